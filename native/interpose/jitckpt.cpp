@@ -1,0 +1,181 @@
+// The C functions of jitckpt.h.
+#pragma GCC visibility push(default)
+#include "jitckpt.h"
+#pragma GCC visibility pop
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "device.h"
+#include "entry.h"
+#include "job.h"
+#include "library.h"
+#include "messages.h"
+#include "observers.h"
+#include "real_calls.h"
+
+using namespace jitckpt;
+using namespace jitckpt::interpose;
+
+namespace {
+
+thread_local std::string last_error;
+
+int fail(std::string sentence) {
+  last_error = std::move(sentence);
+  return -1;
+}
+
+std::string problem_of(const jitckpt_config_t& config) {
+  if (!config.save) return "jitckpt_start needs a save function.";
+  const int given = !!config.gil_check + !!config.gil_release + !!config.gil_acquire + !!config.gil_ensure +
+                    !!config.gil_restore;
+  if (given != 0 && given != 5) {
+    return "jitckpt_start needs all five functions gil_check, gil_release, gil_acquire, gil_ensure and "
+           "gil_restore, or "
+           "none where there is no Python.";
+  }
+  return "";
+}
+
+void recycle(watchdog::Event event) { library().device.events.give_back(event); }
+
+int add_marker(uint64_t step, void* stream, bool is_end) {
+  Library& all = library();
+  const auto handle = static_cast<cudaStream_t>(stream);
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  if (real::cudaStreamIsCapturing(handle, &capture) == cudaSuccess &&
+      capture != cudaStreamCaptureStatusNone) {
+    return fail("Step " + std::to_string(step) +
+                " can't be marked: its stream is capturing a graph. Capture the model, not the optimizer "
+                "step's hooks.");
+  }
+  const int device = all.device.streams.device_of(handle);
+  all.device.streams.used_device(device);
+  all.step_device = device;
+  const auto event = all.device.events.record(handle, device);
+  if (!event)
+    return fail("The device refused an event for step " + std::to_string(step) + " on the given stream.");
+  if (is_end) {
+    all.device.markers.end(step, *event);
+  } else {
+    all.device.markers.begin(step, *event);
+  }
+  return 0;
+}
+
+}  // namespace
+
+int jitckpt_abi(void) { return JITCKPT_ABI; }
+
+const char* jitckpt_last_error(void) { return last_error.c_str(); }
+
+int jitckpt_start(const jitckpt_config_t* config) {
+  if (const std::string problem = problem_of(*config); !problem.empty()) return fail(problem);
+  Library& all = library();
+  const std::lock_guard lock(all.job_mutex);
+  if (all.job)
+    return fail("jitckpt_start was called before in this process: one process is one rank of one job.");
+  set_gil(
+      {config->gil_check, config->gil_release, config->gil_acquire, config->gil_ensure, config->gil_restore});
+  note_agent(config->agent_fd);
+  all.job = std::make_shared<Job>(*config, all);
+  all.job->start();
+  call_mode.fetch_or(job_registered, std::memory_order_release);
+  return 0;
+}
+
+void jitckpt_stop(void) {
+  Library& all = library();
+  std::shared_ptr<Job> job;
+  {
+    const std::lock_guard lock(all.job_mutex);
+    job.swap(all.job);
+  }
+  if (!job) return;
+  const bool all_ended = job->stop();
+  call_mode.fetch_and(~job_registered, std::memory_order_release);
+  if (!all_ended) {
+    const std::lock_guard lock(all.job_mutex);
+    all.stuck.push_back(job);
+  }
+  note_agent(-1);
+}
+
+void jitckpt_set_base(uint64_t step) { library().device.markers.set_base(step, recycle); }
+
+int jitckpt_step_begin(uint64_t step, void* stream) {
+  const auto job = current_job();
+  if (!job) return fail("jitckpt_step_begin was called without a job: call jitckpt_start first.");
+  job->wait_for_device();
+  const Passage passage(Gate::waits);
+  library().step_thread.passes();
+  const int result = add_marker(step, stream, false);
+  watchdog::this_thread().in_step = result == 0;
+  return result;
+}
+
+int jitckpt_step_end(uint64_t step, void* stream) {
+  if (!current_job()) return fail("jitckpt_step_end was called without a job: call jitckpt_start first.");
+  const Passage passage(Gate::waits);
+  library().step_thread.passes();
+  const int result = add_marker(step, stream, true);
+  watchdog::this_thread().in_step = false;
+  return result;
+}
+
+void jitckpt_get_progress(jitckpt_progress_t* progress) {
+  Library& all = library();
+  // A save asks again after it has copied: only a fresh answer says that the device has not gone on.
+  if (holding()) all.device.markers.poll(watchdog::finished, recycle);
+  const watchdog::StepProgress steps = all.device.markers.progress();
+  *progress = {steps.host_begun, steps.host_ended, steps.device_begun,       steps.device_ended,
+               steps.queued,     holding(),        all.step_thread.stopped()};
+}
+
+int jitckpt_write_word(uint64_t* registered_host, uint64_t value, void* stream) {
+  struct Word {
+    uint64_t* where;
+    uint64_t value;
+  };
+  const Passage passage(Gate::waits);
+  auto word = std::make_unique<Word>(Word{registered_host, value});
+  const auto write = [](void* argument) {
+    const std::unique_ptr<Word> owned(static_cast<Word*>(argument));
+    __atomic_store_n(owned->where, owned->value, __ATOMIC_RELEASE);
+  };
+  const cudaError_t result = real::cudaLaunchHostFunc(static_cast<cudaStream_t>(stream), write, word.get());
+  if (result != cudaSuccess) {
+    return fail(std::string("The device refused the write of a word: ") + real::cudaGetErrorString(result) +
+                ".");
+  }
+  word.release();
+  return 0;
+}
+
+int jitckpt_report(const char* json, size_t length) {
+  const auto job = current_job();
+  if (!job || !job->control().agent().connected()) return fail("There is no agent to report to.");
+  if (job->control().agent().send({json, length})) return 0;
+  return fail("The agent did not take a report of " + std::to_string(length) + " bytes.");
+}
+
+int jitckpt_collectives(char* json, size_t capacity) {
+  Library& all = library();
+  const auto in_flight = all.device.watches.in_flight(all.device.clock.now());
+  const std::string text = messages::collectives(in_flight, in_flight.size());
+  if (capacity > 0) {
+    const size_t fits = std::min(text.size(), capacity - 1);
+    std::memcpy(json, text.data(), fits);
+    json[fits] = '\0';
+  }
+  return static_cast<int>(text.size() + 1);
+}
+
+void jitckpt_resume(void) {
+  if (const auto job = current_job()) job->control().resume();
+}
+
+void jitckpt_arm_fault(int signal_number) { observe::arm_fault(signal_number); }

@@ -1,0 +1,70 @@
+// What the preloaded library offers to the process that it is preloaded into: the C functions that
+// jitckpt/native.py calls through cffi (dlopen(NULL)). Plain C, so that cffi can read it; everything below
+// this line is its whole surface.
+//
+// Steps are counted from 1: step k is the k-th optimizer step of the job, 0 means "none yet". "Device"
+// progress is what the device has really finished, which may be many steps behind the host.
+#ifndef JITCKPT_H
+#define JITCKPT_H
+#include <stddef.h>
+#include <stdint.h>
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define JITCKPT_ABI 1
+
+typedef struct {
+  uint64_t host_begun, host_ended;      // newest step whose begin/end the host has passed
+  uint64_t device_begun, device_ended;  // newest step whose begin/end marker the device has finished
+  uint64_t queued_ahead;                // step markers still unfinished
+  uint32_t holding;                     // 1 while the host's device calls are held
+  uint32_t step_thread_parked;  // 1 if the thread that last called jitckpt_step_end waits at the gate or in a
+                                // blocking call
+} jitckpt_progress_t;
+
+// Called on a thread of ours that holds the GIL. order_json: the agent's order, or one of
+// the same form made by the library itself. Returns 0 if a whole save was written.
+typedef int (*jitckpt_save_fn)(const char* order_json);
+
+typedef struct {
+  int agent_fd;           // SOCK_SEQPACKET to the agent, -1 without one
+  double hang_timeout_s;  // a watched collective that makes no progress for so long hangs; <= 0: never
+  double settle_s;        // the device is at rest when nothing has moved for so long
+  uint32_t max_ahead;     // jitckpt_step_begin waits while so many steps are unfinished on the device
+  jitckpt_save_fn save;
+  // The interpreter's functions, all five (or none, in a process without Python):
+  int (*gil_check)(void);      // PyGILState_Check
+  void* (*gil_release)(void);  // PyEval_SaveThread
+  void (*gil_acquire)(void*);  // PyEval_RestoreThread
+  int (*gil_ensure)(void);     // PyGILState_Ensure
+  void (*gil_restore)(int);    // PyGILState_Release
+} jitckpt_config_t;
+
+int jitckpt_abi(void);
+const char* jitckpt_last_error(void);               // of this thread, a sentence
+int jitckpt_start(const jitckpt_config_t* config);  // 0, or -1 and jitckpt_last_error
+void jitckpt_stop(void);  // ends the control thread; the job has finished or deregisters
+
+void jitckpt_set_base(uint64_t step);  // after a restore: the device and the host are at this step
+int jitckpt_step_begin(uint64_t step,
+                       void* stream);  // marker on the stream, before the optimizer's first kernel
+int jitckpt_step_end(uint64_t step, void* stream);  // marker on the stream, after its last
+void jitckpt_get_progress(jitckpt_progress_t* progress);
+
+int jitckpt_write_word(uint64_t* registered_host, uint64_t value,
+                       void* stream);  // stream-ordered write of 8 bytes
+int jitckpt_report(const char* json,
+                   size_t length);  // one message to the agent, atomically; -1 without an agent
+int jitckpt_collectives(char* json,
+                        size_t capacity);  // what is in flight, oldest first; returns the bytes needed
+void jitckpt_resume(void);                 // let the held calls go on (false alarm)
+
+// A rehearsed failure at the next NCCL call: the signal that the process sends itself right after the call
+// was passed on.
+void jitckpt_arm_fault(int signal_number);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,53 @@
+#include "job.h"
+
+#include <chrono>
+#include <thread>
+
+#include "gate.h"
+
+namespace jitckpt::interpose {
+
+Job::Job(const jitckpt_config_t& config, Library& library)
+    : max_ahead_(config.max_ahead),
+      library_(library),
+      poller_(library.device),
+      control_(config, library, poller_) {}
+
+void Job::start() {
+  poller_.start();
+  control_.start();
+}
+
+bool Job::stop() {
+  control_.stop();
+  return poller_.stop();
+}
+
+void Job::call_failed(const char* name, ncclResult_t result) {
+  // Others are the caller's mistakes (ncclInvalidArgument ...) and no sign of a failed rank.
+  if (result != ncclRemoteError && result != ncclSystemError && result != ncclInternalError &&
+      result != ncclUnhandledCudaError) {
+    return;
+  }
+  control_.nccl_failed(name, result);
+  watchdog::Thread& thread = watchdog::this_thread();
+  watchdog::without_gil(gil(), [this] {
+    while (!holding() && control_.save_expected()) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  });
+  if (holding()) wait_at_gate(thread);
+}
+
+bool Job::communicator_failed(ncclComm_t communicator, ncclResult_t result) {
+  if (library_.communicators.failed(communicator)) control_.nccl_failed("ncclCommGetAsyncError", result);
+  return control_.save_expected();
+}
+
+void Job::wait_for_device() {
+  while (max_ahead_ > 0 && !holding()) {
+    const uint32_t seen = poller_.progress();
+    if (library_.device.markers.steps_ahead() < max_ahead_ || holding()) return;
+    watchdog::without_gil(gil(), [&] { poller_.wait_for_progress(seen); });
+  }
+}
+
+}  // namespace jitckpt::interpose

@@ -1,0 +1,38 @@
+// What the library keeps, in one place, so that a forked child can leave all of it behind.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "communicators.h"
+#include "poller.h"
+#include "step_thread.h"
+
+namespace jitckpt::interpose {
+
+class Job;
+
+struct Library {
+  watchdog::DeviceWork device;
+  Communicators communicators;
+  StepThread step_thread;
+  std::atomic<int> step_device{-1};  // where the last step was marked; -1 before the first
+
+  std::mutex job_mutex;
+  std::shared_ptr<Job> job;                 // from jitckpt_start to jitckpt_stop
+  std::vector<std::shared_ptr<Job>> stuck;  // stopped, but for a thread that does not come back
+};
+
+// Made at the first call that needs it; never destroyed, because calls come until the very end of the
+// process.
+Library& library();
+
+// The descriptor that a forked child closes.
+void note_agent(int descriptor);
+
+// The registered job, or nothing.
+std::shared_ptr<Job> current_job();
+
+}  // namespace jitckpt::interpose

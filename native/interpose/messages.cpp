@@ -1,0 +1,105 @@
+#include "messages.h"
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+
+namespace jitckpt::interpose::messages {
+namespace {
+
+constexpr size_t collectives_in_a_message = 100;
+
+std::string quoted(std::string_view text) {
+  std::string result = "\"";
+  for (const char character : text) {
+    if (character == '"' || character == '\\') {
+      result += '\\';
+      result += character;
+    } else if (static_cast<unsigned char>(character) < 0x20) {
+      char escaped[8];
+      std::snprintf(escaped, sizeof escaped, "\\u%04x", character);
+      result += escaped;
+    } else {
+      result += character;
+    }
+  }
+  return result + '"';
+}
+
+std::string number(double value) {
+  char text[40];
+  std::snprintf(text, sizeof text, "%.6f", value);
+  return text;
+}
+
+std::string begin(std::string_view type) {
+  const double now =
+      std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  return "{\"type\":" + quoted(type) + ",\"time\":" + number(now);
+}
+
+std::string fields(const watchdog::InFlight& entry) {
+  const watchdog::Watch& watch = entry.watch;
+  return "\"communicator\":" + std::to_string(watch.communicator) +
+         ",\"sequence\":" + std::to_string(watch.sequence) + ",\"operation\":" + quoted(watch.operation) +
+         ",\"calls\":" + std::to_string(watch.calls) + ",\"bytes\":" + std::to_string(watch.bytes) +
+         ",\"seconds\":" + number(entry.seconds);
+}
+
+}  // namespace
+
+Order order_of(std::string_view message) {
+  if (message.starts_with("{\"type\":\"save\"")) return Order::save;
+  if (message.starts_with("{\"type\":\"resume\"")) return Order::resume;
+  return Order::unknown;
+}
+
+long long save_id_of(std::string_view order) {
+  constexpr std::string_view key = "\"save_id\":";
+  const size_t found = order.find(key);
+  return found == std::string_view::npos
+             ? 0
+             : std::atoll(std::string(order.substr(found + key.size(), 24)).c_str());
+}
+
+std::string own_save_order(std::string_view reason, double deadline) {
+  return "{\"type\":\"save\",\"save_id\":0,\"reason\":" + quoted(reason) +
+         ",\"deadline\":" + number(deadline) + "}";
+}
+
+std::string hang(const watchdog::InFlight& oldest, const std::vector<watchdog::InFlight>& in_flight) {
+  return begin("hang") + "," + fields(oldest) +
+         ",\"collectives\":" + collectives(in_flight, collectives_in_a_message) + "}";
+}
+
+std::string nccl_error(const char* operation, ncclResult_t result, const char* text) {
+  return begin("nccl_error") + ",\"operation\":" + quoted(operation) +
+         ",\"result\":" + std::to_string(static_cast<int>(result)) + ",\"text\":" + quoted(text) + "}";
+}
+
+std::string held(long long save_id, double seconds, watchdog::RestOutcome rest) {
+  return begin("held") + ",\"save_id\":" + std::to_string(save_id) + ",\"seconds\":" + number(seconds) +
+         ",\"rest\":" + quoted(name(rest)) + "}";
+}
+
+std::string collectives(const std::vector<watchdog::InFlight>& in_flight, size_t limit) {
+  std::string list = "[";
+  for (size_t index = 0; index < in_flight.size() && index < limit; ++index) {
+    list += (index ? ",{" : "{") + fields(in_flight[index]) +
+            ",\"oldest\":" + (in_flight[index].oldest ? "true" : "false") + "}";
+  }
+  return list + "]";
+}
+
+std::string in_words(const watchdog::InFlight& collective) {
+  const watchdog::Watch& watch = collective.watch;
+  char text[200];
+  std::snprintf(text, sizeof text,
+                "%s (communicator %llu, number %llu, %llu bytes) is unfinished after %.1f s", watch.operation,
+                static_cast<unsigned long long>(watch.communicator),
+                static_cast<unsigned long long>(watch.sequence), static_cast<unsigned long long>(watch.bytes),
+                collective.seconds);
+  return text;
+}
+
+}  // namespace jitckpt::interpose::messages

@@ -1,0 +1,177 @@
+#include "observers.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <vector>
+
+#include "entry.h"
+#include "job.h"
+#include "library.h"
+#include "real_calls.h"
+
+namespace jitckpt::interpose::observe {
+namespace {
+
+std::atomic<int> armed_signal{0};
+
+// NCCL's groups are per thread.
+thread_local constinit int group_depth = 0;
+thread_local std::vector<Operation> group;
+
+size_t bytes_of(ncclDataType_t datatype) {
+  switch (datatype) {
+    case ncclFloat16:
+    case ncclBfloat16:
+      return 2;
+    case ncclInt32:
+    case ncclUint32:
+    case ncclFloat32:
+      return 4;
+    case ncclInt64:
+    case ncclUint64:
+    case ncclFloat64:
+      return 8;
+    default:
+      return 1;
+  }
+}
+
+bool is_capturing(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  return real::cudaStreamIsCapturing(stream, &status) == cudaSuccess && status != cudaStreamCaptureStatusNone;
+}
+
+void watch(const Operation& operation) {
+  Library& all = library();
+  const Place place = all.communicators.next(operation.communicator);
+  // While capturing nothing runs, and an event would become part of the graph.
+  if (is_capturing(operation.stream)) return;
+  const int device = all.device.streams.device_of(operation.stream);
+  all.device.streams.used_device(device);
+  const auto event = all.device.events.record(operation.stream, device);
+  if (!event) return;
+  all.device.watches.arm(
+      operation.stream,
+      {place.communicator, place.sequence, operation.name, operation.calls, operation.bytes}, *event,
+      all.device.clock.now());
+}
+
+void watch_or_postpone(ncclResult_t result, const std::vector<Operation>& operations) {
+  for (const Operation& operation : operations) {
+    if (result == ncclInProgress) {
+      library().communicators.postpone(operation);
+    } else {
+      watch(operation);
+    }
+  }
+}
+
+// One operation a stream: a group runs as one kernel there, and ends at once.
+std::vector<Operation> merged_by_stream(const std::vector<Operation>& operations) {
+  std::vector<Operation> merged;
+  for (const Operation& operation : operations) {
+    const auto same = std::find_if(merged.begin(), merged.end(),
+                                   [&](const auto& other) { return other.stream == operation.stream; });
+    if (same == merged.end()) {
+      merged.push_back(operation);
+    } else {
+      same->bytes += operation.bytes;
+      ++same->calls;
+    }
+  }
+  return merged;
+}
+
+void fire_fault() {
+  if (armed_signal.load(std::memory_order_relaxed) == 0) return;
+  const int signal_number = armed_signal.exchange(0);
+  if (signal_number != 0) kill(getpid(), signal_number);
+}
+
+int current_device() {
+  int device = 0;
+  real::cudaGetDevice(&device);
+  return device;
+}
+
+void created(cudaError_t result, cudaStream_t* stream) {
+  if (result == cudaSuccess) library().device.streams.created(*stream, current_device());
+}
+
+}  // namespace
+
+void arm_fault(int signal_number) { armed_signal.store(signal_number); }
+
+void collective(ncclResult_t result, const char* name, ncclComm_t communicator, size_t count,
+                ncclDataType_t datatype, cudaStream_t stream) {
+  if (result != ncclSuccess && result != ncclInProgress) {
+    if (const auto job = current_job()) job->call_failed(name, result);
+    return;
+  }
+  const Operation operation{name, communicator, stream, count * bytes_of(datatype)};
+  if (group_depth > 0) {
+    group.push_back(operation);
+    return;
+  }
+  watch_or_postpone(result, {operation});
+  fire_fault();
+}
+
+void ncclGroupStart(ncclResult_t result) {
+  if (result == ncclSuccess) ++group_depth;
+}
+
+void ncclGroupEnd(ncclResult_t result) {
+  if (group_depth > 0 && --group_depth > 0) return;
+  const std::vector<Operation> operations = merged_by_stream(group);
+  group.clear();
+  if (operations.empty()) return;
+  if (result != ncclSuccess && result != ncclInProgress) {
+    if (const auto job = current_job()) job->call_failed("ncclGroupEnd", result);
+    return;
+  }
+  watch_or_postpone(result, operations);
+  fire_fault();
+}
+
+void ncclGroupSimulateEnd(ncclResult_t, ncclSimInfo_t*) {
+  if (group_depth > 0 && --group_depth > 0) return;
+  group.clear();
+}
+
+void ncclCommDestroy(ncclComm_t comm) { library().communicators.forget(comm); }
+void ncclCommAbort(ncclComm_t comm) { library().communicators.forget(comm); }
+
+void ncclCommGetAsyncError(ncclResult_t result, ncclComm_t comm, ncclResult_t* asyncError) {
+  if (result != ncclSuccess || !attentive()) return;
+  if (*asyncError == ncclSuccess) {
+    for (const Operation& operation : library().communicators.take_postponed(comm)) watch(operation);
+  } else if (*asyncError != ncclInProgress) {
+    const auto job = current_job();
+    // c10d would abort its communicators and end the process before anything is saved.
+    if (job && job->communicator_failed(comm, *asyncError)) *asyncError = ncclSuccess;
+  }
+}
+
+// Who has memory on a device may use its default stream.
+void cudaMalloc(cudaError_t result, void**, size_t) {
+  if (result == cudaSuccess) library().device.streams.used_device(current_device());
+}
+
+void cudaStreamCreate(cudaError_t result, cudaStream_t* pStream) { created(result, pStream); }
+void cudaStreamCreateWithFlags(cudaError_t result, cudaStream_t* pStream, unsigned int) {
+  created(result, pStream);
+}
+void cudaStreamCreateWithPriority(cudaError_t result, cudaStream_t* pStream, unsigned int, int) {
+  created(result, pStream);
+}
+
+void cudaStreamDestroy(cudaStream_t stream) {
+  library().device.streams.destroyed(stream);
+  library().device.watches.forget_stream(stream);
+}
+
+}  // namespace jitckpt::interpose::observe

@@ -1,0 +1,19 @@
+// The few calls that need thought, seen right after they were passed on.
+#pragma once
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <cstddef>
+
+#include "hand_written.h"
+
+namespace jitckpt::interpose::observe {
+
+// Every NCCL call that moves data.
+void collective(ncclResult_t result, const char* name, ncclComm_t communicator, size_t count,
+                ncclDataType_t datatype, cudaStream_t stream);
+
+// The signal that the process sends itself after the next NCCL call; 0 for none.
+void arm_fault(int signal_number);
+
+}  // namespace jitckpt::interpose::observe

@@ -1,0 +1,225 @@
+#include "communicator.h"
+
+#include "../runtime/enqueue.h"
+#include "bootstrap.h"
+#include "failure.h"
+
+namespace softgpu::nccl {
+namespace {
+
+// Counts a thread that abort() has to wait for.
+class Counted {
+ public:
+  Counted(std::mutex& mutex, std::condition_variable& changed, int& count)
+      : mutex_(mutex), changed_(changed), count_(count) {
+    const std::lock_guard lock(mutex_);
+    ++count_;
+  }
+  ~Counted() {
+    const std::lock_guard lock(mutex_);
+    --count_;
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex& mutex_;
+  std::condition_variable& changed_;
+  int& count_;
+};
+
+// Never destroyed: streams may still run launches while the process exits.
+struct Handles {
+  std::mutex mutex;
+  std::map<uintptr_t, std::shared_ptr<Communicator>> communicators;
+  uintptr_t next = 0x10;
+};
+Handles& handles() {
+  static auto* all = new Handles;
+  return *all;
+}
+
+}  // namespace
+
+void Communicator::join(const ncclUniqueId& id, int rank, int ranks) {
+  {
+    const Counted counted(mutex_, changed_, exchanging_);
+    const FileDescriptor memory = nccl::join(id, rank, ranks, aborted_);
+    auto shared = std::make_unique<SharedSegment>(memory, ranks);
+    const std::lock_guard lock(mutex_);
+    shared_ = std::move(shared);
+    rank_ = rank;
+    ranks_ = ranks;
+  }
+  std::vector<int> everybody;
+  for (int i = 0; i < ranks; ++i) everybody.push_back(i);
+  exchange({.purpose = HostMessage::Purpose::join, .color = 0, .key = 0, .id = {}}, everybody);
+}
+
+std::vector<HostMessage> Communicator::exchange(const HostMessage& message,
+                                                const std::vector<int>& participants) {
+  const Counted counted(mutex_, changed_, exchanging_);
+  RankState& mine = shared_->rank(rank_);
+  const uint64_t round = mine.host_rounds;
+  mine.host_messages[round % 2] = message;
+  mine.host_rounds.store(round + 1);
+  for (const int rank : participants) shared_->rank(rank).host_bell.ring();
+
+  std::vector<HostMessage> messages;
+  for (const int rank : participants) {
+    RankState& other = shared_->rank(rank);
+    for (;;) {
+      const uint32_t heard = mine.host_bell.rings();
+      if (aborted_) throw Failure(ncclInternalError, "The communicator was aborted while its ranks met.");
+      if (other.host_rounds > round) break;
+      mine.host_bell.wait_after(heard, std::chrono::hours(1));
+    }
+    messages.push_back(other.host_messages[round % 2]);
+    if (messages.back().purpose != message.purpose) {
+      throw Failure(ncclInvalidUsage, "Rank ", rank,
+                    " calls another of ncclCommSplit and ncclCommShrink than rank ", rank_,
+                    " does. All ranks have to call the same.");
+    }
+  }
+  return messages;
+}
+
+void Communicator::set_state(ncclResult_t state, const std::string& text) {
+  const std::lock_guard lock(mutex_);
+  state_text_ = text;
+  state_ = state;
+}
+
+std::string Communicator::state_text() const {
+  const std::lock_guard lock(mutex_);
+  return state_text_;
+}
+
+uint64_t Communicator::next_launch() {
+  const std::lock_guard lock(mutex_);
+  return launched_++;
+}
+
+bool Communicator::wait_for_turn(uint64_t launch) {
+  std::unique_lock lock(mutex_);
+  while (ended_ != launch && !should_stop()) changed_.wait_for(lock, device_poll);
+  if (should_stop()) return false;
+  ++running_;
+  return true;
+}
+
+void Communicator::end_launch(bool had_turn) {
+  const std::lock_guard lock(mutex_);
+  if (had_turn) --running_;
+  ++ended_;
+  changed_.notify_all();
+}
+
+void Communicator::wait_for_launches() {
+  std::unique_lock lock(mutex_);
+  while (ended_ != launched_ && !should_stop()) changed_.wait_for(lock, device_poll);
+}
+
+void Communicator::stop(bool exchanges_too) {
+  std::unique_lock lock(mutex_);
+  revoked_ = true;
+  if (exchanges_too) aborted_ = true;
+  changed_.notify_all();
+  if (shared_) {
+    shared_->rank(rank_).device_bell.ring();
+    shared_->rank(rank_).host_bell.ring();
+  }
+  changed_.wait(lock, [&] { return running_ == 0 && (!exchanges_too || exchanging_ == 0); });
+}
+
+void Communicator::revoke() { stop(false); }
+void Communicator::abort() { stop(true); }
+bool Communicator::should_stop() const { return revoked_ || !device_usable(device); }
+
+ncclRedOp_t Communicator::add_reduction(const Reduction& reduction, ncclDataType_t type) {
+  const std::lock_guard lock(mutex_);
+  const int handle = next_reduction_++;
+  reductions_[handle] = {type, reduction};
+  return static_cast<ncclRedOp_t>(handle);
+}
+
+void Communicator::remove_reduction(ncclRedOp_t handle) {
+  const std::lock_guard lock(mutex_);
+  if (reductions_.erase(handle) == 0) {
+    throw Failure(ncclInvalidArgument, "Reduction ", handle,
+                  " was not made by ncclRedOpCreatePreMulSum on this "
+                  "communicator, or is destroyed already.");
+  }
+}
+
+Reduction Communicator::find_reduction(ncclRedOp_t handle, ncclDataType_t type) const {
+  if (handle >= 0 && handle < ncclNumOps) return {.operation = handle};
+  const std::lock_guard lock(mutex_);
+  const auto found = reductions_.find(handle);
+  if (found == reductions_.end()) {
+    throw Failure(ncclInvalidArgument, handle, " is neither a reduction of NCCL's (0 to ", ncclNumOps - 1,
+                  ") nor one that this communicator made.");
+  }
+  if (found->second.first != type) {
+    throw Failure(ncclInvalidArgument, "Reduction ", handle, " was made for ", name_of(found->second.first),
+                  ", not ", name_of(type), ".");
+  }
+  return found->second.second;
+}
+
+void* Communicator::add_registration() {
+  const std::lock_guard lock(mutex_);
+  void* handle = reinterpret_cast<void*>(next_registration_++);
+  registrations_.insert(handle);
+  return handle;
+}
+
+void Communicator::remove_registration(void* handle) {
+  const std::lock_guard lock(mutex_);
+  if (registrations_.erase(handle) == 0) {
+    throw Failure(ncclInvalidArgument, "This buffer is not registered with this communicator.");
+  }
+}
+
+ncclComm_t add_handle(const std::shared_ptr<Communicator>& communicator) {
+  const std::lock_guard lock(handles().mutex);
+  const uintptr_t handle = handles().next;
+  handles().next += 0x10;
+  handles().communicators[handle] = communicator;
+  return reinterpret_cast<ncclComm_t>(handle);
+}
+
+std::shared_ptr<Communicator> look_up(ncclComm_t handle) {
+  const std::lock_guard lock(handles().mutex);
+  const auto found = handles().communicators.find(reinterpret_cast<uintptr_t>(handle));
+  return found == handles().communicators.end() ? nullptr : found->second;
+}
+
+std::shared_ptr<Communicator> find_any(ncclComm_t handle) {
+  auto communicator = look_up(handle);
+  if (!communicator) {
+    throw Failure(ncclInvalidArgument,
+                  "There is no such communicator: it was destroyed or aborted, or never made.");
+  }
+  return communicator;
+}
+
+std::shared_ptr<Communicator> find_ready(ncclComm_t handle) {
+  auto communicator = find_any(handle);
+  const ncclResult_t state = communicator->state();
+  if (state == ncclInProgress) {
+    throw Failure(
+        ncclInvalidArgument,
+        "This communicator is still being made or finalized. Wait until ncclCommGetAsyncError gives "
+        "ncclSuccess.");
+  }
+  if (state != ncclSuccess) throw Failure(state, communicator->state_text());
+  return communicator;
+}
+
+void remove_handle(ncclComm_t handle) {
+  const auto last = look_up(handle);  // so that it is not destroyed with the lock held
+  const std::lock_guard lock(handles().mutex);
+  handles().communicators.erase(reinterpret_cast<uintptr_t>(handle));
+}
+
+}  // namespace softgpu::nccl

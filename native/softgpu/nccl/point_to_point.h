@@ -1,0 +1,33 @@
+// One send or receive, moved on chunk by chunk by whoever calls step(). A sender is done when its last chunk
+// is in the channel, whether the receiver has come or not, as with NCCL.
+#pragma once
+#include "communicator.h"
+#include "operation.h"
+
+namespace softgpu::nccl {
+
+class Transfer {
+ public:
+  Transfer(Communicator& communicator, const Operation& operation);
+
+  // Does what can be done without waiting; false if that was nothing. Transfers of one channel in one
+  // direction have to be stepped one after the other.
+  bool step();
+  bool finished() const { return moved_ == chunks_; }
+
+ private:
+  bool may_send() const;
+  bool may_receive() const;
+
+  SharedSegment& shared_;
+  const int rank_, peer_;
+  const bool sends_;
+  Channel& channel_;
+  const Descriptor descriptor_;
+  std::byte* const data_;
+  const size_t bytes_;
+  const uint64_t chunks_;  // an empty message is one empty chunk, so that both sides have to call
+  uint64_t moved_ = 0;
+};
+
+}  // namespace softgpu::nccl

@@ -1,0 +1,54 @@
+#include "progress.h"
+
+#include <deque>
+#include <map>
+#include <utility>
+
+#include "collectives.h"
+#include "point_to_point.h"
+
+namespace softgpu::nccl {
+namespace {
+
+// Runs one after the other.
+template <class Work>
+class Queue {
+ public:
+  void add(Communicator& communicator, const Operation& operation) {
+    works_.emplace_back(communicator, operation);
+  }
+  bool empty() const { return works_.empty(); }
+  bool step() {
+    if (works_.empty() || !works_.front().step()) return false;
+    if (works_.front().finished()) works_.pop_front();
+    return true;
+  }
+
+ private:
+  std::deque<Work> works_;
+};
+
+}  // namespace
+
+void run_operations(Communicator& communicator, const std::vector<Operation>& operations) {
+  Queue<Collective> collectives;
+  std::map<std::pair<Kind, int>, Queue<Transfer>> transfers;  // by direction and peer
+  for (const Operation& operation : operations) {
+    if (is_point_to_point(operation.kind)) {
+      transfers[{operation.kind, operation.peer}].add(communicator, operation);
+    } else {
+      collectives.add(communicator, operation);
+    }
+  }
+
+  Bell& bell = communicator.shared().rank(communicator.rank()).device_bell;
+  while (!communicator.should_stop() && !(collectives.empty() && transfers.empty())) {
+    const uint32_t heard = bell.rings();
+    bool moved = collectives.step();
+    for (auto& [key, queue] : transfers) moved |= queue.step();
+    std::erase_if(transfers, [](const auto& entry) { return entry.second.empty(); });
+    if (!moved) bell.wait_after(heard, device_poll);
+  }
+}
+
+}  // namespace softgpu::nccl

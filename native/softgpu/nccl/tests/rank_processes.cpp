@@ -1,0 +1,98 @@
+#include "rank_processes.h"
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <new>
+#include <thread>
+
+namespace {
+
+constexpr auto patience = std::chrono::seconds(120);
+
+template <class Condition>
+bool comes_true(Condition condition) {
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    usleep(500);
+  }
+  return true;
+}
+
+}  // namespace
+
+ncclUniqueId Rank::id(int number) {
+  Shared::Id& id = shared_.ids[number];
+  if (rank == 0) {
+    EXPECT_EQ(ncclGetUniqueId(&id.value), ncclSuccess) << ncclGetLastError(nullptr);
+    id.made = true;
+  }
+  EXPECT_TRUE(comes_true([&] { return id.made.load(); })) << "rank 0 makes no unique id";
+  return id.value;
+}
+
+ncclComm_t Rank::communicator(int number) {
+  ncclComm_t made = nullptr;
+  EXPECT_EQ(ncclCommInitRank(&made, ranks, id(number), rank), ncclSuccess) << ncclGetLastError(nullptr);
+  return made;
+}
+
+void Rank::wait_for(int flag) const {
+  EXPECT_TRUE(comes_true([&] { return is_set(flag); })) << "nobody sets flag " << flag;
+}
+
+RankProcesses::RankProcesses(int ranks, const Body& body) {
+  void* memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  shared_ = new (memory) Shared();
+  std::fflush(nullptr);
+  for (int rank = 0; rank < ranks; ++rank) {
+    const pid_t pid = fork();
+    if (pid == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      Rank self(rank, ranks, *shared_);
+      body(self);
+      std::fflush(nullptr);
+      _exit(testing::Test::HasFailure() ? 1 : 0);
+    }
+    EXPECT_GT(pid, 0);
+    pids_.push_back(pid);
+  }
+}
+
+RankProcesses::~RankProcesses() {
+  for (const pid_t pid : pids_) {
+    if (pid == 0) continue;
+    kill(pid, SIGKILL);
+    waitpid(pid, nullptr, 0);
+  }
+  munmap(shared_, sizeof(Shared));
+}
+
+void RankProcesses::signal(int rank, int signal) { ASSERT_EQ(kill(pids_[rank], signal), 0); }
+
+int RankProcesses::wait(int rank) {
+  int status = -1;
+  if (!comes_true([&] { return waitpid(pids_[rank], &status, WNOHANG) == pids_[rank]; })) {
+    ADD_FAILURE() << "rank " << rank << " does not end";
+    return -1;
+  }
+  pids_[rank] = 0;
+  return status;
+}
+
+void RankProcesses::expect_success(int rank) {
+  const int status = wait(rank);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0)
+      << "rank " << rank << " ends with wait status " << status;
+}
+
+void run_ranks(int ranks, const RankProcesses::Body& body) {
+  RankProcesses processes(ranks, body);
+  for (int rank = 0; rank < ranks; ++rank) processes.expect_success(rank);
+}

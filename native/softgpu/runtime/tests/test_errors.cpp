@@ -1,0 +1,77 @@
+#include <dlfcn.h>
+
+#include <string>
+#include <thread>
+
+#include "support.h"
+
+extern "C" cudaError_t
+cudaGraphLaunch_ptsz();  // as a program sees it that was built for per-thread default streams
+
+TEST(Errors, AreThoseOfTheRealRuntime) {
+  void* real = dlopen(REAL_CUDART, RTLD_NOW | RTLD_LOCAL);
+  ASSERT_NE(real, nullptr) << dlerror();
+  using Text = const char* (*)(cudaError_t);
+  const auto real_name = reinterpret_cast<Text>(dlsym(real, "cudaGetErrorName"));
+  const auto real_text = reinterpret_cast<Text>(dlsym(real, "cudaGetErrorString"));
+  int version = 0;
+  ok(reinterpret_cast<cudaError_t (*)(int*)>(dlsym(real, "cudaRuntimeGetVersion"))(&version));
+  if (version != 13000) GTEST_SKIP() << "known_errors.inc has the errors of CUDA 13.0, this is " << version;
+  std::thread([&] {  // one that has seen no failure, whose text would say more
+    for (int number = 0; number < 10100; ++number) {
+      const auto error = static_cast<cudaError_t>(number);
+      EXPECT_STREQ(cudaGetErrorName(error), real_name(error)) << number;
+      EXPECT_STREQ(cudaGetErrorString(error), real_text(error)) << number;
+    }
+  })
+      .join();
+}
+
+TEST(Errors, TheLastOneStaysUntilItIsTaken) {
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  EXPECT_EQ(cudaSetDevice(99), cudaErrorInvalidDevice);
+  ok(cudaSetDevice(0));
+  EXPECT_EQ(cudaPeekAtLastError(), cudaErrorInvalidDevice);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidDevice);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+}
+
+TEST(Errors, EveryThreadHasItsOwn) {
+  EXPECT_EQ(cudaSetDevice(99), cudaErrorInvalidDevice);
+  std::thread([] { EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess); }).join();
+  EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidDevice);
+}
+
+TEST(Errors, SayWhatHappenedAlsoAfterTheyWereTaken) {
+  EXPECT_EQ(cudaSetDevice(99), cudaErrorInvalidDevice);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidDevice);
+  EXPECT_EQ(std::string(cudaGetErrorString(cudaErrorInvalidDevice)),
+            "invalid device ordinal: device 99 of 2 devices (see SOFTGPU_DEVICES and CUDA_VISIBLE_DEVICES)");
+  EXPECT_STREQ(cudaGetErrorString(cudaErrorIllegalAddress), "an illegal memory access was encountered");
+}
+
+TEST(Errors, ACallThatIsNotThereIsRefusedByName) {
+  EXPECT_EQ(cudaGraphLaunch(nullptr, nullptr), cudaErrorNotSupported);
+  EXPECT_STREQ(cudaGetErrorString(cudaErrorNotSupported),
+               "operation not supported: softgpu has no cudaGraphLaunch");
+  EXPECT_EQ(cudaGetLastError(), cudaErrorNotSupported);
+  void* address = nullptr;
+  EXPECT_EQ(cudaGetSymbolAddress(&address, &address), cudaErrorNotSupported);
+  EXPECT_STREQ(cudaGetErrorString(cudaErrorNotSupported),
+               "operation not supported: softgpu has no cudaGetSymbolAddress");
+  EXPECT_EQ(cudaGraphLaunch_ptsz(), cudaErrorNotSupported);
+  EXPECT_STREQ(cudaGetErrorString(cudaErrorNotSupported),
+               "operation not supported: softgpu has no cudaGraphLaunch_ptsz");
+  EXPECT_EQ(cudaGetLastError(), cudaErrorNotSupported);
+}
+
+TEST(Errors, TheDriversFunctionsAreNotFound) {
+  void* function = &function;
+  cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSuccess;
+  ok(cudaGetDriverEntryPointByVersion("cuMemCreate", &function, 12000, cudaEnableDefault, &result));
+  EXPECT_EQ(function, nullptr);
+  EXPECT_EQ(result, cudaDriverEntryPointSymbolNotFound);
+  EXPECT_EQ(cudaGetDriverEntryPointByVersion("cuMemCreate", &function, 12000, cudaEnableDefault, nullptr),
+            cudaErrorSymbolNotFound);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorSymbolNotFound);
+}

@@ -1,0 +1,46 @@
+#include "device.h"
+
+#include "real_calls.h"
+
+namespace jitckpt::watchdog {
+namespace {
+
+// cudaErrorNotReady becomes the thread's last error, and torch takes that for a failed launch. An error that
+// was there before is the caller's.
+template <typename Question>
+cudaError_t ask(const Question& question) {
+  const bool clean = real::cudaPeekAtLastError() == cudaSuccess;
+  const cudaError_t answer = question();
+  if (answer != cudaSuccess && clean) real::cudaGetLastError();
+  return answer;
+}
+
+}  // namespace
+
+void use_device(int device) {
+  static thread_local int current = -1;
+  if (current == device) return;
+  if (real::cudaSetDevice(device) == cudaSuccess) current = device;
+}
+
+bool finished(Event event) {
+  return ask([&] { return real::cudaEventQuery(static_cast<cudaEvent_t>(event.handle)); }) == cudaSuccess;
+}
+
+StreamState state_of(cudaStream_t stream) {
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  if (ask([&] { return real::cudaStreamIsCapturing(stream, &capture); }) != cudaSuccess ||
+      capture != cudaStreamCaptureStatusNone) {
+    return StreamState::capturing;
+  }
+  // Any error but "not ready" means that nothing will move there any more.
+  return ask([&] { return real::cudaStreamQuery(stream); }) == cudaErrorNotReady ? StreamState::busy
+                                                                                 : StreamState::idle;
+}
+
+void leave_captures_alone() {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  ask([&] { return real::cudaThreadExchangeStreamCaptureMode(&mode); });
+}
+
+}  // namespace jitckpt::watchdog

@@ -1,0 +1,24 @@
+// The device as the watchdog asks it, from threads of ours or inside a caller's thread, without leaving a
+// trace there.
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include "event.h"
+
+namespace jitckpt::watchdog {
+
+// Makes a device current on this thread. Only for devices that the application uses: it would create a
+// context.
+void use_device(int device);
+
+// Whether the device has passed an event. An error counts as no: what failed is not finished.
+bool finished(Event event);
+
+enum class StreamState { idle, busy, capturing };
+StreamState state_of(cudaStream_t stream);
+
+// Stream capture of other threads must not be disturbed by the questions of this one (as c10d's watchdog does
+// it).
+void leave_captures_alone();
+
+}  // namespace jitckpt::watchdog

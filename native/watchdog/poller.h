@@ -1,0 +1,79 @@
+// The thread that asks the device what has finished. Nothing else of ours waits for its answers: a query may
+// get stuck behind another thread's cudaDeviceSynchronize, and a hang must be found all the same.
+#pragma once
+#include <sys/types.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "awake_clock.h"
+#include "event_pool.h"
+#include "rest.h"
+#include "step_markers.h"
+#include "streams.h"
+#include "watch_list.h"
+
+namespace jitckpt::watchdog {
+
+// What the library knows of the device's work.
+struct DeviceWork {
+  Streams streams;
+  EventPool events;
+  WatchList watches;
+  StepMarkers markers;
+  AwakeClock clock;
+};
+
+class Poller {
+ public:
+  explicit Poller(DeviceWork& work) : work_(work) {}
+
+  void start();
+  // False if the thread is stuck in a query: it is then left behind, and must find this object if it ever
+  // comes back.
+  bool stop();
+
+  // While a save is ordered: look every 2 ms and at all streams.
+  void look_closely(bool closely);
+  // What was seen since look_closely(true), if the device has answered at all.
+  std::optional<Observation> observation() const;
+
+  // Device calls that nobody should wait for.
+  void run(std::function<void()> task);
+
+  // Waits until the device may have passed a step marker, or interrupt() was called. The poller looks often
+  // while somebody waits. seen: of progress(), read before the condition was found wanting.
+  uint32_t progress() const { return progress_.load(std::memory_order_acquire); }
+  void wait_for_progress(uint32_t seen);
+  void interrupt();
+
+  pid_t thread_id() const { return thread_id_; }
+
+ private:
+  void loop();
+  void look(bool closely);
+  std::chrono::microseconds pause(bool closely) const;
+
+  DeviceWork& work_;
+  std::thread thread_;
+  std::atomic<pid_t> thread_id_{0};
+  std::atomic<uint32_t> progress_{0};
+  std::atomic<uint32_t> waiting_{0};
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  bool closely_ = false;
+  uint64_t order_ = 0;  // counts look_closely(true)
+  bool stopping_ = false;
+  bool ended_ = false;
+  std::optional<Observation> observation_;
+  std::vector<std::function<void()>> tasks_;
+};
+
+}  // namespace jitckpt::watchdog

@@ -1,0 +1,59 @@
+"""What happens to the host's and the save's device calls while a save is ordered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+def test_all_copies_go_through_while_the_default_stream_is_blocked(run_program: Callable[..., Any]) -> None:
+    seen = run_program("copies_in_save")
+    results = seen["results"]
+    assert results["order"] == {"type": "save", "save_id": 3}
+    for kind in ("pageable", "pinned"):
+        assert len(results[kind]) == 10
+        assert [name for name, right in results[kind].items() if not right] == [], kind
+    assert seen["held"]["save_id"] == 3
+    assert seen["held"]["rest"] == "settled", "the blocked stream is not idle"
+    assert seen["holding"]
+    assert seen["parked"], "a host thread's call waits until the resume"
+    assert seen["after"], "and then takes place"
+
+
+@pytest.mark.parametrize("where", ["device_call", "foreign_call", "gate"])
+def test_the_gil_is_had_from_a_thread_that_hangs(run_program: Callable[..., Any], where: str) -> None:
+    seen = run_program("gil_held", where)
+    assert seen["order"] == {"type": "save", "save_id": 5}
+    assert seen["counted"] == 1000, "the thread has gone on after the resume"
+    assert seen["holding"] == 0
+
+
+def test_collectives_are_refused_by_name_inside_a_save(run_program: Callable[..., Any]) -> None:
+    seen = run_program("refused")["seen"]
+    invalid_usage = 5
+    for call, name in {
+        "all_reduce": "ncclAllReduce",
+        "send": "ncclSend",
+        "abort": "ncclCommAbort",
+        "split": "ncclCommSplit",
+    }.items():
+        result, text = seen[call]
+        assert result == invalid_usage
+        assert text == (
+            f"{name} was called inside save_checkpoint: "
+            "no collective may run there, the other ranks can't answer"
+        )
+
+
+def test_a_false_alarm_goes_on_correctly(run_program: Callable[..., Any]) -> None:
+    seen = run_program("false_alarm")
+    assert seen["in_save"] == [1.0] * 64, "the save saw the state from before the collective"
+    # The memset that was held came after the all-reduce, in the default stream's order.
+    assert seen["result"] == [0.0] + [1.0 + index for index in range(1, 64)]
+    assert [h["sequence"] for h in seen["hangs"]] == [1, 1]
+
+
+def test_the_save_runs_on_the_device_of_the_job(run_program: Callable[..., Any]) -> None:
+    assert run_program("saver_device") == {"device": 1}

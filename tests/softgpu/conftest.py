@@ -1,0 +1,56 @@
+"""Runs programs of this folder on softgpu, each in a process of its own."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jitckpt.device import LIBRARY_DIR
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def softgpu_environment() -> dict[str, str]:
+    """The environment in which torch finds two softgpu devices."""
+    return os.environ | {
+        "LD_PRELOAD": str(LIBRARY_DIR / "libsoftgpu.so"),
+        "LD_LIBRARY_PATH": str(LIBRARY_DIR / "driver"),
+        "SOFTGPU_DEVICES": "2",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(PROGRAMS),
+    }
+
+
+@pytest.fixture(scope="session")
+def run_program(softgpu_environment: dict[str, str]) -> Run:
+    """Runs `programs/NAME.py ARGUMENTS...` to its end and returns what it wrote."""
+
+    def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, str(PROGRAMS / f"{name}.py"), *arguments],
+            env=softgpu_environment,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def run_whole(run_program: Run) -> Callable[..., str]:
+    """The same for a program that must succeed: returns its standard output."""
+
+    def run(name: str, *arguments: str) -> str:
+        ended = run_program(name, *arguments)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return ended.stdout
+
+    return run

@@ -1,0 +1,17 @@
+"""Trains by each recipe of a JSON list on the CPU and on softgpu; prints which tensors differ, as JSON."""
+
+import json
+import sys
+
+import torch
+from models import Recipe, train
+
+
+def different_tensors(recipe: Recipe) -> list[str]:
+    expected, actual = train(recipe, "cpu"), train(recipe, "cuda")
+    assert expected.keys() == actual.keys()
+    assert all(torch.isfinite(tensor).all() for tensor in actual.values())
+    return [name for name in expected if not torch.equal(expected[name], actual[name])]
+
+
+print(json.dumps([different_tensors(Recipe(**recipe)) for recipe in json.loads(sys.argv[1])]))

@@ -1,0 +1,50 @@
+"""What operators on softgpu give, when they run, and how they fail."""
+
+import json
+from collections.abc import Callable
+
+
+def test_special_operators_equal_cpu(run_whole: Callable[..., str]) -> None:
+    run_whole("operators")
+
+
+def test_random_numbers_repeat(run_whole: Callable[..., str]) -> None:
+    run_whole("randomness")
+
+
+def test_host_runs_ahead(run_whole: Callable[..., str]) -> None:
+    run_whole("asynchronous")
+
+
+def check_errors(run_whole: Callable[..., str], expected: dict[str, tuple[str, str]]) -> None:
+    errors: list[str] = json.loads(run_whole("failing", *expected))
+    for error, (kind, text) in zip(errors, expected.values(), strict=True):
+        assert error.split(":")[0].endswith(kind)
+        assert text in error
+
+
+def test_errors_found_at_once(run_whole: Callable[..., str]) -> None:
+    devices = ("RuntimeError", "Expected all tensors to be on the same device")
+    check_errors(
+        run_whole,
+        {
+            "no such operator": ("NotImplementedError", "softgpu has no operator aten::_cslt_compress"),
+            "sparse": ("NotImplementedError", "no operator aten::_to_sparse that returns a Sparse tensor"),
+            "shapes": ("RuntimeError", "The size of tensor a (3) must match the size of tensor b (4)"),
+            "dimension": ("IndexError", "Dimension out of range"),
+            "host tensor": devices,
+            "two devices": devices,
+            "written host tensor": devices,
+            "overflow": ("RuntimeError", "value cannot be converted to type uint8_t without overflow"),
+            "not positive": ("LinAlgError", "not positive-definite"),
+            "host generator": ("RuntimeError", "Expected a 'cuda' device type for generator but found 'cpu'"),
+        },
+    )
+
+
+def test_error_of_the_data_stays_with_the_device(run_whole: Callable[..., str]) -> None:
+    text = "aten::index_select failed on the device: index out of range in self"
+    check_errors(
+        run_whole,
+        {"index out of range": ("AcceleratorError", text), "after a failure": ("AcceleratorError", text)},
+    )

@@ -1,0 +1,51 @@
+"""Streams, events, memory, failures and the end of the process, as real torch sees them."""
+
+from collections.abc import Callable
+
+from conftest import Run
+
+Whole = Callable[..., str]
+
+
+def test_torch_moves_data_on_streams(run_whole: Whole) -> None:
+    assert run_whole("move_data").splitlines()[-1] == "all equal"
+
+
+def test_out_of_memory_is_torchs_own_error(run_whole: Whole) -> None:
+    lines = run_whole("fill_memory").splitlines()
+    assert lines[0].startswith(
+        "CUDA out of memory. Tried to allocate 1024.00 MiB. GPU 0 has a total capacity of"
+    )
+    assert lines[1] == "freed"
+
+
+def test_the_host_can_not_touch_device_memory(run_program: Run) -> None:
+    ended = run_program("touch_device_memory")
+    assert ended.stdout == "about to read\n"
+    assert ended.returncode == -11
+
+
+def test_what_is_not_there_fails_by_name(run_whole: Whole) -> None:
+    assert run_whole("use_what_is_missing").splitlines() == [
+        "CUDA error: operation not supported: softgpu has no cudaStreamBeginCapture",
+        "CUDA error: operation not supported: softgpu has no events between processes",
+    ]
+
+
+def test_expandable_segments_fail_by_name(run_program: Run) -> None:
+    ended = run_program("expandable_segments")
+    assert "operation not supported: softgpu has no cuMemAddressReserve" in ended.stderr
+
+
+def test_a_forked_child_has_no_device(run_whole: Whole) -> None:
+    assert "initialization error: a forked process can't use the device" in run_whole("fork_after_use")
+
+
+def test_exit_keeps_its_status_while_a_thread_waits_for_a_hung_stream(run_program: Run) -> None:
+    ended = run_program("exit_while_waiting")
+    assert (ended.returncode, ended.stderr) == (5, "")
+
+
+def test_work_may_be_queued_at_exit(run_program: Run) -> None:
+    ended = run_program("exit_with_work")
+    assert (ended.returncode, ended.stderr) == (0, "")

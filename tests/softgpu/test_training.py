@@ -1,0 +1,32 @@
+"""Training on softgpu equals training on torch's CPU backend, bit for bit."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+GPT_OPTIMIZERS = ("sgd", "sgd foreach", "sgd fused", "adamw", "adamw foreach", "adamw fused")
+RECIPES: list[dict[str, str | bool]] = [
+    *[dict[str, str | bool](model="gpt", optimizer=optimizer) for optimizer in GPT_OPTIMIZERS],
+    {"model": "gpt", "optimizer": "adamw fused", "autocast": "float16"},
+    {"model": "gpt", "optimizer": "adamw foreach", "autocast": "bfloat16"},
+    {"model": "convnet"},
+    {"model": "convnet", "channels_last": True},
+    {"model": "lstm"},
+    {"model": "bidirectional lstm"},
+    {"model": "gru", "optimizer": "adamw"},
+    {"model": "rnn"},
+    {"model": "rmsnorm"},
+]
+
+
+@pytest.fixture(scope="module")
+def differences(run_whole: Callable[..., str]) -> list[list[str]]:
+    """Per recipe, the names of the tensors that differ; one process trains all, to spare imports."""
+    found: list[list[str]] = json.loads(run_whole("train_on_both", json.dumps(RECIPES)))
+    return found
+
+
+@pytest.mark.parametrize("number", range(len(RECIPES)), ids=[",".join(map(str, r.values())) for r in RECIPES])
+def test_equals_cpu(differences: list[list[str]], number: int) -> None:
+    assert differences[number] == []
