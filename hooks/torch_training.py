@@ -1,0 +1,184 @@
+"""Hooks into a plain PyTorch training loop: they count minibatches and tell where in one the loop is.
+
+A minibatch is one step of every optimizer that was given. A step that a GradScaler skips, because gradients
+overflowed, counts too: the loop goes on to the next batch all the same.
+"""
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+
+class Listener(Protocol):
+    """What is told; `step` is the step being made, counted from 1."""
+
+    def minibatch_begun(self, step: int) -> None:
+        """The host is past all that belongs to the step before: scheduler, scaler."""
+
+    def forward_ended(self, step: int) -> None:
+        """The forward pass of a micro-batch is enqueued, its backward pass not yet."""
+
+    def step_begun(self, step: int) -> None:
+        """The optimizer is about to enqueue its first kernel."""
+
+    def step_ended(self, step: int) -> None:
+        """The last optimizer has enqueued its last kernel."""
+
+
+class TrainingHooks:
+    """Attached to the objects of one training loop until `detach`."""
+
+    def __init__(
+        self,
+        listener: Listener,
+        *,
+        model: nn.Module | None,
+        optimizers: list[Optimizer],
+        scaler: Any = None,
+        on_phase: Callable[[int, str], None] | None = None,
+    ) -> None:
+        """Without optimizers every optimizer is watched; the first to make a step counts the minibatches.
+
+        on_phase: called with the step and forward, backward, optimizer or between when the loop gets there.
+        Without a model the forward pass is that of the outermost module called, watched only for on_phase.
+        """
+        self.step = 0  # the newest step that has ended on the host
+        self._listener = listener
+        self._on_phase = on_phase
+        self._optimizers: list[weakref.ref[Optimizer]] = [weakref.ref(optimizer) for optimizer in optimizers]
+        self._stepped: set[int] = set()  # optimizers that have ended their step in this minibatch
+        self._in_step = False
+        self._in_minibatch = False
+        self._has_model = model is not None
+        self._depth = 0
+        self._handles: list[RemovableHandle] = []
+        if model is not None:
+            self._handles += [
+                model.register_forward_pre_hook(lambda module, inputs: self._forward_begins()),
+                model.register_forward_hook(lambda module, inputs, output: self._forward_ends(output)),
+            ]
+        elif on_phase is not None:
+            self._handles += [
+                nn.modules.module.register_module_forward_pre_hook(self._any_module_begins),
+                nn.modules.module.register_module_forward_hook(self._any_module_ends, always_call=True),
+            ]
+        if optimizers:
+            for optimizer in optimizers:
+                self._handles += [
+                    optimizer.register_step_pre_hook(lambda one, args, kwargs: self._begin(one)),
+                    optimizer.register_step_post_hook(lambda one, args, kwargs: self._end(one)),
+                ]
+        else:
+            self._handles += [
+                register_optimizer_step_pre_hook(lambda one, args, kwargs: self._begin_any(one)),
+                register_optimizer_step_post_hook(lambda one, args, kwargs: self._end_any(one)),
+            ]
+        self._scaler = scaler
+        if scaler is not None:
+            self._wrap_scaler(scaler)
+
+    def detach(self) -> None:
+        """Take every hook away again."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        if self._scaler is not None:
+            del self._scaler.step
+            self._scaler = None
+
+    @property
+    def watched(self) -> list[Optimizer]:
+        """The optimizers whose steps make a minibatch, as far as they are known and alive."""
+        return [optimizer for one in self._optimizers if (optimizer := one()) is not None]
+
+    def _phase(self, name: str) -> None:
+        if self._on_phase is not None:
+            self._on_phase(self.step if name == "between" else self.step + 1, name)
+
+    def _enter_minibatch(self) -> None:
+        if not self._in_minibatch:
+            self._in_minibatch = True
+            self._listener.minibatch_begun(self.step + 1)
+
+    def _forward_begins(self) -> None:
+        if torch.is_grad_enabled():  # else an evaluation, which trains nothing
+            self._enter_minibatch()
+            self._phase("forward")
+
+    def _forward_ends(self, output: object) -> None:
+        if torch.is_grad_enabled():
+            self._listener.forward_ended(self.step + 1)
+            if self._on_phase is not None:
+                tensor = next(_tensors_with_gradient(output), None)
+                if tensor is not None:
+                    tensor.register_hook(lambda gradient: self._phase("backward"))
+
+    def _any_module_begins(self, module: nn.Module, inputs: object) -> None:
+        self._depth += 1
+        if self._depth == 1:
+            self._forward_begins()
+
+    def _any_module_ends(self, module: nn.Module, inputs: object, output: object) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._forward_ends(output)
+
+    def _begin(self, optimizer: Optimizer) -> None:
+        if self._in_step:
+            return
+        self._in_step = True
+        self._enter_minibatch()
+        if not self._has_model:
+            self._listener.forward_ended(self.step + 1)  # the last moment that is known
+        self._listener.step_begun(self.step + 1)
+        self._phase("optimizer")
+
+    def _end(self, optimizer: Optimizer) -> None:
+        self._stepped.add(id(optimizer))
+        if self._stepped >= {id(one) for one in self.watched}:
+            self._stepped.clear()
+            self._in_step = self._in_minibatch = False
+            self._listener.step_ended(self.step + 1)
+            self.step += 1
+            self._phase("between")
+
+    def _begin_any(self, optimizer: Optimizer) -> None:
+        if not self.watched:
+            self._optimizers = [weakref.ref(optimizer)]
+        if optimizer is self._optimizers[0]():
+            self._begin(optimizer)
+
+    def _end_any(self, optimizer: Optimizer) -> None:
+        if optimizer is self._optimizers[0]():
+            self._end(optimizer)
+
+    def _wrap_scaler(self, scaler: Any) -> None:
+        original = scaler.step
+
+        def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            before = (self.step, len(self._stepped))
+            result = original(optimizer, *args, **kwargs)
+            if optimizer in self.watched and before == (self.step, len(self._stepped)):
+                self._begin(optimizer)  # it was skipped: no hook has run
+                self._end(optimizer)
+            return result
+
+        scaler.step = step
+
+
+def _tensors_with_gradient(output: object) -> Iterator[Tensor]:
+    if isinstance(output, Tensor):
+        if output.requires_grad:
+            yield output
+    elif isinstance(output, dict):
+        for value in output.values():
+            yield from _tensors_with_gradient(value)
+    elif isinstance(output, list | tuple):
+        for value in output:
+            yield from _tensors_with_gradient(value)

@@ -1,0 +1,272 @@
+"""The agent of `jitckpt run`: torchrun's own, except for who looks after the worker processes.
+
+TorchElastic ends all workers the moment one fails. Here they are under a supervisor that lets the others save
+first; everything else (rendezvous, the workers' environment, logs, restarts) stays torch's.
+"""
+
+import inspect
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.agent.server import local_elastic_agent
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import PContext, RunProcsResult, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.launcher import api as launcher
+
+from jitckpt import faults, local_state, saves
+from jitckpt.events import EventLog
+from jitckpt.faults import FaultSpec
+from jitckpt.recovery import Outcome
+from jitckpt.supervisor import Reports, Supervisor
+from jitckpt.workers import Guardian, Worker
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `jitckpt run` adds to torchrun's settings; times in seconds."""
+
+    checkpoint_dir: Path | None
+    save_deadline: float
+    hang_timeout: float
+    device_environment: Mapping[str, str]
+    faults: tuple[FaultSpec, ...]
+
+
+def launch(
+    settings: Settings, log: EventLog, config: launcher.LaunchConfig, command: str, arguments: list[str]
+) -> None:
+    """Run the job to its end, as torchrun does.
+
+    Raises ChildFailedError if it failed, SignalException if it was ended by a signal.
+    """
+    with _replaced(launcher, "LocalElasticAgent", partial(Agent, settings, log)):
+        launcher.elastic_launch(config, command)(*arguments)
+
+
+class Agent(LocalElasticAgent):
+    """Starts the workers, and anew after a failure, until they succeed or no restart is left."""
+
+    def __init__(self, settings: Settings, log: EventLog, **torch_arguments: Any) -> None:
+        super().__init__(**torch_arguments)
+        self._settings = settings
+        self._log = log
+        self._armed = [fault.with_phase() for fault in settings.faults]
+        self._signals: list[int] = []
+        self._starting = False
+        self._processes: WorkerProcesses | None = None
+        self._worker_store: TCPStore | None = None
+
+    def run(self, *args: Any, **kwargs: Any) -> RunResult:
+        """Run the job with the signals that end it in our hands."""
+        names = os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"].split(",")
+        numbers = [signal.Signals[name.strip()] for name in names]
+        before = {number: signal.signal(number, self._on_signal) for number in numbers}
+        try:
+            result: RunResult = super().run(*args, **kwargs)
+            return result
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, signum: int, _frame: FrameType | None) -> None:
+        self._signals.append(signum)
+        if self._processes is not None:
+            self._processes.supervisor.interrupt(signum)
+        elif not self._starting:
+            raise _signal_exception(signum)
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        if self._signals:
+            raise _signal_exception(self._signals[0])
+        spec = worker_group.spec
+        self._log.restart = spec.max_restarts - self._remaining_restarts
+        self._log.write(
+            "restart" if self._log.restart else "job_started",
+            world_size=spec.local_world_size,
+            max_restarts=spec.max_restarts,
+        )
+        if self._log.restart and spec.rdzv_handler.use_agent_store:
+            self._give_fresh_store(worker_group)
+        with _replaced(local_elastic_agent, "start_processes", self._start_processes):
+            started: dict[int, Any] = super()._start_workers(worker_group)
+        return started
+
+    def _give_fresh_store(self, worker_group: Any) -> None:
+        # Torch keeps one store over all restarts; new workers would read in it what the old ones wrote, such
+        # as NCCL's unique ids and the addresses of processes that are gone.
+        self._worker_store = TCPStore(worker_group.master_addr, 0, is_master=True, wait_for_workers=False)
+        worker_group.master_port = self._worker_store.port
+
+    def _start_processes(self, *, start_method: str, **torch_arguments: Any) -> "WorkerProcesses":
+        del start_method  # all workers are commands here
+        self._starting = True
+        try:
+            processes = WorkerProcesses(
+                self._settings, self._log, self._armed, self._remaining_restarts, **torch_arguments
+            )
+            processes.start()
+            self._processes = processes
+            for signum in self._signals:  # that came while they were being started
+                processes.supervisor.interrupt(signum)
+        finally:
+            self._starting = False
+        return processes
+
+
+class WorkerProcesses(PContext):
+    """One start of all workers: what torch's agent starts, asks for its result and closes."""
+
+    supervisor: Supervisor
+
+    def __init__(
+        self,
+        settings: Settings,
+        log: EventLog,
+        armed: list[FaultSpec],
+        restarts_left: int,
+        *,
+        numa_options: Any = None,
+        **torch_arguments: Any,
+    ) -> None:
+        super().__init__(**torch_arguments)
+        self._settings = settings
+        self._log = log
+        self._armed = armed
+        self._restarts_left = restarts_left
+        self._numa_options = numa_options
+        self._workers: dict[int, Worker] = {}
+        self._failures: dict[int, ProcessFailure] = {}
+        self._killed: dict[int, ProcessFailure] = {}
+        self._open = False
+
+    def start(self) -> None:
+        """Start the workers and what copies their logs; signals, unlike in torch, are the agent's affair."""
+        self._start()
+        for tail_log in self._tail_logs:
+            tail_log.start()
+
+    def _start(self) -> None:
+        try:
+            for local_rank in range(self.nprocs):
+                self._workers[local_rank] = self._start_worker(local_rank)
+        except BaseException:
+            for worker in self._workers.values():
+                worker.signal(signal.SIGKILL)
+                worker.reap()
+                worker.close()
+            raise
+        workers = list(self._workers.values())
+        self._guardian = Guardian(workers, self._settings.save_deadline)
+        self.supervisor = Supervisor(
+            workers=workers,
+            log=self._log,
+            reports=Reports(
+                registered=self._guardian.note_registered,
+                fault_fired=self._fault_fired,
+                failed=self._failed,
+                write_local_states=write_local_states,
+            ),
+            save_id=self._log.restart + 1,
+            save_deadline=self._settings.save_deadline,
+            restarts_left=self._restarts_left,
+        )
+        self.supervisor.start()
+        self._open = True
+
+    def _start_worker(self, local_rank: int) -> Worker:
+        environment = {**os.environ, **self.envs[local_rank], **self._settings.device_environment}
+        environment["JITCKPT_HANG_TIMEOUT"] = str(self._settings.hang_timeout)
+        environment["JITCKPT_RESTART"] = str(self._log.restart)
+        environment["JITCKPT_FAULTS"] = faults.to_environment(self._armed)
+        if self._settings.checkpoint_dir is not None:
+            environment["JITCKPT_CHECKPOINT_DIR"] = str(self._settings.checkpoint_dir)
+        command = (str(self.entrypoint), *(str(argument) for argument in self.args[local_rank]))
+        if self._numa_options is not None:
+            from torch.numa.binding import _maybe_wrap_command_args_with_numa_binding
+
+            wrap: Callable[..., tuple[str, ...]] = _maybe_wrap_command_args_with_numa_binding
+            # gpu_index in torch 2.11, device_index in later ones.
+            index = next(name for name in inspect.signature(wrap).parameters if name.endswith("_index"))
+            command = wrap(command, numa_options=self._numa_options, **{index: local_rank})
+        return Worker(
+            rank=int(environment["RANK"]),
+            command=command,
+            environment=environment,
+            ring_fd=local_state.create(),
+            stdout=self.stdouts[local_rank],
+            stderr=self.stderrs[local_rank],
+        )
+
+    def _fault_fired(self, text: str) -> None:
+        fired = next((fault for fault in self._armed if str(fault) == text), None)
+        if fired is not None:
+            self._armed.remove(fired)
+
+    def _failed(self, worker: Worker, exit_code: int, killed_by_agent: bool) -> None:
+        local_rank = next(number for number, known in self._workers.items() if known is worker)
+        failures = self._killed if killed_by_agent else self._failures
+        failures[local_rank] = ProcessFailure(
+            local_rank=local_rank, pid=worker.pid, exitcode=exit_code, error_file=self.error_files[local_rank]
+        )
+
+    def _poll(self) -> RunProcsResult:
+        """Wait until all workers have ended: nothing else can happen to a job on one node."""
+        outcome = self.supervisor.result()
+        if outcome is Outcome.INTERRUPTED:
+            raise _signal_exception(self.supervisor.interrupts[0])
+        result = RunProcsResult(stdouts=self.stdouts, stderrs=self.stderrs)
+        if outcome is Outcome.SUCCEEDED:
+            result.return_values = dict.fromkeys(range(self.nprocs))
+        else:
+            # Where all ranks hung, none has failed but those that were killed for it.
+            result.failures = self._failures or self._killed
+        return result
+
+    def pids(self) -> dict[int, int]:
+        return {local_rank: worker.pid for local_rank, worker in self._workers.items()}
+
+    def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
+        if not self._open:
+            return
+        self._open = False
+        self.supervisor.stop(death_sig)
+        self._guardian.close()
+        for worker in self._workers.values():
+            worker.close()
+
+
+def write_local_states(worker: Worker, directory: Path) -> dict[int, int]:
+    """Write what the rank alone knew after each step that any rank has saved; return the bytes by step.
+
+    What is on the disk decides: a rank may have been ended between the end of its save and its report. Raises
+    SaveError if something can't be read or written.
+    """
+    saved = {record.step for record in saves.find(directory) if record.kind == "rank" and record.metadata}
+    kept = {state.step for state in local_state.read(worker.ring_fd)}
+    return {step: local_state.write_save(worker.ring_fd, directory, step) for step in sorted(saved & kept)}
+
+
+def _signal_exception(signum: int) -> SignalException:
+    sigval = signal.Signals(signum)
+    return SignalException(f"Process {os.getpid()} got signal: {sigval}", sigval=sigval)
+
+
+@contextmanager
+def _replaced(module: ModuleType, name: str, value: object) -> Iterator[None]:
+    """Put `value` in the place of a module's global for a while: torch has no other way in here."""
+    original = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, original)

@@ -1,0 +1,37 @@
+"""The command `jitckpt`; each subcommand is a module that is loaded only when it is used."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module, metadata
+
+from jitckpt.errors import JitckptError
+
+COMMANDS = {
+    "run": "run a training as torchrun does, and save its state just in time when a rank fails",
+    "exec": "run any command with softgpu or CUDA as its device, without the launcher",
+    "lib": "print the library to preload where another launcher is used",
+    "timeline": "show what happened to a job and what it cost",
+    "plan": "compare the ways to protect a job on a cluster, and recommend one",
+    "simulate": "play a job through failures, and say where its time went",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one subcommand; return its exit status. 2: it was called wrongly, and nothing was started."""
+    parser = argparse.ArgumentParser(
+        prog="jitckpt",
+        description="Fault tolerance for distributed PyTorch training.",
+        epilog="\n".join(f"  {name:10}{what}" for name, what in COMMANDS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"jitckpt {metadata.version('jitckpt')}")
+    parser.add_argument("command", choices=COMMANDS, metavar="command", help="one of those below")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="see `jitckpt COMMAND --help`")
+    parsed = parser.parse_args(arguments)
+    command: Callable[[list[str]], int] = import_module(f"jitckpt.cli.{parsed.command}").main
+    try:
+        return command(parsed.arguments)
+    except JitckptError as error:
+        print(f"jitckpt {parsed.command}: {error}", file=sys.stderr)
+        return 2

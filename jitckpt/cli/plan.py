@@ -1,0 +1,187 @@
+"""`jitckpt plan`: which protection to run on a cluster, and what each would waste."""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from jitckpt.planning.cluster import EXAMPLE, Description, read_description
+from jitckpt.planning.plan import USUAL_POLICIES, Analysis, Recommendation, Refused, compare, recommend
+from jitckpt.planning.units import show_bytes, show_seconds
+
+_WIDTH_OF_FILES = 200  # nothing is folded where no screen is too narrow
+
+
+def main(arguments: list[str]) -> int:
+    """Print the plan, or reproduce a paper's table; return the exit status."""
+    if arguments[:1] == ["reproduce"]:
+        return _reproduce(arguments[1:])
+    parser = argparse.ArgumentParser(
+        prog="jitckpt plan",
+        usage="jitckpt plan [options] CLUSTER.toml | --example\n       jitckpt plan reproduce NAME",
+        description="Compare the ways to protect a training job on a cluster, and recommend one.",
+    )
+    parser.add_argument(
+        "cluster", nargs="?", type=Path, metavar="CLUSTER.toml", help="describes the cluster and job"
+    )
+    parser.add_argument(
+        "--example", action="store_true", help="print a CLUSTER.toml for one machine with 8 H100"
+    )
+    parser.add_argument(
+        "--policy",
+        action="append",
+        metavar="POLICY",
+        help=f"compare this policy, may be repeated; usual: {', '.join(USUAL_POLICIES)}",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the comparison (.png, .svg, .pdf)")
+    parsed = parser.parse_args(arguments)
+    if parsed.example:
+        print(EXAMPLE, end="")
+        return 0
+    if parsed.cluster is None:
+        parser.error("name a CLUSTER.toml; `jitckpt plan --example` prints one to start from")
+    description = read_description(parsed.cluster)
+    rows = compare(description, parsed.policy or USUAL_POLICIES)
+    advice = recommend(description, rows)
+    if parsed.plot:
+        from jitckpt.planning.pictures import draw_plan
+
+        draw_plan([row for row in rows if isinstance(row, Analysis)], parsed.plot)
+    if parsed.json:
+        print(json.dumps(_as_json(rows, advice), indent=1))
+        return 0
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH_OF_FILES)
+    console.print(_policies_table(rows))
+    console.print(_recovery_table(description, rows))
+    for row in rows:
+        if isinstance(row, Refused):
+            console.print(
+                f"{row.policy} cannot run here: {row.reason}", markup=False, highlight=False, soft_wrap=True
+            )
+    console.print(advice.text, markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
+def _policies_table(rows: list[Analysis | Refused]) -> Table:
+    table = Table(title="Policies")
+    table.add_column("policy", no_wrap=True)
+    for column in ("wasted share", "a save every", "redone work a failure", "recovery a failure",
+                   "host memory a machine", "GPU memory", "money a month"):  # fmt: skip
+        table.add_column(column, justify="right")
+    for row in rows:
+        if isinstance(row, Refused):
+            table.add_row(row.policy, *["-"] * 7)
+            continue
+        interval = row.save_interval_seconds
+        table.add_row(
+            row.policy.text,
+            f"{row.wasted_share:.3%}",
+            "never" if interval is None else show_seconds(interval),
+            show_seconds(row.redone_seconds),
+            show_seconds(row.outage_seconds),
+            show_bytes(row.policy.host_memory_bytes),
+            show_bytes(row.policy.device_memory_bytes),
+            f"{row.money_per_month:,.2f}",
+        )
+    return table
+
+
+def _recovery_table(description: Description, rows: list[Analysis | Refused]) -> Table:
+    table = Table(title="Recovery time by failure, and who recovers")
+    table.add_column("policy", no_wrap=True)
+    for mode in description.failures:
+        per_day = mode.per_day * description.components(mode.scope)
+        table.add_column(f"{mode.name}\n{per_day:.2g} a day", justify="right")
+    for row in rows:
+        if isinstance(row, Analysis):
+            table.add_row(
+                row.policy.text,
+                *(
+                    show_seconds(outcome.outage_seconds)
+                    + "".join(f"\n{_share(share)}{tier}" for tier, share in outcome.tier_shares.items())
+                    for outcome in row.outcomes
+                ),
+            )
+    return table
+
+
+def _share(share: float) -> str:
+    return "" if share == 1 else f"{share:.1%} "
+
+
+def _as_json(rows: list[Analysis | Refused], advice: Recommendation) -> dict[str, Any]:
+    policies: list[dict[str, Any]] = []
+    for row in rows:
+        if isinstance(row, Refused):
+            policies.append({"policy": row.policy, "refused": row.reason})
+            continue
+        policies.append(
+            {
+                "policy": row.policy.text,
+                "wasted_share": row.wasted_share,
+                "save_interval_seconds": row.save_interval_seconds,
+                "minibatches_per_save": row.minibatches_per_save,
+                "redone_seconds_per_failure": row.redone_seconds,
+                "recovery_seconds_per_failure": row.outage_seconds,
+                "host_memory_bytes_per_machine": row.policy.host_memory_bytes,
+                "gpu_memory_bytes_per_gpu": row.policy.device_memory_bytes,
+                "money_per_month": row.money_per_month,
+                "failures": [
+                    {
+                        "name": outcome.mode.name,
+                        "per_day": outcome.per_day,
+                        "recovered_by": outcome.tier_shares,
+                        "recovery_seconds": outcome.outage_seconds,
+                        "redone_seconds": outcome.redone_seconds,
+                    }
+                    for outcome in row.outcomes
+                ],
+            }
+        )
+    return {"policies": policies, "recommendation": asdict(advice)}
+
+
+def _reproduce(arguments: list[str]) -> int:
+    from jitckpt.planning.papers import REPRODUCTIONS, Cell
+
+    parser = argparse.ArgumentParser(
+        prog="jitckpt plan reproduce", description="Recompute a table or figure of the papers, beside theirs."
+    )
+    parser.add_argument("name", choices=REPRODUCTIONS, help="which one")
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw our curves (.png, .svg, .pdf)")
+    parsed = parser.parse_args(arguments)
+    reproduction = REPRODUCTIONS[parsed.name]()
+    if parsed.plot:
+        from jitckpt.planning.pictures import draw_reproduction
+
+        draw_reproduction(reproduction, parsed.plot)
+    if parsed.json:
+        print(json.dumps(asdict(reproduction), indent=1))
+        return 0
+    table = Table(title=reproduction.title)
+    for column in ("", "", "paper", "ours", "difference"):
+        table.add_column(column, justify="left" if not column else "right")
+    table.add_column("why they differ")
+
+    def theirs(cell: Cell) -> str:
+        if cell.paper is None:
+            return "-"
+        return f"{cell.paper_says} {cell.paper:g} {cell.unit}".strip()
+
+    for cell in reproduction.cells:
+        difference = "-" if cell.difference is None else f"{cell.difference:+.3g}"
+        table.add_row(
+            cell.row, cell.column, theirs(cell), f"{cell.ours:.4g} {cell.unit}", difference, cell.note
+        )
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH_OF_FILES)
+    console.print(table)
+    for remark in reproduction.remarks:
+        console.print(remark, markup=False, highlight=False, soft_wrap=True)
+    return 0

@@ -1,0 +1,217 @@
+"""`jitckpt run`: torchrun's flags and ours, checked; then the job, and what it cost in plain words."""
+
+import argparse
+import importlib.util
+import math
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch.distributed import run as torchrun
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
+from torch.distributed.launcher.api import LaunchConfig
+
+from jitckpt.agent import Settings, launch
+from jitckpt.cli.exec import DEFAULT_DEVICES, add_device_argument
+from jitckpt.console import say
+from jitckpt.device import LIBRARY_DIR, check_libraries, choose_device, device_environment
+from jitckpt.events import EventLog
+from jitckpt.faults import FaultError, FaultSpec, parse_fault
+from jitckpt.timeline import in_words
+
+DEFAULT_MAX_RESTARTS = 3
+
+# For --run-path torch calls this function in a process that it forks or spawns; here a worker is a command.
+RUN_PATH = """\
+import sys
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.distributed.run import run_script_path
+record(run_script_path)(*sys.argv[1:])
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Run the job; return torchrun's exit status, or 2 where nothing was started. Raises DeviceError."""
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    kind = choose_device(args.device, os.environ)
+    check_libraries(kind, LIBRARY_DIR)
+    with _log_dir(args) as remove_logs:
+        try:
+            _check(args, kind)
+            config, command, command_arguments = torchrun.config_from_args(args)
+            _check_config(args, config)
+        except (AssertionError, ValueError, RuntimeError, OSError) as error:
+            parser.error(str(error))
+        if callable(command):
+            command, command_arguments = sys.executable, ["-u", "-c", RUN_PATH, *command_arguments]
+        settings = Settings(
+            checkpoint_dir=args.checkpoint_dir,
+            save_deadline=args.save_deadline,
+            hang_timeout=args.hang_timeout,
+            device_environment=device_environment(kind, config.nproc_per_node, LIBRARY_DIR, os.environ),
+            faults=tuple(args.fault),
+        )
+        log = EventLog(args.checkpoint_dir)
+        status = _launch(settings, log, config, command, command_arguments)
+        if status == 0:
+            remove_logs()
+    return status
+
+
+def _launch(
+    settings: Settings, log: EventLog, config: LaunchConfig, command: str, arguments: list[str]
+) -> int:
+    outcome = "failed"
+    try:
+        record(launch)(settings, log, config, command, arguments)
+        outcome = "succeeded"
+        return 0
+    except ChildFailedError as error:
+        print(f"{type(error).__module__}.{type(error).__qualname__}: {error}", file=sys.stderr)
+        return 1
+    except SignalException as interruption:
+        outcome = f"was ended by {interruption.sigval.name}"
+        return 1
+    finally:
+        registered = next((event for event in log.events if event["event"] == "registered"), None)
+        log.write("job_ended", outcome=outcome)
+        if registered is not None:
+            for sentence in in_words(log.events, registered["checkpoint_dir"]):
+                say(sentence)
+
+
+@contextmanager
+def _log_dir(args: argparse.Namespace) -> Iterator[Callable[[], None]]:
+    """Where nobody wants logs, let torch put its error files where they can be removed.
+
+    Gives a function that removes them; else they go if there are none.
+    """
+    if args.log_dir is not None or args.logs_specs is not None or (args.redirects, args.tee) != ("0", "0"):
+        yield lambda: None
+        return
+    args.log_dir = tempfile.mkdtemp(prefix="jitckpt-")
+
+    def remove() -> None:
+        shutil.rmtree(args.log_dir, ignore_errors=True)
+
+    try:
+        yield remove
+    finally:
+        if not any(path.is_file() for path in Path(args.log_dir).rglob("*")):
+            remove()
+
+
+def _check(args: argparse.Namespace, kind: str) -> None:
+    """Refuse, by ValueError, what torch would find out too late; fill in what depends on the device."""
+    if args.nnodes not in ("1", "1:1"):
+        raise ValueError(f"--nnodes {args.nnodes}: jitckpt runs jobs on one node so far")
+    if args.nproc_per_node in ("gpu", "auto") and kind == "softgpu":
+        args.nproc_per_node = os.environ.get("SOFTGPU_DEVICES", str(DEFAULT_DEVICES))
+    if args.monitor_interval <= 0:
+        raise ValueError("--monitor-interval must be more than 0 seconds")
+    for name in args.signals_to_handle.split(","):
+        if name.strip() not in signal.Signals.__members__:
+            raise ValueError(f"--signals-to-handle: there is no signal {name.strip()!r}")
+    if args.standalone:
+        args.rdzv_backend, args.rdzv_endpoint, args.rdzv_id = "c10d", "localhost:0", str(uuid.uuid4())
+    _check_script(args)
+
+
+def _check_script(args: argparse.Namespace) -> None:
+    script = args.training_script
+    if args.run_path or not (args.module or args.no_python):
+        if not Path(script).exists():
+            raise ValueError(f"there is no script {script}")
+    elif args.no_python:
+        if shutil.which(script) is None:
+            raise ValueError(f"there is no program {script}")
+    elif _is_missing_module(script):
+        raise ValueError(f"there is no module {script}")
+
+
+def _is_missing_module(name: str) -> bool:
+    """Return whether `python -m name` could not even find the package that the name begins with."""
+    sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.util.find_spec(name.partition(".")[0]) is None
+    finally:
+        sys.path.pop(0)
+
+
+def _check_config(args: argparse.Namespace, config: LaunchConfig) -> None:
+    if config.nproc_per_node < 1:
+        raise ValueError(f"--nproc-per-node must be at least 1, not {config.nproc_per_node}")
+    for fault in args.fault:
+        if fault.rank >= config.nproc_per_node:
+            raise ValueError(f"--fault '{fault}': the ranks are 0 to {config.nproc_per_node - 1}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = torchrun.get_args_parser()
+    parser.prog = "jitckpt run"
+    parser.description = "Run a training as torchrun does, and save its state just in time when a rank fails."
+    if "PET_MAX_RESTARTS" not in os.environ:
+        parser.set_defaults(max_restarts=DEFAULT_MAX_RESTARTS)
+    ours = parser.add_argument_group("jitckpt")
+    ours.add_argument(
+        "--checkpoint-dir",
+        type=_directory,
+        metavar="DIR",
+        help="where states and events are written, if the script does not say it itself",
+    )
+    ours.add_argument(
+        "--save-deadline",
+        type=_seconds,
+        default=60.0,
+        metavar="SECONDS",
+        help="how long healthy ranks may take to save after a failure (default 60)",
+    )
+    ours.add_argument(
+        "--hang-timeout",
+        type=_seconds,
+        default=60.0,
+        metavar="SECONDS",
+        help="a collective that makes no progress for so long hangs (default 60)",
+    )
+    ours.add_argument(
+        "--fault",
+        type=_fault,
+        action="append",
+        default=[],
+        metavar="SPEC",
+        help="rehearse a failure, such as 'rank=1 step=20 phase=backward kind=kill'; repeatable",
+    )
+    add_device_argument(ours)
+    return parser
+
+
+def _directory(text: str) -> Path:
+    path = Path(text).absolute()
+    if path.exists() and not path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a file, not a directory")
+    return path
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not (seconds > 0 and math.isfinite(seconds)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return seconds
+
+
+def _fault(text: str) -> FaultSpec:
+    try:
+        return parse_fault(text)
+    except FaultError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

@@ -1,0 +1,40 @@
+"""`jitckpt timeline`: show what happened to the jobs of a checkpoint directory, and what it cost."""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+
+from jitckpt.events import read_events
+from jitckpt.timeline import in_words, jobs, recoveries, table
+
+
+def main(arguments: list[str]) -> int:
+    """Print the timeline; return 2 if there are no events to read."""
+    parser = argparse.ArgumentParser(
+        prog="jitckpt timeline", description="Show what happened to a job and what it cost."
+    )
+    parser.add_argument("directory", type=Path, help="the job's checkpoint directory")
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
+    parsed = parser.parse_args(arguments)
+    try:
+        events, damages = read_events(parsed.directory)
+    except OSError as error:
+        parser.error(f"{error.filename} can't be read: {error.strerror}")
+    for damage in damages:
+        print(f"jitckpt timeline: {damage}", file=sys.stderr)
+    if parsed.json:
+        document = [
+            {"events": job, "recoveries": [asdict(r) for r in recoveries(job)]} for job in jobs(events)
+        ]
+        print(json.dumps({"jobs": document}, indent=1))
+        return 0
+    console = Console(soft_wrap=not sys.stdout.isatty())
+    for job in jobs(events):
+        console.print(table(job))
+        for sentence in in_words(job, str(parsed.directory)):
+            console.print(sentence, markup=False, highlight=False)
+    return 0

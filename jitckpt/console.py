@@ -1,0 +1,13 @@
+"""What jitckpt itself says to the user, beside what the workers print."""
+
+import os
+import sys
+
+
+def say(text: str) -> None:
+    """Print a line on stderr. Where nobody reads it any more (a closed terminal), go on without."""
+    try:
+        print(f"jitckpt: {text}", file=sys.stderr, flush=True)
+    except OSError:
+        # A recovery must not fail because of it, nor the exit of the process, which flushes stderr.
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115

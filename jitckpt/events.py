@@ -1,0 +1,81 @@
+"""What happens to a job, one JSON line an event in DIR/events.jsonl."""
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jitckpt.console import say
+
+FILE_NAME = "events.jsonl"
+
+Event = Mapping[str, Any]
+
+
+class EventLog:
+    """Appends events to the checkpoint directory, and keeps them until that is known.
+
+    Every event has `event` (its name), `time` (wall time, seconds since the epoch), `clock` (this machine's
+    monotonic clock in seconds, for durations) and `restart` (how often the workers have been restarted).
+    Several processes may append to one file: a line is one write.
+    """
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self.events: list[Event] = []
+        self.restart = 0
+        self._directory = directory
+        self._unwritten: list[Event] = []
+
+    def open(self, directory: Path) -> None:
+        """Write to this directory from now on, unless one is known already."""
+        self._directory = self._directory or directory
+        self._flush()
+
+    def write(self, event: str, **details: object) -> None:
+        """Add an event. What can't be written is said on stderr: a full disk must not stop a recovery."""
+        line = {"event": event, "time": time.time(), "clock": time.monotonic(), "restart": self.restart}
+        self.events.append(line | details)
+        self._unwritten.append(self.events[-1])
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._directory is None or not self._unwritten:
+            return
+        lines = "".join(json.dumps(event) + "\n" for event in self._unwritten)
+        self._unwritten.clear()
+        path = self._directory / FILE_NAME
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                os.write(file, lines.encode())
+            finally:
+                os.close(file)
+        except OSError as error:
+            say(f"events can't be written to {path}: {error.strerror}.")
+
+
+def read_events(directory: Path) -> tuple[list[Event], list[str]]:
+    """Return the events of a checkpoint directory, oldest first, and a sentence for each damaged line.
+
+    A line is damaged where a process died or the disk was full while it was written. Raises OSError where
+    there is no such file.
+    """
+    path = directory / FILE_NAME
+    events: list[Event] = []
+    damages = []
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        try:
+            event = json.loads(line)
+            whole = isinstance(event["event"], str) and all(
+                isinstance(event[name], int | float) for name in ("time", "clock", "restart")
+            )
+        except (ValueError, KeyError, TypeError):
+            whole = False
+        if whole:
+            events.append(event)
+        else:
+            damages.append(f"Line {number} of {path} is damaged and passed over.")
+    return events, damages

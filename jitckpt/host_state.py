@@ -1,0 +1,473 @@
+"""The state of a training job that the host holds: taken without waiting for the device, and put back.
+
+Rank-local: random numbers, `extra`, module buffers; the ranks of one shard differ in them. Shared: what the
+optimizers keep on the host (Adam counts its steps there), hyperparameters, schedulers; replicas agree on it.
+Tensors on a device are taken by reference: whoever reads them minds the device's own order.
+"""
+
+import inspect
+import json
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import xxhash
+from torch import Tensor, nn
+from torch.amp.grad_scaler import OptState
+from torch.optim import Optimizer
+
+from jitckpt import tree_codec
+from jitckpt.errors import CheckpointError
+from jitckpt.random_state import RandomState
+from jitckpt.tensor_file import to_host
+from jitckpt.tree_codec import Encoded, Json
+
+
+class Stateful(Protocol):
+    """What `extra` and schedulers have to offer."""
+
+    def state_dict(self) -> Any: ...
+    def load_state_dict(self, state: Any) -> Any: ...
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the module inside DDP and torch.compile, whose names are the same with and without them."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+class ModelState:
+    """A model's parameters, persistent buffers and extra states, by name."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = unwrapped(model)
+        self._buffers: list[tuple[str, dict[str, Tensor | None], str]] = []
+        self._with_extra_state: list[tuple[str, nn.Module]] = []
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Find the buffers anew; for after the first forward pass, which may have made some."""
+        self._buffers.clear()
+        self._with_extra_state.clear()
+        for prefix, module in self._model.named_modules():
+            for name in module._buffers:
+                if name not in module._non_persistent_buffers_set:
+                    self._buffers.append((f"{prefix}.{name}".lstrip("."), module._buffers, name))
+            if type(module).get_extra_state is not nn.Module.get_extra_state:
+                self._with_extra_state.append((prefix, module))
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Return the parameters, a shared one under its first name alone."""
+        return {name: parameter.detach() for name, parameter in self._model.named_parameters()}
+
+    def buffers(self) -> dict[str, Tensor]:
+        found = ((name, holder.get(key)) for name, holder, key in self._buffers)
+        return {name: buffer.detach() for name, buffer in found if buffer is not None}
+
+    def extra_states(self) -> dict[str, Any]:
+        return {name: module.get_extra_state() for name, module in self._with_extra_state}
+
+    def restore_extra_states(self, states: Mapping[str, Any]) -> None:
+        modules = dict(self._with_extra_state)
+        _check_names("extra states of modules", modules, states)
+        for name, state in states.items():
+            modules[name].set_extra_state(state)
+
+
+@dataclass(frozen=True)
+class OptimizerPart:
+    """What an optimizer's state was after a step.
+
+    numbers: by key (such as Adam's "step") the type of its tensors of one number on the host, the parameters'
+    numbers and the values. others: what else is on the host. device: tensors there, by reference and name.
+    """
+
+    numbers: dict[str, tuple[torch.dtype, list[int], list[Any]]]
+    others: Encoded
+    device: dict[str, Tensor]
+
+    def on_host(self) -> Encoded:
+        """Return what is on the host, for the save."""
+        numbers = tree_codec.encode(self.numbers, "numbers")
+        return Encoded({"numbers": numbers.tree, "others": self.others.tree}, self.others.tensors)
+
+
+class OptimizerState:
+    """An optimizer's state by the parameters' numbers, in the order of its parameter groups."""
+
+    def __init__(self, optimizer: Optimizer, index: int) -> None:
+        self.optimizer = optimizer
+        self._name = f"optimizer.{index}"
+        self._parameters: list[Tensor] = []
+        self._dicts: list[dict[str, Any]] = []  # of each parameter
+        self._size = 0  # entries in all of them
+        # Of each tensor in the state: the dict that holds it, its key, itself; tells when one is replaced.
+        self._holders: list[dict[str, Any]] = []
+        self._keys: list[str] = []
+        self._tensors: list[Tensor] = []
+        self._device: dict[str, Tensor] = {}
+        self._numbers: dict[str, tuple[list[int], list[Tensor]]] = {}
+        self._others: list[tuple[int, dict[str, Any], str]] = []
+
+    def parameters(self) -> list[Tensor]:
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Return the groups' hyperparameters."""
+        return [
+            {key: value for key, value in group.items() if key != "params"}
+            | {"parameters": len(group["params"])}
+            for group in self.optimizer.param_groups
+        ]
+
+    def capture(self) -> "OptimizerPart":
+        if not self._is_as_seen():
+            self._look()
+        numbers = {key: list(map(Tensor.item, found)) for key, (_, found) in self._numbers.items()}
+        others = [(number, key, state[key]) for number, state, key in self._others]
+        return OptimizerPart(
+            numbers={
+                key: (found[0].dtype, where, numbers[key]) for key, (where, found) in self._numbers.items()
+            },
+            others=tree_codec.encode(others, f"{self._name}.others"),
+            device=self._device,
+        )
+
+    def restore(
+        self, tree: Json, tensors: Mapping[str, Tensor], groups: Sequence[Mapping[str, Any]], whole: bool
+    ) -> None:
+        """Put a captured state back; `whole`: in place of all that is there, else the host's part alone.
+
+        Raises CheckpointError if the parameter groups are not alike.
+        """
+        own = self.groups()
+        if [group["parameters"] for group in own] != [group["parameters"] for group in groups]:
+            raise CheckpointError(
+                f"The {_spelled(self._name)} has parameter groups of "
+                f"{[group['parameters'] for group in own]} parameters; the save has "
+                f"{[group['parameters'] for group in groups]}. Build it as it was when the save was made."
+            )
+        for group, saved in zip(self.optimizer.param_groups, groups, strict=True):
+            group.update({key: value for key, value in saved.items() if key != "parameters"})
+        parameters = self.parameters()
+        if whole:
+            self.optimizer.state.clear()
+        device = parameters[0].device if parameters else None
+        for number, values in optimizer_part(tree, tensors, device).items():
+            self.optimizer.state[parameters[number]].update(values)
+        prefix = f"{self._name}.state."
+        for name, tensor in tensors.items():
+            if name.startswith(prefix):
+                place, key = name.removeprefix(prefix).split(".", 1)
+                parameter = parameters[int(place)]
+                self.optimizer.state[parameter][key] = tensor.to(parameter.device)
+
+    def _is_as_seen(self) -> bool:
+        if (
+            len(self._dicts) != len(self.optimizer.state)
+            or len(self._parameters) != sum(len(group["params"]) for group in self.optimizer.param_groups)
+            or self._size != sum(map(len, self._dicts))
+            or not all(map(operator.is_, self.optimizer.state.values(), self._dicts))
+        ):
+            return False
+        try:
+            now = map(operator.getitem, self._holders, self._keys)
+            return all(map(operator.is_, now, self._tensors))
+        except KeyError:
+            return False
+
+    def _look(self) -> None:
+        self._parameters = self.parameters()
+        self._dicts, self._size, self._holders, self._keys, self._tensors = [], 0, [], [], []
+        self._numbers, self._others, self._device = {}, [], {}
+        for number, state in self._states():
+            self._dicts.append(state)
+            self._size += len(state)
+            for key, value in state.items():
+                if isinstance(value, Tensor):
+                    self._holders.append(state)
+                    self._keys.append(key)
+                    self._tensors.append(value)
+                    if value.device.type != "cpu":
+                        self._device[f"{self._name}.state.{number}.{key}"] = value.detach()
+                        continue
+                    where, found = self._numbers.get(key, ([], []))
+                    if value.dim() == 0 and (not found or found[0].dtype == value.dtype):
+                        where.append(number)
+                        found.append(value)
+                        self._numbers[key] = where, found
+                        continue
+                self._others.append((number, state, key))
+
+    def _states(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        numbers = {parameter: number for number, parameter in enumerate(self._parameters)}
+        for parameter, state in self.optimizer.state.items():
+            if parameter not in numbers:
+                raise CheckpointError(
+                    f"The {_spelled(self._name)} keeps state under {parameter!r:.80}, which is none of its "
+                    "parameters; jitckpt can't save that."
+                )
+            yield numbers[parameter], state
+
+
+class SchedulerState:
+    """A learning-rate scheduler, and how often it was stepped."""
+
+    def __init__(self, scheduler: Stateful) -> None:
+        self.scheduler = scheduler
+        parameters = list(inspect.signature(type(scheduler).step).parameters.values())[1:]  # type: ignore[attr-defined]
+        self.can_step = all(parameter.default is not parameter.empty for parameter in parameters)
+
+    def count(self) -> int:
+        """Return how many steps it has made."""
+        for name in ("_step_count", "last_epoch"):
+            value = getattr(self.scheduler, name, None)
+            if isinstance(value, int):
+                return value
+        return 0
+
+    def step(self, times: int) -> None:
+        for _ in range(times):
+            self.scheduler.step()  # type: ignore[attr-defined]
+
+
+def scaler_state(scaler: Any, update_is_due: bool) -> dict[str, Any]:
+    """Return a GradScaler's state as its load_state_dict takes it. Reads the device, which must be at rest.
+
+    `update_is_due`: the optimizer step is done but scaler.update() is not: what it would do is done to the
+    copy that is returned.
+    """
+    if not scaler.is_enabled():
+        return {}
+    scale, growth = scaler._scale, scaler._growth_tracker
+    if scale is not None:
+        scale, growth = to_host(scale), to_host(growth)
+        found = [
+            to_host(found)
+            for state in scaler._per_optimizer_states.values()
+            for found in state["found_inf_per_device"].values()
+        ]
+        if update_is_due and found:
+            torch._amp_update_scale_(
+                scale,
+                growth,
+                sum(found[1:], found[0]),
+                scaler.get_growth_factor(),
+                scaler.get_backoff_factor(),
+                scaler.get_growth_interval(),
+            )
+    return {
+        "scale": scaler._init_scale if scale is None else float(scale),
+        "growth_factor": scaler.get_growth_factor(),
+        "backoff_factor": scaler.get_backoff_factor(),
+        "growth_interval": scaler.get_growth_interval(),
+        "_growth_tracker": scaler._init_growth_tracker if growth is None else int(growth),
+    }
+
+
+def scaler_update_is_due(scaler: Any) -> bool:
+    """Return whether scaler.step() was called and scaler.update() was not yet."""
+    return scaler.is_enabled() and any(
+        state["stage"] is OptState.STEPPED for state in scaler._per_optimizer_states.values()
+    )
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What replicas agree on, after one step.
+
+    `counts`: of each scheduler, how often it had been stepped when the optimizer step ended. `progress`: what
+    HostState.progress says once the host has begun the next minibatch; before that there is more to come.
+    """
+
+    optimizers: tuple[OptimizerPart, ...]
+    counts: tuple[int, ...]
+    progress: Encoded | None = None
+
+
+class HostState:
+    """All objects of a job whose state is kept."""
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module | None,
+        optimizers: Sequence[Optimizer],
+        schedulers: Sequence[Stateful],
+        scaler: Any,
+        extra: Stateful | None,
+        device: torch.device | None,
+    ) -> None:
+        self.model = None if model is None else ModelState(model)
+        self.optimizers = [OptimizerState(optimizer, index) for index, optimizer in enumerate(optimizers)]
+        self.schedulers = [SchedulerState(scheduler) for scheduler in schedulers]
+        self.scaler = scaler
+        self.extra = extra
+        self.device = device
+        self.random = RandomState(device)
+
+    def add_optimizer(self, optimizer: Optimizer) -> None:
+        self.optimizers.append(OptimizerState(optimizer, len(self.optimizers)))
+
+    def local(self) -> dict[str, Encoded]:
+        """Return the rank-local state in named parts."""
+        parts: dict[str, Any] = {}
+        if self.extra is not None:
+            parts["extra"] = self.extra.state_dict()
+        if self.model is not None:
+            parts["buffers"] = self.model.buffers()
+            parts["modules"] = self.model.extra_states()
+        encoded = {name: tree_codec.encode(part, name) for name, part in parts.items()}
+        return {"random": self.random.capture(), **encoded}
+
+    def shared(self) -> Shared:
+        """Return the shared state as the optimizer step leaves it."""
+        return Shared(tuple(optimizer.capture() for optimizer in self.optimizers), self.counts())
+
+    def progress(self) -> Encoded:
+        """Return what may still change between an optimizer step and the next minibatch."""
+        groups = [optimizer.groups() for optimizer in self.optimizers]
+        schedulers = [scheduler.scheduler.state_dict() for scheduler in self.schedulers]
+        return tree_codec.encode({"groups": groups, "schedulers": schedulers}, "progress")
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Return the model's parameters under their names in a save."""
+        own = {} if self.model is None else self.model.parameters()
+        return {f"model.{name}": tensor for name, tensor in own.items()}
+
+    def scaler_update_is_due(self) -> bool:
+        return self.scaler is not None and scaler_update_is_due(self.scaler)
+
+    def scaler_state(self, update_is_due: bool) -> dict[str, Any] | None:
+        return None if self.scaler is None else scaler_state(self.scaler, update_is_due)
+
+    def counts(self) -> tuple[int, ...]:
+        return tuple(scheduler.count() for scheduler in self.schedulers)
+
+    def restore_shared(
+        self, document: Mapping[str, Json], tensors: Mapping[str, Tensor], whole: bool
+    ) -> None:
+        """Put back optimizers, schedulers and scaler, and step schedulers as often as the save says is due.
+
+        whole: all of the optimizers, not only what they keep on the host.
+
+        Raises CheckpointError if there are more or fewer of them, or they are not alike.
+        """
+        progress = tree_codec.decode(document["progress"], tensors)
+        if whole or self.optimizers:  # else they were found as they made their first step
+            _check_count("optimizers", len(self.optimizers), len(document["optimizers"]))
+            for optimizer, tree, groups in zip(
+                self.optimizers, document["optimizers"], progress["groups"], strict=True
+            ):
+                optimizer.restore(tree, tensors, groups, whole)
+        _check_count("schedulers", len(self.schedulers), len(progress["schedulers"]))
+        for scheduler, state in zip(self.schedulers, progress["schedulers"], strict=True):
+            scheduler.scheduler.load_state_dict(state)
+        for scheduler, due in zip(self.schedulers, document["scheduler_steps_due"], strict=True):
+            scheduler.step(due)
+        saved_scaler = document["scaler"]
+        if (saved_scaler is None) != (self.scaler is None):
+            there, here = ("no", "one") if saved_scaler is None else ("a", "none")
+            raise CheckpointError(f"The save has {there} gradient scaler; jitckpt.init was given {here}.")
+        if saved_scaler:
+            self.scaler.load_state_dict(saved_scaler)
+
+    def restore_local(self, parts: Mapping[str, Any]) -> None:
+        """Put back the rank-local state, random numbers last."""
+        if (self.extra is None) != ("extra" not in parts):
+            there, here = ("none", "an") if "extra" not in parts else ("some", "no")
+            raise CheckpointError(
+                f"The save has {there} state of `extra`; jitckpt.init was given {here} extra."
+            )
+        if self.model is not None:
+            load_tensors("buffers", self.model.buffers(), parts.get("buffers", {}))
+            self.model.restore_extra_states(parts.get("modules", {}))
+        if self.extra is not None:
+            self.extra.load_state_dict(parts["extra"])
+        self.random.restore(parts["random"])
+
+
+def load_tensors(what: str, own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    """Copy saved tensors into the job's own; CheckpointError unless names, shapes and types are the same."""
+    _check_names(what, own, saved)
+    for name, tensor in own.items():
+        if tensor.shape != saved[name].shape or tensor.dtype != saved[name].dtype:
+            raise CheckpointError(
+                f"{name} of the {what} is {tensor.dtype} of shape {list(tensor.shape)}; in the save it is "
+                f"{saved[name].dtype} of shape {list(saved[name].shape)}."
+            )
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(saved[name])
+
+
+def optimizer_part(
+    tree: Json, tensors: Mapping[str, Tensor], device: torch.device | None
+) -> dict[int, dict[str, Any]]:
+    """Return what an optimizer keeps beside its tensors on the device, keyed by the parameters' numbers."""
+    state: dict[int, dict[str, Any]] = {}
+    for key, (dtype, where, values) in tree_codec.decode(tree["numbers"], tensors).items():
+        for number, value in zip(where, values, strict=True):
+            state.setdefault(number, {})[key] = torch.tensor(value, dtype=dtype)
+    for number, key, value in tree_codec.decode(tree["others"], tensors, device):
+        state.setdefault(number, {})[key] = value
+    return state
+
+
+def local_parts(
+    document: Mapping[str, Any], tensors: Mapping[str, Tensor], device: torch.device | None
+) -> dict[str, Any]:
+    """Return the named parts of a saved rank-local state."""
+    return {name: tree_codec.decode(tree, tensors, device) for name, tree in document["trees"].items()}
+
+
+def spelled_out(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return a saved document as a user's save function gets it, in SaveContext.host_state."""
+    progress = tree_codec.decode(document["progress"], tensors)
+    optimizers = zip(document["optimizers"], progress["groups"], strict=True)
+    return local_parts(document["local"], tensors, None) | {
+        "optimizers": [
+            {"state": optimizer_part(tree, tensors, None), "param_groups": groups}
+            for tree, groups in optimizers
+        ],
+        "schedulers": progress["schedulers"],
+        "scheduler_steps_due": list(document["scheduler_steps_due"]),
+        "scaler": document["scaler"],
+    }
+
+
+def fingerprint(model: nn.Module | None, optimizers: Sequence[Optimizer]) -> str:
+    """Return what tells one model and its optimizers from others: names, shapes and types; "" for none."""
+    if model is None and not optimizers:
+        return ""
+    own = {} if model is None else ModelState(model).parameters()
+    shapes = [[name, list(tensor.shape), str(tensor.dtype)] for name, tensor in own.items()]
+    kinds = [
+        [type(optimizer).__name__, [len(group["params"]) for group in optimizer.param_groups]]
+        for optimizer in optimizers
+    ]
+    return xxhash.xxh3_128(json.dumps([shapes, kinds]).encode()).hexdigest()
+
+
+def _check_names(what: str, own: Mapping[str, object], saved: Mapping[str, object]) -> None:
+    lacking, unknown = sorted(own.keys() - saved.keys()), sorted(saved.keys() - own.keys())
+    if lacking or unknown:
+        parts = [f"lacks {', '.join(lacking[:5])}"] if lacking else []
+        parts += [f"has {', '.join(unknown[:5])}, which the model has not"] if unknown else []
+        raise CheckpointError(f"The save does not fit the model: of its {what} it {' and '.join(parts)}.")
+
+
+def _check_count(what: str, own: int, saved: int) -> None:
+    if own != saved:
+        raise CheckpointError(f"The save has {saved} {what}; jitckpt.init was given {own}.")
+
+
+def _spelled(name: str) -> str:
+    return f"optimizer number {name.rsplit('.', 1)[1]} (from 0)"

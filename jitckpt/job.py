@@ -1,0 +1,424 @@
+"""The worker's side: `init` puts a training job under protection, `restore` brings it back."""
+
+import atexit
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from jitckpt import faults, host_state, local_state, protocol, saves, selection
+from jitckpt.errors import CheckpointError, JitckptError, NativeError, SaveError, TreeError
+from jitckpt.events import EventLog
+from jitckpt.history import History
+from jitckpt.hooks.torch_training import TrainingHooks
+from jitckpt.host_state import HostState, Stateful
+from jitckpt.layout import Identity
+from jitckpt.native import Native
+from jitckpt.saver import SaveFunction, Saver
+from jitckpt.selection import Choice
+
+MAX_AHEAD = 8  # steps that the host may be ahead of the device
+KEPT_STEPS = MAX_AHEAD + 4  # replicas may be a step apart, and the host has begun one more
+SETTLE_SECONDS = 0.1
+LAST_LOOK_SECONDS = 1.0
+DEFAULT_HANG_TIMEOUT = 60.0
+DEFAULT_DIRECTORY = "ckpt"
+
+_current: "Job | None" = None
+_base_of_next_job: tuple[int, Path] | None = None
+
+
+def init(
+    save_checkpoint: SaveFunction | None = None,
+    *,
+    checkpoint_dir: str | os.PathLike[str] | None = None,
+    model: nn.Module | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    scheduler: Stateful | Sequence[Stateful] | None = None,
+    scaler: Any = None,
+    extra: Stateful | None = None,
+    shard: int = 0,
+    shards: int = 1,
+    local_state_limit: int = 64 << 20,
+) -> "Job":
+    """Protect this rank's training; call it once, when all that it is given is built and on its device.
+
+    checkpoint_dir: a directory that all ranks share (default: JITCKPT_CHECKPOINT_DIR, else "ckpt").
+    Either give `model` and `optimizer`, and jitckpt saves them by itself; or `save_checkpoint`, which gets a
+    SaveContext and writes into its directory. It may be called while a collective hangs: no collective works
+    in it. `scheduler`, `scaler` and `extra` (any object with state_dict and load_state_dict) are kept in
+    both cases; of `extra` what state_dict() says when the optimizer step returns, so advance it before.
+    With several optimizers a minibatch is one step of each.
+    shard, shards: which part of the state this rank holds, where replicas are split up over ranks.
+    local_state_limit: bytes of host memory for what this rank alone knows of the last steps.
+
+    Without the preloaded library or without a CUDA device the job runs unprotected, and a warning says so;
+    `restore` works all the same. Raises CheckpointError if the directory can't be used, TreeError if some
+    state can't be saved without pickle, TypeError and ValueError for wrong arguments.
+    """
+    global _base_of_next_job, _current  # noqa: PLW0603
+    if _current is not None:
+        raise JitckptError(
+            "jitckpt.init was called twice in this process; call close() on the first job before."
+        )
+    optimizers = _listed("optimizer", optimizer, Optimizer)
+    schedulers = _listed("scheduler", scheduler, object)
+    _check_arguments(save_checkpoint, model, optimizers, schedulers, extra)
+    if not 0 <= shard < shards:
+        raise ValueError(f"shard is {shard}; with shards={shards} it must be from 0 to {shards - 1}.")
+    root = Path(checkpoint_dir or os.environ.get("JITCKPT_CHECKPOINT_DIR") or DEFAULT_DIRECTORY).absolute()
+    rank, world_size = _place()
+    _current = Job(
+        root=root,
+        identity=Identity(
+            job=saves.open_directory(root),
+            fingerprint=host_state.fingerprint(model, optimizers),
+            world_size=world_size,
+            rank=rank,
+            shard=shard,
+            shards=shards,
+        ),
+        save_function=save_checkpoint,
+        model=model,
+        optimizers=optimizers,
+        schedulers=schedulers,
+        scaler=scaler,
+        extra=extra,
+        local_state_limit=local_state_limit,
+    )
+    if _base_of_next_job is not None:
+        _current.set_base(*_base_of_next_job)
+        _base_of_next_job = None
+    return _current
+
+
+def jit_get_checkpoint_path(checkpoint_dir: str | os.PathLike[str]) -> str | None:
+    """Return the folder of the save that this rank is to load, None on a fresh start.
+
+    It is a save of this rank's shard, by any replica, of the newest step that is whole for every shard. The
+    job's steps are counted on from it. Raises CheckpointError if there are saves but none can be used.
+    """
+    global _base_of_next_job  # noqa: PLW0603
+    root = Path(checkpoint_dir).absolute()
+    if _current is not None:
+        identity = _current.identity
+    else:
+        rank, world_size = _place()
+        identity = Identity("", "", world_size, rank, 0, 1)
+    job = saves.read_job(root)
+    if job is None:
+        return None
+    choice = selection.choose(saves.find(root), replace(identity, job=job), saves.verify)
+    if choice is None:
+        return None
+    if _current is not None:
+        _current.set_base(choice.step, choice.save.path)
+    else:
+        _base_of_next_job = choice.step, choice.save.path
+    return str(choice.save.path)
+
+
+class Job:
+    """A protected training job, as `init` returns it."""
+
+    def __init__(
+        self,
+        *,
+        root: Path,
+        identity: Identity,
+        save_function: SaveFunction | None,
+        model: nn.Module | None,
+        optimizers: list[Optimizer],
+        schedulers: list[Stateful],
+        scaler: Any,
+        extra: Stateful | None,
+        local_state_limit: int,
+    ) -> None:
+        self.root, self.identity = root, identity
+        self._save_function = save_function
+        self._native: Native | None = None
+        self._hooks: TrainingHooks | None = None
+        self._saver: Saver | None = None
+        self._base = 0
+        self._agent_fd = int(os.environ.get("JITCKPT_AGENT_FD", "-1"))
+        self._events = EventLog(root)
+        self._events.restart = int(os.environ.get("JITCKPT_RESTART", "0"))
+        self._first_step_reported = False
+        device, problem = _device_of(model)
+        self._host = HostState(
+            model=model,
+            optimizers=optimizers,
+            schedulers=schedulers,
+            scaler=scaler,
+            extra=extra,
+            device=device,
+        )
+        self._host.local()  # whatever can't be saved is refused here and now
+        self._host.progress()
+        self._history = History(self._host)
+        try:
+            native = Native()
+        except NativeError as error:
+            problem = str(error)
+        if problem is not None:
+            warnings.warn(f"jitckpt: this job runs unprotected. {problem}", RuntimeWarning, stacklevel=3)
+            return
+        self._start(native, model, optimizers, scaler, local_state_limit)
+
+    def restore(self) -> int:
+        """Bring the job back to the newest saved step; returns the optimizer steps done, 0 on a fresh start.
+
+        With a save function of your own, load what it wrote first (jit_get_checkpoint_path tells where from):
+        here come back random numbers, `extra`, buffers, schedulers, scaler and the optimizers' host part.
+        Raises CheckpointError if there are saves but none fits, or the save does not fit the model.
+        """
+        begun = time.monotonic()
+        choice = selection.choose(saves.find(self.root), self.identity, saves.verify)
+        if choice is None:
+            return 0
+        for reason in choice.reasons:
+            self._warn(f"A save was passed over: {reason}")
+        try:
+            self._load(choice)
+        except KeyError as error:
+            raise CheckpointError(f"{choice.save.path} can't be restored: it lacks {error}.") from error
+        except (SaveError, TreeError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise CheckpointError(f"{choice.save.path} can't be restored: {error}") from error
+        saves.set_aside_after(self.root, choice.step, self.identity.rank)
+        self.set_base(choice.step, choice.save.path)
+        seconds = time.monotonic() - begun
+        path, source = str(choice.save.path), choice.save.rank
+        self._report(protocol.Restored(self.identity.rank, choice.step, path, source, seconds))
+        return choice.step
+
+    def set_base(self, step: int, path: Path) -> None:
+        """Count the steps on from `step`, whose state was loaded from the save in the folder `path`."""
+        self._base = step
+        if self._native is not None and self._hooks is not None and self._saver is not None:
+            self._saver.restored(step, path)
+            self._hooks.step = step
+            self._native.set_base(step)
+
+    def close(self) -> None:
+        """End the protection; happens by itself when the process ends."""
+        global _current  # noqa: PLW0603
+        if _current is self:
+            _current = None
+        if self._native is None or self._hooks is None:
+            return
+        atexit.unregister(self._at_exit)
+        self._hooks.detach()
+        # A training of few steps ends before the library has looked at the device again.
+        until = time.monotonic() + LAST_LOOK_SECONDS
+        while self._hooks.step > self._base and not self._first_step_reported and time.monotonic() < until:
+            self._report_first_step()
+            time.sleep(0.01)
+        self._report(protocol.Finished(self.identity.rank, self._hooks.step))
+        native, self._native = self._native, None
+        native.stop()
+
+    # What the hooks tell (jitckpt.hooks.torch_training.Listener).
+
+    def minibatch_begun(self, step: int) -> None:
+        self._history.settle(step - 1)
+
+    def forward_ended(self, step: int) -> None:
+        self._recorder.write(step, final=False, parts=self._host.local())
+
+    def step_begun(self, step: int) -> None:
+        assert self._native is not None
+        assert self._hooks is not None
+        if not self._host.optimizers:
+            for optimizer in self._hooks.watched:
+                self._host.add_optimizer(optimizer)
+        self._native.step_begin(step, self._stream())
+
+    def step_ended(self, step: int) -> None:
+        assert self._native is not None
+        if step == self._base + 1 and self._host.model is not None:
+            self._host.model.look_again()
+        self._recorder.write(step, final=True, parts=self._host.local())
+        self._history.add(step, self._host.shared())
+        self._native.step_end(step, self._stream())
+        self._history.forget_before(self._native.progress().device_ended)
+        if not self._first_step_reported:
+            self._report_first_step()
+
+    def _start(
+        self,
+        native: Native,
+        model: nn.Module | None,
+        optimizers: list[Optimizer],
+        scaler: Any,
+        local_state_limit: int,
+    ) -> None:
+        given = os.environ.get("JITCKPT_STATE_FD")
+        ring_fd = local_state.create() if given is None else int(given)
+        os.set_inheritable(ring_fd, False)  # not for programs that the training starts
+        ring = local_state.Ring(ring_fd, self.identity, KEPT_STEPS, local_state_limit)
+        self._recorder = local_state.Recorder(ring, native.write_word, self._warn)
+        self._saver = Saver(
+            root=self.root,
+            identity=self.identity,
+            native=native,
+            host=self._host,
+            history=self._history,
+            ring=ring_fd,
+            save_function=self._save_function,
+            report=self._report,
+        )
+        native.start(
+            agent_fd=self._agent_fd,
+            hang_timeout=float(os.environ.get("JITCKPT_HANG_TIMEOUT", DEFAULT_HANG_TIMEOUT)),
+            settle=SETTLE_SECONDS,
+            max_ahead=MAX_AHEAD,
+            save=self._saver,
+        )
+        self._native = native
+        self._hooks = TrainingHooks(
+            self, model=model, optimizers=optimizers, scaler=scaler, on_phase=self._injector(native)
+        )
+        self._report(
+            protocol.Registered(
+                rank=self.identity.rank,
+                pid=os.getpid(),
+                world_size=self.identity.world_size,
+                shard=self.identity.shard,
+                shards=self.identity.shards,
+                fingerprint=self.identity.fingerprint,
+                saver="builtin" if self._save_function is None else "callback",
+                checkpoint_dir=str(self.root),
+            )
+        )
+        atexit.register(self._at_exit)
+
+    def _load(self, choice: Choice) -> None:
+        saved = saves.read(choice.save)
+        document, tensors = saved.document, saved.tensors
+        builtin = choice.save.metadata is not None and choice.save.metadata.saver == "builtin"
+        if builtin and self._host.model is not None:
+            own = self._host.parameters()
+            parameters = {name: value for name, value in tensors.items() if name.startswith("model.")}
+            host_state.load_tensors("parameters", own, parameters)
+        self._host.restore_shared(document, tensors, whole=builtin)
+        self._history.expect_scheduler_steps(document["usual_scheduler_steps"])
+        local, local_tensors = document["local"], tensors
+        if choice.local is None:
+            self._warn(
+                f"Rank {self.identity.rank} left no state of its own after step {choice.step}: random "
+                f"numbers, extra and buffers come from rank {choice.save.rank}, so this run will differ from "
+                "an undisturbed one."
+            )
+        elif choice.local is not choice.save:
+            own_state = saves.read(choice.local)
+            local = own_state.document["local"]
+            local_tensors = tensors | own_state.tensors
+            replaced = [*local["missing"], *local["left_out"]]
+            local["trees"] = {
+                name: local["trees"].get(name, tree) for name, tree in document["local"]["trees"].items()
+            }
+            if replaced:
+                self._warn(
+                    f"What rank {self.identity.rank} did not keep of its own state "
+                    f"({', '.join(replaced[:5])}) comes from rank {choice.save.rank}."
+                )
+        parts = host_state.local_parts(local, local_tensors, self._host.device)
+        self._host.restore_local(parts)
+
+    def _stream(self) -> int:
+        return torch.cuda.current_stream(self._host.device).cuda_stream
+
+    def _injector(self, native: Native) -> Callable[[int, str], None] | None:
+        text = os.environ.get("JITCKPT_FAULTS")
+        specs = faults.from_environment(text, self.identity.rank) if text else []
+        if not specs:
+            return None
+        return faults.Injector(specs, self._report_fault, native.arm_fault).on_phase
+
+    def _report_fault(self, spec: faults.FaultSpec) -> None:
+        self._report(protocol.Fault(self.identity.rank, str(spec), spec.step, spec.phase))
+
+    def _report_first_step(self) -> None:
+        if self._native is not None and self._native.progress().device_ended > self._base:
+            self._first_step_reported = True
+            self._report(protocol.FirstStep(self.identity.rank, self._base + 1))
+
+    def _report(self, message: protocol.Message) -> None:
+        """Tell the agent; without one, or after its death, the checkpoint directory's events."""
+        if self._native is not None and self._agent_fd >= 0:
+            try:
+                self._native.report(protocol.encode(message))
+                return
+            except NativeError:
+                self._agent_fd = -1  # the agent is dead; the library has the state saved all the same
+        self._events.write(message.type, **asdict(message))
+
+    def _warn(self, text: str) -> None:
+        warnings.warn(f"jitckpt: {text}", RuntimeWarning, stacklevel=3)
+        self._report(protocol.Warning(self.identity.rank, text))
+
+    def _at_exit(self) -> None:
+        if hasattr(sys, "last_value"):  # an exception ends the process: it has not finished
+            if self._native is not None:
+                self._native.stop()
+        else:
+            self.close()
+
+
+def _listed(what: str, given: Any, kind: type) -> list[Any]:
+    found = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
+    for item in found:
+        if not isinstance(item, kind):
+            raise TypeError(
+                f"{what} is a {type(item).__name__}; it must be a {kind.__name__} or a list of them."
+            )
+    return found
+
+
+def _check_arguments(
+    save_checkpoint: object, model: object, optimizers: list[Any], schedulers: list[Any], extra: object
+) -> None:
+    if save_checkpoint is None and (model is None or not optimizers):
+        raise TypeError("jitckpt.init needs save_checkpoint=..., or model=... and optimizer=...")
+    if save_checkpoint is not None and not callable(save_checkpoint):
+        raise TypeError(f"save_checkpoint is a {type(save_checkpoint).__name__}; it must be a function.")
+    if model is not None and not isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
+    if save_checkpoint is None and isinstance(model, nn.Module):
+        for name, parameter in model.named_parameters():
+            if type(parameter.data) is not torch.Tensor:
+                raise TypeError(
+                    f"The parameter {name} is a {type(parameter.data).__name__}; jitckpt's own saver knows "
+                    "only plain tensors so far: give jitckpt.init a save function (save_checkpoint=...)."
+                )
+    for name, one in [("scheduler", scheduler) for scheduler in schedulers] + [("extra", extra)]:
+        if one is not None and not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
+            raise TypeError(f"{name} is a {type(one).__name__}, which has no state_dict and load_state_dict.")
+
+
+def _place() -> tuple[int, int]:
+    """Return this process's rank and the number of ranks."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _device_of(model: nn.Module | None) -> tuple[torch.device | None, str | None]:
+    """Return the job's device, and why there is nothing to protect if so."""
+    if not torch.cuda.is_available():
+        return None, "There is no CUDA device; `jitckpt run` or `jitckpt exec` brings one without a GPU."
+    if model is None:
+        return torch.device("cuda", torch.cuda.current_device()), None
+    devices = {parameter.device for parameter in model.parameters()}
+    if len(devices) != 1 or next(iter(devices)).type != "cuda":
+        places = ", ".join(sorted(map(str, devices))) or "nowhere"
+        return None, f"Its model is on {places}; jitckpt protects models on one CUDA device a process."
+    return devices.pop(), None

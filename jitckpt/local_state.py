@@ -1,0 +1,402 @@
+"""The rank-local state of the last few steps in memory that outlives the rank (a memfd that the agent owns).
+
+Page 0 says whose ring it is. Then, for each slot (step modulo slots), two areas for the host part, written in
+turn, so that one is always whole; their checksum tells. Then, for each slot, a page of words and two areas
+for tensors copied off the device: one provisional (from the forward pass on), one final (after the optimizer
+step). The device writes a word before it begins to write an area and one after it has ended; an area is whole
+if both words are the value that the host part names. So a process may be killed at any moment.
+"""
+
+import json
+import mmap
+import os
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from torch import Tensor
+
+from jitckpt import layout, tensor_file
+from jitckpt.errors import SaveError
+from jitckpt.layout import Identity
+from jitckpt.saves import SaveFolder
+from jitckpt.tree_codec import Encoded, Json, to_json
+
+PAGE = 4096
+MAGIC = b"JITCKPT1"
+_FILE_HEADER = struct.Struct("<8sQQI")  # magic, slots, bytes of an area, length of the identity
+_BLOB_HEADER = struct.Struct("<QQQ16s")  # sequence, step, length, checksum of the three and the content
+_WORD = struct.Struct("<Q")
+_PART = struct.Struct("<I")
+
+
+@dataclass(frozen=True)
+class LocalState:
+    """The state of one rank after one step, in named parts (trees).
+
+    `final`: taken after the optimizer step, not in the forward pass.
+    `missing`: tensors that the tree names but that were too large to be kept, or had not come off the device.
+    `left_out`: parts of the state that were too large.
+    """
+
+    step: int
+    final: bool
+    trees: dict[str, Json]
+    tensors: dict[str, Tensor]
+    missing: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+    def document(self) -> dict[str, Json]:
+        """Return all but the tensors, for a JSON file."""
+        content = {"final": self.final, "trees": self.trees}
+        return content | {"missing": list(self.missing), "left_out": list(self.left_out)}
+
+
+@dataclass(frozen=True)
+class Region:
+    """Where device tensors lie in an area, and the word that makes the area whole."""
+
+    word: int
+    entries: dict[str, tuple[str, list[int], int]]  # name: type, shape, offset
+
+
+@dataclass
+class _Slot:
+    step: int = -1
+    writes: int = 0
+    regions: dict[bool, Region] = field(default_factory=dict)
+
+
+class Ring:
+    """The writing side, in the worker. `limit`: bytes of the whole ring; they are taken only as used."""
+
+    def __init__(self, descriptor: int, identity: Identity, slots: int, limit: int) -> None:
+        """Lay the ring out anew in a memfd; raises ValueError where the limit is too small for any state."""
+        self.slots = slots
+        self.area_bytes = ((limit - PAGE) // slots - PAGE) // 4 // PAGE * PAGE
+        if self.area_bytes < 4 * PAGE:
+            least = PAGE + slots * (PAGE + 4 * 4 * PAGE)
+            raise ValueError(f"local_state_limit is {limit} bytes; the least that works is {least}.")
+        self.descriptor = descriptor
+        self._slots = [_Slot() for _ in range(slots)]
+        self._sequence = 0
+        size = PAGE + slots * (4 * self.area_bytes + PAGE)
+        os.ftruncate(descriptor, 0)
+        os.ftruncate(descriptor, size)
+        self._memory = mmap.mmap(descriptor, size)
+        text = json.dumps(asdict(identity)).encode()
+        header = _FILE_HEADER.pack(MAGIC, slots, self.area_bytes, len(text)) + text
+        self._memory[: len(header) + 16] = header + _digest(header)
+        self._device_memory: Tensor | None = None
+
+    def write_host(self, step: int, content: bytes) -> None:
+        """Put the host part of a step in place; what was there before stays whole until this is."""
+        slot = self._slots[step % self.slots]
+        start = _host_area(step % self.slots, slot.writes % 2, self.slots, self.area_bytes)
+        slot.writes += 1
+        self._sequence += 1
+        head = struct.pack("<QQQ", self._sequence, step, len(content))
+        self._memory[start : start + _BLOB_HEADER.size] = head + _digest(head, content)
+        self._memory[start + _BLOB_HEADER.size : start + _BLOB_HEADER.size + len(content)] = content
+
+    def regions(self, step: int) -> dict[bool, Region]:
+        """Return the regions of a step so far, by whether they are final; the caller changes them."""
+        slot = self._slots[step % self.slots]
+        if slot.step != step:
+            slot.step, slot.regions = step, {}
+        return slot.regions
+
+    def device_area(self, step: int, final: bool) -> tuple[int, Tensor]:
+        """Return the address of the area's two words (begun, ended) and the area, registered for copies."""
+        if self._device_memory is None:
+            self._device_memory = self._register()
+        words, area = _device_area(step % self.slots, final, self.slots, self.area_bytes)
+        base = _device_base(self.slots, self.area_bytes)
+        data = self._device_memory[area - base : area - base + self.area_bytes]
+        return self._device_memory.data_ptr() + words - base, data
+
+    def _register(self) -> Tensor:
+        memory = torch.frombuffer(self._memory, dtype=torch.uint8)[
+            _device_base(self.slots, self.area_bytes) :
+        ]
+        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0))
+        return memory
+
+
+class Recorder:
+    """Writes one rank's local states into its ring, device tensors by asynchronous copies."""
+
+    def __init__(
+        self, ring: Ring, write_word: Callable[[int, int, int], None], warn: Callable[[str], None]
+    ) -> None:
+        """write_word(address, value, stream): have the device write 8 bytes in the order of the stream."""
+        self._ring, self._write_word, self._warn = ring, write_word, warn
+        self._too_large: set[str] = set()  # names of tensors and parts
+        self._staging = _Staging()
+
+    def write(self, step: int, final: bool, parts: Mapping[str, Encoded]) -> None:
+        """Write the state after `step`, made of named parts. Never waits for the device."""
+        kept = {name: part for name, part in parts.items() if name not in self._too_large}
+        trees = {name: part.tree for name, part in kept.items()}
+        tensors = {name: tensor for part in kept.values() for name, tensor in part.tensors.items()}
+        for name in self._too_large & tensors.keys():
+            del tensors[name]
+        on_device = {name: tensor for name, tensor in tensors.items() if tensor.device.type != "cpu"}
+        while _staged_bytes(on_device) > self._ring.area_bytes:
+            del on_device[self._leave_out(on_device)]
+        on_host = {name: tensor for name, tensor in tensors.items() if tensor.device.type == "cpu"}
+        regions = self._ring.regions(step)
+        if on_device:
+            previous = regions.get(final)
+            number = (previous.word + 1) & 0xFFFF if previous else 1  # of the writes of this step
+            regions[final] = Region((step << 16) | number, self._staging.arrange(on_device))
+        content = _pack(final, trees, on_host, regions, parts.keys() - kept.keys())
+        if len(content) > self._ring.area_bytes - _BLOB_HEADER.size:
+            self._leave_out({**{name: len(json.dumps(tree)) for name, tree in trees.items()}, **on_host})
+            self.write(step, final, parts)
+            return
+        self._ring.write_host(step, content)
+        if on_device:
+            words, area = self._ring.device_area(step, final)
+            stream = torch.cuda.current_stream(self._staging.device)
+            self._write_word(words, regions[final].word, stream.cuda_stream)
+            self._staging.copy_into(area, list(on_device.values()), stream)
+            self._write_word(words + 8, regions[final].word, stream.cuda_stream)
+
+    def _leave_out(self, candidates: Mapping[str, Tensor | int]) -> str:
+        """Leave the largest (tensor, or part of so many bytes) out from now on; returns its name."""
+        sizes = {
+            name: value.nbytes if isinstance(value, Tensor) else value for name, value in candidates.items()
+        }
+        name = max(sizes, key=lambda key: sizes[key])
+        self._too_large.add(name)
+        self._warn(
+            f"{name} ({sizes[name]} bytes) does not fit into the {self._ring.area_bytes} bytes for this "
+            "rank's own state of a step: after a failure of this rank it comes from a replica. Raise "
+            "local_state_limit."
+        )
+        return name
+
+
+class _Staging:
+    """One flat tensor on the device, into which all tensors are gathered before one copy to the host."""
+
+    def __init__(self) -> None:
+        self._shapes: list[tuple[str, torch.dtype, torch.Size]] = []
+        self._entries: dict[str, tuple[str, list[int], int]] = {}
+        self._views: dict[torch.dtype, tuple[list[int], list[Tensor]]] = {}
+        self._flat = torch.empty(0, dtype=torch.uint8)
+        self._last_stream: torch.cuda.Stream | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self._flat.device
+
+    def arrange(self, tensors: Mapping[str, Tensor]) -> dict[str, tuple[str, list[int], int]]:
+        """Return where each tensor comes to lie: its type, shape and offset."""
+        shapes = [(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
+        if shapes != self._shapes:
+            self._shapes, self._entries, self._views = shapes, {}, {}
+            device = next(iter(tensors.values())).device
+            self._flat = torch.empty(_staged_bytes(tensors), dtype=torch.uint8, device=device)
+            offset = 0
+            for index, (name, tensor) in enumerate(tensors.items()):
+                view = self._flat[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+                indices, views = self._views.setdefault(tensor.dtype, ([], []))
+                indices.append(index)
+                views.append(view)
+                self._entries[name] = (str(tensor.dtype).removeprefix("torch."), list(tensor.shape), offset)
+                offset += _aligned(tensor.nbytes)
+        return self._entries
+
+    def copy_into(self, area: Tensor, tensors: list[Tensor], stream: torch.cuda.Stream) -> None:
+        if self._last_stream is not None and self._last_stream != stream:
+            stream.wait_stream(self._last_stream)  # the flat tensor is still being read there
+        self._last_stream = stream
+        for indices, views in self._views.values():
+            torch._foreach_copy_(views, [tensors[index] for index in indices])
+        area[: self._flat.numel()].copy_(self._flat, non_blocking=True)
+
+
+def create() -> int:
+    """Return a new, empty memfd for one rank's ring, which child processes may inherit by number."""
+    return os.memfd_create("jitckpt-local-state", os.MFD_CLOEXEC)
+
+
+def read_identity(descriptor: int) -> Identity | None:
+    """Return whose ring it is; None if no worker has laid it out. Raises SaveError if it is damaged."""
+    return (found := _read_header(descriptor)) and found[0]
+
+
+def read(descriptor: int) -> list[LocalState]:
+    """Return the states that are whole, newest step first; the writer may be alive, dead or half-way.
+
+    Raises SaveError if the ring itself is damaged.
+    """
+    header = _read_header(descriptor)
+    if header is None:
+        return []
+    _, slots, area_bytes = header
+    states = [_read_slot(descriptor, slot, slots, area_bytes) for slot in range(slots)]
+    return sorted((state for state in states if state), key=lambda state: -state.step)
+
+
+def _read_header(descriptor: int) -> tuple[Identity, int, int] | None:
+    data = os.pread(descriptor, PAGE, 0)
+    if not data.strip(b"\0"):
+        return None
+    if len(data) < _FILE_HEADER.size:
+        raise SaveError("The memory of a rank's local state is damaged: it is too short.")
+    magic, slots, area_bytes, length = _FILE_HEADER.unpack_from(data)
+    end = _FILE_HEADER.size + length
+    size = os.fstat(descriptor).st_size
+    if (
+        magic != MAGIC
+        or end + 16 > len(data)
+        or _digest(data[:end]) != data[end : end + 16]
+        or size != PAGE + slots * (4 * area_bytes + PAGE)
+    ):
+        raise SaveError("The memory of a rank's local state is damaged: its first page is not valid.")
+    return (
+        Identity(**layout.parse_object(data[_FILE_HEADER.size : end], "The ring's identity")),
+        slots,
+        area_bytes,
+    )
+
+
+def _read_slot(descriptor: int, slot: int, slots: int, area_bytes: int) -> LocalState | None:
+    newest: tuple[int, int, bytes] | None = None
+    for version in (0, 1):
+        found = _read_blob(descriptor, _host_area(slot, version, slots, area_bytes), area_bytes)
+        if found is not None and (newest is None or found > newest):
+            newest = found
+    if newest is None:
+        return None
+    _, step, content = newest
+    document, host_tensors = _unpack(content)
+    tensors = dict(host_tensors)
+    wanted = {name for region in document["regions"].values() for name in region["entries"]}
+    for final in ("true", "false"):
+        region = document["regions"].get(final)
+        if region is not None and not wanted & tensors.keys():
+            area = _device_area(slot, final == "true", slots, area_bytes)
+            tensors |= _read_region(descriptor, *area, area_bytes, region)
+    missing = tuple(sorted(_named(document["trees"]) - tensors.keys()))
+    return LocalState(
+        step, document["final"], document["trees"], tensors, missing, tuple(document["left_out"])
+    )
+
+
+def _read_blob(descriptor: int, start: int, area_bytes: int) -> tuple[int, int, bytes] | None:
+    data = os.pread(descriptor, _BLOB_HEADER.size, start)
+    sequence, step, length, checksum = _BLOB_HEADER.unpack(data)
+    if sequence == 0 or length > area_bytes - _BLOB_HEADER.size:
+        return None
+    content = os.pread(descriptor, length, start + _BLOB_HEADER.size)
+    return (sequence, step, content) if _digest(data[:24], content) == checksum else None
+
+
+def _read_region(descriptor: int, words: int, area: int, area_bytes: int, region: Json) -> dict[str, Tensor]:
+    """Return the tensors of an area, none if the device had not finished writing it."""
+    if _read_word(descriptor, words + 8) != region["word"]:
+        return {}
+    data = os.pread(descriptor, area_bytes, area)
+    if _read_word(descriptor, words) != region["word"]:
+        return {}  # it is being written anew
+    tensors = {}
+    for name, (dtype_name, shape, offset) in region["entries"].items():
+        dtype = getattr(torch, dtype_name)
+        size = torch.Size(shape).numel() * dtype.itemsize
+        raw = bytearray(data[offset : offset + size])
+        flat = torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
+        tensors[name] = flat.view(dtype).view(shape)
+    return tensors
+
+
+def _read_word(descriptor: int, offset: int) -> int:
+    value: int = _WORD.unpack(os.pread(descriptor, 8, offset))[0]
+    return value
+
+
+def _pack(
+    final: bool,
+    trees: Mapping[str, Json],
+    tensors: Mapping[str, Tensor],
+    regions: Mapping[bool, Region],
+    left_out: Iterable[str],
+) -> bytes:
+    document = {
+        "final": final,
+        "trees": trees,
+        "regions": {str(key).lower(): asdict(region) for key, region in regions.items()},
+        "left_out": sorted(left_out),
+    }
+    text = to_json(document).encode()
+    content = bytearray(_PART.pack(len(text)) + text)
+    tensor_file.write(content.extend, tensors)
+    return bytes(content)
+
+
+def _unpack(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    (length,) = _PART.unpack_from(content)
+    document = layout.parse_object(content[_PART.size : _PART.size + length], "A rank's local state")
+    return document, tensor_file.read(content[_PART.size + length :])
+
+
+def _named(tree: Json) -> set[str]:
+    """Return the names of all tensors in a tree."""
+    if isinstance(tree, list):
+        return set().union(*map(_named, tree)) if tree else set()
+    if isinstance(tree, dict):
+        if "$tensor" in tree or "$array" in tree:
+            return {tree.get("$tensor") or tree["$array"]}
+        return set().union(*map(_named, tree.values())) if tree else set()
+    return set()
+
+
+def _digest(*parts: bytes) -> bytes:
+    digest = xxhash.xxh3_128()
+    for part in parts:
+        digest.update(part)
+    return digest.digest()
+
+
+def _aligned(size: int) -> int:
+    return -(-size // 16) * 16
+
+
+def _staged_bytes(tensors: Mapping[str, Tensor]) -> int:
+    return sum(_aligned(tensor.nbytes) for tensor in tensors.values())
+
+
+def _host_area(slot: int, version: int, slots: int, area_bytes: int) -> int:
+    return PAGE + (2 * slot + version) * area_bytes
+
+
+def _device_base(slots: int, area_bytes: int) -> int:
+    return PAGE + 2 * slots * area_bytes
+
+
+def _device_area(slot: int, final: bool, slots: int, area_bytes: int) -> tuple[int, int]:
+    """Return the offsets of the area's two words and of the area."""
+    start = _device_base(slots, area_bytes) + slot * (PAGE + 2 * area_bytes)
+    return start + 16 * final, start + PAGE + final * area_bytes
+
+
+def write_save(descriptor: int, root: Path, step: int) -> int:
+    """Write a ring's state after `step` as a save of its rank; returns the bytes written.
+
+    Raises SaveError if the ring has no whole state of that step, or the file system refuses.
+    """
+    identity = read_identity(descriptor)
+    state = next((state for state in read(descriptor) if state.step == step), None)
+    if identity is None or state is None:
+        raise SaveError(f"The rank left no whole state of its own for step {step}.")
+    with SaveFolder(root, identity, step, "local", "ring") as folder:
+        folder.add_tensors(layout.TENSORS_FILE, state.tensors)
+        folder.add_json(layout.STATE_FILE, {"local": state.document()})
+        return folder.commit()[1]

@@ -1,0 +1,192 @@
+"""The preloaded library that is already in this process, called through cffi (its C interface: jitckpt.h)."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from cffi import FFI
+
+from jitckpt.errors import NativeError
+
+ABI = 1
+
+# The declarations of native/interpose/jitckpt.h; a test compares the two.
+DECLARATIONS = """
+typedef struct {
+  uint64_t host_begun, host_ended;
+  uint64_t device_begun, device_ended;
+  uint64_t queued_ahead;
+  uint32_t holding;
+  uint32_t step_thread_parked;
+} jitckpt_progress_t;
+
+typedef int (*jitckpt_save_fn)(const char* order_json);
+
+typedef struct {
+  int agent_fd;
+  double hang_timeout_s;
+  double settle_s;
+  uint32_t max_ahead;
+  jitckpt_save_fn save;
+  int (*gil_check)(void);
+  void* (*gil_release)(void);
+  void (*gil_acquire)(void*);
+  int (*gil_ensure)(void);
+  void (*gil_restore)(int);
+} jitckpt_config_t;
+
+int jitckpt_abi(void);
+const char* jitckpt_last_error(void);
+int jitckpt_start(const jitckpt_config_t* config);
+void jitckpt_stop(void);
+
+void jitckpt_set_base(uint64_t step);
+int jitckpt_step_begin(uint64_t step, void* stream);
+int jitckpt_step_end(uint64_t step, void* stream);
+void jitckpt_get_progress(jitckpt_progress_t* progress);
+
+int jitckpt_write_word(uint64_t* registered_host, uint64_t value, void* stream);
+int jitckpt_report(const char* json, size_t length);
+int jitckpt_collectives(char* json, size_t capacity);
+void jitckpt_resume(void);
+
+void jitckpt_arm_fault(int signal_number);
+"""
+_PYTHON = """
+int PyGILState_Check(void);
+void* PyEval_SaveThread(void);
+void PyEval_RestoreThread(void*);
+int PyGILState_Ensure(void);
+void PyGILState_Release(int);
+"""
+
+
+def _declared() -> Any:  # its objects get their attributes from the declarations
+    ffi = FFI()
+    ffi.cdef(DECLARATIONS + _PYTHON)
+    return ffi
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Steps begun and ended, by the host and by the device; see jitckpt_progress_t."""
+
+    host_begun: int
+    host_ended: int
+    device_begun: int
+    device_ended: int
+    queued_ahead: int
+    holding: bool
+    step_thread_parked: bool
+
+
+class Native:
+    """The library's calls. Streams and addresses are numbers."""
+
+    def __init__(self) -> None:
+        """Find the library in the process; raises NativeError if it is not there or of another version."""
+        self._ffi = _declared()
+        self._library = self._ffi.dlopen(None)
+        try:
+            abi = self._library.jitckpt_abi()
+        except AttributeError:
+            preload = os.environ.get("LD_PRELOAD", "")
+            raise NativeError(
+                f"libjitckpt.so is not preloaded into this process (LD_PRELOAD is {preload!r}). Start it "
+                "with `jitckpt run`, or with LD_PRELOAD=$(jitckpt lib)."
+            ) from None
+        if abi != ABI:
+            raise NativeError(
+                f"The preloaded libjitckpt.so speaks version {abi} of the interface, this jitckpt {ABI}. "
+                "Preload the library that came with it: LD_PRELOAD=$(jitckpt lib)."
+            )
+        self._progress = self._ffi.new("jitckpt_progress_t*")
+        self._callback: Any = None
+
+    def start(
+        self,
+        *,
+        agent_fd: int,
+        hang_timeout: float,
+        settle: float,
+        max_ahead: int,
+        save: Callable[[bytes], int],
+    ) -> None:
+        """Start the watchdog; `save` is called on a thread of the library with the agent's order.
+
+        agent_fd: -1 without an agent. hang_timeout, settle: seconds. Raises NativeError.
+        """
+
+        def called(order: Any) -> int:
+            return save(self._ffi.string(order))
+
+        self._callback = self._ffi.callback("int(const char*)", called, error=1)
+        config = self._ffi.new("jitckpt_config_t*")
+        config.agent_fd, config.hang_timeout_s, config.settle_s = agent_fd, hang_timeout, settle
+        config.max_ahead, config.save = max_ahead, self._callback
+        config.gil_check = self._library.PyGILState_Check
+        config.gil_release = self._library.PyEval_SaveThread
+        config.gil_acquire = self._library.PyEval_RestoreThread
+        config.gil_ensure = self._library.PyGILState_Ensure
+        config.gil_restore = self._library.PyGILState_Release
+        self._check(self._library.jitckpt_start(config))
+
+    def stop(self) -> None:
+        self._library.jitckpt_stop()
+
+    def set_base(self, step: int) -> None:
+        self._library.jitckpt_set_base(step)
+
+    def step_begin(self, step: int, stream: int) -> None:
+        """May wait until the device has caught up. Raises NativeError."""
+        self._check(self._library.jitckpt_step_begin(step, self._pointer(stream)))
+
+    def step_end(self, step: int, stream: int) -> None:
+        self._check(self._library.jitckpt_step_end(step, self._pointer(stream)))
+
+    def progress(self) -> Progress:
+        self._library.jitckpt_get_progress(self._progress)
+        found = self._progress
+        return Progress(
+            found.host_begun,
+            found.host_ended,
+            found.device_begun,
+            found.device_ended,
+            found.queued_ahead,
+            bool(found.holding),
+            bool(found.step_thread_parked),
+        )
+
+    def write_word(self, address: int, value: int, stream: int) -> None:
+        """Have the device write 8 bytes of registered host memory, in the order of the stream."""
+        target = self._ffi.cast("uint64_t*", address)
+        self._check(self._library.jitckpt_write_word(target, value, self._pointer(stream)))
+
+    def report(self, message: bytes) -> None:
+        """Send one message to the agent; raises NativeError if there is none or it does not answer."""
+        self._check(self._library.jitckpt_report(message, len(message)))
+
+    def collectives(self) -> str:
+        """Return what is in flight, oldest first, as JSON."""
+        size = 4096
+        while True:
+            buffer = self._ffi.new("char[]", size)
+            needed = self._library.jitckpt_collectives(buffer, size)
+            if needed < size:
+                text: str = self._ffi.string(buffer).decode()
+                return text
+            size = needed + 1
+
+    def resume(self) -> None:
+        self._library.jitckpt_resume()
+
+    def arm_fault(self, signal_number: int) -> None:
+        self._library.jitckpt_arm_fault(signal_number)
+
+    def _pointer(self, address: int) -> Any:
+        return self._ffi.cast("void*", address)
+
+    def _check(self, result: int) -> None:
+        if result != 0:
+            raise NativeError(self._ffi.string(self._library.jitckpt_last_error()).decode(errors="replace"))

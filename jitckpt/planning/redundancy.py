@@ -1,0 +1,178 @@
+"""Sharded snapshots in host memory and what protects them (REFT): copies, parity, recomputing the optimizer.
+
+The D data-parallel members of a pipeline stage form a sharding group; each keeps 1/D of the stage's state.
+To that each method adds:
+
+- ARC, asynchronous redundant copying: a peer's shard, |P|/D more a member;
+- AEC, asynchronous erasure coding: XOR parity over the other members' cells, |P|/(D - 1) more a *group*
+  (a shard is cut into D - 1 cells, one under each other member's parity), |P|/(D (D - 1)) a member;
+- AOR, asynchronous optimizer recomputing (ZeRO-1): a peer's gradient shard every step, from which the host
+  steps its own copy of the peer's optimizer shard.
+
+Several methods together survive as many losses as there are methods: k copies always do, with strides 1..k.
+ARC and AEC together do so only if no parity lies on the member that keeps the copy (then a shard has
+D - 2 cells); otherwise two neighbours lost together take a cell and its parity. `survives` decides this
+from the layout itself.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from jitckpt.planning.check import InvalidInput, number, whole
+from jitckpt.planning.mesh import Mesh
+
+
+@dataclass(frozen=True)
+class Costs:
+    """A member's bytes (one member: a pipeline stage's data-parallel path)."""
+
+    snapshot_bytes: float  # its own share, copied to the host at every snapshot
+    redundant_traffic_bytes: float  # more bytes copied to the host at every snapshot
+    redundant_memory_bytes: float  # more bytes of host memory, one buffer
+    survives_losses: int  # in one sharding group
+
+    def host_memory_bytes(self, buffers: int = 2) -> float:
+        """Host memory with a whole snapshot and one in progress."""
+        return buffers * (self.snapshot_bytes + self.redundant_memory_bytes)
+
+
+def unprotected(stage_bytes: float, members: int) -> Costs:
+    """Each member keeps 1/D of its stage: one loss is one too many."""
+    number("stage_bytes", stage_bytes)
+    whole("members", members, low=1)
+    return Costs(stage_bytes / members, 0.0, 0.0, 0)
+
+
+def arc(stage_bytes: float, members: int, copies: int = 1) -> Costs:
+    """`copies` further members' shards: 2 |P| / D in all for one."""
+    shard = unprotected(stage_bytes, _protectable(members, copies)).snapshot_bytes
+    return Costs(shard, copies * shard, copies * shard, copies)
+
+
+def aec(stage_bytes: float, members: int) -> Costs:
+    """XOR parity, made on the device in bubbles: |P| / (D - 1) more for the group."""
+    shard = unprotected(stage_bytes, _protectable(members, 1)).snapshot_bytes
+    parity = shard / (members - 1)
+    return Costs(shard, parity, parity, 1)
+
+
+def arc_with_aec(stage_bytes: float, members: int) -> Costs:
+    """One copy and one parity that avoids it; needs three members."""
+    shard = unprotected(stage_bytes, _protectable(members, 2)).snapshot_bytes
+    extra = shard + shard / (members - 2)
+    return Costs(shard, extra, extra, 2)
+
+
+def aor(
+    parameter_bytes: float, optimizer_bytes: float, gradient_bytes: float, members: int, peers: int = 1
+) -> Costs:
+    """ZeRO-1: parameters are cut for saving, the optimizer is already; peers' optimizers are recomputed.
+
+    All three sizes are the stage's. Per member: its parameter and optimizer shard are copied out, and for
+    each peer its gradient shard; the peer's optimizer shard stays on the host. (Parameters are whole on
+    every member: a lost member's parameter shard is protected by copying a peer's, as in ARC.)
+    """
+    for name, size in (("optimizer_bytes", optimizer_bytes), ("gradient_bytes", gradient_bytes)):
+        number(name, size)
+    copy = arc(parameter_bytes, members, peers)
+    return Costs(
+        snapshot_bytes=copy.snapshot_bytes + optimizer_bytes / members,
+        redundant_traffic_bytes=copy.redundant_traffic_bytes + peers * gradient_bytes / members,
+        redundant_memory_bytes=copy.redundant_memory_bytes
+        + peers * (optimizer_bytes + gradient_bytes) / members,
+        survives_losses=peers,
+    )
+
+
+def _protectable(members: int, losses: int) -> int:
+    if whole("members", members, low=1) <= losses:
+        raise InvalidInput(
+            f"members is {members}: to survive {losses} lost of a sharding group it must be at "
+            f"least {losses + 1}"
+        )
+    return members
+
+
+def saved_range(mesh: Mesh, rank: int, shard_bytes: int) -> tuple[int, int]:
+    """The bytes [start, end) of its shard that a rank snapshots: each of its D replicas another 1/D.
+
+    Ranges differ by at most a byte, and together are the whole shard.
+    """
+    whole("shard_bytes", shard_bytes)
+    _, data, _ = mesh.coordinates(whole("rank", rank, high=mesh.gpus - 1))
+    member = data // mesh.shard_group
+    return shard_bytes * member // mesh.replicas, shard_bytes * (member + 1) // mesh.replicas
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Who of a sharding group keeps what, by cell. A cell is (shard, number)."""
+
+    members: int
+    cells_per_shard: int
+    kept: tuple[frozenset[tuple[int, int]], ...]  # by member
+    parity: tuple[
+        tuple[int, frozenset[tuple[int, int]]], ...
+    ]  # (member that keeps it, cells it is the XOR of)
+
+
+def layout(members: int, copies: int = 0, parity: bool = False) -> Layout:
+    """Member d keeps shard d and those of the `copies` members before it; parity as in AEC.
+
+    The parity that member q keeps has one cell of every member whose shard q does not keep.
+    """
+    losses = copies + (1 if parity else 0)
+    _protectable(members, losses)
+    cells = members - 1 - copies if parity else 1
+    holders = [[(d + step) % members for step in range(copies + 1)] for d in range(members)]  # of shard d
+    kept = [
+        frozenset((d, cell) for d in range(members) if member in holders[d] for cell in range(cells))
+        for member in range(members)
+    ]
+    under: dict[int, set[tuple[int, int]]] = {member: set() for member in range(members)}
+    if parity:
+        for d in range(members):
+            others = [member for member in range(members) if member not in holders[d]]
+            for cell, member in enumerate(others):
+                under[member].add((d, cell))
+    return Layout(members, cells, tuple(kept), tuple((q, frozenset(c)) for q, c in under.items() if c))
+
+
+def survives(plan: Layout, lost: Iterable[int]) -> bool:
+    """Whether every cell can still be read or decoded when the `lost` members are gone."""
+    gone = set(lost)
+    have = set().union(*(plan.kept[member] for member in range(plan.members) if member not in gone))
+    equations = [cells for member, cells in plan.parity if member not in gone]
+    progress = True
+    while progress:
+        progress = False
+        for cells in equations:
+            missing = cells - have
+            if len(missing) == 1:
+                have |= missing
+                progress = True
+    return len(have) == plan.members * plan.cells_per_shard
+
+
+def bubble_seconds(stages: int, forward_seconds: float, backward_seconds: float) -> float:
+    """Idle time of every stage in one 1F1B minibatch: (P - 1)(forward + backward) of one micro-batch.
+
+    Where it lies differs from stage to stage, its sum does not. REFT prints another estimate (its
+    Algorithm 1, (0.8 P + 2 |P| - p - 2) T), with two meanings of P; a profile of the run is better than
+    either.
+    """
+    whole("stages", stages, low=1)
+    number("forward_seconds", forward_seconds)
+    number("backward_seconds", backward_seconds)
+    return (stages - 1) * (forward_seconds + backward_seconds)
+
+
+def snapshot_split(
+    snapshot_bytes: float, copy_bytes_per_second: float, idle_seconds: float
+) -> tuple[float, float]:
+    """HAS: bytes that fit into the bubbles, and bytes that run beside computation."""
+    number("snapshot_bytes", snapshot_bytes)
+    number("copy_bytes_per_second", copy_bytes_per_second)
+    number("idle_seconds", idle_seconds)
+    in_bubbles = min(snapshot_bytes, copy_bytes_per_second * idle_seconds)
+    return in_bubbles, snapshot_bytes - in_bubbles

@@ -1,0 +1,278 @@
+"""The messages between agent and workers, each one JSON object of <= 64 KiB over a SOCK_SEQPACKET socket.
+
+The preloaded library reads and writes some of them too; it knows `save` and `resume` by how their text
+begins, so the type comes first and there are no spaces. A reader ignores fields that it does not know.
+"""
+
+import json
+from dataclasses import MISSING, Field, dataclass, field, fields
+from math import isfinite
+from time import time as now
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+
+from jitckpt.errors import JitckptError
+
+MAX_BYTES = 64 * 1024
+
+
+class ProtocolError(JitckptError):
+    """A message that can't be sent or understood; the text is a sentence that says why."""
+
+
+def shortened(text: str, limit: int) -> str:
+    """Return `text` cut in the middle to at most `limit` characters; the cut is marked."""
+    if len(text) <= limit:
+        return text
+    mark = "\n[... shortened ...]\n"
+    half = (limit - len(mark)) // 2
+    return text[:half] + mark + text[-half:]
+
+
+@dataclass(frozen=True)
+class Message:
+    """What every message has. `time` is wall time in seconds since the epoch."""
+
+    type: ClassVar[str]
+    time: float = field(default_factory=now, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Registered(Message):
+    """A worker has called jitckpt.init; from now on it can save."""
+
+    type = "registered"
+    rank: int
+    pid: int
+    world_size: int
+    shard: int
+    shards: int
+    fingerprint: str
+    saver: Literal["builtin", "callback"]
+    checkpoint_dir: str
+
+
+@dataclass(frozen=True)
+class Hang(Message):
+    """A collective made no progress for `seconds`. `collectives`: what was in flight, oldest first."""
+
+    type = "hang"
+    communicator: int | str
+    sequence: int
+    operation: str
+    bytes: int
+    seconds: float
+    collectives: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class NcclError(Message):
+    """An NCCL call returned an error."""
+
+    type = "nccl_error"
+    operation: str
+    result: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Held(Message):
+    """The host's device calls are held and the device is at rest, `seconds` after the order."""
+
+    type = "held"
+    save_id: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class SaveBegun(Message):
+    """The rank writes its state after `step`."""
+
+    type = "save_begun"
+    save_id: int
+    rank: int
+    step: int
+
+
+@dataclass(frozen=True)
+class SaveEnded(Message):
+    """A whole save of the rank's shard after `step` lies in the folder `path`; `bytes` in `seconds`."""
+
+    type = "save_ended"
+    save_id: int
+    rank: int
+    shard: int
+    step: int
+    path: str
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class SaveFailed(Message):
+    """The rank could not save; long texts are shortened so that the message can always be sent."""
+
+    type = "save_failed"
+    save_id: int
+    rank: int
+    reason: str
+    traceback: str = ""
+
+    def __post_init__(self) -> None:
+        # A character takes at most 12 bytes in JSON (an escaped surrogate pair).
+        object.__setattr__(self, "reason", shortened(self.reason, 1000))
+        object.__setattr__(self, "traceback", shortened(self.traceback, 4000))
+
+
+@dataclass(frozen=True)
+class Restored(Message):
+    """The rank has loaded the state after `step` from the folder `path`, which `source_rank` wrote."""
+
+    type = "restored"
+    rank: int
+    step: int
+    path: str
+    source_rank: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class FirstStep(Message):
+    """The first optimizer step since this worker's start is done on the device."""
+
+    type = "first_step"
+    rank: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Warning(Message):
+    """A sentence for the user."""
+
+    type = "warning"
+    rank: int
+    text: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", shortened(self.text, 5000))
+
+
+@dataclass(frozen=True)
+class Finished(Message):
+    """The worker has ended its training; it can't save any more."""
+
+    type = "finished"
+    rank: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Fault(Message):
+    """A rehearsed failure is about to happen. `fault` is its text as it stood in JITCKPT_FAULTS."""
+
+    type = "fault"
+    rank: int
+    fault: str
+    step: int
+    phase: str
+
+
+@dataclass(frozen=True)
+class Save(Message):
+    """Order: hold the device calls, come to rest, save; the agent waits for at most `deadline` seconds."""
+
+    type = "save"
+    save_id: int
+    reason: str
+    deadline: float
+
+
+@dataclass(frozen=True)
+class Resume(Message):
+    """Order: let the held calls go on."""
+
+    type = "resume"
+
+
+FROM_WORKER = (
+    Registered,
+    Hang,
+    NcclError,
+    Held,
+    SaveBegun,
+    SaveEnded,
+    SaveFailed,
+    Restored,
+    FirstStep,
+    Warning,
+    Finished,
+    Fault,
+)
+FROM_AGENT = (Save, Resume)
+_CLASSES: dict[str, type[Message]] = {cls.type: cls for cls in (*FROM_WORKER, *FROM_AGENT)}
+_HINTS = {cls: get_type_hints(cls) for cls in _CLASSES.values()}
+
+
+def encode(message: Message) -> bytes:
+    """Return the message as one JSON object.
+
+    Raises ProtocolError if it would be longer than 64 KiB or holds what JSON can't.
+    """
+    content = {"type": message.type} | {f.name: getattr(message, f.name) for f in fields(message)}
+    try:
+        data = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ProtocolError(f"A message of type {message.type} can't be written as JSON: {error}.") from error
+    if len(data) > MAX_BYTES:
+        raise ProtocolError(
+            f"A message of type {message.type} has {len(data)} bytes; at most {MAX_BYTES} can be sent."
+        )
+    return data
+
+
+def decode(data: bytes) -> Message:
+    """Return the message that `data` holds.
+
+    Raises ProtocolError for anything that is not one whole message of a known type.
+    """
+    if len(data) > MAX_BYTES:
+        raise ProtocolError(f"A message has {len(data)} bytes; at most {MAX_BYTES} are allowed.")
+    try:
+        content = json.loads(data, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"A message is not JSON: {error}.") from error
+    if not isinstance(content, dict):
+        raise ProtocolError(f"A message is not a JSON object but {type(content).__name__}.")
+    name = content.get("type")
+    cls = _CLASSES.get(name) if isinstance(name, str) else None
+    if cls is None:
+        raise ProtocolError(f"A message has the unknown type {name!r}; known are {', '.join(_CLASSES)}.")
+    values = {f.name: content[f.name] for f in fields(cls) if f.name in content}
+    missing = [f.name for f in fields(cls) if f.name not in values and _is_required(f)]
+    if missing:
+        raise ProtocolError(f"A message of type {cls.type} lacks {', '.join(missing)}.")
+    for field_name, value in values.items():
+        if not _fits(value, _HINTS[cls][field_name]):
+            raise ProtocolError(f"In a message of type {cls.type}, {field_name} can't be {value!r:.80}.")
+    return cls(**values)
+
+
+def _is_required(f: Field[Any]) -> bool:
+    return f.default is MISSING and f.default_factory is MISSING
+
+
+def _fits(value: object, hint: Any) -> bool:
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if get_origin(hint) is list:
+        return isinstance(value, list)
+    if get_args(hint):  # a union
+        return any(_fits(value, part) for part in get_args(hint))
+    if isinstance(value, bool):
+        return hint is bool
+    if hint is float:
+        return isinstance(value, int) or (isinstance(value, float) and isfinite(value))
+    return isinstance(value, hint)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number in JSON")

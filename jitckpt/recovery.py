@@ -1,0 +1,161 @@
+"""What the agent does when a rank fails: a pure function from what is known to the next action."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+# Seconds that a rank which can't save gets between SIGTERM and SIGKILL, as under torchrun.
+TERMINATION_GRACE = 30.0
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What the agent knows of one rank.
+
+    exit_code: None while it lives; minus the signal's number where a signal ended it.
+    registered: it has called jitckpt.init. reachable: it can still be given orders (its socket is open and
+    its training has not finished). shard: what it holds, of `shards` in one replica. saved_step: the step of
+    its save, once `save` is "ended". told: how the agent has begun to end it.
+    """
+
+    rank: int
+    exit_code: int | None = None
+    registered: bool = False
+    reachable: bool = False
+    shard: int = 0
+    shards: int = 1
+    save: Literal["none", "ordered", "ended", "failed"] = "none"
+    saved_step: int | None = None
+    told: Literal["nothing", "terminate", "kill"] = "nothing"
+
+    @property
+    def alive(self) -> bool:
+        return self.exit_code is None
+
+    @property
+    def can_save(self) -> bool:
+        return self.alive and self.registered and self.reachable and self.save in ("none", "ordered")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the agent knows of all ranks. Times in seconds, of one monotonic clock.
+
+    alarmed: a rank has reported a hang or an error of NCCL. interrupted: the agent was asked to end
+    (preemption); impatient: asked again. save_ordered_at, ending_since: when the first save was ordered, when
+    the agent began to end the ranks. local_state_written: the rank-local states lie in the checkpoint
+    directory.
+    """
+
+    ranks: tuple[Rank, ...]
+    now: float
+    save_deadline: float
+    restarts_left: int
+    alarmed: bool = False
+    interrupted: bool = False
+    impatient: bool = False
+    save_ordered_at: float | None = None
+    ending_since: float | None = None
+    local_state_written: bool = False
+
+
+class Outcome(Enum):
+    """How one start of the workers ended."""
+
+    SUCCEEDED = "succeeded"
+    RESTART = "restart"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Nothing to do before something is reported or, if `until` is given, that time has come."""
+
+    until: float | None = None
+
+
+@dataclass(frozen=True)
+class OrderSave:
+    """Order these ranks to save."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class EndRanks:
+    """End these ranks: `kill` at once, `terminate` by asking them to."""
+
+    kill: tuple[int, ...]
+    terminate: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class WriteLocalState:
+    """Every rank has ended: write their rank-local states, for the step that a restart will take."""
+
+
+@dataclass(frozen=True)
+class Close:
+    """All is done."""
+
+    outcome: Outcome
+
+
+Action = Wait | OrderSave | EndRanks | WriteLocalState | Close
+
+
+def decide(job: Job) -> Action:
+    """Return the next thing to do.
+
+    Ranks are ended only when one whole replica of every shard is saved, or no rank can still save, or
+    `save_deadline` is over, or the user is impatient. A rank that ends successfully is no failure.
+    """
+    live = [rank for rank in job.ranks if rank.alive]
+    failed = job.interrupted or any(rank.exit_code not in (None, 0) for rank in job.ranks)
+    if job.ending_since is None:
+        if not failed and not (job.alarmed and live):
+            return Wait() if live else Close(Outcome.SUCCEEDED)
+        saving = _save(job)
+        if saving is not None:
+            return saving
+    if live:
+        return _end(job, live)
+    if any(rank.registered for rank in job.ranks) and not job.local_state_written:
+        return WriteLocalState()
+    if job.interrupted:
+        return Close(Outcome.INTERRUPTED)
+    return Close(Outcome.RESTART if job.restarts_left > 0 else Outcome.FAILED)
+
+
+def whole_steps(ranks: Iterable[Rank]) -> set[int]:
+    """Return the steps for which every shard has been saved."""
+    ranks = [rank for rank in ranks if rank.registered]
+    shards = max((rank.shards for rank in ranks), default=1)
+    saved = {(rank.saved_step, rank.shard) for rank in ranks if rank.save == "ended"}
+    return {step for step, _ in saved if step is not None and all((step, s) in saved for s in range(shards))}
+
+
+def _save(job: Job) -> Action | None:
+    """What is still to do for the save; None if there is no more to wait for."""
+    if job.impatient or whole_steps(job.ranks):
+        return None
+    able = [rank for rank in job.ranks if rank.can_save]
+    deadline = None if job.save_ordered_at is None else job.save_ordered_at + job.save_deadline
+    if not able or (deadline is not None and job.now >= deadline):
+        return None
+    unordered = tuple(rank.rank for rank in able if rank.save == "none")
+    return OrderSave(unordered) if unordered else Wait(deadline)
+
+
+def _end(job: Job, live: list[Rank]) -> Action:
+    grace_ends = None if job.ending_since is None else job.ending_since + TERMINATION_GRACE
+    no_grace = job.impatient or (grace_ends is not None and job.now >= grace_ends)
+    # A registered rank has saved, or can't: its device hangs, and it would not hear SIGTERM.
+    doomed = [rank for rank in live if rank.registered or no_grace]
+    kill = tuple(rank.rank for rank in doomed if rank.told != "kill")
+    terminate = tuple(rank.rank for rank in live if rank not in doomed and rank.told == "nothing")
+    if kill or terminate:
+        return EndRanks(kill, terminate)
+    return Wait(None if no_grace or len(doomed) == len(live) else grace_ends)

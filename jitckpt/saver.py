@@ -1,0 +1,225 @@
+"""Writes a rank's state when a save is ordered: one consistent minibatch, of a device at rest."""
+
+import gc
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from jitckpt import host_state, layout, local_state, protocol, saves
+from jitckpt.errors import JitckptError, SaveError
+from jitckpt.history import History
+from jitckpt.host_state import HostState
+from jitckpt.layout import Identity
+from jitckpt.native import Native
+from jitckpt.saves import SaveFolder
+from jitckpt.tensor_file import to_host
+
+BY_THE_LIBRARY = 0  # the id of a save that no agent ordered
+LOOK_SECONDS = 0.005
+PARK_SECONDS = 5.0  # so long the training thread may take to come to its next device call
+
+
+@dataclass(frozen=True)
+class SaveContext:
+    """What a save function is told.
+
+    directory: an empty folder for its files, which gets its final name when all is written. step: the number
+    of optimizer steps in the state to be saved.
+    host_state: what the host held after that step (the host may be steps ahead of the device by now):
+    "random", "extra", "buffers" (of the modules), "optimizers" (state_dicts of what lies on the host, keyed
+    by the parameters' numbers), "schedulers", "scaler". reason: why the save was ordered.
+    """
+
+    directory: Path
+    step: int
+    rank: int
+    world_size: int
+    shard: int
+    shards: int
+    host_state: dict[str, Any]
+    reason: str
+
+
+SaveFunction = Callable[[SaveContext], object]
+
+
+class Saver:
+    """Carries out save orders, on the thread that calls it; never raises."""
+
+    def __init__(
+        self,
+        *,
+        root: Path,
+        identity: Identity,
+        native: Native,
+        host: HostState,
+        history: History,
+        ring: int,
+        save_function: SaveFunction | None,
+        report: Callable[[protocol.Message], None],
+    ) -> None:
+        self._root, self._identity, self._native, self._host = root, identity, native, host
+        self._history, self._ring, self._save_function = history, ring, save_function
+        self._report = report
+        self._restored: tuple[int, Path] = (0, root)
+
+    def restored(self, step: int, path: Path) -> None:
+        """The job went on from this save: until a minibatch is done it serves again."""
+        self._restored = step, path
+
+    def __call__(self, order_json: bytes) -> int:
+        """Save as ordered and report how it went; returns 0 if a whole save was written, else 1."""
+        save_id, step = 0, None
+        begun = time.monotonic()
+        try:
+            order = protocol.decode(order_json)
+            if not isinstance(order, protocol.Save):
+                raise SaveError(f"An order of the type {order.type} came where a save order belongs.")
+            save_id = order.save_id
+            with _quiet():
+                while True:
+                    step = self._wait_for_rest(begun + order.deadline)
+                    self._report(protocol.SaveBegun(save_id, self._identity.rank, step))
+                    written = self._write(step, order.reason)
+                    if written is not None:
+                        break
+                if save_id == BY_THE_LIBRARY:
+                    self._write_local_states(step)
+            path, size = written
+            shard, rank, seconds = self._identity.shard, self._identity.rank, time.monotonic() - begun
+            self._report(protocol.SaveEnded(save_id, rank, shard, step, str(path), size, seconds))
+        except BaseException as error:  # a save function may raise anything, SystemExit too
+            self._report(self._failure(save_id, step, error))
+            return 1
+        return 0
+
+    def _wait_for_rest(self, deadline: float) -> int:
+        """Return the newest step that the device has finished, once it is in no optimizer step."""
+        begun = time.monotonic()
+        while True:
+            progress = self._native.progress()
+            now = time.monotonic()
+            no_step_yet = progress.host_begun == self._restored[0]
+            settled = no_step_yet or progress.step_thread_parked or now >= begun + PARK_SECONDS
+            if progress.device_begun == progress.device_ended and settled:
+                break
+            if now >= deadline:
+                raise SaveError(
+                    f"The device did not come to the end of optimizer step {progress.device_begun} in "
+                    f"{now - begun:.1f} s, so its state is that of no minibatch."
+                )
+            time.sleep(LOOK_SECONDS)
+        if progress.device_ended == 0:
+            raise SaveError("No minibatch is finished yet: there is nothing to save, and nothing is lost.")
+        return progress.device_ended
+
+    def _write(self, step: int, reason: str) -> tuple[Path, int] | None:
+        """Write the state after `step`; None if the job has gone on meanwhile, then nothing is left of it."""
+        if step == self._restored[0]:
+            return self._restored[1], 0
+        self._remove_old()
+        snapshot = self._history.snapshot(step)
+        if snapshot is None:
+            return None
+        local = next((state for state in local_state.read(self._ring) if state.step == step), None)
+        if local is None:
+            raise SaveError(f"This rank's own state after step {step} is not whole in memory.")
+        optimizers = snapshot.shared.optimizers
+        on_host = [optimizer.on_host() for optimizer in optimizers]
+        document = {
+            "step": step,
+            "reason": reason,
+            "optimizers": [encoded.tree for encoded in on_host],
+            "progress": snapshot.progress.tree,
+            "scheduler_steps_due": snapshot.scheduler_steps_due,
+            "usual_scheduler_steps": self._history.usual_scheduler_steps,
+            "scaler": self._host.scaler_state(snapshot.scaler_update_due),
+            "local": local.document(),
+        }
+        tensors = local.tensors.copy()
+        for encoded in (*on_host, snapshot.progress):
+            tensors |= encoded.tensors
+        saver: layout.SaverName = "builtin" if self._save_function is None else "callback"
+        with SaveFolder(self._root, self._identity, step, "rank", saver) as folder:
+            if self._save_function is None:
+                tensors |= self._host.parameters()
+                for optimizer in optimizers:
+                    tensors |= optimizer.device
+            else:
+                state = host_state.spelled_out(document, {name: to_host(tensors[name]) for name in tensors})
+                self._call(self._save_function, folder.path, step, reason, state)
+            files = layout.state_files(saver)
+            folder.add_tensors(files.tensors, tensors)
+            folder.add_json(files.document, document)
+            folder.add_existing()
+            now = self._history.snapshot(step)
+            if now is None or now.version != snapshot.version or self._native.progress().device_begun != step:
+                return None
+            return folder.commit()
+
+    def _call(
+        self, save_function: SaveFunction, directory: Path, step: int, reason: str, state: dict[str, Any]
+    ) -> None:
+        identity = self._identity
+        context = SaveContext(
+            directory=directory,
+            step=step,
+            rank=identity.rank,
+            world_size=identity.world_size,
+            shard=identity.shard,
+            shards=identity.shards,
+            host_state=state,
+            reason=reason,
+        )
+        with torch.cuda.stream(torch.cuda.Stream(self._host.device)):
+            save_function(context)
+
+    def _remove_old(self) -> None:
+        """Remove what is older than the newest step that is whole for every shard."""
+        steps: dict[int, set[int]] = {}
+        for record in saves.find(self._root):
+            if record.kind != "rank" or record.metadata is None:
+                continue
+            identity = record.metadata.identity
+            if (identity.job, identity.world_size) != (self._identity.job, self._identity.world_size):
+                return  # what is not ours is not ours to remove
+            steps.setdefault(record.step, set()).add(identity.shard)
+        whole = [step for step, shards in steps.items() if len(shards) == self._identity.shards]
+        if whole:
+            saves.remove_before(self._root, max(whole))
+
+    def _write_local_states(self, step: int) -> None:
+        """No agent will: write those around `step`, because replicas may differ by one."""
+        for state in local_state.read(self._ring):
+            if abs(state.step - step) <= 1:
+                local_state.write_save(self._ring, self._root, state.step)
+
+    def _failure(self, save_id: int, step: int | None, error: BaseException) -> protocol.SaveFailed:
+        text = "".join(traceback.format_exception(error))
+        reason = str(error) if isinstance(error, JitckptError) else f"The save function raised {error!r}."
+        folder = self._root if step is None else self._root / layout.step_folder(step)
+        path = folder / f"error-{layout.rank_folder('rank', self._identity.rank)}.txt"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        except OSError as failure:
+            reason += f" Its traceback can't be kept in {path}: {failure.strerror}."
+        return protocol.SaveFailed(save_id, self._identity.rank, reason, text)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No garbage collection: it could free device memory, on the wrong side of the gate."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

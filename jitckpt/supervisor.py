@@ -1,0 +1,324 @@
+"""The agent's control thread: hears of what happens to the workers, does what recovery.decide says."""
+
+import os
+import selectors
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from jitckpt import protocol
+from jitckpt.console import say
+from jitckpt.errors import JitckptError
+from jitckpt.events import EventLog
+from jitckpt.protocol import Message, ProtocolError
+from jitckpt.recovery import (
+    Close,
+    EndRanks,
+    Job,
+    OrderSave,
+    Outcome,
+    Rank,
+    Wait,
+    WriteLocalState,
+    decide,
+    whole_steps,
+)
+from jitckpt.workers import Worker
+
+
+@dataclass(frozen=True)
+class Reports:
+    """Whom the supervisor tells, on its own thread, what others have to act on."""
+
+    registered: Callable[[Worker], None]
+    fault_fired: Callable[[str], None]
+    failed: Callable[[Worker, int, bool], None]  # with the exit code, and whether the agent killed it
+    write_local_states: Callable[[Worker, Path], dict[int, int]]  # into a directory; the bytes by step
+
+
+class Supervisor(threading.Thread):
+    """Watches over one start of the workers until the last of them has ended."""
+
+    def __init__(
+        self,
+        *,
+        workers: Sequence[Worker],
+        log: EventLog,
+        reports: Reports,
+        save_id: int,
+        save_deadline: float,
+        restarts_left: int,
+    ) -> None:
+        super().__init__(name="jitckpt-supervisor", daemon=True)
+        self._workers = {worker.rank: worker for worker in workers}
+        self._log = log
+        self._reports = reports
+        self._save_id = save_id
+        ranks = tuple(Rank(rank) for rank in self._workers)
+        self._job = Job(ranks, time.monotonic(), save_deadline, restarts_left)
+        self._registrations: dict[int, protocol.Registered] = {}
+        self._trouble: str | None = None
+        self.interrupts: list[int] = []
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector = selectors.DefaultSelector()
+        self._outcome: Outcome | None = None
+        self._error: BaseException | None = None
+        self._done = threading.Event()
+
+    def interrupt(self, signum: int) -> None:
+        """Take note of a signal that asks the agent to end; the second time nothing is waited for.
+
+        May be called by a signal handler.
+        """
+        self.interrupts.append(signum)
+        if not self._done.is_set():
+            os.eventfd_write(self._wake, 1)
+
+    def result(self) -> Outcome:
+        """Wait until all workers have ended; return how. Raises RuntimeError if this thread itself failed."""
+        self._done.wait()
+        if self._outcome is None:
+            raise RuntimeError("jitckpt's control thread failed; it killed the workers.") from self._error
+        return self._outcome
+
+    def run(self) -> None:
+        """Supervise; whatever happens, no worker is left."""
+        try:
+            self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
+            for worker in self._workers.values():
+                self._selector.register(worker.socket, selectors.EVENT_READ, _bound(self._receive, worker))
+                self._selector.register(worker.pidfd, selectors.EVENT_READ, _bound(self._ended, worker))
+            self._outcome = self._supervise()
+        except BaseException as error:
+            self._error = error
+            for rank in self._job.ranks:
+                if rank.alive:
+                    self._workers[rank.rank].signal(signal.SIGKILL)
+                    self._workers[rank.rank].reap()
+        finally:
+            self._selector.close()
+            self._done.set()
+
+    def stop(self, signum: int) -> None:
+        """End what still runs, at once, and free what the thread needed. To be called by the main thread."""
+        if not self._done.is_set():
+            self.interrupt(signum)
+            self.interrupt(signum)
+        self.join()
+        os.close(self._wake)
+
+    def _supervise(self) -> Outcome:
+        while True:
+            interrupts = len(self.interrupts)
+            self._listen(0)  # whatever was said before a failure counts in the decision about it
+            if interrupts and not self._job.interrupted:
+                self._detected("signal", f"the agent was sent {_signal_name(self.interrupts[0])}")
+            self._job = replace(
+                self._job, now=time.monotonic(), interrupted=interrupts > 0, impatient=interrupts > 1
+            )
+            match decide(self._job):
+                case Wait(until):
+                    self._listen(None if until is None else max(0.0, until - time.monotonic()))
+                case OrderSave(ranks):
+                    self._order_save(ranks)
+                case EndRanks(kill, terminate):
+                    self._end(kill, terminate)
+                case WriteLocalState():
+                    self._write_local_states()
+                case Close(outcome):
+                    return outcome
+
+    def _listen(self, timeout: float | None) -> None:
+        """Wait for something to happen; take in all that has happened by then."""
+        while ready := self._selector.select(timeout):
+            timeout = 0
+            for key, _ in ready:
+                if key.fd in self._selector.get_map():  # else another one of these has removed it
+                    key.data()
+
+    def _woken(self) -> None:
+        os.eventfd_read(self._wake)
+
+    def _rank(self, rank: int) -> Rank:
+        return next(known for known in self._job.ranks if known.rank == rank)
+
+    def _change(self, rank: int, **facts: Any) -> None:
+        ranks = (replace(known, **facts) if known.rank == rank else known for known in self._job.ranks)
+        self._job = replace(self._job, ranks=tuple(ranks))
+
+    # What is heard.
+
+    def _receive(self, worker: Worker) -> None:
+        for message in worker.receive():
+            if message is None:
+                self._selector.unregister(worker.socket)
+                # A process that ends closes its socket a moment before its death can be seen.
+                if self._rank(worker.rank).reachable and worker.has_ended(within=0.5):
+                    self._reap(worker)
+                else:
+                    self._change(worker.rank, reachable=False)
+            elif isinstance(message, ProtocolError):
+                self._log.write("warning", rank=worker.rank, text=str(message))
+            else:
+                self._hear(worker, message)
+
+    def _hear(self, worker: Worker, message: Message) -> None:
+        rank = worker.rank
+        fields = asdict(message)
+        del fields["time"]
+        self._log.write(message.type, **(fields | {"rank": rank}))
+        match message:
+            case protocol.Registered():
+                self._register(worker, message)
+            case protocol.Finished():
+                self._change(rank, reachable=False)
+            case protocol.Hang():
+                alive = (self._workers[known.rank] for known in self._job.ranks if known.alive)
+                stopped = [f"rank {other.rank} is stopped" for other in alive if other.is_stopped()]
+                stuck = f"rank {rank}'s {message.operation} made no progress for {message.seconds:.1f} s"
+                self._alarm("hang", ", ".join([stuck, *stopped]))
+            case protocol.NcclError():
+                self._alarm("nccl_error", f"{message.operation} of rank {rank} failed: {message.text}")
+            case protocol.SaveEnded(save_id=self._save_id):
+                self._change(rank, save="ended", saved_step=message.step)
+            case protocol.SaveFailed(save_id=self._save_id):
+                self._change(rank, save="failed")
+                say(f"rank {rank} could not save: {message.reason}")
+            case protocol.Warning():
+                say(f"rank {rank}: {message.text}")
+            case protocol.Fault():
+                self._reports.fault_fired(message.fault)
+
+    def _register(self, worker: Worker, message: protocol.Registered) -> None:
+        self._registrations[worker.rank] = message
+        self._change(worker.rank, registered=True, reachable=True, shard=message.shard, shards=message.shards)
+        self._log.open(Path(message.checkpoint_dir))
+        self._reports.registered(worker)
+
+    def _alarm(self, cause: str, text: str) -> None:
+        self._detected(cause, text)
+        self._job = replace(self._job, alarmed=True)
+
+    def _ended(self, worker: Worker) -> None:
+        if worker.socket.fileno() in self._selector.get_map():
+            self._receive(worker)  # what it said before it ended
+        if self._rank(worker.rank).alive:
+            if worker.socket.fileno() in self._selector.get_map():
+                self._selector.unregister(worker.socket)
+            self._reap(worker)
+
+    def _reap(self, worker: Worker) -> None:
+        self._selector.unregister(worker.pidfd)
+        exit_code = worker.reap()
+        told = self._rank(worker.rank).told
+        if exit_code != 0 and told == "nothing":
+            self._detected("died", f"rank {worker.rank} {_how_it_ended(exit_code)}")
+        if exit_code != 0:
+            self._reports.failed(worker, exit_code, told == "kill" and exit_code == -signal.SIGKILL)
+        self._change(worker.rank, exit_code=exit_code)
+
+    def _detected(self, cause: str, text: str) -> None:
+        """Log a failure; tell the user of the first, the others usually follow from it."""
+        self._log.write("detected", cause=cause, text=text, first=self._trouble is None)
+        if self._trouble is None:
+            self._trouble = text
+            say(f"{text}.")
+
+    # What is done.
+
+    def _order_save(self, ranks: tuple[int, ...]) -> None:
+        assert self._trouble is not None
+        if self._job.save_ordered_at is None:
+            self._job = replace(self._job, save_ordered_at=time.monotonic())
+        order = protocol.Save(self._save_id, reason=self._trouble, deadline=self._job.save_deadline)
+        say(f"{_listed(ranks)} may take {order.deadline:g} s to save the state.")
+        self._log.write("save_ordered", save_id=self._save_id, ranks=ranks, deadline=order.deadline)
+        for rank in ranks:
+            problem = self._workers[rank].send(order)
+            self._change(rank, save="ordered" if problem is None else "failed")
+            if problem is not None:
+                self._log.write("warning", rank=rank, text=f"rank {rank} can't be told to save: {problem}")
+
+    def _end(self, kill: tuple[int, ...], terminate: tuple[int, ...]) -> None:
+        if self._job.ending_since is None:
+            self._job = replace(self._job, ending_since=time.monotonic())
+            self._tell_what_is_saved()
+        self._log.write("ranks_ended", kill=kill, terminate=terminate)
+        for rank in kill:
+            self._workers[rank].signal(signal.SIGKILL)
+            self._change(rank, told="kill")
+        for rank in terminate:
+            self._workers[rank].signal(self.interrupts[0] if self.interrupts else signal.SIGTERM)
+            self._change(rank, told="terminate")
+
+    def _tell_what_is_saved(self) -> None:
+        steps = whole_steps(self._job.ranks)
+        if steps:
+            self._log.write("saved", step=max(steps))
+            say(f"the state after step {max(steps)} is saved.")
+        elif self._registrations:
+            reasons = ", ".join(f"rank {rank.rank} {_why_not_saved(rank)}" for rank in self._job.ranks)
+            self._log.write("not_saved", text=reasons)
+            say(f"the state could not be saved: {reasons}.")
+        else:
+            say("no rank has called jitckpt.init, so there is no state to save.")
+
+    def _write_local_states(self) -> None:
+        if self._job.ending_since is None:  # all ranks have ended by themselves
+            self._tell_what_is_saved()
+        self._job = replace(self._job, local_state_written=True)
+        steps = whole_steps(self._job.ranks)
+        begun = time.monotonic()
+        written: dict[int, dict[int, int]] = {}
+        for rank, registration in sorted(self._registrations.items()):
+            try:
+                directory = Path(registration.checkpoint_dir)
+                written[rank] = self._reports.write_local_states(self._workers[rank], directory)
+                missing = bool(steps) and max(steps) not in written[rank]
+                lost = f"its memory has none of step {max(steps)}." if missing else ""
+            except (JitckptError, OSError) as error:
+                lost = str(error)
+            if lost:
+                text = f"rank {rank}'s own state (random numbers, buffers ...) is lost: {lost}"
+                self._log.write("warning", rank=rank, text=text)
+                say(text)
+        size = sum(sum(by_step.values()) for by_step in written.values())
+        by_rank = {rank: sorted(by_step) for rank, by_step in written.items()}
+        self._log.write("local_state_written", steps=by_rank, bytes=size, seconds=time.monotonic() - begun)
+
+
+def _bound(call: Callable[[Worker], None], worker: Worker) -> Callable[[], None]:
+    return lambda: call(worker)
+
+
+def _signal_name(signum: int) -> str:
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
+
+
+def _how_it_ended(exit_code: int) -> str:
+    if exit_code < 0:
+        return f"was killed by {_signal_name(-exit_code)}"
+    return f"ended with exit status {exit_code}"
+
+
+def _why_not_saved(rank: Rank) -> str:
+    if rank.save == "ended":
+        return f"saved step {rank.saved_step} of shard {rank.shard} alone"
+    if rank.save == "failed":
+        return "could not save"
+    if not rank.alive:
+        return "has ended"
+    if not rank.registered:
+        return "had not called jitckpt.init"
+    return "did not save in time" if rank.save == "ordered" else "had finished its training"
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -1,0 +1,164 @@
+"""Tensors as a safetensors file, written one after another, never more than a chunk of them on the host.
+
+Types that safetensors does not know are written as bytes (U8, one more dimension) and named in the file's
+own metadata.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import safetensors
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from jitckpt.errors import SaveError
+from jitckpt.tree_codec import to_json
+
+CHUNK_BYTES = 16 << 20
+
+_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.uint16: "U16",
+    torch.uint32: "U32",
+    torch.uint64: "U64",
+    torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
+
+
+def write(sink: Callable[[bytes | memoryview], object], tensors: Mapping[str, Tensor]) -> None:
+    """Write `tensors` in safetensors format to `sink`, which takes one piece of bytes after another.
+
+    Tensors may lie on a device, have any strides and share storage (each is written whole). Of a device
+    tensor only copies to pageable host memory are made: no memory is allocated on the device and no kernel
+    runs there, so that a device behind a hung collective can be read, and stays as it was.
+    """
+    # Wide types first, so that every tensor is aligned to its own size.
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header: dict[str, object] = {}
+    foreign: dict[str, str] = {}
+    offset = 0
+    for name in order:
+        tensor = tensors[name]
+        shape = list(tensor.shape)
+        if tensor.dtype not in _NAMES:
+            foreign[name] = str(tensor.dtype).removeprefix("torch.")
+            shape.append(tensor.element_size())
+        end = offset + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": _NAMES.get(tensor.dtype, "U8"),
+            "shape": shape,
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    if foreign:
+        header["__metadata__"] = foreign
+    text = to_json(header).encode()
+    text += b" " * (-len(text) % 8)
+    sink(len(text).to_bytes(8, "little") + text)
+    for name in order:
+        _write_bytes(sink, tensors[name].detach())
+
+
+def read(data: Path | bytes) -> dict[str, Tensor]:
+    """Return all tensors of a file (mapped, not read) or of bytes, on the host.
+
+    Raises SaveError if it is not a whole safetensors file.
+    """
+    try:
+        if isinstance(data, bytes):
+            return _read_bytes(data)
+        with safetensors.safe_open(data, framework="pt", device="cpu") as file:
+            foreign = file.metadata() or {}
+            return {name: _retyped(file.get_tensor(name), foreign.get(name)) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError, RuntimeError, TypeError, LookupError) as error:
+        where = "bytes in memory" if isinstance(data, bytes) else str(data)
+        raise SaveError(f"{where} can't be read as safetensors: {error}.") from error
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """Return a contiguous host copy of `tensor`, made as `write` makes it."""
+    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        return _strided_to_host(tensor)
+    result = torch.empty(tensor.shape, dtype=tensor.dtype)
+    result.copy_(tensor)
+    return result
+
+
+def _read_bytes(data: bytes) -> dict[str, Tensor]:
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length]) if 0 < length <= len(data) - 8 else None
+    if not isinstance(header, dict):
+        raise SaveError("Bytes in memory are no safetensors: the header is damaged.")
+    foreign = header.get("__metadata__", {})
+    entries = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
+    types = {name: dtype for dtype, name in _NAMES.items()}
+    result = {}
+    for name, entry in entries:
+        raw = _as_tensor(entry["data"])
+        result[name] = _retyped(raw.view(types[entry["dtype"]]).view(entry["shape"]), foreign.get(name))
+    return result
+
+
+def _as_tensor(data: bytearray) -> Tensor:
+    return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+
+
+def _retyped(tensor: Tensor, name: str | None) -> Tensor:
+    if name is None:
+        return tensor
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype) or tensor.dtype != torch.uint8:
+        raise SaveError(f"A saved tensor is of the type {name!r:.40}, which torch does not know.")
+    return tensor.flatten().view(dtype).view(tensor.shape[:-1])
+
+
+def _strided_to_host(tensor: Tensor) -> Tensor:
+    """Copy the span of storage that `tensor` covers and take its elements apart on the host."""
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    if tensor.numel() == 0:
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
+    flat = torch.empty(span, dtype=tensor.dtype)
+    flat.copy_(_storage_span(tensor, span))
+    view = flat.as_strided(tensor.shape, tensor.stride())
+    if tensor.is_conj():
+        view = view.conj()
+    if tensor.is_neg():
+        view = torch._neg_view(view)
+    return view.resolve_conj().resolve_neg().contiguous()
+
+
+def _storage_span(tensor: Tensor, span: int) -> Tensor:
+    """Return the stored elements from the tensor's first on, without its conjugate or negative bit."""
+    if tensor.is_conj():
+        tensor = tensor.conj()
+    if tensor.is_neg():
+        tensor = torch._neg_view(tensor)
+    return tensor.as_strided((span,), (1,), tensor.storage_offset())
+
+
+def _write_bytes(sink: Callable[[bytes | memoryview], object], tensor: Tensor) -> None:
+    if tensor.numel() == 0:
+        return
+    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        tensor = _strided_to_host(tensor)
+    data = tensor.reshape(-1).view(torch.uint8)
+    if data.device.type == "cpu":
+        sink(data.numpy().data)
+        return
+    chunk = torch.empty(min(CHUNK_BYTES, data.numel()), dtype=torch.uint8)
+    for start in range(0, data.numel(), CHUNK_BYTES):
+        piece = chunk[: min(CHUNK_BYTES, data.numel() - start)]
+        piece.copy_(data[start : start + CHUNK_BYTES])
+        sink(piece.numpy().data)

@@ -1,0 +1,142 @@
+"""The worker processes, one a rank: how they are started, spoken to and ended, and who watches the agent."""
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from jitckpt import guardian, protocol
+from jitckpt.protocol import Message, ProtocolError
+
+
+class Worker:
+    """A worker in a session and process group of its own, with a socket to the agent and a shared ring.
+
+    ring_fd: the memory that outlives it. pidfd: readable when the worker has ended; the worker stays a
+    zombie until `reap`, so that its process id means nobody else.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        ring_fd: int,
+        stdout: str | None,
+        stderr: str | None,
+    ) -> None:
+        """Start `command`; stdout and stderr are files to write to, empty or None for the agent's own.
+
+        ring_fd: a memfd, which this object closes in the end. Raises OSError if there is no such program.
+        """
+        self.rank = rank
+        self.ring_fd = ring_fd
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.setblocking(False)
+        files = [open(path, "w") if path else None for path in (stdout, stderr)]  # noqa: SIM115
+        try:
+            self._process = subprocess.Popen(
+                command,
+                env={
+                    **environment,
+                    "JITCKPT_AGENT_FD": str(theirs.fileno()),
+                    "JITCKPT_STATE_FD": str(self.ring_fd),
+                },
+                pass_fds=(theirs.fileno(), self.ring_fd),
+                stdout=files[0],
+                stderr=files[1],
+                start_new_session=True,
+            )
+        except OSError:
+            self.socket.close()
+            os.close(self.ring_fd)
+            raise
+        finally:
+            theirs.close()
+            for file in files:
+                if file is not None:
+                    file.close()
+        self.pid = self._process.pid
+        self.pidfd = os.pidfd_open(self.pid)
+
+    def send(self, message: Message) -> str | None:
+        """Send an order; return why it could not be sent, or None. Never blocks."""
+        try:
+            self.socket.send(protocol.encode(message))
+        except OSError as error:
+            return error.strerror
+        return None
+
+    def receive(self) -> Iterator[Message | ProtocolError | None]:
+        """Yield what has come: messages, errors for those that make no sense, None when no more will come."""
+        while True:
+            try:
+                data = self.socket.recv(protocol.MAX_BYTES + 1)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                data = b""
+            if not data:
+                yield None
+                return
+            try:
+                yield protocol.decode(data)
+            except ProtocolError as error:
+                yield error
+
+    def has_ended(self, within: float) -> bool:
+        """Return whether the worker's process ends within so many seconds (it may be a zombie still)."""
+        return bool(select.select([self.pidfd], [], [], within)[0])
+
+    def is_stopped(self) -> bool:
+        """Return whether the worker is stopped by a signal, such as SIGSTOP."""
+        stat = Path(f"/proc/{self.pid}/stat").read_text()
+        return stat.rpartition(")")[2].split()[0] in "Tt"
+
+    def signal(self, signum: int) -> None:
+        """Send a signal to the worker and all that it has started. Must not be called after `reap`."""
+        os.killpg(self.pid, signum)
+
+    def reap(self) -> int:
+        """Wait for its end, kill what it left behind; return its exit code (minus the number of a signal)."""
+        os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
+        self.signal(signal.SIGKILL)
+        return self._process.wait()
+
+    def close(self) -> None:
+        """Close the agent's ends of the socket and the ring."""
+        self.socket.close()
+        os.close(self.ring_fd)
+        os.close(self.pidfd)
+
+
+class Guardian:
+    """The process that ends the workers should the agent be killed (see guardian.py)."""
+
+    def __init__(self, workers: Sequence[Worker], seconds_to_save: float) -> None:
+        pairs = [f"{worker.pid}:{worker.pidfd}" for worker in workers]
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", guardian.__file__, str(seconds_to_save), *pairs],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[worker.pidfd for worker in workers],
+            start_new_session=True,
+            bufsize=0,
+        )
+
+    def note_registered(self, worker: Worker) -> None:
+        """From now on the worker saves by itself should the agent be killed, and gets the time for it."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # somebody has killed the guardian: nothing depends on it
+            self._process.stdin.write(b"%d\n" % worker.pid)
+
+    def close(self) -> None:
+        """End the guardian: the workers have ended."""
+        self._process.kill()
+        self._process.communicate()

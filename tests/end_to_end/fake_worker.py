@@ -1,0 +1,75 @@
+"""What a worker says to its agent, for small scripts that only play a training rank."""
+
+import os
+import signal
+import socket
+import time
+from typing import Any
+
+from jitckpt import protocol
+from jitckpt.protocol import Message, Save
+
+RANK = int(os.environ["RANK"])
+WORLD_SIZE = int(os.environ["WORLD_SIZE"])
+RESTART = int(os.environ["JITCKPT_RESTART"])
+AGENT = socket.socket(fileno=int(os.environ["JITCKPT_AGENT_FD"]))
+
+
+def say(message: Message) -> None:
+    AGENT.send(protocol.encode(message))
+
+
+def register(shard: int = 0, shards: int = 1) -> None:
+    directory = os.environ["JITCKPT_CHECKPOINT_DIR"]
+    say(protocol.Registered(RANK, os.getpid(), WORLD_SIZE, shard, shards, "", "builtin", directory))
+
+
+def await_order() -> Save:
+    order = protocol.decode(AGENT.recv(protocol.MAX_BYTES))
+    assert isinstance(order, Save)
+    return order
+
+
+def save(step: int, shard: int = 0) -> None:
+    """Wait for the order, play a save of `step`, and then hang as a rank in a collective does."""
+    order = await_order()
+    say(protocol.SaveBegun(order.save_id, RANK, step))
+    say(protocol.SaveEnded(order.save_id, RANK, shard, step, f"step-{step}", 1000, 0.1))
+    hang()
+
+
+def fail_to_save(reason: str) -> None:
+    say(protocol.SaveFailed(await_order().save_id, RANK, reason, "Traceback ..."))
+    hang()
+
+
+def report_hang(seconds: float = 2.0) -> None:
+    say(protocol.Hang(1, 7, "ncclAllReduce", 4096, seconds))
+
+
+def restore(step: int) -> None:
+    say(protocol.Restored(RANK, step, f"step-{step}", 0, 0.1))
+    say(protocol.FirstStep(RANK, step + 1))
+
+
+def write_line(text: str) -> None:
+    """Print a line in one write, so that those of several ranks don't mix."""
+    os.write(1, f"{text}\n".encode())
+
+
+def hang() -> None:
+    time.sleep(1000)
+
+
+def ignore_sigterm() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def die(signum: int = signal.SIGKILL) -> None:
+    os.kill(os.getpid(), signum)
+
+
+def wait_for(path: str) -> Any:
+    """Wait until another rank has made this file."""
+    while not os.path.exists(path):
+        time.sleep(0.005)

@@ -1,0 +1,407 @@
+"""The supervisor over real processes that only play training ranks: saves, deadlines, second failures."""
+
+import os
+import signal
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from jitckpt.errors import SaveError
+from jitckpt.events import Event, EventLog
+from jitckpt.recovery import Outcome
+from jitckpt.supervisor import Reports, Supervisor
+from jitckpt.workers import Worker
+
+PLENTY = 60.0  # a deadline that no test reaches
+
+
+@dataclass
+class Job:
+    """A supervised job; what the supervisor reported, in order."""
+
+    workers: list[Worker]
+    directory: Path
+    log: EventLog
+    supervisor: Supervisor = field(init=False)
+    registered: list[int] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    failed: dict[int, tuple[int, bool]] = field(default_factory=dict)
+    local_states: list[tuple[int, Path]] = field(default_factory=list)
+
+    def start(self, save_deadline: float, restarts_left: int) -> None:
+        reports = Reports(
+            registered=lambda worker: self.registered.append(worker.rank),
+            fault_fired=self.faults.append,
+            failed=self._failed,
+            write_local_states=self._write_local_states,
+        )
+        self.supervisor = Supervisor(
+            workers=self.workers,
+            log=self.log,
+            reports=reports,
+            save_id=1,
+            save_deadline=save_deadline,
+            restarts_left=restarts_left,
+        )
+        self.supervisor.start()
+
+    def _failed(self, worker: Worker, exit_code: int, killed_by_agent: bool) -> None:
+        self.failed[worker.rank] = (exit_code, killed_by_agent)
+
+    def _write_local_states(self, worker: Worker, directory: Path) -> dict[int, int]:
+        self.local_states.append((worker.rank, directory))
+        if worker.rank == 2:
+            raise SaveError("The disk is full.")
+        return {7: 100}
+
+    def events(self, name: str) -> list[Event]:
+        return [event for event in self.log.events if event["event"] == name]
+
+    def close(self) -> None:
+        self.supervisor.stop(signal.SIGTERM)
+        for worker in self.workers:
+            worker.close()
+
+
+class Starter:
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.jobs: list[Job] = []
+
+    def __call__(self, *scripts: str, save_deadline: float = PLENTY, restarts_left: int = 1) -> Job:
+        """Start a rank for each script; it can use all that fake_worker has, and `here`, a directory."""
+        workers = []
+        for rank, script in enumerate(scripts):
+            prologue = f"from fake_worker import *\nhere = {str(self.directory)!r}\n"
+            environment = {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(len(scripts)),
+                "JITCKPT_RESTART": "0",
+                "JITCKPT_CHECKPOINT_DIR": str(self.directory),
+                "PYTHONPATH": str(Path(__file__).parent),
+            }
+            workers.append(
+                Worker(
+                    rank=rank,
+                    command=[sys.executable, "-c", prologue + textwrap.dedent(script)],
+                    environment=os.environ | environment,
+                    ring_fd=os.memfd_create("ring"),
+                    stdout=None,
+                    stderr=None,
+                )
+            )
+        job = Job(workers, self.directory, EventLog())
+        job.start(save_deadline, restarts_left)
+        self.jobs.append(job)
+        return job
+
+
+def children() -> list[str]:
+    return [pid for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()]
+
+
+def is_running(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status")
+    return status.exists() and "State:\tZ" not in status.read_text()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Starter]:
+    files = set(os.listdir("/proc/self/fd"))
+    starter = Starter(tmp_path)
+    yield starter
+    for job in starter.jobs:
+        job.close()
+    assert children() == []
+    assert set(os.listdir("/proc/self/fd")) == files
+
+
+DIES_WHEN_ALL_ARE_THERE = """
+register()
+wait_for(here + "/there")
+die()
+"""
+
+
+def test_a_healthy_rank_saves_and_then_all_restart(start: Starter) -> None:
+    job = start("register(); open(here + '/there', 'w'); save(7)", DIES_WHEN_ALL_ARE_THERE)
+    assert job.supervisor.result() is Outcome.RESTART
+    names = [event["event"] for event in job.log.events if event["event"] != "registered"]
+    assert names == [
+        "detected",
+        "save_ordered",
+        "save_begun",
+        "save_ended",
+        "saved",
+        "ranks_ended",
+        "local_state_written",
+    ]
+    assert job.events("detected")[0]["text"] == "rank 1 was killed by SIGKILL"
+    assert job.events("save_ordered")[0]["ranks"] == (0,)
+    assert job.events("saved")[0]["step"] == 7
+    assert job.events("ranks_ended")[0]["kill"] == (0,)
+    assert job.failed == {0: (-signal.SIGKILL, True), 1: (-signal.SIGKILL, False)}
+    # The dead rank's own state is the one that no replica has.
+    assert job.local_states == [(0, start.directory), (1, start.directory)]
+    assert job.events("local_state_written")[0]["steps"] == {0: [7], 1: [7]}
+    assert job.events("local_state_written")[0]["bytes"] == 200
+    assert sorted(job.registered) == [0, 1]
+    assert (start.directory / "events.jsonl").read_text().count("\n") == len(job.log.events)
+
+
+def test_without_a_restart_left_the_job_has_failed(start: Starter) -> None:
+    job = start("register(); open(here + '/there', 'w'); save(7)", DIES_WHEN_ALL_ARE_THERE, restarts_left=0)
+    assert job.supervisor.result() is Outcome.FAILED
+    assert job.events("saved")[0]["step"] == 7
+
+
+def test_ranks_that_end_well_need_no_help(start: Starter) -> None:
+    job = start("register()", "register(); wait_for(here + '/late')")
+    assert job.workers[0].has_ended(within=PLENTY)
+    (start.directory / "late").touch()
+    assert job.supervisor.result() is Outcome.SUCCEEDED
+    assert job.failed == {}
+    assert {event["event"] for event in job.log.events} == {"registered"}
+
+
+def test_a_slow_save_is_waited_for_and_a_hung_one_only_until_the_deadline(start: Starter) -> None:
+    job = start("register(); open(here + '/there', 'w'); hang()", DIES_WHEN_ALL_ARE_THERE, save_deadline=0.3)
+    assert job.supervisor.result() is Outcome.RESTART
+    (ordered,), (ended,) = job.events("save_ordered"), job.events("ranks_ended")
+    assert ended["clock"] - ordered["clock"] >= 0.3
+    assert job.events("not_saved")[0]["text"] == "rank 0 did not save in time, rank 1 has ended"
+
+
+def test_the_whole_replica_that_comes_first_is_enough(start: Starter) -> None:
+    """Rank 1 never ends its save; nobody waits for it, although the deadline is far."""
+    job = start(
+        "register(); wait_for(here + '/there'); save(7)",
+        "register(); open(here + '/there', 'w'); await_order(); hang()",
+        DIES_WHEN_ALL_ARE_THERE,
+    )
+    assert job.supervisor.result() is Outcome.RESTART
+    assert job.events("saved")[0]["step"] == 7
+    assert set(job.events("ranks_ended")[0]["kill"]) == {0, 1}
+
+
+def test_every_shard_must_be_saved(start: Starter) -> None:
+    job = start(
+        "register(0, 2); open(here + '/0', 'w'); save(7, shard=0)",
+        """
+        register(1, 2)
+        wait_for(here + '/0')
+        open(here + '/1', 'w')
+        order = await_order()
+        wait_for(here + '/events.jsonl')
+        while 'save_ended' not in open(here + '/events.jsonl').read():
+            time.sleep(0.005)
+        time.sleep(0.1)  # a wrong agent would have ended this rank by now
+        say(protocol.SaveEnded(order.save_id, RANK, 1, 7, 'path', 1000, 0.1))
+        hang()
+        """,
+        "register(0, 2); wait_for(here + '/1'); die()",
+        "register(1, 2); hang()",
+    )
+    assert job.supervisor.result() is Outcome.RESTART
+    assert [event["rank"] for event in job.events("save_ended")] == [0, 1]
+    assert job.events("saved")[0]["step"] == 7
+
+
+def test_a_second_failure_during_the_save_ends_the_waiting(start: Starter) -> None:
+    job = start(
+        "register(); open(here + '/there', 'w'); await_order(); die(signal.SIGSEGV)", DIES_WHEN_ALL_ARE_THERE
+    )
+    assert job.supervisor.result() is Outcome.RESTART
+    assert job.events("not_saved")[0]["text"] == "rank 0 has ended, rank 1 has ended"
+    assert [event["first"] for event in job.events("detected")] == [True, False]
+    assert job.failed[0] == (-signal.SIGSEGV, False)
+
+
+def test_another_replica_serves_if_one_cannot_save(start: Starter) -> None:
+    job = start(
+        "register(); open(here + '/0', 'w'); fail_to_save('the disk is full')",
+        """
+        register()
+        wait_for(here + '/0')
+        open(here + '/there', 'w')
+        while 'save_failed' not in open(here + '/events.jsonl').read():
+            time.sleep(0.005)
+        save(7)
+        """,
+        DIES_WHEN_ALL_ARE_THERE,
+    )
+    assert job.supervisor.result() is Outcome.RESTART
+    assert job.events("save_failed")[0]["reason"] == "the disk is full"
+    assert job.events("save_failed")[0]["traceback"] == "Traceback ..."
+    assert job.events("saved")[0]["step"] == 7
+    assert "rank 2's own state (random numbers, buffers ...) is lost: The disk is full." in [
+        event["text"] for event in job.events("warning")
+    ]
+
+
+def test_a_stopped_rank_is_named_and_killed(start: Starter) -> None:
+    """The others' watchdog finds it; it can't answer, and SIGTERM would not wake it."""
+    job = start(
+        """
+        register()
+        wait_for(here + '/pid')
+        pid = open(here + '/pid').read()
+        while ' (stopped)' not in open(f'/proc/{pid}/status').read():
+            time.sleep(0.005)
+        report_hang(2.0)
+        save(7)
+        """,
+        """
+        register()
+        open(here + '/new', 'w').write(str(os.getpid()))
+        os.rename(here + '/new', here + '/pid')
+        die(signal.SIGSTOP)
+        """,
+    )
+    assert job.supervisor.result() is Outcome.RESTART
+    (detected,) = job.events("detected")
+    assert detected["cause"] == "hang"
+    assert detected["text"] == "rank 0's ncclAllReduce made no progress for 2.0 s, rank 1 is stopped"
+    assert job.events("save_ordered")[0]["ranks"] == (0, 1)
+    assert job.events("saved")[0]["step"] == 7
+    assert job.failed == {0: (-signal.SIGKILL, True), 1: (-signal.SIGKILL, True)}
+
+
+def test_a_hang_after_another_rank_has_ended_well(start: Starter) -> None:
+    job = start("register(); wait_for(here + '/late'); report_hang(); save(7)", "register()")
+    assert job.workers[1].has_ended(within=PLENTY)
+    while Path(f"/proc/{job.workers[1].pid}").exists():
+        pass
+    (start.directory / "late").touch()
+    assert job.supervisor.result() is Outcome.RESTART
+    assert job.events("detected")[0]["text"] == "rank 0's ncclAllReduce made no progress for 2.0 s"
+    assert job.events("saved")[0]["step"] == 7
+
+
+def test_a_rank_that_exits_with_an_error_has_failed(start: Starter) -> None:
+    job = start(
+        "register(); open(here + '/there', 'w'); save(3)",
+        "register(); wait_for(here + '/there'); sys.exit(3)".replace("sys", "__import__('sys')"),
+    )
+    assert job.supervisor.result() is Outcome.RESTART
+    assert job.events("detected")[0]["text"] == "rank 1 ended with exit status 3"
+    assert job.failed[1] == (3, False)
+
+
+def test_ranks_that_never_registered_get_sigterm_as_under_torchrun(start: Starter) -> None:
+    job = start(
+        """
+        signal.signal(signal.SIGTERM, lambda *_: (open(here + '/told', 'w'), os._exit(0)))
+        open(here + '/there', 'w')
+        hang()
+        """,
+        "wait_for(here + '/there'); die()",
+    )
+    assert job.supervisor.result() is Outcome.RESTART
+    assert (start.directory / "told").exists()
+    assert job.events("save_ordered") == []
+    assert job.failed == {1: (-signal.SIGKILL, False)}
+
+
+def test_what_a_worker_started_ends_with_it(start: Starter) -> None:
+    job = start(
+        """
+        import subprocess
+        child = subprocess.Popen(['sleep', '1000'])
+        open(here + '/new', 'w').write(str(child.pid))
+        os.rename(here + '/new', here + '/pid')
+        """
+    )
+    assert job.supervisor.result() is Outcome.SUCCEEDED
+    pid = int((start.directory / "pid").read_text())
+    while is_running(pid):  # it was sent SIGKILL, and may take its time
+        pass
+
+
+def test_asked_to_end_the_job_saves_first(start: Starter) -> None:
+    """Also where the rank has registered only a moment before."""
+    job = start("register(); open(here + '/there', 'w'); save(9)")
+    while not (start.directory / "there").exists():
+        pass
+    job.supervisor.interrupt(signal.SIGTERM)
+    assert job.supervisor.result() is Outcome.INTERRUPTED
+    assert job.events("detected")[0]["text"] == "the agent was sent SIGTERM"
+    assert job.events("saved")[0]["step"] == 9
+
+
+def test_asked_twice_to_end_nothing_is_waited_for(start: Starter) -> None:
+    job = start("ignore_sigterm(); open(here + '/there', 'w'); hang()", "hang()")
+    while not (start.directory / "there").exists():
+        pass
+    job.supervisor.interrupt(signal.SIGINT)
+    job.supervisor.interrupt(signal.SIGINT)
+    assert job.supervisor.result() is Outcome.INTERRUPTED
+    assert {exit_code for exit_code, _ in job.failed.values()} == {-signal.SIGKILL}
+
+
+def test_nonsense_is_a_warning_and_a_fault_is_reported(start: Starter) -> None:
+    job = start(
+        """
+        AGENT.send(b'{"type":"nonsense"}')
+        AGENT.send(b'x' * 65536)
+        say(protocol.Fault(RANK, 'rank=0 step=1', 1, 'forward'))
+        say(protocol.Warning(RANK, 'mind the gap'))
+        """
+    )
+    assert job.supervisor.result() is Outcome.SUCCEEDED
+    warnings = [event["text"] for event in job.events("warning")]
+    assert "unknown type 'nonsense'" in warnings[0]
+    assert "not JSON" in warnings[1]
+    assert warnings[2] == "mind the gap"
+    assert job.faults == ["rank=0 step=1"]
+
+
+def test_a_save_that_answers_another_order_does_not_count(start: Starter) -> None:
+    job = start(
+        """
+        register()
+        open(here + '/there', 'w')
+        order = await_order()
+        say(protocol.SaveEnded(order.save_id + 1, RANK, 0, 7, 'path', 1000, 0.1))
+        hang()
+        """,
+        DIES_WHEN_ALL_ARE_THERE,
+        save_deadline=0.3,
+    )
+    assert job.supervisor.result() is Outcome.RESTART
+    assert job.events("saved") == []
+
+
+def test_a_rank_whose_training_has_finished_is_not_asked_to_save(start: Starter) -> None:
+    job = start(
+        "register(); say(protocol.Finished(RANK, 9)); open(here + '/there', 'w'); hang()",
+        DIES_WHEN_ALL_ARE_THERE,
+    )
+    assert job.supervisor.result() is Outcome.RESTART
+    assert job.events("save_ordered") == []
+    assert "rank 0 had finished its training" in job.events("not_saved")[0]["text"]
+
+
+def test_a_rank_that_closes_its_socket_can_end_well(start: Starter) -> None:
+    job = start("register(); AGENT.close(); wait_for(here + '/late')")
+    while not job.events("registered"):
+        pass
+    (start.directory / "late").touch()
+    assert job.supervisor.result() is Outcome.SUCCEEDED
+
+
+def test_a_failure_of_the_supervisor_itself_is_raised_and_leaves_no_worker(start: Starter) -> None:
+    job = start("ignore_sigterm(); say(protocol.Fault(RANK, 'x', 1, 'forward')); hang()")
+    job.faults = None  # type: ignore[assignment]
+    job.supervisor._reports = Reports(print, _broken, lambda *_: None, lambda *_: {})
+    with pytest.raises(RuntimeError, match="control thread failed"):
+        job.supervisor.result()
+    assert job.workers[0].has_ended(within=0)
+
+
+def _broken(text: str) -> None:
+    raise ZeroDivisionError(text)

@@ -1,0 +1,71 @@
+"""`jitckpt run` with a real training on softgpu: whatever befalls a rank, the result is the same."""
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from launcher import JITCKPT_RUN, Launcher
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "train_gpt.py"
+RUN = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "2", "--hang-timeout", "4"]
+STEPS = 12
+TRAINING = [str(EXAMPLE), "--steps", str(STEPS), "--layers", "1", "--width", "32", "--length", "16"]
+
+
+def digests(out: str) -> list[str]:
+    """Return what both ranks print of their final parameters and buffers."""
+    lines = sorted(line for line in out.splitlines() if re.match(r"rank \d: parameters ", line))
+    assert len(lines) == 2, out
+    return lines
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    result = Launcher(tmp_path_factory.mktemp("undisturbed")).run(*RUN, *TRAINING)
+    assert result.status == 0, result.err
+    return digests(result.out)
+
+
+@pytest.mark.parametrize(
+    ("fault", "found"),
+    [
+        ("rank=1 step=6 phase=backward kind=kill", "rank 1 was killed by SIGKILL"),
+        ("rank=0 step=7 phase=optimizer kind=exit", "rank 0 ended with exit status 1"),
+        ("rank=1 step=5 phase=allreduce kind=stop", "rank 1 is stopped"),
+        ("rank=0 step=8 phase=forward kind=exception", "rank 0 ended with exit status 1"),
+    ],
+)
+def test_a_failure_changes_no_bit(launcher: Launcher, undisturbed: list[str], fault: str, found: str) -> None:
+    result = launcher.run(*RUN, "--fault", fault, *TRAINING)
+    assert result.status == 0, result.err
+    assert digests(result.out) == undisturbed
+    assert f"{found} (rehearsed: {fault})." in result.err
+    assert "with at most 1 minibatch done again" in result.err
+    assert "The job succeeded after 1 restart." in result.err
+    assert "own state" not in result.err, "no rank lost what it alone knew"
+
+
+def test_two_failures_in_one_job_change_no_bit(launcher: Launcher, undisturbed: list[str]) -> None:
+    faults = ["rank=1 step=4 phase=any kind=kill", "rank=0 step=9 phase=any kind=kill seed=1"]
+    result = launcher.run(*RUN, "--fault", faults[0], "--fault", faults[1], *TRAINING)
+    assert result.status == 0, result.err
+    assert digests(result.out) == undisturbed
+    assert "The job succeeded after 2 restarts." in result.err
+
+
+def test_a_preempted_job_goes_on_when_it_is_started_again(launcher: Launcher, undisturbed: list[str]) -> None:
+    process = launcher.start(*RUN, *TRAINING)
+    assert process.stdout is not None
+    while "step 3 of" not in process.stdout.readline():
+        pass
+    process.send_signal(signal.SIGTERM)
+    interrupted = launcher.finish(process)
+    assert interrupted.status == 1
+    saved = re.search(r"The state after step (\d+) lies in", interrupted.err)
+    assert saved is not None, interrupted.err
+    again = launcher.run(*RUN, *TRAINING)
+    assert again.status == 0, again.err
+    steps = [int(number) for number in re.findall(r"step (\d+) of", again.out)]
+    assert steps == list(range(int(saved[1]) + 1, STEPS + 1))
+    assert digests(again.out) == undisturbed

@@ -1,0 +1,33 @@
+"""requirements.lock pins all that pyproject.toml asks for, and nothing but names and versions is in it."""
+
+import re
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+LINE = re.compile(r"([A-Za-z0-9._-]+)==([0-9][A-Za-z0-9.]*)")
+
+
+def locked() -> dict[str, str]:
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    matches = [LINE.fullmatch(line) for line in lines if not line.startswith("#")]
+    assert all(matches), "a line of requirements.lock is not name==version"
+    return {canonicalize_name(match[1]): match[2] for match in matches if match}
+
+
+def test_all_requirements_are_locked_in_a_fitting_version() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project = settings["project"]
+    groups = [settings["build-system"]["requires"], project["dependencies"]]
+    groups += project["optional-dependencies"].values()
+    versions = locked()
+    for text in (text for group in groups for text in group):
+        requirement = Requirement(text)
+        assert requirement.specifier.contains(versions[canonicalize_name(requirement.name)]), text
+
+
+def test_the_default_torch() -> None:
+    assert locked()["torch"] == "2.11.0"

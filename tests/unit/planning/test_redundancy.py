@@ -1,0 +1,156 @@
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jitckpt.planning import redundancy
+from jitckpt.planning.check import InvalidInput
+from jitckpt.planning.mesh import Mesh, loses_a_shard
+
+
+@given(
+    st.integers(1, 4), st.integers(1, 6), st.integers(1, 4), st.permutations(["tensor", "data", "pipeline"])
+)
+def test_ranks_and_coordinates_are_one_to_one(
+    pipeline: int, data: int, tensor: int, order: list[str]
+) -> None:
+    mesh = Mesh(pipeline, data, tensor, order=(order[0], order[1], order[2]))
+    seen = {mesh.coordinates(rank) for rank in range(mesh.gpus)}
+    assert len(seen) == mesh.gpus
+    assert all(mesh.rank(*mesh.coordinates(rank)) == rank for rank in range(mesh.gpus))
+    held = [mesh.shard(rank) for rank in range(mesh.gpus)]
+    assert all(held.count(shard) == mesh.replicas for shard in set(held))
+    assert len(set(held)) == mesh.shards
+
+
+def test_hybrid_sharding_has_fewer_replicas() -> None:
+    mesh = Mesh(1, 8, 1, shard_group=4)
+    assert (mesh.replicas, mesh.shards) == (2, 4)
+    assert not loses_a_shard(mesh, range(4))
+    assert loses_a_shard(mesh, [1, 5])
+    assert loses_a_shard(Mesh(1, 8, 1, shard_group=8), [3])
+    assert not loses_a_shard(mesh, [])
+
+
+@pytest.mark.parametrize(
+    ("mesh", "gpus_per_machine", "losing"),
+    [
+        (Mesh(4, 2, 4), 8, True),  # both replicas of a stage on one machine
+        (Mesh(4, 2, 4, order=("tensor", "pipeline", "data")), 8, False),
+        (Mesh(1, 4, 2), 8, True),
+        (Mesh(1, 4, 2), 1, False),
+    ],
+)
+def test_the_order_of_the_mesh_decides_what_a_machine_takes(
+    mesh: Mesh, gpus_per_machine: int, losing: bool
+) -> None:
+    for first in range(0, mesh.gpus, gpus_per_machine):
+        assert loses_a_shard(mesh, range(first, first + gpus_per_machine)) == losing
+
+
+@given(st.integers(1, 3), st.integers(1, 5), st.integers(1, 3), st.integers(1, 3), st.integers(0, 1000))
+def test_saved_ranges_are_every_shard_once(
+    pipeline: int, replicas: int, tensor: int, shard_group: int, size: int
+) -> None:
+    mesh = Mesh(pipeline, replicas * shard_group, tensor, shard_group)
+    ranges: dict[int, list[tuple[int, int]]] = {}
+    for rank in range(mesh.gpus):
+        ranges.setdefault(mesh.shard(rank), []).append(redundancy.saved_range(mesh, rank, size))
+    for of_shard in ranges.values():
+        saved = [byte for start, end in sorted(of_shard) for byte in range(start, end)]
+        assert saved == list(range(size))
+        assert max(end - start for start, end in of_shard) <= -(-size // replicas)
+
+
+def test_costs_of_the_paper() -> None:
+    """REFT, section 4.2, of a stage of 840 bytes and 7 members."""
+    stage, members = 840.0, 7
+    none, arc, aec = (f(stage, members) for f in (redundancy.unprotected, redundancy.arc, redundancy.aec))
+    assert none.snapshot_bytes == stage / members
+    assert arc.snapshot_bytes + arc.redundant_traffic_bytes == 2 * stage / members
+    assert members * aec.redundant_traffic_bytes == pytest.approx(stage / (members - 1))
+    assert (none.survives_losses, arc.survives_losses, aec.survives_losses) == (0, 1, 1)
+    assert arc.host_memory_bytes() == 2 * 2 * stage / members
+    assert redundancy.arc(10 * stage, members).redundant_memory_bytes == 10 * arc.redundant_memory_bytes
+
+
+def test_aor_copies_gradients_and_keeps_optimizers() -> None:
+    costs = redundancy.aor(parameter_bytes=20.0, optimizer_bytes=120.0, gradient_bytes=20.0, members=10)
+    assert costs.snapshot_bytes == 2 + 12
+    assert costs.redundant_traffic_bytes == 2 + 2  # a peer's parameter shard and its gradient shard
+    assert costs.redundant_memory_bytes == 2 + 12 + 2
+    assert costs.survives_losses == 1
+
+
+def losses_survived(plan: redundancy.Layout) -> int:
+    """The largest number of losses that it survives whoever is lost, by trying all."""
+    for losses in range(plan.members + 1):
+        if not all(
+            redundancy.survives(plan, lost) for lost in itertools.combinations(range(plan.members), losses)
+        ):
+            return losses - 1
+    return plan.members
+
+
+@pytest.mark.parametrize("members", range(1, 9))
+@pytest.mark.parametrize("copies", range(4))
+@pytest.mark.parametrize("parity", [False, True])
+def test_k_methods_survive_k_losses_and_no_more(members: int, copies: int, parity: bool) -> None:
+    methods = copies + parity
+    if members <= methods:
+        with pytest.raises(InvalidInput, match=f"members is {members}"):
+            redundancy.layout(members, copies, parity)
+        return
+    survived = losses_survived(redundancy.layout(members, copies, parity))
+    assert survived == methods
+
+
+def test_layouts_take_the_bytes_that_costs_say() -> None:
+    members, stage = 6, 60.0
+    for copies, parity, costs in (
+        (0, False, redundancy.unprotected(stage, members)),
+        (1, False, redundancy.arc(stage, members)),
+        (2, False, redundancy.arc(stage, members, 2)),
+        (0, True, redundancy.aec(stage, members)),
+        (1, True, redundancy.arc_with_aec(stage, members)),
+    ):
+        plan = redundancy.layout(members, copies, parity)
+        cell = stage / members / plan.cells_per_shard
+        parities = [sum(keeper == member for keeper, _ in plan.parity) for member in range(members)]
+        kept = [(len(cells) + parities[member]) * cell for member, cells in enumerate(plan.kept)]
+        assert kept == pytest.approx([costs.snapshot_bytes + costs.redundant_memory_bytes] * members)
+
+
+def test_copy_and_plain_parity_together_lose_a_cell_with_two_neighbours() -> None:
+    """Why `layout` keeps parity off the member that has the copy."""
+    members = 5
+    copy = redundancy.layout(members, copies=1)
+    plain = redundancy.layout(members, parity=True)
+    kept = tuple(
+        frozenset((d, cell) for d, _ in copy.kept[member] for cell in range(plain.cells_per_shard))
+        for member in range(members)
+    )
+    naive = redundancy.Layout(members, plain.cells_per_shard, kept, plain.parity)
+    assert not redundancy.survives(naive, [0, 1])
+    assert redundancy.survives(redundancy.layout(members, 1, True), [0, 1])
+
+
+def test_snapshot_split() -> None:
+    assert redundancy.snapshot_split(100.0, 10.0, 4.0) == (40.0, 60.0)
+    assert redundancy.snapshot_split(100.0, 10.0, 40.0) == (100.0, 0.0)
+    assert redundancy.snapshot_split(100.0, 0.0, 4.0) == (0.0, 100.0)  # zero bandwidth
+    assert redundancy.bubble_seconds(1, 1.0, 2.0) == 0
+    assert redundancy.bubble_seconds(5, 1.0, 2.0) == 12.0
+
+
+def test_nonsense_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="members is 1: to survive 1 lost"):
+        redundancy.arc(10.0, 1)
+    with pytest.raises(InvalidInput, match="stage_bytes is nan"):
+        redundancy.aec(math.nan, 4)
+    with pytest.raises(InvalidInput, match="shard_group is 3: it must divide data"):
+        Mesh(1, 8, 1, shard_group=3)
+    with pytest.raises(InvalidInput, match="order is"):
+        Mesh(1, 8, 1, order=("data", "data", "tensor"))

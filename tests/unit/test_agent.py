@@ -1,0 +1,75 @@
+"""The rank-local states that the agent writes from the rings of its workers."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from jitckpt import layout, local_state, saves, tree_codec
+from jitckpt.agent import write_local_states
+from jitckpt.layout import Identity
+from jitckpt.local_state import Recorder, Ring
+from jitckpt.saves import SaveFolder
+from jitckpt.workers import Worker
+
+DEAD = Identity(job="j", fingerprint="f", world_size=2, rank=1, shard=0, shards=1)
+HEALTHY = replace(DEAD, rank=0)
+
+
+@pytest.fixture
+def dead_worker() -> Iterator[Worker]:
+    """A rank that has ended and left the states of steps 5 to 8 in its ring."""
+    worker = Worker(
+        rank=1,
+        command=["true"],
+        environment=os.environ,
+        ring_fd=local_state.create(),
+        stdout=None,
+        stderr=None,
+    )
+    recorder = Recorder(Ring(worker.ring_fd, DEAD, 4, 2 << 20), lambda *_: None, print)
+    for step in range(1, 9):
+        recorder.write(step, final=True, parts={"random": tree_codec.encode({"step": step}, "random")})
+    worker.reap()
+    yield worker
+    worker.close()
+
+
+def save(directory: Path, step: int, whole: bool = True) -> None:
+    with SaveFolder(directory, HEALTHY, step, "rank", "builtin") as folder:
+        folder.add_tensors("tensors.safetensors", {"weight": torch.ones(2)})
+        folder.commit()
+    if not whole:
+        (directory / layout.step_folder(step) / "rank-00000" / "metadata.json").unlink()
+
+
+def local_steps(directory: Path) -> list[int]:
+    return sorted(
+        record.step for record in saves.find(directory) if record.kind == "local" and record.rank == 1
+    )
+
+
+def test_the_dead_ranks_state_is_written_for_what_others_saved(dead_worker: Worker, tmp_path: Path) -> None:
+    save(tmp_path, 7)
+    written = write_local_states(dead_worker, tmp_path)
+    assert list(written) == [7]
+    assert written[7] > 0
+    assert local_steps(tmp_path) == [7]
+    (local,) = [record for record in saves.find(tmp_path) if record.kind == "local"]
+    assert saves.verify(local) is None
+
+
+def test_a_save_that_nobody_could_report_counts_too(dead_worker: Worker, tmp_path: Path) -> None:
+    """Its rank was ended between the end of the save and the report; a restart would take it."""
+    save(tmp_path, 7)
+    save(tmp_path, 8)
+    assert list(write_local_states(dead_worker, tmp_path)) == [7, 8]
+
+
+def test_unfinished_saves_and_steps_long_gone_do_not_count(dead_worker: Worker, tmp_path: Path) -> None:
+    save(tmp_path, 2)
+    save(tmp_path, 8, whole=False)
+    assert write_local_states(dead_worker, tmp_path) == {}

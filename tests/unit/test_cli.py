@@ -1,0 +1,138 @@
+"""What the commands say when they are called wrongly, and what they need to start."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jitckpt.cli import COMMANDS, main
+from jitckpt.device import LIBRARY_DIR
+
+FOLDER = Path(__file__).parent
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Return the last line on stderr of a call that must end with status 2."""
+    with pytest.raises(SystemExit) as caught:
+        sys.exit(main(arguments))
+    assert caught.value.code == 2
+    return capsys.readouterr().err.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "the following arguments are required: command"),
+        (["fly"], "argument command: invalid choice: 'fly'"),
+        (["lib", "--x"], "unrecognized arguments: --x"),
+        (["exec"], "there is no command to run"),
+        (["exec", "--device", "tpu", "true"], "argument --device: invalid choice: 'tpu'"),
+        (["exec", "--devices", "0", "true"], "argument --devices: '0' is not a whole number of at least 1"),
+        (["exec", "--devices", "two", "true"], "'two' is not a whole number of at least 1"),
+        (["exec", "--device", "softgpu", "no-such-program"], "no-such-program can't be run: No such file"),
+        (["run"], "the following arguments are required: training_script"),
+        (["run", "--no-such-flag", "x.py"], "unrecognized arguments: --no-such-flag"),
+        (["run", "no-such.py"], "there is no script no-such.py"),
+        (["run", "--run-path", "/no/such.py"], "there is no script /no/such.py"),
+        (["run", "-m", "no_such_module.sub"], "there is no module no_such_module.sub"),
+        (["run", "--no-python", "no-such-program"], "there is no program no-such-program"),
+        (["run", "--nproc-per-node", "many", __file__], "Unsupported nproc_per_node value: many"),
+        (["run", "--nproc-per-node", "0", __file__], "--nproc-per-node must be at least 1, not 0"),
+        (["run", "--nnodes", "2", __file__], "--nnodes 2: jitckpt runs jobs on one node so far"),
+        (["run", "--nnodes", "1:2", __file__], "--nnodes 1:2: jitckpt runs jobs on one node so far"),
+        (["run", "--nnodes", "x", __file__], "--nnodes x: jitckpt runs jobs on one node so far"),
+        (["run", "--max-restarts", "-1", __file__], "max_restarts must be >= 0"),
+        (["run", "--max-restarts", "few", __file__], "argument --max-restarts"),
+        (["run", "--monitor-interval", "0", __file__], "--monitor-interval must be more than 0 seconds"),
+        (["run", "--save-deadline", "0", __file__], "'0' is not a number of seconds above 0"),
+        (["run", "--save-deadline", "soon", __file__], "'soon' is not a number of seconds above 0"),
+        (["run", "--hang-timeout", "inf", __file__], "'inf' is not a number of seconds above 0"),
+        (["run", "--checkpoint-dir", __file__, __file__], "test_cli.py is a file, not a directory"),
+        (["run", "--device", "tpu", __file__], "argument --device: invalid choice: 'tpu'"),
+        (["run", "--fault", "rank=0", __file__], "argument --fault: Fault 'rank=0': step is missing."),
+        (["run", "--fault", "rank=1 step=1", __file__], "the ranks are 0 to 0"),
+        (["run", "--redirects", "9", __file__], "9 does not match"),
+        (["run", "--local-ranks-filter", "a", __file__], "must be a comma-separated list of integers"),
+        (["run", "--log-dir", __file__, __file__], "is a file"),
+        (["run", "--signals-to-handle", "SIGFOO", __file__], "there is no signal 'SIGFOO'"),
+        (
+            ["run", "-m", "--no-python", "true"],
+            "Don't use both the '--no-python' flag and the '--module' flag",
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_wrong_call_is_explained(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(FOLDER)
+    assert complaint in refused(capsys, *arguments)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_names_the_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"])
+    assert caught.value.code == 0
+    assert f"usage: jitckpt {command}" in capsys.readouterr().out
+
+
+def test_all_of_torchruns_options_are_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    from torch.distributed.run import get_args_parser
+
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    shown = capsys.readouterr().out
+    options = [option for action in get_args_parser()._actions for option in action.option_strings]
+    assert len(options) > 30
+    assert [option for option in options if option not in shown] == []
+
+
+def test_nothing_is_left_by_a_wrong_call(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    refused(capsys, "run", "--nproc-per-node", "0", __file__)
+    assert list(tmp_path.iterdir()) == []
+
+
+def output_of(*arguments: str, **environment: str) -> str:
+    command = [sys.executable, "-c", "import sys, jitckpt.cli; sys.exit(jitckpt.cli.main())", *arguments]
+    return subprocess.check_output(command, env=os.environ | environment, text=True, timeout=60)
+
+
+def test_lib_prints_what_to_preload() -> None:
+    assert output_of("lib") == f"{LIBRARY_DIR / 'libjitckpt.so'}\n"
+
+
+def test_exec_becomes_the_command_with_the_device() -> None:
+    shown = output_of("exec", "--device", "softgpu", "--devices", "3", "--", "env")
+    variables = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
+    assert variables["SOFTGPU_DEVICES"] == "3"
+    assert variables["LD_PRELOAD"] == f"{LIBRARY_DIR / 'libjitckpt.so'}:{LIBRARY_DIR / 'libsoftgpu.so'}"
+    assert variables["LD_LIBRARY_PATH"].split(":")[0] == str(LIBRARY_DIR / "driver")
+
+
+def test_exec_passes_the_commands_own_options_on_and_its_status_back() -> None:
+    command = [sys.executable, "-c", "import sys, jitckpt.cli; sys.exit(jitckpt.cli.main())", "exec"]
+    done = subprocess.run([*command, "--device", "softgpu", "sh", "-c", "exit 7"], check=False, timeout=60)
+    assert done.returncode == 7
+
+
+@pytest.mark.parametrize("arguments", [["lib"], ["exec", "true"], ["timeline", "--help"]])
+def test_the_small_commands_start_without_torch(arguments: list[str]) -> None:
+    code = f"""
+import os, sys
+os.execvpe = lambda *_: None
+from jitckpt.cli import main
+try:
+    main({arguments!r})
+except SystemExit:
+    pass
+print(sorted(name for name in sys.modules if name in ("torch", "numpy", "cffi")))
+"""
+    shown = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60)
+    assert shown.splitlines()[-1] == "[]"

@@ -1,0 +1,97 @@
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jitckpt.device import DeviceError, check_libraries, choose_device, device_environment, driver_answers
+
+LIBRARIES = Path("/opt/jitckpt/lib")
+words = st.text(st.sampled_from("abc/."), min_size=1, max_size=8)
+environments = st.dictionaries(
+    st.sampled_from(["LD_PRELOAD", "LD_LIBRARY_PATH", "SOFTGPU_DEVICES", "HOME"]),
+    st.lists(words, max_size=3).map(":".join),
+)
+
+
+def test_softgpu_is_preloaded_after_jitckpt() -> None:
+    assert device_environment("softgpu", 3, LIBRARIES, {"HOME": "/root"}) == {
+        "LD_PRELOAD": "/opt/jitckpt/lib/libjitckpt.so:/opt/jitckpt/lib/libsoftgpu.so",
+        "LD_LIBRARY_PATH": "/opt/jitckpt/lib/driver",
+        "SOFTGPU_DEVICES": "3",
+    }
+
+
+def test_on_cuda_only_jitckpt_is_preloaded() -> None:
+    assert device_environment("cuda", 3, LIBRARIES, {}) == {"LD_PRELOAD": "/opt/jitckpt/lib/libjitckpt.so"}
+
+
+def test_what_the_user_preloads_comes_after() -> None:
+    environment = {"LD_PRELOAD": "libtcmalloc.so libfoo.so", "LD_LIBRARY_PATH": "/usr/local/lib:"}
+    variables = device_environment("softgpu", 1, LIBRARIES, environment)
+    assert variables["LD_PRELOAD"].split(":")[2:] == ["libtcmalloc.so", "libfoo.so"]
+    assert variables["LD_LIBRARY_PATH"] == "/opt/jitckpt/lib/driver:/usr/local/lib"
+
+
+def test_the_users_number_of_devices_stays() -> None:
+    assert device_environment("softgpu", 2, LIBRARIES, {"SOFTGPU_DEVICES": "8"})["SOFTGPU_DEVICES"] == "8"
+
+
+@given(st.sampled_from(["softgpu", "cuda"]), st.integers(1, 16), environments)
+def test_applying_it_twice_changes_nothing(kind: str, devices: int, environment: dict[str, str]) -> None:
+    once = environment | device_environment(kind, devices, LIBRARIES, environment)
+    assert once | device_environment(kind, devices, LIBRARIES, once) == once
+
+
+def test_auto_stays_on_softgpu_inside_softgpu() -> None:
+    inside = device_environment("softgpu", 2, LIBRARIES, {})
+    assert choose_device("auto", inside) == "softgpu"
+
+
+def test_softgpu_is_there_always() -> None:
+    assert choose_device("softgpu", {}) == "softgpu"
+
+
+@pytest.mark.parametrize(("devices", "answers"), [(2, True), (0, False), (-1, False)])
+def test_auto_asks_the_driver(tmp_path: Path, devices: int, answers: bool) -> None:
+    compiler = shutil.which("g++")
+    assert compiler is not None, "g++ is needed to build the driver of this test"
+    source = tmp_path / "driver.cpp"
+    source.write_text(
+        f'extern "C" int cuInit(unsigned) {{ return {devices} < 0 ? 100 : 0; }}\n'
+        f'extern "C" int cuDeviceGetCount(int* count) {{ *count = {devices}; return 0; }}\n'
+    )
+    subprocess.run([compiler, "-shared", "-fPIC", source, "-o", tmp_path / "libcuda.so.1"], check=True)
+    code = """
+from jitckpt.device import choose_device, driver_answers
+print(driver_answers(), choose_device("auto", {}), choose_device("cuda", {}) if driver_answers() else "")
+"""
+    environment = os.environ | {"LD_LIBRARY_PATH": str(tmp_path)}
+    output = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
+    assert output.split() == (["True", "cuda", "cuda"] if answers else ["False", "softgpu"])
+
+
+@pytest.mark.skipif(driver_answers(), reason="this machine has an NVIDIA driver")
+def test_without_a_driver_auto_is_softgpu_and_cuda_is_refused() -> None:
+    assert choose_device("auto", {}) == "softgpu"
+    with pytest.raises(DeviceError, match="Choose --device softgpu"):
+        choose_device("cuda", {})
+
+
+def test_missing_libraries_are_named(tmp_path: Path) -> None:
+    (tmp_path / "libjitckpt.so").touch()
+    check_libraries("cuda", tmp_path)
+    with pytest.raises(DeviceError, match=r"libsoftgpu.so and driver/libcuda.so.1 not found .* `pip"):
+        check_libraries("softgpu", tmp_path)
+
+
+def test_a_folder_that_ld_preload_cannot_hold_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "my libraries"
+    folder.mkdir()
+    (folder / "libjitckpt.so").touch()
+    with pytest.raises(DeviceError, match="space or a colon"):
+        check_libraries("cuda", folder)

@@ -1,0 +1,79 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jitckpt.events import FILE_NAME, EventLog, read_events
+
+
+def test_events_are_kept_until_the_directory_is_known(tmp_path: Path) -> None:
+    log = EventLog()
+    log.write("job_started", world_size=2)
+    log.restart = 1
+    log.open(tmp_path / "new" / "ckpt")
+    log.open(tmp_path / "another")
+    log.write("restart")
+    events, damages = read_events(tmp_path / "new" / "ckpt")
+    assert [(event["event"], event["restart"]) for event in events] == [("job_started", 0), ("restart", 1)]
+    assert events == log.events
+    assert damages == []
+    assert events[0]["clock"] <= events[1]["clock"]
+    assert not (tmp_path / "another").exists()
+
+
+def test_several_processes_append_whole_lines(tmp_path: Path) -> None:
+    code = """
+import sys
+from pathlib import Path
+from jitckpt.events import EventLog
+log = EventLog(Path(sys.argv[1]))
+for number in range(200):
+    log.write("e", writer=sys.argv[2], number=number, text="x" * 500)
+"""
+    writers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path), name]) for name in "ab"]
+    assert [writer.wait(timeout=60) for writer in writers] == [0, 0]
+    events, damages = read_events(tmp_path)
+    assert damages == []
+    for name in "ab":
+        assert [e["number"] for e in events if e["writer"] == name] == list(range(200))
+
+
+def test_damaged_lines_are_passed_over_and_named(tmp_path: Path) -> None:
+    log = EventLog(tmp_path)
+    log.write("first")
+    path = tmp_path / FILE_NAME
+    with path.open("ab") as file:
+        for line in (b"\xff\xfe", b'{"event": "x"}', b"[]", b'{"event": 1, "time": 1, "clock": 1}'):
+            file.write(line + b"\n")
+    log.write("last")
+    with path.open("ab") as file:
+        file.write(b'{"event": "cut o')
+    events, damages = read_events(tmp_path)
+    assert [event["event"] for event in events] == ["first", "last"]
+    assert damages == [f"Line {n} of {path} is damaged and passed over." for n in (2, 3, 4, 5, 7)]
+
+
+def test_a_directory_that_cannot_be_written_is_said_and_stops_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    log = EventLog(tmp_path / "file")
+    log.write("detected")
+    assert "events can't be written" in capsys.readouterr().err
+    assert len(log.events) == 1
+
+
+def test_a_full_disk_is_said_and_stops_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / FILE_NAME).symlink_to("/dev/full")
+    EventLog(tmp_path).write("detected")
+    assert "No space left on device" in capsys.readouterr().err
+
+
+def test_every_event_is_one_json_line(tmp_path: Path) -> None:
+    EventLog(tmp_path).write("warning", text="two\nlines", rank=1)
+    (line,) = (tmp_path / FILE_NAME).read_text().splitlines()
+    event = json.loads(line)
+    assert event["text"] == "two\nlines"
+    assert set(event) == {"event", "time", "clock", "restart", "text", "rank"}

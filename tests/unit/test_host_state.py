@@ -1,0 +1,395 @@
+"""The host's state of a training job: taken, put back, and what it does to the training after."""
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+
+from jitckpt import host_state, tree_codec
+from jitckpt.errors import CheckpointError
+from jitckpt.history import History
+from jitckpt.host_state import HostState, ModelState, OptimizerState
+
+
+class Loader:
+    """Counts the batches that it gave."""
+
+    def __init__(self) -> None:
+        self.position = 0
+
+    def next(self) -> Tensor:
+        self.position += 1
+        noise = random.random() * numpy.random.rand()
+        return torch.full((4, 8), self.position / 10) + torch.rand(4, 8) * noise
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+class Training:
+    """A small training on the host, whose state is taken and put back in memory."""
+
+    def __init__(self, make_optimizer: Callable[[Any], torch.optim.Optimizer], seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        random.seed(seed)
+        numpy.random.seed(seed)
+        self.model = nn.Sequential(
+            nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 1)
+        )
+        self.optimizer = make_optimizer(self.model.parameters())
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, step_size=3)
+        self.loader = Loader()
+        self.host = HostState(
+            model=self.model,
+            optimizers=[self.optimizer],
+            schedulers=[self.scheduler],
+            scaler=None,
+            extra=self.loader,
+            device=None,
+        )
+
+    def step(self) -> None:
+        self.model(self.loader.next()).square().mean().backward()
+        self.optimizer.step()
+        self.scheduler.step()
+        self.optimizer.zero_grad()
+
+    def take(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        shared, local, progress = self.host.shared(), self.host.local(), self.host.progress()
+        tensors = {name: tensor.clone() for name, tensor in self.host.parameters().items()}
+        for encoded in (*(part.on_host() for part in shared.optimizers), progress, *local.values()):
+            tensors |= encoded.tensors
+        document = {
+            "optimizers": [part.on_host().tree for part in shared.optimizers],
+            "progress": progress.tree,
+            "scheduler_steps_due": [0],
+            "scaler": None,
+            "local": {"trees": {name: encoded.tree for name, encoded in local.items()}},
+        }
+        return document, tensors
+
+    def put_back(self, document: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        saved = {name: tensor for name, tensor in tensors.items() if name.startswith("model.")}
+        host_state.load_tensors("parameters", self.host.parameters(), saved)
+        self.host.restore_shared(document, tensors, whole=True)
+        self.host.restore_local(host_state.local_parts(document["local"], tensors, None))
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, amsgrad=True),
+    "fused Adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01, fused=True),
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9, nesterov=True),
+    "Adafactor": lambda parameters: torch.optim.Adafactor(parameters, lr=0.01),
+    "NAdam": lambda parameters: torch.optim.NAdam(parameters, lr=0.01, foreach=True),
+    "RMSprop": lambda parameters: torch.optim.RMSprop(parameters, lr=0.01, centered=True, momentum=0.5),
+    "ASGD": lambda parameters: torch.optim.ASGD(parameters, lr=0.01, t0=2),
+    "Rprop": lambda parameters: torch.optim.Rprop(parameters, lr=0.01),
+}
+
+
+def random_numbers() -> tuple[float, float, float]:
+    return random.random(), float(numpy.random.rand()), float(torch.rand(1))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_restored_training_goes_on_as_the_undisturbed_one(name: str) -> None:
+    first = Training(OPTIMIZERS[name])
+    for _ in range(4):
+        first.step()
+    document, tensors = first.take()
+    for _ in range(5):
+        first.step()
+    expected_numbers = random_numbers()
+    second = Training(OPTIMIZERS[name], seed=99)
+    second.step()
+    second.put_back(json.loads(json.dumps(document)), tensors)
+    for _ in range(5):
+        second.step()
+    assert random_numbers() == expected_numbers
+    assert first.loader.position == second.loader.position
+    assert first.scheduler.get_last_lr() == second.scheduler.get_last_lr()
+    for (where, expected), found in zip(
+        first.model.state_dict().items(), second.model.state_dict().values(), strict=True
+    ):
+        assert torch.equal(expected, found), where
+    before, after = first.optimizer.state_dict(), second.optimizer.state_dict()
+    assert before["param_groups"] == after["param_groups"]
+    for number, state in before["state"].items():
+        assert state.keys() == after["state"][number].keys()
+        for key, value in state.items():
+            found = after["state"][number][key]
+            same = torch.equal(value, found) if isinstance(value, Tensor) else value == found
+            assert same, (number, key)
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.01)
+
+
+def test_taking_the_state_copies_it() -> None:
+    training = Training(adam)
+    training.step()
+    before = training.host.optimizers[0].capture()
+    training.step()
+    assert before.numbers["step"] == (torch.float32, [0, 1, 2, 3, 4, 5], [1.0] * 6)
+    after = tree_codec.decode(before.others.tree, before.others.tensors)
+    weight = training.optimizer.param_groups[0]["params"][0]
+    live = training.optimizer.state[weight]["exp_avg"]
+    assert not torch.equal(after[0][2], live)
+
+
+def test_an_optimizer_state_that_changes_shape_is_looked_at_anew() -> None:
+    parameters = [nn.Parameter(torch.zeros(2)) for _ in range(3)]
+    optimizer = torch.optim.SGD(parameters[:2], lr=0.1, momentum=0.9)
+    state = OptimizerState(optimizer, 0)
+
+    def others() -> list[list[Any]]:
+        part = state.capture()
+        found = tree_codec.decode(part.others.tree, part.others.tensors)
+        return [[number, key, value.tolist()] for number, key, value in found]
+
+    assert others() == []
+    for parameter in parameters:
+        parameter.grad = torch.ones(2)
+    optimizer.step()
+    assert others() == [[0, "momentum_buffer", [1, 1]], [1, "momentum_buffer", [1, 1]]]
+    optimizer.add_param_group({"params": [parameters[2]]})
+    optimizer.step()
+    assert [number for number, _, _ in others()] == [0, 1, 2]
+    optimizer.state[parameters[1]]["momentum_buffer"] = torch.full((2,), 7.0)
+    assert others()[1][2] == [7, 7]
+    optimizer.state[parameters[1]] = {"other": torch.tensor(3)}
+    assert [number for number, _, _ in others()] == [0, 2]
+    assert state.capture().numbers == {"other": (torch.int64, [1], [3])}
+
+
+def test_state_that_is_not_of_a_parameter_is_refused() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1)
+    optimizer.state["global"] = 3  # type: ignore[index]
+    with pytest.raises(CheckpointError, match="keeps state under 'global'"):
+        OptimizerState(optimizer, 0).capture()
+
+
+def test_other_parameter_groups_are_refused_with_both_counts() -> None:
+    training = Training(adam)
+    training.step()
+    document, tensors = training.take()
+    other = HostState(
+        model=None,
+        optimizers=[adam(nn.Linear(2, 2).parameters())],
+        schedulers=[training.scheduler],
+        scaler=None,
+        extra=None,
+        device=None,
+    )
+    with pytest.raises(CheckpointError, match=r"groups of \[2\] parameters; the save has \[6\]"):
+        other.restore_shared(document, tensors, whole=True)
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"optimizers": []}, "The save has 1 optimizers; jitckpt.init was given 0"),
+        ({"schedulers": []}, "The save has 1 schedulers; jitckpt.init was given 0"),
+        (
+            {"scaler": GradScaler("cpu")},
+            "The save has no gradient scaler; jitckpt.init was given one",
+        ),
+    ],
+)
+def test_missing_objects_are_named(changed: dict[str, Any], sentence: str) -> None:
+    training = Training(adam)
+    document, tensors = training.take()
+    objects: dict[str, Any] = {
+        "model": training.model,
+        "optimizers": [training.optimizer],
+        "schedulers": [training.scheduler],
+        "scaler": None,
+        "extra": None,
+        "device": None,
+    }
+    host = HostState(**(objects | changed))
+    with pytest.raises(CheckpointError, match=sentence):
+        host.restore_shared(document, tensors, whole=True)
+    with pytest.raises(CheckpointError, match="The save has some state of `extra`"):
+        host.restore_local(host_state.local_parts(document["local"], tensors, None))
+
+
+def test_tensors_must_have_the_same_names_shapes_and_types() -> None:
+    own = {"a": torch.zeros(2), "b": torch.zeros(3)}
+    with pytest.raises(CheckpointError, match="it lacks b and has c, which the model has not"):
+        host_state.load_tensors("parameters", own, {"a": torch.ones(2), "c": torch.ones(3)})
+    with pytest.raises(CheckpointError, match=r"b of the parameters is torch.float32 of shape \[3\]"):
+        host_state.load_tensors("parameters", own, {"a": torch.ones(2), "b": torch.ones(4)})
+    with pytest.raises(CheckpointError, match=r"in the save it is torch.float64"):
+        host_state.load_tensors("parameters", own, {"a": torch.ones(2), "b": torch.ones(3).double()})
+    assert not own["a"].any()
+
+
+def test_a_model_has_the_same_names_inside_ddp_and_compile() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    compiled: Any = torch.compile(model)
+    wrapped = nn.DataParallel(compiled)
+    assert ModelState(wrapped).parameters().keys() == ModelState(model).parameters().keys()
+    assert list(ModelState(model).buffers()) == ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
+
+
+def test_tied_parameters_non_persistent_buffers_and_extra_states() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 5
+            self.register_buffer("kept", torch.zeros(2))
+            self.register_buffer("cache", torch.zeros(2), persistent=False)
+            self.register_buffer("unset", None)
+
+        def get_extra_state(self) -> dict[str, int]:
+            return {"calls": self.calls}
+
+        def set_extra_state(self, state: dict[str, int]) -> None:
+            self.calls = state["calls"]
+
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), Counting())
+    model[1].weight = model[0].weight
+    state = ModelState(model)
+    assert sorted(state.parameters()) == ["0.bias", "0.weight", "1.bias"]
+    assert list(state.buffers()) == ["2.kept"]
+    assert state.extra_states() == {"2": {"calls": 5}}
+    state.restore_extra_states({"2": {"calls": 9}})
+    assert model[2].calls == 9
+    model[2].kept = torch.ones(2)  # replaced, not changed in place
+    assert state.buffers()["2.kept"].tolist() == [1, 1]
+    model[2].register_buffer("late", torch.zeros(1))
+    state.look_again()
+    assert list(state.buffers()) == ["2.kept", "2.late"]
+
+
+class TestScaler:
+    @staticmethod
+    def make() -> tuple[GradScaler, nn.Linear, torch.optim.Optimizer]:
+        scaler = GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+        model = nn.Linear(2, 1)
+        return scaler, model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+    @staticmethod
+    def to_the_update(scaler: GradScaler, model: nn.Linear, optimizer: Any, overflow: bool) -> None:
+        optimizer.zero_grad()
+        scaler.scale(model(torch.full((1, 2), float("inf") if overflow else 1.0)).sum()).backward()
+        scaler.step(optimizer)
+
+    @pytest.mark.parametrize(
+        "overflow", [[False], [True], [False, False], [False, True], [False, False, False]]
+    )
+    def test_an_update_that_is_due_is_done_to_the_saved_state(self, overflow: list[bool]) -> None:
+        scaler, model, optimizer = self.make()
+        for flag in overflow[:-1]:
+            self.to_the_update(scaler, model, optimizer, flag)
+            scaler.update()
+        self.to_the_update(scaler, model, optimizer, overflow[-1])
+        assert host_state.scaler_update_is_due(scaler)
+        early = host_state.scaler_state(scaler, update_is_due=True)
+        assert host_state.scaler_state(scaler, update_is_due=False) == scaler.state_dict()
+        scaler.update()
+        assert not host_state.scaler_update_is_due(scaler)
+        assert early == scaler.state_dict() == host_state.scaler_state(scaler, update_is_due=False)
+
+    def test_before_the_first_use_and_disabled(self) -> None:
+        scaler, _, _ = self.make()
+        assert host_state.scaler_state(scaler, update_is_due=False) == scaler.state_dict()
+        assert not host_state.scaler_update_is_due(scaler)
+        disabled = GradScaler("cpu", enabled=False)
+        assert host_state.scaler_state(disabled, update_is_due=False) == disabled.state_dict() == {}
+
+
+class TestHistory:
+    def test_the_state_of_each_step_is_settled_when_the_next_begins(self) -> None:
+        training = Training(adam)
+        history = History(training.host)
+        for step in (1, 2):
+            training.optimizer.step()
+            history.add(step, training.host.shared())
+            training.scheduler.step()
+            history.settle(step)
+        assert history.usual_scheduler_steps == (1,)
+        snapshot = history.snapshot(1)
+        assert snapshot is not None
+        assert snapshot.progress.tree["schedulers"][0]["last_epoch"] == 1
+        assert snapshot.scheduler_steps_due == (0,)
+        history.forget_before(2)
+        assert history.snapshot(1) is None
+        assert history.snapshot(2) is not None
+
+    def test_scheduler_steps_that_have_not_come_yet_are_due(self) -> None:
+        training = Training(adam)
+        history = History(training.host)
+        history.expect_scheduler_steps([1])
+        training.optimizer.step()
+        history.add(2, training.host.shared())
+        early = history.snapshot(2)
+        assert early is not None
+        assert early.scheduler_steps_due == (1,)
+        training.scheduler.step()
+        later = history.snapshot(2)
+        assert later is not None
+        assert later.scheduler_steps_due == (0,)
+        assert later.version != early.version
+        assert later.progress.tree["schedulers"][0]["last_epoch"] == 1
+
+    @pytest.mark.parametrize(
+        ("made", "usual"), [([1, 1], 1), ([1, 1, 1], 1), ([0, 0, 1], 0), ([1, 0], 0), ([2, 2], 2)]
+    )
+    def test_what_is_usual_is_seen_twice(self, made: list[int], usual: int) -> None:
+        training = Training(adam)
+        history = History(training.host)
+        for step, steps in enumerate(made, start=1):
+            training.optimizer.step()
+            history.add(step, training.host.shared())
+            for _ in range(steps):
+                training.scheduler.step()
+            history.settle(step)
+        assert history.usual_scheduler_steps == (usual,)
+        assert History(training.host).usual_scheduler_steps == (0,)
+
+    def test_due_steps_are_made_at_the_restore(self) -> None:
+        first = Training(adam)
+        for _ in range(2):
+            first.step()
+        first.optimizer.step()
+        document, tensors = first.take()
+        first.scheduler.step()
+        second = Training(adam, seed=5)
+        second.put_back(document | {"scheduler_steps_due": [1]}, tensors)
+        assert second.scheduler.state_dict() == first.scheduler.state_dict()
+        assert second.optimizer.param_groups[0]["lr"] == first.optimizer.param_groups[0]["lr"] == 0.001
+
+    def test_a_scheduler_that_needs_a_metric_is_not_stepped(self) -> None:
+        training = Training(adam)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(training.optimizer)
+        state = host_state.SchedulerState(plateau)
+        assert not state.can_step
+        plateau.step(1.0)
+        assert state.count() == 1
+
+
+def test_a_fingerprint_tells_models_and_optimizers_apart() -> None:
+    model, wider = nn.Linear(2, 2), nn.Linear(2, 3)
+    fingerprints = [
+        host_state.fingerprint(None, []),
+        host_state.fingerprint(model, []),
+        host_state.fingerprint(wider, []),
+        host_state.fingerprint(nn.Linear(2, 2).double(), []),
+        host_state.fingerprint(model, [adam(model.parameters())]),
+        host_state.fingerprint(model, [torch.optim.SGD(model.parameters())]),
+    ]
+    assert len(set(fingerprints)) == len(fingerprints)
+    assert fingerprints[0] == ""
+    assert host_state.fingerprint(nn.Linear(2, 2), []) == fingerprints[1]

@@ -1,0 +1,230 @@
+"""A job without the preloaded library: arguments, the warning, and restoring what was saved before."""
+
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+import jitckpt
+from jitckpt import job as job_module
+from jitckpt import layout, saves
+from jitckpt.errors import CheckpointError, JitckptError, TreeError
+from jitckpt.layout import Identity
+from jitckpt.saves import SaveFolder
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """No job is left over from another test, and nothing comes from this process's own surroundings."""
+    for name in [
+        name for name in os.environ if name.startswith("JITCKPT_") or name in ("RANK", "WORLD_SIZE")
+    ]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    yield
+    if job_module._current is not None:
+        job_module._current.close()
+    job_module._base_of_next_job = None
+
+
+def objects(width: int = 3) -> dict[str, Any]:
+    model = nn.Linear(2, width)
+    return {"model": model, "optimizer": torch.optim.Adam(model.parameters(), lr=0.1)}
+
+
+def init(*args: Any, **changes: Any) -> jitckpt.Job:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return jitckpt.init(*args, **changes)
+
+
+def write_save(root: Path, of: jitckpt.Job, step: int = 4, **identity: Any) -> Path:
+    """Write a save as the built-in saver does, of this job's present state."""
+    host = of._host
+    shared, local, progress = host.shared(), host.local(), host.progress()
+    tensors = host.parameters()
+    for encoded in (*(part.on_host() for part in shared.optimizers), progress, *local.values()):
+        tensors |= encoded.tensors
+    document = {
+        "optimizers": [part.on_host().tree for part in shared.optimizers],
+        "progress": progress.tree,
+        "scheduler_steps_due": [],
+        "usual_scheduler_steps": [],
+        "scaler": None,
+        "local": {
+            "final": True,
+            "trees": {name: encoded.tree for name, encoded in local.items()},
+            "missing": [],
+            "left_out": [],
+        },
+    }
+    who = Identity(**(vars(of.identity) | identity))
+    with SaveFolder(root, who, step, "rank", "builtin") as folder:
+        folder.add_tensors(layout.TENSORS_FILE, tensors)
+        folder.add_json(layout.STATE_FILE, document)
+        return folder.commit()[0]
+
+
+def test_one_warning_says_what_is_missing_and_that_the_job_is_unprotected() -> None:
+    with pytest.warns(RuntimeWarning) as caught:
+        jitckpt.init(**objects())
+    (warning,) = caught
+    assert str(warning.message).startswith("jitckpt: this job runs unprotected. ")
+    assert warning.filename == __file__
+    assert Path("ckpt/job.json").exists()
+
+
+def test_an_unprotected_job_has_no_hooks() -> None:
+    given = objects()
+    init(**given)
+    assert not given["model"]._forward_hooks
+    assert not given["optimizer"]._optimizer_step_post_hooks
+
+
+def test_a_fresh_start_restores_nothing() -> None:
+    assert init(**objects()).restore() == 0
+    assert jitckpt.jit_get_checkpoint_path("ckpt") is None
+    assert jitckpt.jit_get_checkpoint_path("never used") is None
+    assert not Path("never used").exists()
+
+
+def test_restore_works_without_the_library(tmp_path: Path) -> None:
+    first = objects()
+    job = init(checkpoint_dir=tmp_path / "c", **first)
+    first["model"](torch.ones(1, 2)).sum().backward()
+    first["optimizer"].step()
+    path = write_save(tmp_path / "c", job)
+    expected = torch.rand(2)
+    job.close()
+    second = objects()
+    job = init(checkpoint_dir=tmp_path / "c", **second)
+    assert job.restore() == 4
+    assert torch.equal(torch.rand(2), expected)
+    assert torch.equal(first["model"].weight, second["model"].weight)
+    assert jitckpt.jit_get_checkpoint_path(tmp_path / "c") == str(path)
+    state = second["optimizer"].state[second["model"].weight]
+    assert float(state["step"]) == 1
+    assert torch.equal(state["exp_avg"], first["optimizer"].state[first["model"].weight]["exp_avg"])
+
+
+def test_the_directory_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JITCKPT_CHECKPOINT_DIR", "elsewhere")
+    init(**objects())
+    assert Path("elsewhere/job.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("identity", "sentence"),
+    [
+        ({"world_size": 2}, "is of a job with 2 ranks; this one has 1"),
+        ({"job": "another"}, "is of another job"),
+        ({"fingerprint": "x"}, "is of another model or optimizer"),
+    ],
+)
+def test_saves_that_dont_fit_are_an_error(identity: dict[str, Any], sentence: str) -> None:
+    job = init(**objects())
+    write_save(Path("ckpt"), job, **identity)
+    with pytest.raises(CheckpointError, match=sentence):
+        job.restore()
+    assert len(saves.find(Path("ckpt"))) == 1
+
+
+def test_a_damaged_save_is_passed_over_with_a_warning() -> None:
+    job = init(**objects())
+    write_save(Path("ckpt"), job, step=3)
+    newer = write_save(Path("ckpt"), job, step=5)
+    os.truncate(newer / layout.TENSORS_FILE, 50)
+    with pytest.warns(RuntimeWarning) as caught:
+        assert job.restore() == 3
+    texts = [str(warning.message) for warning in caught]
+    assert "A save was passed over" in texts[0]
+    assert "step-0000000005/rank-00000/tensors.safetensors has 50 bytes" in texts[0]
+    assert texts[1].endswith("Step 5 has no whole save of shard 0.")
+    assert (newer.parent / "set-aside-rank-00000").is_dir()
+
+
+def test_a_save_whose_document_lacks_something_is_an_error() -> None:
+    job = init(**objects())
+    with SaveFolder(Path("ckpt"), job.identity, 3, "rank", "builtin") as folder:
+        folder.add_tensors(layout.TENSORS_FILE, job._host.parameters())
+        folder.add_json(layout.STATE_FILE, {})
+        folder.commit()
+    with pytest.raises(CheckpointError, match="can't be restored: it lacks 'progress'"):
+        job.restore()
+
+
+def test_a_replicas_local_state_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    job = init(**objects())
+    write_save(Path("ckpt"), job, rank=0)
+    with pytest.warns(RuntimeWarning, match="Rank 1 left no state of its own after step 4: .* from rank 0"):
+        assert job.restore() == 4
+
+
+def test_the_path_is_known_before_init_and_counts_the_next_jobs_steps() -> None:
+    job = init(**objects())
+    path = write_save(Path("ckpt"), job, step=7)
+    job.close()
+    assert jitckpt.jit_get_checkpoint_path("ckpt") == str(path.absolute())
+    job = init(lambda context: None, checkpoint_dir="ckpt")
+    assert job._base == 7
+
+
+class Opaque:
+    def state_dict(self) -> Any:
+        return {"sampler": {"fn": print}}
+
+    def load_state_dict(self, state: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "sentence"),
+    [
+        ({"model": None}, TypeError, "needs save_checkpoint=..., or model=... and optimizer=..."),
+        ({"optimizer": []}, TypeError, "needs save_checkpoint"),
+        ({"model": "m"}, TypeError, "model is a str; it must be a torch.nn.Module"),
+        ({"optimizer": [3]}, TypeError, "optimizer is a int; it must be a Optimizer or a list of them"),
+        ({"scheduler": 3}, TypeError, "scheduler is a int, which has no state_dict"),
+        ({"extra": 3}, TypeError, "extra is a int, which has no state_dict"),
+        ({"save_checkpoint": "f"}, TypeError, "save_checkpoint is a str; it must be a function"),
+        ({"shard": 2, "shards": 2}, ValueError, "shard is 2; with shards=2 it must be from 0 to 1"),
+        ({"extra": Opaque()}, TreeError, "extra.sampler.fn is a builtins.builtin_function_or_method"),
+        ({"checkpoint_dir": "/dev/null"}, CheckpointError, "whose path is not a file"),
+    ],
+)
+def test_wrong_arguments_are_said(changes: dict[str, Any], error: type[Exception], sentence: str) -> None:
+    with pytest.raises(error, match=sentence):
+        init(**(objects() | changes))
+    init(**objects())
+
+
+def test_sharded_parameters_need_a_save_function(tmp_path: Path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        model = nn.Linear(2, 3)
+        model.weight = nn.Parameter(distribute_tensor(model.weight.data, mesh, [Shard(0)]))
+        optimizer = torch.optim.Adam(model.parameters())
+        with pytest.raises(
+            TypeError, match=r"The parameter weight is a DTensor; .* give jitckpt\.init a save function"
+        ):
+            init(model=model, optimizer=optimizer)
+        init(lambda context: None, optimizer=optimizer)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_second_init_is_refused() -> None:
+    job = init(**objects())
+    with pytest.raises(JitckptError, match="called twice"):
+        init(**objects())
+    job.close()
+    init(**objects())

@@ -1,0 +1,271 @@
+"""The ring of rank-local states that outlives its rank."""
+
+import os
+import random
+import signal
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+
+from jitckpt import local_state, saves, tree_codec
+from jitckpt.errors import SaveError
+from jitckpt.layout import Identity
+from jitckpt.local_state import Recorder, Region, Ring
+
+IDENTITY = Identity(job="j", fingerprint="f", world_size=2, rank=1, shard=0, shards=1)
+SLOTS = 4
+LIMIT = 2 << 20
+
+
+@pytest.fixture
+def memory() -> Iterator[int]:
+    descriptor = local_state.create()
+    yield descriptor
+    os.close(descriptor)
+
+
+class Warnings:
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def __call__(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def recorder(memory: int, limit: int = LIMIT, warn: Warnings | None = None) -> Recorder:
+    def no_device(address: int, value: int, stream: int) -> None:
+        raise AssertionError("there is no device")
+
+    return Recorder(Ring(memory, IDENTITY, SLOTS, limit), no_device, warn or Warnings())
+
+
+def parts(step: int, size: int = 100) -> dict[str, tree_codec.Encoded]:
+    value = {"step": step, "numbers": torch.full((size,), step), "text": "x" * (step % 50)}
+    return {"random": tree_codec.encode(value, "random")}
+
+
+def is_right(state: local_state.LocalState) -> bool:
+    value = tree_codec.decode(state.trees["random"], state.tensors)
+    text_is_right = value["text"] == "x" * (state.step % 50)
+    return value["step"] == state.step and bool((value["numbers"] == state.step).all()) and text_is_right
+
+
+def test_an_untouched_memory_holds_nothing(memory: int) -> None:
+    assert local_state.read_identity(memory) is None
+    assert local_state.read(memory) == []
+
+
+def test_the_last_steps_are_kept(memory: int) -> None:
+    record = recorder(memory)
+    for step in range(1, 11):
+        record.write(step, final=False, parts=parts(step))
+        if step < 10:
+            record.write(step, final=True, parts=parts(step))
+    states = local_state.read(memory)
+    assert local_state.read_identity(memory) == IDENTITY
+    assert [(state.step, state.final) for state in states] == [(10, False), (9, True), (8, True), (7, True)]
+    assert all(is_right(state) for state in states)
+    assert all(state.missing == state.left_out == () for state in states)
+
+
+def test_memory_is_taken_only_as_it_is_used(memory: int) -> None:
+    recorder(memory, limit=1 << 30).write(1, final=True, parts=parts(1))
+    assert os.fstat(memory).st_size > 1 << 29
+    assert os.fstat(memory).st_blocks * 512 < 1 << 17
+
+
+def test_a_limit_that_is_too_small_is_said(memory: int) -> None:
+    with pytest.raises(ValueError, match="local_state_limit is 1000 bytes; the least that works is 282624"):
+        recorder(memory, limit=1000)
+    recorder(memory, limit=282624)
+
+
+def test_the_largest_tensor_is_left_out_over_the_limit_and_named_once(memory: int) -> None:
+    warn = Warnings()
+    record = recorder(memory, warn=warn)
+    for step in (1, 2):
+        extra = {"huge": torch.zeros(10 << 20), "small": torch.ones(3), "position": step}
+        record.write(step, final=True, parts=parts(step) | {"extra": tree_codec.encode(extra, "extra")})
+    assert len(warn.texts) == 1
+    assert warn.texts[0].startswith(f"extra.huge ({40 << 20} bytes) does not fit")
+    state = local_state.read(memory)[0]
+    assert is_right(state)
+    assert state.missing == ("extra.huge",)
+    assert state.trees["extra"]["position"] == 2
+    assert state.tensors["extra.small"].tolist() == [1, 1, 1]
+
+
+def test_a_part_without_tensors_is_left_out_whole_over_the_limit(memory: int) -> None:
+    warn = Warnings()
+    extra = tree_codec.encode({"order": list(range(500_000)), "t": torch.ones(1)}, "extra")
+    recorder(memory, warn=warn).write(1, final=True, parts={"extra": extra} | parts(1))
+    (state,) = local_state.read(memory)
+    assert is_right(state)
+    assert (state.left_out, state.missing, set(state.trees)) == (("extra",), (), {"random"})
+    assert "extra.t" not in state.tensors
+    assert warn.texts[0].startswith("extra (")
+
+
+def test_a_torn_host_part_leaves_the_one_before(memory: int) -> None:
+    ring = Ring(memory, IDENTITY, SLOTS, LIMIT)
+    record = Recorder(ring, lambda *_: None, Warnings())
+    record.write(5, final=False, parts=parts(5))
+    record.write(5, final=True, parts=parts(5))
+    newest = local_state._host_area(5 % SLOTS, 1, SLOTS, ring.area_bytes)
+    for offset in (0, 8, 16, 30, 60, 200):
+        before = os.pread(memory, 1, newest + offset)
+        os.pwrite(memory, bytes([before[0] ^ 1]), newest + offset)
+        (state,) = local_state.read(memory)
+        assert (state.step, state.final) == (5, False), offset
+        assert is_right(state)
+        os.pwrite(memory, before, newest + offset)
+    assert local_state.read(memory)[0].final
+
+
+class DeviceSide:
+    """Writes areas and words as the device's stream would."""
+
+    def __init__(self, memory: int, ring: Ring, step: int) -> None:
+        self.memory, self.ring, self.step = memory, ring, step
+
+    def place(self, final: bool) -> tuple[int, int]:
+        return local_state._device_area(self.step % SLOTS, final, SLOTS, self.ring.area_bytes)
+
+    def begin(self, final: bool, word: int) -> None:
+        os.pwrite(self.memory, struct.pack("<Q", word), self.place(final)[0])
+
+    def write(self, final: bool, value: float) -> None:
+        os.pwrite(self.memory, struct.pack("<2f", value, value), self.place(final)[1])
+
+    def end(self, final: bool, word: int) -> None:
+        os.pwrite(self.memory, struct.pack("<Q", word), self.place(final)[0] + 8)
+
+
+def test_device_tensors_count_only_between_their_two_words(memory: int) -> None:
+    ring = Ring(memory, IDENTITY, SLOTS, LIMIT)
+    tree = {"buffers": {"mean": {"$tensor": "buffers.mean", "device": "cuda"}}}
+    entries = {"buffers.mean": ("float32", [2], 0)}
+    regions = {False: Region(0x70001, entries)}
+    device = DeviceSide(memory, ring, 7)
+
+    def host(final: bool) -> None:
+        ring.write_host(7, local_state._pack(final, tree, {}, regions, ()))
+
+    def mean() -> list[float] | None:
+        (state,) = local_state.read(memory)
+        found = state.tensors.get("buffers.mean")
+        assert state.missing == (() if found is not None else ("buffers.mean",))
+        return None if found is None else found.tolist()
+
+    host(final=False)
+    assert mean() is None
+    device.begin(False, 0x70001)
+    device.write(False, 1.0)
+    assert mean() is None
+    device.end(False, 0x70001)
+    assert mean() == [1, 1]
+
+    # The host has gone on; the device dies before, while or after it writes the final area.
+    regions[True] = Region(0x70001, entries)
+    host(final=True)
+    assert mean() == [1, 1]
+    device.begin(True, 0x70001)
+    device.write(True, 2.0)
+    assert mean() == [1, 1]
+    device.end(True, 0x70001)
+    assert mean() == [2, 2]
+
+    # A second micro-batch overwrites the provisional area: half-written it is worth nothing.
+    regions.pop(True)
+    regions[False] = Region(0x70002, entries)
+    host(final=False)
+    assert mean() is None
+    device.begin(False, 0x70002)
+    assert mean() is None
+    device.end(False, 0x70002)
+    assert mean() == [1, 1]
+
+
+def test_a_killed_writer_leaves_only_whole_states(memory: int) -> None:
+    random.seed(0)
+    for _ in range(25):
+        os.ftruncate(memory, 0)
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                record = recorder(memory)
+                for step in range(1, 1 << 60):
+                    record.write(step, final=False, parts=parts(step, size=step * 37 % 5000))
+                    record.write(step, final=True, parts=parts(step, size=step * 91 % 5000))
+                    os.write(writing, struct.pack("<Q", step))
+            finally:
+                os._exit(1)
+        os.close(writing)
+        first = os.read(reading, 8)
+        time.sleep(random.random() * 0.02)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        with open(reading, "rb") as rest:
+            acknowledged = first + rest.read()
+        last = struct.unpack("<Q", acknowledged[-8:])[0]
+        states = local_state.read(memory)
+        assert all(is_right(state) for state in states)
+        found = {state.step: state.final for state in states}
+        assert max(found) in (last, last + 1)
+        # Only the slot that was being written may have lost its older state.
+        kept = range(max(1, last - SLOTS + 2), last + 1)
+        assert all(found.get(step) for step in kept), (found, last)
+
+
+def test_a_reader_beside_a_living_writer_sees_only_whole_states(memory: int) -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            record = recorder(memory)
+            for step in range(1, 1 << 60):
+                record.write(step, final=True, parts=parts(step, size=step * 91 % 5000))
+        finally:
+            os._exit(1)
+    try:
+        while not local_state.read(memory):
+            time.sleep(0.001)
+        for _ in range(200):
+            states = local_state.read(memory)
+            assert states
+            assert all(is_right(state) for state in states)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("change", [b"X", b"JITCKPT1\xff"])
+def test_a_damaged_first_page_is_said(memory: int, change: bytes) -> None:
+    recorder(memory)
+    os.pwrite(memory, change, 0)
+    with pytest.raises(SaveError, match="first page is not valid"):
+        local_state.read(memory)
+    os.ftruncate(memory, 10)
+    with pytest.raises(SaveError, match="too short"):
+        local_state.read_identity(memory)
+
+
+def test_a_state_becomes_a_save_of_its_own(memory: int, tmp_path: Path) -> None:
+    recorder(memory).write(9, final=True, parts=parts(9))
+    size = local_state.write_save(memory, tmp_path, 9)
+    (record,) = saves.find(tmp_path)
+    assert (record.step, record.kind, record.rank) == (9, "local", 1)
+    assert saves.verify(record) is None
+    assert record.metadata is not None
+    assert asdict(record.metadata.identity) == asdict(IDENTITY)
+    assert size == sum(path.stat().st_size for path in record.path.iterdir())
+    saved = saves.read(record)
+    value = tree_codec.decode(saved.document["local"]["trees"]["random"], saved.tensors)
+    assert value["step"] == 9
+    with pytest.raises(SaveError, match="no whole state of its own for step 8"):
+        local_state.write_save(memory, tmp_path, 8)

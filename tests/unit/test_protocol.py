@@ -1,0 +1,106 @@
+import json
+from dataclasses import fields
+from typing import Any, get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jitckpt import protocol
+from jitckpt.protocol import FROM_AGENT, FROM_WORKER, MAX_BYTES, Message, ProtocolError, decode, encode
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+short_text = st.text(st.characters(), max_size=40)
+
+
+def values_for(hint: Any) -> st.SearchStrategy[Any]:
+    by_hint = {
+        int: st.integers(),
+        float: st.floats(allow_nan=False, allow_infinity=False),
+        str: short_text,
+        int | str: st.integers() | short_text,
+        list[Any]: st.lists(json_values, max_size=3),
+    }
+    return by_hint[hint] if hint in by_hint else st.sampled_from(hint.__args__)
+
+
+def messages() -> st.SearchStrategy[Message]:
+    return st.one_of(
+        [
+            st.builds(cls, **{f.name: values_for(get_type_hints(cls)[f.name]) for f in fields(cls)})
+            for cls in (*FROM_WORKER, *FROM_AGENT)
+        ]
+    )
+
+
+@given(messages())
+def test_what_was_encoded_is_decoded(message: Message) -> None:
+    assert decode(encode(message)) == message
+
+
+@given(messages())
+def test_the_type_comes_first_for_the_preloaded_library(message: Message) -> None:
+    assert encode(message).startswith(b'{"type":"' + message.type.encode() + b'"')
+
+
+@given(messages(), st.dictionaries(short_text.map(lambda name: "x" + name), json_values, max_size=3))
+def test_unknown_fields_are_ignored(message: Message, extra: dict[str, Any]) -> None:
+    assert decode(json.dumps(extra | json.loads(encode(message))).encode()) == message
+
+
+@given(st.binary() | json_values.map(lambda value: json.dumps(value).encode()))
+def test_anything_else_is_an_error_in_a_sentence(data: bytes) -> None:
+    with pytest.raises(ProtocolError, match=r"^A message .*\.$"):
+        decode(data)
+
+
+@given(messages(), st.data())
+def test_a_field_of_a_wrong_type_is_named(message: Message, data: st.DataObject) -> None:
+    content = json.loads(encode(message))
+    name = data.draw(st.sampled_from([name for name in content if name != "type"]))
+    content[name] = {"not": "this"}
+    with pytest.raises(ProtocolError, match=f"{name} can't be"):
+        decode(json.dumps(content).encode())
+
+
+@given(messages(), st.data())
+def test_a_missing_field_is_named(message: Message, data: st.DataObject) -> None:
+    content = json.loads(encode(message))
+    name = data.draw(st.sampled_from([name for name in content if name != "type"]))
+    del content[name]
+    if name in ("time", "collectives") or (message.type, name) == ("save_failed", "traceback"):
+        assert getattr(decode(json.dumps(content).encode()), name) is not None
+    else:
+        with pytest.raises(ProtocolError, match=f"lacks {name}"):
+            decode(json.dumps(content).encode())
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "1e999", "true", '"0.5"', "null"])
+def test_seconds_are_a_number(value: str) -> None:
+    with pytest.raises(ProtocolError):
+        decode(b'{"type":"save","save_id":1,"reason":"r","deadline":' + value.encode() + b"}")
+
+
+def test_deep_nesting_is_an_error() -> None:
+    with pytest.raises(ProtocolError, match="JSON"):
+        decode(b"[" * 30000 + b"]" * 30000)
+
+
+def test_too_long_messages_are_refused_on_both_sides() -> None:
+    with pytest.raises(ProtocolError, match="at most 65536"):
+        encode(protocol.Save(save_id=1, reason="x" * MAX_BYTES, deadline=1.0))
+    with pytest.raises(ProtocolError, match="at most 65536"):
+        decode(b" " * (MAX_BYTES + 1))
+
+
+@given(st.text(min_size=1).map(lambda text: text * 70000))
+def test_long_tracebacks_are_shortened_not_refused(text: str) -> None:
+    message = protocol.SaveFailed(save_id=1, rank=0, reason=text, traceback=text)
+    assert "[... shortened ...]" in message.traceback
+    assert decode(encode(message)) == message
+    warning = protocol.Warning(rank=0, text=text)
+    assert decode(encode(warning)) == warning

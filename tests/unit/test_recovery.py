@@ -1,0 +1,311 @@
+"""The agent's decisions, against a simulated job whose ranks misbehave in every way there is."""
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jitckpt.recovery import (
+    TERMINATION_GRACE,
+    Close,
+    EndRanks,
+    Job,
+    OrderSave,
+    Outcome,
+    Rank,
+    Wait,
+    WriteLocalState,
+    decide,
+    whole_steps,
+)
+
+DEADLINE = 60.0
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """What one simulated rank does, each with its time in seconds; None: never."""
+
+    registers: float | None
+    exits: float | None
+    exit_code: int
+    alarm: float | None
+    answers_order: float | None  # seconds after the order
+    answer: str  # ended, failed, or die
+    steps_ahead: int
+    obeys_sigterm: float | None  # seconds after it
+
+
+@dataclass
+class Simulation:
+    behaviours: list[Behaviour]
+    shards: int
+    restarts_left: int
+    interrupts: list[float]
+    ranks: list[Rank] = field(default_factory=list)
+    now: float = 0.0
+    trouble_at: float | None = None
+    ended_at: float | None = None
+    due: list[tuple[float, int, str]] = field(default_factory=list)
+
+    def run(self) -> tuple[Outcome, Job]:
+        self.ranks = [Rank(i, shard=i % self.shards, shards=self.shards) for i in range(len(self.behaviours))]
+        for i, b in enumerate(self.behaviours):
+            events = ((b.registers, "register"), (b.exits, "exit"), (b.alarm, "alarm"))
+            self.due += [(time, i, what) for time, what in events if time is not None]
+        self.due += [(time, -1, "interrupt") for time in self.interrupts]
+        job = Job(tuple(self.ranks), self.now, DEADLINE, self.restarts_left)
+        for _ in range(1000):
+            job = replace(job, ranks=tuple(self.ranks), now=self.now)
+            match decide(job):
+                case Close(outcome):
+                    return outcome, job
+                case OrderSave(ranks):
+                    self.order_save(ranks)
+                    if job.save_ordered_at is None:
+                        job = replace(job, save_ordered_at=self.now)
+                case EndRanks(kill, terminate):
+                    self.check_that_nothing_is_lost(job)
+                    self.end(kill, terminate)
+                    if job.ending_since is None:
+                        job = replace(job, ending_since=self.now)
+                case WriteLocalState():
+                    assert not any(rank.alive for rank in self.ranks)
+                    job = replace(job, local_state_written=True)
+                case Wait(until):
+                    job = self.advance(job, until)
+        raise AssertionError("the agent goes round in circles")
+
+    def order_save(self, ranks: tuple[int, ...]) -> None:
+        assert ranks
+        for i in ranks:
+            assert self.ranks[i].can_save
+            assert self.ranks[i].save == "none"
+            self.change(i, save="ordered")
+            answers = self.behaviours[i].answers_order
+            if answers is not None:
+                self.due.append((self.now + answers, i, self.behaviours[i].answer))
+
+    def end(self, kill: tuple[int, ...], terminate: tuple[int, ...]) -> None:
+        assert kill or terminate
+        for i in kill:
+            self.change(i, told="kill")
+            self.due.append((self.now, i, "killed"))
+        for i in terminate:
+            assert not self.ranks[i].registered
+            self.change(i, told="terminate")
+            obeys = self.behaviours[i].obeys_sigterm
+            if obeys is not None:
+                self.due.append((self.now + obeys, i, "terminated"))
+
+    def change(self, i: int, **fields: object) -> None:
+        self.ranks[i] = replace(self.ranks[i], **fields)  # type: ignore[arg-type]
+
+    def advance(self, job: Job, until: float | None) -> Job:
+        self.due.sort()
+        if self.due and (until is None or self.due[0][0] <= until):
+            time, i, what = self.due.pop(0)
+            self.now = max(self.now, time)
+            return self.happen(job, i, what)
+        assert until is not None, f"waits for ever: {job}"
+        assert until > self.now
+        self.now = until
+        return job
+
+    def happen(self, job: Job, i: int, what: str) -> Job:
+        if what == "interrupt":
+            self.trouble_at = self.now if self.trouble_at is None else self.trouble_at
+            return replace(job, interrupted=True, impatient=job.interrupted)
+        rank, behaviour = self.ranks[i], self.behaviours[i]
+        if not rank.alive:
+            return job
+        match what:
+            case "register":
+                self.change(i, registered=True, reachable=True)
+            case "exit":
+                self.change(i, exit_code=behaviour.exit_code)
+            case "die" | "killed":
+                self.change(i, exit_code=-9)
+            case "terminated":
+                self.change(i, exit_code=-15)
+            case "ended":
+                self.change(i, save="ended", saved_step=10 + behaviour.steps_ahead)
+            case "failed":
+                self.change(i, save="failed")
+        alarm = what == "alarm" and rank.registered
+        if self.trouble_at is None and (alarm or self.ranks[i].exit_code not in (None, 0)):
+            self.trouble_at = self.now
+        return replace(job, alarmed=job.alarmed or alarm)
+
+    def check_that_nothing_is_lost(self, job: Job) -> None:
+        """Ranks may be ended only if a whole replica is saved, the deadline is over, or nobody can save."""
+        deadline_over = job.save_ordered_at is not None and self.now >= job.save_ordered_at + DEADLINE
+        assert (
+            job.ending_since is not None
+            or whole_steps(self.ranks)
+            or deadline_over
+            or job.impatient
+            or not any(rank.can_save for rank in self.ranks)
+        )
+
+
+seconds = st.floats(min_value=0, max_value=200)
+behaviours = st.builds(
+    Behaviour,
+    registers=st.none() | seconds,
+    exits=st.none() | seconds,
+    exit_code=st.sampled_from([0, 0, 1, -9]),
+    alarm=st.none() | seconds,
+    answers_order=st.none() | seconds,
+    answer=st.sampled_from(["ended", "ended", "failed", "die"]),
+    steps_ahead=st.integers(0, 1),
+    obeys_sigterm=st.none() | seconds,
+)
+simulations = st.builds(
+    Simulation,
+    behaviours=st.lists(behaviours, min_size=1, max_size=6),
+    shards=st.integers(1, 2),
+    restarts_left=st.integers(0, 2),
+    interrupts=st.lists(seconds, max_size=2),
+)
+
+
+def is_undisturbed_for_ever(simulation: Simulation) -> bool:
+    """A job in which somebody runs on for ever and nobody fails has no end, and needs none."""
+    return any(b.exits is None for b in simulation.behaviours) and not simulation.interrupts
+
+
+@given(simulations)
+def test_every_job_ends_and_no_save_is_cut_short(simulation: Simulation) -> None:
+    if is_undisturbed_for_ever(simulation):
+        simulation.interrupts = [150.0]
+    outcome, job = simulation.run()
+    assert not any(rank.alive for rank in job.ranks)
+    exit_codes = {rank.exit_code for rank in job.ranks}
+    if job.interrupted:
+        assert outcome in (Outcome.INTERRUPTED, Outcome.SUCCEEDED)
+    elif job.ending_since is not None or exit_codes != {0}:
+        assert outcome is (Outcome.RESTART if job.restarts_left else Outcome.FAILED)
+    else:
+        assert outcome is Outcome.SUCCEEDED
+    if outcome is Outcome.SUCCEEDED:
+        assert exit_codes == {0}
+        assert job.ending_since is None
+
+
+@given(simulations)
+def test_the_time_from_the_failure_to_the_end_is_limited(simulation: Simulation) -> None:
+    """Nobody prolongs it: not a rank that registers while others save, nor one that dies meanwhile."""
+    simulation.interrupts = [*simulation.interrupts, 150.0]
+    simulation.run()
+    if simulation.trouble_at is not None:
+        assert simulation.now <= simulation.trouble_at + 200 + DEADLINE + TERMINATION_GRACE
+
+
+def registered(rank: int, **fields: object) -> Rank:
+    return replace(Rank(rank, registered=True, reachable=True), **fields)  # type: ignore[arg-type]
+
+
+def job(*ranks: Rank, **fields: object) -> Job:
+    return replace(Job(ranks, now=100.0, save_deadline=DEADLINE, restarts_left=1), **fields)  # type: ignore[arg-type]
+
+
+KILLED = registered(1, exit_code=-9)
+
+
+def test_a_healthy_job_is_left_alone() -> None:
+    assert decide(job(registered(0), registered(1))) == Wait()
+
+
+def test_a_rank_that_ends_well_is_no_failure() -> None:
+    assert decide(job(registered(0), registered(1, exit_code=0))) == Wait()
+
+
+def test_when_a_rank_dies_all_others_save() -> None:
+    assert decide(job(registered(0), KILLED, registered(2))) == OrderSave((0, 2))
+
+
+@pytest.mark.parametrize("why", ["alarmed", "interrupted"])
+def test_a_hang_and_a_preemption_make_all_ranks_save(why: str) -> None:
+    assert decide(job(registered(0), registered(1), **{why: True})) == OrderSave((0, 1))
+
+
+def test_the_agent_waits_for_the_save_until_the_deadline() -> None:
+    saving = job(registered(0, save="ordered"), KILLED, save_ordered_at=99.0)
+    assert decide(saving) == Wait(159.0)
+    assert decide(replace(saving, now=159.0)) == EndRanks(kill=(0,), terminate=())
+
+
+def test_one_whole_replica_is_enough() -> None:
+    """Rank 3 is stopped and never answers: nobody waits for it."""
+    ranks = (
+        registered(0, shard=0, shards=2, save="ended", saved_step=7),
+        registered(1, shard=1, shards=2, save="ended", saved_step=7),
+        registered(2, shard=0, shards=2, exit_code=-9),
+        registered(3, shard=1, shards=2, save="ordered"),
+    )
+    assert decide(job(*ranks, save_ordered_at=99.0)) == EndRanks(kill=(0, 1, 3), terminate=())
+
+
+def test_shards_of_different_steps_are_no_whole_replica() -> None:
+    ranks = (
+        registered(0, shard=0, shards=2, save="ended", saved_step=7),
+        registered(1, shard=1, shards=2, save="ended", saved_step=8),
+        registered(2, shard=0, shards=2, save="ordered"),
+        registered(3, shard=1, shards=2, exit_code=-9),
+    )
+    assert whole_steps(ranks) == set()
+    assert decide(job(*ranks, save_ordered_at=99.0)) == Wait(159.0)
+    saved = (*ranks[:2], replace(ranks[2], save="ended", saved_step=8), ranks[3])
+    assert whole_steps(saved) == {8}
+
+
+def test_a_second_failure_during_the_save() -> None:
+    """The only rank that saves dies: there is no more to wait for."""
+    ranks = (registered(0, save="ordered", exit_code=-9), KILLED, registered(2, save="failed"))
+    assert decide(job(*ranks, save_ordered_at=99.0)) == EndRanks(kill=(2,), terminate=())
+
+
+def test_a_rank_whose_training_has_finished_is_not_waited_for() -> None:
+    ranks = (registered(0, reachable=False), KILLED)
+    assert decide(job(*ranks)) == EndRanks(kill=(0,), terminate=())
+
+
+def test_ranks_that_never_registered_end_as_under_torchrun() -> None:
+    ending = job(Rank(0), Rank(1, exit_code=1))
+    assert decide(ending) == EndRanks(kill=(), terminate=(0,))
+    told = replace(ending, ranks=(Rank(0, told="terminate"), ending.ranks[1]), ending_since=100.0)
+    assert decide(told) == Wait(130.0)
+    assert decide(replace(told, now=130.0)) == EndRanks(kill=(0,), terminate=())
+    assert decide(replace(told, ranks=(Rank(0, exit_code=-15), ending.ranks[1]))) == Close(Outcome.RESTART)
+
+
+def test_asked_twice_to_end_nothing_is_waited_for() -> None:
+    ranks = (registered(0, save="ordered"), Rank(1, told="terminate"))
+    asked_twice = job(*ranks, interrupted=True, impatient=True, save_ordered_at=99.0)
+    assert decide(asked_twice) == EndRanks(kill=(0, 1), terminate=())
+
+
+@pytest.mark.parametrize(
+    ("restarts_left", "interrupted", "outcome"),
+    [(1, False, Outcome.RESTART), (0, False, Outcome.FAILED), (1, True, Outcome.INTERRUPTED)],
+)
+def test_the_local_states_are_written_before_the_restart(
+    restarts_left: int, interrupted: bool, outcome: Outcome
+) -> None:
+    ranks = (registered(0, save="ended", saved_step=3, told="kill", exit_code=-9), KILLED)
+    ended = job(*ranks, ending_since=99.0, restarts_left=restarts_left, interrupted=interrupted)
+    assert decide(ended) == WriteLocalState()
+    assert decide(replace(ended, local_state_written=True)) == Close(outcome)
+
+
+def test_an_alarm_after_which_all_ranks_end_well_was_false() -> None:
+    ranks = (registered(0, exit_code=0), registered(1, exit_code=0))
+    assert decide(job(*ranks, alarmed=True)) == Close(Outcome.SUCCEEDED)
+
+
+def test_ranks_that_end_with_status_0_because_they_were_told_to_are_no_success() -> None:
+    ranks = (Rank(0, exit_code=0, told="terminate"), registered(1, exit_code=0))
+    ended = job(*ranks, alarmed=True, ending_since=99.0, local_state_written=True)
+    assert decide(ended) == Close(Outcome.RESTART)

@@ -1,0 +1,248 @@
+"""Saves on the disk: whole or not at all."""
+
+import ctypes
+import os
+import resource
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+from jitckpt import layout, saves
+from jitckpt.errors import CheckpointError, SaveError
+from jitckpt.layout import Identity
+from jitckpt.saves import SaveFolder
+
+IDENTITY = Identity(job="j", fingerprint="f", world_size=2, rank=1, shard=0, shards=1)
+WEIGHTS = {"weight": torch.arange(1000.0)}
+
+
+def save(root: Path, step: int = 3, value: int = 1) -> Path:
+    with SaveFolder(root, IDENTITY, step, "rank", "builtin") as folder:
+        folder.add_tensors(layout.TENSORS_FILE, WEIGHTS)
+        folder.add_json(layout.STATE_FILE, {"value": value})
+        path, size = folder.commit()
+    assert size == sum(file.stat().st_size for file in path.iterdir())
+    return path
+
+
+def test_a_committed_save_is_found_whole_and_read(tmp_path: Path) -> None:
+    path = save(tmp_path)
+    assert path == tmp_path / "step-0000000003" / "rank-00001"
+    (record,) = saves.find(tmp_path)
+    assert (record.path, record.step, record.rank, record.problem) == (path, 3, 1, None)
+    assert saves.verify(record) is None
+    state = saves.read(record)
+    assert state.document == {"value": 1}
+    assert torch.equal(state.tensors["weight"], WEIGHTS["weight"])
+
+
+def test_nothing_stays_of_a_save_without_commit(tmp_path: Path) -> None:
+    with SaveFolder(tmp_path, IDENTITY, 3, "rank", "builtin") as folder:
+        folder.add_json("state.json", 1)
+    with suppress(RuntimeError), SaveFolder(tmp_path, IDENTITY, 4, "rank", "builtin") as folder:
+        folder.add_json("state.json", 1)
+        raise RuntimeError
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert saves.find(tmp_path) == []
+
+
+def test_an_older_save_of_the_same_step_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
+    save(tmp_path, value=1)
+    with pytest.raises(RuntimeError), SaveFolder(tmp_path, IDENTITY, 3, "rank", "builtin"):
+        raise RuntimeError
+    (record,) = saves.find(tmp_path)
+    assert saves.verify(record) is None
+    save(tmp_path, value=2)
+    (record,) = saves.find(tmp_path)
+    assert saves.verify(record) is None
+    assert saves.read(record).document == {"value": 2}
+    assert [path.name for path in record.path.parent.iterdir()] == ["rank-00001"]
+
+
+def test_what_a_killed_process_left_is_no_save_and_is_replaced(tmp_path: Path) -> None:
+    left = tmp_path / "step-0000000003" / "unfinished-rank-00001"
+    left.mkdir(parents=True)
+    (left / layout.TENSORS_FILE).write_bytes(b"half")
+    assert saves.find(tmp_path) == []
+    save(tmp_path)
+    assert not left.exists()
+
+
+def test_files_of_others_are_taken_in(tmp_path: Path) -> None:
+    with SaveFolder(tmp_path, IDENTITY, 3, "rank", "callback") as folder:
+        (folder.path / "deep").mkdir()
+        (folder.path / "deep" / "mine.bin").write_bytes(b"123")
+        folder.add_existing()
+        folder.commit()
+    (record,) = saves.find(tmp_path)
+    assert record.metadata is not None
+    assert [(file.name, file.size) for file in record.metadata.files] == [("deep/mine.bin", 3)]
+    (record.path / "deep" / "mine.bin").write_bytes(b"124")
+    assert "damaged" in str(saves.verify(record))
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda path: (path / "state.json").unlink(), "can't be read: No such file"),
+        (lambda path: os.truncate(path / "tensors.safetensors", 100), "has 100 bytes instead of"),
+        (lambda path: (path / "state.json").write_bytes(b'{"value": 2}'), "is damaged: its checksum"),
+        (lambda path: (path / "metadata.json").write_bytes(b"{"), "it is not JSON"),
+        (lambda path: (path / "metadata.json").unlink(), "was never finished"),
+        (lambda path: path.rename(path.with_name("rank-00000")), "was moved: its metadata is that of step 3"),
+    ],
+)
+def test_damage_is_a_reason(tmp_path: Path, damage: object, reason: str) -> None:
+    damage(save(tmp_path))  # type: ignore[operator]
+    (record,) = saves.find(tmp_path)
+    assert reason in str(saves.verify(record))
+
+
+def test_other_folders_are_ignored(tmp_path: Path) -> None:
+    save(tmp_path)
+    for name in ("step-x", "notes", "step-0000000003/other", "step-0000000009"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "step-0000000005").write_text("a file")
+    assert [record.step for record in saves.find(tmp_path)] == [3]
+    assert saves.find(tmp_path / "not there") == []
+
+
+def in_child(work: Callable[[], str]) -> str:
+    """Return what `work` returns in a process of its own, whose limits and mounts end with it."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writing, work().encode())
+        except BaseException:
+            os.write(writing, traceback.format_exc().encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as answer:
+        text = answer.read().decode()
+    os.waitpid(child, 0)
+    return text
+
+
+def save_until_it_fails(root: Path) -> str:
+    save(root, step=2)
+    try:
+        for step in range(3, 1000):
+            save(root, step=step)
+    except SaveError as error:
+        unfinished = [path.name for path in root.rglob("unfinished*")]
+        return f"{error} {[saves.verify(record) for record in saves.find(root)]} {unfinished}"
+    return "It never failed."
+
+
+def test_a_limit_on_file_sizes_is_said_and_nothing_is_lost(tmp_path: Path) -> None:
+    def work() -> str:
+        save(tmp_path, step=1)
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+        with pytest.raises(SaveError) as caught:
+            save(tmp_path)
+        return str(caught.value)
+
+    assert "tensors.safetensors can't be written or read: File too large; raise the limit" in in_child(work)
+    assert [(record.step, saves.verify(record)) for record in saves.find(tmp_path)] == [(1, None)]
+    assert list((tmp_path / "step-0000000003").iterdir()) == []
+
+
+def test_a_full_disk_is_said_and_nothing_is_lost(tmp_path: Path) -> None:
+    clone_newns, clone_newuser = 0x00020000, 0x10000000
+    libc = ctypes.CDLL(None, use_errno=True)
+    user, group = os.getuid(), os.getgid()
+
+    def work() -> str:
+        if libc.unshare(clone_newns | clone_newuser) != 0:
+            return "skip"
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+        Path("/proc/self/gid_map").write_text(f"0 {group} 1")
+        if libc.mount(b"none", bytes(tmp_path), b"tmpfs", 0, b"size=256k") != 0:
+            return "skip"
+        return save_until_it_fails(tmp_path)
+
+    answer = in_child(work)
+    if answer == "skip":
+        pytest.skip("this machine lets nobody mount a small file system")
+    assert "No space left on device; free some space" in answer
+    assert "[None, None" in answer
+    assert answer.endswith("None] []")
+
+
+def test_a_file_in_the_place_of_the_directory_is_said(tmp_path: Path) -> None:
+    (tmp_path / "ckpt").write_text("")
+    with pytest.raises(CheckpointError, match="choose a checkpoint directory whose path is not a file"):
+        saves.open_directory(tmp_path / "ckpt")
+    with pytest.raises(CheckpointError, match="choose a checkpoint directory whose path is not a file"):
+        saves.open_directory(tmp_path / "ckpt" / "deeper")
+    with pytest.raises(SaveError, match="not a file"):
+        save(tmp_path / "ckpt")
+
+
+def test_the_job_id_is_made_once_whoever_comes_first(tmp_path: Path) -> None:
+    assert saves.read_job(tmp_path) is None
+    found: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(saves.open_directory(tmp_path / "a"))) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8
+    assert len(set(found)) == 1
+    assert saves.read_job(tmp_path / "a") == found[0]
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["job.json"]
+    assert saves.open_directory(tmp_path / "b") != found[0]
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b'{"job": 3}', b"[1]"])
+def test_a_damaged_job_file_is_said(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "job.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"job\.json .*choose another"):
+        saves.open_directory(tmp_path)
+
+
+def test_old_steps_are_removed_up_to_the_one_that_is_kept(tmp_path: Path) -> None:
+    for step in (1, 2, 5):
+        save(tmp_path, step=step)
+    saves.remove_before(tmp_path, 5)
+    assert [record.step for record in saves.find(tmp_path)] == [5]
+
+
+def test_later_steps_of_a_rank_are_set_aside(tmp_path: Path) -> None:
+    for step in (3, 5):
+        save(tmp_path, step=step)
+    saves.set_aside_after(tmp_path, 3, rank=0)
+    assert [record.step for record in saves.find(tmp_path)] == [5, 3]
+    saves.set_aside_after(tmp_path, 3, rank=1)
+    assert [record.step for record in saves.find(tmp_path)] == [3]
+    save(tmp_path, step=5)
+    saves.set_aside_after(tmp_path, 3, rank=1)
+    assert [record.step for record in saves.find(tmp_path)] == [3]
+
+
+def test_write_by_rename_leaves_the_old_file_if_it_fails(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    saves.write_by_rename(path, b"old")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            saves.write_by_rename(path, b"new" * 100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]

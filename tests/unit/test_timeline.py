@@ -1,0 +1,154 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from jitckpt.cli import main
+from jitckpt.events import FILE_NAME, Event
+from jitckpt.timeline import in_words, jobs, recoveries, table
+
+
+class Story:
+    """A job's events, each a second after the one before unless it is said otherwise."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.clock = 100.0
+        self.restart = 0
+
+    def add(self, event: str, after: float = 1.0, **details: Any) -> "Story":
+        self.clock += after
+        common = {"event": event, "time": 1.7e9 + self.clock, "clock": self.clock, "restart": self.restart}
+        self.events.append(common | details)
+        return self
+
+    def killed_and_saved(self) -> "Story":
+        self.add("job_started", world_size=2, max_restarts=3)
+        self.add("registered", rank=0, checkpoint_dir="ckpt").add("registered", rank=1, checkpoint_dir="ckpt")
+        self.add("fault", rank=1, fault="rank=1 step=20 phase=backward kind=kill", step=20, phase="backward")
+        self.add("detected", after=0.01, cause="died", text="rank 1 was killed by SIGKILL", first=True)
+        self.add("save_ordered", save_id=1, ranks=[0], deadline=60.0, after=0.0)
+        self.add("save_begun", save_id=1, rank=0, step=19, after=0.2)
+        self.add("save_ended", save_id=1, rank=0, step=19, shard=0, bytes=12_345_678, after=0.3)
+        self.add("saved", step=19, after=0.0)
+        return self.add("ranks_ended", kill=[0], terminate=[], after=0.0)
+
+    def restarted(self, step: int) -> "Story":
+        self.restart += 1
+        self.add("restart", world_size=2, max_restarts=3)
+        self.add("restored", rank=0, step=step, path="p", source_rank=0, seconds=0.1)
+        self.add("restored", rank=1, step=step, path="p", source_rank=0, seconds=0.1, after=0.0)
+        return self.add("first_step", rank=1, step=step + 1).add("first_step", rank=0, step=step + 1)
+
+
+def test_a_recovery_is_summed_up() -> None:
+    (recovery,) = recoveries(Story().killed_and_saved().restarted(19).add("job_ended").events)
+    assert recovery.cause == "rank 1 was killed by SIGKILL"
+    assert recovery.fault == "rank=1 step=20 phase=backward kind=kill"
+    assert recovery.saved_by == (0,)
+    assert recovery.save_bytes == 12_345_678
+    assert recovery.save_seconds == pytest.approx(0.5)
+    assert (recovery.step, recovery.redone, recovery.restarted) == (19, 1, True)
+    assert recovery.first_step_seconds == pytest.approx(4.5)
+
+
+def test_it_is_told_in_words() -> None:
+    events = Story().killed_and_saved().restarted(19).add("job_ended", outcome="succeeded").events
+    found, saved, restarted, ended = in_words(events, "ckpt")
+    assert found.endswith(
+        ": rank 1 was killed by SIGKILL (rehearsed: rank=1 step=20 phase=backward kind=kill)."
+    )
+    assert saved == "The state after step 19 was saved in 0.50 s: 12.3 MB by rank 0."
+    assert restarted == (
+        "Restart 1 went on from step 19, with at most 1 minibatch done again; "
+        "its first new step was done 4.5 s after the failure was found."
+    )
+    assert ended == "The job succeeded after 1 restart."
+
+
+def test_a_replica_that_was_a_step_ahead_has_done_one_minibatch_more() -> None:
+    story = Story().killed_and_saved()
+    story.add("save_ended", save_id=1, rank=2, step=20, shard=1, bytes=1, after=0.0)
+    (recovery,) = recoveries(story.restarted(19).events)
+    assert recovery.redone == 2
+
+
+def test_two_failures_are_two_recoveries() -> None:
+    story = Story().killed_and_saved().restarted(19)
+    story.add("detected", cause="hang", text="rank 0 hangs", first=True)
+    story.add("detected", cause="hang", text="rank 1 hangs", first=False)
+    story.add("not_saved", text="rank 0 could not save, rank 1 is stopped")
+    story.add("job_ended", outcome="failed")
+    first, second = recoveries(story.events)
+    assert (first.restart, second.restart) == (0, 1)
+    assert second.fault is None, "the fault was of the first start"
+    assert second.save_seconds is None
+    assert second.restarted is False
+    assert in_words(story.events, "ckpt")[-3:] == [
+        "No whole state could be saved: rank 0 could not save, rank 1 is stopped.",
+        "The job failed after 1 restart.",
+        "The state after step 19 lies in ckpt; the same command goes on from there.",
+    ]
+
+
+def test_a_job_whose_agent_was_killed_has_no_end() -> None:
+    assert in_words(Story().add("job_started").events, "ckpt") == [
+        "The job has not ended, or its agent was killed."
+    ]
+
+
+def test_a_file_may_hold_several_jobs() -> None:
+    story = Story().add("job_started").add("job_ended").add("job_started").add("job_ended")
+    assert [len(job) for job in jobs(story.events)] == [2, 2]
+    assert jobs([]) == []
+
+
+def test_every_event_is_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    story = Story().killed_and_saved().restarted(19)
+    Console(width=200).print(table(story.events))
+    shown = capsys.readouterr().out
+    for event in story.events:
+        assert event["event"] in shown
+    assert "bytes 12.3 MB" in shown
+    assert "3.010" in shown, "seconds since the start, at which the failure was detected"
+
+
+def written(tmp_path: Path, story: Story) -> str:
+    (tmp_path / FILE_NAME).write_text("".join(json.dumps(event) + "\n" for event in story.events))
+    return str(tmp_path)
+
+
+def test_the_command_prints_table_and_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    story = Story().killed_and_saved().restarted(19).add("job_ended", outcome="succeeded")
+    assert main(["timeline", written(tmp_path, story)]) == 0
+    shown = capsys.readouterr().out
+    assert "save_ordered" in shown
+    assert shown.endswith("The job succeeded after 1 restart.\n")
+
+
+def test_the_command_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    story = Story().killed_and_saved().restarted(19).add("job_ended", outcome="succeeded")
+    assert main(["timeline", "--json", written(tmp_path, story)]) == 0
+    (job,) = json.loads(capsys.readouterr().out)["jobs"]
+    assert job["events"] == story.events
+    assert job["recoveries"][0]["step"] == 19
+
+
+def test_damage_is_said_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = written(tmp_path, Story().add("job_started").add("job_ended", outcome="succeeded"))
+    with (tmp_path / FILE_NAME).open("a") as file:
+        file.write("{cut")
+    assert main(["timeline", directory]) == 0
+    assert "Line 3 of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["timeline", "/no/such/folder"], ["timeline"], ["timeline", "--x", "."]]
+)
+def test_wrong_calls_end_with_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "jitckpt timeline: error:" in capsys.readouterr().err

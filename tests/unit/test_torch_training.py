@@ -1,0 +1,206 @@
+"""The hooks into a PyTorch training loop."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+
+from jitckpt.hooks.torch_training import TrainingHooks
+
+
+class Told:
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[str, int]] = []
+
+    def minibatch_begun(self, step: int) -> None:
+        self.all.append(("begun", step))
+
+    def forward_ended(self, step: int) -> None:
+        self.all.append(("forward", step))
+
+    def step_begun(self, step: int) -> None:
+        self.all.append(("step", step))
+
+    def step_ended(self, step: int) -> None:
+        self.all.append(("ended", step))
+
+    def phase(self, step: int, name: str) -> None:
+        self.all.append((name, step))
+
+    def take(self) -> list[tuple[str, int]]:
+        told, self.all = self.all, []
+        return told
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture
+def attached() -> Iterator[list[TrainingHooks]]:
+    hooks: list[TrainingHooks] = []
+    yield hooks
+    for one in hooks:
+        one.detach()
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def forward_backward(model: nn.Module) -> None:
+    model(torch.ones(1, 2)).sum().backward()
+
+
+STEP = ["begun", "forward", "step", "ended"]
+
+
+def test_each_minibatch_is_told_once(told: Told, attached: list[TrainingHooks]) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    optimizer = sgd(model)
+    attached.append(TrainingHooks(told, model=model, optimizers=[optimizer]))
+    for step in (1, 2):
+        forward_backward(model)
+        optimizer.step()
+        assert told.take() == [(name, step) for name in STEP]
+        assert attached[0].step == step
+
+
+def test_micro_batches_belong_to_one_minibatch(told: Told, attached: list[TrainingHooks]) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = sgd(model)
+    attached.append(TrainingHooks(told, model=model, optimizers=[optimizer]))
+    for _ in range(3):
+        forward_backward(model)
+    optimizer.step()
+    assert [name for name, _ in told.take()] == ["begun", "forward", "forward", "forward", "step", "ended"]
+
+
+def test_an_evaluation_is_not_told(told: Told, attached: list[TrainingHooks]) -> None:
+    model = nn.Linear(2, 2)
+    attached.append(TrainingHooks(told, model=model, optimizers=[sgd(model)], on_phase=told.phase))
+    with torch.no_grad():
+        model(torch.ones(1, 2))
+    assert told.take() == []
+
+
+def test_with_several_optimizers_a_minibatch_is_a_step_of_each(
+    told: Told, attached: list[TrainingHooks]
+) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    one, other = sgd(model[0]), sgd(model[1])
+    attached.append(TrainingHooks(told, model=model, optimizers=[one, other]))
+    for step in (1, 2):
+        forward_backward(model)
+        other.step()
+        assert told.take() == [("begun", step), ("forward", step), ("step", step)]
+        one.step()
+        assert told.take() == [("ended", step)]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_step_that_the_scaler_skips_counts(
+    told: Told, attached: list[TrainingHooks], enabled: bool
+) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = sgd(model)
+    scaler = GradScaler("cpu", enabled=enabled)
+    attached.append(TrainingHooks(told, model=model, optimizers=[optimizer], scaler=scaler))
+    for step, value in enumerate((1.0, float("inf"), 1.0), start=1):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.full((1, 2), value)).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert told.take() == [(name, step) for name in STEP]
+    attached[0].detach()
+    assert "step" not in vars(scaler)
+
+
+def test_phases_are_told_as_the_loop_comes_to_them(told: Told, attached: list[TrainingHooks]) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> dict[str, Any]:
+            return {"nothing": None, "parts": (x, [self.linear(x)])}
+
+    model = Model()
+    optimizer = sgd(model)
+    attached.append(TrainingHooks(told, model=model, optimizers=[optimizer], on_phase=told.phase))
+    for step in (1, 2):
+        output = model(torch.ones(1, 2))
+        assert told.take() == [("begun", step), ("forward", step), ("forward", step)]
+        output["parts"][1][0].sum().backward()
+        assert told.take() == [("backward", step)]
+        optimizer.step()
+        assert told.take() == [("step", step), ("optimizer", step), ("ended", step), ("between", step)]
+
+
+def test_an_exception_from_a_phase_ends_the_loop_there(told: Told, attached: list[TrainingHooks]) -> None:
+    def fail(step: int, name: str) -> None:
+        if name == "backward":
+            raise RuntimeError(f"rehearsed in step {step}")
+
+    model = nn.Linear(2, 2)
+    attached.append(TrainingHooks(told, model=model, optimizers=[sgd(model)], on_phase=fail))
+    with pytest.raises(RuntimeError, match="rehearsed in step 1"):
+        forward_backward(model)
+
+
+def test_without_objects_the_first_optimizer_that_steps_counts(
+    told: Told, attached: list[TrainingHooks]
+) -> None:
+    attached.append(TrainingHooks(told, model=None, optimizers=[]))
+    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    optimizer, second = sgd(model), sgd(other)
+    for step in (1, 2):
+        forward_backward(model)
+        optimizer.step()
+        assert told.take() == [(name, step) for name in STEP]
+        second.step()
+        assert told.take() == []
+    assert attached[0].watched == [optimizer]
+
+
+def test_without_a_model_the_outermost_module_tells_the_phases(
+    told: Told, attached: list[TrainingHooks]
+) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU(), nn.Linear(2, 1)))
+    attached.append(TrainingHooks(told, model=None, optimizers=[], on_phase=told.phase))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        model(torch.ones(1, 3))
+    told.take()
+    forward_backward(model)
+    assert told.take() == [("forward", 1), ("forward", 1), ("backward", 1)]
+
+
+def test_detached_hooks_say_nothing(told: Told) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = sgd(model)
+    for hooks in (
+        TrainingHooks(
+            told, model=model, optimizers=[optimizer], scaler=GradScaler("cpu"), on_phase=told.phase
+        ),
+        TrainingHooks(told, model=None, optimizers=[], on_phase=told.phase),
+    ):
+        hooks.detach()
+    forward_backward(model)
+    optimizer.step()
+    assert told.all == []
+
+
+def test_ddp_and_its_module_are_alike(told: Told, attached: list[TrainingHooks]) -> None:
+    inner = nn.Linear(2, 2)
+    outer = nn.DataParallel(inner)
+    optimizer = sgd(inner)
+    attached.append(TrainingHooks(told, model=inner, optimizers=[optimizer]))
+    forward_backward(outer)
+    optimizer.step()
+    assert told.take() == [(name, 1) for name in STEP]
