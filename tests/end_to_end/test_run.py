@@ -69,10 +69,17 @@ def test_a_failed_jobs_status_and_words_are_torchruns(launcher: Launcher, failur
     assert normalised(ours.err) == normalised(theirs.err)
 
 
-def tree(root: Path) -> dict[str, str]:
-    """Return the files below `root`; the folder of a run has a random name."""
+def tree(root: Path) -> dict[str, list[str]]:
+    """Return the lines of the files below `root`; the folder of a run has a random name.
+
+    Only the lines that one rank wrote have an order: in a file of several ranks whoever came first stands first.
+    """
     return {
-        "/".join(path.relative_to(root).parts[1:]): path.read_text()
+        "/".join(path.relative_to(root).parts[1:]): (
+            sorted(path.read_text().splitlines())
+            if path.name.startswith("filtered_")
+            else path.read_text().splitlines()
+        )
         for path in sorted(root.rglob("*"))
         if path.is_file()
     }
