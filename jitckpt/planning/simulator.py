@@ -86,7 +86,6 @@ class _Training:
     def _advance_to(self, done: int, seconds: float, saving: float) -> None:
         done = max(done, self.done)
         trained = (done - self.done) * self.minibatch_seconds
-        self.seconds[TRAINING] += trained
         self.seconds[SAVING] += saving
         self.seconds[REDONE] += max(0.0, seconds - trained - saving)
         self.done = done
@@ -99,7 +98,6 @@ class _Training:
     def back_to(self, done: int) -> int:
         """Go on from another state; returns how many minibatches are lost."""
         lost = self.done - done
-        self.seconds[TRAINING] -= lost * self.minibatch_seconds
         self.seconds[REDONE] += lost * self.minibatch_seconds
         self.done = self.memory_since = done
         if self.minibatches_per_save is not None and done < self.cycle_start:
@@ -198,8 +196,9 @@ def simulate(
         now = stopped
         progress.append((now, training.done))
         report(now / until)
+    # From the count, not summed up on the way: rounding would leave a trace of minibatches that were taken back.
+    training.seconds[TRAINING] = training.done * description.job.minibatch_seconds
     training.seconds[OVERHEAD] = training.done * (minibatch_seconds - description.job.minibatch_seconds)
-    training.seconds[TRAINING] -= training.seconds[OVERHEAD]
     return Result(
         until,
         training.seconds,

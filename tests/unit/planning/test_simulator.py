@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from descriptions import describe, failure, large
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jitckpt.planning import cost, exact
@@ -181,6 +181,7 @@ def test_no_failures_no_waste_but_saves() -> None:
 
 
 @settings(max_examples=60)
+@example("reft", [(5.0, "link", 0), (82951.0, "rack", 0)])
 @given(
     st.sampled_from(
         ["none", "periodic=17min", "checkfreq=5min", "user-jit+periodic=1h", "gemini+periodic=1h", "reft"]
@@ -210,7 +211,7 @@ def test_time_adds_up_and_progress_is_real(policy: str, events: list[tuple[float
     result = play(description, policy, 1.0, 0, iter(failures))
     assert sum(result.seconds.values()) == pytest.approx(DAY)
     assert all(seconds >= -1e-6 for seconds in result.seconds.values())
-    assert result.seconds[TRAINING] == pytest.approx(result.minibatches * 2.0)
+    assert result.seconds[TRAINING] == result.minibatches * 2.0
     assert sum(result.failures.values()) == sum(at < DAY for at, _, _ in events)
     assert sum(result.recoveries.values()) == len(result.outages)
     clocks = [clock for clock, _ in result.progress]
