@@ -38,7 +38,7 @@ def choose(
     """
     reasons: list[str] = []
     saves = [record for record in records if record.kind == "rank"]
-    usable = [record for record in saves if not _noted(reasons, record, _misfit(record, expected))]
+    usable = [record for record in saves if not _noted(reasons, record, misfit(record, expected))]
     verdicts: dict[SaveRecord, bool] = {}
 
     def whole(record: SaveRecord) -> bool:
@@ -75,13 +75,13 @@ def _local(
         return save
     for record in records:
         if (record.kind, record.step, record.rank) == ("local", save.step, expected.rank) and not _noted(
-            reasons, record, _misfit(record, expected) or verify(record)
+            reasons, record, misfit(record, expected) or verify(record)
         ):
             return record
     return None
 
 
-def _misfit(record: SaveRecord, expected: Identity) -> str | None:
+def misfit(record: SaveRecord, expected: Identity) -> str | None:
     """Return why a save can't belong to this job, None if it does."""
     if record.metadata is None:
         return record.problem or f"{record.path} has no metadata."

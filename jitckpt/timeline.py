@@ -104,7 +104,7 @@ def in_words(events: Sequence[Event], directory: str) -> list[str]:
         if recovery.save_seconds is not None:
             sentences.append(
                 f"The state after step {recovery.step} was saved in {recovery.save_seconds:.2f} s: "
-                f"{_size(recovery.save_bytes)} by {_ranks(recovery.saved_by)}."
+                f"{show_size(recovery.save_bytes)} by {_ranks(recovery.saved_by)}."
             )
         elif recovery.not_saved is not None:
             sentences.append(f"No whole state could be saved: {recovery.not_saved}.")
@@ -151,13 +151,14 @@ def _of(events: Iterable[Event], name: str, **fields: object) -> list[Event]:
 
 def _value(name: str, value: Any) -> str:
     if name == "bytes":
-        return _size(value)
+        return show_size(value)
     if isinstance(value, float):
         return f"{value:.3f}"
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _size(size: int) -> str:
+def show_size(size: int) -> str:
+    """Return a size in bytes for people to read, in decimal units."""
     value = float(size)
     for unit in ("bytes", "kB", "MB", "GB"):
         if value < 1000:

@@ -11,6 +11,7 @@ COMMANDS = {
     "run": "run a training as torchrun does, and save its state just in time when a rank fails",
     "exec": "run any command with softgpu or CUDA as its device, without the launcher",
     "lib": "print the library to preload where another launcher is used",
+    "inspect": "show what is saved in a checkpoint directory, and what a restart would take",
     "timeline": "show what happened to a job and what it cost",
     "plan": "compare the ways to protect a job on a cluster, and recommend one",
     "simulate": "play a job through failures, and say where its time went",

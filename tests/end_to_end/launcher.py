@@ -40,7 +40,7 @@ class Launcher:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("JITCKPT_")}
         environment |= {
             "TEST_MARK": self.mark,
-            "PYTHONPATH": str(Path(__file__).parent),
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
             "TMPDIR": str(self.directory),
         }
         process = subprocess.Popen(

@@ -1,0 +1,88 @@
+"""`jitckpt inspect`: what is saved in a checkpoint directory, and what a restart would take."""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from jitckpt.inspection import Inspection, bytes_to_read, inspect
+from jitckpt.timeline import show_size
+
+SHOWN_RANKS = 8
+
+
+def main(arguments: list[str]) -> int:
+    """Print what was found; return Inspection.status. Raises CheckpointError."""
+    parser = argparse.ArgumentParser(
+        prog="jitckpt inspect",
+        description="Show what is saved in a checkpoint directory, and what a restart would take.",
+    )
+    parser.add_argument("directory", type=Path, help="the job's checkpoint directory")
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
+    parser.add_argument("--verify", action="store_true", help="read every byte and compare the checksums")
+    parsed = parser.parse_args(arguments)
+    if not parsed.directory.is_dir():
+        parser.error(f"there is no directory {parsed.directory}")
+    if parsed.verify:
+        columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task("", total=bytes_to_read(parsed.directory))
+            found = inspect(parsed.directory, True, lambda size: progress.advance(task, size))
+    else:
+        found = inspect(parsed.directory)
+    if parsed.json:
+        print(json.dumps(asdict(found) | {"status": found.status}, indent=1))
+        return found.status
+    console = Console(soft_wrap=not sys.stdout.isatty())
+    if found.saves:
+        console.print(table(found))
+    for sentence in in_words(found):
+        console.print(sentence, markup=False, highlight=False)
+    return found.status
+
+
+def table(found: Inspection) -> Table:
+    """Return the saves as a table, newest step first."""
+    result = Table("step", "folder", "shard", "size", "finished", "state", pad_edge=False)
+    result.columns[3].justify = "right"
+    previous = None
+    for save in sorted(found.saves, key=lambda save: -save.step):
+        when = "" if save.time is None else datetime.fromtimestamp(save.time).strftime("%Y-%m-%d %H:%M:%S")
+        shard = "" if save.shard is None else str(save.shard)
+        if previous not in (None, save.step):
+            result.add_section()
+        step = "" if previous == save.step else str(save.step)
+        result.add_row(step, Path(save.path).name, shard, show_size(save.bytes), when, save.state)
+        previous = save.step
+    return result
+
+
+def in_words(found: Inspection) -> list[str]:
+    """Return the sentences about what can't be used and what a restart would do."""
+    sentences = [save.reason for save in found.saves if save.reason]
+    sentences += [f"Step {step.step} is not whole: {step.reason}." for step in found.steps if not step.whole]
+    if found.refusal:
+        return [*sentences, f"A restart would stop with this error: {found.refusal}"]
+    if found.restart is None:
+        return [*sentences, "Nothing is saved whole: a restart would begin at step 0."]
+    lost = [str(load.rank) for load in found.loads if load.local is None]
+    of = f"{found.world_size} rank{'s' if found.world_size > 1 else ''}"
+    sentences.append(f"A restart of this job of {of} would go on from step {found.restart}.")
+    if lost:
+        shown = ", ".join(lost[:SHOWN_RANKS]) + (", ..." if len(lost) > SHOWN_RANKS else "")
+        sentences.append(
+            f"Rank {shown}: the rank's own state of that step (random numbers, buffers, extra) is not saved; "
+            "that of a replica would be taken."
+        )
+    unknown = found.world_size - len(found.loads)
+    if unknown:
+        sentences.append(f"Of {unknown} of its ranks no save says which shard they hold.")
+    if not found.verified:
+        sentences.append("Only the sizes of the files were compared; --verify reads their checksums.")
+    return sentences
