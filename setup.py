@@ -28,8 +28,8 @@ NATIVE_SOURCES = ("CMakeLists.txt", "cmake", "native")
 
 if not (ROOT / "jitckpt" / "hooks").is_dir():
     sys.exit(
-        "jitckpt/hooks must be a link to ../hooks, and this copy of the sources has lost its links: clone the "
-        "repository with git, or run: ln -sfn ../hooks jitckpt/hooks"
+        "jitckpt/hooks must be a link to ../hooks, and this copy of the sources has lost its links: clone "
+        "the repository with git, or run: ln -sfn ../hooks jitckpt/hooks"
     )
 
 

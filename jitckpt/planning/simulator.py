@@ -196,7 +196,7 @@ def simulate(
         now = stopped
         progress.append((now, training.done))
         report(now / until)
-    # From the count, not summed up on the way: rounding would leave a trace of minibatches that were taken back.
+    # From the count, not summed up on the way: rounding would leave a trace of minibatches taken back.
     training.seconds[TRAINING] = training.done * description.job.minibatch_seconds
     training.seconds[OVERHEAD] = training.done * (minibatch_seconds - description.job.minibatch_seconds)
     return Result(

@@ -72,7 +72,7 @@ def test_a_failed_jobs_status_and_words_are_torchruns(launcher: Launcher, failur
 def tree(root: Path) -> dict[str, list[str]]:
     """Return the lines of the files below `root`; the folder of a run has a random name.
 
-    Only the lines that one rank wrote have an order: in a file of several ranks whoever came first stands first.
+    Only the lines of one rank have an order: in a file of several ranks whoever came first stands first.
     """
     return {
         "/".join(path.relative_to(root).parts[1:]): (
