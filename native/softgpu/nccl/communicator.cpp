@@ -1,5 +1,8 @@
 #include "communicator.h"
 
+#include <algorithm>
+#include <cstdlib>
+
 #include "../runtime/enqueue.h"
 #include "bootstrap.h"
 #include "failure.h"
@@ -38,6 +41,32 @@ Handles& handles() {
   return *all;
 }
 
+int64_t bus_id_of(int device) {
+  char text[32] = "";
+  cudaDeviceGetPCIBusId(text, sizeof text, device);
+  std::string digits = text;
+  std::erase_if(digits, [](char symbol) { return symbol == ':' || symbol == '.'; });
+  return std::strtoll(digits.c_str(), nullptr, 16);
+}
+
+// NCCL's rule and words (all ranks are on one host). The ranks on other devices would wait for those that
+// leave here: they are told too.
+void refuse_shared_devices(int rank, const std::vector<HostMessage>& joined) {
+  const int ranks = static_cast<int>(joined.size());
+  for (int other = 0; other < ranks; ++other) {
+    if (other == rank || joined[other].bus_id != joined[rank].bus_id) continue;
+    throw Failure(ncclInvalidUsage, "Duplicate GPU detected : rank ", rank, " and rank ", other,
+                  " both on CUDA device ", std::hex, joined[rank].bus_id);
+  }
+  for (int first = 0; first < ranks; ++first) {
+    for (int second = first + 1; second < ranks; ++second) {
+      if (joined[first].bus_id != joined[second].bus_id) continue;
+      throw Failure(ncclRemoteError, "Rank ", first, " and rank ", second,
+                    " are on one device, so this communicator can't be made.");
+    }
+  }
+}
+
 }  // namespace
 
 void Communicator::join(const ncclUniqueId& id, int rank, int ranks) {
@@ -52,7 +81,9 @@ void Communicator::join(const ncclUniqueId& id, int rank, int ranks) {
   }
   std::vector<int> everybody;
   for (int i = 0; i < ranks; ++i) everybody.push_back(i);
-  exchange({.purpose = HostMessage::Purpose::join, .color = 0, .key = 0, .id = {}}, everybody);
+  const HostMessage mine{
+      .purpose = HostMessage::Purpose::join, .color = 0, .key = 0, .id = {}, .bus_id = bus_id_of(device)};
+  refuse_shared_devices(rank, exchange(mine, everybody));
 }
 
 std::vector<HostMessage> Communicator::exchange(const HostMessage& message,

@@ -76,7 +76,7 @@ struct Membership {
 Membership agree_on_split(Communicator& parent, int color, int key) {
   const std::vector<int> everybody = all_ranks(parent);
   const auto choices = parent.exchange(
-      {.purpose = HostMessage::Purpose::split, .color = color, .key = key, .id = {}}, everybody);
+      {.purpose = HostMessage::Purpose::split, .color = color, .key = key, .id = {}, .bus_id = 0}, everybody);
   Membership mine{};
   for (const int rank : everybody) {
     if (color != NCCL_SPLIT_NOCOLOR && choices[rank].color == color) mine.ranks.push_back(rank);
@@ -84,7 +84,8 @@ Membership agree_on_split(Communicator& parent, int color, int key) {
   std::stable_sort(mine.ranks.begin(), mine.ranks.end(),
                    [&](int left, int right) { return choices[left].key < choices[right].key; });
 
-  HostMessage message{.purpose = HostMessage::Purpose::share_id, .color = color, .key = key, .id = {}};
+  HostMessage message{
+      .purpose = HostMessage::Purpose::share_id, .color = color, .key = key, .id = {}, .bus_id = 0};
   const bool leads = !mine.ranks.empty() && mine.ranks[0] == parent.rank();
   if (leads) message.id = make_unique_id();
   const auto ids = parent.exchange(message, everybody);
@@ -181,7 +182,8 @@ ncclResult_t shrink(ncclComm_t parent_handle, const std::vector<int>& excluded, 
   return make(
       made, is_blocking(config, parent->blocking), parent->device,
       [=](Communicator& communicator) {
-        HostMessage message{.purpose = HostMessage::Purpose::shrink, .color = 0, .key = 0, .id = {}};
+        HostMessage message{
+            .purpose = HostMessage::Purpose::shrink, .color = 0, .key = 0, .id = {}, .bus_id = 0};
         if (staying[0] == parent->rank()) message.id = make_unique_id();
         const Membership membership{staying, parent->exchange(message, staying)[0].id};
         communicator.join(membership.id, membership.rank(parent->rank()), static_cast<int>(staying.size()));

@@ -31,6 +31,7 @@ struct HostMessage {
   Purpose purpose;
   int32_t color, key;
   ncclUniqueId id;
+  int64_t bus_id;  // of the rank's device, as NCCL counts: the PCI bus id's digits
 };
 
 struct alignas(64) RankState {

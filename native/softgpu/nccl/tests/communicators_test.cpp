@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <thread>
@@ -137,6 +138,24 @@ TEST(Communicators, ForAllDevicesOfOneProcess) {
     const int twice[] = {1, 1};
     EXPECT_EQ(ncclCommInitAll(comms, 2, twice), ncclInvalidUsage);
     EXPECT_EQ(ncclCommInitAll(comms, 99, nullptr), ncclInvalidArgument);
+  });
+}
+
+// NCCL's own words, which its users search for.
+TEST(Communicators, RefuseTwoRanksOnOneDevice) {
+  run_ranks(3, [](Rank& rank) {
+    setenv("CUDA_VISIBLE_DEVICES", rank.rank == 0 ? "0" : "1", 1);  // nothing has used CUDA yet
+    ncclComm_t comm = nullptr;
+    const ncclResult_t result = ncclCommInitRank(&comm, 3, rank.id(), rank.rank);
+    const std::string text = ncclGetLastError(nullptr);
+    if (rank.rank == 0) {
+      EXPECT_EQ(result, ncclRemoteError);
+      EXPECT_EQ(text, "Rank 1 and rank 2 are on one device, so this communicator can't be made.");
+    } else {
+      EXPECT_EQ(result, ncclInvalidUsage);
+      EXPECT_EQ(text, rank.rank == 1 ? "Duplicate GPU detected : rank 1 and rank 2 both on CUDA device 2000"
+                                     : "Duplicate GPU detected : rank 2 and rank 1 both on CUDA device 2000");
+    }
   });
 }
 

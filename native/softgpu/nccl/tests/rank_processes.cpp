@@ -8,7 +8,9 @@
 
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <new>
+#include <string>
 #include <thread>
 
 namespace {
@@ -23,6 +25,13 @@ bool comes_true(Condition condition) {
     usleep(500);
   }
   return true;
+}
+
+// Devices 0 and 1 of each rank are its own: a communicator takes no two ranks on one device.
+void give_devices(int rank, int ranks) {
+  const std::string first = std::to_string(2 * rank), second = std::to_string(2 * rank + 1);
+  setenv("SOFTGPU_DEVICES", std::to_string(2 * ranks).c_str(), 1);
+  setenv("CUDA_VISIBLE_DEVICES", (first + "," + second).c_str(), 1);
 }
 
 }  // namespace
@@ -55,6 +64,7 @@ RankProcesses::RankProcesses(int ranks, const Body& body) {
     const pid_t pid = fork();
     if (pid == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
+      give_devices(rank, ranks);
       Rank self(rank, ranks, *shared_);
       body(self);
       std::fflush(nullptr);
