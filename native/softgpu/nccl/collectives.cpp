@@ -28,6 +28,7 @@ size_t chunk_elements(const Operation& operation, int ranks) {
 Collective::Collective(Communicator& communicator, const Operation& operation)
     : operation_(operation),
       shared_(communicator.shared()),
+      links_(communicator.links()),
       rank_(communicator.rank()),
       ranks_(communicator.ranks()),
       mine_(shared_.rank(rank_)),
@@ -49,26 +50,26 @@ bool Collective::step() {
   if (may_collect()) {
     collect();
     mine_.done = ++collected_;
+    tell_others(News::Counter::done, collected_ - 1);
   } else if (may_reduce()) {
     reduce();
     mine_.reduced = ++reduced_;
+    if (shares_results()) tell_others(News::Counter::reduced, reduced_ - 1);
   } else if (may_write()) {
     write();
     mine_.descriptors[written_ % slots] = descriptor_;
     mine_.written = ++written_;
+    tell_others(News::Counter::written, written_ - 1);
   } else {
     return false;
   }
-  ring_others();
   return true;
 }
 
 bool Collective::may_write() const {
   if (written_ == end_) return false;
-  for (int rank = 0; rank < ranks_; ++rank) {
-    if (shared_.rank(rank).done + slots <= written_) return false;
-  }
-  return true;
+  return std::all_of(links_.begin(), links_.end(),
+                     [&](const Link& link) { return link.done() + slots > written_; });
 }
 
 bool Collective::may_reduce() const {
@@ -84,10 +85,8 @@ bool Collective::may_collect() const {
       if (!is_root) return true;
       [[fallthrough]];
     case Kind::all_reduce:
-      for (int rank = 0; rank < ranks_; ++rank) {
-        if (shared_.rank(rank).reduced <= collected_) return false;
-      }
-      return true;
+      return std::all_of(links_.begin(), links_.end(),
+                         [&](const Link& link) { return link.reduced() > collected_; });
     case Kind::broadcast:
     case Kind::scatter:
       return is_root || has_contribution(operation_.peer, collected_);
@@ -103,9 +102,8 @@ bool Collective::may_collect() const {
 
 // Those of another call than ours don't count, so that the communicator hangs and computes no wrong number.
 bool Collective::has_contribution(int rank, uint64_t chunk) const {
-  const RankState& other = shared_.rank(rank);
-  if (other.written <= chunk) return false;
-  const Descriptor& theirs = other.descriptors[chunk % slots];
+  if (links_[rank].written() <= chunk) return false;
+  const Descriptor& theirs = links_[rank].descriptor(chunk);
   if (match(descriptor_, theirs)) return true;
   report_mismatch(shared_, rank_, descriptor_, rank, theirs);
   return false;
@@ -172,7 +170,7 @@ void Collective::collect() {
   const Range range = chunk_range(collected_);
   const bool is_root = rank_ == operation_.peer;
   const auto take = [&](size_t to, int from, size_t slot_offset) {
-    copy(received(to), shared_.contribution(from, collected_) + slot_offset, range.count());
+    copy(received(to), links_[from].contribution(collected_) + slot_offset, range.count());
   };
   const auto keep_own = [&](size_t to, size_t from) {
     if (received(to) != sent(from)) copy(received(to), sent(from), range.count());
@@ -186,7 +184,7 @@ void Collective::collect() {
         if (rank == rank_) continue;
         const Range part = part_of(range, rank);
         copy(received(part.begin),
-             shared_.result(rank, collected_) + (part.begin - range.begin) * element_size_, part.count());
+             links_[rank].result(collected_) + (part.begin - range.begin) * element_size_, part.count());
       }
       return;
     case Kind::broadcast:
@@ -251,7 +249,7 @@ void Collective::fold(const std::byte* own, size_t slot_offset, size_t elements,
     for (int rank = 0; rank < ranks_; ++rank) {
       const std::byte* source = rank == rank_ && !scales_
                                     ? own + offset
-                                    : shared_.contribution(rank, reduced_) + slot_offset + offset;
+                                    : links_[rank].contribution(reduced_) + slot_offset + offset;
       if (rank == 0) {
         copy(result, source, count);
       } else {
@@ -264,9 +262,43 @@ void Collective::fold(const std::byte* own, size_t slot_offset, size_t elements,
   }
 }
 
-void Collective::ring_others() const {
-  for (int rank = 0; rank < ranks_; ++rank) {
-    if (rank != rank_) shared_.rank(rank).device_bell.ring();
+// What the other rank is going to read of this rank's contribution, or of its result.
+Collective::Bytes Collective::read_by(int rank, News::Counter counter, const Range& range) const {
+  const bool is_root = rank_ == operation_.peer, to_root = rank == operation_.peer;
+  const auto bytes_of = [&](const Range& part) {
+    return Bytes{(part.begin - range.begin) * element_size_, part.count() * element_size_};
+  };
+  if (counter == News::Counter::reduced) {
+    return operation_.kind == Kind::all_reduce || to_root ? bytes_of(part_of(range, rank_)) : Bytes{};
+  }
+  switch (operation_.kind) {
+    case Kind::all_reduce:
+    case Kind::reduce:
+      return bytes_of(part_of(range, rank));
+    case Kind::broadcast:
+      return is_root ? bytes_of(range) : Bytes{};
+    case Kind::gather:
+      return to_root ? bytes_of(range) : Bytes{};
+    case Kind::all_gather:
+      return bytes_of(range);
+    case Kind::scatter:
+      if (!is_root) return {};
+      [[fallthrough]];
+    default:  // reduce_scatter, all_to_all
+      return {rank * chunk_elements_ * element_size_, range.count() * element_size_};
+  }
+}
+
+void Collective::tell_others(News::Counter counter, uint64_t chunk) const {
+  const Range range = chunk_range(chunk);
+  for (const Link& link : links_) {
+    if (link.peer() == rank_) continue;
+    const Bytes bytes = counter == News::Counter::done ? Bytes{} : read_by(link.peer(), counter, range);
+    link.tell({.counter = counter,
+               .offset = static_cast<uint32_t>(bytes.offset),
+               .bytes = static_cast<uint32_t>(bytes.count),
+               .value = chunk + 1,
+               .descriptor = descriptor_});
   }
 }
 

@@ -44,10 +44,19 @@ class Collective {
   void contribute(std::byte* to, const std::byte* from, size_t elements) const;
   void fold(const std::byte* own, size_t slot_offset, size_t elements, std::byte* shared_result,
             std::byte* own_result) const;
-  void ring_others() const;
+
+  struct Bytes {
+    size_t offset, count;  // of a slot
+  };
+  Bytes read_by(int rank, News::Counter counter, const Range& range) const;
+  void tell_others(News::Counter counter, uint64_t chunk) const;
+  bool shares_results() const {
+    return operation_.kind == Kind::all_reduce || operation_.kind == Kind::reduce;
+  }
 
   const Operation operation_;
   SharedSegment& shared_;
+  const std::vector<Link>& links_;
   const int rank_, ranks_;
   RankState& mine_;
   const Descriptor descriptor_;

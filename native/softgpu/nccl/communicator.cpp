@@ -78,6 +78,7 @@ void Communicator::join(const ncclUniqueId& id, int rank, int ranks) {
     shared_ = std::move(shared);
     rank_ = rank;
     ranks_ = ranks;
+    for (int other = 0; other < ranks; ++other) links_.emplace_back(*shared_, rank, other);
   }
   std::vector<int> everybody;
   for (int i = 0; i < ranks; ++i) everybody.push_back(i);
@@ -93,18 +94,24 @@ std::vector<HostMessage> Communicator::exchange(const HostMessage& message,
   const uint64_t round = mine.host_rounds;
   mine.host_messages[round % 2] = message;
   mine.host_rounds.store(round + 1);
-  for (const int rank : participants) shared_->rank(rank).host_bell.ring();
+  for (const int rank : participants) {
+    links_[rank].tell({.counter = News::Counter::host_rounds,
+                       .offset = 0,
+                       .bytes = sizeof message,
+                       .value = round + 1,
+                       .descriptor = {}});
+  }
 
   std::vector<HostMessage> messages;
   for (const int rank : participants) {
-    RankState& other = shared_->rank(rank);
+    const Link& other = links_[rank];
     for (;;) {
       const uint32_t heard = mine.host_bell.rings();
       if (aborted_) throw Failure(ncclInternalError, "The communicator was aborted while its ranks met.");
-      if (other.host_rounds > round) break;
+      if (other.host_rounds() > round) break;
       mine.host_bell.wait_after(heard, std::chrono::hours(1));
     }
-    messages.push_back(other.host_messages[round % 2]);
+    messages.push_back(other.host_message(round));
     if (messages.back().purpose != message.purpose) {
       throw Failure(ncclInvalidUsage, "Rank ", rank,
                     " calls another of ncclCommSplit and ncclCommShrink than rank ", rank_,

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "link.h"
 #include "operation.h"
 #include "shared_segment.h"
 
@@ -34,6 +35,8 @@ class Communicator {
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
   SharedSegment& shared() { return *shared_; }
+  // To every rank, this one too.
+  const std::vector<Link>& links() const { return links_; }
 
   // Gives each participant everybody's message, in the order of `participants` (ranks, this one among them,
   // who all call this with the same list). Blocks until they have; throws a Failure when aborted.
@@ -80,6 +83,7 @@ class Communicator {
 
   int rank_ = 0, ranks_ = 0;
   std::unique_ptr<SharedSegment> shared_;
+  std::vector<Link> links_;
   std::atomic<bool> revoked_ = false, aborted_ = false;
   std::atomic<ncclResult_t> state_ = ncclInProgress;
 

@@ -13,7 +13,8 @@ Transfer::Transfer(Communicator& communicator, const Operation& operation)
       rank_(communicator.rank()),
       peer_(operation.peer),
       sends_(operation.kind == Kind::send),
-      channel_(sends_ ? shared_.channel(rank_, peer_) : shared_.channel(peer_, rank_)),
+      link_(communicator.links()[peer_]),
+      channel_(sends_ ? link_.to_peer() : link_.from_peer()),
       descriptor_(describe(operation, 0)),
       data_(static_cast<std::byte*>(shadow(sends_ ? operation.send : operation.receive))),
       bytes_(operation.count * size_of(operation.type)),
@@ -23,26 +24,32 @@ bool Transfer::step() {
   if (!(sends_ ? may_send() : may_receive())) return false;
   const size_t begin = moved_ * channel_slot_bytes;
   const size_t count = std::min(channel_slot_bytes, bytes_ - begin);
+  const uint64_t chunk = sends_ ? channel_.written : channel_.read;
+  News news{.counter = News::Counter::received,
+            .offset = 0,
+            .bytes = 0,
+            .value = chunk + 1,
+            .descriptor = descriptor_};
   if (sends_) {
-    const uint64_t chunk = channel_.written;
     channel_.descriptors[chunk % channel_slots] = descriptor_;
-    if (count != 0) std::memcpy(shared_.channel_slot(rank_, peer_, chunk), data_ + begin, count);
+    if (count != 0) std::memcpy(link_.slot_to_peer(chunk), data_ + begin, count);
     channel_.written = chunk + 1;
+    news.counter = News::Counter::sent;
+    news.bytes = static_cast<uint32_t>(count);
   } else {
-    const uint64_t chunk = channel_.read;
-    if (count != 0) std::memcpy(data_ + begin, shared_.channel_slot(peer_, rank_, chunk), count);
+    if (count != 0) std::memcpy(data_ + begin, link_.slot_from_peer(chunk), count);
     channel_.read = chunk + 1;
   }
   ++moved_;
-  shared_.rank(peer_).device_bell.ring();
+  link_.tell(news);
   return true;
 }
 
-bool Transfer::may_send() const { return channel_.written - channel_.read < channel_slots; }
+bool Transfer::may_send() const { return channel_.written - link_.received() < channel_slots; }
 
 bool Transfer::may_receive() const {
   const uint64_t chunk = channel_.read;
-  if (channel_.written == chunk) return false;
+  if (link_.sent() == chunk) return false;
   const Descriptor& theirs = channel_.descriptors[chunk % channel_slots];
   if (match_transfer(theirs, descriptor_)) return true;
   report_mismatch(shared_, rank_, descriptor_, peer_, theirs);

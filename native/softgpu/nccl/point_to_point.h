@@ -22,6 +22,7 @@ class Transfer {
   SharedSegment& shared_;
   const int rank_, peer_;
   const bool sends_;
+  const Link& link_;
   Channel& channel_;
   const Descriptor descriptor_;
   std::byte* const data_;

@@ -1,0 +1,64 @@
+// One rank's end of the way to another rank of its communicator, or to itself.
+//
+// All that passes between two ranks passes here, whatever carries it: each tells the other that one of its
+// counters has grown, and lets it read the slots that the counter speaks of.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "operation.h"
+#include "shared_segment.h"
+
+namespace softgpu::nccl {
+
+// What one rank tells another.
+struct News {
+  enum class Counter : uint32_t { written, reduced, done, sent, received, host_rounds };
+  Counter counter;
+  uint32_t offset, bytes;  // what the other rank is going to read of the slot that was filled
+  uint64_t value;          // of the counter from now on
+  Descriptor descriptor;   // of the call that filled the slot
+};
+
+class Link {
+ public:
+  Link(SharedSegment& segment, int here, int there);
+
+  int peer() const { return there_; }
+
+  // To be called after the counter has grown and the slot is filled.
+  void tell(const News& news) const;
+
+  // What the other rank has told.
+  uint64_t written() const { return hear(state_->written); }
+  uint64_t reduced() const { return hear(state_->reduced); }
+  uint64_t done() const { return hear(state_->done); }
+  uint64_t host_rounds() const { return hear(state_->host_rounds); }
+  uint64_t sent() const { return hear(from_peer_->written); }  // chunks of its sends to this rank
+  uint64_t received() const { return hear(to_peer_->read); }   // chunks of this rank's sends to it
+
+  // What it has filled.
+  const Descriptor& descriptor(uint64_t chunk) const { return state_->descriptors[chunk % slots]; }
+  const std::byte* contribution(uint64_t chunk) const { return segment_->contribution(there_, chunk); }
+  const std::byte* result(uint64_t chunk) const { return segment_->result(there_, chunk); }
+  const HostMessage& host_message(uint64_t round) const { return state_->host_messages[round % 2]; }
+
+  // The two channels between the ranks, for the end that is this rank's.
+  Channel& to_peer() const { return *to_peer_; }
+  Channel& from_peer() const { return *from_peer_; }
+  std::byte* slot_to_peer(uint64_t chunk) const { return segment_->channel_slot(here_, there_, chunk); }
+  const std::byte* slot_from_peer(uint64_t chunk) const {
+    return segment_->channel_slot(there_, here_, chunk);
+  }
+
+ private:
+  uint64_t hear(const std::atomic<uint64_t>& counter) const { return counter; }
+
+  SharedSegment* segment_;
+  int here_, there_;
+  RankState* state_;
+  Channel* to_peer_;
+  Channel* from_peer_;
+};
+
+}  // namespace softgpu::nccl
