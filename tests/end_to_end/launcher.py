@@ -16,6 +16,11 @@ JITCKPT_RUN = [*JITCKPT, "run", "--standalone"]
 LIMIT = 120
 
 
+def python_path() -> str:
+    """Return the PYTHONPATH with this folder first; the rest stays, so that one jitckpt is tested."""
+    return os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+
+
 @dataclass(frozen=True)
 class Result:
     status: int
@@ -40,7 +45,7 @@ class Launcher:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("JITCKPT_")}
         environment |= {
             "TEST_MARK": self.mark,
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": python_path(),
             "TMPDIR": str(self.directory),
         }
         process = subprocess.Popen(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from launcher import python_path
 
 from jitckpt.errors import SaveError
 from jitckpt.events import Event, EventLog
@@ -82,7 +83,7 @@ class Starter:
                 "WORLD_SIZE": str(len(scripts)),
                 "JITCKPT_RESTART": "0",
                 "JITCKPT_CHECKPOINT_DIR": str(self.directory),
-                "PYTHONPATH": str(Path(__file__).parent),
+                "PYTHONPATH": python_path(),
             }
             workers.append(
                 Worker(

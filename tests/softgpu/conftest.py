@@ -23,7 +23,8 @@ def softgpu_environment() -> dict[str, str]:
         "LD_LIBRARY_PATH": str(LIBRARY_DIR / "driver"),
         "SOFTGPU_DEVICES": "2",
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(PROGRAMS),
+        # What the tests have stays, so that their programs test the same jitckpt.
+        "PYTHONPATH": os.pathsep.join([str(PROGRAMS), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
     }
 
 
