@@ -65,6 +65,14 @@ def main(arguments: list[str]) -> int:
                 f"{row.policy} cannot run here: {row.reason}", markup=False, highlight=False, soft_wrap=True
             )
     console.print(advice.text, markup=False, highlight=False, soft_wrap=True)
+    if any(mode.triggers for mode in description.failures):
+        console.print(
+            "Failures that others trigger are counted one by one here; `jitckpt simulate` plays them "
+            "together.",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
     return 0
 
 
@@ -96,8 +104,7 @@ def _recovery_table(description: Description, rows: list[Analysis | Refused]) ->
     table = Table(title="Recovery time by failure, and who recovers")
     table.add_column("policy", no_wrap=True)
     for mode in description.failures:
-        per_day = mode.per_day * description.components(mode.scope)
-        table.add_column(f"{mode.name}\n{per_day:.2g} a day", justify="right")
+        table.add_column(f"{mode.name}\n{description.per_day[mode.name]:.2g} a day", justify="right")
     for row in rows:
         if isinstance(row, Analysis):
             table.add_row(

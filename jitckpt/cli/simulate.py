@@ -12,7 +12,13 @@ from rich.progress import Progress
 from rich.table import Table
 
 from jitckpt.planning.cluster import Description, read_description
-from jitckpt.planning.failures import Failure, exponential_failures, recorded_failures, weibull_failures
+from jitckpt.planning.failures import (
+    Failure,
+    exponential_failures,
+    recorded_failures,
+    weibull_failures,
+    with_triggered,
+)
 from jitckpt.planning.plan import analyse
 from jitckpt.planning.policies import parse_policy
 from jitckpt.planning.simulator import Result, simulate
@@ -51,6 +57,7 @@ def main(arguments: list[str]) -> int:
             _failures(description, parsed),
             days=parsed.days,
             minibatches_per_save=analysis.minibatches_per_save,
+            seed=parsed.seed,
             report=lambda share: progress.update(task, completed=share),
         )
     if parsed.plot:
@@ -78,8 +85,10 @@ def _failures(description: Description, parsed: argparse.Namespace) -> Iterator[
     if parsed.failures is not None:
         return recorded_failures(description, parsed.failures)
     if parsed.weibull is not None:
-        return weibull_failures(description, parsed.weibull, parsed.days * DAY_SECONDS, parsed.seed)
-    return exponential_failures(description, parsed.seed)
+        first = weibull_failures(description, parsed.weibull, parsed.days * DAY_SECONDS, parsed.seed)
+    else:
+        first = exponential_failures(description, parsed.seed)
+    return with_triggered(description, first, parsed.seed)
 
 
 def _tables(result: Result) -> list[Table]:

@@ -3,15 +3,28 @@
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from jitckpt.planning.check import InvalidInput, number, positive, whole
 from jitckpt.planning.mesh import Mesh
 from jitckpt.planning.units import BYTES, BYTES_PER_SECOND, DAY_SECONDS, SECONDS, quantity, show_bytes
 
-SCOPES = ("gpu", "machine", "rack", "switch", "job")
+SCOPES = ("gpu", "machine", "rack", "switch", "power", "job")
 TAKES = ("nothing", "process", "gpu", "machine")
+
+
+@dataclass(frozen=True)
+class OtherMemory:
+    """Machines first to last have another amount of host memory than the rest."""
+
+    first: int
+    last: int
+    host_memory_bytes: float
 
 
 @dataclass(frozen=True)
@@ -20,16 +33,23 @@ class Cluster:
     gpus_per_machine: int
     machines_per_rack: int
     gpu_memory_bytes: float
-    host_memory_bytes: float  # of one machine
+    host_memory_bytes: float  # of one machine, where other_host_memory says nothing else
     device_to_host_bytes_per_second: float  # of one GPU
     network_bytes_per_second: float  # out of one machine
     storage_write_bytes_per_second: float  # the shared file system, all machines together
     storage_read_bytes_per_second: float
     racks_per_switch: int = 1
+    racks_per_power_domain: int = 1  # a feed; need not be a part or a multiple of a switch's racks
     spare_machines: int = 0
     replacement_seconds: float = 600.0  # until a spare machine has taken a failed one's place
     repair_seconds: float = DAY_SECONDS  # until a failed machine is back, as a spare
     price_per_gpu_hour: float = 0.0
+    other_host_memory: tuple[OtherMemory, ...] = ()
+
+    def __post_init__(self) -> None:
+        for index, other in enumerate(self.other_host_memory):
+            where = f"memory.different {index}.machines"
+            whole(f"the last of {where}", other.last, low=other.first, high=self.machines - 1)
 
     @property
     def gpus(self) -> int:
@@ -43,8 +63,16 @@ class Cluster:
             "machine": self.gpus_per_machine,
             "rack": rack,
             "switch": self.racks_per_switch * rack,
+            "power": self.racks_per_power_domain * rack,
             "job": self.gpus,
         }[scope]
+
+    def host_memory_of(self, machine: int) -> float:
+        """Bytes; where several entries name a machine, the last one holds."""
+        for other in reversed(self.other_host_memory):
+            if other.first <= machine <= other.last:
+                return other.host_memory_bytes
+        return self.host_memory_bytes
 
 
 @dataclass(frozen=True)
@@ -84,18 +112,34 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Trigger:
+    """A failure that brings about another one, with a chance.
+
+    The other hits a component of its own scope, any with the same chance, that lies (in part) in the same
+    `within`, but never the very component that failed. Where there is no such component nothing follows.
+    """
+
+    failure: str  # the name of what follows
+    chance: float
+    within: str = "job"  # a scope: a machine's failure within "rack" hits something of its rack
+    delay_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
 class FailureMode:
     """What fails, how often a day each of its kind does, and what it takes along.
 
     takes: nothing (a link, a driver: device memory stays), process (the device memory of those GPUs), gpu
     (the same, and the machines have to be replaced; their host memory can still be read), machine (host
-    memory too).
+    memory too). Scopes above gpu are failures of many GPUs at once.
     """
 
     name: str
     scope: str
-    per_day: float
+    per_day: float  # of each component of the scope, on its own; triggered ones come on top
     takes: str
+    recovery_fails_share: float = 0.0  # of recoveries that have to be done again at their end
+    triggers: tuple[Trigger, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -129,6 +173,50 @@ class Description:
                 f"optimizer, memory.gpu is {show_bytes(self.cluster.gpu_memory_bytes)}; shard the job over "
                 "more GPUs"
             )
+        if len({mode.name for mode in self.failures}) < len(self.failures):
+            raise InvalidInput("failure: two have one name; names must differ")
+        self._check_triggers()
+
+    def _check_triggers(self) -> None:
+        names = [mode.name for mode in self.failures]
+        for index, mode in enumerate(self.failures):
+            for place, trigger in enumerate(mode.triggers):
+                where = f"failure {index}.triggers {place}"
+                if trigger.failure not in names:
+                    raise InvalidInput(
+                        f"failure of {where} is {trigger.failure!r}: it must be the name of a failure, "
+                        f"{', '.join(names)}"
+                    )
+        # Each failure brings about so many more; from 1 on a cascade need not end.
+        if max(abs(np.linalg.eigvals(self._trigger_chances)), default=0.0) >= 1:
+            raise InvalidInput(
+                "chance of the failures' triggers: failures would bring about each other without end; along "
+                "each circle of triggers the product of the chances must be below 1"
+            )
+
+    @cached_property
+    def _trigger_chances(self) -> NDArray[np.float64]:
+        """How many of failure j (column) follow directly on one of failure i (row)."""
+        at = {mode.name: index for index, mode in enumerate(self.failures)}
+        chances = np.zeros((len(at), len(at)))
+        for index, mode in enumerate(self.failures):
+            for trigger in mode.triggers:
+                chances[index, at[trigger.failure]] += trigger.chance
+        return chances
+
+    @cached_property
+    def per_day(self) -> dict[str, float]:
+        """By name: failures a day of the whole job, those that others trigger included.
+
+        rate = own rate + chances^T rate. A trigger that finds no component (the last rack may have a single
+        machine) is counted as if it had found one.
+        """
+        own = np.array([mode.per_day * self.components(mode.scope) for mode in self.failures])
+        if not any(mode.triggers for mode in self.failures):
+            rates = own
+        else:
+            rates = np.linalg.solve(np.eye(len(own)) - self._trigger_chances.T, own)
+        return {mode.name: float(rate) for mode, rate in zip(self.failures, rates, strict=True)}
 
     def components(self, scope: str) -> int:
         """How many of a scope there are."""
@@ -141,7 +229,7 @@ class Description:
 
     @property
     def failures_per_second(self) -> float:
-        return sum(mode.per_day * self.components(mode.scope) for mode in self.failures) / DAY_SECONDS
+        return sum(self.per_day.values()) / DAY_SECONDS
 
 
 EXAMPLE = """\
@@ -153,6 +241,7 @@ machines = 1
 gpus_per_machine = 8
 machines_per_rack = 1
 racks_per_switch = 1
+racks_per_power_domain = 1   # need not be a part or a multiple of racks_per_switch
 spare_machines = 1
 replacement_time = "10 min"  # until a spare machine has taken a failed one's place
 repair_time = "24 h"         # until a failed machine is back, as a spare
@@ -161,6 +250,9 @@ price_per_gpu_hour = 4.0     # in any currency
 [memory]
 gpu = "80 GiB"
 host = "2 TiB"               # of one machine
+# [[memory.different]]       # machines that have more or less, counted from 0
+# machines = [0, 3]          # from the first to the last of them
+# host = "1 TiB"
 
 [bandwidth]
 device_to_host = "50 GB/s"   # one GPU to its host
@@ -185,9 +277,10 @@ communicator_time = "10 s"   # making all communicators anew
 network_idle_share = 0.3     # of a minibatch in which the network between machines is idle
 days = 30                    # of training, if nothing failed
 
-# What fails how often. per_day: of each gpu, machine, rack, switch, or of the job as a whole.
+# What fails how often. per_day: of each gpu, machine, rack, switch, power (domain), or of the job as a whole.
 # takes: nothing (device memory stays), process (device memory of its GPUs), gpu (the machine has to be
 # replaced, its host memory can still be read), machine (its host memory too).
+# recovery_fails_share = 0.05 would be recoveries that have to be done again at their end.
 [[failure]]
 name = "network or driver"
 scope = "gpu"
@@ -213,10 +306,15 @@ per_day = 0.0008
 takes = "machine"
 
 [[failure]]
-name = "rack power"
-scope = "rack"
+name = "power feed"
+scope = "power"
 per_day = 0.0001
 takes = "machine"
+# [[failure.triggers]]       # this failure brings about another one
+# failure = "machine down"   # which
+# chance = 0.1               # how likely
+# within = "switch"          # hits any other machine of the same switch (gpu, machine, ..., job: the default)
+# delay = "30 s"             # so much later (default 0)
 
 # Figures of a run go before what is derived from sizes and speeds. All are optional:
 # save_time, snapshot_time, jit_save_time, load_time, jit_overhead_share, sharded_overhead_share
@@ -271,6 +369,39 @@ def _one_of(choices: tuple[str, ...]) -> Reader:
     return read
 
 
+def _chance(name: str, value: Any) -> float:
+    if number(name, value, high=1.0) == 1.0:
+        raise InvalidInput(f"{name} is 1: it must be a number from 0 to below 1; no recovery would succeed")
+    return float(value)
+
+
+def _tables(name: str, value: Any) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+        raise InvalidInput(f"{name} must be a list of tables: write [[{name}]]")
+    return value
+
+
+def _machine_range(name: str, value: Any) -> tuple[int, int]:
+    if not isinstance(value, list) or len(value) != 2:
+        raise InvalidInput(f"{name} is {value!r}: it must be [first, last], counted from 0")
+    first = whole(f"the first of {name}", value[0])
+    return first, whole(f"the last of {name}", value[1], low=first)
+
+
+def _other_memory(name: str, value: Any) -> tuple[OtherMemory, ...]:
+    found = []
+    for index, entry in enumerate(_tables(name, value)):
+        read = _read(f"{name} {index}", entry, _OTHER_MEMORY, OtherMemory)
+        first, last = read["machines"]
+        found.append(OtherMemory(first, last, read["host_memory_bytes"]))
+    return tuple(found)
+
+
+def _triggers(name: str, value: Any) -> tuple[Trigger, ...]:
+    entries = enumerate(_tables("failure.triggers", value))
+    return tuple(Trigger(**_read(f"{name} {index}", entry, _TRIGGER, Trigger)) for index, entry in entries)
+
+
 # Section -> key -> (field, reader). A key whose field has a default may be left out.
 _CLUSTER: Mapping[str, Mapping[str, tuple[str, Reader]]] = {
     "cluster": {
@@ -278,18 +409,27 @@ _CLUSTER: Mapping[str, Mapping[str, tuple[str, Reader]]] = {
         "gpus_per_machine": ("gpus_per_machine", _count),
         "machines_per_rack": ("machines_per_rack", _count),
         "racks_per_switch": ("racks_per_switch", _count),
+        "racks_per_power_domain": ("racks_per_power_domain", _count),
         "spare_machines": ("spare_machines", whole),
         "replacement_time": ("replacement_seconds", _seconds),
         "repair_time": ("repair_seconds", _seconds),
         "price_per_gpu_hour": ("price_per_gpu_hour", number),
     },
-    "memory": {"gpu": ("gpu_memory_bytes", _bytes), "host": ("host_memory_bytes", _bytes)},
+    "memory": {
+        "gpu": ("gpu_memory_bytes", _bytes),
+        "host": ("host_memory_bytes", _bytes),
+        "different": ("other_host_memory", _other_memory),
+    },
     "bandwidth": {
         "device_to_host": ("device_to_host_bytes_per_second", _speed),
         "network": ("network_bytes_per_second", _speed),
         "storage_write": ("storage_write_bytes_per_second", _speed),
         "storage_read": ("storage_read_bytes_per_second", _speed),
     },
+}
+_OTHER_MEMORY: Mapping[str, tuple[str, Reader]] = {
+    "machines": ("machines", _machine_range),
+    "host": ("host_memory_bytes", _bytes),
 }
 _MESH = {key: (key, _count) for key in ("pipeline", "data", "tensor", "shard_group")}
 _JOB: Mapping[str, tuple[str, Reader]] = {
@@ -310,6 +450,14 @@ _FAILURE: Mapping[str, tuple[str, Reader]] = {
     "scope": ("scope", _one_of(SCOPES)),
     "per_day": ("per_day", number),
     "takes": ("takes", _one_of(TAKES)),
+    "recovery_fails_share": ("recovery_fails_share", _chance),
+    "triggers": ("triggers", _triggers),
+}
+_TRIGGER: Mapping[str, tuple[str, Reader]] = {
+    "failure": ("failure", _name),
+    "chance": ("chance", _share),
+    "within": ("within", _one_of(SCOPES)),
+    "delay": ("delay_seconds", _seconds),
 }
 _MEASURED: Mapping[str, tuple[str, Reader]] = {
     "save_time": ("save_seconds", _seconds),
@@ -349,12 +497,8 @@ def parse_description(text: str, source: str) -> Description:
             f"job.shard_group is {mesh.shard_group}: it must be 1 with optimizer_is_sharded, which shards "
             "over all data-parallel ranks"
         )
-    failures = data.get("failure", [])
-    if not isinstance(failures, list) or not all(isinstance(entry, dict) for entry in failures):
-        raise InvalidInput("failure must be a list of tables: write [[failure]]")
+    failures = _tables("failure", data.get("failure", []))
     modes = tuple(_failure(f"failure {index}", entry) for index, entry in enumerate(failures))
-    if len({mode.name for mode in modes}) < len(modes):
-        raise InvalidInput("failure: two have one name; names must differ")
     measured = Measured(**_read("measured", data.get("measured", {}), _MEASURED, Measured))
     return Description(Cluster(**found), Job(mesh=mesh, **of_job), modes, measured)
 

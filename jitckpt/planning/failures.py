@@ -2,6 +2,7 @@
 
 import csv
 import heapq
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -69,6 +70,53 @@ def weibull_failures(
             heapq.heapreplace(due, (again, index, component))
         else:
             heapq.heappop(due)
+
+
+def with_triggered(description: Description, failures: Iterator[Failure], seed: int) -> Iterator[Failure]:
+    """Adds the failures that a failure triggers (`cluster.Trigger`), and so on; all in order of time."""
+    random = np.random.default_rng([seed, 1])  # not the numbers that the first failures are drawn with
+    by_name = {mode.name: mode for mode in description.failures}
+    due: list[tuple[float, int, Failure]] = []
+    count = itertools.count()  # two of one time: in the order they were triggered
+
+    def trigger(failure: Failure) -> None:
+        for each in failure.mode.triggers:
+            if random.random() >= each.chance:
+                continue
+            mode = by_name[each.failure]
+            component = _component_near(description, failure, mode, each.within, random)
+            if component is not None:
+                follows = Failure(failure.at_seconds + each.delay_seconds, mode, component)
+                heapq.heappush(due, (follows.at_seconds, next(count), follows))
+
+    for failure in failures:
+        while due and due[0][0] <= failure.at_seconds:
+            follower = heapq.heappop(due)[2]
+            yield follower
+            trigger(follower)
+        yield failure
+        trigger(failure)
+    while due:
+        follower = heapq.heappop(due)[2]
+        yield follower
+        trigger(follower)
+
+
+def _component_near(
+    description: Description, failure: Failure, mode: FailureMode, within: str, random: np.random.Generator
+) -> int | None:
+    """Any component of the mode's scope in the same `within` as the failed one, but not that one itself."""
+    ranks = description.ranks_of(failure.mode.scope, failure.component)
+    around = description.ranks_of(within, ranks[0] // description.cluster.gpus_of(within))
+    size = description.cluster.gpus_of(mode.scope)
+    first = min(ranks[0], around[0]) // size
+    last = max(ranks[-1], around[-1]) // size
+    if mode.scope != failure.mode.scope:
+        return int(random.integers(first, last + 1))
+    if first == last:
+        return None
+    other = int(random.integers(first, last))
+    return other if other < failure.component else other + 1
 
 
 def recorded_failures(description: Description, path: Path) -> Iterator[Failure]:

@@ -4,6 +4,7 @@ Beyond the paper: copies never share a failure domain (rack, switch, power feed)
 machines may have unequal memory.
 """
 
+import heapq
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,11 +21,9 @@ BUFFERS = 2  # of each checkpoint: the last whole one and the one being written
 class Placement:
     """holders[i]: the machines that hold machine i's checkpoint, itself first, i from 0."""
 
-    strategy: str  # group, ring, mixed, shifted ring or assigned
+    strategy: str  # group, ring, mixed, shifted ring, by room or by flow
     holders: tuple[tuple[int, ...], ...]
-    safe_level: int | None = (
-        None  # index into the machines' domains; None: no two copies on one machine, no more
-    )
+    avoids: tuple[int, ...] = ()  # levels of the machines' domains that no two copies of a checkpoint share
 
     def hosted(self) -> list[int]:
         """How many other machines' checkpoints each machine keeps."""
@@ -34,9 +33,10 @@ class Placement:
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine to place on. domains from the largest to the smallest, e.g. ("feed-1", "switch-2", "rack-7").
+    """A machine to place on. domains: one of each kind, e.g. ("feed-1", "switch-2", "rack-7").
 
-    A domain's full name is the path to it, so "rack-7" of one switch is not "rack-7" of another.
+    The kind that is most important to avoid comes first. A name is the same domain wherever it appears.
+    Kinds may lie in each other (racks of a switch) or cross each other (a feed has racks of two switches).
     """
 
     domains: tuple[str, ...] = ()
@@ -68,45 +68,83 @@ def ring_placement(machines: int, replicas: int) -> Placement:
 def place(machines: Sequence[Machine], replicas: int, checkpoint_bytes: float) -> Placement:
     """The safest placement that fits.
 
-    Tries to keep all copies of a checkpoint in different domains of the largest level, then of the next, and
-    so on down to machines. On each level groups first (they survive most simultaneous losses), then a ring
-    with a stride that leaves the domain, then any assignment there is, by maximum flow. Raises InvalidInput
-    where not even different machines have the memory.
+    No machine gets two copies of a checkpoint. Then, kind of domain by kind, the copies also avoid sharing
+    one, where that is possible together with those before. For each set of kinds: groups first (they survive
+    most simultaneous losses), then a ring with a stride that leaves the domains, then any placement at all.
+    Raises InvalidInput where not even different machines have the memory.
+
+    Finds a placement whenever there is one, but in one case: three or more replicas, kinds that cross each
+    other, and so little memory that who is placed first decides.
     """
     count = len(machines)
     _check(count, replicas)
     number("checkpoint_bytes", checkpoint_bytes)
-    levels = {len(machine.domains) for machine in machines}
-    if len(levels) != 1:
-        raise InvalidInput(
-            "machines name different numbers of failure domains: each needs one of every level"
-        )
+    kinds = {len(machine.domains) for machine in machines}
+    if len(kinds) != 1:
+        raise InvalidInput("machines name different numbers of failure domains: each needs one of every kind")
     room = [_room(index, machine, checkpoint_bytes) for index, machine in enumerate(machines)]
-    depth = levels.pop()
-    for level in [*range(depth), None]:
-        domains = [
-            machine.domains[: level + 1] if level is not None else (str(i),)
-            for i, machine in enumerate(machines)
-        ]
-        order = sorted(range(count), key=lambda i: (machines[i].domains, i))
-        attempts: tuple[Callable[[], Placement | None], ...] = (
-            partial(_dealt, order, replicas),
-            partial(_shifted_ring, order, domains, replicas),
-            partial(_assigned, domains, room, replicas),
+    columns = [_numbered([machine.domains[kind] for machine in machines]) for kind in range(kinds.pop())]
+    best: Placement | None = None
+    avoids: tuple[int, ...] = ()
+    for kind, column in enumerate(columns):
+        if any(_lies_in(column, columns[other]) for other in avoids):
+            avoids += (kind,)  # whoever avoids the larger avoids the smaller
+        elif (better := _apart([*avoids, kind], columns, room, replicas)) is not None:
+            best, avoids = better, (*avoids, kind)
+    best = best or _apart([], columns, room, replicas)
+    if best is None:
+        needed = BUFFERS * replicas * checkpoint_bytes * count
+        have = sum(machine.memory_bytes for machine in machines)
+        raise InvalidInput(
+            f"{replicas} replicas do not fit the machines' memory: {BUFFERS} buffers x {replicas} copies x "
+            f"{count} machines x {show_bytes(checkpoint_bytes)} are {show_bytes(needed)}, there is "
+            f"{show_bytes(have)} in all; give more memory, fewer replicas or a smaller checkpoint"
         )
-        for attempt in attempts:
-            placement = attempt()
-            if placement is None or any(h > r for h, r in zip(placement.hosted(), room, strict=True)):
-                continue
-            if all(len({domains[host] for host in holder}) == replicas for holder in placement.holders):
-                return Placement(placement.strategy, placement.holders, level)
-    needed = BUFFERS * replicas * checkpoint_bytes * count
-    have = sum(machine.memory_bytes for machine in machines)
-    raise InvalidInput(
-        f"{replicas} replicas do not fit the machines' memory: {BUFFERS} buffers x {replicas} copies x "
-        f"{count} machines x {show_bytes(checkpoint_bytes)} are {show_bytes(needed)}, there is "
-        f"{show_bytes(have)} in all; give more memory, fewer replicas or a smaller checkpoint"
+    return Placement(best.strategy, best.holders, avoids)
+
+
+def _numbered(names: Sequence[str]) -> list[int]:
+    """Domains by number, in the order in which they appear."""
+    numbers: dict[str, int] = {}
+    return [numbers.setdefault(name, len(numbers)) for name in names]
+
+
+def _lies_in(inner: Sequence[int], outer: Sequence[int]) -> bool:
+    """Whether each inner domain has machines of one outer domain only."""
+    return len(set(zip(inner, outer, strict=True))) == len(set(inner))
+
+
+def _apart(
+    avoided: Sequence[int], columns: Sequence[Sequence[int]], room: Sequence[float], replicas: int
+) -> Placement | None:
+    """A placement whose copies share no machine and no domain of the kinds `avoided`; None: none is found."""
+    count = len(room)
+    asked = [columns[kind] for kind in avoided] or [range(count)]
+    # Who avoids the larger avoids the smaller that lie in it.
+    asked = [c for i, c in enumerate(asked) if not any(_lies_in(c, other) for other in asked[:i])]
+    asked = [c for i, c in enumerate(asked) if not any(_lies_in(c, other) for other in asked[i + 1 :])]
+    if any(len(set(column)) < replicas for column in asked):
+        return None
+    order = sorted(range(count), key=lambda i: (*(column[i] for column in columns), i))
+    attempts: tuple[Callable[[], Placement | None], ...] = (
+        partial(_dealt, order, replicas),
+        partial(_shifted_ring, order, asked, replicas),
+        partial(_by_room, asked, room, replicas),
+        partial(_by_flow, asked, room, replicas),
     )
+    for attempt in attempts:
+        placement = attempt()
+        if (
+            placement is not None
+            and all(h <= r for h, r in zip(placement.hosted(), room, strict=True))
+            and all(
+                len({column[host] for host in holder}) == replicas
+                for holder in placement.holders
+                for column in asked
+            )
+        ):
+            return placement
+    return None
 
 
 def _check(machines: int, replicas: int) -> None:
@@ -157,9 +195,9 @@ def _dealt(order: list[int], replicas: int) -> Placement:
     return Placement(plain.strategy, tuple(holders))
 
 
-def _shifted_ring(order: list[int], domains: Sequence[tuple[str, ...]], replicas: int) -> Placement | None:
+def _shifted_ring(order: list[int], asked: Sequence[Sequence[int]], replicas: int) -> Placement | None:
     """A ring whose step is the size of the largest domain: safe whenever that many steps fit the ring."""
-    step = max(Counter(domains).values())
+    step = max(max(Counter(column).values()) for column in asked)
     count = len(order)
     if step * replicas > count:
         return None
@@ -169,36 +207,121 @@ def _shifted_ring(order: list[int], domains: Sequence[tuple[str, ...]], replicas
     return Placement("shifted ring", tuple(holders))
 
 
-def _assigned(domains: Sequence[tuple[str, ...]], room: Sequence[float], replicas: int) -> Placement | None:
-    """Any placement with all copies in different domains and none over its room; None if there is none.
+def _by_room(asked: Sequence[Sequence[int]], room: Sequence[float], replicas: int) -> Placement | None:
+    """Owner by owner, those with the fewest places to go to first, to the hosts that have most room left.
 
-    Machines of one domain are alike as owners, so the flow runs between domains: from A to B at most one copy
-    an owner in A, out of A (replicas - 1) an owner, into B what its machines have room for.
+    Finds a placement wherever memory is ample; where it is short, most often.
     """
-    names = sorted(set(domains))
-    members = {name: [i for i, domain in enumerate(domains) if domain == name] for name in names}
+    count = len(room)
+    left = [min(r, count - 1) for r in room]
+    places = _numbered(["/".join(str(column[i]) for column in asked) for i in range(count)])
+    members: list[list[tuple[float, int]]] = [[] for _ in range(max(places) + 1)]
+    domains: list[tuple[int, ...]] = [()] * len(members)
+    for i, place_ in enumerate(places):
+        members[place_].append((-left[i], i))
+        domains[place_] = tuple(column[i] for column in asked)
+    for heap in members:
+        heapq.heapify(heap)
+    crowded = [Counter(column) for column in asked]
+    owners = sorted(
+        range(count), key=lambda i: -max(c[column[i]] for c, column in zip(crowded, asked, strict=True))
+    )
+    # All places by the room of their best host. Entries of a place that has changed since are stale.
+    best = [(heap[0][0], place_) for place_, heap in enumerate(members)]
+    heapq.heapify(best)
+    holders: list[tuple[int, ...]] = [()] * count
+    for owner in owners:
+        chosen = _choose(domains[places[owner]], replicas - 1, best, members, domains)
+        if chosen is None:
+            return None
+        hosts = []
+        for place_ in chosen:
+            negative_room, host = members[place_][0]
+            hosts.append(host)
+            heapq.heapreplace(members[place_], (negative_room + 1, host))
+            heapq.heappush(best, (members[place_][0][0], place_))
+        holders[owner] = (owner, *hosts)
+    return Placement("by room", tuple(holders))
+
+
+_MOST_TRIES = 1000  # for one owner
+
+
+def _choose(
+    own: tuple[int, ...],
+    wanted: int,
+    best: list[tuple[float, int]],
+    members: Sequence[Sequence[tuple[float, int]]],
+    domains: Sequence[tuple[int, ...]],
+) -> list[int] | None:
+    """`wanted` places, pairwise and from `own` apart in every kind, roomiest first; searched depth first."""
+    looked: list[tuple[float, int]] = []  # taken from `best`, put back at the end
+    tries = 0
+
+    def entry(index: int) -> int | None:
+        """The place with the index-th most room."""
+        while len(looked) <= index:
+            if not best:
+                return None
+            room, place_ = heapq.heappop(best)
+            fresh = room == members[place_][0][0] and all(place_ != seen for _, seen in looked)
+            if fresh and room < 0:
+                looked.append((room, place_))
+        return looked[index][1]
+
+    def search(chosen: list[int], index: int) -> list[int] | None:
+        nonlocal tries
+        if len(chosen) == wanted:
+            return chosen
+        while tries < _MOST_TRIES and (place_ := entry(index)) is not None:
+            tries += 1
+            index += 1
+            taken = [own, *(domains[c] for c in chosen)]
+            if any(a == b for other in taken for a, b in zip(domains[place_], other, strict=True)):
+                continue
+            if (found := search([*chosen, place_], index)) is not None:
+                return found
+        return None
+
+    found = search([], 0)
+    for item in looked:
+        heapq.heappush(best, item)
+    return found
+
+
+def _by_flow(asked: Sequence[Sequence[int]], room: Sequence[float], replicas: int) -> Placement | None:
+    """By maximum flow: finds a placement if there is any, for one kind of domain or for two replicas.
+
+    Machines of one place (one domain of each kind) are alike as owners, so the flow runs between places: from
+    A to B at most one copy an owner in A, out of A (replicas - 1) an owner, into B what its machines have
+    room for. With several kinds and more replicas the hosts of an owner may share a domain; the caller looks.
+    """
+    count = len(room)
+    keys = [tuple(column[i] for column in asked) for i in range(count)]
+    names = sorted(set(keys))
+    members = {name: [i for i, key in enumerate(keys) if key == name] for name in names}
     wanted = replicas - 1
     network = FlowNetwork(2 * len(names) + 2)
     source, sink = 2 * len(names), 2 * len(names) + 1
     between: dict[tuple[int, int], int] = {}
     for a, name in enumerate(names):
         network.add(source, a, wanted * len(members[name]))
-        for b in range(len(names)):
-            if a != b:
+        for b, host_name in enumerate(names):
+            if all(x != y for x, y in zip(name, host_name, strict=True)):
                 between[a, b] = network.add(a, len(names) + b, len(members[name]))
         # No host ever keeps more than one copy of each other machine.
-        network.add(len(names) + a, sink, sum(min(room[i], len(domains) - 1) for i in members[name]))
-    if network.maximum(source, sink) < wanted * len(domains):
+        network.add(len(names) + a, sink, sum(min(room[i], count - 1) for i in members[name]))
+    if network.maximum(source, sink) < wanted * count:
         return None
     seats = {
-        name: [host for host in members[name] for _ in range(int(min(room[host], len(domains) - 1)))]
+        name: [host for host in members[name] for _ in range(int(min(room[host], count - 1)))]
         for name in names
     }
-    holders: list[list[int]] = [[i] for i in range(len(domains))]
+    holders: list[list[int]] = [[i] for i in range(count)]
     for a, name in enumerate(names):
-        turn = 0  # owners of a domain take turns, so that none gets two copies from the same other domain
+        turn = 0  # owners of a place take turns, so that none gets two copies from the same other place
         for b, host_name in enumerate(names):
-            for _ in range(round(network.flow(between[a, b])) if a != b else 0):
+            for _ in range(round(network.flow(between[a, b])) if (a, b) in between else 0):
                 holders[members[name][turn % len(members[name])]].append(seats[host_name].pop())
                 turn += 1
-    return Placement("assigned", tuple(tuple(holder) for holder in holders))
+    return Placement("by flow", tuple(tuple(holder) for holder in holders))

@@ -96,7 +96,7 @@ def _paths(description: Description, policy: Policy) -> list[_Path]:
             if lost.machines_to_replace and description.cluster.spare_machines == 0:
                 seconds += description.cluster.repair_seconds
             found[tier, seconds] = found.get((tier, seconds), 0) + 1
-        per_second = mode.per_day * description.components(mode.scope) / DAY_SECONDS
+        per_second = description.per_day[mode.name] / DAY_SECONDS
         paths += [
             _Path(mode, times / count, per_second * times / count, tier, seconds)
             for (tier, seconds), times in found.items()
@@ -132,6 +132,7 @@ def analyse(description: Description, policy: Policy) -> Analysis:
             + _lag_minibatches(path.tier) * minibatch
             + (lag if path.tier is files else 0.0),
             rolls_back=path.tier is None or not path.tier.resumes,
+            recovery_fails_share=path.mode.recovery_fails_share,
         )
         for path in paths
         if path.per_second > 0
@@ -179,7 +180,7 @@ def _outcome(
         else:
             redone += path.share * (at_risk_seconds / 2 + (lag_seconds if path.tier else 0.0))
     outage = sum(path.share * path.outage_seconds for path in mine)
-    return ModeOutcome(mode, mode.per_day * description.components(mode.scope), shares, outage, redone)
+    return ModeOutcome(mode, description.per_day[mode.name], shares, outage, redone)
 
 
 def _minibatches_per_save(files: Files, minibatch: float, kinds: Sequence[exact.FailureKind]) -> int | None:

@@ -138,8 +138,12 @@ class Tier(ABC):
 
     @property
     def host_memory_bytes(self) -> float:
-        """Of each machine."""
+        """Of the machine that needs most."""
         return 0.0
+
+    def host_memory_bytes_of(self, machine: int) -> float:
+        """Of one machine."""
+        return self.host_memory_bytes
 
     @property
     def device_memory_bytes(self) -> float:
@@ -207,9 +211,11 @@ class Gemini(Tier):
     @cached_property
     def placement(self) -> Placement:
         cluster = self.description.cluster
-        rack, switch = cluster.machines_per_rack, cluster.machines_per_rack * cluster.racks_per_switch
+        # What takes most machines first: where not all domains can be avoided, that one is.
+        scopes = sorted(("power", "switch", "rack"), key=cluster.gpus_of, reverse=True)
+        sizes = [(scope, cluster.gpus_of(scope) // cluster.gpus_per_machine) for scope in scopes]
         machines = [
-            Machine((f"switch-{i // switch}", f"rack-{i // rack}"), cluster.host_memory_bytes)
+            Machine(tuple(f"{scope}-{i // size}" for scope, size in sizes), cluster.host_memory_of(i))
             for i in range(cluster.machines)
         ]
         return place(machines, self.replicas, self.machine_checkpoint_bytes)
@@ -248,7 +254,14 @@ class Gemini(Tier):
 
     @property
     def host_memory_bytes(self) -> float:
-        return BUFFERS * self.machine_checkpoint_bytes * (1 + max(self.placement.hosted()))
+        return BUFFERS * self.machine_checkpoint_bytes * (1 + max(self._hosted))
+
+    def host_memory_bytes_of(self, machine: int) -> float:
+        return BUFFERS * self.machine_checkpoint_bytes * (1 + self._hosted[machine])
+
+    @cached_property
+    def _hosted(self) -> list[int]:
+        return self.placement.hosted()
 
     @property
     def device_memory_bytes(self) -> float:
@@ -396,12 +409,15 @@ def parse_policy(text: str, description: Description) -> Policy:
         if type(earlier) is type(tier):
             raise InvalidInput(f"policy {text!r}: {tier.name} is there twice")
     policy = Policy(text, tuple(tiers))
-    have = description.cluster.host_memory_bytes
-    if policy.host_memory_bytes > have:
-        raise InvalidInput(
-            f"policy {text!r} needs {show_bytes(policy.host_memory_bytes)} of host memory a machine: "
-            f"memory.host is {show_bytes(have)}"
-        )
+    for machine in range(description.cluster.machines):
+        need = sum(tier.host_memory_bytes_of(machine) for tier in tiers)
+        have = description.cluster.host_memory_of(machine)
+        if need > have:
+            key = "memory.host" if have == description.cluster.host_memory_bytes else "memory.different"
+            raise InvalidInput(
+                f"policy {text!r} needs {show_bytes(need)} of host memory on machine {machine}: {key} gives "
+                f"it {show_bytes(have)}"
+            )
     return policy
 
 

@@ -1,8 +1,8 @@
 """Plays a job through failures, event by event: between two failures everything is computed at once.
 
-A failure begins an outage. Further failures during it add to what is lost and begin the recovery anew; the
-first tier of the policy that still has the state ends it. Lost machines are replaced by spares, or, when
-none is left, by the next machine that comes back from repair.
+A failure begins an outage. Further failures during it add to what is lost and begin the recovery anew, as
+does a recovery that fails at its end; the first tier of the policy that still has the state ends it. Lost
+machines are replaced by spares, or, when none is left, by the next machine that comes back from repair.
 """
 
 import heapq
@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from random import Random
 
 from jitckpt.planning.check import positive, whole
 from jitckpt.planning.cluster import Description
@@ -130,6 +131,66 @@ class _Machines:
         return heapq.heappop(self._back_at)
 
 
+class _Coming:
+    """The failures still to come, in order of time; the next one is in sight."""
+
+    def __init__(self, failures: Iterable[Failure]) -> None:
+        self._failures = iter(failures)
+        self.failure = next(self._failures, None)
+
+    @property
+    def at_seconds(self) -> float:
+        return self.failure.at_seconds if self.failure else math.inf
+
+    def take(self) -> Failure:
+        taken = self.failure
+        assert taken is not None
+        self.failure = next(self._failures, None)
+        return taken
+
+
+@dataclass(frozen=True)
+class _Pause:
+    end_seconds: float
+    waiting_seconds: float
+    failures: int
+    tier: Tier | None
+
+
+def _pause(
+    description: Description,
+    policy: Policy,
+    coming: _Coming,
+    *,
+    machines: _Machines,
+    until: float,
+    random: Random,
+    seen: Counter[str],
+) -> _Pause:
+    """From the next failure until training goes on, or until the time is over."""
+    lost, tier, count, waiting, fails_share = Lost(), None, 0, 0.0, 0.0
+    at = ready = end = coming.at_seconds  # the last failure; its machines replaced; the outage over
+    while True:
+        while coming.failure is not None and coming.at_seconds <= min(end, until):
+            failure = coming.take()
+            waiting += max(0.0, min(ready, failure.at_seconds) - at)
+            at = failure.at_seconds
+            seen[failure.mode.name] += 1
+            count += 1
+            fails_share = max(fails_share, failure.mode.recovery_fails_share)
+            more = lost_by(description, failure.mode.scope, failure.component, failure.mode.takes)
+            for _ in more.machines_to_replace - lost.machines_to_replace:
+                ready = max(ready, machines.replace(at))
+            lost |= more
+            tier = policy.tier_for(lost)
+            end = max(at, ready) + _outage_seconds(tier, description, lost)
+        if end >= until or random.random() >= fails_share:
+            break
+        end += _outage_seconds(tier, description, lost)
+    stopped = min(end, until)
+    return _Pause(stopped, waiting + max(0.0, min(ready, stopped) - at), count, tier)
+
+
 def simulate(
     description: Description,
     policy: Policy,
@@ -137,11 +198,12 @@ def simulate(
     *,
     days: float,
     minibatches_per_save: int | None = None,
+    seed: int = 0,
     report: Callable[[float], None] = lambda share: None,
 ) -> Result:
     """Play `days` of wall time. minibatches_per_save: None for none, as `plan.analyse` finds it for a policy.
 
-    `report` is called with the share of the time that has been played.
+    `seed` is of the recoveries that fail. `report` is called with the share of the time played so far.
     """
     until = positive("days", days) * 86400.0
     if minibatches_per_save is not None:
@@ -161,39 +223,24 @@ def simulate(
     recoveries: Counter[str] = Counter()
     outages: list[Outage] = []
     progress: list[tuple[float, int]] = [(0.0, 0)]
-    events = iter(failures)
-    failure = next(events, None)
+    coming = _Coming(failures)
+    random = Random(seed)
     now = 0.0
     while now < until:
-        quiet_until = min(until, failure.at_seconds if failure else until)
+        quiet_until = min(until, coming.at_seconds)
         training.run(quiet_until - now)
         now = quiet_until
         progress.append((now, training.done))
-        if failure is None or now >= until:
+        if coming.failure is None or now >= until:
             break
-        start, lost, tier, count, waiting = now, Lost(), None, 0, 0.0
-        at, ready, end = now, now, now  # the last failure; its machines replaced; the outage over
-        while failure is not None and failure.at_seconds <= min(end, until):
-            waiting += max(0.0, min(ready, failure.at_seconds) - at)
-            at = failure.at_seconds
-            seen[failure.mode.name] += 1
-            count += 1
-            more = lost_by(description, failure.mode.scope, failure.component, failure.mode.takes)
-            for _ in more.machines_to_replace - lost.machines_to_replace:
-                ready = max(ready, machines.replace(at))
-            lost |= more
-            tier = policy.tier_for(lost)
-            end = max(at, ready) + _outage_seconds(tier, description, lost)
-            failure = next(events, None)
-        stopped = min(end, until)
-        waiting += max(0.0, min(ready, stopped) - at)
-        training.seconds[WAITING] += waiting
-        training.seconds[RECOVERING] += stopped - start - waiting
-        gone = _restore(training, tier)
-        name = tier.name if tier else "start over"
+        pause = _pause(description, policy, coming, machines=machines, until=until, random=random, seen=seen)
+        training.seconds[WAITING] += pause.waiting_seconds
+        training.seconds[RECOVERING] += pause.end_seconds - now - pause.waiting_seconds
+        gone = _restore(training, pause.tier)
+        name = pause.tier.name if pause.tier else "start over"
         recoveries[name] += 1
-        outages.append(Outage(start, stopped, count, name, gone))
-        now = stopped
+        outages.append(Outage(now, pause.end_seconds, pause.failures, name, gone))
+        now = pause.end_seconds
         progress.append((now, training.done))
         report(now / until)
     # From the count, not summed up on the way: rounding would leave a trace of minibatches taken back.

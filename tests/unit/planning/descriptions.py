@@ -21,6 +21,12 @@ def failure(name: str, scope: str, per_day: float, takes: str) -> str:
     return f'[[failure]]\nname = "{name}"\nscope = "{scope}"\nper_day = {per_day!r}\ntakes = "{takes}"\n'
 
 
+def triggers(failure: str, chance: float, within: str | None = None, delay: str | None = None) -> str:
+    """To be added to a failure: it brings about another one."""
+    more = (f'within = "{within}"\n' if within else "") + (f'delay = "{delay}"\n' if delay else "")
+    return f'[[failure.triggers]]\nfailure = "{failure}"\nchance = {chance!r}\n{more}'
+
+
 def describe(failures: str | None = None, **keys: str) -> Description:
     return parse_description(text(failures, **keys), "the test's text")
 

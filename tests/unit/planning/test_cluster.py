@@ -2,10 +2,10 @@ import math
 from pathlib import Path
 
 import pytest
-from descriptions import describe, failure, text
+from descriptions import describe, failure, text, triggers
 
 from jitckpt.planning.check import InvalidInput
-from jitckpt.planning.cluster import EXAMPLE, parse_description, read_description
+from jitckpt.planning.cluster import EXAMPLE, Trigger, parse_description, read_description
 from jitckpt.planning.units import BYTES, BYTES_PER_SECOND, SECONDS, quantity, show_bytes, show_seconds
 
 
@@ -29,21 +29,47 @@ def test_sharding_shrinks_what_a_gpu_keeps() -> None:
 
 
 def test_components_and_their_gpus() -> None:
-    description = describe(machines="10", data="40", machines_per_rack="4", racks_per_switch="2")
-    assert [description.components(s) for s in ("gpu", "machine", "rack", "switch", "job")] == [
-        80,
-        10,
-        3,
-        2,
-        1,
-    ]
+    description = describe(
+        machines="10", data="40", machines_per_rack="4", racks_per_switch="2", racks_per_power_domain="3"
+    )
+    scopes = ("gpu", "machine", "rack", "switch", "power", "job")
+    assert [description.components(s) for s in scopes] == [80, 10, 3, 2, 1, 1]
     assert description.ranks_of("rack", 2) == range(64, 80)  # the last rack has two machines
     assert description.ranks_of("switch", 0) == range(64)
-    for scope in ("gpu", "machine", "rack", "switch", "job"):
+    for scope in scopes:
         ranks = [
             rank for c in range(description.components(scope)) for rank in description.ranks_of(scope, c)
         ]
         assert ranks == list(range(80))
+
+
+def test_triggered_failures_are_counted_with_those_that_trigger_them() -> None:
+    """rate = own rate + chances^T rate, by hand."""
+    description = describe(
+        failure("feed", "power", 0.5, "machine")
+        + triggers("down", 0.5)
+        + failure("down", "machine", 1.0, "machine")
+        + triggers("down", 0.2)
+        + triggers("crash", 0.1, "machine", "3 s")
+        + failure("crash", "gpu", 0.0, "process"),
+        machines="2",
+        data="8",
+    )
+    assert description.failures[1].triggers == (Trigger("down", 0.2), Trigger("crash", 0.1, "machine", 3.0))
+    feed, own = 2 * 0.5, 2 * 1.0
+    down = (own + 0.5 * feed) / (1 - 0.2)
+    assert description.per_day == pytest.approx({"feed": feed, "down": down, "crash": 0.1 * down})
+    assert description.failures_per_second * 86400 == pytest.approx(feed + 1.1 * down)
+
+
+def test_machines_with_other_memory() -> None:
+    given = text(machines="4", data="16").replace(
+        "[bandwidth]",
+        "[[memory.different]]\nmachines = [0, 2]\nhost = '1 TiB'\n"
+        "[[memory.different]]\nmachines = [2, 2]\nhost = '3 TiB'\n[bandwidth]",
+    )
+    cluster = parse_description(given, "given").cluster
+    assert [cluster.host_memory_of(machine) / 2**40 for machine in range(4)] == [1, 1, 3, 2]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +121,11 @@ def test_a_bad_value_is_refused_by_key_and_range(key: str, value: str, message: 
         ("[memory]", "[storage]", "unknown key 'storage'"),
         ("tensor = 2", "tensr = 2", "job has an unknown key 'tensr'"),
         ('minibatch_time = "2 s"\n', "", "job lacks the key 'minibatch_time'"),
-        ("[memory]\n", "[memory]\ncpu = 3\n", "memory has an unknown key 'cpu'; it may have: gpu, host"),
+        (
+            "[memory]\n",
+            "[memory]\ncpu = 3\n",
+            "memory has an unknown key 'cpu'; it may have: different, gpu, host",
+        ),
         (
             "[measured]",
             "[measured]\nsave_time = 5",
@@ -127,7 +157,7 @@ def test_bad_keys_are_refused(old: str, new: str, message: str) -> None:
         (failure("x", "gpu", math.nan, "process"), "failure 0.per_day is nan"),
         (
             failure("x", "node", 0.1, "process"),
-            "failure 0.scope is 'node': it must be gpu, machine, rack, switch or job",
+            "failure 0.scope is 'node': it must be gpu, machine, rack, switch, power or job",
         ),
         (
             failure("x", "gpu", 0.1, "disk"),
@@ -135,7 +165,35 @@ def test_bad_keys_are_refused(old: str, new: str, message: str) -> None:
         ),
         (failure("x", "gpu", 0.1, "machine"), 'takes of failure 0 is "machine": with scope "gpu"'),
         (failure("x", "gpu", 0.1, "gpu") * 2, "two have one name"),
-        ("[failure]\n", "write [[failure]]"),
+        ("[failure]\n", "failure must be a list of tables: write [[failure]]"),
+        (
+            failure("x", "gpu", 0.1, "gpu") + "[failure.triggers]\n",
+            "failure.triggers must be a list of tables: write [[failure.triggers]]",
+        ),
+        (
+            failure("x", "gpu", 0.1, "gpu") + triggers("y", 0.1),
+            "failure of failure 0.triggers 0 is 'y': it must be the name of a failure, x",
+        ),
+        (
+            failure("x", "gpu", 0.1, "gpu") + triggers("x", 1.5),
+            "failure 0.triggers 0.chance is 1.5: it must be a number from 0 to 1",
+        ),
+        (
+            failure("x", "gpu", 0.1, "gpu") + triggers("x", 0.5, "row"),
+            "failure 0.triggers 0.within is 'row': it must be gpu, machine, rack, switch, power or job",
+        ),
+        (
+            failure("x", "gpu", 0.1, "gpu") + triggers("x", 0.5, "rack", "-1 s"),
+            "failure 0.triggers 0.delay is -1.0: it must be a number of at least 0",
+        ),
+        (
+            failure("x", "gpu", 0.1, "gpu") + triggers("x", 1.0),
+            "failures would bring about each other without end",
+        ),
+        (
+            failure("x", "gpu", 0.1, "gpu") + "recovery_fails_share = 1.0\n",
+            "failure 0.recovery_fails_share is 1: it must be a number from 0 to below 1",
+        ),
         ("[[failure]]\nname = 3\n", "failure 0 lacks the key"),
     ],
 )

@@ -1,12 +1,18 @@
+import itertools
 import math
 from collections import Counter
+from collections.abc import Iterable
 
 import pytest
-from hypothesis import given
+from descriptions import failure, large
+from descriptions import text as cluster_text
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jitckpt.planning.check import InvalidInput
+from jitckpt.planning.cluster import Description, parse_description
 from jitckpt.planning.placement import BUFFERS, Machine, mixed_placement, place, ring_placement
+from jitckpt.planning.policies import Gemini, lost_by, parse_policy
 
 
 def in_racks(*sizes: int, memory_bytes: float = math.inf) -> list[Machine]:
@@ -48,7 +54,7 @@ def test_replicas_never_share_a_rack_when_that_is_possible(sizes: list[int], rep
     racks = [machine.domains[0] for machine in machines]
     shared = any(len({racks[host] for host in holder}) < replicas for holder in placement.holders)
     assert shared == (len(sizes) < replicas)
-    assert (placement.safe_level == 0) == (not shared)
+    assert (placement.avoids == (0,)) == (not shared)
     for machine, holder in enumerate(placement.holders):
         assert holder[0] == machine
         assert len(set(holder)) == replicas
@@ -56,11 +62,11 @@ def test_replicas_never_share_a_rack_when_that_is_possible(sizes: list[int], rep
 
 def test_the_largest_domain_that_can_be_avoided_is() -> None:
     machines = [Machine((f"feed-{i // 8}", f"switch-{i // 4}", f"rack-{i // 2}")) for i in range(16)]
-    assert place(machines, 2, 1.0).safe_level == 0  # two power feeds
+    assert place(machines, 2, 1.0).avoids == (0, 1, 2)  # two power feeds
     three = place(machines, 3, 1.0)
-    assert three.safe_level == 1  # three copies cannot avoid two feeds, but four switches
+    assert three.avoids == (1, 2)  # three copies cannot avoid two feeds, but four switches
     for holder in three.holders:
-        assert len({machines[host].domains[:2] for host in holder}) == 3
+        assert len({machines[host].domains[1] for host in holder}) == 3
 
 
 def test_groups_are_kept_when_they_are_safe() -> None:
@@ -70,9 +76,119 @@ def test_groups_are_kept_when_they_are_safe() -> None:
     assert place(in_racks(3, 3, 1), 2, 1.0).strategy == "shifted ring"
 
 
-def test_domains_of_one_name_in_different_places_are_different() -> None:
-    machines = [Machine(("feed-0", "rack-0")), Machine(("feed-1", "rack-0"))]
-    assert place(machines, 2, 1.0).safe_level == 0
+def test_a_name_is_one_domain_wherever_it_appears() -> None:
+    machines = [Machine(("feed-0", "switch-0")), Machine(("feed-1", "switch-0"))]
+    assert place(machines, 2, 1.0).avoids == (0,)
+
+
+def apart(machines: list[Machine], kinds: Iterable[int], hosts: Iterable[int]) -> bool:
+    chosen = list(hosts)
+    return all(len({machines[host].domains[kind] for host in chosen}) == len(chosen) for kind in kinds)
+
+
+def avoidable(machines: list[Machine], kinds: tuple[int, ...], replicas: int) -> bool:
+    """Whether every machine has other ones that are all apart: by trying all."""
+    count = range(len(machines))
+    return all(
+        any(
+            apart(machines, kinds, (owner, *others))
+            for others in itertools.combinations([i for i in count if i != owner], replicas - 1)
+        )
+        for owner in count
+    )
+
+
+@settings(max_examples=150)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=9), st.integers(1, 4))
+def test_kinds_of_domains_that_cross_each_other_are_avoided_together_where_possible(
+    feeds_and_switches: list[tuple[int, int]], replicas: int
+) -> None:
+    """A power feed that has some racks of several switches, and the other way round."""
+    machines = [Machine((f"feed-{f}", f"switch-{s}")) for f, s in feeds_and_switches]
+    if replicas > len(machines):
+        return
+    placement = place(machines, replicas, 1.0)
+    expected: tuple[int, ...] = ()
+    for kind in (0, 1):
+        if avoidable(machines, (*expected, kind), replicas):
+            expected += (kind,)
+    assert placement.avoids == expected
+    for owner, holder in enumerate(placement.holders):
+        assert holder[0] == owner
+        assert len(set(holder)) == replicas
+        assert apart(machines, placement.avoids, holder)
+
+
+@settings(max_examples=150)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 3)), min_size=2, max_size=8))
+def test_crossing_kinds_and_short_memory_with_two_replicas(rows: list[tuple[int, int, int]]) -> None:
+    """Hall's condition: any owners together have hosts apart from them with room enough."""
+    machines = [Machine((f"feed-{f}", f"switch-{s}"), BUFFERS * (room + 1.0)) for f, s, room in rows]
+
+    def possible(kinds: tuple[int, ...]) -> bool:
+        count = len(rows)
+        near = [
+            [h for h in range(count) if h != owner and apart(machines, kinds, (owner, h))]
+            for owner in range(count)
+        ]
+        for chosen in range(1 << count):
+            owners = [i for i in range(count) if chosen >> i & 1]
+            hosts = {h for owner in owners for h in near[owner]}
+            if sum(min(rows[h][2], count - 1) for h in hosts) < len(owners):
+                return False
+        return True
+
+    if not possible(()):
+        with pytest.raises(InvalidInput, match="do not fit"):
+            place(machines, 2, 1.0)
+        return
+    placement = place(machines, 2, 1.0)
+    expected: tuple[int, ...] = ()
+    for kind in (0, 1):
+        if possible((*expected, kind)):
+            expected += (kind,)
+    assert placement.avoids == expected
+    assert all(h <= room for h, (_, _, room) in zip(placement.hosted(), rows, strict=True))
+    assert all(apart(machines, placement.avoids, holder) for holder in placement.holders)
+
+
+def test_gemini_avoids_the_power_domains_of_a_cluster() -> None:
+    """Racks of four; a switch has 3 racks, a feed 4, so that they cross."""
+    description = large(
+        48, machines_per_rack="4", racks_per_switch="3", racks_per_power_domain="4", host='"4 TiB"'
+    )
+    gemini = parse_policy("gemini=3", description).tiers[0]
+    assert isinstance(gemini, Gemini)
+    assert gemini.placement.avoids == (0, 1, 2)
+    for holder in gemini.placement.holders:
+        for size in (4, 12, 16):
+            assert len({host // size for host in holder}) == 3
+    for scope in ("rack", "switch", "power"):
+        for component in range(description.components(scope)):
+            assert gemini.recovers(lost_by(description, scope, component, "machine"))
+
+
+def test_machines_with_less_memory_host_less() -> None:
+    less = describe_with_less_memory(first=0, last=7)
+    gemini = parse_policy("gemini", less).tiers[0]
+    assert isinstance(gemini, Gemini)
+    hosted = gemini.placement.hosted()
+    assert hosted[:8] == [0] * 8
+    assert sum(hosted[8:]) == 16
+    assert gemini.host_memory_bytes_of(0) < gemini.host_memory_bytes_of(15) == gemini.host_memory_bytes
+    with pytest.raises(
+        InvalidInput, match=r"'checkfreq' needs 417 GiB of host memory on machine 3: memory\.different gives"
+    ):
+        parse_policy("checkfreq", describe_with_less_memory(first=3, last=3, host="300 GiB"))
+
+
+def describe_with_less_memory(first: int, last: int, host: str = "1 TiB") -> Description:
+    """Sixteen machines of 4 TiB, where a checkpoint with its two buffers takes 834 GiB; some have less."""
+    plain = cluster_text(
+        failure("down", "machine", 0.01, "machine"), machines="16", data="64", host='"4 TiB"'
+    )
+    different = f'[[memory.different]]\nmachines = [{first}, {last}]\nhost = "{host}"\n\n[bandwidth]'
+    return parse_description(plain.replace("[bandwidth]", different), "the test's text")
 
 
 @given(st.lists(st.integers(0, 6), min_size=2, max_size=10), st.integers(2, 3))
@@ -113,7 +229,7 @@ def test_unequal_memory_is_used_where_it_is() -> None:
     roomy, tight = BUFFERS * size * 4, BUFFERS * size * 1
     machines = [Machine((), roomy), Machine((), roomy), Machine((), tight), Machine((), tight)]
     placement = place(machines, 2, size)
-    assert placement.strategy == "assigned"
+    assert placement.strategy == "by room"
     assert placement.hosted()[2:] == [0, 0]
 
 

@@ -209,7 +209,7 @@ def test_what_cannot_run_here_is_refused_with_the_reason() -> None:
     assert "do not fit the machines' memory" in refused["gemini+periodic"]
     tiny = describe(CRASH, host='"300 GiB"')
     refused = {row.policy: row.reason for row in compare(tiny) if isinstance(row, Refused)}
-    assert "needs 417 GiB of host memory a machine: memory.host is 300 GiB" in refused["checkfreq"]
+    assert "needs 417 GiB of host memory on machine 0: memory.host gives it 300 GiB" in refused["checkfreq"]
     assert isinstance(parse_policy("none", tiny), Policy)
     with pytest.raises(InvalidInput, match="none of the policies can run"):
         recommend(tiny, [Refused("checkfreq", "x")])

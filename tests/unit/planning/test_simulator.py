@@ -1,19 +1,27 @@
 import itertools
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from descriptions import describe, failure, large
+from descriptions import describe, failure, large, triggers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jitckpt.planning import cost, exact
 from jitckpt.planning.check import InvalidInput
 from jitckpt.planning.cluster import Description
-from jitckpt.planning.failures import Failure, exponential_failures, recorded_failures, weibull_failures
+from jitckpt.planning.counting import recovery_probability
+from jitckpt.planning.failures import (
+    Failure,
+    exponential_failures,
+    recorded_failures,
+    weibull_failures,
+    with_triggered,
+)
 from jitckpt.planning.plan import analyse
 from jitckpt.planning.policies import Lost, parse_policy
 from jitckpt.planning.simulator import (
@@ -40,6 +48,7 @@ def play(
         exponential_failures(description, seed) if failures is None else failures,
         days=days,
         minibatches_per_save=analyse(description, parsed).minibatches_per_save,
+        seed=seed,
     )
 
 
@@ -302,6 +311,106 @@ def test_weibull_failures_renew(shape: float) -> None:
     gaps = [b - a for each in times.values() for a, b in itertools.pairwise(each)]
     spread = math.sqrt(math.gamma(1 + 2 / shape) / math.gamma(1 + 1 / shape) ** 2 - 1)
     assert statistics.stdev(gaps) / statistics.fmean(gaps) == pytest.approx(spread, rel=0.06)
+
+
+def test_triggered_failures_come_as_often_as_the_closed_form_says() -> None:
+    """A feed takes machines with it, a machine others of its rack, those go on; and GPUs of their own."""
+    description = large(
+        16,
+        failure("feed", "power", 1.0, "machine") + triggers("down", 0.5, "power", "40 s")
+        + failure("down", "machine", 0.3, "machine") + triggers("down", 0.3, "rack", "20 s")
+        + triggers("crash", 0.8, "machine")
+        + failure("crash", "gpu", 0.01, "process"),
+        racks_per_power_domain="2",
+    )  # fmt: skip
+    days = 2000
+    first = itertools.takewhile(lambda f: f.at_seconds < days * DAY, exponential_failures(description, 4))
+    found = list(with_triggered(description, first, 4))
+    assert all(a.at_seconds <= b.at_seconds for a, b in itertools.pairwise(found))
+    counts = Counter(failure.mode.name for failure in found)
+    for name, per_day in description.per_day.items():
+        # A failure brings up to two others on average: the spread is wider than that of single ones.
+        assert abs(counts[name] - per_day * days) < 4 * 2 * math.sqrt(per_day * days), name
+
+
+def test_triggered_failures_hit_their_neighbourhood_and_never_the_same_component() -> None:
+    description = large(
+        16,
+        failure("down", "machine", 1.0, "machine") + triggers("again", 1.0, "rack", "5 s")
+        + failure("again", "machine", 0.0, "machine") + triggers("switch", 1.0, "machine")
+        + failure("switch", "switch", 0.0, "nothing") + triggers("feed", 1.0, "gpu")
+        + failure("feed", "power", 0.0, "process"),
+        racks_per_switch="2",
+        racks_per_power_domain="3",
+    )  # fmt: skip
+    down = description.failures[0]
+    seen = set()
+    for seed in range(40):
+        found = list(with_triggered(description, iter([Failure(7.0, down, 6)]), seed))
+        assert [f.mode.name for f in found] == ["down", "again", "switch", "feed"]
+        assert [f.at_seconds for f in found] == [7.0, 12.0, 12.0, 12.0]
+        assert found[2].component == 0  # the switch of that machine
+        assert found[3].component == 0  # machines 0 to 11
+        seen.add(found[1].component)
+    assert seen == {4, 5, 7}
+    alone = describe(failure("down", "machine", 1.0, "machine") + triggers("down", 0.9))
+    assert len(list(with_triggered(alone, iter([Failure(7.0, alone.failures[0], 0)]), 1))) == 1
+
+
+def test_a_cascade_that_takes_both_machines_of_a_group_is_as_likely_as_counted() -> None:
+    """Memory keeps two copies; a failure takes the machine with the other copy 1 time in 15."""
+    description = large(
+        16, failure("down", "machine", 0.05, "machine") + triggers("down", 0.4, delay="10 s"), host='"4 TiB"'
+    )
+    results = [play_with_triggers(description, "gemini+periodic", 300, seed) for seed in range(8)]
+    outages = [sum(result.recoveries.values()) for result in results]
+    lost = sum(result.recoveries.get("periodic", 0) for result in results)
+    # k machines in a cascade, k geometric: 1 - the chance that no two are of one group.
+    chance = sum(0.6 * 0.4 ** (k - 1) * (1 - float(recovery_probability(16, 2, k))) for k in range(1, 9))
+    # From three on a cascade may come back to a machine that it has had: far less than the error allowed.
+    expected = chance * sum(outages)
+    assert abs(lost - expected) < 4 * math.sqrt(expected)
+    assert expected > 30
+
+
+def play_with_triggers(description: Description, policy: str, days: float, seed: int) -> Result:
+    return play(
+        description,
+        policy,
+        days,
+        seed,
+        with_triggered(description, exponential_failures(description, seed), seed),
+    )
+
+
+def test_a_power_domain_takes_several_machines_at_once() -> None:
+    """Two racks a feed: who keeps copies in other feeds goes on from memory, whose replicas it had cannot."""
+    description = large(
+        16,
+        failure("feed", "power", 1.0, "machine") + DOWN,
+        racks_per_power_domain="2",
+        machines_per_rack="2",
+        spare_machines="16",
+    )
+    feed = [one("feed", 9000.0, 1, description)]
+    result = play(description, "gemini+periodic=1h", 1, 0, iter(feed))
+    assert result.recoveries == {"gemini": 1}
+    one_feed = large(
+        4, failure("feed", "power", 1.0, "machine"), racks_per_power_domain="2", machines_per_rack="2"
+    )
+    all_of_it = play(one_feed, "gemini+periodic=1h", 1, 0, iter([one("feed", 9000.0, 0, one_feed)]))
+    assert all_of_it.recoveries == {"periodic": 1}
+
+
+@pytest.mark.parametrize("policy", ["periodic", "user-jit", "gemini+periodic"])
+def test_recoveries_that_fail_agree_with_the_plan(policy: str) -> None:
+    crash = CRASH + "recovery_fails_share = 0.6\n"
+    description = large(16, crash, spare_machines="2000")
+    wastes = [play(description, policy, 60, seed).wasted_share for seed in range(16)]
+    expected = analyse(description, parse_policy(policy, description)).wasted_share
+    assert_agrees(wastes, expected)
+    calm = large(16, CRASH, spare_machines="2000")
+    assert expected > 1.4 * analyse(calm, parse_policy(policy, calm)).wasted_share
 
 
 def test_recorded_failures(tmp_path: Path) -> None:
