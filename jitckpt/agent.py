@@ -26,7 +26,9 @@ from torch.distributed.launcher import api as launcher
 from jitckpt import faults, local_state, saves
 from jitckpt.events import EventLog
 from jitckpt.faults import FaultSpec
+from jitckpt.protocol import Loaded
 from jitckpt.recovery import Outcome
+from jitckpt.spares import Spares
 from jitckpt.supervisor import Reports, Supervisor
 from jitckpt.workers import Guardian, Worker
 
@@ -39,6 +41,7 @@ class Settings:
     save_deadline: float
     hang_timeout: float
     device_environment: Mapping[str, str]
+    warm_spares: int | None  # for each rank; None for one where memory allows
     faults: tuple[FaultSpec, ...]
 
 
@@ -61,6 +64,7 @@ class Agent(LocalElasticAgent):
         self._settings = settings
         self._log = log
         self._armed = [fault.with_phase() for fault in settings.faults]
+        self._spares = Spares(settings.warm_spares)
         self._signals: list[int] = []
         self._starting = False
         self._processes: WorkerProcesses | None = None
@@ -75,6 +79,7 @@ class Agent(LocalElasticAgent):
             result: RunResult = super().run(*args, **kwargs)
             return result
         finally:
+            self._spares.close()
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -112,7 +117,12 @@ class Agent(LocalElasticAgent):
         self._starting = True
         try:
             processes = WorkerProcesses(
-                self._settings, self._log, self._armed, self._remaining_restarts, **torch_arguments
+                self._settings,
+                self._log,
+                self._armed,
+                self._spares,
+                self._remaining_restarts,
+                **torch_arguments,
             )
             processes.start()
             self._processes = processes
@@ -133,6 +143,7 @@ class WorkerProcesses(PContext):
         settings: Settings,
         log: EventLog,
         armed: list[FaultSpec],
+        spares: Spares,
         restarts_left: int,
         *,
         numa_options: Any = None,
@@ -142,11 +153,15 @@ class WorkerProcesses(PContext):
         self._settings = settings
         self._log = log
         self._armed = armed
+        self._spares = spares
         self._restarts_left = restarts_left
         self._numa_options = numa_options
         self._workers: dict[int, Worker] = {}
         self._failures: dict[int, ProcessFailure] = {}
         self._killed: dict[int, ProcessFailure] = {}
+        self._commands: dict[int, tuple[str, ...]] = {}
+        self._environments: dict[int, dict[str, str]] = {}
+        self._waiting_for_first_step = set(range(self.nprocs))
         self._open = False
 
     def start(self) -> None:
@@ -174,6 +189,8 @@ class WorkerProcesses(PContext):
                 registered=self._guardian.note_registered,
                 fault_fired=self._fault_fired,
                 failed=self._failed,
+                loaded=self._loaded,
+                first_step=self._first_step,
                 write_local_states=write_local_states,
             ),
             save_id=self._log.restart + 1,
@@ -198,14 +215,37 @@ class WorkerProcesses(PContext):
             # gpu_index in torch 2.11, device_index in later ones.
             index = next(name for name in inspect.signature(wrap).parameters if name.endswith("_index"))
             command = wrap(command, numa_options=self._numa_options, **{index: local_rank})
-        return Worker(
+        self._commands[local_rank], self._environments[local_rank] = command, environment
+        start = partial(
+            Worker,
             rank=int(environment["RANK"]),
             command=command,
             environment=environment,
-            ring_fd=local_state.create(),
             stdout=self.stdouts[local_rank],
             stderr=self.stderrs[local_rank],
         )
+        spare = self._spares.take(local_rank)
+        if spare is not None:
+            try:
+                worker = start(ring_fd=local_state.create(), warm=spare)
+                self._log.write("spare_used", rank=worker.rank)
+                return worker
+            except OSError as error:
+                self._log.write("warning", rank=int(environment["RANK"]), text=str(error))
+        return start(ring_fd=local_state.create())
+
+    def _local_rank(self, worker: Worker) -> int:
+        return next(number for number, known in self._workers.items() if known is worker)
+
+    def _loaded(self, worker: Worker, message: Loaded) -> None:
+        self._spares.note_loaded(self._local_rank(worker), message.modules, message.environment)
+
+    def _first_step(self, worker: Worker) -> None:
+        """Once the training runs there is time to get ready for the next failure."""
+        self._waiting_for_first_step.discard(self._local_rank(worker))
+        if not self._waiting_for_first_step and self._restarts_left > 0:
+            ready = self._spares.fill(self._commands, self._environments)
+            self._log.write("spares_started", spares=ready)
 
     def _fault_fired(self, text: str) -> None:
         fired = next((fault for fault in self._armed if str(fault) == text), None)
@@ -213,7 +253,7 @@ class WorkerProcesses(PContext):
             self._armed.remove(fired)
 
     def _failed(self, worker: Worker, exit_code: int, killed_by_agent: bool) -> None:
-        local_rank = next(number for number, known in self._workers.items() if known is worker)
+        local_rank = self._local_rank(worker)
         failures = self._killed if killed_by_agent else self._failures
         failures[local_rank] = ProcessFailure(
             local_rank=local_rank, pid=worker.pid, exitcode=exit_code, error_file=self.error_files[local_rank]

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from jitckpt import faults, host_state, local_state, protocol, saves, selection
+from jitckpt import faults, host_state, local_state, protocol, saves, selection, spare
 from jitckpt.errors import CheckpointError, JitckptError, NativeError, SaveError, TreeError
 from jitckpt.events import EventLog
 from jitckpt.history import History
@@ -349,7 +349,16 @@ class Job:
     def _report_first_step(self) -> None:
         if self._native is not None and self._native.progress().device_ended > self._base:
             self._first_step_reported = True
+            if self._agent_fd >= 0:
+                self._report_loaded()
             self._report(protocol.FirstStep(self.identity.rank, self._base + 1))
+
+    def _report_loaded(self) -> None:
+        modules = spare.importable_modules(sys.modules)
+        environment = [list(pair) for pair in spare.changed_environment(os.environ).items()]
+        for begin in range(0, len(modules), spare.MODULES_IN_A_MESSAGE):
+            part = modules[begin : begin + spare.MODULES_IN_A_MESSAGE]
+            self._report(protocol.Loaded(self.identity.rank, part, environment if begin == 0 else []))
 
     def _report(self, message: protocol.Message) -> None:
         """Tell the agent; without one, or after its death, the checkpoint directory's events."""

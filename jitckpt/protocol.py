@@ -145,6 +145,19 @@ class FirstStep(Message):
 
 
 @dataclass(frozen=True)
+class Loaded(Message):
+    """What the training has loaded by its first step, for warm spares; several messages make one list.
+
+    modules: names to import. environment: pairs of a variable that the training has set, and its value.
+    """
+
+    type = "loaded"
+    rank: int
+    modules: list[Any]
+    environment: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class Warning(Message):
     """A sentence for the user."""
 
@@ -203,6 +216,7 @@ FROM_WORKER = (
     SaveFailed,
     Restored,
     FirstStep,
+    Loaded,
     Warning,
     Finished,
     Fault,

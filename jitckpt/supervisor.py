@@ -37,6 +37,8 @@ class Reports:
     registered: Callable[[Worker], None]
     fault_fired: Callable[[str], None]
     failed: Callable[[Worker, int, bool], None]  # with the exit code, and whether the agent killed it
+    loaded: Callable[[Worker, protocol.Loaded], None]
+    first_step: Callable[[Worker], None]
     write_local_states: Callable[[Worker, Path], dict[int, int]]  # into a directory; the bytes by step
 
 
@@ -168,12 +170,17 @@ class Supervisor(threading.Thread):
 
     def _hear(self, worker: Worker, message: Message) -> None:
         rank = worker.rank
+        if isinstance(message, protocol.Loaded):  # nothing that anybody wants to read
+            self._reports.loaded(worker, message)
+            return
         fields = asdict(message)
         del fields["time"]
         self._log.write(message.type, **(fields | {"rank": rank}))
         match message:
             case protocol.Registered():
                 self._register(worker, message)
+            case protocol.FirstStep():
+                self._reports.first_step(worker)
             case protocol.Finished():
                 self._change(rank, reachable=False)
             case protocol.Hang():

@@ -56,6 +56,7 @@ def main(arguments: list[str]) -> int:
             checkpoint_dir=args.checkpoint_dir,
             save_deadline=args.save_deadline,
             hang_timeout=args.hang_timeout,
+            warm_spares=args.warm_spares,
             device_environment=device_environment(kind, config.nproc_per_node, LIBRARY_DIR, os.environ),
             faults=tuple(args.fault),
         )
@@ -182,6 +183,13 @@ def _parser() -> argparse.ArgumentParser:
         help="a collective that makes no progress for so long hangs (default 60)",
     )
     ours.add_argument(
+        "--warm-spares",
+        type=_spares,
+        metavar="N",
+        help="processes for each rank that have loaded torch before a failure needs them (default: 1 where "
+        "memory allows)",
+    )
+    ours.add_argument(
         "--fault",
         type=_fault,
         action="append",
@@ -208,6 +216,12 @@ def _seconds(text: str) -> float:
     if not (seconds > 0 and math.isfinite(seconds)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return seconds
+
+
+def _spares(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) <= 8):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 8")
+    return int(text)
 
 
 def _fault(text: str) -> FaultSpec:

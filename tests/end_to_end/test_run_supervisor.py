@@ -5,7 +5,7 @@ import signal
 import sys
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -38,6 +38,8 @@ class Job:
             registered=lambda worker: self.registered.append(worker.rank),
             fault_fired=self.faults.append,
             failed=self._failed,
+            loaded=lambda worker, message: None,
+            first_step=lambda worker: None,
             write_local_states=self._write_local_states,
         )
         self.supervisor = Supervisor(
@@ -398,7 +400,7 @@ def test_a_rank_that_closes_its_socket_can_end_well(start: Starter) -> None:
 def test_a_failure_of_the_supervisor_itself_is_raised_and_leaves_no_worker(start: Starter) -> None:
     job = start("ignore_sigterm(); say(protocol.Fault(RANK, 'x', 1, 'forward')); hang()")
     job.faults = None  # type: ignore[assignment]
-    job.supervisor._reports = Reports(print, _broken, lambda *_: None, lambda *_: {})
+    job.supervisor._reports = replace(job.supervisor._reports, fault_fired=_broken)
     with pytest.raises(RuntimeError, match="control thread failed"):
         job.supervisor.result()
     assert job.workers[0].has_ended(within=0)

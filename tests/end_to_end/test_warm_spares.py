@@ -1,0 +1,123 @@
+"""Workers that were started before they were needed are as good as new ones."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from launcher import JITCKPT_RUN, Launcher
+
+RUN = [*JITCKPT_RUN, "--warm-spares", "1", "--checkpoint-dir", "ckpt"]
+
+# Fails in its first life; what it finds then and in the next life it writes down.
+FAILS_ONCE = """
+    import json, os, sys
+    import fake_worker
+    from pathlib import Path
+    os.environ["MADE_BY_THE_TRAINING"] = "yes"
+    sys.argv.append("seen")
+    import colorsys  # of the standard library, and no other imports it
+    seen = {
+        "argv": sys.argv[1:],
+        "path": sys.path[0],
+        "name": __name__,
+        "file": __file__,
+        "restart": os.environ["TORCHELASTIC_RESTART_COUNT"],
+        "restart_of_ours": os.environ["JITCKPT_RESTART"],
+        "rank": os.environ["RANK"],
+        "warm": "jitckpt.spare" in sys.modules,
+        "unbuffered": sys.stdout.write_through,
+    }
+    Path(f"seen-{fake_worker.RESTART}-{fake_worker.RANK}.json").write_text(json.dumps(seen))
+    print("out", fake_worker.RESTART)
+    print("err", fake_worker.RESTART, file=sys.stderr)
+    if fake_worker.RESTART == 0:
+        fake_worker.register()
+        fake_worker.say(fake_worker.protocol.Loaded(fake_worker.RANK, ["colorsys"], [["SET_EARLY", "1"]]))
+        fake_worker.restore(0)
+        if fake_worker.RANK == 1:
+            fake_worker.wait_for("both-first-steps")
+            fake_worker.die()
+        fake_worker.save(1)
+    """
+
+
+def events(launcher: Launcher) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (launcher.directory / "ckpt/events.jsonl").read_text().splitlines()]
+
+
+def seen(launcher: Launcher, restart: int, rank: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((launcher.directory / f"seen-{restart}-{rank}.json").read_text())
+    return found
+
+
+def have_spares(launcher: Launcher) -> bool:
+    path = launcher.directory / "ckpt/events.jsonl"
+    return path.exists() and any(event["event"] == "spares_started" for event in events(launcher))
+
+
+def test_a_spare_finds_what_a_new_process_would(launcher: Launcher) -> None:
+    script = launcher.script(FAILS_ONCE)
+    process = launcher.start(
+        *RUN, "--nproc-per-node", "2", "--log-dir", "logs", "-r", "3", script, "--an", "argument"
+    )
+    launcher.wait_until(lambda: have_spares(launcher))
+    (launcher.directory / "both-first-steps").touch()
+    result = launcher.finish(process)
+    assert result.status == 0, result.err
+    assert [event["rank"] for event in events(launcher) if event["event"] == "spare_used"] == [0, 1]
+    for rank in (0, 1):
+        cold, warm = seen(launcher, 0, rank), seen(launcher, 1, rank)
+        assert (cold.pop("warm"), warm.pop("warm")) == (False, True)
+        assert (cold.pop("restart"), warm.pop("restart")) == ("0", "1")
+        assert (cold.pop("restart_of_ours"), warm.pop("restart_of_ours")) == ("0", "1")
+        assert cold == warm
+        (logs,) = launcher.directory.glob(f"logs/*/attempt_1/{rank}")
+        assert (logs / "stdout.log").read_text() == "out 1\n"
+        assert (logs / "stderr.log").read_text() == "err 1\n"
+
+
+def test_a_spare_runs_a_module_and_ends_with_its_status(launcher: Launcher) -> None:
+    launcher.script(FAILS_ONCE + "\n    else:\n        sys.exit(7)", "trainer.py")
+    launcher.script(
+        """
+        import runpy
+        runpy.run_path("trainer.py", run_name="__main__")
+        """,
+        "fails_once.py",
+    )
+    process = launcher.start(
+        *RUN, "--max-restarts", "1", "--nproc-per-node", "2", "-m", "fails_once", "--an", "argument"
+    )
+    launcher.wait_until(lambda: have_spares(launcher))
+    (launcher.directory / "both-first-steps").touch()
+    result = launcher.finish(process)
+    assert result.status == 1
+    assert "exitcode  : 7" in result.err
+    cold, warm = seen(launcher, 0, 1), seen(launcher, 1, 1)
+    assert warm["warm"]
+    assert warm["argv"] == cold["argv"]
+
+
+def test_a_dead_spare_does_no_harm(launcher: Launcher) -> None:
+    script = launcher.script(FAILS_ONCE)
+    process = launcher.start(*RUN, "--nproc-per-node", "2", script)
+    launcher.wait_until(lambda: have_spares(launcher))
+    for pid in launcher.survivors():
+        if b"jitckpt.spare" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, signal.SIGKILL)
+    (launcher.directory / "both-first-steps").touch()
+    result = launcher.finish(process)
+    assert result.status == 0, result.err
+    assert not seen(launcher, 1, 0)["warm"]
+    texts = [event["text"] for event in events(launcher) if event["event"] == "warning"]
+    assert any("could not be told to become a worker" in text for text in texts)
+
+
+def test_spares_end_with_a_killed_agent(launcher: Launcher) -> None:
+    script = launcher.script(FAILS_ONCE)
+    process = launcher.start(*RUN, "--nproc-per-node", "2", script)
+    launcher.wait_until(lambda: have_spares(launcher))
+    process.kill()
+    # The fixture waits until nothing of it is left.
