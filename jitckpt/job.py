@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from jitckpt import faults, host_state, local_state, protocol, saves, selection, spare
+from jitckpt import faults, final_state, host_state, local_state, protocol, saves, selection, spare
 from jitckpt.errors import CheckpointError, JitckptError, NativeError, SaveError, TreeError
 from jitckpt.events import EventLog
 from jitckpt.history import History
@@ -31,6 +31,8 @@ SETTLE_SECONDS = 0.1
 LAST_LOOK_SECONDS = 1.0
 DEFAULT_HANG_TIMEOUT = 60.0
 DEFAULT_DIRECTORY = "ckpt"
+# Set by whoever tries a job out: its saves go there, whatever the script says, and its final state's digests.
+REHEARSAL_DIR = "JITCKPT_REHEARSAL_DIR"
 
 _current: "Job | None" = None
 _base_of_next_job: tuple[int, Path] | None = None
@@ -74,7 +76,7 @@ def init(
     _check_arguments(save_checkpoint, model, optimizers, schedulers, extra)
     if not 0 <= shard < shards:
         raise ValueError(f"shard is {shard}; with shards={shards} it must be from 0 to {shards - 1}.")
-    root = Path(checkpoint_dir or os.environ.get("JITCKPT_CHECKPOINT_DIR") or DEFAULT_DIRECTORY).absolute()
+    root = _root(checkpoint_dir)
     rank, world_size = _place()
     _current = Job(
         root=root,
@@ -107,7 +109,7 @@ def jit_get_checkpoint_path(checkpoint_dir: str | os.PathLike[str]) -> str | Non
     job's steps are counted on from it. Raises CheckpointError if there are saves but none can be used.
     """
     global _base_of_next_job  # noqa: PLW0603
-    root = Path(checkpoint_dir).absolute()
+    root = _root(checkpoint_dir)
     if _current is not None:
         identity = _current.identity
     else:
@@ -221,6 +223,9 @@ class Job:
         while self._hooks.step > self._base and not self._first_step_reported and time.monotonic() < until:
             self._report_first_step()
             time.sleep(0.01)
+        if rehearsal := os.environ.get(REHEARSAL_DIR):
+            state = final_state.of(self._hooks.step, self._host)
+            final_state.write(Path(rehearsal) / final_state.FOLDER, self.identity.rank, state)
         self._report(protocol.Finished(self.identity.rank, self._hooks.step))
         native, self._native = self._native, None
         native.stop()
@@ -411,6 +416,13 @@ def _check_arguments(
     for name, one in [("scheduler", scheduler) for scheduler in schedulers] + [("extra", extra)]:
         if one is not None and not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
             raise TypeError(f"{name} is a {type(one).__name__}, which has no state_dict and load_state_dict.")
+
+
+def _root(checkpoint_dir: str | os.PathLike[str] | None) -> Path:
+    """Return the checkpoint directory to use."""
+    if rehearsal := os.environ.get(REHEARSAL_DIR):
+        return Path(rehearsal).absolute() / DEFAULT_DIRECTORY
+    return Path(checkpoint_dir or os.environ.get("JITCKPT_CHECKPOINT_DIR") or DEFAULT_DIRECTORY).absolute()
 
 
 def _place() -> tuple[int, int]:

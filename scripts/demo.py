@@ -10,13 +10,15 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
+from campaign import ROOT, UNSEEDED
 from loss_picture import Curve, draw
-from rehearsal import JITCKPT, ROOT, Run, end_in_order_on_sigterm, run_example
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from safetensors.numpy import load_file
 
 from jitckpt.faults import PHASES
+from jitckpt.rehearsal import CHECKPOINTS, JITCKPT, OUTPUT, Run, end_in_order_on_sigterm, run_job
+from jitckpt.trials import differences
 
 EXAMPLE = ROOT / "examples" / "train_gpt.py"
 
@@ -75,7 +77,7 @@ def compare(folders: tuple[Path, Path], runs: tuple[Run, Run], seed: int, fault:
         steps=steps,
         tensors=len(expected.keys() | found.keys()),
         tensors_equal=len(equal),
-        digests_equal=undisturbed.digests == killed.digests,
+        digests_equal=differences(killed, undisturbed, UNSEEDED) == [],
         losses_equal=read_losses(folders[0]) == read_losses(folders[1]),
         restored_step=recovery.step if recovery and recovery.restarted else None,
         minibatches_redone=recovery.redone if recovery else None,
@@ -128,18 +130,17 @@ def main() -> int:
                 shutil.rmtree(folder)
             progress.start_task(task)
             arguments = ["--steps", str(args.steps), "--losses", str(folder / "losses.jsonl")]
-            run = run_example(
-                EXAMPLE,
+            run = run_job(
+                [str(EXAMPLE), *arguments, "--parameters", str(folder / "parameters.safetensors")],
                 folder,
-                [*arguments, "--parameters", str(folder / "parameters.safetensors")],
-                fault=fault if folder.name == "killed" else None,
+                faults=[fault] if folder.name == "killed" else [],
                 on_step=partial(show_step, progress, task),
             )
             progress.stop_task(task)
             if run.status != 0:
                 progress.stop()
                 console.print(f"The {folder.name} run ended with status {run.status}:")
-                console.print((folder / "output.txt").read_text()[-4000:], markup=False, highlight=False)
+                console.print((folder / OUTPUT).read_text()[-4000:], markup=False, highlight=False)
                 return 1
             runs.append(run)
 
@@ -154,7 +155,7 @@ def main() -> int:
     if args.json:
         print(json.dumps(result))
     else:
-        subprocess.run([JITCKPT, "timeline", str(folders[1] / "ckpt")], check=True)
+        subprocess.run([*JITCKPT, "timeline", str(folders[1] / CHECKPOINTS)], check=True)
         tell(console, outcome, picture)
     return 0 if outcome.passed else 1
 

@@ -1,0 +1,168 @@
+"""Trials of a job: where each is hit, chosen by a seed, and what is expected of it afterwards."""
+
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from jitckpt.faults import PHASES, FaultError, parse_fault
+from jitckpt.final_state import FinalState
+from jitckpt.rehearsal import Run, Strike
+
+FROM_OUTSIDE = "signal"  # a SIGKILL at any time, not in a chosen phase
+# When a second failure comes, after which event of which start, and within how many seconds of it.
+SECOND_MOMENTS = (("save_ordered", 0, 0.3), ("restart", 1, 4.0), ("registered", 1, 0.5))
+NOTHING_YET = "No minibatch is finished yet"  # then nothing is saved and nothing is lost
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run with a failure, and perhaps a second one. kind: of the first failure."""
+
+    number: int
+    kind: str
+    faults: tuple[str, ...]
+    strikes: tuple[Strike, ...]
+
+    def __str__(self) -> str:
+        return ", then ".join([*self.faults, *map(str, self.strikes)])
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a trial. reason: why it did not pass, empty if it did.
+
+    step: the one that the job went on from, after the last failure. redone: minibatches at most, over all
+    failures; None where no save served. recovery_seconds: from detection to the slowest rank's first new
+    step, the longest. failures: how many were detected, those in a save apart.
+    """
+
+    failure: str
+    step: int | None
+    redone: int | None
+    recovery_seconds: float | None
+    seconds: float | None
+    failures: int
+    reason: str
+
+
+def phases_of(kind: str) -> list[str]:
+    """Return the phases in which a fault of this kind can be rehearsed."""
+
+    def works(phase: str) -> bool:
+        try:
+            parse_fault(f"rank=0 step=1 phase={phase} kind={kind}")
+        except FaultError:
+            return False
+        return True
+
+    return [phase for phase in PHASES if works(phase)]
+
+
+def choose_trial(
+    seed: int,
+    number: int,
+    *,
+    ranks: int,
+    steps: int,
+    step_seconds: float,
+    kinds: Sequence[str],
+    second: bool = False,
+) -> Trial:
+    """Return the `number`-th trial of the seed; it does not depend on the others.
+
+    steps: of the whole job. step_seconds: their mean duration, for signals from outside. kinds: to choose
+    from, of faults.KINDS and FROM_OUTSIDE. second: hit a rank again while the job saves, restarts or
+    restores.
+    """
+    chance = random.Random(f"{seed} {number}")
+    rank, kind = chance.randrange(ranks), chance.choice(list(kinds))
+    faults: tuple[str, ...] = ()
+    strikes: list[Strike] = []
+    if kind == FROM_OUTSIDE:
+        # Not among the last steps: a signal to a rank that has ended hits nobody.
+        delay = round(chance.uniform(0, steps * step_seconds * 3 / 4), 4)
+        strikes.append(Strike(rank, "first_step", delay))
+    else:
+        step = chance.randint(min(2, steps - 1), steps - 1)
+        faults = (f"rank={rank} step={step} phase={chance.choice(phases_of(kind))} kind={kind}",)
+    if second:
+        event, restart, within = chance.choice(SECOND_MOMENTS)
+        # A save is made by the others; a restart is everybody's.
+        others = [other for other in range(ranks) if other != rank or restart]
+        strikes.append(Strike(chance.choice(others), event, round(chance.uniform(0, within), 4), restart))
+    return Trial(number, kind, faults, tuple(strikes))
+
+
+def judge(trial: Trial, run: Run, undisturbed: Run, ignored: Collection[str] = ()) -> Verdict:
+    """Return whether a run ended as the undisturbed one, redid at most one minibatch and left nothing behind.
+
+    ignored: parts of the final state that differ between undisturbed runs, too.
+    """
+    reasons = []
+    recoveries = run.recoveries
+    if run.status != 0:
+        reasons.append(f"ended with status {run.status}")
+    else:
+        reasons += differences(run, undisturbed, ignored)
+    if not recoveries or not run.restarts:
+        reasons.append(f"{run.restarts} restarts, {len(recoveries)} failures detected")
+    redone = [recovery.redone for recovery in recoveries if recovery.redone is not None]
+    only_failure = len(trial.faults) + len(trial.strikes) == 1
+    if only_failure and len(recoveries) > 1:
+        reasons.append(f"{len(recoveries)} failures detected instead of 1")
+    if only_failure and recoveries and not redone and not _had_nothing_to_save(run):
+        reasons.append("all minibatches redone")
+    if any(number > 1 for number in redone):
+        reasons.append(f"{' and '.join(map(str, redone))} minibatches redone")
+    reasons += [f"left behind {thing}" for thing in run.left_behind]
+    times = [
+        recovery.first_step_seconds for recovery in recoveries if recovery.first_step_seconds is not None
+    ]
+    return Verdict(
+        failure=str(trial),
+        step=recoveries[-1].step if recoveries else None,
+        redone=sum(redone) if redone else None,
+        recovery_seconds=max(times, default=None),
+        seconds=run.seconds,
+        failures=len(recoveries),
+        reason="; ".join(reasons),
+    )
+
+
+def _had_nothing_to_save(run: Run) -> bool:
+    failed = [event["reason"] for event in run.events if event["event"] == "save_failed"]
+    return bool(failed) and all(reason.startswith(NOTHING_YET) for reason in failed)
+
+
+def differences(run: Run, other: Run, ignored: Collection[str] = ()) -> list[str]:
+    """Return in what two runs ended differently, a text each, the ranks and parts named."""
+    found = []
+    for rank in sorted(run.final.keys() | other.final.keys()):
+        one, two = run.final.get(rank), other.final.get(rank)
+        if one is None or two is None:
+            found.append(f"rank {rank} did not come to its end")
+            continue
+        if one.step != two.step:
+            found.append(f"rank {rank} made {one.step} steps instead of {two.step}")
+        if parts := [part for part in _unequal(one, two) if part not in ignored]:
+            found.append(f"rank {rank}: {', '.join(parts)} differ")
+    return found or ([] if other.final else ["no rank has told its final state"])
+
+
+def differing_parts(run: Run, other: Run) -> set[str]:
+    """Return the parts in which some rank ended differently."""
+    return {part for rank in run.final for part in _unequal(run.final[rank], other.final[rank])}
+
+
+def _unequal(one: FinalState, two: FinalState) -> list[str]:
+    return [name for name in two.digests if one.digests.get(name) != two.digests[name]]
+
+
+def steps_of(run: Run) -> int:
+    """Return the optimizer steps of a whole run, 0 if it told none."""
+    return max((state.step for state in run.final.values()), default=0)
+
+
+def is_silent(kind: str) -> bool:
+    """Return whether a failure of this kind is found by the hang timeout alone."""
+    return kind == "stop"
