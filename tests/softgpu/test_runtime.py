@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import pytest
 from conftest import Run
 
 Whole = Callable[..., str]
@@ -27,14 +28,25 @@ def test_the_host_can_not_touch_device_memory(run_program: Run) -> None:
 
 def test_what_is_not_there_fails_by_name(run_whole: Whole) -> None:
     assert run_whole("use_what_is_missing").splitlines() == [
-        "CUDA error: operation not supported: softgpu has no cudaStreamBeginCapture",
-        "CUDA error: operation not supported: softgpu has no events between processes",
+        "CUDA error: operation not supported: softgpu has no cudaStreamBeginCapture and no other part of CUDA"
+        " graphs: run the kernels one by one",
     ]
 
 
-def test_expandable_segments_fail_by_name(run_program: Run) -> None:
-    ended = run_program("expandable_segments")
-    assert "operation not supported: softgpu has no cuMemAddressReserve" in ended.stderr
+@pytest.mark.parametrize(
+    ("setting", "missing"),
+    [
+        ("expandable_segments:True", "cuMemAddressReserve"),
+        (
+            "backend:cudaMallocAsync",
+            "cudaDeviceGetDefaultMemPool and no memory pools: use torch's own allocator"
+            " (no backend:cudaMallocAsync), or cudaMalloc",
+        ),
+    ],
+)
+def test_other_allocators_fail_by_name(run_program: Run, setting: str, missing: str) -> None:
+    ended = run_program("allocator", setting)
+    assert f"operation not supported: softgpu has no {missing}\n" in ended.stderr
 
 
 def test_a_forked_child_has_no_device(run_whole: Whole) -> None:

@@ -148,6 +148,15 @@ Device& find_device(int index) {
   return *devices[static_cast<std::size_t>(index)];
 }
 
+Device& find_device_number(int number) {
+  for (const auto& device : machine().devices) {
+    if (device->number == number) return *device;
+  }
+  throw Failure{cudaErrorInvalidDevice, "it lies on device " + std::to_string(number) +
+                                            " of the machine, which this process does not see "
+                                            "(CUDA_VISIBLE_DEVICES, SOFTGPU_DEVICES)"};
+}
+
 Device& current_device_state() {
   Device& device = find_device(current_index);
   device.active.store(true, std::memory_order_relaxed);
@@ -171,6 +180,10 @@ bool device_usable(int device) {
 void wait_on_host(const Point& point) {
   if (!point.reached()) point.stream->wait(point.ticket);
   if (point.stream) point.stream->device.check();
+}
+
+void synchronize(Device& device) {
+  for (const Point& point : device.ends()) wait_on_host(point);
 }
 
 }  // namespace softgpu

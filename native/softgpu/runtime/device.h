@@ -70,12 +70,17 @@ struct Machine {
 Machine& machine();
 
 Device& find_device(int index);          // throws Failure (invalid device)
+Device& find_device_number(int number);  // the same by its number on the machine, which other processes use
 Device& current_device_state();          // that of this thread, in a state to work
 Device* device_of(const void* pointer);  // null: not a device pointer
 void use_device(int index);              // makes it this thread's current one
 
 // Blocks the host until the point is reached. Throws the device's sticky error.
 void wait_on_host(const Point& point);
+
+// Blocks the host until all of the device's streams are empty: memory must not be pulled from under work that
+// still uses it, so what takes memory away does this first, like CUDA.
+void synchronize(Device& device);
 
 // Runs the body of a function that works with the current device, which it is given.
 template <class Body>

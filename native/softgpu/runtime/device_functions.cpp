@@ -98,7 +98,9 @@ int attribute_of(const Device& device, cudaDeviceAttr attribute) {
       return 1;
     case cudaDevAttrNumaId:
       return -1;
-    // What is left are features that softgpu does not have (managed memory, memory pools, textures, RDMA, IPC
+    case cudaDevAttrIpcEventSupport:
+      return 1;
+    // What is left are features that softgpu does not have (managed memory, memory pools, textures, RDMA
     // ...).
     default:
       return 0;
@@ -144,6 +146,7 @@ cudaDeviceProp properties_of(const Device& device) {
   properties.canUseHostPointerForRegisteredMem = 1;
   properties.cooperativeLaunch = 1;
   properties.hostRegisterSupported = 1;
+  properties.ipcEventSupported = 1;
   return properties;
 }
 
@@ -181,7 +184,7 @@ cudaError_t cudaSetDevice(int device) {
 
 cudaError_t cudaDeviceSynchronize() {
   return device_call([](Device& device) {
-    for (const Point& point : device.ends()) wait_on_host(point);
+    synchronize(device);
     device.check();
     return cudaSuccess;
   });
@@ -189,7 +192,7 @@ cudaError_t cudaDeviceSynchronize() {
 
 cudaError_t cudaDeviceReset() {
   return device_call([](Device& device) {
-    for (const Point& point : device.ends()) wait_on_host(point);
+    synchronize(device);
     destroy_streams_of(device);
     device.memory.free_all();
     HostMemory::get().free_all_of(device.index);

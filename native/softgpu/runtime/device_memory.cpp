@@ -28,6 +28,13 @@ char* reserve(std::size_t bytes) {
   return static_cast<char*>(begin);
 }
 
+// Takes what is mapped there away; the addresses stay reserved. A forked child has no device, and needs none
+// of its memory.
+void make_inaccessible(void* address, std::size_t bytes) {
+  mmap(address, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  madvise(address, bytes, MADV_DONTFORK);
+}
+
 }  // namespace
 
 AddressSpace::AddressSpace(std::size_t devices, std::size_t memory)
@@ -38,8 +45,7 @@ AddressSpace::AddressSpace(std::size_t devices, std::size_t memory)
   if (devices == 0) return;
   const std::size_t bytes = devices_ * span_;
   begin_ = reserve(2 * bytes);
-  madvise(begin_ + bytes, bytes,
-          MADV_DONTFORK);  // a forked child has no device, and needs no copy of its memory
+  madvise(begin_ + bytes, bytes, MADV_DONTFORK);
   range_begin = reinterpret_cast<std::uintptr_t>(begin_);
   range_bytes = bytes;
 }
@@ -65,27 +71,30 @@ void* DeviceMemory::allocate(std::size_t bytes) {
                                                  std::to_string(ranges_.capacity() - ranges_.used()) +
                                                  " of " + std::to_string(ranges_.capacity()) + " free"};
   }
-  if (mprotect(shadow(begin_ + *offset), ranges_.blocks().at(*offset), PROT_READ | PROT_WRITE) != 0) {
+  const std::size_t length = ranges_.blocks().at(*offset).length;
+  try {
+    const std::uint64_t place = SharedFile::get().reserve(length);
+    SharedFile::get().map(place, length, shadow(begin_ + *offset));
+    places_[*offset] = place;
+  } catch (...) {
     ranges_.release(*offset);
-    throw Failure{cudaErrorMemoryAllocation,
-                  "the host has no memory left for " + std::to_string(bytes) + " bytes"};
+    throw;
   }
   return begin_ + *offset;
 }
 
 void DeviceMemory::release(std::size_t offset) {
-  char* const pages = static_cast<char*>(shadow(begin_ + offset));
   const std::size_t bytes = *ranges_.release(offset);
-  madvise(pages, bytes, MADV_DONTNEED);
-  mprotect(pages, bytes, PROT_NONE);
+  make_inaccessible(shadow(begin_ + offset), bytes);
+  foreign_.erase(offset);
+  if (const auto own = places_.extract(offset)) SharedFile::get().give_back(own.mapped(), bytes);
 }
 
 void DeviceMemory::free(void* pointer) {
   std::lock_guard lock(mutex_);
-  const std::size_t offset = static_cast<std::size_t>(static_cast<char*>(pointer) - begin_);
-  require(ranges_.blocks().contains(offset), cudaErrorInvalidValue,
+  require(places_.contains(offset_of(pointer)), cudaErrorInvalidValue,
           "no allocation starts at the pointer to free");
-  release(offset);
+  release(offset_of(pointer));
 }
 
 void DeviceMemory::free_all() {
@@ -93,9 +102,47 @@ void DeviceMemory::free_all() {
   while (!ranges_.blocks().empty()) release(ranges_.blocks().begin()->first);
 }
 
+Piece DeviceMemory::publish(const void* pointer, int device) const {
+  std::lock_guard lock(mutex_);
+  const auto block = ranges_.block_at(offset_of(pointer));
+  require(block.has_value(), cudaErrorInvalidValue, "the pointer is in no allocation");
+  require(places_.contains(*block), cudaErrorInvalidValue,
+          "memory that another process shares can only be shared on by that process");
+  return SharedFile::get().publish(Piece::Kind::memory, device, places_.at(*block),
+                                   ranges_.blocks().at(*block).length);
+}
+
+void* DeviceMemory::open(const Piece& piece) {
+  std::lock_guard lock(mutex_);
+  for (auto& [offset, foreign] : foreign_) {
+    if (foreign.piece.inode != piece.inode || foreign.piece.place != piece.place) continue;
+    ++foreign.opened;
+    return begin_ + offset;
+  }
+  const auto offset = ranges_.reserve(piece.bytes);
+  require(offset.has_value(), cudaErrorMapBufferObjectFailed,
+          "the device has no addresses left for another process's memory");
+  try {
+    map_foreign(piece, shadow(begin_ + *offset));
+    foreign_[*offset] = {piece, 1};
+  } catch (...) {
+    ranges_.release(*offset);
+    throw;
+  }
+  return begin_ + *offset;
+}
+
+void DeviceMemory::close(void* pointer) {
+  std::lock_guard lock(mutex_);
+  const auto found = foreign_.find(offset_of(pointer));
+  require(found != foreign_.end(), cudaErrorInvalidValue,
+          "no memory of another process starts at the pointer to close");
+  if (--found->second.opened == 0) release(found->first);
+}
+
 bool DeviceMemory::holds(const void* pointer, std::size_t bytes) const {
   std::lock_guard lock(mutex_);
-  return ranges_.holds(static_cast<std::size_t>(static_cast<const char*>(pointer) - begin_), bytes);
+  return ranges_.holds(offset_of(pointer), bytes);
 }
 
 std::size_t DeviceMemory::used() const {

@@ -3,9 +3,11 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <mutex>
 
 #include "range_allocator.h"
+#include "shared_file.h"
 
 namespace softgpu {
 
@@ -40,6 +42,13 @@ class DeviceMemory {
   void free(void* pointer);
   void free_all();
 
+  // Memory between processes: the allocation that holds the pointer, for others to map; and theirs, mapped
+  // here as device memory that is not this process's to free. What is opened again is the same memory, to be
+  // closed as often. Throw Failure.
+  Piece publish(const void* pointer, int device) const;
+  void* open(const Piece& piece);
+  void close(void* pointer);
+
   // Whether all of these bytes lie in one allocation.
   bool holds(const void* pointer, std::size_t bytes) const;
 
@@ -47,11 +56,21 @@ class DeviceMemory {
   std::size_t used() const;
 
  private:
+  struct Foreign {
+    Piece piece;
+    int opened;  // times
+  };
+
+  std::size_t offset_of(const void* pointer) const {
+    return static_cast<std::size_t>(static_cast<const char*>(pointer) - begin_);
+  }
   void release(std::size_t offset);
 
   char* const begin_;
   mutable std::mutex mutex_;
   RangeAllocator ranges_;
+  std::map<std::size_t, std::uint64_t> places_;  // in the process's file, of its own blocks, by offset
+  std::map<std::size_t, Foreign> foreign_;       // the other blocks
 };
 
 }  // namespace softgpu

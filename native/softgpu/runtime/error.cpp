@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <iterator>
+#include <string_view>
 #include <utility>
 
 namespace softgpu {
@@ -80,9 +81,24 @@ const char* cudaGetErrorString(cudaError_t error) {
   return error != cudaSuccess && error == errors.explained ? errors.explanation : known_text(error);
 }
 
+namespace {
+
+// What to do without the function, for those that programs come upon.
+const char* advice(std::string_view function) {
+  const auto named = [function](std::string_view part) { return function.find(part) != function.npos; };
+  if (named("Graph") || named("Capture"))
+    return " and no other part of CUDA graphs: run the kernels one by one";
+  if (named("MemPool") || named("MallocAsync") || named("FreeAsync") || named("FromPool")) {
+    return " and no memory pools: use torch's own allocator (no backend:cudaMallocAsync), or cudaMalloc";
+  }
+  return "";
+}
+
+}  // namespace
+
 // The result of every function of CUDA's that softgpu does not have (refused_calls.cmake).
 extern "C" int softgpu_refuse(const char* function) {
   return call([function]() -> cudaError_t {
-    throw Failure{cudaErrorNotSupported, std::string("softgpu has no ") + function};
+    throw Failure{cudaErrorNotSupported, std::string("softgpu has no ") + function + advice(function)};
   });
 }

@@ -1,9 +1,11 @@
 // Events: a place in a stream and the time at which the stream came by.
 #include <chrono>
+#include <cstring>
 #include <mutex>
 
 #include "device.h"
 #include "handles.h"
+#include "shared_recordings.h"
 #include "stream_functions.h"
 
 namespace softgpu {
@@ -17,10 +19,12 @@ struct Recording {
 };
 
 struct Event {
-  Event(Device& device, unsigned flags) : device(device), flags(flags) {}
+  Event(Device& device, unsigned flags, std::shared_ptr<SharedRecordings> shared = nullptr)
+      : device(device), flags(flags), shared(std::move(shared)) {}
 
   Device& device;
   const unsigned flags;
+  const std::shared_ptr<SharedRecordings> shared;  // of an event between processes; it has no others
 
   std::shared_ptr<Recording> latest() {
     std::lock_guard lock(mutex);
@@ -47,15 +51,36 @@ void stamp(Recording& recording) {
   recording.nanoseconds = std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
 }
 
+void record_for_all_processes(SharedRecordings& shared, Stream& stream) {
+  const std::uint64_t number = shared.begin();
+  try {
+    stream.device.enqueue(
+        stream, make_work([recordings = shared.shared_from_this(), number] { recordings->finish(number); }));
+  } catch (...) {
+    shared.finish(number);
+    throw;
+  }
+}
+
 void record(Event& event, Stream& stream) {
   require(&event.device == &stream.device, cudaErrorInvalidResourceHandle,
           "the event belongs to another device than the stream");
+  if (event.shared) return record_for_all_processes(*event.shared, stream);
   auto recording = std::make_shared<Recording>();
   std::unique_ptr<Work> work;
   if (!(event.flags & cudaEventDisableTiming)) work = make_work([recording] { stamp(*recording); });
   std::lock_guard lock(event.mutex);
   recording->point = stream.device.enqueue(stream, std::move(work));
   event.recording = std::move(recording);
+}
+
+cudaError_t wait_for_shared(const std::shared_ptr<SharedRecordings>& shared, Stream& stream) {
+  const std::uint64_t number = shared->newest();
+  if (!shared->finished(number)) {
+    stream.device.enqueue(
+        stream, make_work([shared, number, &device = stream.device] { shared->wait(number, device); }));
+  }
+  return cudaSuccess;
 }
 
 }  // namespace
@@ -66,11 +91,12 @@ using namespace softgpu;
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   return device_call([&](Device& device) {
     require(event != nullptr, cudaErrorInvalidValue, "no place to put the new event's handle");
-    require(!(flags & cudaEventInterprocess), cudaErrorNotSupported,
-            "softgpu has no events between processes");
-    require((flags & ~unsigned{cudaEventBlockingSync | cudaEventDisableTiming}) == 0, cudaErrorInvalidValue,
-            "unknown event flags");
-    *event = handles().add(std::make_shared<Event>(device, flags));
+    require((flags & ~unsigned{cudaEventBlockingSync | cudaEventDisableTiming | cudaEventInterprocess}) == 0,
+            cudaErrorInvalidValue, "unknown event flags");
+    require(!(flags & cudaEventInterprocess) || flags & cudaEventDisableTiming, cudaErrorInvalidValue,
+            "an event between processes has no timing: cudaEventInterprocess needs cudaEventDisableTiming");
+    *event = handles().add(std::make_shared<Event>(
+        device, flags, flags & cudaEventInterprocess ? SharedRecordings::create() : nullptr));
     return cudaSuccess;
   });
 }
@@ -101,7 +127,8 @@ cudaError_t cudaEventQuery(cudaEvent_t handle) {
   return call([&] {
     const auto event = find_event(handle);
     const auto recording = event->latest();
-    const bool reached = !recording || recording->point.reached();
+    const bool reached = event->shared ? event->shared->finished(event->shared->newest())
+                                       : !recording || recording->point.reached();
     event->device.check();  // afterwards: a failed device's streams run empty without having done the work
     return reached ? cudaSuccess : cudaErrorNotReady;
   });
@@ -110,6 +137,7 @@ cudaError_t cudaEventQuery(cudaEvent_t handle) {
 cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
   return call([&] {
     const auto event = find_event(handle);
+    if (event->shared) event->shared->wait(event->shared->newest(), event->device);
     if (const auto recording = event->latest()) wait_on_host(recording->point);
     event->device.check();
     return cudaSuccess;
@@ -139,12 +167,42 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event_handle, u
   return device_call([&](Device&) {
     require((flags & ~unsigned{cudaEventWaitExternal}) == 0, cudaErrorInvalidValue, "unknown wait flags");
     const auto stream = find_stream(handle);
-    const auto recording = find_event(event_handle)->latest();
+    const auto event = find_event(event_handle);
+    if (event->shared) return wait_for_shared(event->shared, *stream);
+    const auto recording = event->latest();
     // An event that was never recorded, one that has happened, and one earlier in this very stream need no
     // waiting.
     if (recording && !recording->point.reached() && recording->point.stream != stream) {
       stream->device.enqueue(*stream, nullptr, {recording->point});
     }
+    return cudaSuccess;
+  });
+}
+
+static_assert(sizeof(Piece) <= sizeof(cudaIpcEventHandle_t));
+
+cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t* handle, cudaEvent_t event_handle) {
+  return call([&] {
+    require(handle != nullptr, cudaErrorInvalidValue, "no place to put the handle");
+    const auto event = find_event(event_handle);
+    require(event->shared != nullptr, cudaErrorInvalidResourceHandle,
+            "the event was made without cudaEventInterprocess");
+    const Piece piece = event->shared->publish(event->device.number);
+    std::memset(handle, 0, sizeof *handle);
+    std::memcpy(handle, &piece, sizeof piece);
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaIpcOpenEventHandle(cudaEvent_t* event, cudaIpcEventHandle_t handle) {
+  return device_call([&](Device&) {
+    require(event != nullptr, cudaErrorInvalidValue, "no place to put the event's handle");
+    Piece piece;
+    std::memcpy(&piece, &handle, sizeof piece);
+    require_foreign(piece, Piece::Kind::event);
+    Device& device = find_device_number(piece.device);
+    *event =
+        handles().add(std::make_shared<Event>(device, cudaEventDisableTiming, SharedRecordings::open(piece)));
     return cudaSuccess;
   });
 }

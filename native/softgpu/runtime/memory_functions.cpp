@@ -6,15 +6,6 @@
 
 using namespace softgpu;
 
-namespace {
-
-// Freeing must not pull memory from under work that still uses it: like CUDA, it waits for the whole device.
-void synchronize(Device& device) {
-  for (const Point& point : device.ends()) wait_on_host(point);
-}
-
-}  // namespace
-
 cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   return device_call([&](Device& device) {
     require(pointer != nullptr, cudaErrorInvalidValue, "no place to put the new pointer");

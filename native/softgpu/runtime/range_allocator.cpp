@@ -6,26 +6,29 @@
 namespace softgpu {
 
 std::optional<std::size_t> RangeAllocator::allocate(std::size_t bytes) {
-  if (bytes > capacity_) return std::nullopt;
+  if (bytes > capacity_ || (bytes + granule - 1) / granule * granule > capacity_ - used_) return std::nullopt;
+  return take(bytes, true);
+}
+
+std::optional<std::size_t> RangeAllocator::take(std::size_t bytes, bool counted) {
   const std::size_t length = (bytes + granule - 1) / granule * granule;
-  if (length > capacity_ - used_) return std::nullopt;
   const auto gap = std::find_if(free_.begin(), free_.end(),
                                 [length](const auto& candidate) { return candidate.second >= length; });
   if (gap == free_.end()) return std::nullopt;
   const auto [offset, gap_length] = *gap;
   free_.erase(gap);
   if (gap_length > length) free_[offset + length] = gap_length - length;
-  taken_[offset] = length;
-  used_ += length;
+  taken_[offset] = {length, counted};
+  if (counted) used_ += length;
   return offset;
 }
 
 std::optional<std::size_t> RangeAllocator::release(std::size_t offset) {
   const auto block = taken_.find(offset);
   if (block == taken_.end()) return std::nullopt;
-  const std::size_t length = block->second;
+  const auto [length, counted] = block->second;
   taken_.erase(block);
-  used_ -= length;
+  if (counted) used_ -= length;
   auto gap = free_.emplace(offset, length).first;
   if (const auto after = std::next(gap); after != free_.end() && gap->first + gap->second == after->first) {
     gap->second += after->second;
@@ -41,12 +44,16 @@ std::optional<std::size_t> RangeAllocator::release(std::size_t offset) {
   return length;
 }
 
-bool RangeAllocator::holds(std::size_t offset, std::size_t bytes) const {
+std::optional<std::size_t> RangeAllocator::block_at(std::size_t offset) const {
   auto block = taken_.upper_bound(offset);
-  if (block == taken_.begin()) return false;
+  if (block == taken_.begin()) return std::nullopt;
   --block;
-  const std::size_t within = offset - block->first;
-  return within < block->second && bytes <= block->second - within;
+  return offset - block->first < block->second.length ? std::optional(block->first) : std::nullopt;
+}
+
+bool RangeAllocator::holds(std::size_t offset, std::size_t bytes) const {
+  const auto block = block_at(offset);
+  return block && bytes <= taken_.at(*block).length - (offset - *block);
 }
 
 }  // namespace softgpu

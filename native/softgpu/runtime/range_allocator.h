@@ -15,8 +15,16 @@ class RangeAllocator {
 
   RangeAllocator(std::size_t span, std::size_t capacity) : capacity_(capacity), free_{{0, span}} {}
 
+  struct Block {
+    std::size_t length;
+    bool counted;  // against the capacity
+  };
+
   // Offset of a new block, or nothing if the capacity is used up or no gap is long enough. bytes > 0.
   std::optional<std::size_t> allocate(std::size_t bytes);
+
+  // The same for memory that is somebody else's: it only takes addresses.
+  std::optional<std::size_t> reserve(std::size_t bytes) { return take(bytes, false); }
 
   // Frees the block that starts at the offset; returns its length, or nothing if no block starts there.
   std::optional<std::size_t> release(std::size_t offset);
@@ -24,13 +32,19 @@ class RangeAllocator {
   // Whether [offset, offset + bytes) lies within one block.
   bool holds(std::size_t offset, std::size_t bytes) const;
 
-  const std::map<std::size_t, std::size_t>& blocks() const { return taken_; }  // offset -> length
+  // The offset of the block that holds the offset, or nothing.
+  std::optional<std::size_t> block_at(std::size_t offset) const;
+
+  const std::map<std::size_t, Block>& blocks() const { return taken_; }  // by offset
   std::size_t capacity() const { return capacity_; }
   std::size_t used() const { return used_; }
 
  private:
+  std::optional<std::size_t> take(std::size_t bytes, bool counted);
+
   std::size_t capacity_, used_ = 0;
-  std::map<std::size_t, std::size_t> free_, taken_;  // offset -> length
+  std::map<std::size_t, std::size_t> free_;  // offset -> length
+  std::map<std::size_t, Block> taken_;
 };
 
 }  // namespace softgpu

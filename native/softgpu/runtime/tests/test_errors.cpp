@@ -52,17 +52,43 @@ TEST(Errors, SayWhatHappenedAlsoAfterTheyWereTaken) {
 
 TEST(Errors, ACallThatIsNotThereIsRefusedByName) {
   EXPECT_EQ(cudaGraphLaunch(nullptr, nullptr), cudaErrorNotSupported);
-  EXPECT_STREQ(cudaGetErrorString(cudaErrorNotSupported),
-               "operation not supported: softgpu has no cudaGraphLaunch");
+  EXPECT_STREQ(
+      cudaGetErrorString(cudaErrorNotSupported),
+      "operation not supported: softgpu has no cudaGraphLaunch and no other part of CUDA graphs: run "
+      "the kernels one by one");
   EXPECT_EQ(cudaGetLastError(), cudaErrorNotSupported);
   void* address = nullptr;
   EXPECT_EQ(cudaGetSymbolAddress(&address, &address), cudaErrorNotSupported);
   EXPECT_STREQ(cudaGetErrorString(cudaErrorNotSupported),
                "operation not supported: softgpu has no cudaGetSymbolAddress");
   EXPECT_EQ(cudaGraphLaunch_ptsz(), cudaErrorNotSupported);
-  EXPECT_STREQ(cudaGetErrorString(cudaErrorNotSupported),
-               "operation not supported: softgpu has no cudaGraphLaunch_ptsz");
+  EXPECT_STREQ(
+      cudaGetErrorString(cudaErrorNotSupported),
+      "operation not supported: softgpu has no cudaGraphLaunch_ptsz and no other part of CUDA graphs: run "
+      "the kernels one by one");
   EXPECT_EQ(cudaGetLastError(), cudaErrorNotSupported);
+}
+
+TEST(Errors, MemoryPoolsAreRefusedWithAdvice) {
+  const std::string advice =
+      " and no memory pools: use torch's own allocator (no backend:cudaMallocAsync), or cudaMalloc";
+  void* pointer = nullptr;
+  cudaMemPool_t pool = nullptr;
+  cudaMemPoolProps properties{};
+  EXPECT_EQ(cudaMallocAsync(&pointer, 16, nullptr), cudaErrorNotSupported);
+  EXPECT_EQ(cudaGetErrorString(cudaErrorNotSupported),
+            "operation not supported: softgpu has no cudaMallocAsync" + advice);
+  EXPECT_EQ(cudaFreeAsync(pointer, nullptr), cudaErrorNotSupported);
+  EXPECT_EQ(cudaGetErrorString(cudaErrorNotSupported),
+            "operation not supported: softgpu has no cudaFreeAsync" + advice);
+  EXPECT_EQ(cudaMemPoolCreate(&pool, &properties), cudaErrorNotSupported);
+  EXPECT_EQ(cudaGetErrorString(cudaErrorNotSupported),
+            "operation not supported: softgpu has no cudaMemPoolCreate" + advice);
+  int supported = -1;
+  ok(cudaDeviceGetAttribute(&supported, cudaDevAttrMemoryPoolsSupported, 0));
+  EXPECT_EQ(supported, 0);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorNotSupported);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);  // none of it is sticky
 }
 
 TEST(Errors, TheDriversFunctionsAreNotFound) {
