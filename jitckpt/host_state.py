@@ -6,20 +6,19 @@ Tensors on a device are taken by reference: whoever reads them minds the device'
 """
 
 import inspect
-import json
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-import xxhash
 from torch import Tensor, nn
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
 from jitckpt import tree_codec
 from jitckpt.errors import CheckpointError
+from jitckpt.hooks import torch_parallel
 from jitckpt.random_state import RandomState
 from jitckpt.tensor_file import to_host
 from jitckpt.tree_codec import Encoded, Json
@@ -48,6 +47,7 @@ class ModelState:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = unwrapped(model)
+        self._parameters = torch_parallel.parameters(self._model)
         self._buffers: list[tuple[str, dict[str, Tensor | None], str]] = []
         self._with_extra_state: list[tuple[str, nn.Module]] = []
         self.look_again()
@@ -64,12 +64,12 @@ class ModelState:
                 self._with_extra_state.append((prefix, module))
 
     def parameters(self) -> dict[str, Tensor]:
-        """Return the parameters, a shared one under its first name alone."""
-        return {name: parameter.detach() for name, parameter in self._model.named_parameters()}
+        """Return what this rank holds of each parameter; a shared one is there once."""
+        return {name: torch_parallel.local(parameter) for name, parameter in self._parameters.items()}
 
     def buffers(self) -> dict[str, Tensor]:
         found = ((name, holder.get(key)) for name, holder, key in self._buffers)
-        return {name: buffer.detach() for name, buffer in found if buffer is not None}
+        return {name: torch_parallel.local(buffer) for name, buffer in found if buffer is not None}
 
     def extra_states(self) -> dict[str, Any]:
         return {name: module.get_extra_state() for name, module in self._with_extra_state}
@@ -86,17 +86,20 @@ class OptimizerPart:
     """What an optimizer's state was after a step.
 
     numbers: by key (such as Adam's "step") the type of its tensors of one number on the host, the parameters'
-    numbers and the values. others: what else is on the host. device: tensors there, by reference and name.
+    numbers and the values. others: what else is on the host. device: tensors there, by reference and name;
+    of DTensors this rank's part, and in `placements` how they lie.
     """
 
     numbers: dict[str, tuple[torch.dtype, list[int], list[Any]]]
     others: Encoded
     device: dict[str, Tensor]
+    placements: dict[str, Json]
 
     def on_host(self) -> Encoded:
         """Return what is on the host, for the save."""
         numbers = tree_codec.encode(self.numbers, "numbers")
-        return Encoded({"numbers": numbers.tree, "others": self.others.tree}, self.others.tensors)
+        tree = {"numbers": numbers.tree, "others": self.others.tree, "placements": self.placements}
+        return Encoded(tree, self.others.tensors)
 
 
 class OptimizerState:
@@ -113,6 +116,7 @@ class OptimizerState:
         self._keys: list[str] = []
         self._tensors: list[Tensor] = []
         self._device: dict[str, Tensor] = {}
+        self._placements: dict[str, Json] = {}
         self._numbers: dict[str, tuple[list[int], list[Tensor]]] = {}
         self._others: list[tuple[int, dict[str, Any], str]] = []
 
@@ -138,6 +142,7 @@ class OptimizerState:
             },
             others=tree_codec.encode(others, f"{self._name}.others"),
             device=self._device,
+            placements=self._placements,
         )
 
     def restore(
@@ -157,24 +162,27 @@ class OptimizerState:
         for group, saved in zip(self.optimizer.param_groups, groups, strict=True):
             group.update({key: value for key, value in saved.items() if key != "parameters"})
         parameters = self.parameters()
+        state = torch_parallel.own_state(self.optimizer)
         if whole:
-            self.optimizer.state.clear()
+            state.clear()
         device = parameters[0].device if parameters else None
         for number, values in optimizer_part(tree, tensors, device).items():
-            self.optimizer.state[parameters[number]].update(values)
+            state[parameters[number]].update(values)
         prefix = f"{self._name}.state."
         for name, tensor in tensors.items():
             if name.startswith(prefix):
                 place, key = name.removeprefix(prefix).split(".", 1)
                 parameter = parameters[int(place)]
-                self.optimizer.state[parameter][key] = tensor.to(parameter.device)
+                part = tensor.to(parameter.device)
+                state[parameter][key] = torch_parallel.placed(part, parameter, tree["placements"].get(name))
 
     def _is_as_seen(self) -> bool:
+        own_state = torch_parallel.own_state(self.optimizer)
         if (
-            len(self._dicts) != len(self.optimizer.state)
+            len(self._dicts) != len(own_state)
             or len(self._parameters) != sum(len(group["params"]) for group in self.optimizer.param_groups)
             or self._size != sum(map(len, self._dicts))
-            or not all(map(operator.is_, self.optimizer.state.values(), self._dicts))
+            or not all(map(operator.is_, own_state.values(), self._dicts))
         ):
             return False
         try:
@@ -186,7 +194,7 @@ class OptimizerState:
     def _look(self) -> None:
         self._parameters = self.parameters()
         self._dicts, self._size, self._holders, self._keys, self._tensors = [], 0, [], [], []
-        self._numbers, self._others, self._device = {}, [], {}
+        self._numbers, self._others, self._device, self._placements = {}, [], {}, {}
         for number, state in self._states():
             self._dicts.append(state)
             self._size += len(state)
@@ -195,8 +203,12 @@ class OptimizerState:
                     self._holders.append(state)
                     self._keys.append(key)
                     self._tensors.append(value)
-                    if value.device.type != "cpu":
-                        self._device[f"{self._name}.state.{number}.{key}"] = value.detach()
+                    how = torch_parallel.placement(value)
+                    if value.device.type != "cpu" or how is not None:
+                        name = f"{self._name}.state.{number}.{key}"
+                        self._device[name] = torch_parallel.local(value)
+                        if how is not None:
+                            self._placements[name] = how
                         continue
                     where, found = self._numbers.get(key, ([], []))
                     if value.dim() == 0 and (not found or found[0].dtype == value.dtype):
@@ -208,7 +220,7 @@ class OptimizerState:
 
     def _states(self) -> Iterator[tuple[int, dict[str, Any]]]:
         numbers = {parameter: number for number, parameter in enumerate(self._parameters)}
-        for parameter, state in self.optimizer.state.items():
+        for parameter, state in torch_parallel.own_state(self.optimizer).items():
             if parameter not in numbers:
                 raise CheckpointError(
                     f"The {_spelled(self._name)} keeps state under {parameter!r:.80}, which is none of its "
@@ -444,16 +456,10 @@ def spelled_out(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> d
 
 
 def fingerprint(model: nn.Module | None, optimizers: Sequence[Optimizer]) -> str:
-    """Return what tells one model and its optimizers from others: names, shapes and types; "" for none."""
+    """Return what tells this rank's part of a model and its optimizers from all others; "" for none."""
     if model is None and not optimizers:
         return ""
-    own = {} if model is None else ModelState(model).parameters()
-    shapes = [[name, list(tensor.shape), str(tensor.dtype)] for name, tensor in own.items()]
-    kinds = [
-        [type(optimizer).__name__, [len(group["params"]) for group in optimizer.param_groups]]
-        for optimizer in optimizers
-    ]
-    return xxhash.xxh3_128(json.dumps([shapes, kinds]).encode()).hexdigest()
+    return torch_parallel.digest(torch_parallel.pieces(model and unwrapped(model), optimizers))
 
 
 def _check_names(what: str, own: Mapping[str, object], saved: Mapping[str, object]) -> None:

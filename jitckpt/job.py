@@ -18,12 +18,15 @@ from jitckpt import faults, final_state, host_state, local_state, protocol, save
 from jitckpt.errors import CheckpointError, JitckptError, NativeError, SaveError, TreeError
 from jitckpt.events import EventLog
 from jitckpt.history import History
+from jitckpt.hooks import torch_parallel
+from jitckpt.hooks.torch_parallel import StepBarrier
 from jitckpt.hooks.torch_training import TrainingHooks
 from jitckpt.host_state import HostState, Stateful
 from jitckpt.layout import Identity
 from jitckpt.native import Native
 from jitckpt.saver import SaveFunction, Saver
 from jitckpt.selection import Choice
+from jitckpt.shards import Layout, agree
 
 MAX_AHEAD = 8  # steps that the host may be ahead of the device
 KEPT_STEPS = MAX_AHEAD + 4  # replicas may be a step apart, and the host has begun one more
@@ -47,8 +50,9 @@ def init(
     scheduler: Stateful | Sequence[Stateful] | None = None,
     scaler: Any = None,
     extra: Stateful | None = None,
-    shard: int = 0,
-    shards: int = 1,
+    shard: int | None = None,
+    shards: int | None = None,
+    step_barrier: bool | None = None,
     local_state_limit: int = 64 << 20,
 ) -> "Job":
     """Protect this rank's training; call it once, when all that it is given is built and on its device.
@@ -59,7 +63,11 @@ def init(
     in it. `scheduler`, `scaler` and `extra` (any object with state_dict and load_state_dict) are kept in
     both cases; of `extra` what state_dict() says when the optimizer step returns, so advance it before.
     With several optimizers a minibatch is one step of each.
-    shard, shards: which part of the state this rank holds, where replicas are split up over ranks.
+    shard, shards: which part of the state this rank holds, where replicas are split up over ranks. Where the
+    model is given it is found by itself; give both on all ranks or on none.
+    step_barrier: let no rank begin an optimizer step before every rank's gradients are there, by an
+    all-reduce of one element over all ranks (default: where there is more than one shard). Without it shards
+    may be a step apart when a failure comes, and then no step is whole.
     local_state_limit: bytes of host memory for what this rank alone knows of the last steps.
 
     Without the preloaded library or without a CUDA device the job runs unprotected, and a warning says so;
@@ -74,10 +82,16 @@ def init(
     optimizers = _listed("optimizer", optimizer, Optimizer)
     schedulers = _listed("scheduler", scheduler, object)
     _check_arguments(save_checkpoint, model, optimizers, schedulers, extra)
-    if not 0 <= shard < shards:
-        raise ValueError(f"shard is {shard}; with shards={shards} it must be from 0 to {shards - 1}.")
     root = _root(checkpoint_dir)
     rank, world_size = _place()
+    layout = None
+    if shard is None or shards is None:
+        if shard is not None or shards is not None:
+            raise ValueError("Give jitckpt.init both shard and shards, or neither.")
+        layout = _layout(rank, world_size, model, optimizers)
+        shard, shards = (layout.shards[rank], layout.count) if layout else (0, 1)
+    elif not 0 <= shard < shards:
+        raise ValueError(f"shard is {shard}; with shards={shards} it must be from 0 to {shards - 1}.")
     _current = Job(
         root=root,
         identity=Identity(
@@ -87,6 +101,7 @@ def init(
             rank=rank,
             shard=shard,
             shards=shards,
+            layout="" if layout is None else layout.text,
         ),
         save_function=save_checkpoint,
         model=model,
@@ -94,11 +109,14 @@ def init(
         schedulers=schedulers,
         scaler=scaler,
         extra=extra,
+        step_barrier=shards > 1 if step_barrier is None else step_barrier,
         local_state_limit=local_state_limit,
     )
     if _base_of_next_job is not None:
         _current.set_base(*_base_of_next_job)
         _base_of_next_job = None
+    if layout is not None and rank == 0 and layout.alone():
+        _current._warn(_without_replicas(layout))
     return _current
 
 
@@ -142,6 +160,7 @@ class Job:
         schedulers: list[Stateful],
         scaler: Any,
         extra: Stateful | None,
+        step_barrier: bool,
         local_state_limit: int,
     ) -> None:
         self.root, self.identity = root, identity
@@ -149,6 +168,7 @@ class Job:
         self._native: Native | None = None
         self._hooks: TrainingHooks | None = None
         self._saver: Saver | None = None
+        self._barrier: StepBarrier | None = None
         self._base = 0
         self._agent_fd = int(os.environ.get("JITCKPT_AGENT_FD", "-1"))
         self._events = EventLog(root)
@@ -173,6 +193,8 @@ class Job:
         if problem is not None:
             warnings.warn(f"jitckpt: this job runs unprotected. {problem}", RuntimeWarning, stacklevel=3)
             return
+        if step_barrier and identity.world_size > 1:
+            self._barrier = StepBarrier()
         self._start(native, model, optimizers, scaler, local_state_limit)
 
     def restore(self) -> int:
@@ -244,6 +266,9 @@ class Job:
         if not self._host.optimizers:
             for optimizer in self._hooks.watched:
                 self._host.add_optimizer(optimizer)
+        if self._barrier is not None:
+            self._native.step_enter()
+            self._barrier.enqueue()
         self._native.step_begin(step, self._stream())
 
     def step_ended(self, step: int) -> None:
@@ -407,11 +432,12 @@ def _check_arguments(
     if model is not None and not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
     if save_checkpoint is None and isinstance(model, nn.Module):
-        for name, parameter in model.named_parameters():
-            if type(parameter.data) is not torch.Tensor:
+        for name, parameter in torch_parallel.parameters(model).items():
+            kind = type(torch_parallel.local(parameter))
+            if kind is not torch.Tensor:
                 raise TypeError(
-                    f"The parameter {name} is a {type(parameter.data).__name__}; jitckpt's own saver knows "
-                    "only plain tensors so far: give jitckpt.init a save function (save_checkpoint=...)."
+                    f"The parameter {name} is a {kind.__name__}; jitckpt's own saver knows plain tensors and "
+                    "DTensors of them: give jitckpt.init a save function (save_checkpoint=...)."
                 )
     for name, one in [("scheduler", scheduler) for scheduler in schedulers] + [("extra", extra)]:
         if one is not None and not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
@@ -423,6 +449,28 @@ def _root(checkpoint_dir: str | os.PathLike[str] | None) -> Path:
     if rehearsal := os.environ.get(REHEARSAL_DIR):
         return Path(rehearsal).absolute() / DEFAULT_DIRECTORY
     return Path(checkpoint_dir or os.environ.get("JITCKPT_CHECKPOINT_DIR") or DEFAULT_DIRECTORY).absolute()
+
+
+def _layout(
+    rank: int, world_size: int, model: nn.Module | None, optimizers: list[Optimizer]
+) -> Layout | None:
+    """Return which rank holds which part of the state; None where there is nothing to find that out from."""
+    initialised = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if model is None or not initialised or world_size == 1:
+        return None
+    store = torch.distributed.distributed_c10d._get_default_store()
+    held = torch_parallel.holding(host_state.unwrapped(model), optimizers)
+    return agree(store, rank, world_size, held)
+
+
+def _without_replicas(layout: Layout) -> str:
+    ranks = layout.alone()
+    shown = ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")
+    return (
+        f"Part of this job's state has no replica: {len(ranks)} of its {len(layout.shards)} ranks ({shown}) "
+        f"hold alone what they hold ({layout.text}). When one of these is lost, its part can't be saved any "
+        "more, and the job goes back to an older step: save periodically."
+    )
 
 
 def _place() -> tuple[int, int]:

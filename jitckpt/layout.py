@@ -34,11 +34,12 @@ class Identity:
     """Which job a save belongs to and which part of its state it holds."""
 
     job: str  # the directory's id, from job.json
-    fingerprint: str  # of the names, shapes and types of what is saved; "" where a callback saves
+    fingerprint: str  # of the names, shapes, types and parts of what is saved; "" where a callback saves
     world_size: int
     rank: int
     shard: int
     shards: int
+    layout: str = ""  # how the state lies on the ranks, in words; "" where nothing is known of it
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,7 @@ def parse_metadata(data: bytes) -> Metadata:
             rank=identity.count("rank"),
             shard=identity.count("shard"),
             shards=identity.count("shards"),
+            layout=identity.value("layout", str),
         ),
         kind="rank" if kind == "rank" else "local",
         saver=saver,

@@ -9,7 +9,7 @@ from cffi import FFI
 
 from jitckpt.errors import NativeError
 
-ABI = 1
+ABI = 2
 
 # The declarations of native/interpose/jitckpt.h; a test compares the two.
 DECLARATIONS = """
@@ -42,6 +42,7 @@ int jitckpt_start(const jitckpt_config_t* config);
 void jitckpt_stop(void);
 
 void jitckpt_set_base(uint64_t step);
+int jitckpt_step_enter(void);
 int jitckpt_step_begin(uint64_t step, void* stream);
 int jitckpt_step_end(uint64_t step, void* stream);
 void jitckpt_get_progress(jitckpt_progress_t* progress);
@@ -137,6 +138,10 @@ class Native:
 
     def set_base(self, step: int) -> None:
         self._library.jitckpt_set_base(step)
+
+    def step_enter(self) -> None:
+        """Be inside an optimizer step from now on; a save lets this thread end it. May wait as step_begin."""
+        self._check(self._library.jitckpt_step_enter())
 
     def step_begin(self, step: int, stream: int) -> None:
         """May wait until the device has caught up. Raises NativeError."""

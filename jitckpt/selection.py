@@ -85,16 +85,18 @@ def misfit(record: SaveRecord, expected: Identity) -> str | None:
     """Return why a save can't belong to this job, None if it does."""
     if record.metadata is None:
         return record.problem or f"{record.path} has no metadata."
-    found = record.metadata.identity
+    found, why = record.metadata.identity, None
     if found.job != expected.job:
-        return f"{record.path} is of another job ({found.job} instead of {expected.job})."
-    if found.world_size != expected.world_size:
-        return f"{record.path} is of a job with {found.world_size} ranks; this one has {expected.world_size}."
-    if found.shards != expected.shards:
-        return f"{record.path} is of a job with {found.shards} shards; this one has {expected.shards}."
-    if found.shard == expected.shard and expected.fingerprint not in ("", found.fingerprint):
-        return f"{record.path} is of another model or optimizer (names, shapes or types differ)."
-    return None
+        why = f"of another job ({found.job} instead of {expected.job})"
+    elif found.world_size != expected.world_size:
+        why = f"of a job with {found.world_size} ranks; this one has {expected.world_size}"
+    elif "" not in (found.layout, expected.layout) and found.layout != expected.layout:
+        why = f"of a job that is laid out as '{found.layout}'; this one is as '{expected.layout}'"
+    elif found.shards != expected.shards:
+        why = f"of a job with {found.shards} shards; this one has {expected.shards}"
+    elif found.shard == expected.shard and expected.fingerprint not in ("", found.fingerprint):
+        why = "of another model or optimizer (names, shapes, types or parts differ)"
+    return None if why is None else f"{record.path} is {why}."
 
 
 def _own_first(records: Sequence[SaveRecord], rank: int) -> list[SaveRecord]:

@@ -106,6 +106,15 @@ void jitckpt_stop(void) {
 
 void jitckpt_set_base(uint64_t step) { library().device.markers.set_base(step, recycle); }
 
+int jitckpt_step_enter(void) {
+  const auto job = current_job();
+  if (!job) return fail("jitckpt_step_enter was called without a job: call jitckpt_start first.");
+  job->wait_for_device();
+  const Passage passage(Gate::waits);
+  watchdog::this_thread().in_step = true;
+  return 0;
+}
+
 int jitckpt_step_begin(uint64_t step, void* stream) {
   const auto job = current_job();
   if (!job) return fail("jitckpt_step_begin was called without a job: call jitckpt_start first.");

@@ -12,7 +12,7 @@
 extern "C" {
 #endif
 
-#define JITCKPT_ABI 1
+#define JITCKPT_ABI 2
 
 typedef struct {
   uint64_t host_begun, host_ended;      // newest step whose begin/end the host has passed
@@ -47,6 +47,9 @@ int jitckpt_start(const jitckpt_config_t* config);  // 0, or -1 and jitckpt_last
 void jitckpt_stop(void);  // ends the control thread; the job has finished or deregisters
 
 void jitckpt_set_base(uint64_t step);  // after a restore: the device and the host are at this step
+// From here on this thread is inside an optimizer step, which a save lets it end; for what has to be enqueued
+// in one go with the step, before jitckpt_step_begin.
+int jitckpt_step_enter(void);
 int jitckpt_step_begin(uint64_t step,
                        void* stream);  // marker on the stream, before the optimizer's first kernel
 int jitckpt_step_end(uint64_t step, void* stream);  // marker on the stream, after its last

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import jitckpt
 from jitckpt import job as job_module
 from jitckpt import layout, saves
 from jitckpt.errors import CheckpointError, JitckptError, TreeError
+from jitckpt.hooks.torch_parallel import local
 from jitckpt.layout import Identity
 from jitckpt.saves import SaveFolder
 
@@ -52,6 +53,8 @@ def write_save(root: Path, of: jitckpt.Job, step: int = 4, **identity: Any) -> P
     tensors = host.parameters()
     for encoded in (*(part.on_host() for part in shared.optimizers), progress, *local.values()):
         tensors |= encoded.tensors
+    for part in shared.optimizers:
+        tensors |= part.device
     document = {
         "optimizers": [part.on_host().tree for part in shared.optimizers],
         "progress": progress.tree,
@@ -206,20 +209,50 @@ def test_wrong_arguments_are_said(changes: dict[str, Any], error: type[Exception
     init(**objects())
 
 
-def test_sharded_parameters_need_a_save_function(tmp_path: Path) -> None:
+@pytest.fixture
+def mesh(tmp_path: Path) -> Iterator[DeviceMesh]:
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        mesh = init_device_mesh("cpu", (1,))
-        model = nn.Linear(2, 3)
-        model.weight = nn.Parameter(distribute_tensor(model.weight.data, mesh, [Shard(0)]))
-        optimizer = torch.optim.Adam(model.parameters())
-        with pytest.raises(
-            TypeError, match=r"The parameter weight is a DTensor; .* give jitckpt\.init a save function"
-        ):
-            init(model=model, optimizer=optimizer)
-        init(lambda context: None, optimizer=optimizer)
+        yield init_device_mesh("cpu", (1,))
     finally:
         torch.distributed.destroy_process_group()
+
+
+def sharded(mesh: DeviceMesh, fill: float) -> dict[str, Any]:
+    model = nn.Linear(2, 3)
+    model.weight = nn.Parameter(distribute_tensor(torch.full((3, 2), fill), mesh, [Shard(0)]))
+    return {"model": model, "optimizer": torch.optim.Adam(model.parameters(), lr=0.1, foreach=False)}
+
+
+def test_of_a_dtensor_the_local_part_is_saved_and_restored(tmp_path: Path, mesh: DeviceMesh) -> None:
+    first = sharded(mesh, 1.0)
+    job = init(**first, checkpoint_dir=tmp_path)
+    first["model"].weight.grad = distribute_tensor(torch.ones(3, 2), mesh, [Shard(0)])
+    first["model"].bias.grad = torch.ones(3)
+    first["optimizer"].step()
+    write_save(tmp_path, job)
+    job.close()
+    again = sharded(mesh, 2.0)
+    job = init(**again, checkpoint_dir=tmp_path)
+    assert job.restore() == 4
+    weight, before = again["model"].weight, first["model"].weight
+    assert weight.placements == before.placements
+    assert torch.equal(weight.to_local(), before.to_local())
+    for key, value in first["optimizer"].state[before].items():
+        restored = again["optimizer"].state[weight][key]
+        assert type(restored) is type(value)
+        assert torch.equal(local(restored), local(value))
+
+
+def test_a_parameter_of_a_kind_that_is_not_known_needs_a_save_function() -> None:
+    class Scaled(torch.Tensor):
+        pass
+
+    model = nn.Linear(2, 3)
+    model.weight = nn.Parameter(torch.ones(3, 2).as_subclass(Scaled))
+    optimizer = torch.optim.Adam(model.parameters())
+    with pytest.raises(TypeError, match=r"The parameter weight is a Scaled; .* give jitckpt\.init a save"):
+        init(model=model, optimizer=optimizer)
 
 
 def test_a_second_init_is_refused() -> None:

@@ -1,0 +1,240 @@
+"""Trainings whose state is spread over ranks, run by test_shards.py under `jitckpt run`.
+
+usage: sharded_training.py FORM... [--unprotected]
+
+Each rank prints a digest of what it holds in the end: parameters, optimizer state, random numbers.
+"""
+
+import argparse
+import hashlib
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+import jitckpt
+
+STEPS, BATCH, MICROBATCHES, INPUTS, OUTPUTS = 8, 8, 2, 8, 6
+
+
+@dataclass
+class Training:
+    """`model`: what jitckpt is given. `backward`: the forward and backward pass of one batch."""
+
+    model: nn.Module
+    optimizers: list[torch.optim.Optimizer]
+    backward: Callable[[Tensor, Tensor], object]
+    data_index: int  # ranks of one index get the same batches
+
+
+def body() -> nn.Sequential:
+    layers = [nn.Linear(INPUTS, 16), nn.GELU(), nn.Linear(16, 16), nn.Dropout(0.2), nn.Linear(16, OUTPUTS)]
+    return nn.Sequential(*layers).to("cuda")
+
+
+def loss(output: Tensor, target: Tensor) -> Tensor:
+    return (output - target).square().mean()
+
+
+def mesh_of(**sizes: int) -> DeviceMesh:
+    return init_device_mesh("cuda", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+
+
+def simple(model: nn.Module, optimizer: torch.optim.Optimizer, data_index: int) -> Training:
+    def backward(batch: Tensor, target: Tensor) -> None:
+        loss(model(batch), target).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+
+    return Training(model, [optimizer], backward, data_index)
+
+
+def fsdp2() -> Training:
+    """Two shards, two replicas of each; one layer can't be cut evenly."""
+    model, mesh = body(), mesh_of(replicate=2, shard=2)
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return simple(model, torch.optim.AdamW(model.parameters(), lr=0.01, amsgrad=True), dist.get_rank())
+
+
+def fsdp1() -> Training:
+    """The same by the older wrapper."""
+    mesh = mesh_of(replicate=2, shard=2)
+    model = FullyShardedDataParallel(
+        body(),
+        device_mesh=mesh,
+        sharding_strategy=ShardingStrategy.HYBRID_SHARD,
+        auto_wrap_policy=ModuleWrapPolicy({nn.Linear}),
+        use_orig_params=True,
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    def backward(batch: Tensor, target: Tensor) -> None:
+        loss(model(batch), target).backward()
+        model.clip_grad_norm_(0.5)
+
+    return Training(model, [optimizer], backward, dist.get_rank())
+
+
+def tensor() -> Training:
+    """Tensor parallel layers, replicated by hand: all-reduced gradients, no wrapper that says so."""
+    mesh = mesh_of(data=2, tensor=2)
+    model = body()
+    parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=False)  # plain parameters and DTensors
+
+    def backward(batch: Tensor, target: Tensor) -> None:
+        loss(model(batch), target).backward()
+        for parameter in model.parameters():
+            gradient = parameter.grad
+            assert gradient is not None
+            part = getattr(gradient, "_local_tensor", gradient)
+            dist.all_reduce(part, op=dist.ReduceOp.AVG, group=mesh["data"].get_group())
+
+    return Training(model, [optimizer], backward, mesh["data"].get_local_rank())
+
+
+def pipeline() -> Training:
+    """Two stages, whose parameters have the same names, with an optimizer for each half of them."""
+    return pipelined(mesh_of(data=2, stage=2))
+
+
+def three() -> Training:
+    """FSDP2, tensor parallel and pipeline together, on eight ranks; no replicas of anything but the data."""
+    mesh = mesh_of(data=2, stage=2, tensor=2)
+    return pipelined(mesh, tensor_mesh=mesh["tensor"])
+
+
+def pipelined(mesh: DeviceMesh, tensor_mesh: DeviceMesh | None = None) -> Training:
+    index = mesh["stage"].get_local_rank()
+    layers = list(body())
+    model = nn.Sequential(*(layers[:2] if index == 0 else layers[2:]))
+    module: nn.Module
+    if tensor_mesh is None:
+        module = DistributedDataParallel(model, process_group=mesh["data"].get_group())
+    else:
+        parallelize_module(model, tensor_mesh, {"0": ColwiseParallel(output_layouts=Replicate())})
+        module = fully_shard(model, mesh=mesh["data"])
+    # With shapes given: to infer them a stage makes a forward pass at each start, which draws random numbers.
+    shapes = [torch.empty(BATCH // MICROBATCHES, size, device="cuda") for size in (INPUTS, 16, OUTPUTS)]
+    stage = PipelineStage(
+        module,
+        index,
+        2,
+        torch.device("cuda"),
+        input_args=shapes[index],
+        output_args=shapes[index + 1],
+        group=mesh["stage"].get_group(),
+    )
+    schedule = Schedule1F1B(stage, n_microbatches=MICROBATCHES, loss_fn=loss)
+    parameters = list(model.parameters())
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(parameters[:1], lr=0.01),
+        torch.optim.SGD(parameters[1:], lr=0.01, momentum=0.9),
+    ]
+
+    def backward(batch: Tensor, target: Tensor) -> None:
+        schedule.step(batch) if index == 0 else schedule.step(target=target)
+
+    return Training(model, optimizers, backward, mesh["data"].get_local_rank())
+
+
+def zero() -> Training:
+    """Optimizer state of which each rank has a fourth."""
+    model = DistributedDataParallel(body())
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
+    return simple(model, optimizer, dist.get_rank())
+
+
+FORMS = {one.__name__: one for one in (fsdp2, fsdp1, tensor, pipeline, three, zero)}
+
+
+class Batches:
+    """Drawn at random; its state is how many it gave."""
+
+    def __init__(self) -> None:
+        self.given = 0
+
+    def next(self) -> tuple[Tensor, Tensor]:
+        self.given += 1
+        data = torch.randn(BATCH, INPUTS + OUTPUTS).add_(random.random()).to("cuda", non_blocking=True)
+        return data[:, :INPUTS].contiguous(), data[:, INPUTS:].contiguous()
+
+    def state_dict(self) -> dict[str, int]:
+        return {"given": self.given}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.given = state["given"]
+
+
+def digest(training: Training) -> str:
+    found = hashlib.sha256()
+
+    def add(tensor: Tensor) -> None:
+        part = getattr(tensor, "_local_tensor", tensor).detach().cpu().contiguous()
+        found.update(part.reshape(-1).view(torch.uint8).numpy().tobytes())
+
+    for parameter in training.model.parameters():
+        add(parameter)
+    for optimizer in training.optimizers:
+        inner = getattr(optimizer, "optim", optimizer)
+        for state in inner.state.values():
+            for value in state.values():
+                if isinstance(value, Tensor):
+                    add(value)
+    add(torch.rand(3))
+    add(torch.rand(3, device="cuda"))
+    return found.hexdigest()
+
+
+def train(form: str, options: argparse.Namespace) -> None:
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    training = FORMS[form]()
+    torch.manual_seed(1 + training.data_index)
+    random.seed(1 + training.data_index)
+    batches = Batches()
+    schedulers = [torch.optim.lr_scheduler.StepLR(one, 2, 0.9) for one in training.optimizers]
+    start = 0
+    if not options.unprotected:
+        job = jitckpt.init(
+            model=training.model, optimizer=training.optimizers, scheduler=schedulers, extra=batches
+        )
+        start = job.restore()
+    for _ in range(start, STEPS):
+        training.backward(*batches.next())
+        for optimizer in training.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        for scheduler in schedulers:
+            scheduler.step()
+    print(f"{form} rank {rank} {digest(training)} {batches.given}\n", end="", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("forms", nargs="+", choices=FORMS)
+    parser.add_argument("--unprotected", action="store_true")
+    options = parser.parse_args()
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl")
+    for form in options.forms:
+        train(form, options)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Trainings whose state is spread over four ranks: one is killed, and no bit of the result differs."""
+
+import json
+from pathlib import Path
+
+import pytest
+from launcher import JITCKPT_RUN, Launcher, Result
+
+from jitckpt import saves
+
+TRAINING = str(Path(__file__).parent / "sharded_training.py")
+RUN = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "4"]
+PROTECTED = [*RUN, "--checkpoint-dir", "ckpt", "--max-restarts", "1", TRAINING]
+FORMS = ["fsdp2", "tensor", "pipeline"]
+
+
+def digests(out: str, form: str) -> list[str]:
+    """Return what each rank prints of all that it holds in the end."""
+    lines = sorted(line for line in out.splitlines() if line.startswith(f"{form} rank "))
+    assert len(lines) == 4, out
+    return lines
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    launcher = Launcher(tmp_path_factory.mktemp("undisturbed"))
+    result = launcher.run(*RUN, "--max-restarts", "0", TRAINING, *FORMS, "--unprotected")
+    assert result.status == 0, result.err
+    return result.out
+
+
+def disturbed(launcher: Launcher, form: str, fault: str) -> Result:
+    result = launcher.run(*PROTECTED[:-1], "--fault", fault, TRAINING, form)
+    assert result.status == 0, result.err
+    assert "own state" not in result.err, "no rank lost what it alone knew"
+    return result
+
+
+def shards_of(folder: Path) -> dict[int, tuple[int, int, str]]:
+    """Return, by rank, what `registered` says: shard and shards; and the layout of its newest save."""
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    layouts = {record.metadata.identity.layout for record in saves.find(folder) if record.metadata}
+    assert len(layouts) == 1
+    layout = layouts.pop()
+    return {
+        event["rank"]: (event["shard"], event["shards"], layout)
+        for event in events
+        if event["event"] == "registered"
+    }
+
+
+@pytest.mark.parametrize(
+    ("form", "phase", "layout"),
+    [
+        ("fsdp2", "optimizer", "replicate=2 Replicate(), shard=2 Shard(dim=0)"),
+        ("tensor", "backward", "tensor=2 Shard(dim=0); tensor=2 Shard(dim=1)"),
+        ("pipeline", "forward", "pipeline stage of 2"),
+    ],
+)
+def test_a_killed_rank_changes_no_bit(
+    launcher: Launcher, undisturbed: str, form: str, phase: str, layout: str
+) -> None:
+    result = disturbed(launcher, form, f"rank=2 step=4 phase={phase} kind=kill")
+    assert digests(result.out, form) == digests(undisturbed, form)
+    assert "The job succeeded after 1 restart." in result.err
+    assert "no replica" not in result.err
+    found = shards_of(launcher.directory / "ckpt")
+    assert [found[rank] for rank in range(4)] == [
+        (shard, 2, f"{layout}; replicas 0 2 | 1 3") for shard in (0, 1, 0, 1)
+    ]
