@@ -122,12 +122,12 @@ def pipelined(mesh: DeviceMesh, tensor_mesh: DeviceMesh | None = None) -> Traini
     index = mesh["stage"].get_local_rank()
     layers = list(body())
     model = nn.Sequential(*(layers[:2] if index == 0 else layers[2:]))
-    module: nn.Module
+    module: nn.Module = model
     if tensor_mesh is None:
         module = DistributedDataParallel(model, process_group=mesh["data"].get_group())
     else:
         parallelize_module(model, tensor_mesh, {"0": ColwiseParallel(output_layouts=Replicate())})
-        module = fully_shard(model, mesh=mesh["data"])
+        fully_shard(model, mesh=mesh["data"])
     # With shapes given: to infer them a stage makes a forward pass at each start, which draws random numbers.
     shapes = [torch.empty(BATCH // MICROBATCHES, size, device="cuda") for size in (INPUTS, 16, OUTPUTS)]
     stage = PipelineStage(
