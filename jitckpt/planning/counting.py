@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 from jitckpt.planning.check import InvalidInput, whole
-
-_MOST_STATES = 20_000
+from jitckpt.planning.overlaps import Overlapping
 
 
 def surviving_losses_of_groups(machines: int, replicas: int, lost: int) -> int:
@@ -92,18 +91,33 @@ def corollary_1(machines: int, replicas: int, lost: int) -> Fraction:
     return max(Fraction(0), 1 - lost_sets / math.comb(machines, lost))
 
 
-def surviving_losses(holders: Sequence[Iterable[int]], machines: int) -> list[int]:
+def surviving_losses(
+    holders: Sequence[Iterable[int]], machines: int, most_lost: int | None = None
+) -> list[int]:
     """For any placement: entry k counts the sets of k lost machines that leave each checkpoint a holder.
 
-    holders[i]: the machines that hold checkpoint i. Machines that share no checkpoint are counted apart and
-    multiplied; within such a part, a sweep over the machines remembers which checkpoints begun have no
-    survivor yet. Raises InvalidInput when a part is too tangled to count.
+    holders[i]: the machines that hold checkpoint i. Counts up to k = `most_lost` (else up to all machines),
+    which is faster and can be done for more tangled placements. Machines that share no checkpoint are counted
+    apart and multiplied; within such a part: `jitckpt.planning.overlaps`. Raises InvalidInput when a part is
+    too tangled to count.
     """
+    whole("machines", machines, low=1)
+    highest = machines if most_lost is None else whole("most_lost", most_lost, high=machines)
     sets = {frozenset(holder) for holder in holders}
     if any(not s or min(s) < 0 or max(s) >= machines for s in sets):
         raise InvalidInput(f"holders name machines outside 0 to {machines - 1}, or a checkpoint has none")
-    polynomials = [_count_part(part, inside) for part, inside in _parts(sets, machines)]
-    return _product(polynomials)
+    parts = [(part, inside) for part, inside in _parts(sets, machines) if inside]
+    free = machines - sum(len(part) for part, _ in parts)  # hold nothing: any of them may be lost
+    counts = [math.comb(free, k) for k in range(min(free, highest) + 1)]
+    counted = [Overlapping(part, inside, highest).counts() for part, inside in parts]
+    found = _product([counts, *counted], highest)
+    return found + [0] * (highest + 1 - len(found))
+
+
+def placement_recovery_probability(holders: Sequence[Iterable[int]], machines: int, lost: int) -> Fraction:
+    """As `recovery_probability`, of any placement: see `surviving_losses`."""
+    count = surviving_losses(holders, machines, whole("lost", lost, high=machines))[lost]
+    return Fraction(count, math.comb(machines, lost))
 
 
 def _parts(sets: set[frozenset[int]], machines: int) -> list[tuple[list[int], list[frozenset[int]]]]:
@@ -128,52 +142,17 @@ def _parts(sets: set[frozenset[int]], machines: int) -> list[tuple[list[int], li
     return [(part, part_sets.get(key, [])) for key, part in part_machines.items()]
 
 
-def _count_part(part: list[int], sets: list[frozenset[int]]) -> list[int]:
-    last = {s: max(s) for s in sets}
-    of_machine: dict[int, list[frozenset[int]]] = {machine: [] for machine in part}
-    for s in sets:
-        for machine in s:
-            of_machine[machine].append(s)
-    # State: the checkpoints already begun of which a machine has survived. Value: counts by number lost.
-    states: dict[frozenset[frozenset[int]], list[int]] = {frozenset(): [1]}
-    for machine in part:
-        following: dict[frozenset[frozenset[int]], list[int]] = {}
-        ending = {s for s in of_machine[machine] if last[s] == machine}
-        for safe, counts in states.items():
-            survives = (safe | set(of_machine[machine])) - ending
-            _add(following, survives, counts)
-            if ending <= safe:
-                _add(following, safe - ending, [0, *counts])
-        states = following
-        if len(states) > _MOST_STATES:
-            raise InvalidInput(
-                f"a placement that ties {len(part)} machines together in {len(sets)} overlapping ways is too "
-                "tangled to count: place in groups or a ring"
-            )
-    (counts,) = states.values()
-    return counts + [0] * (len(part) + 1 - len(counts))
-
-
-def _add(
-    states: dict[frozenset[frozenset[int]], list[int]], state: frozenset[frozenset[int]], counts: list[int]
-) -> None:
-    old = states.get(state, [])
-    longer, shorter = (counts, old) if len(counts) >= len(old) else (old, counts)
-    total = list(longer)
-    for k, count in enumerate(shorter):
-        total[k] += count
-    states[state] = total
-
-
-def _product(polynomials: list[list[int]]) -> list[int]:
-    """All polynomials multiplied, in pairs, so that equal sizes meet.
+def _product(polynomials: list[list[int]], highest: int) -> list[int]:
+    """All polynomials multiplied, in pairs, so that equal sizes meet, up to x^highest.
 
     A polynomial with whole, non-negative coefficients is one big number with room enough for each; Python
     multiplies those faster than any loop of ours.
     """
     while len(polynomials) > 1:
         polynomials = [
-            _multiply(polynomials[i], polynomials[i + 1]) if i + 1 < len(polynomials) else polynomials[i]
+            _multiply(polynomials[i], polynomials[i + 1])[: highest + 1]
+            if i + 1 < len(polynomials)
+            else polynomials[i]
             for i in range(0, len(polynomials), 2)
         ]
     return polynomials[0]

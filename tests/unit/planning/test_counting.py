@@ -1,18 +1,23 @@
 import itertools
 import math
+import random
 from fractions import Fraction
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jitckpt.planning.check import InvalidInput
 from jitckpt.planning.counting import (
     corollary_1,
+    placement_recovery_probability,
     recovery_probability,
     surviving_losses,
     surviving_losses_of_groups,
     surviving_losses_of_ring,
 )
-from jitckpt.planning.placement import mixed_placement, ring_placement
+from jitckpt.planning.placement import BUFFERS, Machine, mixed_placement, place, ring_placement
 
 
 def brute_force(holders: tuple[tuple[int, ...], ...], machines: int) -> list[int]:
@@ -110,10 +115,90 @@ def test_nonsense_is_refused() -> None:
         recovery_probability(16, 2, 2, "star")
     with pytest.raises(InvalidInput, match="outside 0 to 2"):
         surviving_losses([(0, 3)], 3)
-    with pytest.raises(InvalidInput, match="too tangled"):
-        surviving_losses(list(itertools.pairwise(_far_apart(80))), 80)
+    with pytest.raises(InvalidInput, match="most_lost is 4"):
+        surviving_losses([(0, 2)], 3, most_lost=4)
 
 
-def _far_apart(machines: int) -> list[int]:
-    """An order of machines whose neighbours lie half of them apart."""
-    return [(i // 2) + (machines // 2) * (i % 2) for i in range(machines)]
+def by_masks(holders: list[tuple[int, ...]], machines: int) -> list[int]:
+    """Every set of lost machines, all at once."""
+    lost = np.arange(1 << machines, dtype=np.uint32)
+    fine = np.ones(len(lost), bool)
+    for holder in holders:
+        mask = np.uint32(sum(1 << machine for machine in set(holder)))
+        fine &= (lost & mask) != mask
+    return [int(n) for n in np.bincount(np.bitwise_count(lost[fine]), minlength=machines + 1)]
+
+
+@settings(max_examples=80)
+@given(st.data())
+def test_any_overlap_agrees_with_brute_force(data: st.DataObject) -> None:
+    machines = data.draw(st.integers(1, 9))
+    holder = st.sets(st.integers(0, machines - 1), min_size=1, max_size=5)
+    holders = [tuple(found) for found in data.draw(st.lists(holder, max_size=10))]
+    expected = by_masks(holders, machines)
+    assert surviving_losses(holders, machines) == expected
+    most = data.draw(st.integers(0, machines))
+    assert surviving_losses(holders, machines, most) == expected[: most + 1]
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 5, 8, 16])
+def test_sixteen_machines_tangled_at_random_agree_with_brute_force(replicas: int) -> None:
+    generator = random.Random(replicas)
+    for checkpoints in (4, 16, 40):
+        holders = [tuple(generator.sample(range(16), replicas)) for _ in range(checkpoints)]
+        expected = by_masks(holders, 16)
+        assert surviving_losses(holders, 16) == expected
+        for lost in (0, 1, 2, 7, 16):
+            chance = placement_recovery_probability(holders, 16, lost)
+            assert chance == Fraction(expected[lost], math.comb(16, lost))
+
+
+def test_what_overlaps_like_a_tree_a_star_or_a_ring_is_counted_whatever_its_order() -> None:
+    generator = random.Random(1)
+    names = generator.sample(range(300), 300)
+    ring = [tuple(names[i] for i in holder) for holder in ring_placement(300, 3).holders]
+    assert surviving_losses(ring, 300) == surviving_losses(ring_placement(300, 3).holders, 300)
+    # A star: everybody's second copy on machine 0. Either it survives, or everybody else does.
+    star = [(i, 0) for i in range(1, 200)]
+    assert surviving_losses(star, 200) == [math.comb(199, k) + (1 if k == 1 else 0) for k in range(200)] + [0]
+    # A tree, against the recursion for the sets of its machines without two neighbours.
+    parents = [0, *(generator.randrange(i) for i in range(1, 400))]
+    tree = [(i, parents[i]) for i in range(1, 400)]
+    without, within = [[1] for _ in parents], [[0, 1] for _ in parents]
+    for child in range(399, 0, -1):
+        parent = parents[child]
+        either = [a + b for a, b in itertools.zip_longest(without[child], within[child], fillvalue=0)]
+        without[parent] = times(without[parent], either)
+        within[parent] = times(within[parent], without[child])
+    total = [a + b for a, b in itertools.zip_longest(without[0], within[0], fillvalue=0)]
+    assert surviving_losses(tree, 400) == total + [0] * (401 - len(total))
+
+
+def times(a: list[int], b: list[int]) -> list[int]:
+    product = [0] * (len(a) + len(b) - 1)
+    for i, x in enumerate(a):
+        for j, y in enumerate(b):
+            product[i + j] += x * y
+    return product
+
+
+def test_ten_thousand_machines_of_unequal_memory_are_counted() -> None:
+    """As placed with racks and switches to avoid: pairs that hang together like trees and rings."""
+    machines = [
+        Machine((f"switch-{i // 48}", f"rack-{i // 4}"), BUFFERS * (1.0 + i % 4)) for i in range(10_000)
+    ]
+    holders = place(machines, 2, 1.0).holders
+    pairs = len({frozenset(holder) for holder in holders})
+    counts = surviving_losses(holders, 10_000, 2)
+    assert counts == [1, 10_000, math.comb(10_000, 2) - pairs]
+    one = placement_recovery_probability(holders[:1], 10_000, 9_999)
+    assert one == Fraction(2, 10_000)
+
+
+def test_what_is_too_tangled_is_refused_but_for_few_losses() -> None:
+    generator = random.Random(1)
+    holders = [tuple(generator.sample(range(80), 3)) for _ in range(80)]
+    with pytest.raises(InvalidInput, match=r"too tangled to count the ways to lose up to 7\d"):
+        surviving_losses(holders, 80)
+    distinct = len({frozenset(holder) for holder in holders})
+    assert surviving_losses(holders, 80, 3) == [1, 80, math.comb(80, 2), math.comb(80, 3) - distinct]
