@@ -231,6 +231,10 @@ class Job:
             self._hooks.step = step
             self._native.set_base(step)
 
+    def steps_on_device(self) -> int:
+        """Return how many optimizer steps of the job the device has finished; 0 without protection."""
+        return 0 if self._native is None else self._native.progress().device_ended
+
     def close(self) -> None:
         """End the protection; happens by itself when the process ends."""
         global _current  # noqa: PLW0603

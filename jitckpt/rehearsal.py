@@ -91,6 +91,7 @@ def run_job(
     strikes: Sequence[Strike] = (),
     hang_timeout: float = 60,
     on_step: Callable[[int, int], None] = lambda step, steps: None,
+    end_when: Callable[[Sequence[Event]], bool] | None = None,
     time_limit: float = 300,
     cwd: Path | None = None,
 ) -> Run:
@@ -98,6 +99,7 @@ def run_job(
 
     faults, device, hang_timeout: as for `jitckpt run`; options of it may precede the script.
     on_step(step, steps): called when "step N of M" is printed. cwd: where the job runs, else in `folder`.
+    end_when: asked of the events again and again; once it is true the job is sent SIGTERM, to save and end.
     Raises TimeoutError after time_limit seconds.
     """
     temporary = folder / "tmp"
@@ -129,6 +131,8 @@ def run_job(
     over = threading.Event()
     struck: list[Strike] = []
     strikers = [threading.Thread(target=strike, args=(one, folder, mark, over, struck)) for one in strikes]
+    if end_when is not None:
+        strikers.append(threading.Thread(target=end, args=(process, end_when, folder, over)))
     for striker in strikers:
         striker.start()
     announced: list[tuple[float, int]] = []
@@ -229,6 +233,19 @@ def strike(what: Strike, folder: Path, mark: str, over: threading.Event, struck:
                 if signal_rank(folder, what, mark):
                     struck.append(what)
                     return
+
+
+def end(
+    process: "subprocess.Popen[str]",
+    end_when: Callable[[Sequence[Event]], bool],
+    folder: Path,
+    over: threading.Event,
+) -> None:
+    """Send SIGTERM to the job's launcher once it is time."""
+    while not over.wait(LOOK_SECONDS):
+        if end_when(events_in(folder)):
+            process.terminate()
+            return
 
 
 def signal_rank(folder: Path, what: Strike, mark: str) -> bool:

@@ -59,10 +59,15 @@ def jobs(events: Iterable[Event]) -> list[list[Event]]:
     return found
 
 
+def incidents(events: Sequence[Event]) -> list[tuple[Sequence[Event], Sequence[Event]]]:
+    """Return for each failure of one job what came before it, and what from it until the next."""
+    starts = [index for index, event in enumerate(events) if event["event"] == "detected" and event["first"]]
+    return [(events[:start], events[start:end]) for start, end in pairwise([*starts, len(events)])]
+
+
 def recoveries(events: Sequence[Event]) -> list[Recovery]:
     """Return the recoveries of one job, in order."""
-    starts = [index for index, event in enumerate(events) if event["event"] == "detected" and event["first"]]
-    return [_recovery(events[:start], events[start:end]) for start, end in pairwise([*starts, len(events)])]
+    return [_recovery(earlier, later) for earlier, later in incidents(events)]
 
 
 def _recovery(earlier: Sequence[Event], events: Sequence[Event]) -> Recovery:

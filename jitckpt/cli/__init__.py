@@ -13,6 +13,7 @@ COMMANDS = {
     "lib": "print the library to preload where another launcher is used",
     "inspect": "show what is saved in a checkpoint directory, and what a restart would take",
     "timeline": "show what happened to a job and what it cost",
+    "doctor": "before a long run: look for what would hurt later",
     "verify": "prove that a training comes back bit for bit from random failures",
     "plan": "compare the ways to protect a job on a cluster, and recommend one",
     "simulate": "play a job through failures, and say where its time went",

@@ -13,12 +13,13 @@ from jitckpt.timeline import in_words, jobs, recoveries, table
 
 
 def main(arguments: list[str]) -> int:
-    """Print the timeline; return 2 if there are no events to read."""
+    """Print the timeline; return 2 if there are no events to read. Raises InvalidInput for a bad picture."""
     parser = argparse.ArgumentParser(
         prog="jitckpt timeline", description="Show what happened to a job and what it cost."
     )
     parser.add_argument("directory", type=Path, help="the job's checkpoint directory")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the recoveries (.png, .svg, .pdf)")
     parsed = parser.parse_args(arguments)
     try:
         events, damages = read_events(parsed.directory)
@@ -26,6 +27,10 @@ def main(arguments: list[str]) -> int:
         parser.error(f"{error.filename} can't be read: {error.strerror}")
     for damage in damages:
         print(f"jitckpt timeline: {damage}", file=sys.stderr)
+    if parsed.plot:
+        from jitckpt.timeline_picture import draw
+
+        draw(jobs(events)[-1] if events else [], parsed.plot)
     if parsed.json:
         document = [
             {"events": job, "recoveries": [asdict(r) for r in recoveries(job)]} for job in jobs(events)

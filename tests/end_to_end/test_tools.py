@@ -34,3 +34,33 @@ def test_a_script_that_jitckpt_does_not_protect_is_told_so(launcher: Launcher) -
     assert refused.status == 2
     assert "was not under jitckpt's protection on every rank" in refused.err
     assert "step 1 of 1" in refused.err
+
+
+ONE_RANK = """
+import torch
+import jitckpt
+
+model = torch.nn.Linear(8, 8).to("cuda")
+model.register_buffer("cache", torch.zeros(1 << 20, device="cuda"))
+optimizer = torch.optim.AdamW(model.parameters())
+job = jitckpt.init(model=model, optimizer=optimizer, local_state_limit=4 << 20)
+for _ in range(job.restore(), 1_000_000_000):
+    model(torch.ones(2, 8, device="cuda")).sum().backward()
+    optimizer.step()
+    torch.cuda.synchronize()
+"""
+
+
+def test_the_doctor_finds_what_has_no_second_copy(launcher: Launcher, tmp_path: Path) -> None:
+    script = launcher.script(ONE_RANK)
+    examined = launcher.run(
+        *JITCKPT, "doctor", "--json", "--device", "softgpu", "--nproc-per-node", "1", "--", script
+    )
+    assert examined.status == 1, examined.err
+    rows = json.loads(examined.out)["rows"]
+    assert {row["check"]: row["state"] for row in rows}["library"] == "ok"
+    problems = {row["check"]: row["found"] for row in rows if row["state"] == "problem"}
+    assert sorted(problems) == ["rank-local state", "replicas"]
+    assert problems["replicas"].startswith("rank 0's shard 0 (")
+    assert problems["rank-local state"] == "rank 0 keeps no copy of buffers.cache"
+    assert [path.name for path in tmp_path.iterdir()] == ["script.py"], "nothing is left"

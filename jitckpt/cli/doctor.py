@@ -1,0 +1,136 @@
+"""`jitckpt doctor`: before a long run, one table of what would hurt later."""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from jitckpt import doctor, doctor_facts
+from jitckpt.cli.exec import add_device_argument, positive_number
+from jitckpt.cli.verify import script_of
+from jitckpt.device import LIBRARY_DIR, check_libraries, choose_device
+from jitckpt.doctor import Disk, Row
+from jitckpt.events import Event
+from jitckpt.rehearsal import CHECKPOINTS, OUTPUT, end_in_order_on_sigterm, run_job
+
+SHOWN_OUTPUT = 4000  # characters
+SHOWN_STATES = {"ok": "ok", "warning": "warning", "problem": "PROBLEM"}
+
+
+def main(arguments: list[str]) -> int:
+    """Print the table; return 1 if there is a problem. Raises DeviceError if the device can't be given."""
+    parser = argparse.ArgumentParser(
+        prog="jitckpt doctor",
+        usage="jitckpt doctor [options] [-- script.py [the script's arguments]]",
+        description="Look for what would hurt a long run later; with a script, run its first steps too.",
+    )
+    parser.add_argument(
+        "--checkpoint-dir", type=Path, default=Path("ckpt"), metavar="DIR", help="where saves will go (ckpt)"
+    )
+    parser.add_argument("--nproc-per-node", type=positive_number, default=2, metavar="N", help="(default 2)")
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="for the script's first steps (300)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
+    add_device_argument(parser)
+    parser.add_argument("script", nargs=argparse.REMAINDER, help="with its arguments, after --")
+    args = parser.parse_args(arguments)
+    end_in_order_on_sigterm()
+    kind = choose_device(args.device, os.environ)
+    check_libraries(kind, LIBRARY_DIR)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("looking at this machine")
+        disk = doctor_facts.disk(args.checkpoint_dir)
+        rows = look_at_machine(kind, args.nproc_per_node, disk)
+        output = ""
+        if script := script_of(args.script):
+            progress.update(task, description="running the script's first steps")
+            script_rows, output = try_script(script, kind, args, disk)
+            rows += script_rows
+    status = int(any(row.state == "problem" for row in rows))
+    if args.json:
+        print(json.dumps({"rows": [asdict(row) for row in rows], "status": status}, indent=1))
+        return status
+    if output:
+        print(output, file=sys.stderr)
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(table(rows))
+    counts = {state: sum(row.state == state for row in rows) for state in SHOWN_STATES}
+    console.print(", ".join(f"{count} {state}" for state, count in counts.items()), highlight=False)
+    return status
+
+
+def look_at_machine(kind: str, ranks: int, disk: Disk) -> list[Row]:
+    """Return the rows that need no script."""
+    return [
+        doctor.check_device(kind, *doctor_facts.device(kind), ranks),
+        *doctor.check_process(*doctor_facts.ask_process(kind)),
+        doctor.check_shared_memory(doctor_facts.shared_memory_free()),
+        doctor.check_memory(doctor_facts.memory_available()),
+        *doctor.check_limits(doctor_facts.limits(), kind),
+        *doctor.check_network(os.environ, doctor_facts.interfaces(), *doctor_facts.store_address(os.environ)),
+        *doctor.check_environment(os.environ),
+        *doctor.check_disk(disk),
+        doctor.check_criu(doctor_facts.criu_version()),
+        doctor.check_clock(doctor_facts.clock_is_synchronised()),
+    ]
+
+
+def try_script(script: list[str], kind: str, args: argparse.Namespace, disk: Disk) -> tuple[list[Row], str]:
+    """Run the script until every rank has made a step, end it as a preemption would, and look at its saves.
+
+    Its saves lie beside the checkpoint directory, and are removed. Returns the rows, and the end of what it
+    said if it did not come to its first steps.
+    """
+    ranks: int = args.nproc_per_node
+
+    def first_steps_done(events: Sequence[Event]) -> bool:
+        return len([event for event in events if event["event"] == "first_step"]) == ranks
+
+    if disk.problem:
+        return [Row("script", "problem", "not run: there is nowhere to save")], ""
+    with tempfile.TemporaryDirectory(prefix=".jitckpt-doctor-", dir=disk.path) as temporary:
+        folder = Path(temporary) / "run"
+        status = ""
+        events: Sequence[Event] = ()
+        try:
+            run = run_job(
+                ["--max-restarts", "0", "--warm-spares", "0", *script],
+                folder,
+                ranks=ranks,
+                device=kind,
+                time_limit=args.time_limit,
+                cwd=Path.cwd(),
+                end_when=first_steps_done,
+            )
+            events = run.events
+            if not first_steps_done(events):
+                status = (
+                    f"it ended with status {run.status} before every rank had made a step under protection"
+                )
+        except TimeoutError:
+            status = f"not every rank made a step under protection in {args.time_limit:.0f} s"
+        saved = doctor_facts.saved_ranks(folder / CHECKPOINTS, events)
+        rows = doctor.check_script(events, saved, ranks, status, disk)
+        return rows, (folder / OUTPUT).read_text()[-SHOWN_OUTPUT:] if status else ""
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """Return the rows as a table."""
+    result = Table("check", "", "found", "what to do")
+    for row in rows:
+        result.add_row(row.check, SHOWN_STATES[row.state], row.found, row.advice)
+    return result

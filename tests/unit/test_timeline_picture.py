@@ -1,0 +1,120 @@
+"""The lanes of the picture that jitckpt timeline draws."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jitckpt.cli import main
+from jitckpt.events import FILE_NAME, Event
+from jitckpt.timeline_picture import LOOKS, SHOWN_RANKS, Lane, Phase, draw, recoveries
+
+
+def event(name: str, clock: float, restart: int = 0, **details: Any) -> Event:
+    return {"event": name, "time": 1.7e9 + clock, "clock": clock, "restart": restart, **details}
+
+
+def killed(ranks: int = 2) -> list[Event]:
+    found = [event("job_started", 0.0)]
+    found += [event("registered", 1.0, rank=rank, checkpoint_dir="ckpt") for rank in range(ranks)]
+    found += [
+        event("fault", 9.5, rank=1, fault="rank=1 step=20 kind=kill", step=20, phase="backward"),
+        event("detected", 10.0, cause="died", text="rank 1 was killed by SIGKILL", first=True),
+        event("save_ordered", 10.0, save_id=1, ranks=[0], deadline=60.0),
+        event("save_begun", 10.25, rank=0, step=19),
+        event("save_ended", 10.75, rank=0, step=19, shard=0, bytes=2_000_000),
+        event("saved", 10.75, step=19),
+        event("ranks_ended", 11.0, kill=[0], terminate=[]),
+        event("restart", 11.5, 1),
+    ]
+    for rank in range(ranks):
+        found.append(event("registered", 13.5 + rank, 1, rank=rank, checkpoint_dir="ckpt"))
+        found.append(event("restored", 14.75 + rank, 1, rank=rank, step=19))
+        found.append(event("first_step", 16.0 + rank, 1, rank=rank, step=20))
+    return found
+
+
+def test_the_lanes_of_a_kill() -> None:
+    (recovery,) = recoveries(killed())
+    assert recovery.title == "rank 1 was killed by SIGKILL, 2 MB saved"
+    agent, healthy, dead = recovery.lanes
+    assert agent == Lane(
+        "agent",
+        (
+            Phase("detect", -0.5, 0.0),
+            Phase("save", 0.0, 0.75),
+            Phase("end", 0.75, 1.5),
+            Phase("restart", 1.5, 4.5),
+            Phase("restore", 4.5, 5.75),
+            Phase("first step", 5.75, 7.0),
+        ),
+        None,
+    )
+    assert healthy.phases == (
+        Phase("rest", 0.0, 0.25),
+        Phase("save", 0.25, 0.75),
+        Phase("end", 0.75, 1.0),
+        Phase("restart", 1.5, 3.5),
+        Phase("restore", 3.5, 4.75),
+        Phase("first step", 4.75, 6.0),
+    )
+    assert dead.failed == -0.5
+    assert [phase.name for phase in dead.phases] == ["detect", "restart", "restore", "first step"]
+    assert {phase.name for lane in recovery.lanes for phase in lane.phases} == set(LOOKS)
+
+
+def test_a_replica_that_was_too_slow_saves_until_it_is_ended() -> None:
+    events = [e for e in killed(3) if e["event"] != "save_ended"]
+    events.insert(events.index(events[6]), event("save_begun", 10.5, rank=2, step=19))
+    (recovery,) = recoveries(events)
+    assert Phase("save", 0.5, 1.0) in recovery.lanes[3].phases
+
+
+def test_a_hang_began_before_it_was_found() -> None:
+    events = [
+        event("job_started", 0.0),
+        event("hang", 70.0, rank=0, seconds=60.0),
+        event("detected", 70.0, cause="hang", text="rank 0 hangs", first=True),
+    ]
+    (recovery,) = recoveries(events)
+    assert recovery.lanes[0].phases == (Phase("detect", -60.0, 0.0),)
+
+
+def test_what_did_not_come_is_left_out() -> None:
+    events = [e for e in killed() if e["event"] not in ("restart", "registered", "restored", "first_step")]
+    (recovery,) = recoveries(events)
+    assert [phase.name for phase in recovery.lanes[0].phases] == ["detect", "save", "end"]
+
+
+def test_so_many_ranks_are_not_all_drawn() -> None:
+    (recovery,) = recoveries(killed(SHOWN_RANKS + 5))
+    assert (len(recovery.lanes), recovery.left_out) == (1 + SHOWN_RANKS, 5)
+
+
+@pytest.mark.parametrize("name", ["picture.png", "picture.svg"])
+def test_it_is_drawn(name: str, tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_text("".join(json.dumps(event) + "\n" for event in killed()))
+    picture = tmp_path / name
+    assert main(["timeline", "--plot", str(picture), str(tmp_path)]) == 0
+    content = picture.read_bytes()
+    assert content.startswith(b"\x89PNG" if name.endswith("png") else b"<?xml")
+    assert len(content) > 10_000
+
+
+def test_many_recoveries_fit(tmp_path: Path) -> None:
+    events: list[Event] = []
+    for number in range(10):
+        for e in killed():
+            shifted = {"clock": e["clock"] + 100 * number, "restart": e["restart"] + number}
+            events.append(dict(e) | shifted)
+    draw(events, tmp_path / "many.png")
+    assert (tmp_path / "many.png").stat().st_size > 10_000
+
+
+def test_without_a_failure_there_is_nothing_to_draw(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / FILE_NAME).write_text(json.dumps(event("job_started", 0.0)) + "\n")
+    assert main(["timeline", "--plot", str(tmp_path / "p.png"), str(tmp_path)]) == 2
+    assert "there is no recovery to draw" in capsys.readouterr().err
