@@ -2,6 +2,8 @@
 
 A fault is a line of text such as 'rank=1 step=20 phase=backward kind=kill'. It fires once in the life of the
 job: the worker reports it to the agent before it fires, and the agent leaves it out after the restart.
+
+Some kinds befall the process; the others are the device's, which softgpu plays on order (docs/faults.md).
 """
 
 import json
@@ -10,12 +12,20 @@ import random
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from math import isfinite
 
 from jitckpt.errors import JitckptError, RehearsedFailure
 
 PHASES = ("forward", "backward", "allreduce", "optimizer", "between")
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
-KINDS = (*SIGNALS, "exception", "exit")
+FAILURES_OF_THE_DEVICE = ("sticky", "ecc", "device-lost")
+FAILURES_OF_MEMORY = ("failed-allocation", "oom")
+FAILURES_OF_THE_NETWORK = ("collective-hang", "collective-error", "network-cut")
+DEVICE_KINDS = (*FAILURES_OF_THE_DEVICE, *FAILURES_OF_MEMORY, *FAILURES_OF_THE_NETWORK, "slow", "heal")
+KINDS = (*SIGNALS, "exception", "exit", *DEVICE_KINDS)
+# Those after which a job can't go on as it is, and those of them that only the hang timeout finds.
+FATAL_KINDS = (*SIGNALS, "exception", "exit", *FAILURES_OF_THE_DEVICE, "oom", *FAILURES_OF_THE_NETWORK)
+SILENT_KINDS = ("stop", "collective-hang", "network-cut")
 
 
 class FaultError(JitckptError):
@@ -24,13 +34,23 @@ class FaultError(JitckptError):
 
 @dataclass(frozen=True)
 class FaultSpec:
-    """One failure of one rank: in `phase` of the `step`-th optimizer step (from 1), of one of KINDS."""
+    """One failure of one rank: in `phase` of the `step`-th optimizer step (from 1), of one of KINDS.
+
+    The keys after `seed` are for the device's kinds. call: the how manyeth call from the beginning of the
+    phase. peer: the rank at the other end of the network. part (kernels or link) and factor (times as long):
+    of what is slow. result (remote or system): NCCL's.
+    """
 
     rank: int
     step: int
     phase: str = "any"
     kind: str = "kill"
     seed: int | None = None
+    call: int | None = None
+    peer: int | None = None
+    part: str | None = None
+    factor: float | None = None
+    result: str | None = None
 
     def __str__(self) -> str:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -41,13 +61,34 @@ class FaultSpec:
         if self.phase != "any":
             return self
         seed = self.seed if self.seed is not None else f"rank {self.rank} step {self.step}"
-        return replace(self, phase=random.Random(seed).choice(_phases_of(self.kind)))
+        return replace(self, phase=random.Random(seed).choice(phases_of(self.kind)))
+
+    def for_the_device(self) -> str:
+        """Return the text that arms it in softgpu, when its phase begins."""
+        values: dict[str, object] = {"kind": self.kind}
+        values |= {key: getattr(self, key) for key in ("call", "peer", "part", "factor", "result")}
+        if self.phase == "allreduce":
+            # It waits for the next NCCL call.
+            values["call"] = self.call or 1
+            if self.kind in FAILURES_OF_THE_DEVICE:
+                values["at"] = "collective"
+        return " ".join(f"{key}={value}" for key, value in values.items() if value is not None)
+
+
+def phases_of(kind: str) -> tuple[str, ...]:
+    """Return the phases in which a kind can fire.
+
+    At an NCCL call only what the preloaded libraries do can: signals, and the device's failures.
+    """
+    at_collectives = (*SIGNALS, *FAILURES_OF_THE_DEVICE, *FAILURES_OF_THE_NETWORK)
+    return PHASES if kind in at_collectives else tuple(phase for phase in PHASES if phase != "allreduce")
 
 
 def parse_fault(text: str) -> FaultSpec:
     """Return the fault that `text` describes: key=value pairs with spaces between.
 
-    rank and step are required; phase is `any` and kind is `kill` where they are not given.
+    rank and step are required, factor is for kind=slow; phase is `any` and kind is `kill` where they are not
+    given.
     Raises FaultError.
     """
     values: dict[str, str] = {}
@@ -67,9 +108,24 @@ def parse_fault(text: str) -> FaultSpec:
         phase=_one_of(text, "phase", values.get("phase", "any"), (*PHASES, "any")),
         kind=_one_of(text, "kind", values.get("kind", "kill"), KINDS),
         seed=_number(text, "seed", values["seed"], least=0) if "seed" in values else None,
+        call=_number(text, "call", values["call"], least=1) if "call" in values else None,
+        peer=_number(text, "peer", values["peer"], least=0) if "peer" in values else None,
+        part=_one_of(text, "part", values["part"], _PARTS) if "part" in values else None,
+        factor=_factor(text, values["factor"]) if "factor" in values else None,
+        result=_one_of(text, "result", values["result"], _RESULTS) if "result" in values else None,
     )
-    if spec.phase not in (*_phases_of(spec.kind), "any"):
-        raise _error(text, f"phase={spec.phase} goes only with kind {_listed(tuple(SIGNALS))}")
+    if spec.phase not in (*phases_of(spec.kind), "any"):
+        kinds = tuple(kind for kind in KINDS if spec.phase in phases_of(kind))
+        raise _error(text, f"phase={spec.phase} goes only with kind {_listed(kinds)}")
+    for key in _KEYS[_KEYS.index("call") :]:
+        if key in values and key not in _keys_of(spec.kind):
+            raise _error(text, f"{key} does not go with kind={spec.kind}")
+    if spec.kind == "slow" and spec.factor is None:
+        raise _error(text, "factor is missing")
+    if spec.kind == "slow" and spec.peer is not None and spec.part != "link":
+        raise _error(text, "peer goes only with part=link")
+    if spec.peer == spec.rank:
+        raise _error(text, "peer is the rank itself")
     return spec
 
 
@@ -93,7 +149,8 @@ class Injector:
     """Makes this rank's faults happen when the training reaches their step and phase.
 
     `report` is called with the fault before it fires. `arm_signal` has a signal sent to this process at its
-    next NCCL call; it serves the phase `allreduce`, which only the preloaded library sees.
+    next NCCL call; it serves the phase `allreduce`, which only the preloaded library sees. `arm_device` has
+    softgpu play a fault of the device.
     """
 
     def __init__(
@@ -101,10 +158,12 @@ class Injector:
         specs: Sequence[FaultSpec],
         report: Callable[[FaultSpec], None],
         arm_signal: Callable[[int], None],
+        arm_device: Callable[[FaultSpec], None],
     ) -> None:
         self._armed = list(specs)
         self._report = report
         self._arm_signal = arm_signal
+        self._arm_device = arm_device
 
     def on_phase(self, step: int, phase: str) -> None:
         """Fire the faults of this step and phase; called when the rank enters the phase of step `step`."""
@@ -113,10 +172,39 @@ class Injector:
             if spec.phase == phase or at_next_collective:
                 self._armed.remove(spec)
                 self._report(spec)
-                if at_next_collective:
+                if spec.kind in DEVICE_KINDS:
+                    self._arm_device(spec)
+                elif at_next_collective:
                     self._arm_signal(SIGNALS[spec.kind])
                 else:
                     _fire(spec)
+
+
+def arm_device(spec: FaultSpec) -> None:
+    """Arm a fault in the softgpu that is this process's device. Raises FaultError if there is none."""
+    from cffi import FFI
+
+    ffi = FFI()
+    ffi.cdef("int softgpu_fault(const char* text, char* answer, size_t capacity);")
+    try:
+        arm = ffi.dlopen(None).softgpu_fault
+    except AttributeError:
+        reason = "the device of this process is not softgpu, which alone fails on order"
+        raise _error(str(spec), reason) from None
+    answer = ffi.new("char[]", 1024)
+    if arm(spec.for_the_device().encode(), answer, len(answer)) != 0:
+        raise _error(str(spec), ffi.string(answer).decode(errors="replace"))
+    if spec.kind in FAILURES_OF_MEMORY and spec.call is None:
+        _ask_for_memory()
+
+
+def _ask_for_memory() -> None:
+    """Allocate more than torch has cached: it would go on with that for ever, and never ask the device."""
+    import torch
+
+    bytes_needed = torch.cuda.memory_reserved() + (2 << 20)
+    torch.empty(bytes_needed, dtype=torch.uint8, device="cuda")
+    torch.cuda.empty_cache()
 
 
 def _fire(spec: FaultSpec) -> None:
@@ -128,18 +216,33 @@ def _fire(spec: FaultSpec) -> None:
         raise RehearsedFailure(f"rehearsed failure: {spec}")
 
 
+_PARTS = ("kernels", "link")
+_RESULTS = ("remote", "system")
 _KEYS = tuple(f.name for f in fields(FaultSpec))
 
 
-def _phases_of(kind: str) -> tuple[str, ...]:
-    """The phases in which a kind can fire: inside an NCCL call only a signal can."""
-    return PHASES if kind in SIGNALS else tuple(phase for phase in PHASES if phase != "allreduce")
+def _keys_of(kind: str) -> tuple[str, ...]:
+    """The keys of the device that go with a kind."""
+    if kind not in DEVICE_KINDS or kind == "heal":
+        return ()
+    more = {"network-cut": ("peer",), "slow": ("peer", "part", "factor"), "collective-error": ("result",)}
+    return "call", *more.get(kind, ())
 
 
 def _number(text: str, key: str, value: str, least: int) -> int:
     if not (value.isascii() and value.isdigit() and len(value) < 19 and int(value) >= least):
         raise _error(text, f"{key} must be a whole number of at least {least}, not {value!r}")
     return int(value)
+
+
+def _factor(text: str, value: str) -> float:
+    try:
+        factor = float(value)
+    except ValueError:
+        factor = 0.0
+    if not (isfinite(factor) and 1 <= factor <= 1_000_000 and value.isascii() and "_" not in value):
+        raise _error(text, f"factor must be a number of at least 1 and at most 1000000, not {value!r}")
+    return factor
 
 
 def _one_of(text: str, key: str, value: str, allowed: tuple[str, ...]) -> str:

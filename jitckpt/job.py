@@ -375,7 +375,7 @@ class Job:
         specs = faults.from_environment(text, self.identity.rank) if text else []
         if not specs:
             return None
-        return faults.Injector(specs, self._report_fault, native.arm_fault).on_phase
+        return faults.Injector(specs, self._report_fault, native.arm_fault, faults.arm_device).on_phase
 
     def _report_fault(self, spec: faults.FaultSpec) -> None:
         self._report(protocol.Fault(self.identity.rank, str(spec), spec.step, spec.phase))

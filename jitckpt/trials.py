@@ -4,7 +4,7 @@ import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from jitckpt.faults import PHASES, FaultError, parse_fault
+from jitckpt.faults import SILENT_KINDS, phases_of
 from jitckpt.final_state import FinalState
 from jitckpt.rehearsal import Run, Strike
 
@@ -45,19 +45,6 @@ class Verdict:
     reason: str
 
 
-def phases_of(kind: str) -> list[str]:
-    """Return the phases in which a fault of this kind can be rehearsed."""
-
-    def works(phase: str) -> bool:
-        try:
-            parse_fault(f"rank=0 step=1 phase={phase} kind={kind}")
-        except FaultError:
-            return False
-        return True
-
-    return [phase for phase in PHASES if works(phase)]
-
-
 def choose_trial(
     seed: int,
     number: int,
@@ -71,7 +58,7 @@ def choose_trial(
     """Return the `number`-th trial of the seed; it does not depend on the others.
 
     steps: of the whole job. step_seconds: their mean duration, for signals from outside. kinds: to choose
-    from, of faults.KINDS and FROM_OUTSIDE. second: hit a rank again while the job saves, restarts or
+    from, of faults.FATAL_KINDS and FROM_OUTSIDE. second: hit a rank again while the job saves, restarts or
     restores.
     """
     chance = random.Random(f"{seed} {number}")
@@ -165,4 +152,4 @@ def steps_of(run: Run) -> int:
 
 def is_silent(kind: str) -> bool:
     """Return whether a failure of this kind is found by the hang timeout alone."""
-    return kind == "stop"
+    return kind in SILENT_KINDS

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from jitckpt.faults import KINDS
+from jitckpt.faults import FATAL_KINDS
 from jitckpt.rehearsal import OUTPUT, Run, end_in_order_on_sigterm, run_job
 from jitckpt.trials import FROM_OUTSIDE, Trial, Verdict, choose_trial, is_silent, judge, steps_of
 
@@ -41,7 +41,7 @@ def parse_arguments() -> argparse.Namespace:
         "--kinds",
         type=lambda text: tuple(text.split(",")),
         default=(FROM_OUTSIDE, "kill", "exit", "exception", "stop"),
-        help=f"{FROM_OUTSIDE} (SIGKILL at any time) or kinds of faults: {', '.join(KINDS)}",
+        help=f"{FROM_OUTSIDE} (SIGKILL at any time) or kinds of faults: {', '.join(FATAL_KINDS)}",
     )
     parser.add_argument(
         "--second",
@@ -59,9 +59,11 @@ def parse_arguments() -> argparse.Namespace:
             parser.error(f"there is no script {path}")
     if args.trials < 1 or args.first < 1 or args.steps < 8:
         parser.error("--trials and --first must be at least 1 and --steps at least 8")
-    unknown = set(args.kinds) - {FROM_OUTSIDE, *KINDS}
+    unknown = set(args.kinds) - {FROM_OUTSIDE, *FATAL_KINDS}
     if unknown:
-        parser.error(f"--kinds: {', '.join(sorted(unknown))} is none of {FROM_OUTSIDE}, {', '.join(KINDS)}")
+        parser.error(
+            f"--kinds: {', '.join(sorted(unknown))} is none of {FROM_OUTSIDE}, {', '.join(FATAL_KINDS)}"
+        )
     return args
 
 

@@ -10,6 +10,7 @@ from jitckpt.errors import JitckptError
 COMMANDS = {
     "run": "run a training as torchrun does, and save its state just in time when a rank fails",
     "exec": "run any command with softgpu or CUDA as its device, without the launcher",
+    "chaos": "order a fault from a running process whose device is softgpu",
     "lib": "print the library to preload where another launcher is used",
     "inspect": "show what is saved in a checkpoint directory, and what a restart would take",
     "timeline": "show what happened to a job and what it cost",

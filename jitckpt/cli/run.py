@@ -23,7 +23,7 @@ from jitckpt.cli.exec import DEFAULT_DEVICES, add_device_argument
 from jitckpt.console import say
 from jitckpt.device import LIBRARY_DIR, check_libraries, choose_device, device_environment
 from jitckpt.events import EventLog
-from jitckpt.faults import FaultError, FaultSpec, parse_fault
+from jitckpt.faults import DEVICE_KINDS, FaultError, FaultSpec, parse_fault
 from jitckpt.timeline import in_words
 
 DEFAULT_MAX_RESTARTS = 3
@@ -123,6 +123,9 @@ def _check(args: argparse.Namespace, kind: str) -> None:
             raise ValueError(f"--signals-to-handle: there is no signal {name.strip()!r}")
     if args.standalone:
         args.rdzv_backend, args.rdzv_endpoint, args.rdzv_id = "c10d", "localhost:0", str(uuid.uuid4())
+    for fault in args.fault:
+        if fault.kind in DEVICE_KINDS and kind != "softgpu":
+            raise ValueError(f"--fault '{fault}': only softgpu fails on order (--device softgpu)")
     _check_script(args)
 
 
@@ -151,7 +154,7 @@ def _check_config(args: argparse.Namespace, config: LaunchConfig) -> None:
     if config.nproc_per_node < 1:
         raise ValueError(f"--nproc-per-node must be at least 1, not {config.nproc_per_node}")
     for fault in args.fault:
-        if fault.rank >= config.nproc_per_node:
+        if max(fault.rank, fault.peer or 0) >= config.nproc_per_node:
             raise ValueError(f"--fault '{fault}': the ranks are 0 to {config.nproc_per_node - 1}")
 
 

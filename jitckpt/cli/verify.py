@@ -15,7 +15,7 @@ from rich.table import Table
 
 from jitckpt.cli.exec import add_device_argument, positive_number
 from jitckpt.errors import JitckptError
-from jitckpt.faults import KINDS
+from jitckpt.faults import FATAL_KINDS
 from jitckpt.final_state import RANDOM
 from jitckpt.rehearsal import OUTPUT, Run, Strike, end_in_order_on_sigterm, run_job
 from jitckpt.trials import FROM_OUTSIDE, Verdict, choose_trial, differing_parts, judge, steps_of
@@ -60,8 +60,8 @@ def main(arguments: list[str]) -> int:
         "--kinds",
         type=_kinds,
         default=(FROM_OUTSIDE, "kill", "exit", "exception"),
-        help=f"{FROM_OUTSIDE} (SIGKILL at any time) or kinds of faults: {', '.join(KINDS)}; with commas "
-        f"(default {FROM_OUTSIDE},kill,exit,exception)",
+        help=f"{FROM_OUTSIDE} (SIGKILL at any time) or kinds of faults: {', '.join(FATAL_KINDS)}; "
+        f"with commas (default {FROM_OUTSIDE},kill,exit,exception)",
     )
     parser.add_argument(
         "--hang-timeout",
@@ -225,9 +225,9 @@ def _tell(console: Console, result: Result) -> None:
 
 def _kinds(text: str) -> tuple[str, ...]:
     kinds = tuple(text.split(","))
-    unknown = [kind for kind in kinds if kind not in (FROM_OUTSIDE, *KINDS)]
+    unknown = [kind for kind in kinds if kind not in (FROM_OUTSIDE, *FATAL_KINDS)]
     if unknown:
         raise argparse.ArgumentTypeError(
-            f"{', '.join(unknown)} is none of {FROM_OUTSIDE}, {', '.join(KINDS)}"
+            f"{', '.join(unknown)} is none of {FROM_OUTSIDE}, {', '.join(FATAL_KINDS)}"
         )
     return kinds

@@ -2,6 +2,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from gpt import RUN, TRAINING, digests
 from launcher import Launcher
 
 
@@ -15,3 +16,11 @@ def launcher(tmp_path: Path) -> Iterator[Launcher]:
         process.communicate()
     # A process that was sent SIGKILL takes its time to go.
     launcher.wait_until(lambda: launcher.survivors() == [])
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What the small training ends with if nothing fails."""
+    result = Launcher(tmp_path_factory.mktemp("undisturbed")).run(*RUN, *TRAINING)
+    assert result.status == 0, result.err
+    return digests(result.out)

@@ -2,29 +2,10 @@
 
 import re
 import signal
-from pathlib import Path
 
 import pytest
-from launcher import JITCKPT_RUN, Launcher
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "train_gpt.py"
-RUN = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "2", "--hang-timeout", "4"]
-STEPS = 12
-TRAINING = [str(EXAMPLE), "--steps", str(STEPS), "--layers", "1", "--width", "32", "--length", "16"]
-
-
-def digests(out: str) -> list[str]:
-    """Return what both ranks print of their final parameters and buffers."""
-    lines = sorted(line for line in out.splitlines() if re.match(r"rank \d: parameters ", line))
-    assert len(lines) == 2, out
-    return lines
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    result = Launcher(tmp_path_factory.mktemp("undisturbed")).run(*RUN, *TRAINING)
-    assert result.status == 0, result.err
-    return digests(result.out)
+from gpt import RUN, STEPS, TRAINING, digests
+from launcher import Launcher
 
 
 @pytest.mark.parametrize(

@@ -30,12 +30,15 @@ def softgpu_environment() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def run_program(softgpu_environment: dict[str, str]) -> Run:
-    """Runs `programs/NAME.py ARGUMENTS...` to its end and returns what it wrote."""
+    """Runs `programs/NAME.py ARGUMENTS...` to its end and returns what it wrote.
 
-    def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    Variables of its environment are given by name.
+    """
+
+    def run(name: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, str(PROGRAMS / f"{name}.py"), *arguments],
-            env=softgpu_environment,
+            env=softgpu_environment | variables,
             capture_output=True,
             text=True,
             timeout=200,

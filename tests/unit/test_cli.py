@@ -53,6 +53,12 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["run", "--device", "tpu", __file__], "argument --device: invalid choice: 'tpu'"),
         (["run", "--fault", "rank=0", __file__], "argument --fault: Fault 'rank=0': step is missing."),
         (["run", "--fault", "rank=1 step=1", __file__], "the ranks are 0 to 0"),
+        (["run", "--fault", "rank=0 step=1 kind=network-cut peer=1", __file__], "the ranks are 0 to 0"),
+        (["chaos", "0", "kind=sticky"], "There is no process 0."),
+        (["chaos", "/no/such", "kind=sticky"], "/no/such is neither the number of a process nor a folder."),
+        (["chaos", str(FOLDER), "kind=sticky"], "No process listens in"),
+        (["chaos", str(os.getpid()), "kind=sticky"], "takes no faults: start it with SOFTGPU_CONTROL=DIR"),
+        (["chaos", "1", "kind=sticky\nkind=ecc"], "a fault is one line"),
         (["run", "--redirects", "9", __file__], "9 does not match"),
         (["run", "--local-ranks-filter", "a", __file__], "must be a comma-separated list of integers"),
         (["run", "--log-dir", __file__, __file__], "is a file"),
@@ -122,7 +128,9 @@ def test_exec_passes_the_commands_own_options_on_and_its_status_back() -> None:
     assert done.returncode == 7
 
 
-@pytest.mark.parametrize("arguments", [["lib"], ["exec", "true"], ["timeline", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["lib"], ["exec", "true"], ["chaos", "--help"], ["timeline", "--help"]]
+)
 def test_the_small_commands_start_without_torch(arguments: list[str]) -> None:
     code = f"""
 import os, sys

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitckpt.faults import parse_fault
+from jitckpt.faults import FATAL_KINDS, parse_fault, phases_of
 from jitckpt.final_state import FinalState
 from jitckpt.rehearsal import Run, Strike, processes_with, unused_shared_memory
-from jitckpt.trials import FROM_OUTSIDE, Trial, choose_trial, differences, judge, phases_of, steps_of
+from jitckpt.trials import FROM_OUTSIDE, Trial, choose_trial, differences, judge, steps_of
 
 
 def event(name: str, clock: float, restart: int, **details: object) -> dict[str, object]:
@@ -109,9 +109,7 @@ def test_without_any_final_state_nothing_is_equal() -> None:
     seed=st.integers(0, 99),
     number=st.integers(0, 999),
     size=st.tuples(st.integers(2, 8), st.integers(3, 100)),
-    kinds=st.sets(st.sampled_from([FROM_OUTSIDE, "kill", "stop", "exception", "exit"]), min_size=1).map(
-        sorted
-    ),
+    kinds=st.sets(st.sampled_from([FROM_OUTSIDE, *FATAL_KINDS]), min_size=1).map(sorted),
     second=st.booleans(),
 )
 def test_trials_are_within_the_job_and_the_same_every_time(

@@ -82,14 +82,22 @@ void Communicator::join(const ncclUniqueId& id, int rank, int ranks) {
   }
   std::vector<int> everybody;
   for (int i = 0; i < ranks; ++i) everybody.push_back(i);
-  const HostMessage mine{
-      .purpose = HostMessage::Purpose::join, .color = 0, .key = 0, .id = {}, .bus_id = bus_id_of(device)};
-  refuse_shared_devices(rank, exchange(mine, everybody));
+  const HostMessage mine{.purpose = HostMessage::Purpose::join,
+                         .color = 0,
+                         .key = job_rank().value_or(rank),
+                         .id = {},
+                         .bus_id = bus_id_of(device)};
+  const auto messages = exchange(mine, everybody);
+  refuse_shared_devices(rank, messages);
+  for (const HostMessage& message : messages) job_ranks_.push_back(message.key);
+  const Counted counted(mutex_, changed_, exchanging_);
+  wait_for_network();  // now that it is known where the others are
 }
 
 std::vector<HostMessage> Communicator::exchange(const HostMessage& message,
                                                 const std::vector<int>& participants) {
   const Counted counted(mutex_, changed_, exchanging_);
+  wait_for_network();
   RankState& mine = shared_->rank(rank_);
   const uint64_t round = mine.host_rounds;
   mine.host_messages[round % 2] = message;
@@ -119,6 +127,26 @@ std::vector<HostMessage> Communicator::exchange(const HostMessage& message,
     }
   }
   return messages;
+}
+
+Disturbance Communicator::disturbance() const {
+  Disturbance worst;
+  if (!links_are_disturbed()) return worst;
+  for (int rank = 0; rank < static_cast<int>(job_ranks_.size()); ++rank) {
+    const Disturbance one = disturbance(rank);
+    worst = {worst.cut || one.cut, std::max(worst.factor, one.factor)};
+  }
+  return worst;
+}
+
+Disturbance Communicator::disturbance(int rank) const {
+  return links_are_disturbed() && rank != rank_ ? disturbance_to(job_ranks_[rank]) : Disturbance{};
+}
+
+void Communicator::wait_for_network() {
+  std::unique_lock lock(mutex_);
+  while (!aborted_ && disturbance().cut) changed_.wait_for(lock, device_poll);
+  if (aborted_) throw Failure(ncclInternalError, "The communicator was aborted while its ranks met.");
 }
 
 void Communicator::set_state(ncclResult_t state, const std::string& text) {
@@ -155,6 +183,11 @@ void Communicator::end_launch(bool had_turn) {
 void Communicator::wait_for_launches() {
   std::unique_lock lock(mutex_);
   while (ended_ != launched_ && !should_stop()) changed_.wait_for(lock, device_poll);
+}
+
+void Communicator::wait_until_stopped() {
+  std::unique_lock lock(mutex_);
+  while (!should_stop()) changed_.wait_for(lock, device_poll);
 }
 
 void Communicator::stop(bool exchanges_too) {

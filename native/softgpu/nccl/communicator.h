@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "../runtime/fault_registry.h"
 #include "link.h"
 #include "operation.h"
 #include "shared_segment.h"
@@ -42,6 +43,10 @@ class Communicator {
   // who all call this with the same list). Blocks until they have; throws a Failure when aborted.
   std::vector<HostMessage> exchange(const HostMessage& message, const std::vector<int>& participants);
 
+  // The way to all the others, or to one; a rehearsed fault may have cut it or slowed it down.
+  Disturbance disturbance() const;
+  Disturbance disturbance(int rank) const;
+
   // What ncclCommGetAsyncError answers, and why.
   void set_state(ncclResult_t state, const std::string& text = {});
   ncclResult_t state() const { return state_; }
@@ -64,6 +69,7 @@ class Communicator {
   // As revoke, and exchanges throw.
   void abort();
   bool is_revoked() const { return revoked_; }
+  void wait_until_stopped();
   // True when device work has to give up: revoked, the device lost, the process ending.
   bool should_stop() const;
 
@@ -80,8 +86,10 @@ class Communicator {
 
  private:
   void stop(bool exchanges_too);
+  void wait_for_network();  // throws a Failure when aborted
 
   int rank_ = 0, ranks_ = 0;
+  std::vector<int> job_ranks_;  // of the ranks; what faults call them
   std::unique_ptr<SharedSegment> shared_;
   std::vector<Link> links_;
   std::atomic<bool> revoked_ = false, aborted_ = false;

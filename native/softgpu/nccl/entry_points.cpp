@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "../runtime/enqueue.h"
+#include "../runtime/fault_registry.h"
 #include "bootstrap.h"
 #include "communicator.h"
 #include "failure.h"
@@ -90,6 +91,7 @@ ncclResult_t call(ncclComm_t handle, cudaStream_t stream, Operation operation,
                                  (uses_receive(operation, is_root) && !operation.receive))) {
       throw Failure(ncclInvalidArgument, to_text(describe(operation, 0)), ": a buffer is null.");
     }
+    operation.fault = fault_at(FaultPoint::collective);
     return submit(Call{communicator, stream, operation});
   });
 }
@@ -135,7 +137,8 @@ const char* ncclGetErrorString(ncclResult_t result) {
 const char* ncclGetLastError(ncclComm_t handle) {
   // What a communicator failed of on a thread of ours is news to this one.
   const auto communicator = look_up(handle);
-  const std::string text = communicator ? communicator->state_text() : "";
+  std::string text = communicator ? communicator->state_text() : "";
+  if (text.empty() && last_error().empty()) text = asynchronous_error();
   if (!text.empty()) last_error() = text;
   return last_error().c_str();
 }

@@ -30,6 +30,11 @@ class Failure : public std::exception {
 // The sentence of this thread's last failed call.
 std::string& last_error();
 
+// The sentence of the newest failure that came over a communicator on a thread of ours; any thread may ask
+// for it.
+void set_asynchronous_error(const std::string& text);
+std::string asynchronous_error();
+
 // Runs work and turns what it throws into a result code and last_error(). Work returns a result code, since
 // ncclInProgress is one too, or nothing.
 template <class Work>

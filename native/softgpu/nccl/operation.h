@@ -5,7 +5,10 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
+
+#include "../runtime/fault.h"
 
 namespace softgpu::nccl {
 
@@ -43,7 +46,8 @@ struct Operation {
   size_t count = 0;  // elements, as the call counts them
   ncclDataType_t type = ncclInt8;
   Reduction reduction{};
-  int peer = 0;  // the root, or the other end of a send or receive
+  int peer = 0;                  // the root, or the other end of a send or receive
+  std::optional<Fault> fault{};  // what was ordered to happen to it
 };
 
 // Of an operation, what has to be the same on all ranks. Lies in shared memory.

@@ -1,11 +1,13 @@
 #include "progress.h"
 
+#include <algorithm>
 #include <deque>
 #include <map>
 #include <utility>
 
 #include "collectives.h"
 #include "point_to_point.h"
+#include "rehearsed_failure.h"
 
 namespace softgpu::nccl {
 namespace {
@@ -28,9 +30,25 @@ class Queue {
   std::deque<Work> works_;
 };
 
+// One step of the queue as its link allows it, which may change in the meantime.
+template <class Work, class Now>
+bool step_over(Now disturbance, Queue<Work>& queue, const Communicator& communicator) {
+  const Disturbance before = disturbance();
+  if (before.cut) return false;
+  bool moved = false;
+  run_slowed(
+      before.factor, [&] { moved = queue.step(); },
+      [&] { return communicator.should_stop() || disturbance().factor <= 1; });
+  return moved;
+}
+
 }  // namespace
 
 void run_operations(Communicator& communicator, const std::vector<Operation>& operations) {
+  const auto doomed = std::find_if(operations.begin(), operations.end(),
+                                   [](const Operation& operation) { return operation.fault.has_value(); });
+  if (doomed != operations.end()) return suffer(communicator, *doomed->fault);
+
   Queue<Collective> collectives;
   std::map<std::pair<Kind, int>, Queue<Transfer>> transfers;  // by direction and peer
   for (const Operation& operation : operations) {
@@ -44,8 +62,11 @@ void run_operations(Communicator& communicator, const std::vector<Operation>& op
   Bell& bell = communicator.shared().rank(communicator.rank()).device_bell;
   while (!communicator.should_stop() && !(collectives.empty() && transfers.empty())) {
     const uint32_t heard = bell.rings();
-    bool moved = collectives.step();
-    for (auto& [key, queue] : transfers) moved |= queue.step();
+    bool moved = step_over([&] { return communicator.disturbance(); }, collectives, communicator);
+    for (auto& [key, queue] : transfers) {
+      moved |=
+          step_over([&, peer = key.second] { return communicator.disturbance(peer); }, queue, communicator);
+    }
     std::erase_if(transfers, [](const auto& entry) { return entry.second.empty(); });
     if (!moved) bell.wait_after(heard, device_poll);
   }

@@ -6,6 +6,8 @@
 #include <thread>
 
 #include "enqueue.h"
+#include "fault_control.h"
+#include "fault_registry.h"
 #include "process.h"
 
 namespace softgpu {
@@ -17,6 +19,7 @@ thread_local int current_index = 0;
 // Kernels that run right now get a moment to end, as they use code and data of libraries that are destroyed
 // next.
 void stop_at_exit() {
+  close_fault_control();
   constexpr auto grace = std::chrono::seconds(2);
   const auto deadline = std::chrono::steady_clock::now() + grace;
   for (const auto& device : machine().devices) {
@@ -107,8 +110,8 @@ void Device::fail(const Failure& failure) {
     failure_ = failure;
     failed_.store(true, std::memory_order_release);
   }
-  std::fprintf(stderr, "softgpu: device %d has failed (%s): %s\n", index, cudaGetErrorName(failure.error),
-               failure.text.c_str());
+  std::fprintf(stderr, "softgpu: device %d has failed (%s)%s%s\n", index, cudaGetErrorName(failure.error),
+               failure.text.empty() ? "" : ": ", failure.text.c_str());
   for (const auto& stream : streams()) stream->notice_failure();
 }
 
@@ -122,6 +125,8 @@ Machine::Machine() : settings(read_settings()), addresses(settings.devices.size(
                                                addresses.device_begin(index), addresses.span(),
                                                settings.memory));
   }
+  arm_faults_of_environment();
+  open_fault_control();
   enter_running(stop_at_exit);
 }
 
@@ -176,6 +181,8 @@ void use_device(int index) { current_index = index; }
 bool device_usable(int device) {
   return !find_device(device).failed() && process_phase() == ProcessPhase::running;
 }
+
+void fail_device(int device, cudaError_t error) { find_device(device).fail({error, ""}); }
 
 void wait_on_host(const Point& point) {
   if (!point.reached()) point.stream->wait(point.ticket);

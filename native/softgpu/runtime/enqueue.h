@@ -16,6 +16,9 @@ namespace softgpu {
 // work is then dropped.
 cudaError_t enqueue(cudaStream_t stream, std::function<cudaError_t()> work);
 
+// Ends the device for good, as a failed kernel does.
+void fail_device(int device, cudaError_t error);
+
 // The device that cudaSetDevice chose for this thread.
 int current_device();
 

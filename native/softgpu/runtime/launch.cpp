@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "device.h"
+#include "enqueue.h"
+#include "fault_registry.h"
 #include "kernel_registry.h"
 #include "limits.h"
 #include "stream_functions.h"
@@ -21,6 +23,13 @@ std::string readable(const char* mangled) {
   const std::unique_ptr<char, decltype(&std::free)> name(
       abi::__cxa_demangle(mangled, nullptr, nullptr, &status), &std::free);
   return status == 0 ? name.get() : mangled;
+}
+
+// In the place of a kernel: it fails as if the kernel had.
+std::unique_ptr<Work> failing_kernel(Device& device, FaultKind kind) {
+  const Failure failure{error_of(kind), ""};
+  if (kind == FaultKind::device_lost) device.fail(failure);  // nobody waits for a device that is gone
+  return make_work([failure] { throw failure; });
 }
 
 struct Shape {
@@ -51,7 +60,9 @@ class KernelLaunch final : public Work {
   }
 
   void run() override {
-    code_.run(pointers(), &launch_);
+    run_slowed(
+        kernel_factor(), [this] { code_.run(pointers(), &launch_); },
+        [this] { return !device_usable(launch_.device) || kernel_factor() <= 1; });
     if (failure_.error != cudaSuccess) throw failure_;
   }
 
@@ -98,8 +109,10 @@ void launch(const void* function, const Shape& shape, void** arguments, cudaStre
     std::fprintf(stderr, "softgpu: launch %s device=%d stream=%llu\n", kernel.name, device.index,
                  static_cast<unsigned long long>(stream->id));
   }
-  const Point end =
-      device.enqueue(*stream, std::make_unique<KernelLaunch>(kernel, shape, arguments, device.index, handle));
+  const auto fault = fault_at(FaultPoint::launch);
+  const Point end = device.enqueue(
+      *stream, fault ? failing_kernel(device, fault->kind)
+                     : std::make_unique<KernelLaunch>(kernel, shape, arguments, device.index, handle));
   if (machine().settings.launch_blocking) wait_on_host(end);
 }
 

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "device.h"
+#include "fault_registry.h"
 #include "host_memory.h"
 
 using namespace softgpu;
@@ -9,6 +10,7 @@ using namespace softgpu;
 cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   return device_call([&](Device& device) {
     require(pointer != nullptr, cudaErrorInvalidValue, "no place to put the new pointer");
+    require(!fault_at(FaultPoint::allocation) && !memory_is_taken(), cudaErrorMemoryAllocation, "");
     *pointer = device.memory.allocate(bytes);
     return cudaSuccess;
   });
@@ -28,7 +30,7 @@ cudaError_t cudaFree(void* pointer) {
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   return device_call([&](Device& device) {
     if (total) *total = device.memory.capacity();
-    if (free) *free = device.memory.capacity() - device.memory.used();
+    if (free) *free = memory_is_taken() ? 0 : device.memory.capacity() - device.memory.used();
     return cudaSuccess;
   });
 }

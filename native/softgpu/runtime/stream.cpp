@@ -1,7 +1,6 @@
 #include "stream.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,27 +8,13 @@
 #include <string>
 #include <thread>
 
+#include "blocked_signals.h"
 #include "device.h"
 #include "error.h"
 #include "process.h"
 
 namespace softgpu {
 namespace {
-
-// The process's signals are for the program's own threads; only what a thread does to itself stays open.
-class BlockedSignals {
- public:
-  BlockedSignals() {
-    sigset_t blocked;
-    sigfillset(&blocked);
-    for (int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP}) sigdelset(&blocked, signal);
-    pthread_sigmask(SIG_SETMASK, &blocked, &before_);
-  }
-  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_;
-};
 
 [[noreturn]] void park() {
   for (;;) pause();

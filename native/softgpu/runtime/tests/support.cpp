@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <memory>
+#include <thread>
 
 void expect_success(cudaError_t error, const char* file, int line) {
   if (error == cudaSuccess) return;
@@ -59,7 +60,7 @@ std::vector<int> Diary::read() {
 
 namespace kernels {
 
-char add, fail, missing, nvidia;
+char add, nap, fail, missing, nvidia;
 
 namespace {
 
@@ -68,13 +69,19 @@ void run_add(void** arguments, softgpu_launch_t*) {
   *to += *static_cast<int*>(arguments[1]);
 }
 
+void run_nap(void** arguments, softgpu_launch_t* launch) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  run_add(arguments, launch);
+}
+
 void run_fail(void**, softgpu_launch_t* launch) {
   softgpu_fail(launch, cudaErrorIllegalAddress, "it wrote where nothing is.");
 }
 
 constexpr softgpu_parameter_t add_parameters[] = {{0, sizeof(int*)}, {8, sizeof(int)}};
-constexpr softgpu_kernel_t code[] = {{"add", run_add, add_parameters, 2}, {"fail", run_fail, nullptr, 0}};
-constexpr softgpu_module_t module_data{SOFTGPU_MODULE_MAGIC, code, 2};
+constexpr softgpu_kernel_t code[] = {
+    {"add", run_add, add_parameters, 2}, {"nap", run_nap, add_parameters, 2}, {"fail", run_fail, nullptr, 0}};
+constexpr softgpu_module_t module_data{SOFTGPU_MODULE_MAGIC, code, 3};
 softgpu_fatbin_wrapper_t wrapper{SOFTGPU_FATBIN_WRAPPER_MAGIC, 1, &module_data, nullptr};
 
 const unsigned long long nvidia_data[2] = {0x1234, 0x5678};
@@ -88,6 +95,7 @@ void register_all() {
   };
   void** module = __cudaRegisterFatBinary(&wrapper);
   add_kernel(module, add, "add");
+  add_kernel(module, nap, "nap");
   add_kernel(module, fail, "fail");
   __cudaRegisterFatBinaryEnd(module);
   void** other = __cudaRegisterFatBinary(&nvidia_wrapper);

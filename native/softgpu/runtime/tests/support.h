@@ -89,7 +89,8 @@ class Diary {
 
 // Kernels of a softgpu module, registered as nvcc's code would do it. The addresses are their host stubs.
 namespace kernels {
-extern char add, fail, missing,
-    nvidia;  // add(int* to, int amount): *to += amount. fail(): an illegal address.
+// add(int* to, int amount): *to += amount. nap(int* to, int amount): the same, in a millisecond. fail(): an
+// illegal address.
+extern char add, nap, fail, missing, nvidia;
 void register_all();
 }  // namespace kernels

@@ -1,0 +1,11 @@
+// What happens to an operation that a fault was ordered for (runtime/fault.h).
+#pragma once
+#include "../runtime/fault.h"
+#include "communicator.h"
+
+namespace softgpu::nccl {
+
+// Runs in the place of the launch's operations. Returns when the communicator has to stop.
+void suffer(Communicator& communicator, const Fault& fault);
+
+}  // namespace softgpu::nccl
