@@ -155,7 +155,8 @@ def _as_json(rows: list[Analysis | Refused], advice: Recommendation) -> dict[str
 
 
 def _reproduce(arguments: list[str]) -> int:
-    from jitckpt.planning.papers import REPRODUCTIONS, Cell
+    from jitckpt.planning.papers import REPRODUCTIONS, Cell, collab_of_trace
+    from jitckpt.planning.traces import read_trace
 
     parser = argparse.ArgumentParser(
         prog="jitckpt plan reproduce", description="Recompute a table or figure of the papers, beside theirs."
@@ -163,8 +164,19 @@ def _reproduce(arguments: list[str]) -> int:
     parser.add_argument("name", choices=REPRODUCTIONS, help="which one")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw our curves (.png, .svg, .pdf)")
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="with collab-fig6: checkpoint sizes of your own, CSV, a line a snapshot, bytes of eight GPUs",
+    )
     parsed = parser.parse_args(arguments)
-    reproduction = REPRODUCTIONS[parsed.name]()
+    if parsed.trace is None:
+        reproduction = REPRODUCTIONS[parsed.name]()
+    elif parsed.name == "collab-fig6":
+        reproduction = collab_of_trace(str(parsed.trace), read_trace(parsed.trace))
+    else:
+        parser.error("--trace goes with collab-fig6 only")
     if parsed.plot:
         from jitckpt.planning.pictures import draw_reproduction
 
@@ -183,7 +195,8 @@ def _reproduce(arguments: list[str]) -> int:
         return f"{cell.paper_says} {cell.paper:g} {cell.unit}".strip()
 
     for cell in reproduction.cells:
-        difference = "-" if cell.difference is None else f"{cell.difference:+.3g}"
+        # Rounding of the last digits is no difference.
+        difference = "-" if cell.difference is None else f"{round(cell.difference, 9):+.3g}"
         table.add_row(
             cell.row, cell.column, theirs(cell), f"{cell.ours:.4g} {cell.unit}", difference, cell.note
         )
