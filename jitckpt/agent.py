@@ -23,10 +23,10 @@ from torch.distributed.elastic.multiprocessing import PContext, RunProcsResult, 
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.launcher import api as launcher
 
-from jitckpt import faults, local_state, saves
+from jitckpt import faults, local_state, protocol, saves
 from jitckpt.events import EventLog
 from jitckpt.faults import FaultSpec
-from jitckpt.protocol import Loaded
+from jitckpt.protocol import Message
 from jitckpt.recovery import Outcome
 from jitckpt.spares import Spares
 from jitckpt.supervisor import Reports, Supervisor
@@ -40,6 +40,8 @@ class Settings:
     checkpoint_dir: Path | None
     save_deadline: float
     hang_timeout: float
+    hang_floor: float  # 0: hang_timeout is not learned
+    stall_timeout: float
     device_environment: Mapping[str, str]
     warm_spares: int | None  # for each rank; None for one where memory allows
     faults: tuple[FaultSpec, ...]
@@ -186,15 +188,13 @@ class WorkerProcesses(PContext):
             workers=workers,
             log=self._log,
             reports=Reports(
-                registered=self._guardian.note_registered,
-                fault_fired=self._fault_fired,
+                heard=self._heard,
                 failed=self._failed,
-                loaded=self._loaded,
-                first_step=self._first_step,
                 write_local_states=write_local_states,
             ),
             save_id=self._log.restart + 1,
             save_deadline=self._settings.save_deadline,
+            stall_timeout=self._settings.stall_timeout,
             restarts_left=self._restarts_left,
         )
         self.supervisor.start()
@@ -203,6 +203,7 @@ class WorkerProcesses(PContext):
     def _start_worker(self, local_rank: int) -> Worker:
         environment = {**os.environ, **self.envs[local_rank], **self._settings.device_environment}
         environment["JITCKPT_HANG_TIMEOUT"] = str(self._settings.hang_timeout)
+        environment["JITCKPT_HANG_FLOOR"] = str(self._settings.hang_floor)
         environment["JITCKPT_RESTART"] = str(self._log.restart)
         environment["JITCKPT_FAULTS"] = faults.to_environment(self._armed)
         if self._settings.checkpoint_dir is not None:
@@ -237,11 +238,19 @@ class WorkerProcesses(PContext):
     def _local_rank(self, worker: Worker) -> int:
         return next(number for number, known in self._workers.items() if known is worker)
 
-    def _loaded(self, worker: Worker, message: Loaded) -> None:
-        self._spares.note_loaded(self._local_rank(worker), message.modules, message.environment)
+    def _heard(self, worker: Worker, message: Message) -> None:
+        match message:
+            case protocol.Registered():
+                self._guardian.note_registered(worker)
+            case protocol.Loaded():
+                self._spares.note_loaded(self._local_rank(worker), message.modules, message.environment)
+            case protocol.FirstStep():
+                self._prepare_spares(worker)
+            case protocol.Fault():
+                self._fault_fired(message.fault)
 
-    def _first_step(self, worker: Worker) -> None:
-        """Once the training runs there is time to get ready for the next failure."""
+    def _prepare_spares(self, worker: Worker) -> None:
+        """Once every rank trains there is time to get ready for the next failure."""
         self._waiting_for_first_step.discard(self._local_rank(worker))
         if not self._waiting_for_first_step and self._restarts_left > 0:
             ready = self._spares.fill(self._commands, self._environments)

@@ -27,12 +27,14 @@ from jitckpt.native import Native
 from jitckpt.saver import SaveFunction, Saver
 from jitckpt.selection import Choice
 from jitckpt.shards import Layout, agree
+from jitckpt.stacks import stack_writer
 
 MAX_AHEAD = 8  # steps that the host may be ahead of the device
 KEPT_STEPS = MAX_AHEAD + 4  # replicas may be a step apart, and the host has begun one more
-SETTLE_SECONDS = 0.1
+SETTLE_SECONDS = 0.05  # a device that moves on after all only costs another save
 LAST_LOOK_SECONDS = 1.0
-DEFAULT_HANG_TIMEOUT = 60.0
+# Where no agent asks the other ranks: shortly before c10d's own watchdog would end the process.
+DEFAULT_HANG_TIMEOUT = 540.0
 DEFAULT_DIRECTORY = "ckpt"
 # Set by whoever tries a job out: its saves go there, whatever the script says, and its final state's digests.
 REHEARSAL_DIR = "JITCKPT_REHEARSAL_DIR"
@@ -312,6 +314,7 @@ class Job:
         native.start(
             agent_fd=self._agent_fd,
             hang_timeout=float(os.environ.get("JITCKPT_HANG_TIMEOUT", DEFAULT_HANG_TIMEOUT)),
+            hang_floor=float(os.environ.get("JITCKPT_HANG_FLOOR", "0")),
             settle=SETTLE_SECONDS,
             max_ahead=MAX_AHEAD,
             save=self._saver,
@@ -330,6 +333,8 @@ class Job:
                 fingerprint=self.identity.fingerprint,
                 saver="builtin" if self._save_function is None else "callback",
                 checkpoint_dir=str(self.root),
+                stack_signal=stack_writer().signal_number,
+                stack_fd=stack_writer().descriptor,
             )
         )
         atexit.register(self._at_exit)

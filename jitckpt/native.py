@@ -26,6 +26,7 @@ typedef int (*jitckpt_save_fn)(const char* order_json);
 typedef struct {
   int agent_fd;
   double hang_timeout_s;
+  double hang_floor_s;
   double settle_s;
   uint32_t max_ahead;
   jitckpt_save_fn save;
@@ -110,13 +111,15 @@ class Native:
         *,
         agent_fd: int,
         hang_timeout: float,
+        hang_floor: float,
         settle: float,
         max_ahead: int,
         save: Callable[[bytes], int],
     ) -> None:
         """Start the watchdog; `save` is called on a thread of the library with the agent's order.
 
-        agent_fd: -1 without an agent. hang_timeout, settle: seconds. Raises NativeError.
+        agent_fd: -1 without an agent. hang_timeout, hang_floor, settle: seconds; with a floor above 0 the
+        time-out is learned between the two. Raises NativeError.
         """
 
         def called(order: Any) -> int:
@@ -125,6 +128,7 @@ class Native:
         self._callback = self._ffi.callback("int(const char*)", called, error=1)
         config = self._ffi.new("jitckpt_config_t*")
         config.agent_fd, config.hang_timeout_s, config.settle_s = agent_fd, hang_timeout, settle
+        config.hang_floor_s = hang_floor
         config.max_ahead, config.save = max_ahead, self._callback
         config.gil_check = self._library.PyGILState_Check
         config.gil_release = self._library.PyEval_SaveThread

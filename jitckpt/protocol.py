@@ -49,11 +49,16 @@ class Registered(Message):
     fingerprint: str
     saver: Literal["builtin", "callback"]
     checkpoint_dir: str
+    stack_signal: int = 0  # makes the process write its Python stacks to its file descriptor stack_fd
+    stack_fd: int = -1
 
 
 @dataclass(frozen=True)
 class Hang(Message):
-    """A collective made no progress for `seconds`. `collectives`: what was in flight, oldest first."""
+    """A collective made no progress for `seconds`. `collectives`: what was in flight, oldest first.
+
+    communicator: an identity that is the same on all of its ranks.
+    """
 
     type = "hang"
     communicator: int | str
@@ -62,6 +67,16 @@ class Hang(Message):
     bytes: int
     seconds: float
     collectives: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Progress(Message):
+    """The answer to Ask: where the rank is on each communicator, and what is the oldest on each stream."""
+
+    type = "progress"
+    question: int
+    communicators: list[Any]
+    collectives: list[Any]
 
 
 @dataclass(frozen=True)
@@ -200,6 +215,14 @@ class Save(Message):
 
 
 @dataclass(frozen=True)
+class Ask(Message):
+    """Order: say where you are; the library answers at once, whatever the training does."""
+
+    type = "ask"
+    question: int
+
+
+@dataclass(frozen=True)
 class Resume(Message):
     """Order: let the held calls go on."""
 
@@ -209,6 +232,7 @@ class Resume(Message):
 FROM_WORKER = (
     Registered,
     Hang,
+    Progress,
     NcclError,
     Held,
     SaveBegun,
@@ -221,7 +245,7 @@ FROM_WORKER = (
     Finished,
     Fault,
 )
-FROM_AGENT = (Save, Resume)
+FROM_AGENT = (Save, Ask, Resume)
 _CLASSES: dict[str, type[Message]] = {cls.type: cls for cls in (*FROM_WORKER, *FROM_AGENT)}
 _HINTS = {cls: get_type_hints(cls) for cls in _CLASSES.values()}
 

@@ -14,6 +14,7 @@ from jitckpt import protocol
 from jitckpt.console import say
 from jitckpt.errors import JitckptError
 from jitckpt.events import EventLog
+from jitckpt.investigation import Investigation
 from jitckpt.protocol import Message, ProtocolError
 from jitckpt.recovery import (
     Close,
@@ -34,11 +35,8 @@ from jitckpt.workers import Worker
 class Reports:
     """Whom the supervisor tells, on its own thread, what others have to act on."""
 
-    registered: Callable[[Worker], None]
-    fault_fired: Callable[[str], None]
+    heard: Callable[[Worker, Message], None]  # every message
     failed: Callable[[Worker, int, bool], None]  # with the exit code, and whether the agent killed it
-    loaded: Callable[[Worker, protocol.Loaded], None]
-    first_step: Callable[[Worker], None]
     write_local_states: Callable[[Worker, Path], dict[int, int]]  # into a directory; the bytes by step
 
 
@@ -54,7 +52,13 @@ class Supervisor(threading.Thread):
         save_id: int,
         save_deadline: float,
         restarts_left: int,
+        stall_timeout: float = 540.0,
+        answer_within: float = 3.0,
     ) -> None:
+        """stall_timeout: seconds that a live rank may keep the others waiting in a collective.
+
+        answer_within: seconds in which every live rank says where it is.
+        """
         super().__init__(name="jitckpt-supervisor", daemon=True)
         self._workers = {worker.rank: worker for worker in workers}
         self._log = log
@@ -64,6 +68,7 @@ class Supervisor(threading.Thread):
         self._job = Job(ranks, time.monotonic(), save_deadline, restarts_left)
         self._registrations: dict[int, protocol.Registered] = {}
         self._trouble: str | None = None
+        self._investigation = Investigation(self._workers, log, stall_timeout, answer_within)
         self.interrupts: list[int] = []
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector = selectors.DefaultSelector()
@@ -122,11 +127,17 @@ class Supervisor(threading.Thread):
             self._job = replace(
                 self._job, now=time.monotonic(), interrupted=interrupts > 0, impatient=interrupts > 1
             )
+            absent = tuple(rank.rank for rank in self._job.ranks if rank.alive and not rank.registered)
+            if not self._job.alarmed and (found := self._investigation.verdict(self._askable(), absent)):
+                self._alarm("hang", found)
             match decide(self._job):
                 case Wait(until):
-                    self._listen(None if until is None else max(0.0, until - time.monotonic()))
+                    looks = [] if self._job.alarmed else [self._investigation.next_look]
+                    first = min((one for one in (until, *looks) if one is not None), default=None)
+                    self._listen(None if first is None else max(0.0, first - time.monotonic()))
                 case OrderSave(ranks):
                     self._order_save(ranks)
+                    self._investigation.write_report(self._registrations)
                 case EndRanks(kill, terminate):
                     self._end(kill, terminate)
                 case WriteLocalState():
@@ -170,24 +181,19 @@ class Supervisor(threading.Thread):
 
     def _hear(self, worker: Worker, message: Message) -> None:
         rank = worker.rank
-        if isinstance(message, protocol.Loaded):  # nothing that anybody wants to read
-            self._reports.loaded(worker, message)
-            return
-        fields = asdict(message)
-        del fields["time"]
-        self._log.write(message.type, **(fields | {"rank": rank}))
+        if not isinstance(message, protocol.Loaded | protocol.Progress):  # long, and of use for a moment
+            fields = asdict(message)
+            del fields["time"]
+            self._log.write(message.type, **(fields | {"rank": rank}))
         match message:
             case protocol.Registered():
                 self._register(worker, message)
-            case protocol.FirstStep():
-                self._reports.first_step(worker)
             case protocol.Finished():
                 self._change(rank, reachable=False)
             case protocol.Hang():
-                alive = (self._workers[known.rank] for known in self._job.ranks if known.alive)
-                stopped = [f"rank {other.rank} is stopped" for other in alive if other.is_stopped()]
-                stuck = f"rank {rank}'s {message.operation} made no progress for {message.seconds:.1f} s"
-                self._alarm("hang", ", ".join([stuck, *stopped]))
+                self._investigation.begin(rank, message, self._askable())
+            case protocol.Progress():
+                self._investigation.hear(rank, message)
             case protocol.NcclError():
                 self._alarm("nccl_error", f"{message.operation} of rank {rank} failed: {message.text}")
             case protocol.SaveEnded(save_id=self._save_id):
@@ -197,14 +203,16 @@ class Supervisor(threading.Thread):
                 say(f"rank {rank} could not save: {message.reason}")
             case protocol.Warning():
                 say(f"rank {rank}: {message.text}")
-            case protocol.Fault():
-                self._reports.fault_fired(message.fault)
+        self._reports.heard(worker, message)
+
+    def _askable(self) -> tuple[int, ...]:
+        ranks = self._job.ranks
+        return tuple(rank.rank for rank in ranks if rank.alive and rank.registered and rank.reachable)
 
     def _register(self, worker: Worker, message: protocol.Registered) -> None:
         self._registrations[worker.rank] = message
         self._change(worker.rank, registered=True, reachable=True, shard=message.shard, shards=message.shards)
         self._log.open(Path(message.checkpoint_dir))
-        self._reports.registered(worker)
 
     def _alarm(self, cause: str, text: str) -> None:
         self._detected(cause, text)

@@ -27,6 +27,8 @@ from jitckpt.faults import DEVICE_KINDS, FaultError, FaultSpec, parse_fault
 from jitckpt.timeline import in_words
 
 DEFAULT_MAX_RESTARTS = 3
+DEFAULT_HANG_TIMEOUT = 60.0
+HANG_FLOOR = 5.0
 
 # For --run-path torch calls this function in a process that it forks or spawns; here a worker is a command.
 RUN_PATH = """\
@@ -55,7 +57,9 @@ def main(arguments: list[str]) -> int:
         settings = Settings(
             checkpoint_dir=args.checkpoint_dir,
             save_deadline=args.save_deadline,
-            hang_timeout=args.hang_timeout,
+            hang_timeout=DEFAULT_HANG_TIMEOUT if args.hang_timeout is None else args.hang_timeout,
+            hang_floor=0.0 if args.hang_timeout is not None else HANG_FLOOR,
+            stall_timeout=args.stall_timeout,
             warm_spares=args.warm_spares,
             device_environment=device_environment(kind, config.nproc_per_node, LIBRARY_DIR, os.environ),
             faults=tuple(args.fault),
@@ -181,9 +185,16 @@ def _parser() -> argparse.ArgumentParser:
     ours.add_argument(
         "--hang-timeout",
         type=_seconds,
-        default=60.0,
         metavar="SECONDS",
-        help="a collective that makes no progress for so long hangs (default 60)",
+        help="a collective that makes no progress for so long is looked into (default: learned from the "
+        f"job's own collectives, {HANG_FLOOR:g} to {DEFAULT_HANG_TIMEOUT:g})",
+    )
+    ours.add_argument(
+        "--stall-timeout",
+        type=_seconds,
+        default=540.0,
+        metavar="SECONDS",
+        help="how long a rank that is alive may keep the others waiting in a collective (default 540)",
     )
     ours.add_argument(
         "--warm-spares",

@@ -252,9 +252,10 @@ def entry_point(call: Call) -> str:
             stream, communicator, datatype = (
                 p.named(t) for t in ("cudaStream_t", "ncclComm_t", "ncclDataType_t")
             )
+            peer = ", peer" if "peer" in p.names() else ""
             body.append(
                 f'observe::collective(result, "{p.name}", {communicator}, {call.count}, '
-                f"{datatype}, {stream});"
+                f"{datatype}, {stream}{peer});"
             )
         else:
             body.append(f"observe::{p.name}({', '.join(['result', *p.names()])});")

@@ -147,6 +147,10 @@ void Control::hear_agent() {
           case messages::Order::resume:
             resume_wanted_ = true;
             break;
+          case messages::Order::ask:
+            tell_agent(messages::progress(messages::question_of(message), library_.communicators.progress(),
+                                          library_.device.watches.in_flight(library_.device.clock.now())));
+            break;
           case messages::Order::unknown:
             std::fprintf(stderr, "jitckpt: the agent sent an order that this library does not know: %.200s\n",
                          message.c_str());
@@ -167,7 +171,9 @@ void Control::order_own(const std::string& reason, Ending ending) {
 void Control::look_for_hang() {
   if (config_.hang_timeout_s <= 0) return;
   const double now = library_.device.clock.now();
-  const auto hung = library_.device.watches.overdue(now, config_.hang_timeout_s);
+  const double floor = config_.hang_floor_s > 0 ? config_.hang_floor_s : config_.hang_timeout_s;
+  const auto hung =
+      library_.device.watches.overdue(now, {std::min(floor, config_.hang_timeout_s), config_.hang_timeout_s});
   if (!hung) return;
   if (agent_.connected()) {
     tell_agent(messages::hang(*hung, library_.device.watches.in_flight(now)));

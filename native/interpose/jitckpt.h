@@ -30,6 +30,7 @@ typedef int (*jitckpt_save_fn)(const char* order_json);
 typedef struct {
   int agent_fd;           // SOCK_SEQPACKET to the agent, -1 without one
   double hang_timeout_s;  // a watched collective that makes no progress for so long hangs; <= 0: never
+  double hang_floor_s;    // > 0: learned from the job's own collectives, between this and hang_timeout_s
   double settle_s;        // the device is at rest when nothing has moved for so long
   uint32_t max_ahead;     // jitckpt_step_begin waits while so many steps are unfinished on the device
   jitckpt_save_fn save;

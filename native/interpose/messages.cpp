@@ -8,6 +8,9 @@ namespace jitckpt::interpose::messages {
 namespace {
 
 constexpr size_t collectives_in_a_message = 100;
+constexpr size_t communicators_in_a_message = 100;
+// All-to-all is made of sends to everybody: who has more peers than this is not asked about each.
+constexpr size_t peers_in_a_message = 32;
 
 std::string quoted(std::string_view text) {
   std::string result = "\"";
@@ -38,9 +41,36 @@ std::string begin(std::string_view type) {
   return "{\"type\":" + quoted(type) + ",\"time\":" + number(now);
 }
 
+std::string identity(uint64_t communicator) {
+  char text[24];
+  std::snprintf(text, sizeof text, "\"%016llx\"", static_cast<unsigned long long>(communicator));
+  return text;
+}
+
+std::string counts(const std::map<int, uint64_t>& by_peer) {
+  if (by_peer.size() > peers_in_a_message) return "null";
+  std::string list;
+  for (const auto& [peer, count] : by_peer) {
+    list += std::string(list.empty() ? "[" : ",[") + std::to_string(peer) + "," + std::to_string(count) + "]";
+  }
+  return "[" + list + "]";
+}
+
+long long number_of(std::string_view order, std::string_view key) {
+  const size_t found = order.find(key);
+  if (found == std::string_view::npos) return 0;
+  return std::atoll(std::string(order.substr(found + key.size(), 24)).c_str());
+}
+
 std::string fields(const watchdog::InFlight& entry) {
   const watchdog::Watch& watch = entry.watch;
-  return "\"communicator\":" + std::to_string(watch.communicator) +
+  std::string exchanges;
+  for (size_t index = 0; index < watch.exchanges.size() && index < peers_in_a_message; ++index) {
+    const watchdog::Exchange& exchange = watch.exchanges[index];
+    exchanges += std::string(index ? ",[" : "[") + (exchange.send ? "true" : "false") + "," +
+                 std::to_string(exchange.peer) + "," + std::to_string(exchange.number) + "]";
+  }
+  return "\"communicator\":" + identity(watch.communicator) + ",\"exchanges\":[" + exchanges + "]" +
          ",\"sequence\":" + std::to_string(watch.sequence) + ",\"operation\":" + quoted(watch.operation) +
          ",\"calls\":" + std::to_string(watch.calls) + ",\"bytes\":" + std::to_string(watch.bytes) +
          ",\"seconds\":" + number(entry.seconds);
@@ -51,16 +81,12 @@ std::string fields(const watchdog::InFlight& entry) {
 Order order_of(std::string_view message) {
   if (message.starts_with("{\"type\":\"save\"")) return Order::save;
   if (message.starts_with("{\"type\":\"resume\"")) return Order::resume;
+  if (message.starts_with("{\"type\":\"ask\"")) return Order::ask;
   return Order::unknown;
 }
 
-long long save_id_of(std::string_view order) {
-  constexpr std::string_view key = "\"save_id\":";
-  const size_t found = order.find(key);
-  return found == std::string_view::npos
-             ? 0
-             : std::atoll(std::string(order.substr(found + key.size(), 24)).c_str());
-}
+long long save_id_of(std::string_view order) { return number_of(order, "\"save_id\":"); }
+long long question_of(std::string_view order) { return number_of(order, "\"question\":"); }
 
 std::string own_save_order(std::string_view reason, double deadline) {
   return "{\"type\":\"save\",\"save_id\":0,\"reason\":" + quoted(reason) +
@@ -75,6 +101,24 @@ std::string hang(const watchdog::InFlight& oldest, const std::vector<watchdog::I
 std::string nccl_error(const char* operation, ncclResult_t result, const char* text) {
   return begin("nccl_error") + ",\"operation\":" + quoted(operation) +
          ",\"result\":" + std::to_string(static_cast<int>(result)) + ",\"text\":" + quoted(text) + "}";
+}
+
+std::string progress(long long question, const std::vector<CommunicatorProgress>& communicators,
+                     const std::vector<watchdog::InFlight>& in_flight) {
+  std::string list;
+  for (size_t index = 0; index < communicators.size() && index < communicators_in_a_message; ++index) {
+    const CommunicatorProgress& one = communicators[index];
+    list += std::string(index ? "," : "") + "{\"communicator\":" + identity(one.identity) +
+            ",\"rank\":" + std::to_string(one.rank) + ",\"ranks\":" + std::to_string(one.ranks) +
+            ",\"sequence\":" + std::to_string(one.sequence) + ",\"sends\":" + counts(one.sends) +
+            ",\"receives\":" + counts(one.receives) + "}";
+  }
+  std::vector<watchdog::InFlight> oldest;
+  for (const auto& entry : in_flight) {
+    if (entry.oldest) oldest.push_back(entry);
+  }
+  return begin("progress") + ",\"question\":" + std::to_string(question) + ",\"communicators\":[" + list +
+         "],\"collectives\":" + collectives(oldest, 20) + "}";
 }
 
 std::string held(long long save_id, double seconds, watchdog::RestOutcome rest) {
@@ -95,8 +139,8 @@ std::string in_words(const watchdog::InFlight& collective) {
   const watchdog::Watch& watch = collective.watch;
   char text[200];
   std::snprintf(text, sizeof text,
-                "%s (communicator %llu, number %llu, %llu bytes) is unfinished after %.1f s", watch.operation,
-                static_cast<unsigned long long>(watch.communicator),
+                "%s (communicator %016llx, number %llu, %llu bytes) is unfinished after %.1f s",
+                watch.operation, static_cast<unsigned long long>(watch.communicator),
                 static_cast<unsigned long long>(watch.sequence), static_cast<unsigned long long>(watch.bytes),
                 collective.seconds);
   return text;

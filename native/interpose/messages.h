@@ -6,20 +6,24 @@
 #include <string_view>
 #include <vector>
 
+#include "communicators.h"
 #include "rest.h"
 #include "watch_list.h"
 
 namespace jitckpt::interpose::messages {
 
-enum class Order { save, resume, unknown };
+enum class Order { save, resume, ask, unknown };
 Order order_of(std::string_view message);
-long long save_id_of(std::string_view order);  // 0 if it has none
+long long save_id_of(std::string_view order);   // 0 if it has none
+long long question_of(std::string_view order);  // likewise
 
 // An order of the library's own, in the agent's form. deadline: seconds.
 std::string own_save_order(std::string_view reason, double deadline);
 
 std::string hang(const watchdog::InFlight& oldest, const std::vector<watchdog::InFlight>& in_flight);
 std::string nccl_error(const char* operation, ncclResult_t result, const char* text);
+std::string progress(long long question, const std::vector<CommunicatorProgress>& communicators,
+                     const std::vector<watchdog::InFlight>& in_flight);
 std::string held(long long save_id, double seconds, watchdog::RestOutcome rest);
 
 // A JSON array, oldest first; at most `limit` entries.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <string_view>
 #include <vector>
 
 #include "entry.h"
@@ -46,17 +47,14 @@ bool is_capturing(cudaStream_t stream) {
 
 void watch(const Operation& operation) {
   Library& all = library();
-  const Place place = all.communicators.next(operation.communicator);
+  const watchdog::Watch watch = all.communicators.next(operation);
   // While capturing nothing runs, and an event would become part of the graph.
   if (is_capturing(operation.stream)) return;
   const int device = all.device.streams.device_of(operation.stream);
   all.device.streams.used_device(device);
   const auto event = all.device.events.record(operation.stream, device);
   if (!event) return;
-  all.device.watches.arm(
-      operation.stream,
-      {place.communicator, place.sequence, operation.name, operation.calls, operation.bytes}, *event,
-      all.device.clock.now());
+  all.device.watches.arm(operation.stream, watch, *event, all.device.clock.now());
 }
 
 void watch_or_postpone(ncclResult_t result, const std::vector<Operation>& operations) {
@@ -80,6 +78,10 @@ std::vector<Operation> merged_by_stream(const std::vector<Operation>& operations
     } else {
       same->bytes += operation.bytes;
       ++same->calls;
+      // With a collective among them it is one.
+      if (operation.exchanges.empty()) same->exchanges.clear();
+      if (same->exchanges.empty()) continue;
+      same->exchanges.insert(same->exchanges.end(), operation.exchanges.begin(), operation.exchanges.end());
     }
   }
   return merged;
@@ -97,6 +99,8 @@ int current_device() {
   return device;
 }
 
+bool worked(ncclResult_t result) { return result == ncclSuccess || result == ncclInProgress; }
+
 void created(cudaError_t result, cudaStream_t* stream) {
   if (result == cudaSuccess) library().device.streams.created(*stream, current_device());
 }
@@ -106,12 +110,13 @@ void created(cudaError_t result, cudaStream_t* stream) {
 void arm_fault(int signal_number) { armed_signal.store(signal_number); }
 
 void collective(ncclResult_t result, const char* name, ncclComm_t communicator, size_t count,
-                ncclDataType_t datatype, cudaStream_t stream) {
+                ncclDataType_t datatype, cudaStream_t stream, int peer) {
   if (result != ncclSuccess && result != ncclInProgress) {
     if (const auto job = current_job()) job->call_failed(name, result);
     return;
   }
-  const Operation operation{name, communicator, stream, count * bytes_of(datatype)};
+  Operation operation{name, communicator, stream, count * bytes_of(datatype)};
+  if (peer >= 0) operation.exchanges.push_back({.send = name == std::string_view("ncclSend"), .peer = peer});
   if (group_depth > 0) {
     group.push_back(operation);
     return;
@@ -140,6 +145,28 @@ void ncclGroupEnd(ncclResult_t result) {
 void ncclGroupSimulateEnd(ncclResult_t, ncclSimInfo_t*) {
   if (group_depth > 0 && --group_depth > 0) return;
   group.clear();
+}
+
+void ncclCommInitRank(ncclResult_t result, ncclComm_t* comm, int, ncclUniqueId commId, int) {
+  if (worked(result)) library().communicators.made(*comm, &commId, 1);
+}
+void ncclCommInitRankConfig(ncclResult_t result, ncclComm_t* comm, int, ncclUniqueId commId, int,
+                            ncclConfig_t*) {
+  if (worked(result)) library().communicators.made(*comm, &commId, 1);
+}
+void ncclCommInitRankScalable(ncclResult_t result, ncclComm_t* newcomm, int, int, int nId,
+                              ncclUniqueId* commIds, ncclConfig_t*) {
+  if (worked(result)) library().communicators.made(*newcomm, commIds, nId);
+}
+void ncclCommSplit(ncclResult_t result, ncclComm_t comm, int color, int, ncclComm_t* newcomm, ncclConfig_t*) {
+  if (!worked(result)) return;
+  const bool in_none = color == NCCL_SPLIT_NOCOLOR;
+  library().communicators.made_from(comm, in_none ? nullptr : *newcomm, static_cast<uint64_t>(color));
+}
+void ncclCommShrink(ncclResult_t result, ncclComm_t comm, int*, int, ncclComm_t* newcomm, ncclConfig_t*,
+                    int) {
+  constexpr uint64_t no_color = uint64_t{1} << 32;
+  if (worked(result)) library().communicators.made_from(comm, *newcomm, no_color);
 }
 
 void ncclCommDestroy(ncclComm_t comm) { library().communicators.forget(comm); }

@@ -9,9 +9,9 @@
 
 namespace jitckpt::interpose::observe {
 
-// Every NCCL call that moves data.
+// Every NCCL call that moves data. peer: of a send or receive, its other end.
 void collective(ncclResult_t result, const char* name, ncclComm_t communicator, size_t count,
-                ncclDataType_t datatype, cudaStream_t stream);
+                ncclDataType_t datatype, cudaStream_t stream, int peer = -1);
 
 // The signal that the process sends itself after the next NCCL call; 0 for none.
 void arm_fault(int signal_number);

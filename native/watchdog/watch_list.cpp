@@ -1,8 +1,16 @@
 #include "watch_list.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace jitckpt::watchdog {
+namespace {
+
+constexpr uint64_t first_lessons = 50;  // collectives until what they took counts: the first are the slowest
+constexpr uint64_t learning_period = 1000;  // collectives; those of two periods ago are forgotten
+constexpr double leniency = 10;
+
+}  // namespace
 
 void WatchList::arm(void* stream, const Watch& watch, Event event, double now) {
   const std::lock_guard lock(mutex_);
@@ -35,9 +43,10 @@ void WatchList::poll(const Finished& finished, const Recycle& recycle, const std
         // Somebody else saw it finish first: the event may already stand for a later watch.
         if (stream->entries.empty() || stream->entries.front().id != oldest.id) continue;
         stream->entries.pop_front();
-        stream->oldest_since = now();
+        const double finished_at = now();
+        learn(finished_at - stream->oldest_since, oldest.watch.bytes);
+        stream->oldest_since = finished_at;
         stream->named = false;
-        ++finished_;
       }
       recycle(oldest.event);
     }
@@ -46,11 +55,24 @@ void WatchList::poll(const Finished& finished, const Recycle& recycle, const std
   std::erase_if(streams_, [](const auto& stream) { return stream->entries.empty() && stream->forgotten; });
 }
 
-std::optional<InFlight> WatchList::overdue(double now, double timeout) {
+void WatchList::learn(double seconds, uint64_t bytes) {
+  if (++finished_ % learning_period == 0) slowest_before_ = std::exchange(slowest_, {});
+  if (seconds > slowest_.seconds) slowest_ = {seconds, bytes};
+}
+
+double WatchList::limit(const Watch& watch, const Patience& patience) const {
+  if (finished_ < first_lessons) return patience.ceiling;
+  const Slowest& slowest = slowest_.seconds > slowest_before_.seconds ? slowest_ : slowest_before_;
+  const double more = double(watch.bytes) / double(std::max<uint64_t>(slowest.bytes, 1));
+  return std::clamp(leniency * slowest.seconds * std::max(1.0, more), patience.floor, patience.ceiling);
+}
+
+std::optional<InFlight> WatchList::overdue(double now, const Patience& patience) {
   const std::lock_guard lock(mutex_);
   Stream* longest = nullptr;
   for (const auto& stream : streams_) {
-    if (stream->entries.empty() || stream->named || now - stream->oldest_since < timeout) continue;
+    if (stream->entries.empty() || stream->named) continue;
+    if (now - stream->oldest_since < limit(stream->entries.front().watch, patience)) continue;
     if (!longest || stream->oldest_since < longest->oldest_since) longest = stream.get();
   }
   if (!longest) return std::nullopt;

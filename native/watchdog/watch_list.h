@@ -22,12 +22,26 @@
 
 namespace jitckpt::watchdog {
 
+// A send or a receive: the number-th, from 1, between this rank and `peer` on one communicator.
+struct Exchange {
+  bool send = false;
+  int peer = -1;
+  uint64_t number = 0;
+};
+
 struct Watch {
-  uint64_t communicator = 0;   // in the order of first use
-  uint64_t sequence = 0;       // of the communicator's collectives, from 1
+  uint64_t communicator = 0;   // the same on all of its ranks (see communicators.h)
+  uint64_t sequence = 0;       // of the communicator's collectives, from 1; sends and receives do not count
   const char* operation = "";  // "ncclAllReduce"; of a group, its first
   uint32_t calls = 1;          // how many calls a group had on this stream
   uint64_t bytes = 0;
+  std::vector<Exchange> exchanges = {};  // none: a collective
+};
+
+// How long a collective may take, in seconds. Where floor < ceiling it is learned: ten times what the slowest
+// of late has taken, or more if it moves more bytes.
+struct Patience {
+  double floor = 0, ceiling = 0;
 };
 
 struct InFlight {
@@ -47,9 +61,9 @@ class WatchList {
   // and the threads that arm must not. One thread at a time.
   void poll(const Finished& finished, const Recycle& recycle, const std::function<double()>& now);
 
-  // The watch that has been the oldest of its stream, unfinished, for longest, if that is at least `timeout`
-  // seconds. A watch is named once until clocks are started again.
-  std::optional<InFlight> overdue(double now, double timeout);
+  // The watch that has been the oldest of its stream, unfinished, for longest, if its patience is over. A
+  // watch is named once until clocks are started again.
+  std::optional<InFlight> overdue(double now, const Patience& patience);
 
   // After a pause: everything in flight gets its whole time again.
   void restart_clocks(double now);
@@ -74,11 +88,20 @@ class WatchList {
     bool forgotten = false;  // its handle is no longer its own
   };
 
+  struct Slowest {
+    double seconds = 0;
+    uint64_t bytes = 0;
+  };
+
+  void learn(double seconds, uint64_t bytes);
+  double limit(const Watch& watch, const Patience& patience) const;
+
   mutable std::mutex mutex_;
   std::vector<std::shared_ptr<Stream>> streams_;
   std::unordered_map<void*, std::shared_ptr<Stream>> by_handle_;
   uint64_t next_id_ = 0;
   uint64_t finished_ = 0;
+  Slowest slowest_, slowest_before_;  // of this period of `learning_period` collectives, and of the last
 };
 
 }  // namespace jitckpt::watchdog

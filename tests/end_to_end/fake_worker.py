@@ -25,7 +25,8 @@ def register(shard: int = 0, shards: int = 1) -> None:
 
 
 def await_order() -> Save:
-    order = protocol.decode(AGENT.recv(protocol.MAX_BYTES))
+    while isinstance(order := protocol.decode(AGENT.recv(protocol.MAX_BYTES)), protocol.Ask):
+        answer(order)
     assert isinstance(order, Save)
     return order
 
@@ -43,8 +44,34 @@ def fail_to_save(reason: str) -> None:
     hang()
 
 
+# Where this rank is: its newest collective on the world's communicator, and since when it waits there.
+place: dict[str, Any] = {"sequence": 6, "seconds": None}
+
+
 def report_hang(seconds: float = 2.0) -> None:
-    say(protocol.Hang(1, 7, "ncclAllReduce", 4096, seconds))
+    place.update(sequence=7, seconds=seconds)
+    say(protocol.Hang("world", 7, "ncclAllReduce", 4096, seconds))
+
+
+def answer(question: protocol.Ask) -> None:
+    world = {"communicator": "world", "sequence": place["sequence"], "sends": [], "receives": []}
+    collective = {
+        "communicator": "world",
+        "sequence": place["sequence"],
+        "operation": "ncclAllReduce",
+        "bytes": 4096,
+        "seconds": place["seconds"],
+        "exchanges": [],
+    }
+    collectives = [] if place["seconds"] is None else [collective]
+    say(protocol.Progress(question.question, [world | {"rank": RANK, "ranks": WORLD_SIZE}], collectives))
+
+
+def answer_one() -> None:
+    """Wait for a question, and answer it."""
+    order = protocol.decode(AGENT.recv(protocol.MAX_BYTES))
+    assert isinstance(order, protocol.Ask)
+    answer(order)
 
 
 def restore(step: int) -> None:

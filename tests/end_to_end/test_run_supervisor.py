@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from launcher import python_path
 
+from jitckpt import protocol
 from jitckpt.errors import SaveError
 from jitckpt.events import Event, EventLog
 from jitckpt.recovery import Outcome
@@ -35,11 +36,8 @@ class Job:
 
     def start(self, save_deadline: float, restarts_left: int) -> None:
         reports = Reports(
-            registered=lambda worker: self.registered.append(worker.rank),
-            fault_fired=self.faults.append,
+            heard=self._heard,
             failed=self._failed,
-            loaded=lambda worker, message: None,
-            first_step=lambda worker: None,
             write_local_states=self._write_local_states,
         )
         self.supervisor = Supervisor(
@@ -49,8 +47,15 @@ class Job:
             save_id=1,
             save_deadline=save_deadline,
             restarts_left=restarts_left,
+            answer_within=0.2,
         )
         self.supervisor.start()
+
+    def _heard(self, worker: Worker, message: protocol.Message) -> None:
+        if isinstance(message, protocol.Registered):
+            self.registered.append(worker.rank)
+        if isinstance(message, protocol.Fault):
+            self.faults.append(message.fault)
 
     def _failed(self, worker: Worker, exit_code: int, killed_by_agent: bool) -> None:
         self.failed[worker.rank] = (exit_code, killed_by_agent)
@@ -268,10 +273,52 @@ def test_a_stopped_rank_is_named_and_killed(start: Starter) -> None:
     assert job.supervisor.result() is Outcome.RESTART
     (detected,) = job.events("detected")
     assert detected["cause"] == "hang"
-    assert detected["text"] == "rank 0's ncclAllReduce made no progress for 2.0 s, rank 1 is stopped"
+    assert detected["text"] == (
+        "rank 0 has waited 2.0 s in ncclAllReduce number 7 (4.1 kB) of 2 ranks, where rank 1 has not "
+        "arrived; rank 1 does not answer, rank 1 is stopped"
+    )
     assert job.events("save_ordered")[0]["ranks"] == (0, 1)
     assert job.events("saved")[0]["step"] == 7
     assert job.failed == {0: (-signal.SIGKILL, True), 1: (-signal.SIGKILL, True)}
+
+
+def test_a_straggler_is_waited_for(start: Starter) -> None:
+    """Rank 1 lives and has not arrived; then it does."""
+    job = start(
+        """
+        register()
+        wait_for(here + '/registered')
+        report_hang()
+        answer_one()
+        wait_for(here + '/arrived')
+        place['seconds'] = 0
+        answer_one()
+        """,
+        """
+        register()
+        open(here + '/registered', 'w')
+        answer_one()
+        place['sequence'] = 7
+        open(here + '/arrived', 'w')
+        answer_one()
+        """,
+    )
+    assert job.supervisor.result() is Outcome.SUCCEEDED
+    assert job.events("straggler")[0]["ranks"] == (1,)
+    assert len(job.events("hang_over")) == 1
+    assert job.events("detected") == job.events("save_ordered") == []
+
+
+def test_a_straggler_is_not_waited_for_for_ever(start: Starter) -> None:
+    job = start(
+        "register(); wait_for(here + '/registered'); report_hang(seconds=1000.0); save(7)",
+        "register(); open(here + '/registered', 'w'); answer_one(); hang()",
+    )
+    assert job.supervisor.result() is Outcome.RESTART
+    (detected,) = job.events("detected")
+    assert "where rank 1 has not arrived" in detected["text"]
+    (report,) = job.events("hang_report")
+    assert "rank 0 has waited 1000.0 s" in Path(report["path"]).read_text()
 
 
 def test_a_hang_after_another_rank_has_ended_well(start: Starter) -> None:
@@ -281,7 +328,9 @@ def test_a_hang_after_another_rank_has_ended_well(start: Starter) -> None:
         pass
     (start.directory / "late").touch()
     assert job.supervisor.result() is Outcome.RESTART
-    assert job.events("detected")[0]["text"] == "rank 0's ncclAllReduce made no progress for 2.0 s"
+    assert job.events("detected")[0]["text"] == (
+        "rank 0 has waited 2.0 s in ncclAllReduce number 7 (4.1 kB) of 2 ranks, where all have arrived"
+    )
     assert job.events("saved")[0]["step"] == 7
 
 
@@ -400,11 +449,11 @@ def test_a_rank_that_closes_its_socket_can_end_well(start: Starter) -> None:
 def test_a_failure_of_the_supervisor_itself_is_raised_and_leaves_no_worker(start: Starter) -> None:
     job = start("ignore_sigterm(); say(protocol.Fault(RANK, 'x', 1, 'forward')); hang()")
     job.faults = None  # type: ignore[assignment]
-    job.supervisor._reports = replace(job.supervisor._reports, fault_fired=_broken)
+    job.supervisor._reports = replace(job.supervisor._reports, heard=_broken)
     with pytest.raises(RuntimeError, match="control thread failed"):
         job.supervisor.result()
     assert job.workers[0].has_ended(within=0)
 
 
-def _broken(text: str) -> None:
-    raise ZeroDivisionError(text)
+def _broken(worker: Worker, message: protocol.Message) -> None:
+    raise ZeroDivisionError(message.type)

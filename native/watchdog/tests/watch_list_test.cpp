@@ -51,13 +51,45 @@ TEST_F(WatchListTest, a_stream_that_hangs_does_not_hide_another) {
   EXPECT_EQ(list.in_flight(0)[0].watch.sequence, 1u);
 }
 
+TEST_F(WatchListTest, learns_how_long_a_collective_may_take) {
+  const Patience patience{5, 60};
+  long event = 0;
+  double now = 0;
+  const auto finish_one = [&](double seconds) {
+    arm(0, ++event, 1, now);
+    events.finish(event);
+    poll(now += seconds);
+  };
+  for (int count = 0; count < 49; ++count) finish_one(0.7);
+  arm(0, ++event, 50, now);
+  EXPECT_FALSE(list.overdue(now + 59, patience)) << "too few have been seen to learn from";
+  events.finish(event);
+  poll(now);
+  arm(0, ++event, 51, now);
+  EXPECT_FALSE(list.overdue(now + 6.9, patience));
+  EXPECT_TRUE(list.overdue(now + 7.1, patience)) << "ten times the slowest";
+  events.finish(event);
+  poll(now);
+  list.arm(stream(0), {.communicator = 0, .sequence = 52, .operation = "ncclAllReduce", .bytes = 16},
+           FakeEvents::event(++event), now);
+  EXPECT_FALSE(list.overdue(now + 13.9, patience)) << "twice the bytes may take twice as long";
+  EXPECT_TRUE(list.overdue(now + 14.1, patience));
+  events.finish(event);
+  poll(now);
+  for (int count = 0; count < 2000; ++count) finish_one(0.01);
+  arm(0, ++event, 0, now);
+  EXPECT_FALSE(list.overdue(now + 4.9, patience));
+  EXPECT_TRUE(list.overdue(now + 5.1, patience)) << "what was long ago is forgotten; the floor holds";
+}
+
 TEST_F(WatchListTest, counts_from_when_a_watch_became_the_oldest) {
   arm(0, 1, 1, 0);
   arm(0, 2, 2, 0);
   events.finish(1);
   poll(50);
-  EXPECT_FALSE(list.overdue(100, 60)) << "the second was armed 100 s ago, but is the oldest for only 50 s";
-  const auto hung = list.overdue(110, 60);
+  EXPECT_FALSE(list.overdue(100, {60, 60}))
+      << "the second was armed 100 s ago, but is the oldest for only 50 s";
+  const auto hung = list.overdue(110, {60, 60});
   ASSERT_TRUE(hung);
   EXPECT_EQ(hung->watch.sequence, 2u);
   EXPECT_DOUBLE_EQ(hung->seconds, 60);
@@ -68,25 +100,25 @@ TEST_F(WatchListTest, an_empty_stream_starts_its_clock_anew) {
   events.finish(1);
   poll(1);
   arm(0, 2, 2, 1000);
-  EXPECT_FALSE(list.overdue(1059, 60));
-  EXPECT_TRUE(list.overdue(1060, 60));
+  EXPECT_FALSE(list.overdue(1059, {60, 60}));
+  EXPECT_TRUE(list.overdue(1060, {60, 60}));
 }
 
 TEST_F(WatchListTest, names_a_hang_once_until_the_clocks_are_restarted) {
   arm(0, 1, 1, 0);
-  EXPECT_TRUE(list.overdue(61, 60));
-  EXPECT_FALSE(list.overdue(62, 60));
+  EXPECT_TRUE(list.overdue(61, {60, 60}));
+  EXPECT_FALSE(list.overdue(62, {60, 60}));
   list.restart_clocks(62);
-  EXPECT_FALSE(list.overdue(121, 60));
-  EXPECT_TRUE(list.overdue(122, 60));
+  EXPECT_FALSE(list.overdue(121, {60, 60}));
+  EXPECT_TRUE(list.overdue(122, {60, 60}));
 }
 
 TEST_F(WatchListTest, names_the_longest_of_several) {
   arm(0, 1, 1, 5);
   arm(1, 2, 2, 3);
   arm(2, 3, 3, 4);
-  EXPECT_EQ(list.overdue(100, 60)->watch.sequence, 2u);
-  EXPECT_EQ(list.overdue(100, 60)->watch.sequence, 3u);
+  EXPECT_EQ(list.overdue(100, {60, 60})->watch.sequence, 2u);
+  EXPECT_EQ(list.overdue(100, {60, 60})->watch.sequence, 3u);
 }
 
 TEST_F(WatchListTest, a_reused_handle_is_another_stream) {
@@ -116,7 +148,7 @@ TEST_F(WatchListTest, a_stuck_query_keeps_nobody_from_arming_or_from_finding_the
   });
   while (!asked) std::this_thread::yield();
   arm(0, 2, 2, 30);
-  const auto hung = list.overdue(60, 60);
+  const auto hung = list.overdue(60, {60, 60});
   release = true;
   poller.join();
   ASSERT_TRUE(hung);

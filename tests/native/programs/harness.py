@@ -40,6 +40,7 @@ class Config(ctypes.Structure):
     _fields_ = [
         ("agent_fd", ctypes.c_int),
         ("hang_timeout_s", ctypes.c_double),
+        ("hang_floor_s", ctypes.c_double),
         ("settle_s", ctypes.c_double),
         ("max_ahead", ctypes.c_uint32),
         ("save", SAVE),
@@ -95,6 +96,7 @@ class Job:
         config = Config(
             agent_fd=self.worker_fd,
             hang_timeout_s=hang_timeout,
+            hang_floor_s=0,
             settle_s=settle,
             max_ahead=max_ahead,
             save=self._save,

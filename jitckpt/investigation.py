@@ -1,0 +1,117 @@
+"""Looks into a collective that does not end: asks the ranks where they are, says whether it is a failure."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jitckpt import protocol
+from jitckpt.console import say
+from jitckpt.events import EventLog
+from jitckpt.hang import Diagnosis, diagnose, report
+from jitckpt.stacks import read_stacks
+from jitckpt.workers import Worker
+
+MOST_STACKS = 8  # of late ranks, in a report
+
+
+@dataclass
+class _Question:
+    """What the ranks `asked` were asked; next_look: by when all answer or, once judged, when to ask again."""
+
+    number: int
+    reported: str
+    asked: tuple[int, ...]
+    patience: float
+    next_look: float
+    answers: dict[int, protocol.Progress] = field(default_factory=dict)
+    judged: bool = False
+
+
+class Investigation:
+    """At most one at a time, in one start of the workers."""
+
+    def __init__(
+        self, workers: Mapping[int, Worker], log: EventLog, stall_timeout: float, answer_within: float
+    ) -> None:
+        """Times in seconds, as for the supervisor."""
+        self._workers, self._log = workers, log
+        self._stall_timeout, self._answer_within = stall_timeout, answer_within
+        self._question: _Question | None = None
+        self._questions = 0
+        self._failure: Diagnosis | None = None  # not reported yet
+
+    @property
+    def next_look(self) -> float | None:
+        """The monotonic time at which `verdict` should be asked, if nothing is heard before."""
+        return None if self._question is None else self._question.next_look
+
+    def begin(self, rank: int, message: protocol.Hang, askable: Sequence[int]) -> None:
+        """A rank waits in a collective for unusually long: ask all those that can answer."""
+        if self._question is None and self._failure is None:
+            reported = f"rank {rank}'s {message.operation} made no progress for {message.seconds:.1f} s"
+            self._ask(reported, message.seconds, askable)
+
+    def hear(self, rank: int, answer: protocol.Progress) -> None:
+        """Take note of an answer."""
+        if self._question is not None and answer.question == self._question.number:
+            self._question.answers[rank] = answer
+
+    def verdict(self, askable: Sequence[int], absent: Sequence[int]) -> str | None:
+        """Return what has failed, as soon as the answers allow it; None: nothing, or it is too early to say.
+
+        askable: the ranks that could answer now; absent: those that live but have not registered yet.
+        """
+        question, now = self._question, time.monotonic()
+        if question is None:
+            return None
+        silent = [rank for rank in question.asked if rank not in question.answers and rank in askable]
+        if now < question.next_look and (silent or question.judged):
+            return None
+        if question.judged:
+            self._ask(question.reported, question.patience, askable)
+            return None
+        diagnosis = diagnose(question.answers, silent, absent, patience=question.patience)
+        if not diagnosis.waits and not silent:
+            self._log.write("hang_over", text=question.reported)
+            self._question = None
+            return None
+        if diagnosis.stragglers and diagnosis.seconds < self._stall_timeout:
+            self._log.write("straggler", ranks=diagnosis.stragglers, text=str(diagnosis))
+            say(f"{diagnosis}; it is alive, so the others wait for it.")
+            question.judged = True
+            question.next_look = now + max(question.patience, self._answer_within)
+            return None
+        self._question, self._failure = None, diagnosis
+        found = str(diagnosis) if diagnosis.waits else f"{question.reported}, and {diagnosis}"
+        stopped = [f"rank {rank} is stopped" for rank in silent if self._workers[rank].is_stopped()]
+        return ", ".join([found, *stopped])
+
+    def write_report(self, registrations: Mapping[int, protocol.Registered]) -> None:
+        """Write who waited for whom, with the late ranks' stacks, if there is something new to report."""
+        diagnosis, self._failure = self._failure, None
+        if diagnosis is None:
+            return
+        stacks = {}
+        for rank in (diagnosis.late or diagnosis.silent)[:MOST_STACKS]:
+            registration, worker = registrations[rank], self._workers[rank]
+            if registration.stack_signal and not worker.is_stopped():
+                stacks[rank] = read_stacks(worker.pid, registration.stack_signal, registration.stack_fd)
+        directory = Path(next(iter(registrations.values())).checkpoint_dir)
+        path = directory / f"hang-{self._log.restart}-{self._questions}.txt"
+        try:
+            path.write_text(report(diagnosis, stacks))
+        except OSError as error:
+            say(f"the report of the hang can't be written to {path}: {error.strerror}.")
+            return
+        self._log.write("hang_report", path=str(path))
+        say(f"who waited for whom stands in {path}.")
+
+    def _ask(self, reported: str, patience: float, askable: Sequence[int]) -> None:
+        self._questions += 1
+        next_look = time.monotonic() + self._answer_within
+        self._question = _Question(self._questions, reported, tuple(askable), patience, next_look)
+        for rank in askable:
+            problem = self._workers[rank].send(protocol.Ask(self._questions))
+            if problem is not None:
+                self._log.write("warning", rank=rank, text=f"rank {rank} can't be asked: {problem}")

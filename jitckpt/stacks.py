@@ -1,0 +1,50 @@
+"""The Python stacks of a process that may hang, without its GIL: a signal makes it write them to a memfd."""
+
+import faulthandler
+import os
+import signal
+import time
+from dataclasses import dataclass
+from functools import cache
+
+_LOOK_SECONDS = 0.01
+
+
+@dataclass(frozen=True)
+class StackWriter:
+    """On the worker's side: this signal makes all threads' stacks be written to this file descriptor.
+
+    signal_number: 0 if none is free.
+    """
+
+    signal_number: int
+    descriptor: int
+
+
+@cache
+def stack_writer() -> StackWriter:
+    """Return this process's, for good: a signal that comes late must not end the process."""
+    candidates = range(signal.SIGRTMIN, signal.SIGRTMAX)
+    number = next((one for one in candidates if signal.getsignal(one) is signal.SIG_DFL), 0)
+    descriptor = os.memfd_create("jitckpt-stacks")
+    if number:
+        faulthandler.register(number, descriptor, all_threads=True)
+    return StackWriter(number, descriptor)
+
+
+def read_stacks(pid: int, signal_number: int, descriptor: int, within: float = 0.5) -> str:
+    """Return the stacks that a live process with a StackWriter writes now, empty if it doesn't in time.
+
+    within: seconds. Raises OSError if its memory can't be opened.
+    """
+    with open(f"/proc/{pid}/fd/{descriptor}", "rb") as file:
+        file.seek(0, os.SEEK_END)
+        os.kill(pid, signal_number)
+        text, end = b"", time.monotonic() + within
+        while time.monotonic() < end:
+            more = file.read()
+            if text and not more and text.endswith(b"\n"):
+                break
+            text += more
+            time.sleep(_LOOK_SECONDS)
+    return text.decode(errors="replace")

@@ -1,0 +1,141 @@
+"""Who waits for whom, from made-up answers of the ranks."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jitckpt.hang import diagnose, named, report
+from jitckpt.protocol import Progress
+
+
+def place(rank: int, ranks: int, sequence: int, **by_peer: Any) -> dict[str, Any]:
+    counts = {"sends": [], "receives": []} | by_peer
+    return {"communicator": "c", "rank": rank, "ranks": ranks, "sequence": sequence, **counts}
+
+
+def waiting(
+    sequence: int, seconds: float = 9.0, exchanges: Any = (), communicator: str = "c"
+) -> dict[str, Any]:
+    return {
+        "communicator": communicator,
+        "operation": "ncclRecv" if exchanges else "ncclAllReduce",
+        "sequence": sequence,
+        "bytes": 4096,
+        "seconds": seconds,
+        "exchanges": list(exchanges),
+    }
+
+
+def answer(*communicators: dict[str, Any], collectives: Any = ()) -> Progress:
+    return Progress(1, list(communicators), list(collectives))
+
+
+def test_the_rank_that_has_not_arrived_is_late() -> None:
+    answers = {
+        0: answer(place(0, 3, 7), collectives=[waiting(7)]),
+        1: answer(place(1, 3, 6)),
+        2: answer(place(2, 3, 7), collectives=[waiting(7)]),
+    }
+    diagnosis = diagnose(answers, [])
+    assert diagnosis.late == diagnosis.stragglers == (1,)
+    assert str(diagnosis) == (
+        "rank 0 has waited 9.0 s in ncclAllReduce number 7 (4.1 kB) of ranks 0 to 2, "
+        "where rank 1 has not arrived"
+    )
+
+
+def test_where_all_have_arrived_nobody_is_late() -> None:
+    answers = {rank: answer(place(rank, 2, 7), collectives=[waiting(7)]) for rank in (0, 1)}
+    diagnosis = diagnose(answers, [])
+    assert diagnosis.late == ()
+    assert str(diagnosis).endswith("of ranks 0 to 1, where all have arrived")
+
+
+def test_a_rank_that_does_not_answer_is_no_straggler() -> None:
+    diagnosis = diagnose({0: answer(place(0, 2, 7), collectives=[waiting(7)])}, [1])
+    assert diagnosis.late == (1,)
+    assert diagnosis.stragglers == ()
+    assert str(diagnosis).endswith("of 2 ranks, where rank 1 has not arrived; rank 1 does not answer")
+    assert str(diagnose({}, [0, 1])) == "ranks 0 to 1 do not answer"
+
+
+def test_a_rank_that_can_not_be_asked_yet_may_be_on_its_way() -> None:
+    diagnosis = diagnose({0: answer(place(0, 2, 7), collectives=[waiting(7)])}, [], absent=[1])
+    assert diagnosis.stragglers == (1,)
+    everybody = {rank: answer(place(rank, 2, 7), collectives=[waiting(7)]) for rank in (0, 1)}
+    assert diagnose(everybody, [], absent=[2]).late == (), "it is not of this communicator"
+
+
+def test_who_waits_for_a_waiting_rank_does_not_make_it_late() -> None:
+    """Rank 2 waits for 1 on one communicator, 1 for 0 on another: 0 is the cause."""
+    answers = {
+        0: answer({**place(0, 2, 3), "communicator": "a"}),
+        1: answer(
+            {**place(1, 2, 4), "communicator": "a"},
+            {**place(0, 2, 8), "communicator": "b"},
+            collectives=[waiting(4, communicator="a")],
+        ),
+        2: answer({**place(1, 2, 9), "communicator": "b"}, collectives=[waiting(9, communicator="b")]),
+    }
+    diagnosis = diagnose(answers, [])
+    assert diagnosis.late == (0,)
+    assert {(one.rank, one.late) for one in diagnosis.waits} == {(1, (0,)), (2, (1,))}
+
+
+def test_a_circle_is_named() -> None:
+    answers = {
+        0: answer(
+            {**place(0, 2, 1), "communicator": "a"},
+            {**place(0, 2, 0), "communicator": "b"},
+            collectives=[waiting(1, communicator="a")],
+        ),
+        1: answer(
+            {**place(1, 2, 0), "communicator": "a"},
+            {**place(1, 2, 1), "communicator": "b"},
+            collectives=[waiting(1, communicator="b")],
+        ),
+    }
+    diagnosis = diagnose(answers, [])
+    assert diagnosis.stragglers == ()
+    assert str(diagnosis).endswith("all ranks wait for each other in a circle")
+
+
+def test_a_receive_waits_for_its_sender() -> None:
+    receiver = answer(place(1, 2, 0, receives=[[0, 5]]), collectives=[waiting(0, exchanges=[[False, 0, 5]])])
+    for sent, late in ((4, (0,)), (5, ()), (6, ())):
+        assert diagnose({0: answer(place(0, 2, 0, sends=[[1, sent]])), 1: receiver}, []).late == late
+    assert diagnose({0: answer(place(0, 2, 0)), 1: receiver}, []).late == (0,)
+    unknown = answer(place(0, 2, 0, sends=None))
+    assert diagnose({0: unknown, 1: receiver}, []).late == ()
+
+
+def test_short_waits_do_not_count() -> None:
+    answers = {0: answer(place(0, 2, 7), collectives=[waiting(7, seconds=0.1)]), 1: answer(place(1, 2, 6))}
+    assert diagnose(answers, [], patience=5.0).waits == ()
+
+
+def test_the_report_tells_all() -> None:
+    answers = {0: answer(place(0, 2, 7), collectives=[waiting(7)]), 1: answer(place(1, 2, 6))}
+    text = report(diagnose(answers, []), {1: 'File "train.py", line 7 in load'})
+    assert "rank 1 has not arrived" in text
+    assert 'Python stacks of rank 1:\nFile "train.py", line 7 in load\n' in text
+
+
+def test_ranks_in_words() -> None:
+    assert named([3]) == "rank 3"
+    assert named([7, 0, 1, 2]) == "ranks 0 to 2, 7"
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=6))
+def test_in_one_communicator_the_last_are_late(sequences: list[int]) -> None:
+    """Every rank waits in its newest collective; those with the fewest have nobody to wait for."""
+    size = len(sequences)
+    answers = {
+        rank: answer(place(rank, size, number), collectives=[waiting(number)] if number else [])
+        for rank, number in enumerate(sequences)
+    }
+    diagnosis = diagnose(answers, [])
+    least = min(sequences)
+    expected = () if max(sequences) == least else tuple(r for r, n in enumerate(sequences) if n == least)
+    assert diagnosis.late == expected
