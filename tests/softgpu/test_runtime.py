@@ -26,6 +26,11 @@ def test_the_host_can_not_touch_device_memory(run_program: Run) -> None:
     assert ended.returncode == -11
 
 
+def test_the_use_of_freed_memory_is_a_sticky_error(run_whole: Whole) -> None:
+    error = run_whole("use_freed_memory")
+    assert error.startswith("CUDA error: an illegal memory access was encountered: work on a stream used the")
+
+
 def test_what_is_not_there_fails_by_name(run_whole: Whole) -> None:
     assert run_whole("use_what_is_missing").splitlines() == [
         "CUDA error: operation not supported: softgpu has no cudaStreamBeginCapture and no other part of CUDA"

@@ -8,6 +8,7 @@
 #include "enqueue.h"
 #include "fault_control.h"
 #include "fault_registry.h"
+#include "illegal_access.h"
 #include "process.h"
 
 namespace softgpu {
@@ -162,8 +163,23 @@ Device& find_device_number(int number) {
                                             "(CUDA_VISIBLE_DEVICES, SOFTGPU_DEVICES)"};
 }
 
+void report_illegal_accesses() {
+  if (!any_illegal_access()) return;
+  for (const auto& device : machine().devices) {
+    const auto index = static_cast<std::size_t>(device->index);
+    const std::ptrdiff_t offset = illegal_access(index);
+    if (offset < 0 || device->failed()) continue;
+    char text[128];
+    std::snprintf(text, sizeof text,
+                  "work on a stream used the address %p, where no memory is allocated (any more)",
+                  static_cast<const void*>(machine().addresses.device_begin(index) + offset));
+    device->fail({cudaErrorIllegalAddress, text});
+  }
+}
+
 Device& current_device_state() {
   Device& device = find_device(current_index);
+  report_illegal_accesses();
   device.active.store(true, std::memory_order_relaxed);
   device.check();
   return device;

@@ -71,6 +71,9 @@ Machine& machine();
 
 Device& find_device(int index);          // throws Failure (invalid device)
 Device& find_device_number(int number);  // the same by its number on the machine, which other processes use
+// Fails the devices whose memory was used where none is allocated.
+void report_illegal_accesses();
+
 Device& current_device_state();          // that of this thread, in a state to work
 Device* device_of(const void* pointer);  // null: not a device pointer
 void use_device(int index);              // makes it this thread's current one

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "error.h"
+#include "illegal_access.h"
 
 namespace softgpu {
 namespace {
@@ -48,6 +49,7 @@ AddressSpace::AddressSpace(std::size_t devices, std::size_t memory)
   madvise(begin_ + bytes, bytes, MADV_DONTFORK);
   range_begin = reinterpret_cast<std::uintptr_t>(begin_);
   range_bytes = bytes;
+  catch_illegal_accesses(begin_ + bytes, devices_, span_);
 }
 
 int AddressSpace::find(const void* pointer) const {

@@ -107,9 +107,12 @@ void Stream::execute(Item& item) {
       park();
     }
     item.work->run();
+    report_illegal_accesses();
   } catch (const Failure& failure) {
+    report_illegal_accesses();  // the cause first, not what came of it
     device.fail(failure);
   } catch (const std::exception& error) {
+    report_illegal_accesses();
     device.fail({cudaErrorLaunchFailure, error.what()});
   }
   foreign_ = false;
