@@ -2,6 +2,14 @@
 
 import torch
 
+# torch's own retry: what it caches is freed when the device has no more.
+first = torch.empty(10 << 30, dtype=torch.uint8, device="cuda")
+del first
+large = torch.empty(12 << 30, dtype=torch.uint8, device="cuda")
+assert torch.cuda.memory_stats()["num_alloc_retries"] == 1
+del large
+torch.cuda.empty_cache()
+
 blocks = []
 try:
     while True:

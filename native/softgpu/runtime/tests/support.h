@@ -16,6 +16,12 @@ inline void ok(cudaError_t error, const char* file = __builtin_FILE(), int line 
   expect_success(error, file, line);
 }
 
+// The call found work unfinished, which is no failure but the thread's last error.
+inline void expect_not_ready(cudaError_t error) {
+  EXPECT_EQ(error, cudaErrorNotReady);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorNotReady);
+}
+
 // Holds a stream up until it is opened, at the latest when it goes out of scope.
 class Gate {
  public:

@@ -7,6 +7,13 @@
 
 using Numbers = std::vector<int>;
 
+extern "C" {  // as programs see them that were built for per-thread default streams
+cudaError_t cudaMemcpy_ptds(void* to, const void* from, size_t bytes, cudaMemcpyKind kind);
+cudaError_t cudaMemset_ptds(void* to, int value, size_t bytes);
+cudaError_t cudaMemcpyAsync_ptsz(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                                 cudaStream_t stream);
+}
+
 namespace {
 
 // Pinned ints.
@@ -125,6 +132,22 @@ TEST(Copies, OnABlockingStreamComeAfterTheLegacyStream) {
   ok(cudaMemcpyAsync(&value, memory.get(), 4, cudaMemcpyDeviceToHost, blocking));
   EXPECT_EQ(value, -1);
   opener.join();
+}
+
+TEST(Copies, ForPerThreadDefaultStreamsWaitForThatStreamOnly) {
+  OwnStream other;  // a blocking stream: the legacy default stream would wait for it
+  DeviceInts memory(1);
+  memory.write({1});
+  PinnedInts pinned({0});
+  Gate gate(other);
+  int value = 5;
+  ok(cudaMemcpy_ptds(memory.get(), &value, 4, cudaMemcpyHostToDevice));
+  ok(cudaMemcpy_ptds(&value, memory.get(), 4, cudaMemcpyDeviceToHost));
+  EXPECT_EQ(value, 5);
+  ok(cudaMemset_ptds(memory.get(), 0xff, 4));
+  ok(cudaMemcpyAsync_ptsz(pinned.get(), memory.get(), 4, cudaMemcpyDeviceToHost, nullptr));
+  ok(cudaStreamSynchronize(cudaStreamPerThread));
+  EXPECT_EQ(*pinned.get(), -1);
 }
 
 TEST(Copies, OnTheHostAreFinishedWhenTheCallReturns) {

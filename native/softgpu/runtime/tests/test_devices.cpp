@@ -40,6 +40,9 @@ TEST(Devices, DescribeThemselves) {
       {cudaDevAttrMaxSharedMemoryPerBlockOptin, static_cast<int>(properties.sharedMemPerBlockOptin)},
       {cudaDevAttrPciBusId, properties.pciBusID},
       {cudaDevAttrUnifiedAddressing, properties.unifiedAddressing},
+      {cudaDevAttrIpcEventSupport, properties.ipcEventSupported},
+      {cudaDevAttrMemoryPoolsSupported, properties.memoryPoolsSupported},
+      {cudaDevAttrStreamPrioritiesSupported, properties.streamPrioritiesSupported},
       {cudaDevAttrManagedMemory, properties.managedMemory}};
   for (const auto& [attribute, value] : expected) {
     int got = -1;

@@ -117,11 +117,6 @@ std::size_t used_bytes() {
   return total - free;
 }
 
-void expect_not_ready(cudaError_t error) {
-  EXPECT_EQ(error, cudaErrorNotReady);
-  EXPECT_EQ(cudaGetLastError(), cudaErrorNotReady);
-}
-
 // Memory.
 
 void share_memory(const Peer& consumer) {

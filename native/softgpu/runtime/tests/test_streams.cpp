@@ -131,6 +131,38 @@ TEST(Streams, EveryThreadHasADefaultStreamOfItsOwn) {
   EXPECT_NE(mine, theirs);
 }
 
+TEST(Streams, AThreadsDefaultStreamIsInOrderWithTheLegacyStream) {
+  Diary diary;
+  {
+    Gate gate(cudaStreamLegacy);
+    diary.note(cudaStreamPerThread, 1);
+    expect_not_ready(cudaStreamQuery(cudaStreamPerThread));
+  }
+  ok(cudaStreamSynchronize(cudaStreamPerThread));
+  {
+    Gate gate(cudaStreamPerThread);
+    diary.note(nullptr, 2);
+    expect_not_ready(cudaStreamQuery(nullptr));
+  }
+  ok(cudaStreamSynchronize(nullptr));
+  EXPECT_EQ(diary.read(), (Numbers{1, 2}));
+}
+
+TEST(Streams, TheHostRunsAheadWithoutBound) {
+  OwnStream stream;
+  DeviceInts counter(1);
+  counter.write({0});
+  int* to = counter.get();
+  int one = 1;
+  void* arguments[] = {&to, &one};
+  Gate gate(stream);
+  for (int i = 0; i < 20000; ++i) ok(cudaLaunchKernel(&kernels::add, 1, 1, arguments, 0, stream));
+  EXPECT_EQ(*static_cast<int*>(softgpu_shadow(to)), 0);
+  gate.open();
+  ok(cudaStreamSynchronize(stream));
+  EXPECT_EQ(counter.read(), Numbers{20000});
+}
+
 TEST(Streams, AThreadsDefaultStreamOutlivesItsThread) {
   Diary diary;
   Gate gate;
