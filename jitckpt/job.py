@@ -24,6 +24,7 @@ from jitckpt.hooks.torch_training import TrainingHooks
 from jitckpt.host_state import HostState, Stateful
 from jitckpt.layout import Identity
 from jitckpt.native import Native
+from jitckpt.periodic import PeriodicSaver, Settings
 from jitckpt.saver import SaveFunction, Saver
 from jitckpt.selection import Choice
 from jitckpt.shards import Layout, agree
@@ -55,6 +56,8 @@ def init(
     shard: int | None = None,
     shards: int | None = None,
     step_barrier: bool | None = None,
+    save_every: int | None = None,
+    keep: int = 2,
     local_state_limit: int = 64 << 20,
 ) -> "Job":
     """Protect this rank's training; call it once, when all that it is given is built and on its device.
@@ -70,6 +73,9 @@ def init(
     step_barrier: let no rank begin an optimizer step before every rank's gradients are there, by an
     all-reduce of one element over all ranks (default: where there is more than one shard). Without it shards
     may be a step apart when a failure comes, and then no step is whole.
+    save_every: save after each step that is a multiple of it, beside the training, for failures that no
+    replica survives; takes as much page-locked host memory as the state of this rank. One replica of each
+    shard writes. keep: how many whole saves stay.
     local_state_limit: bytes of host memory for what this rank alone knows of the last steps.
 
     Without the preloaded library or without a CUDA device the job runs unprotected, and a warning says so;
@@ -83,7 +89,7 @@ def init(
         )
     optimizers = _listed("optimizer", optimizer, Optimizer)
     schedulers = _listed("scheduler", scheduler, object)
-    _check_arguments(save_checkpoint, model, optimizers, schedulers, extra)
+    _check_arguments(save_checkpoint, model, optimizers, schedulers, extra, save_every=save_every, keep=keep)
     root = _root(checkpoint_dir)
     rank, world_size = _place()
     layout = None
@@ -112,12 +118,16 @@ def init(
         scaler=scaler,
         extra=extra,
         step_barrier=shards > 1 if step_barrier is None else step_barrier,
+        keep=keep,
+        periodic=None
+        if save_every is None
+        else Settings(save_every, keep, layout is None or layout.shards.index(shard) == rank),
         local_state_limit=local_state_limit,
     )
     if _base_of_next_job is not None:
         _current.set_base(*_base_of_next_job)
         _base_of_next_job = None
-    if layout is not None and rank == 0 and layout.alone():
+    if layout is not None and rank == 0 and save_every is None and layout.alone():
         _current._warn(_without_replicas(layout))
     return _current
 
@@ -163,6 +173,8 @@ class Job:
         scaler: Any,
         extra: Stateful | None,
         step_barrier: bool,
+        keep: int,
+        periodic: Settings | None,
         local_state_limit: int,
     ) -> None:
         self.root, self.identity = root, identity
@@ -171,6 +183,8 @@ class Job:
         self._hooks: TrainingHooks | None = None
         self._saver: Saver | None = None
         self._barrier: StepBarrier | None = None
+        self._keep, self._periodic_settings = keep, periodic
+        self._periodic: PeriodicSaver | None = None
         self._base = 0
         self._agent_fd = int(os.environ.get("JITCKPT_AGENT_FD", "-1"))
         self._events = EventLog(root)
@@ -207,11 +221,18 @@ class Job:
         Raises CheckpointError if there are saves but none fits, or the save does not fit the model.
         """
         begun = time.monotonic()
-        choice = selection.choose(saves.find(self.root), self.identity, saves.verify)
+        found = saves.find(self.root)
+        choice = selection.choose(found, self.identity, saves.verify)
         if choice is None:
             return 0
         for reason in choice.reasons:
             self._warn(f"A save was passed over: {reason}")
+        newest = max(record.step for record in found if record.kind == "rank" and record.finished)
+        if newest > choice.step and self.identity.rank == 0:
+            self._warn(
+                f"Step {choice.step} is the newest that is whole for every shard; of step {newest} a part is "
+                f"lost, so at least {newest - choice.step} minibatches are done again."
+            )
         try:
             self._load(choice)
         except KeyError as error:
@@ -246,6 +267,9 @@ class Job:
             return
         atexit.unregister(self._at_exit)
         self._hooks.detach()
+        if self._periodic is not None:
+            self._periodic.settled(self._hooks.step)
+            self._periodic.wait()
         # A training of few steps ends before the library has looked at the device again.
         until = time.monotonic() + LAST_LOOK_SECONDS
         while self._hooks.step > self._base and not self._first_step_reported and time.monotonic() < until:
@@ -262,6 +286,8 @@ class Job:
 
     def minibatch_begun(self, step: int) -> None:
         self._history.settle(step - 1)
+        if self._periodic is not None:
+            self._periodic.settled(step - 1)
 
     def forward_ended(self, step: int) -> None:
         self._recorder.write(step, final=False, parts=self._host.local())
@@ -272,6 +298,8 @@ class Job:
         if not self._host.optimizers:
             for optimizer in self._hooks.watched:
                 self._host.add_optimizer(optimizer)
+        if self._periodic is not None:
+            self._periodic.step_begins()
         if self._barrier is not None:
             self._native.step_enter()
             self._barrier.enqueue()
@@ -281,9 +309,12 @@ class Job:
         assert self._native is not None
         if step == self._base + 1 and self._host.model is not None:
             self._host.model.look_again()
-        self._recorder.write(step, final=True, parts=self._host.local())
-        self._history.add(step, self._host.shared())
+        parts, shared = self._host.local(), self._host.shared()
+        self._recorder.write(step, final=True, parts=parts)
+        self._history.add(step, shared)
         self._native.step_end(step, self._stream())
+        if self._periodic is not None:
+            self._periodic.step_ended(step, parts, shared)
         self._history.forget_before(self._native.progress().device_ended)
         if not self._first_step_reported:
             self._report_first_step()
@@ -310,7 +341,19 @@ class Job:
             ring=ring_fd,
             save_function=self._save_function,
             report=self._report,
+            keep=self._keep,
         )
+        if self._periodic_settings is not None:
+            self._periodic = PeriodicSaver(
+                self._periodic_settings,
+                root=self.root,
+                identity=self.identity,
+                host=self._host,
+                history=self._history,
+                write_word=native.write_word,
+                report=self._report,
+                warn=self._warn,
+            )
         native.start(
             agent_fd=self._agent_fd,
             hang_timeout=float(os.environ.get("JITCKPT_HANG_TIMEOUT", DEFAULT_HANG_TIMEOUT)),
@@ -432,12 +475,26 @@ def _listed(what: str, given: Any, kind: type) -> list[Any]:
 
 
 def _check_arguments(
-    save_checkpoint: object, model: object, optimizers: list[Any], schedulers: list[Any], extra: object
+    save_checkpoint: object,
+    model: object,
+    optimizers: list[Any],
+    schedulers: list[Any],
+    extra: object,
+    *,
+    save_every: int | None,
+    keep: int,
 ) -> None:
     if save_checkpoint is None and (model is None or not optimizers):
         raise TypeError("jitckpt.init needs save_checkpoint=..., or model=... and optimizer=...")
     if save_checkpoint is not None and not callable(save_checkpoint):
         raise TypeError(f"save_checkpoint is a {type(save_checkpoint).__name__}; it must be a function.")
+    if save_every is not None and (save_every < 1 or save_checkpoint is not None):
+        raise ValueError(
+            f"save_every is {save_every}; it must be at least 1, and it is for jitckpt's own saves: a save "
+            "function can't run beside the training."
+        )
+    if keep < 1:
+        raise ValueError(f"keep is {keep}; at least one save has to stay.")
     if model is not None and not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
     if save_checkpoint is None and isinstance(model, nn.Module):
@@ -478,7 +535,8 @@ def _without_replicas(layout: Layout) -> str:
     return (
         f"Part of this job's state has no replica: {len(ranks)} of its {len(layout.shards)} ranks ({shown}) "
         f"hold alone what they hold ({layout.text}). When one of these is lost, its part can't be saved any "
-        "more, and the job goes back to an older step: save periodically."
+        "more, and the job goes back to an older step: give jitckpt.init save_every=..., so that there is "
+        "one."
     )
 
 

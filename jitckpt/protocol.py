@@ -123,6 +123,19 @@ class SaveEnded(Message):
 
 
 @dataclass(frozen=True)
+class PeriodicSave(Message):
+    """A save of the rank's state after `step`, which nobody ordered, lies in `path`; `seconds` after it."""
+
+    type = "periodic_save"
+    rank: int
+    shard: int
+    step: int
+    path: str
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class SaveFailed(Message):
     """The rank could not save; long texts are shortened so that the message can always be sent."""
 
@@ -237,6 +250,7 @@ FROM_WORKER = (
     Held,
     SaveBegun,
     SaveEnded,
+    PeriodicSave,
     SaveFailed,
     Restored,
     FirstStep,

@@ -10,18 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from jitckpt import host_state, layout, local_state, protocol, saves
 from jitckpt.errors import JitckptError, SaveError
-from jitckpt.history import History
+from jitckpt.history import History, Snapshot
 from jitckpt.host_state import HostState
 from jitckpt.layout import Identity
 from jitckpt.native import Native
 from jitckpt.saves import SaveFolder
 from jitckpt.tensor_file import to_host
+from jitckpt.tree_codec import Json
 
 BY_THE_LIBRARY = 0  # the id of a save that no agent ordered
 LOOK_SECONDS = 0.005
+STUCK_SECONDS = 10.0  # a device at rest that is still inside an optimizer step by then will not end it
 PARK_SECONDS = 5.0  # so long the training thread may take to come to its next device call
 
 
@@ -63,10 +66,11 @@ class Saver:
         ring: int,
         save_function: SaveFunction | None,
         report: Callable[[protocol.Message], None],
+        keep: int,
     ) -> None:
         self._root, self._identity, self._native, self._host = root, identity, native, host
         self._history, self._ring, self._save_function = history, ring, save_function
-        self._report = report
+        self._report, self._keep = report, keep
         self._restored: tuple[int, Path] = (0, root)
 
     def restored(self, step: int, path: Path) -> None:
@@ -109,7 +113,7 @@ class Saver:
             settled = no_step_yet or progress.step_thread_parked or now >= begun + PARK_SECONDS
             if progress.device_begun == progress.device_ended and settled:
                 break
-            if now >= deadline:
+            if now >= min(deadline, begun + STUCK_SECONDS + PARK_SECONDS):
                 raise SaveError(
                     f"The device did not come to the end of optimizer step {progress.device_begun} in "
                     f"{now - begun:.1f} s, so its state is that of no minibatch."
@@ -123,33 +127,22 @@ class Saver:
         """Write the state after `step`; None if the job has gone on meanwhile, then nothing is left of it."""
         if step == self._restored[0]:
             return self._restored[1], 0
-        self._remove_old()
+        saves.remove_old(self._root, self._identity, max(1, self._keep - 1))  # this one will be one more
         snapshot = self._history.snapshot(step)
         if snapshot is None:
             return None
         local = next((state for state in local_state.read(self._ring) if state.step == step), None)
         if local is None:
             raise SaveError(f"This rank's own state after step {step} is not whole in memory.")
-        optimizers = snapshot.shared.optimizers
-        on_host = [optimizer.on_host() for optimizer in optimizers]
-        document = {
-            "step": step,
-            "reason": reason,
-            "optimizers": [encoded.tree for encoded in on_host],
-            "progress": snapshot.progress.tree,
-            "scheduler_steps_due": snapshot.scheduler_steps_due,
-            "usual_scheduler_steps": self._history.usual_scheduler_steps,
-            "scaler": self._host.scaler_state(snapshot.scaler_update_due),
-            "local": local.document(),
-        }
-        tensors = local.tensors.copy()
-        for encoded in (*on_host, snapshot.progress):
-            tensors |= encoded.tensors
+        document, tensors = document_of(
+            self._host, self._history, snapshot, step=step, reason=reason, local=local.document()
+        )
+        tensors |= local.tensors
         saver: layout.SaverName = "builtin" if self._save_function is None else "callback"
         with SaveFolder(self._root, self._identity, step, "rank", saver) as folder:
             if self._save_function is None:
                 tensors |= self._host.parameters()
-                for optimizer in optimizers:
+                for optimizer in snapshot.shared.optimizers:
                     tensors |= optimizer.device
             else:
                 state = host_state.spelled_out(document, {name: to_host(tensors[name]) for name in tensors})
@@ -180,20 +173,6 @@ class Saver:
         with torch.cuda.stream(torch.cuda.Stream(self._host.device)):
             save_function(context)
 
-    def _remove_old(self) -> None:
-        """Remove what is older than the newest step that is whole for every shard."""
-        steps: dict[int, set[int]] = {}
-        for record in saves.find(self._root):
-            if record.kind != "rank" or record.metadata is None:
-                continue
-            identity = record.metadata.identity
-            if (identity.job, identity.world_size) != (self._identity.job, self._identity.world_size):
-                return  # what is not ours is not ours to remove
-            steps.setdefault(record.step, set()).add(identity.shard)
-        whole = [step for step, shards in steps.items() if len(shards) == self._identity.shards]
-        if whole:
-            saves.remove_before(self._root, max(whole))
-
     def _write_local_states(self, step: int) -> None:
         """No agent will: write those around `step`, because replicas may differ by one."""
         for state in local_state.read(self._ring):
@@ -211,6 +190,27 @@ class Saver:
         except OSError as failure:
             reason += f" Its traceback can't be kept in {path}: {failure.strerror}."
         return protocol.SaveFailed(save_id, self._identity.rank, reason, text)
+
+
+def document_of(
+    host: HostState, history: History, snapshot: Snapshot, *, step: int, reason: str, local: Json
+) -> tuple[dict[str, Json], dict[str, Tensor]]:
+    """Return the JSON document of a save, and the tensors on the host that it names but those of `local`."""
+    on_host = [optimizer.on_host() for optimizer in snapshot.shared.optimizers]
+    document = {
+        "step": step,
+        "reason": reason,
+        "optimizers": [encoded.tree for encoded in on_host],
+        "progress": snapshot.progress.tree,
+        "scheduler_steps_due": snapshot.scheduler_steps_due,
+        "usual_scheduler_steps": history.usual_scheduler_steps,
+        "scaler": host.scaler_state(snapshot.scaler_update_due),
+        "local": local,
+    }
+    tensors: dict[str, Tensor] = {}
+    for encoded in (*on_host, snapshot.progress):
+        tensors |= encoded.tensors
+    return document, tensors
 
 
 @contextmanager

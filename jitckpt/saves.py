@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,7 @@ from jitckpt.layout import FileEntry, Identity, Metadata
 from jitckpt.tree_codec import Json
 
 READ_BYTES = 4 << 20
+_committing = threading.Lock()  # a save takes the place of another in two renames
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,19 @@ class SaveFolder:
     """
 
     def __init__(
-        self, root: Path, identity: Identity, step: int, kind: layout.Kind, saver: layout.SaverName
+        self,
+        root: Path,
+        identity: Identity,
+        step: int,
+        kind: layout.Kind,
+        saver: layout.SaverName,
+        *,
+        by: str = "",
     ) -> None:
+        """by: who writes it, where this process may write the same save twice at a time."""
         self._root, self._identity, self._step, self._kind, self._saver = root, identity, step, kind, saver
         self._place = root / layout.step_folder(step) / layout.rank_folder(kind, identity.rank)
-        self.path = self._place.with_name(f"unfinished-{self._place.name}")
+        self.path = self._place.with_name("-".join(filter(None, ("unfinished", by, self._place.name))))
         self._files: list[FileEntry] = []
 
     def __enter__(self) -> Self:
@@ -106,7 +116,7 @@ class SaveFolder:
         metadata = Metadata(
             self._identity, self._kind, self._saver, self._step, time.time(), tuple(self._files)
         ).to_json()
-        with _explained(self.path):
+        with _explained(self.path), _committing:
             write_by_rename(self.path / layout.METADATA_FILE, metadata)
             replaced = self.path.with_name(f"replaced-{self._place.name}")
             if self._place.exists():
@@ -227,6 +237,21 @@ def read(record: SaveRecord) -> SavedState:
     except OSError as error:
         raise SaveError(f"{path} can't be read: {error.strerror}.") from error
     return SavedState(document, tensor_file.read(record.path / files.tensors))
+
+
+def remove_old(root: Path, identity: Identity, keep: int) -> None:
+    """Remove all saves older than the newest `keep` steps that are whole for every shard of the job."""
+    steps: dict[int, set[int]] = {}
+    for record in find(root):
+        if record.kind != "rank" or record.metadata is None:
+            continue
+        found = record.metadata.identity
+        if (found.job, found.world_size) != (identity.job, identity.world_size):
+            return  # what is not ours is not ours to remove
+        steps.setdefault(record.step, set()).add(found.shard)
+    whole = sorted(step for step, shards in steps.items() if len(shards) == identity.shards)
+    if len(whole) >= keep:
+        remove_before(root, whole[-keep])
 
 
 def remove_before(root: Path, step: int) -> None:

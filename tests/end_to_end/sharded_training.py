@@ -1,6 +1,6 @@
 """Trainings whose state is spread over ranks, run by test_shards.py under `jitckpt run`.
 
-usage: sharded_training.py FORM... [--unprotected]
+usage: sharded_training.py FORM... [--unprotected] [--save-every N]
 
 Each rank prints a digest of what it holds in the end: parameters, optimizer state, random numbers.
 """
@@ -211,7 +211,11 @@ def train(form: str, options: argparse.Namespace) -> None:
     start = 0
     if not options.unprotected:
         job = jitckpt.init(
-            model=training.model, optimizer=training.optimizers, scheduler=schedulers, extra=batches
+            model=training.model,
+            optimizer=training.optimizers,
+            scheduler=schedulers,
+            extra=batches,
+            save_every=options.save_every,
         )
         start = job.restore()
     for _ in range(start, STEPS):
@@ -228,6 +232,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("forms", nargs="+", choices=FORMS)
     parser.add_argument("--unprotected", action="store_true")
+    parser.add_argument("--save-every", type=int)
     options = parser.parse_args()
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")

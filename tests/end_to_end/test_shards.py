@@ -1,6 +1,7 @@
 """Trainings whose state is spread over four ranks: one is killed, and no bit of the result differs."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from jitckpt import saves
 TRAINING = str(Path(__file__).parent / "sharded_training.py")
 RUN = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "4"]
 PROTECTED = [*RUN, "--checkpoint-dir", "ckpt", "--max-restarts", "1", TRAINING]
-FORMS = ["fsdp2", "tensor", "pipeline"]
+FORMS = ["fsdp2", "tensor", "pipeline", "zero"]
 
 
 def digests(out: str, form: str) -> list[str]:
@@ -68,3 +69,20 @@ def test_a_killed_rank_changes_no_bit(
     assert [found[rank] for rank in range(4)] == [
         (shard, 2, f"{layout}; replicas 0 2 | 1 3") for shard in (0, 1, 0, 1)
     ]
+
+
+def test_what_has_no_replica_comes_from_a_periodic_save(launcher: Launcher, undisturbed: str) -> None:
+    fault = "rank=2 step=6 phase=forward kind=kill"
+    options = ["--checkpoint-dir", "ckpt", "--max-restarts", "1", "--fault", fault]
+    result = launcher.run(*RUN, *options, TRAINING, "zero", "--save-every", "2")
+    assert result.status == 0, result.err
+    assert digests(result.out, "zero") == digests(undisturbed, "zero")
+    gone_on = re.search(r"Restart 1 went on from step (\d)", result.err)
+    assert gone_on is not None, result.err
+    assert int(gone_on[1]) in (2, 4)
+    assert "own state" not in result.err
+    found = saves.find(launcher.directory / "ckpt")
+    assert {(record.step, record.rank) for record in found if record.kind == "rank"} == {
+        (step, rank) for step in (6, 8) for rank in range(4)
+    }
+    assert all(saves.verify(record) is None for record in found)

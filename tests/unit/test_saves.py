@@ -1,6 +1,7 @@
 """Saves on the disk: whole or not at all."""
 
 import ctypes
+import json
 import os
 import resource
 import signal
@@ -218,6 +219,45 @@ def test_old_steps_are_removed_up_to_the_one_that_is_kept(tmp_path: Path) -> Non
         save(tmp_path, step=step)
     saves.remove_before(tmp_path, 5)
     assert [record.step for record in saves.find(tmp_path)] == [5]
+
+
+def test_the_newest_whole_steps_are_kept_and_what_is_not_whole_counts_for_nothing(tmp_path: Path) -> None:
+    def shard(step: int, number: int, **other: object) -> None:
+        of = Identity(**(vars(IDENTITY) | {"rank": number, "shard": number, "shards": 2} | other))
+        with SaveFolder(tmp_path, of, step, "rank", "builtin") as folder:
+            folder.commit()
+
+    ours = Identity(**(vars(IDENTITY) | {"shards": 2}))
+    for step in (1, 2, 3, 4):
+        shard(step, 0)
+    for step in (1, 2, 4):
+        shard(step, 1)
+    saves.remove_old(tmp_path, ours, keep=4)
+    assert {record.step for record in saves.find(tmp_path)} == {1, 2, 3, 4}
+    saves.remove_old(tmp_path, ours, keep=2)
+    assert {record.step for record in saves.find(tmp_path)} == {2, 3, 4}
+    saves.remove_old(tmp_path, ours, keep=1)
+    assert {record.step for record in saves.find(tmp_path)} == {4}
+    shard(5, 0, job="another")
+    shard(6, 0)
+    shard(6, 1)
+    saves.remove_old(tmp_path, ours, keep=1)
+    assert {record.step for record in saves.find(tmp_path)} == {4, 5, 6}
+
+
+def test_two_writers_of_one_process_do_not_disturb_each_other(tmp_path: Path) -> None:
+    with (
+        SaveFolder(tmp_path, IDENTITY, 3, "rank", "builtin") as one,
+        SaveFolder(tmp_path, IDENTITY, 3, "rank", "builtin", by="periodic") as other,
+    ):
+        one.add_json("state.json", {"by": "one"})
+        other.add_json("state.json", {"by": "other"})
+        one.commit()
+        other.commit()
+    (record,) = saves.find(tmp_path)
+    assert saves.verify(record) is None
+    assert json.loads((record.path / "state.json").read_bytes()) == {"by": "other"}
+    assert [path.name for path in record.path.parent.iterdir()] == ["rank-00001"]
 
 
 def test_later_steps_of_a_rank_are_set_aside(tmp_path: Path) -> None:
