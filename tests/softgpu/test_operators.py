@@ -1,11 +1,32 @@
 """What operators on softgpu give, when they run, and how they fail."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
+
+SWEEP = Path(__file__).parents[2] / "scripts" / "softgpu_sweep.py"
 
 
 def test_special_operators_equal_cpu(run_whole: Callable[..., str]) -> None:
     run_whole("operators")
+
+
+def test_slice_of_torchs_operator_database(softgpu_environment: dict[str, str], tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    ended = subprocess.run(
+        [sys.executable, str(SWEEP), "--shard", "7/100", "--json", str(results)],
+        env=softgpu_environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    counts = json.loads(results.read_text())["counts"]
+    assert counts["passed"] > 40
+    assert "failed" not in counts
 
 
 def test_random_numbers_repeat(run_whole: Callable[..., str]) -> None:
@@ -30,6 +51,7 @@ def test_errors_found_at_once(run_whole: Callable[..., str]) -> None:
         {
             "no such operator": ("NotImplementedError", "softgpu has no operator aten::_cslt_compress"),
             "sparse": ("NotImplementedError", "no operator aten::_to_sparse that returns a Sparse tensor"),
+            "sparse operator": ("NotImplementedError", "no operator aten::mm for sparse tensors"),
             "shapes": ("RuntimeError", "The size of tensor a (3) must match the size of tensor b (4)"),
             "dimension": ("IndexError", "Dimension out of range"),
             "host tensor": devices,

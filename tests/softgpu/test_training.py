@@ -5,19 +5,29 @@ from collections.abc import Callable
 
 import pytest
 
-GPT_OPTIMIZERS = ("sgd", "sgd foreach", "sgd fused", "adamw", "adamw foreach", "adamw fused")
+GPT_OPTIMIZERS = (
+    *("sgd", "sgd foreach", "sgd fused"),
+    *("adam", "adam foreach", "adam fused", "adam capturable"),
+    *("adamw", "adamw foreach", "adamw fused", "adamw capturable"),
+)
 RECIPES: list[dict[str, str | bool]] = [
     *[dict[str, str | bool](model="gpt", optimizer=optimizer) for optimizer in GPT_OPTIMIZERS],
     {"model": "gpt", "optimizer": "adamw fused", "autocast": "float16"},
     {"model": "gpt", "optimizer": "adamw foreach", "autocast": "bfloat16"},
     {"model": "convnet"},
     {"model": "convnet", "channels_last": True},
+    {"model": "resnet", "optimizer": "adam fused"},
+    {"model": "embedding bag", "optimizer": "adam"},
     {"model": "lstm"},
     {"model": "bidirectional lstm"},
     {"model": "gru", "optimizer": "adamw"},
     {"model": "rnn"},
     {"model": "rmsnorm"},
 ]
+
+
+def test_tools_of_training_scripts(run_whole: Callable[..., str]) -> None:
+    run_whole("tools")
 
 
 @pytest.fixture(scope="module")

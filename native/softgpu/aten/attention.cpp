@@ -1,10 +1,13 @@
 // Scaled dot product attention: CUDA chooses among NVIDIA's fused kernels, here the CPU's choice is taken,
 // and its fused kernel runs under the operators that torch keeps for other makers' devices.
+#include <ATen/Context.h>
 #include <ATen/SDPBackend.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_fused_sdp_choice_ops.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+
+#include <mutex>
 
 #include "special.h"
 
@@ -13,9 +16,36 @@ namespace {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
+// The program's switches, put back when this ends; the CPU's chooser knows two of the four.
+class OpenSwitches {
+ public:
+  OpenSwitches() {
+    context_.setSDPUseFlash(true);
+    context_.setSDPUseMath(true);
+  }
+  ~OpenSwitches() {
+    context_.setSDPUseFlash(flash_);
+    context_.setSDPUseMath(math_);
+  }
+  OpenSwitches(const OpenSwitches&) = delete;
+  OpenSwitches& operator=(const OpenSwitches&) = delete;
+
+ private:
+  at::Context& context_ = at::globalContext();
+  const bool flash_ = context_.userEnabledFlashSDP(), math_ = context_.userEnabledMathSDP();
+};
+
+// NVIDIA's fused kernels, of which a program may switch off some, are one here. Where it has switched off all
+// else and the CPU's fused kernel does not take the arguments (dropout), the unfused way it is.
 int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                const OptionalTensor& mask, double dropout_p, bool is_causal, std::optional<double> scale,
                bool enable_gqa) {
+  static std::mutex switches_open;  // held by who opens them
+  std::unique_lock lock(switches_open);
+  const at::Context& context = at::globalContext();
+  std::optional<OpenSwitches> open;
+  if (context.userEnabledFlashSDP() || context.userEnabledMemEfficientSDP() || context.userEnabledCuDNNSDP())
+    open.emplace();
   // The CPU's chooser looks at nothing but metadata, so it may look at device tensors.
   const int64_t chosen =
       at::_ops::_fused_sdp_choice::redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), query, key, value,
@@ -83,6 +113,22 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> efficient_backward(
                         is_causal, {}, {}, scale);
 }
 
+Forward cudnn_forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                      const OptionalTensor& bias, bool /*compute_log_sumexp*/, double dropout_p,
+                      bool is_causal, bool return_debug_mask, std::optional<double> scale) {
+  return fused_forward(query, key, value, bias, dropout_p, is_causal, return_debug_mask, scale);
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> cudnn_backward(
+    const at::Tensor& gradient, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const at::Tensor& output, const at::Tensor& logsumexp, const at::Tensor&, const at::Tensor&,
+    const at::Tensor& bias, const at::Tensor&, const at::Tensor&, c10::SymInt, c10::SymInt, double dropout_p,
+    bool is_causal, std::optional<double> scale) {
+  return at::_scaled_dot_product_flash_attention_for_cpu_backward(
+      gradient, query, key, value, output, logsumexp, dropout_p, is_causal,
+      bias.defined() ? OptionalTensor(bias) : std::nullopt, scale);
+}
+
 }  // namespace
 
 void register_attention(SpecialKernels& kernels) {
@@ -95,6 +141,8 @@ void register_attention(SpecialKernels& kernels) {
   kernels.implement("aten::_scaled_dot_product_flash_attention_backward", TORCH_FN(flash_backward));
   kernels.implement("aten::_scaled_dot_product_efficient_attention", TORCH_FN(efficient_forward));
   kernels.implement("aten::_scaled_dot_product_efficient_attention_backward", TORCH_FN(efficient_backward));
+  kernels.implement("aten::_scaled_dot_product_cudnn_attention", TORCH_FN(cudnn_forward));
+  kernels.implement("aten::_scaled_dot_product_cudnn_attention_backward", TORCH_FN(cudnn_backward));
 }
 
 }  // namespace softgpu::aten

@@ -80,10 +80,9 @@ at::Tensor allocate(const TensorLayout& layout, c10::Device device) {
 }
 
 void resize(const at::Tensor& out, const TensorLayout& layout) {
-  out.resize_(layout.sizes);
-  if (out.strides() != at::IntArrayRef(layout.strides)) {
-    out.unsafeGetTensorImpl()->set_sizes_and_strides(layout.sizes, layout.strides);
-  }
+  // First to the length of the memory: strides may leave holes, for which resize_ leaves no room.
+  out.resize_({static_cast<int64_t>(layout.bytes / out.element_size())});
+  out.unsafeGetTensorImpl()->set_sizes_and_strides(layout.sizes, layout.strides);
 }
 
 // Replaces the arguments by the returns: aliases of arguments, fresh tensors and values in the schema's

@@ -1,5 +1,5 @@
-// Where a program has cuDNN on, torch chooses it for these. softgpu says no where it is asked, and does
-// cuDNN's part where it is not.
+// Where a program has cuDNN (or AMD's MIOpen) on, torch chooses it for these. softgpu says no where it is
+// asked, and does cuDNN's part where it is not.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/native_batch_norm.h>
 #include <ATen/ops/native_batch_norm_backward.h>
@@ -53,6 +53,8 @@ void register_cudnn(SpecialKernels& kernels) {
   kernels.implement_composite("aten::cudnn_is_acceptable", TORCH_FN(is_acceptable));
   kernels.implement("aten::_use_cudnn_ctc_loss", TORCH_FN(use_ctc_loss));
   kernels.implement("aten::_use_cudnn_ctc_loss.Tensor", TORCH_FN(use_ctc_loss_lengths));
+  kernels.implement("aten::_use_miopen_ctc_loss", TORCH_FN(use_ctc_loss));
+  kernels.implement("aten::_use_miopen_ctc_loss.Tensor", TORCH_FN(use_ctc_loss_lengths));
   kernels.implement("aten::cudnn_batch_norm", TORCH_FN(batch_norm));
   kernels.implement("aten::cudnn_batch_norm_backward", TORCH_FN(batch_norm_backward));
   kernels.implement("aten::_cudnn_rnn_flatten_weight", TORCH_FN(flatten_weights));

@@ -70,6 +70,7 @@ void deliver(const Call& call, std::vector<at::Tensor> results, c10::ArrayRef<Te
              c10::ArrayRef<OutputBlock> blocks) {
   for (size_t i = 0; i < results.size(); ++i) {  // a result in another's place would be overwritten below
     if (!results[i].defined()) continue;
+    results[i] = results[i].resolve_conj().resolve_neg();  // a layout has neither flag
     for (size_t other = 0; other < blocks.size(); ++other) {
       if (other != i && blocks[other].taken && results[i].storage().data() == blocks[other].address) {
         results[i] = results[i].clone();

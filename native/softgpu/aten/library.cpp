@@ -30,8 +30,8 @@ const std::unordered_set<std::string> kept = {
     "aten::set_.source_Tensor",
 };
 
-// Operators that have no CUDA kernel of their own, but decide for NVIDIA's libraries where their tensors are
-// CUDA's.
+// Operators that have no CUDA kernel of their own, but where their tensors are CUDA's, decide for NVIDIA's
+// libraries or launch one of torch's kernels.
 const char* const added[] = {
     "aten::_convolution",
     "aten::_scaled_dot_product_flash_attention_for_cpu",
@@ -39,6 +39,37 @@ const char* const added[] = {
     "aten::convolution",
     "aten::mkldnn_rnn_layer",
     "aten::mkldnn_rnn_layer_backward",
+    "aten::mode.values",
+};
+
+// Of operators on sparse tensors, those that only look at or pass on their parts.
+const std::unordered_set<std::string> kept_for_sparse = {
+    "aten::_coalesced_",
+    "aten::_dimI",
+    "aten::_dimV",
+    "aten::_indices",
+    "aten::_nnz",
+    "aten::_sparse_coo_tensor_with_dims",
+    "aten::_sparse_coo_tensor_with_dims_and_tensors",
+    "aten::_values",
+    "aten::ccol_indices",
+    "aten::clone",
+    "aten::col_indices",
+    "aten::copy_",
+    "aten::copy_sparse_to_sparse_",
+    "aten::crow_indices",
+    "aten::dense_dim",
+    "aten::empty.memory_format",
+    "aten::empty_like",
+    "aten::indices",
+    "aten::is_coalesced",
+    "aten::resize_",
+    "aten::resize_as_sparse_",
+    "aten::row_indices",
+    "aten::sparse_dim",
+    "aten::sparse_resize_",
+    "aten::sparse_resize_and_clear_",
+    "aten::values",
 };
 
 class Kernel final : public c10::OperatorKernel {
@@ -66,6 +97,18 @@ class Refusal final : public c10::OperatorKernel {
   const Operator& op_;
 };
 
+class SparseRefusal final : public c10::OperatorKernel {
+ public:
+  explicit SparseRefusal(const Operator& op) : op_(op) {}
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack*) {
+    TORCH_CHECK_NOT_IMPLEMENTED(false, "softgpu has no operator ", op_.name,
+                                " for sparse tensors: use dense ones here, or run this on a GPU.");
+  }
+
+ private:
+  const Operator& op_;
+};
+
 // We replace kernels on purpose, so torch's warning about it is for nobody.
 class Silence final : public c10::WarningHandler {
   void process(const c10::Warning&) override {}
@@ -74,6 +117,14 @@ class Silence final : public c10::WarningHandler {
 template <class Functor>
 void implement(torch::Library& library, Operator& op) {
   library.impl(op.name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Functor>(op)));
+}
+
+void refuse_sparse(c10::DispatchKey key) {
+  auto& library = *new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);  // never freed
+  for (Operator* op : all_operators()) {
+    if (op->handle.hasKernelForDispatchKey(key) && !kept_for_sparse.contains(op->name))
+      implement<SparseRefusal>(library, *op);
+  }
 }
 
 void install() {
@@ -112,6 +163,8 @@ void install() {
   for (const char* name : added) {
     if (Operator* op = find_operator(name)) implement<Kernel>(library, *op);
   }
+  refuse_sparse(c10::DispatchKey::SparseCUDA);
+  refuse_sparse(c10::DispatchKey::SparseCsrCUDA);
   // cuDNN's kernels cannot run here, so nothing need ask for them.
   at::globalContext().setUserEnabledCuDNN(false);
 }

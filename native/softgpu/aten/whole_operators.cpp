@@ -17,10 +17,10 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-const char* const whole_operators[] = {"_fused_rms_norm", "gru.data",      "gru.input",     "gru_cell",
-                                       "lstm.data",       "lstm.input",    "lstm_cell",     "rnn_relu.data",
-                                       "rnn_relu.input",  "rnn_relu_cell", "rnn_tanh.data", "rnn_tanh.input",
-                                       "rnn_tanh_cell"};
+const char* const whole_operators[] = {"_fused_rms_norm", "gru.data",       "gru.input",     "gru_cell",
+                                       "lstm.data",       "lstm.input",     "lstm_cell",     "renorm",
+                                       "rnn_relu.data",   "rnn_relu.input", "rnn_relu_cell", "rnn_tanh.data",
+                                       "rnn_tanh.input",  "rnn_tanh_cell"};
 
 std::string gradient_name(const std::string& name) {  // lstm.input -> lstm_gradient.input
   const size_t dot = name.find('.');
@@ -104,6 +104,8 @@ struct Differentiable : torch::autograd::Function<Differentiable> {
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const Operator& op = *all_operators()[context->saved_data["operator"].toInt()];
+    TORCH_CHECK_NOT_IMPLEMENTED(!at::GradMode::is_enabled(), "softgpu has no gradient of the gradient of ",
+                                op.name, ": call backward without create_graph");
     const variable_list saved = context->get_saved_variables();
     c10::Stack stack = context->saved_data["arguments"].toTupleRef().elements().vec();
     size_t next = 0;

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstring>
 #include <string>
+#include <string_view>
 
 extern "C" {
 // In libsoftgpu.so, or nowhere.
@@ -43,6 +44,15 @@ CUcontext context_of(CUdevice device) { return reinterpret_cast<CUcontext>(stati
 CUdevice device_of(CUcontext context) { return static_cast<CUdevice>(reinterpret_cast<long>(context) - 1); }
 
 thread_local const char* refused = nullptr;  // the newest function that this thread was refused
+
+// What to do without the function, for those that programs come upon.
+const char* advice(std::string_view function) {
+  const bool compiled = function.starts_with("cuModule") || function.starts_with("cuLibrary") ||
+                        function.starts_with("cuLaunchKernel");
+  return compiled ? " and runs no kernels of torch.compile's or Triton's: train without, or with the "
+                    "backend aot_eager"
+                  : "";
+}
 
 }  // namespace
 
@@ -185,7 +195,8 @@ CUresult cuGetErrorString(CUresult error, const char** text) {
   if (!present()) return CUDA_ERROR_NOT_INITIALIZED;
   if (error == CUDA_ERROR_NOT_SUPPORTED && refused) {
     thread_local char explanation[256];
-    std::snprintf(explanation, sizeof explanation, "operation not supported: softgpu has no %s", refused);
+    std::snprintf(explanation, sizeof explanation, "operation not supported: softgpu has no %s%s", refused,
+                  advice(refused));
     *text = explanation;
   } else {
     *text = cudaGetErrorString(static_cast<cudaError_t>(error));

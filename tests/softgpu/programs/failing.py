@@ -28,6 +28,7 @@ CASES: dict[str, Callable[[], object]] = {
     "after a failure": after_a_failure,
     "no such operator": lambda: torch.ops.aten._cslt_compress(x),
     "sparse": lambda: torch.eye(3, device="cuda").to_sparse(),
+    "sparse operator": lambda: torch.eye(3).to_sparse_csr().cuda() @ torch.eye(3, device="cuda"),
     "shapes": lambda: x.add_(torch.zeros(4, device="cuda")),
     "dimension": lambda: x.sum(5),
     "host tensor": lambda: x + torch.zeros(3),

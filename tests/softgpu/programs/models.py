@@ -76,6 +76,55 @@ class ConvNet(nn.Sequential):
         return F.cross_entropy(images, classes)
 
 
+class Residual(nn.Module):
+    def __init__(self, channels: int, stride: int) -> None:
+        super().__init__()
+        wider = channels * stride
+        self.first = nn.Conv2d(channels, wider, 3, stride, 1, bias=False)
+        self.second = nn.Conv2d(wider, wider, 3, 1, 1, bias=False)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(wider) for _ in range(2))
+        self.shortcut = nn.Conv2d(channels, wider, 1, stride, bias=False) if stride > 1 else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.norms[0](self.first(x)).relu()
+        return torch.relu(self.norms[1](self.second(hidden)) + self.shortcut(x))
+
+
+class ResNet(nn.Module):
+    """Takes (images, classes), returns the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1, bias=False),
+            nn.BatchNorm2d(8),
+            nn.ReLU(inplace=True),
+            Residual(8, 1),
+            Residual(8, 2),
+            Residual(16, 2),
+            nn.AdaptiveAvgPool2d(1),
+        )
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, images: Tensor, classes: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(self.body(images).flatten(1)), classes)
+
+
+class Bags(nn.Module):
+    """Takes (tokens, targets), returns the loss; a bag of words for each text, in every mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        modes = ("sum", "mean", "max")
+        self.bags = nn.ModuleList(nn.EmbeddingBag(VOCABULARY, 16, mode=mode) for mode in modes)
+        self.head = nn.Linear(48, VOCABULARY)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        texts = torch.arange(0, tokens.numel(), tokens.shape[1], device=tokens.device)
+        found = [bag(tokens.flatten(), texts) for bag in self.bags]
+        return F.cross_entropy(self.head(torch.cat(found, -1)), targets[:, 0])
+
+
 class Recurrent(nn.Module):
     """Takes (tokens, targets), returns the loss."""
 
@@ -105,6 +154,8 @@ class Normed(nn.Module):
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "gpt": GPT,
     "convnet": ConvNet,
+    "resnet": ResNet,
+    "embedding bag": Bags,
     "lstm": lambda: Recurrent("LSTM"),
     "bidirectional lstm": lambda: Recurrent("LSTM", bidirectional=True),
     "gru": lambda: Recurrent("GRU"),
@@ -116,15 +167,24 @@ OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]]
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, foreach=False),
     "sgd foreach": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, foreach=True),
     "sgd fused": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, fused=True),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=1e-3, foreach=False),
+    "adam foreach": lambda parameters: torch.optim.Adam(parameters, lr=1e-3, foreach=True),
+    "adam fused": lambda parameters: torch.optim.Adam(parameters, lr=1e-3, fused=True),
+    "adam capturable": lambda parameters: torch.optim.Adam(
+        parameters, lr=1e-3, foreach=False, capturable=True
+    ),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, foreach=False),
     "adamw foreach": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, foreach=True),
     "adamw fused": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, fused=True),
+    "adamw capturable": lambda parameters: torch.optim.AdamW(
+        parameters, lr=1e-3, foreach=True, capturable=True
+    ),
 }
 
 
 def batch(name: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """A made-up minibatch for a model of MODELS, on the host."""
-    if name == "convnet":
+    if name in ("convnet", "resnet"):
         return torch.randn(8, 3, 32, 32, generator=generator), torch.randint(0, 10, (8,), generator=generator)
     tokens = torch.randint(0, VOCABULARY, (8, CONTEXT + 1), generator=generator)
     return tokens[:, :-1], tokens[:, 1:]

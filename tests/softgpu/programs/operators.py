@@ -8,8 +8,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 host = torch.Generator().manual_seed(0)
 
 
-def values(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(*shape, generator=host).to(dtype)
+def values(*shape: int, dtype: torch.dtype = torch.float32, seed: int | None = None) -> Tensor:
+    """New ones at each call, or always the same for a seed."""
+    generator = host if seed is None else torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator).to(dtype)
 
 
 def check(actual: Tensor, expected: Tensor) -> None:
@@ -81,6 +83,9 @@ check(
     torch.linalg.lu_solve(factors, pivots, d[:3]),
     torch.linalg.lu_solve(*torch.linalg.lu_factor(matrix), x[:3]),
 )
+tall = values(4, 3)  # the solution's strides have holes
+solution = torch.linalg.lstsq(tall, x[:, :2], driver="gels").solution
+check(torch.linalg.lstsq(tall.cuda(), d[:, :2], driver="gels").solution, solution)
 check(torch.bincount(repeated), torch.bincount(repeated.cpu()))
 check(torch.masked_select(d, d > 0), torch.masked_select(x, x > 0))
 assert torch.equal(d, d)
@@ -95,6 +100,14 @@ found = torch.empty(0, dtype=torch.int64, device="cuda")
 torch.nonzero(d > 0, out=found)
 check(found, torch.nonzero(x > 0))
 
+modes = torch.empty(0, device="cuda"), torch.empty(0, dtype=torch.int64, device="cuda")
+torch.mode(d, out=modes)
+check(modes[0], torch.mode(x)[0])
+
+# A kernel may return a conjugate that it has not computed.
+first, second = torch.view_as_complex(values(5, 2)), torch.view_as_complex(values(5, 2))
+check(torch.vdot(first.cuda(), second.cuda().conj()), torch.vdot(first, second.conj()).resolve_conj())
+
 # CUDA's own ways of half precision.
 half = values(5, 7, dtype=torch.float16)
 on_device, on_host = half.cuda().requires_grad_(), half.clone().requires_grad_()
@@ -107,27 +120,79 @@ check(on_device.grad, on_host.grad)
 check(torch.mm(half.cuda(), half.cuda().t(), out_dtype=torch.float32), half.float() @ half.float().t())
 
 
-# Attention: causal, masked, grouped; every backend that the host has.
-def attention(device: str, masked: bool, is_causal: bool, scale: float | None) -> list[Tensor]:
+# Where torch composes an operator or its gradient differently on CUDA, the CPU's way is taken.
+def losses(device: str) -> list[Tensor]:
+    inputs = values(6, 2, 5, seed=2).to(device).requires_grad_()
+    labels = torch.tensor([[1, 2, 3], [4, 1, 1]], device=device)
+    lengths = torch.tensor([6, 5]), torch.tensor([3, 2])
+    loss = F.ctc_loss(inputs.log_softmax(-1), labels, *lengths)
+    (loss + torch.renorm(inputs, 2, 1, 0.5).square().sum()).backward()
+    assert inputs.grad is not None
+    return [loss, inputs.grad]
+
+
+for actual, expected in zip(losses("cuda"), losses("cpu"), strict=True):
+    check(actual, expected)
+grown = d.clone().requires_grad_()
+(slope,) = torch.autograd.grad(torch.renorm(grown, 2, 1, 0.5).sum(), grown)
+assert not slope.requires_grad
+try:
+    torch.autograd.grad(torch.renorm(grown, 2, 1, 0.5).sum(), grown, create_graph=True)
+except NotImplementedError as error:
+    assert "softgpu has no gradient of the gradient of aten::renorm" in str(error)  # noqa: PT017
+else:
+    raise AssertionError("a second gradient would be wrong in silence")
+
+
+# Attention: causal, masked; every backend, of which the host has one and the unfused way.
+FUSED = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION
+HOSTS = dict.fromkeys(FUSED, SDPBackend.FLASH_ATTENTION) | {SDPBackend.MATH: SDPBackend.MATH}
+
+
+def attention(
+    device: str, backend: SDPBackend, masked: bool, is_causal: bool, scale: float | None
+) -> list[Tensor]:
     generator = torch.Generator().manual_seed(1)
     shapes = [(2, 4, 16, 12)] * 3
     query, key, value = (
         torch.randn(shape, generator=generator).to(device).requires_grad_() for shape in shapes
     )
     mask = (torch.rand(16, 16, generator=generator) > 0.3).to(device) if masked else None
-    result = F.scaled_dot_product_attention(query, key, value, mask, is_causal=is_causal, scale=scale)
+    with sdpa_kernel(backend):
+        result = F.scaled_dot_product_attention(query, key, value, mask, is_causal=is_causal, scale=scale)
     result.square().sum().backward()
     return [result, *(tensor.grad for tensor in (query, key, value) if tensor.grad is not None)]
 
 
 for options in ((False, False, None), (False, True, None), (True, False, None), (False, False, 0.3)):
-    for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.MATH):
-        with sdpa_kernel(backend):
-            for actual, wanted in zip(attention("cuda", *options), attention("cpu", *options), strict=True):
-                check(actual, wanted)
-query = values(1, 2, 8, 16)
-named = torch.ops.aten._scaled_dot_product_flash_attention(query.cuda(), query.cuda(), query.cuda())[0]
-check(named, F.scaled_dot_product_attention(query, query, query))
+    for backend, hosts in HOSTS.items():
+        given, wanted_there = attention("cuda", backend, *options), attention("cpu", hosts, *options)
+        for actual, expected in zip(given, wanted_there, strict=True):
+            check(actual, expected)
+with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):  # also with dropout
+    one = torch.ones(1, 1, 8, 8, device="cuda")
+    dropped = F.scaled_dot_product_attention(one, one, one, dropout_p=0.5)
+assert dropped.unique().numel() > 1
+
+
+# The same by the operators' own names.
+def named_attention(name: str, *arguments: object) -> list[Tensor]:
+    query, key, value = (values(1, 2, 8, 16, seed=seed).cuda().requires_grad_() for seed in range(3))
+    result = getattr(torch.ops.aten, name)(query, key, value, *arguments)[0]
+    result.square().sum().backward()
+    return [result, *(tensor.grad for tensor in (query, key, value) if tensor.grad is not None)]
+
+
+fused = named_attention("_scaled_dot_product_flash_attention")
+query, key, value = (values(1, 2, 8, 16, seed=seed) for seed in range(3))
+check(fused[0], F.scaled_dot_product_attention(query, key, value))
+for name, arguments in {
+    "_scaled_dot_product_efficient_attention": (None, True),
+    "_scaled_dot_product_cudnn_attention": (None, True),
+    "_scaled_dot_product_fused_attention_overrideable": (),
+}.items():
+    for actual, wanted in zip(named_attention(name, *arguments), fused, strict=True):
+        check(actual, wanted.detach().cpu())
 
 # A program may switch cuDNN on.
 torch.backends.cudnn.enabled = True

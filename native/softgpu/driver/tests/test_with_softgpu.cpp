@@ -79,11 +79,17 @@ TEST(Driver, KnowsPointers) {
 }
 
 TEST(Driver, RefusesByNameWhatItDoesNotHave) {
-  EXPECT_EQ(driver_call("cuLaunchKernel"), CUDA_ERROR_NOT_SUPPORTED);
+  EXPECT_EQ(driver_call("cuMemCreate"), CUDA_ERROR_NOT_SUPPORTED);
   const char *name = nullptr, *text = nullptr;
   EXPECT_EQ(driver_call("cuGetErrorName", CUDA_ERROR_NOT_SUPPORTED, &name), CUDA_SUCCESS);
   EXPECT_EQ(driver_call("cuGetErrorString", CUDA_ERROR_NOT_SUPPORTED, &text), CUDA_SUCCESS);
-  EXPECT_STREQ(text, "operation not supported: softgpu has no cuLaunchKernel");
+  EXPECT_STREQ(text, "operation not supported: softgpu has no cuMemCreate");
+  EXPECT_EQ(driver_call("cuModuleLoad"), CUDA_ERROR_NOT_SUPPORTED);
+  EXPECT_EQ(driver_call("cuGetErrorString", CUDA_ERROR_NOT_SUPPORTED, &text), CUDA_SUCCESS);
+  EXPECT_STREQ(
+      text,
+      "operation not supported: softgpu has no cuModuleLoad and runs no kernels of torch.compile's or "
+      "Triton's: train without, or with the backend aot_eager");
   EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);  // the runtime's errors are its own
 }
 
