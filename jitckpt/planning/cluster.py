@@ -499,7 +499,10 @@ def parse_description(text: str, source: str) -> Description:
         )
     failures = _tables("failure", data.get("failure", []))
     modes = tuple(_failure(f"failure {index}", entry) for index, entry in enumerate(failures))
-    measured = Measured(**_read("measured", data.get("measured", {}), _MEASURED, Measured))
+    figures = data.get("measured", {})
+    if not isinstance(figures, dict):
+        raise InvalidInput("measured must be a table: write [measured]")
+    measured = Measured(**_read("measured", figures, _MEASURED, Measured))
     return Description(Cluster(**found), Job(mesh=mesh, **of_job), modes, measured)
 
 

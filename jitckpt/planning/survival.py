@@ -27,11 +27,17 @@ class Weibull:
         )
 
     def alive(self, seconds: float) -> float:
-        return math.exp(-((number("seconds", seconds) / self.scale_seconds) ** self.shape))
+        return math.exp(-self._hazard(seconds))
 
     def failed(self, seconds: float) -> float:
         """1 - alive, without losing the small ones to rounding."""
-        return -math.expm1(-((number("seconds", seconds) / self.scale_seconds) ** self.shape))
+        return -math.expm1(-self._hazard(seconds))
+
+    def _hazard(self, seconds: float) -> float:
+        try:
+            return (number("seconds", seconds) / self.scale_seconds) ** self.shape
+        except OverflowError:
+            return math.inf
 
     def seconds_at(self, alive: float) -> float:
         """The time by which all but `alive` have failed; the inverse of `alive`."""
@@ -78,7 +84,8 @@ def sampled_job_survival(
 
 def seconds_until(node: Weibull, nodes: int, members: int, survives_losses: int, survival: float) -> float:
     """How long until the chance of survival falls to `survival`, by bisection."""
-    number("survival", survival, high=1.0)
+    if number("survival", survival, high=1.0) == 1.0:
+        return 0.0
     low, high = 0.0, node.scale_seconds
     while job_survival(node, nodes, members, survives_losses, high) > survival:
         low, high = high, 2 * high
