@@ -35,7 +35,7 @@ class Weibull:
 
     def _hazard(self, seconds: float) -> float:
         try:
-            return (number("seconds", seconds) / self.scale_seconds) ** self.shape
+            return float((number("seconds", seconds) / self.scale_seconds) ** self.shape)
         except OverflowError:
             return math.inf
 
