@@ -108,7 +108,9 @@ def surviving_losses(
         raise InvalidInput(f"holders name machines outside 0 to {machines - 1}, or a checkpoint has none")
     parts = [(part, inside) for part, inside in _parts(sets, machines) if inside]
     free = machines - sum(len(part) for part, _ in parts)  # hold nothing: any of them may be lost
-    counts = [math.comb(free, k) for k in range(min(free, highest) + 1)]
+    counts = [1]
+    for k in range(min(free, highest)):
+        counts.append(counts[-1] * (free - k) // (k + 1))
     counted = [Overlapping(part, inside, highest).counts() for part, inside in parts]
     found = _product([counts, *counted], highest)
     return found + [0] * (highest + 1 - len(found))

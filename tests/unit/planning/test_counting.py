@@ -191,8 +191,8 @@ def test_ten_thousand_machines_of_unequal_memory_are_counted() -> None:
     pairs = len({frozenset(holder) for holder in holders})
     counts = surviving_losses(holders, 10_000, 2)
     assert counts == [1, 10_000, math.comb(10_000, 2) - pairs]
-    one = placement_recovery_probability(holders[:1], 10_000, 9_999)
-    assert one == Fraction(2, 10_000)
+    one = placement_recovery_probability(holders[:1], 10_000, 3)
+    assert one == 1 - Fraction(9_998, math.comb(10_000, 3))
 
 
 def test_what_is_too_tangled_is_refused_but_for_few_losses() -> None:

@@ -1,5 +1,6 @@
 import itertools
 import math
+import random
 import statistics
 from collections import Counter
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ from jitckpt.planning.simulator import (
     Result,
     simulate,
 )
+from jitckpt.planning.survival import Weibull, job_survival, seconds_until
 
 DAY = 86400.0
 
@@ -175,6 +177,83 @@ def test_agrees_with_the_expected_time_of_a_job_that_starts_over() -> None:
                 break
     assert len(ends) == 400
     assert_agrees(ends, expected)
+
+
+def test_agrees_with_the_expected_time_of_a_job_with_saves() -> None:
+    """Four segments, a save between two: wall time until the last minibatch, against the exact model."""
+    description = describe(failure("crash", "job", 8.0, "process"), days="1")
+    minibatches, per_save = 7200, 1800
+    policy = parse_policy("periodic=1h", description)
+    assert policy.files is not None
+    stall = policy.files.stall_seconds
+    kind = exact.FailureKind("crash", 8 / DAY, policy.files.outage_seconds(Lost()), True)
+    expected = exact.expected_seconds(exact.Schedule(minibatches, 2.0, 4, per_save, stall), [kind])
+    ends = []
+    for seed in range(300):
+        result = play(description, "periodic=1h", 3, seed)
+        stretch = next(a for a, b in itertools.pairwise(result.progress) if b[1] >= minibatches)
+        left = minibatches - stretch[1]  # whole segments: an outage goes back to a save
+        ends.append(stretch[0] + left * 2.0 + (left // per_save - 1) * stall)
+    assert_agrees(ends, expected)
+
+
+def test_the_best_interval_is_best_when_played() -> None:
+    """Eq. 3 and its exact form: with the same failures, a third and three times as many saves waste more."""
+    description = large(16, CRASH, spare_machines="2000")
+    parsed = parse_policy("periodic", description)
+    best = analyse(description, parsed).minibatches_per_save
+    assert best is not None
+    wastes = []
+    for per_save in (best // 3, best, 3 * best):
+        results = [
+            simulate(
+                description, parsed, exponential_failures(description, seed), days=60,
+                minibatches_per_save=per_save,
+            )
+            for seed in range(8)
+        ]  # fmt: skip
+        wastes.append(statistics.fmean(result.wasted_share for result in results))
+    assert wastes[1] < 0.95 * min(wastes[0], wastes[2])
+    job = first_order_job(description, "periodic")
+    young = 1 / cost.optimal_saves_per_second(job) / description.job.minibatch_seconds
+    assert best == pytest.approx(young, rel=0.1)
+
+
+@pytest.mark.parametrize(("lost", "replicas"), [(2, 2), (3, 2), (4, 3)])
+def test_machines_lost_at_once_are_recovered_from_memory_as_often_as_counted(
+    lost: int, replicas: int
+) -> None:
+    description = large(15 if replicas == 3 else 16, DOWN, machines_per_rack="1", host='"4 TiB"')
+    count = description.cluster.machines
+    generator = random.Random(lost)
+    runs = 400
+    recovered = 0
+    for _ in range(runs):
+        chosen = sorted(generator.sample(range(count), lost))
+        at_once = [one("down", 9000.0, machine, description) for machine in chosen]
+        result = play(description, f"gemini={replicas}+periodic=1h", 0.15, 0, iter(at_once))
+        recovered += result.recoveries.get("gemini", 0)
+    expected = float(recovery_probability(count, replicas, lost))
+    assert abs(recovered / runs - expected) < 4 * math.sqrt(expected * (1 - expected) / runs)
+
+
+@pytest.mark.parametrize("method", ["arc", "arc-aec"])
+def test_what_memory_keeps_while_machines_age_agrees_with_the_survival(method: str) -> None:
+    """Two sharding groups of eight machines; who has failed by a time, by the sequences that are played."""
+    description = large(
+        16, failure("down", "machine", 0.05, "machine"), pipeline="2", data="8", tensor="8", host='"4 TiB"'
+    )
+    reft = parse_policy(f"reft={method}", description).tiers[0]
+    losses = {"arc": 1, "arc-aec": 2}[method]
+    life = Weibull.of_mean(20 * DAY, 1.4)
+    until = seconds_until(life, 16, 8, losses, 0.6)
+    runs = 1500
+    survived = 0
+    for seed in range(runs):
+        failed = {f.component for f in weibull_failures(description, 1.4, until, seed)}
+        survived += reft.recovers(Lost(host_machines=frozenset(failed)))
+    expected = job_survival(life, 16, 8, losses, until)
+    assert abs(survived / runs - expected) < 4 * math.sqrt(expected * (1 - expected) / runs)
 
 
 def test_no_failures_no_waste_but_saves() -> None:
