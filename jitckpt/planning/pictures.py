@@ -49,9 +49,13 @@ def draw_plan(rows: Sequence[Analysis], path: Path) -> None:
     parts: dict[str, list[float]] = {"redone work": [], "recovery": [], "saving and overhead": []}
     for row in reversed(rows):
         failures = sum(outcome.per_day for outcome in row.outcomes) / DAY_SECONDS
-        useful = 1 - row.wasted_share
-        redone = min(row.wasted_share, failures * row.redone_seconds * useful)
-        recovery = min(row.wasted_share - redone, failures * row.outage_seconds * useful)
+        redone, recovery = failures * row.redone_seconds, failures * row.outage_seconds
+        costs_nothing = row.policy.files is None and row.policy.overhead_share == 0
+        # Of useful time, by the failures one by one; what they leave is the price of protection.
+        scale = row.wasted_share / (redone + recovery) if redone + recovery else 0.0
+        if not costs_nothing:
+            scale = min(scale, 1 - row.wasted_share)
+        redone, recovery = scale * redone, scale * recovery
         for part, share in zip(parts, (redone, recovery, row.wasted_share - redone - recovery), strict=True):
             parts[part].append(100 * share)
     left = [0.0] * len(rows)
@@ -81,9 +85,10 @@ def draw_reproduction(reproduction: Reproduction, path: Path) -> None:
             axes.annotate(f"{curve.y[0]:.4g}", (curve.name, curve.y[0]), ha="center", va="bottom")
     else:
         draw_curves(axes, [(curve.name, curve.x, curve.y) for curve in reproduction.curves])
-        axes.legend()
+        figure.legend(loc="outside lower center", ncols=3, fontsize="small")  # never over a line
     if reproduction.x_is_logarithmic:
         axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
     if reproduction.y_is_logarithmic:
         axes.set_yscale("log")
     axes.set_xlabel(reproduction.x_label)
@@ -101,7 +106,8 @@ def draw_curves(axes: "Axes", curves: Sequence[tuple[str, Sequence[float], Seque
             label=name,
             color="black" if index % 2 == 0 else "0.45",
             linestyle=_DASHES[index // 2 % len(_DASHES)],
-            marker=_MARKS[index % len(_MARKS)] if len(x) <= 40 else None,
+            marker=_MARKS[index % len(_MARKS)],
+            markevery=(index, max(1, len(x) // 15)) if len(x) > 40 else None,
             linewidth=1.2,
             markersize=4,
         )
@@ -140,6 +146,7 @@ def draw_simulation(result: Result, minibatch_seconds: float, title: str, path: 
         width = 100 * result.seconds[cause] / result.wall_seconds
         below.barh([""], [width], left=left, hatch=hatch, color=grey, edgecolor="black", label=cause)
         left += width
+    below.set_yticks([])
     below.set_xlabel(f"wasted share of time (%): {left:.3g} in all")
     below.legend(ncols=len(wasted), loc="upper center", bbox_to_anchor=(0.5, 1.6), fontsize="small")
     save_figure(figure, path)
