@@ -91,6 +91,25 @@ def test_agrees_with_the_plan(policy: str, failures: str) -> None:
     assert_agrees(wastes, analyse(description, parse_policy(policy, description)).wasted_share)
 
 
+@pytest.mark.parametrize("gpus", [1, 4])
+@pytest.mark.parametrize("policy", ["periodic", "user-jit+periodic", "gemini=1+periodic"])
+def test_the_smallest_jobs_agree_with_the_plan(gpus: int, policy: str) -> None:
+    description = describe(
+        failure("crash", "gpu", 2.0, "process"),
+        gpus_per_machine=str(gpus),
+        data=str(gpus),
+        tensor="1",
+        parameters="2e9",
+    )
+    analysis = analyse(description, parse_policy(policy, description))
+    first = policy.replace("=", "+").partition("+")[0]
+    # One GPU has no replica: just in time there is nothing to save from.
+    recovers = "periodic" if gpus == 1 and first == "user-jit" else first
+    assert analysis.outcomes[0].tier_shares == {recovers: 1.0}
+    wastes = [play(description, policy, 60, seed).wasted_share for seed in range(16)]
+    assert_agrees(wastes, analysis.wasted_share)
+
+
 def first_order_job(description: Description, policy: str) -> cost.Job:
     """What the papers' formulas take, from the steps that the simulator plays."""
     tier = parse_policy(policy, description).tiers[0]
