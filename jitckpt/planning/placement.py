@@ -74,7 +74,8 @@ def place(machines: Sequence[Machine], replicas: int, checkpoint_bytes: float) -
     Raises InvalidInput where not even different machines have the memory.
 
     Finds a placement whenever there is one, but in one case: three or more replicas, kinds that cross each
-    other, and so little memory that who is placed first decides.
+    other, and so little memory that who is placed first decides, or so few hosts apart that a thousand tries
+    for one owner do not find them.
     """
     count = len(machines)
     _check(count, replicas)
