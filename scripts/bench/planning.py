@@ -164,7 +164,7 @@ def placed_by_room(machines: int) -> Callable[[], object]:
 
 def counted_pairs(machines: int) -> Callable[[], object]:
     holders = place(unequal(machines), 2, 1e11).holders
-    return lambda: surviving_losses(holders, machines, 100)
+    return lambda: surviving_losses(holders, machines, min(machines, 100))
 
 
 def all_growth() -> list[Growth]:
