@@ -5,7 +5,7 @@ import signal
 
 import pytest
 from gpt import RUN, STEPS, TRAINING, digests
-from launcher import Launcher
+from launcher import JITCKPT_RUN, Launcher
 
 
 @pytest.mark.parametrize(
