@@ -219,7 +219,7 @@ def check_script(
     if unprotected:
         found = f"rank {_some(unprotected)} did not call jitckpt.init"
         return [Row("script", "problem", found, "call it on every rank")]
-    rows = [Row("script", "ok", f"{ranks} ranks trained and saved when they were told to")]
+    rows = [Row("script", "ok", f"{ranks} ranks trained under protection")]
     rows += [Row("script", "warning", event["text"]) for event in events if event["event"] == "warning"]
     rows += _check_copies(registered, saved)
     for own in saved:
@@ -232,6 +232,9 @@ def check_script(
         rows.append(Row("rank-local state", "ok", f"{show_size(most)} a rank, in the agent's memory"))
     sizes = [own.bytes for own in saved if own.bytes is not None]
     times = [own.seconds for own in saved if own.seconds is not None]
+    if not sizes and any(event["event"] == "finished" for event in events):
+        found = "the script ended before it was told to save"
+        return [*rows, Row("save", "warning", found, "give it more steps to have its save measured")]
     if not sizes:
         return [*rows, Row("save", "problem", "no rank could save", "see the output and the events")]
     needed = SAVES_ON_DISK * max(sizes) * ranks

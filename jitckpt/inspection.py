@@ -4,6 +4,7 @@ The step is chosen by jitckpt.selection, the code that a restarted rank runs.
 """
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from jitckpt.saves import SaveRecord
 from jitckpt.selection import Choice
 
 State = Literal["whole", "unusable", "unfinished", "set aside", "other"]
+_NOT_A_SAVE = re.compile(r"(unfinished|replaced|set-aside)-(?:[a-z]+-)?((?:rank|local)-\d+)")
 PREFIXES: dict[str, tuple[State, str]] = {
     "unfinished": ("unfinished", "it is being written, or its writer was ended before it was whole"),
     "replaced": ("unfinished", "it was being replaced by a newer save of the same step"),
@@ -229,10 +231,10 @@ def _others(directory: Path) -> list[Found]:
 def _other(directory: Path, step: int, path: Path) -> Found:
     state: State = "other"
     kind, rank, reason = "", None, NOT_OURS
-    for prefix, (prefix_state, why) in PREFIXES.items():
-        parsed = layout.parse_rank_folder(path.name.removeprefix(f"{prefix}-"))
-        if parsed is not None and path.name.startswith(f"{prefix}-"):
-            state, reason, (kind, rank) = prefix_state, why, parsed
+    found = _NOT_A_SAVE.fullmatch(path.name)
+    parsed = found and layout.parse_rank_folder(found[2])
+    if found and parsed:
+        (state, reason), (kind, rank) = PREFIXES[found[1]], parsed
     failed = layout.parse_rank_folder(path.stem.removeprefix("error-"))
     if failed is not None and path.name.startswith("error-") and path.suffix == ".txt":
         (kind, rank), reason = failed, "the traceback of a save that failed"

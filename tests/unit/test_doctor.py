@@ -166,6 +166,11 @@ def test_a_disk_that_is_too_small_for_two_steps() -> None:
     assert by_check(rows)["save"].advice.startswith("free 21.5 GB in /data")
 
 
+def test_a_script_of_few_steps_is_not_blamed_for_its_missing_save() -> None:
+    events = [registered(0, 0), registered(1, 0), {"event": "finished", "rank": 0, "step": 3}]
+    assert by_check(doctor.check_script(events, [], 2, "", DISK))["save"].state == "warning"
+
+
 def test_a_script_that_could_not_be_judged() -> None:
     assert doctor.check_script([], [], 2, "it ended with status 1", DISK)[0].found == "it ended with status 1"
     rows = doctor.check_script([registered(0, 0)], [], 2, "", DISK)
