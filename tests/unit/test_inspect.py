@@ -109,6 +109,7 @@ def test_foreign_damaged_unfinished_and_unknown_things_have_their_reasons(tmp_pa
     folder = tmp_path / layout.step_folder(20)
     for name in (
         "unfinished-rank-00001",
+        "unfinished-periodic-rank-00001",
         "replaced-rank-00001",
         "set-aside-rank-00001",
         "mine",
@@ -123,6 +124,7 @@ def test_foreign_damaged_unfinished_and_unknown_things_have_their_reasons(tmp_pa
         "20/rank-00000": "whole",
         "20/rank-00007": "unfinished",
         "20/unfinished-rank-00001": "unfinished",
+        "20/unfinished-periodic-rank-00001": "unfinished",
         "20/replaced-rank-00001": "unfinished",
         "20/set-aside-rank-00001": "set aside",
         "20/mine": "other",
