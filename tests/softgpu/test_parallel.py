@@ -16,6 +16,7 @@ TOOLS = (
     "ddp, no_sync",
     "ZeroRedundancyOptimizer",
     "fsdp2, replicate and shard",
+    "fsdp2, half precision, clipped",
     "fsdp1, HYBRID_SHARD",
     "tensor parallel",
     "pipeline, 1F1B",

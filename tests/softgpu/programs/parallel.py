@@ -21,7 +21,12 @@ import torch.nn.functional as F
 from models import GPT, VOCABULARY, Block, batch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.fsdp import (
+    FullyShardedDataParallel,
+    MixedPrecisionPolicy,
+    ShardingStrategy,
+    fully_shard,
+)
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 from torch.distributed.tensor import DTensor
@@ -29,6 +34,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 RANKS, STEPS, PARTS = 8, 3, 4
+
+SINGLE = MixedPrecisionPolicy()
 
 Numbers = list[Tensor]
 
@@ -61,12 +68,20 @@ def numbers(model: nn.Module) -> Numbers:
     return [parameter.detach().cpu().clone() for parameter in parameters]
 
 
-def train(work: Work, model: nn.Module, optimizer: torch.optim.Optimizer, of: int | None = None) -> Numbers:
+def train(
+    work: Work,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    of: int | None = None,
+    largest_norm: float | None = None,
+) -> Numbers:
     losses = []
     for step in range(STEPS):
         loss = model(*work.batch(step, work.rank if of is None else of))
         optimizer.zero_grad()
         loss.backward()
+        if largest_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), largest_norm)
         optimizer.step()
         losses.append(loss.detach().cpu())
     return [*losses, *numbers(model)]
@@ -129,8 +144,8 @@ def zero_redundancy(work: Work) -> Numbers:
     return train(work, model, optimizer)
 
 
-def shard(module: nn.Module, mesh: DeviceMesh) -> None:
-    made = fully_shard(module, mesh=mesh)
+def shard(module: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy = SINGLE) -> None:
+    made = fully_shard(module, mesh=mesh, mp_policy=policy)
     if mesh.device_type == "cpu":  # gloo has no mean; with two ranks a sum and a half are the same
         made.set_force_sum_reduction_for_comms(True)
 
@@ -142,6 +157,15 @@ def sharded(work: Work) -> Numbers:
     for part in (*model.blocks, model):
         shard(part, mesh)
     return train(work, model, adamw(model))
+
+
+def half_precision(work: Work) -> Numbers:
+    """FSDP2 with half precision parameters and single precision gradients, clipped by their common norm."""
+    torch.manual_seed(0)
+    model = Branches().to(work.device)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    shard(model, work.pair, policy)
+    return train(work, model, adamw(model), largest_norm=0.1)
 
 
 def hybrid_sharded(work: Work) -> Numbers:
@@ -243,6 +267,7 @@ TOOLS: dict[str, Callable[[Work], Numbers]] = {
     "ddp, no_sync": accumulation,
     "ZeroRedundancyOptimizer": zero_redundancy,
     "fsdp2, replicate and shard": sharded,
+    "fsdp2, half precision, clipped": half_precision,
     "fsdp1, HYBRID_SHARD": hybrid_sharded,
     "tensor parallel": tensor_parallel,
     "pipeline, 1F1B": pipeline,

@@ -4,7 +4,7 @@ import os
 
 import torch
 import torch.distributed as dist
-from models import GPT, batch
+from models import GPT, MODELS, batch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -62,8 +62,32 @@ def check_sync_batch_norm() -> None:
     torch.testing.assert_close(together.running_var.cpu(), alone.running_var)
 
 
+def train_normed() -> list[Tensor]:
+    torch.manual_seed(0)
+    net = nn.SyncBatchNorm.convert_sync_batchnorm(MODELS["resnet"]()).cuda()
+    model = DistributedDataParallel(net, device_ids=[rank])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(STEPS):
+        images, classes = (tensor.cuda() for tensor in batch("resnet", generator))
+        optimizer.zero_grad()
+        model(images, classes).backward()
+        optimizer.step()
+    return [tensor.float() for tensor in model.state_dict().values()]
+
+
+def check_repeatable(tensors: list[Tensor], again: list[Tensor]) -> None:
+    """The same twice, and the same on all ranks, with the statistics that the ranks have found together."""
+    for tensor, other in zip(tensors, again, strict=True):
+        assert torch.equal(tensor, other)
+        of_first = tensor.clone()
+        dist.broadcast(of_first, 0)
+        assert torch.equal(tensor, of_first)
+
+
 trained = train_ranks()
 if rank == 0:
     assert all(torch.equal(a, b) for a, b in zip(trained, train_alone(), strict=True))
 check_sync_batch_norm()
+check_repeatable(train_normed(), train_normed())
 dist.destroy_process_group()
