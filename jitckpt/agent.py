@@ -42,6 +42,7 @@ class Settings:
     hang_timeout: float
     hang_floor: float  # 0: hang_timeout is not learned
     stall_timeout: float
+    staging: int  # bytes
     device_environment: Mapping[str, str]
     warm_spares: int | None  # for each rank; None for one where memory allows
     faults: tuple[FaultSpec, ...]
@@ -204,6 +205,7 @@ class WorkerProcesses(PContext):
         environment = {**os.environ, **self.envs[local_rank], **self._settings.device_environment}
         environment["JITCKPT_HANG_TIMEOUT"] = str(self._settings.hang_timeout)
         environment["JITCKPT_HANG_FLOOR"] = str(self._settings.hang_floor)
+        environment["JITCKPT_STAGING"] = str(self._settings.staging)
         environment["JITCKPT_RESTART"] = str(self._log.restart)
         environment["JITCKPT_FAULTS"] = faults.to_environment(self._armed)
         if self._settings.checkpoint_dir is not None:

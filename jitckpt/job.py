@@ -29,6 +29,7 @@ from jitckpt.saver import SaveFunction, Saver
 from jitckpt.selection import Choice
 from jitckpt.shards import Layout, agree
 from jitckpt.stacks import stack_writer
+from jitckpt.staging import DEFAULT_BYTES, Staging
 
 MAX_AHEAD = 8  # steps that the host may be ahead of the device
 KEPT_STEPS = MAX_AHEAD + 4  # replicas may be a step apart, and the host has begun one more
@@ -340,6 +341,7 @@ class Job:
             history=self._history,
             ring=ring_fd,
             save_function=self._save_function,
+            staging=Staging(int(os.environ.get("JITCKPT_STAGING", DEFAULT_BYTES)), pinned=True),
             report=self._report,
             keep=self._keep,
         )

@@ -19,6 +19,7 @@ from jitckpt.host_state import HostState
 from jitckpt.layout import Identity
 from jitckpt.native import Native
 from jitckpt.saves import SaveFolder
+from jitckpt.staging import Staging
 from jitckpt.tensor_file import to_host
 from jitckpt.tree_codec import Json
 
@@ -65,12 +66,14 @@ class Saver:
         history: History,
         ring: int,
         save_function: SaveFunction | None,
+        staging: Staging,
         report: Callable[[protocol.Message], None],
         keep: int,
     ) -> None:
         self._root, self._identity, self._native, self._host = root, identity, native, host
         self._history, self._ring, self._save_function = history, ring, save_function
         self._report, self._keep = report, keep
+        self._staging = staging
         self._restored: tuple[int, Path] = (0, root)
 
     def restored(self, step: int, path: Path) -> None:
@@ -148,7 +151,7 @@ class Saver:
                 state = host_state.spelled_out(document, {name: to_host(tensors[name]) for name in tensors})
                 self._call(self._save_function, folder.path, step, reason, state)
             files = layout.state_files(saver)
-            folder.add_tensors(files.tensors, tensors)
+            folder.add_tensors(files.tensors, tensors, self._staging)
             folder.add_json(files.document, document)
             folder.add_existing()
             now = self._history.snapshot(step)

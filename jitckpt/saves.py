@@ -20,6 +20,7 @@ from torch import Tensor
 from jitckpt import layout, tensor_file
 from jitckpt.errors import CheckpointError, JitckptError, SaveError
 from jitckpt.layout import FileEntry, Identity, Metadata
+from jitckpt.staging import Staging
 from jitckpt.tree_codec import Json
 
 READ_BYTES = 4 << 20
@@ -87,10 +88,10 @@ class SaveFolder:
         if self.path.exists():
             shutil.rmtree(self.path, onerror=_note_on(error))
 
-    def add_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        """Write a safetensors file."""
+    def add_tensors(self, name: str, tensors: Mapping[str, Tensor], staging: Staging | None = None) -> None:
+        """Write a safetensors file, through these host buffers if they are given."""
         with _explained(self.path / name), HashedFile(self.path / name) as file:
-            tensor_file.write(file.write, tensors)
+            tensor_file.write(file.write, tensors, staging)
         self._files.append(FileEntry(name, file.size, file.checksum))
 
     def add_json(self, name: str, content: Json) -> None:

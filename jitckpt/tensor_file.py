@@ -1,4 +1,4 @@
-"""Tensors as a safetensors file, written one after another, never more than a chunk of them on the host.
+"""Tensors as a safetensors file, written one after another through a few host buffers (staging.py).
 
 Types that safetensors does not know are written as bytes (U8, one more dimension) and named in the file's
 own metadata.
@@ -14,9 +14,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from jitckpt.errors import SaveError
+from jitckpt.staging import DEFAULT_BYTES, StagedWriter, Staging
 from jitckpt.tree_codec import to_json
-
-CHUNK_BYTES = 16 << 20
 
 _NAMES = {
     torch.float64: "F64",
@@ -37,12 +36,18 @@ _NAMES = {
 }
 
 
-def write(sink: Callable[[bytes | memoryview], object], tensors: Mapping[str, Tensor]) -> None:
+def write(
+    sink: Callable[[bytes | memoryview], object],
+    tensors: Mapping[str, Tensor],
+    staging: Staging | None = None,
+) -> None:
     """Write `tensors` in safetensors format to `sink`, which takes one piece of bytes after another.
 
+    The pieces are not to be kept: their memory is used again. `sink` is called on another thread.
     Tensors may lie on a device, have any strides and share storage (each is written whole). Of a device
-    tensor only copies to pageable host memory are made: no memory is allocated on the device and no kernel
-    runs there, so that a device behind a hung collective can be read, and stays as it was.
+    tensor only copies to host memory are made: no memory is allocated on the device and no kernel runs
+    there, so that a device behind a hung collective can be read, and stays as it was.
+    staging: the buffers to use; else pageable ones are made, no larger than needed.
     """
     # Wide types first, so that every tensor is aligned to its own size.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
@@ -67,8 +72,10 @@ def write(sink: Callable[[bytes | memoryview], object], tensors: Mapping[str, Te
     text = to_json(header).encode()
     text += b" " * (-len(text) % 8)
     sink(len(text).to_bytes(8, "little") + text)
-    for name in order:
-        _write_bytes(sink, tensors[name].detach())
+    with StagedWriter(sink, staging or Staging(min(offset, DEFAULT_BYTES))) as writer:
+        for name in order:
+            if tensors[name].numel():
+                writer.add(_as_bytes(tensors[name].detach()))
 
 
 def read(data: Path | bytes) -> dict[str, Tensor]:
@@ -148,17 +155,8 @@ def _storage_span(tensor: Tensor, span: int) -> Tensor:
     return tensor.as_strided((span,), (1,), tensor.storage_offset())
 
 
-def _write_bytes(sink: Callable[[bytes | memoryview], object], tensor: Tensor) -> None:
-    if tensor.numel() == 0:
-        return
+def _as_bytes(tensor: Tensor) -> Tensor:
+    """Return a flat view of bytes, or of a host copy where the tensor is not contiguous."""
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         tensor = _strided_to_host(tensor)
-    data = tensor.reshape(-1).view(torch.uint8)
-    if data.device.type == "cpu":
-        sink(data.numpy().data)
-        return
-    chunk = torch.empty(min(CHUNK_BYTES, data.numel()), dtype=torch.uint8)
-    for start in range(0, data.numel(), CHUNK_BYTES):
-        piece = chunk[: min(CHUNK_BYTES, data.numel() - start)]
-        piece.copy_(data[start : start + CHUNK_BYTES])
-        sink(piece.numpy().data)
+    return tensor.reshape(-1).view(torch.uint8)

@@ -24,6 +24,7 @@ from jitckpt.console import say
 from jitckpt.device import LIBRARY_DIR, check_libraries, choose_device, device_environment
 from jitckpt.events import EventLog
 from jitckpt.faults import DEVICE_KINDS, FaultError, FaultSpec, parse_fault
+from jitckpt.staging import DEFAULT_BYTES
 from jitckpt.timeline import in_words
 
 DEFAULT_MAX_RESTARTS = 3
@@ -60,6 +61,7 @@ def main(arguments: list[str]) -> int:
             hang_timeout=DEFAULT_HANG_TIMEOUT if args.hang_timeout is None else args.hang_timeout,
             hang_floor=0.0 if args.hang_timeout is not None else HANG_FLOOR,
             stall_timeout=args.stall_timeout,
+            staging=args.staging << 20,
             warm_spares=args.warm_spares,
             device_environment=device_environment(kind, config.nproc_per_node, LIBRARY_DIR, os.environ),
             faults=tuple(args.fault),
@@ -197,6 +199,13 @@ def _parser() -> argparse.ArgumentParser:
         help="how long a rank that is alive may keep the others waiting in a collective (default 540)",
     )
     ours.add_argument(
+        "--staging",
+        type=_mebibytes,
+        default=DEFAULT_BYTES >> 20,
+        metavar="MIB",
+        help="page-locked host memory through which a rank saves (default 64)",
+    )
+    ours.add_argument(
         "--warm-spares",
         type=_spares,
         metavar="N",
@@ -230,6 +239,12 @@ def _seconds(text: str) -> float:
     if not (seconds > 0 and math.isfinite(seconds)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return seconds
+
+
+def _mebibytes(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 1 << 16):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of MiB from 1 to 65536")
+    return int(text)
 
 
 def _spares(text: str) -> int:

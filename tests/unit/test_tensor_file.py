@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from jitckpt import tensor_file
+from jitckpt import staging, tensor_file
 from jitckpt.errors import SaveError
 
 ALL_DTYPES = [
@@ -102,7 +102,7 @@ def test_no_tensors_at_all(tmp_path: Path) -> None:
 
 
 def test_a_large_tensor_is_written_in_the_order_of_its_bytes(tmp_path: Path) -> None:
-    large = torch.arange(tensor_file.CHUNK_BYTES // 4 + 1001, dtype=torch.int64)
+    large = torch.arange(staging.BUFFER_BYTES // 4 + 1001, dtype=torch.int64)
     check_both_ways({"large": large, "small": torch.ones(1)}, tmp_path)
 
 
