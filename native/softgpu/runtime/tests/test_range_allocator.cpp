@@ -60,3 +60,25 @@ TEST(RangeAllocator, KnowsWhatLiesInOneBlock) {
   EXPECT_FALSE(ranges.holds(2 * page, 1));
   EXPECT_FALSE(ranges.holds(1, SIZE_MAX));
 }
+
+TEST(RangeAllocator, ReservesAddressesThatCountForNothing) {
+  RangeAllocator ranges(4 * page, 2 * page);
+  EXPECT_EQ(ranges.allocate(2 * page), 0u);
+  EXPECT_EQ(ranges.reserve(page), 2 * page);
+  EXPECT_EQ(ranges.used(), 2 * page);
+  EXPECT_EQ(ranges.reserve(2 * page), std::nullopt);
+  EXPECT_EQ(ranges.release(2 * page), page);
+  EXPECT_EQ(ranges.used(), 2 * page);
+  EXPECT_EQ(ranges.reserve(2 * page), 2 * page);
+}
+
+TEST(RangeAllocator, FindsTheBlockThatHoldsAnOffset) {
+  RangeAllocator ranges(8 * page, 8 * page);
+  ranges.allocate(page);
+  ranges.allocate(2 * page);
+  EXPECT_EQ(ranges.block_at(page - 1), 0u);
+  EXPECT_EQ(ranges.block_at(3 * page - 1), page);
+  EXPECT_EQ(ranges.block_at(3 * page), std::nullopt);
+  ranges.release(0);
+  EXPECT_EQ(ranges.block_at(0), std::nullopt);
+}
