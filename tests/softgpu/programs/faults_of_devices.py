@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 import torch
 
+from jitckpt.faults import arm_device, parse_fault
+
 softgpu = ctypes.CDLL(None)
 MEBIBYTE = 1 << 20
 
@@ -46,6 +48,13 @@ said["oom"] = first_line(lambda: torch.empty(256 * MEBIBYTE, dtype=torch.uint8, 
 said["oom counted"] = retries()
 order("kind=heal")
 said["healed"] = first_line(lambda: torch.empty(256 * MEBIBYTE, dtype=torch.uint8, device="cuda:0"))
+
+# Those of --fault come with an allocation that torch has not enough cached for.
+del kept
+arm_device(parse_fault("rank=0 step=1 kind=failed-allocation"))
+said["--fault failed-allocation"] = retries()
+said["--fault oom"] = first_line(lambda: arm_device(parse_fault("rank=0 step=1 kind=oom")))
+order("kind=heal")
 
 # A slow kernel: it has a thousand seconds to go when it is healed.
 values = torch.zeros(1 << 20, device="cuda:0")
