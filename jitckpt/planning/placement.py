@@ -75,7 +75,8 @@ def place(machines: Sequence[Machine], replicas: int, checkpoint_bytes: float) -
 
     Finds a placement whenever there is one, but in one case: three or more replicas, kinds that cross each
     other, and so little memory that who is placed first decides, or so few hosts apart that a thousand tries
-    for one owner do not find them.
+    for one owner do not find them. So it is, whatever the replicas, on more than a thousand places (racks, if
+    racks are what is avoided).
     """
     count = len(machines)
     _check(count, replicas)
@@ -87,6 +88,8 @@ def place(machines: Sequence[Machine], replicas: int, checkpoint_bytes: float) -
     columns = [_numbered([machine.domains[kind] for machine in machines]) for kind in range(kinds.pop())]
     best: Placement | None = None
     avoids: tuple[int, ...] = ()
+    if sum(min(r, count - 1) for r in room) < (replicas - 1) * count:
+        raise _no_room(machines, replicas, checkpoint_bytes)
     for kind, column in enumerate(columns):
         if any(_lies_in(column, columns[other]) for other in avoids):
             avoids += (kind,)  # whoever avoids the larger avoids the smaller
@@ -94,14 +97,18 @@ def place(machines: Sequence[Machine], replicas: int, checkpoint_bytes: float) -
             best, avoids = better, (*avoids, kind)
     best = best or _apart([], columns, room, replicas)
     if best is None:
-        needed = BUFFERS * replicas * checkpoint_bytes * count
-        have = sum(machine.memory_bytes for machine in machines)
-        raise InvalidInput(
-            f"{replicas} replicas do not fit the machines' memory: {BUFFERS} buffers x {replicas} copies x "
-            f"{count} machines x {show_bytes(checkpoint_bytes)} are {show_bytes(needed)}, there is "
-            f"{show_bytes(have)} in all; give more memory, fewer replicas or a smaller checkpoint"
-        )
+        raise _no_room(machines, replicas, checkpoint_bytes)
     return Placement(best.strategy, best.holders, avoids)
+
+
+def _no_room(machines: Sequence[Machine], replicas: int, checkpoint_bytes: float) -> InvalidInput:
+    needed = BUFFERS * replicas * checkpoint_bytes * len(machines)
+    have = sum(machine.memory_bytes for machine in machines)
+    return InvalidInput(
+        f"{replicas} replicas do not fit the machines' memory: {BUFFERS} buffers x {replicas} copies x "
+        f"{len(machines)} machines x {show_bytes(checkpoint_bytes)} are {show_bytes(needed)}, there is "
+        f"{show_bytes(have)} in all; give more memory, fewer replicas or a smaller checkpoint"
+    )
 
 
 def _numbered(names: Sequence[str]) -> list[int]:
@@ -290,6 +297,9 @@ def _choose(
     return found
 
 
+_MOST_PLACES = 1000
+
+
 def _by_flow(asked: Sequence[Sequence[int]], room: Sequence[float], replicas: int) -> Placement | None:
     """By maximum flow: finds a placement if there is any, for one kind of domain or for two replicas.
 
@@ -300,6 +310,8 @@ def _by_flow(asked: Sequence[Sequence[int]], room: Sequence[float], replicas: in
     count = len(room)
     keys = [tuple(column[i] for column in asked) for i in range(count)]
     names = sorted(set(keys))
+    if len(names) > _MOST_PLACES:
+        return None  # a link between any two would take minutes
     members = {name: [i for i, key in enumerate(keys) if key == name] for name in names}
     wanted = replicas - 1
     network = FlowNetwork(2 * len(names) + 2)

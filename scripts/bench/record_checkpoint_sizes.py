@@ -4,7 +4,9 @@
 
 After each step the state (parameters and AdamW's moments) is cut into 8 shards of whole tensors, as 8 GPUs
 would hold it, and each shard is compressed with zstd. A line a step, bytes of each shard. Then the trace is
-scheduled on a DGX-1 by COLLAB's ways and exactly. Needs the package zstandard.
+scheduled on a DGX-1 by COLLAB's ways and exactly. Needs the package zstandard. Sizes differ a little from
+machine to machine (by less than 1 in 1000): sums are made in another order. What this writes is read by
+`jitckpt plan reproduce collab-fig6 --trace FILE`.
 """
 
 import argparse

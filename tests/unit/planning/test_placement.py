@@ -224,6 +224,16 @@ def _hall_fails(rooms: list[int], replicas: int) -> bool:
     return False
 
 
+def test_what_cannot_fit_a_large_cluster_is_refused_at_once() -> None:
+    """It was looked for by a flow between any two of the machines."""
+    machines = [Machine((f"rack-{i // 4}",), BUFFERS * 2.0) for i in range(12_500)]
+    with pytest.raises(InvalidInput, match="3 replicas do not fit"):
+        place(machines, 3, 1.0)
+    # One has no room, the others more than enough: no flow is needed.
+    uneven = [Machine((), BUFFERS * (1.0 if i == 0 else 3.0)) for i in range(3000)]
+    assert place(uneven, 2, 1.0).hosted()[0] == 0
+
+
 def test_unequal_memory_is_used_where_it_is() -> None:
     size = 10.0
     roomy, tight = BUFFERS * size * 4, BUFFERS * size * 1
