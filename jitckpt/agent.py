@@ -7,6 +7,7 @@ first; everything else (rendezvous, the workers' environment, logs, restarts) st
 import inspect
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.launcher import api as launcher
 
 from jitckpt import faults, local_state, protocol, saves
+from jitckpt.console import say
+from jitckpt.errors import JitckptError
 from jitckpt.events import EventLog
 from jitckpt.faults import FaultSpec
 from jitckpt.protocol import Message
@@ -78,6 +81,8 @@ class Agent(LocalElasticAgent):
         names = os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"].split(",")
         numbers = [signal.Signals[name.strip()] for name in names]
         before = {number: signal.signal(number, self._on_signal) for number in numbers}
+        if signal.SIGUSR2 not in before:
+            before[signal.SIGUSR2] = signal.signal(signal.SIGUSR2, self._on_notice)
         try:
             result: RunResult = super().run(*args, **kwargs)
             return result
@@ -92,6 +97,12 @@ class Agent(LocalElasticAgent):
             self._processes.supervisor.interrupt(signum)
         elif not self._starting:
             raise _signal_exception(signum)
+
+    def _on_notice(self, _signum: int, _frame: FrameType | None) -> None:
+        """Preemption is near: have the state saved beside the training."""
+        if self._processes is not None:
+            # Not here: what a signal handler interrupts may hold the log's lock.
+            threading.Thread(target=self._processes.want_save, daemon=True).start()
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         if self._signals:
@@ -165,6 +176,7 @@ class WorkerProcesses(PContext):
         self._commands: dict[int, tuple[str, ...]] = {}
         self._environments: dict[int, dict[str, str]] = {}
         self._waiting_for_first_step = set(range(self.nprocs))
+        self._saves_itself = False
         self._open = False
 
     def start(self) -> None:
@@ -172,6 +184,22 @@ class WorkerProcesses(PContext):
         self._start()
         for tail_log in self._tail_logs:
             tail_log.start()
+
+    def want_save(self) -> None:
+        """Ask all workers to save after one step, and to go on."""
+        if self._saves_itself:
+            say("SIGUSR2: nothing is saved: a save function of the job's own can't run beside the training.")
+            return
+        try:
+            step = local_state.want_save([worker.ring_fd for worker in self._workers.values()])
+        except (JitckptError, OSError) as error:
+            say(f"the state can't be saved now: {error}")
+            return
+        if step is None:
+            say("SIGUSR2: a rank has made no step yet, so there is nothing to save.")
+            return
+        self._log.write("save_wanted", step=step)
+        say(f"SIGUSR2: the state after step {step} will be saved; the training goes on.")
 
     def _start(self) -> None:
         try:
@@ -244,6 +272,7 @@ class WorkerProcesses(PContext):
         match message:
             case protocol.Registered():
                 self._guardian.note_registered(worker)
+                self._saves_itself = message.saver == "callback"
             case protocol.Loaded():
                 self._spares.note_loaded(self._local_rank(worker), message.modules, message.environment)
             case protocol.FirstStep():

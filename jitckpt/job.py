@@ -119,10 +119,7 @@ def init(
         scaler=scaler,
         extra=extra,
         step_barrier=shards > 1 if step_barrier is None else step_barrier,
-        keep=keep,
-        periodic=None
-        if save_every is None
-        else Settings(save_every, keep, layout is None or layout.shards.index(shard) == rank),
+        periodic=Settings(save_every, keep, layout is None or layout.shards.index(shard) == rank),
         local_state_limit=local_state_limit,
     )
     if _base_of_next_job is not None:
@@ -174,8 +171,7 @@ class Job:
         scaler: Any,
         extra: Stateful | None,
         step_barrier: bool,
-        keep: int,
-        periodic: Settings | None,
+        periodic: Settings,
         local_state_limit: int,
     ) -> None:
         self.root, self.identity = root, identity
@@ -184,7 +180,7 @@ class Job:
         self._hooks: TrainingHooks | None = None
         self._saver: Saver | None = None
         self._barrier: StepBarrier | None = None
-        self._keep, self._periodic_settings = keep, periodic
+        self._periodic_settings = periodic
         self._periodic: PeriodicSaver | None = None
         self._base = 0
         self._agent_fd = int(os.environ.get("JITCKPT_AGENT_FD", "-1"))
@@ -343,15 +339,16 @@ class Job:
             save_function=self._save_function,
             staging=Staging(int(os.environ.get("JITCKPT_STAGING", DEFAULT_BYTES)), pinned=True),
             report=self._report,
-            keep=self._keep,
+            keep=self._periodic_settings.keep,
         )
-        if self._periodic_settings is not None:
+        if self._save_function is None:
             self._periodic = PeriodicSaver(
                 self._periodic_settings,
                 root=self.root,
                 identity=self.identity,
                 host=self._host,
                 history=self._history,
+                wanted_step=ring.wanted_step,
                 write_word=native.write_word,
                 report=self._report,
                 warn=self._warn,

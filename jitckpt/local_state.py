@@ -1,17 +1,18 @@
 """The rank-local state of the last few steps in memory that outlives the rank (a memfd that the agent owns).
 
-Page 0 says whose ring it is. Then, for each slot (step modulo slots), two areas for the host part, written in
-turn, so that one is always whole; their checksum tells. Then, for each slot, a page of words and two areas
-for tensors copied off the device: one provisional (from the forward pass on), one final (after the optimizer
-step). The device writes a word before it begins to write an area and one after it has ended; an area is whole
-if both words are the value that the host part names. So a process may be killed at any moment.
+Page 0 says whose ring it is, and in its last word after which step the agent wants a save. Then, for each
+slot (step modulo slots), two areas for the host part, written in turn, so that one is always whole; their
+checksum tells. Then, for each slot, a page of words and two areas for tensors copied off the device: one
+provisional (from the forward pass on), one final (after the optimizer step). The device writes a word before
+it begins to write an area and one after it has ended; an area is whole if both words are the value that the
+host part names. So a process may be killed at any moment.
 """
 
 import json
 import mmap
 import os
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ _FILE_HEADER = struct.Struct("<8sQQI")  # magic, slots, bytes of an area, length
 _BLOB_HEADER = struct.Struct("<QQQ16s")  # sequence, step, length, checksum of the three and the content
 _WORD = struct.Struct("<Q")
 _PART = struct.Struct("<I")
+_WANTED = PAGE - _WORD.size
+MARGIN = 3  # steps until a save that is asked for: all ranks have to hear of it before
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,11 @@ class Ring:
         header = _FILE_HEADER.pack(MAGIC, slots, self.area_bytes, len(text)) + text
         self._memory[: len(header) + 16] = header + _digest(header)
         self._device_memory: Tensor | None = None
+
+    def wanted_step(self) -> int:
+        """Return the step after which the agent wants a save; 0 if it never wanted one."""
+        (step,) = _WORD.unpack_from(self._memory, _WANTED)
+        return int(step)
 
     def write_host(self, step: int, content: bytes) -> None:
         """Put the host part of a step in place; what was there before stays whole until this is."""
@@ -245,6 +253,30 @@ def read(descriptor: int) -> list[LocalState]:
     return sorted((state for state in states if state), key=lambda state: -state.step)
 
 
+def want_save(descriptors: Sequence[int]) -> int | None:
+    """Ask the ranks of all these rings to save after one and the same step, a few from now; return that step.
+
+    None if some rank has made no step yet. Raises SaveError if a ring is damaged.
+    """
+    newest = [_newest_step(descriptor) for descriptor in descriptors]
+    if not newest or 0 in newest:
+        return None
+    step = max(newest) + MARGIN
+    for descriptor in descriptors:
+        os.pwrite(descriptor, _WORD.pack(step), _WANTED)
+    return step
+
+
+def _newest_step(descriptor: int) -> int:
+    header = _read_header(descriptor)
+    if header is None:
+        return 0
+    _, slots, area_bytes = header
+    places = [_host_area(slot, version, slots, area_bytes) for slot in range(slots) for version in (0, 1)]
+    found = [_read_blob(descriptor, place, area_bytes) for place in places]
+    return max((blob[1] for blob in found if blob is not None), default=0)
+
+
 def _read_header(descriptor: int) -> tuple[Identity, int, int] | None:
     data = os.pread(descriptor, PAGE, 0)
     if not data.strip(b"\0"):
@@ -256,7 +288,7 @@ def _read_header(descriptor: int) -> tuple[Identity, int, int] | None:
     size = os.fstat(descriptor).st_size
     if (
         magic != MAGIC
-        or end + 16 > len(data)
+        or end + 16 > _WANTED
         or _digest(data[:end]) != data[end : end + 16]
         or size != PAGE + slots * (4 * area_bytes + PAGE)
     ):

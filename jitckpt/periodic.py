@@ -1,4 +1,4 @@
-"""Saves every so many steps while the training goes on, for the day when all replicas of a shard are lost.
+"""Saves every so many steps, or when asked to, while the training goes on: for when no replica is left.
 
 What the step has left on the device is copied into host memory on a stream of its own; the training's stream
 waits for these copies before the next optimizer step, and not earlier. A thread writes the files, in the
@@ -30,9 +30,9 @@ REASON = "periodic"
 
 @dataclass(frozen=True)
 class Settings:
-    """every: steps between saves. keep: whole steps that stay. replica: write what replicas share."""
+    """every: steps between saves, if any. keep: whole steps that stay. replica: write what replicas share."""
 
-    every: int
+    every: int | None
     keep: int
     replica: bool
 
@@ -60,13 +60,17 @@ class PeriodicSaver:
         identity: Identity,
         host: HostState,
         history: History,
+        wanted_step: Callable[[], int],
         write_word: Callable[[int, int, int], None],
         report: Callable[[protocol.Message], None],
         warn: Callable[[str], None],
     ) -> None:
-        """write_word(address, value, stream): have the device write 8 bytes in the order of the stream."""
+        """wanted_step: after which step the agent wants a save as well.
+
+        write_word(address, value, stream): have the device write 8 bytes in the order of the stream.
+        """
         self._settings, self._root, self._identity = settings, root, identity
-        self._host, self._history = host, history
+        self._host, self._history, self._wanted_step = host, history, wanted_step
         self._write_word, self._report, self._warn = write_word, report, warn
         self._staging = torch.empty(0, dtype=torch.uint8)
         self._done = torch.zeros(1, dtype=torch.int64)
@@ -77,7 +81,8 @@ class PeriodicSaver:
 
     def step_ended(self, step: int, parts: Mapping[str, Encoded], shared: Shared) -> None:
         """Begin to copy the state after `step` if it is its turn; waits while the last save is written."""
-        if step % self._settings.every != 0:
+        every = self._settings.every
+        if step != self._wanted_step() and (every is None or step % every != 0):
             return
         self.wait()
         tensors = {name: tensor for part in parts.values() for name, tensor in part.tensors.items()}

@@ -113,21 +113,20 @@ def pipeline() -> Training:
 
 
 def three() -> Training:
-    """FSDP2, tensor parallel and pipeline together, on eight ranks; no replicas of anything but the data."""
-    mesh = mesh_of(data=2, stage=2, tensor=2)
-    return pipelined(mesh, tensor_mesh=mesh["tensor"])
+    """FSDP2, pipeline and tensor parallel together, on eight ranks: four shards, two replicas of each."""
+    return pipelined(mesh_of(data=2, whole=1, stage=2, tensor=2))
 
 
-def pipelined(mesh: DeviceMesh, tensor_mesh: DeviceMesh | None = None) -> Training:
+def pipelined(mesh: DeviceMesh) -> Training:
     index = mesh["stage"].get_local_rank()
     layers = list(body())
     model = nn.Sequential(*(layers[:2] if index == 0 else layers[2:]))
     module: nn.Module = model
-    if tensor_mesh is None:
-        module = DistributedDataParallel(model, process_group=mesh["data"].get_group())
+    if "tensor" in (mesh.mesh_dim_names or ()):
+        parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(output_layouts=Replicate())})
+        fully_shard(model, mesh=mesh["data", "whole"])
     else:
-        parallelize_module(model, tensor_mesh, {"0": ColwiseParallel(output_layouts=Replicate())})
-        fully_shard(model, mesh=mesh["data"])
+        module = DistributedDataParallel(model, process_group=mesh["data"].get_group())
     # With shapes given: to infer them a stage makes a forward pass at each start, which draws random numbers.
     shapes = [torch.empty(BATCH // MICROBATCHES, size, device="cuda") for size in (INPUTS, 16, OUTPUTS)]
     stage = PipelineStage(

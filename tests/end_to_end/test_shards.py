@@ -2,8 +2,10 @@
 
 import json
 import re
+import signal
 from pathlib import Path
 
+import gpt
 import pytest
 from launcher import JITCKPT_RUN, Launcher, Result
 
@@ -84,5 +86,25 @@ def test_what_has_no_replica_comes_from_a_periodic_save(launcher: Launcher, undi
     found = saves.find(launcher.directory / "ckpt")
     assert {(record.step, record.rank) for record in found if record.kind == "rank"} == {
         (step, rank) for step in (6, 8) for rank in range(4)
+    }
+    assert all(saves.verify(record) is None for record in found)
+
+
+def test_sigusr2_saves_one_step_on_all_ranks_and_the_training_goes_on(launcher: Launcher) -> None:
+    size = ["--steps", "60", "--layers", "1", "--width", "32", "--length", "16"]
+    process = launcher.start(*gpt.RUN, "--checkpoint-dir", "ckpt", str(gpt.EXAMPLE), *size)
+    assert process.stdout is not None
+    while "step 3 of" not in process.stdout.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGUSR2)
+    result = launcher.finish(process)
+    assert result.status == 0, result.err
+    wanted = re.search(r"SIGUSR2: the state after step (\d+) will be saved", result.err)
+    assert wanted is not None, result.err
+    found = saves.find(launcher.directory / "ckpt")
+    step = int(wanted[1])
+    assert {(record.step, record.kind, record.rank) for record in found} == {
+        (step, "rank", 0),
+        (step, "local", 1),
     }
     assert all(saves.verify(record) is None for record in found)

@@ -269,3 +269,21 @@ def test_a_state_becomes_a_save_of_its_own(memory: int, tmp_path: Path) -> None:
     assert value["step"] == 9
     with pytest.raises(SaveError, match="no whole state of its own for step 8"):
         local_state.write_save(memory, tmp_path, 8)
+
+
+def test_all_ranks_are_asked_for_a_save_of_the_same_step_that_none_has_come_to() -> None:
+    descriptors = [local_state.create() for _ in range(2)]
+    rings = [Ring(descriptor, IDENTITY, 4, 1 << 20) for descriptor in descriptors]
+    assert [ring.wanted_step() for ring in rings] == [0, 0]
+    rings[0].write_host(7, b"")
+    assert local_state.want_save(descriptors) is None, "one rank has made no step"
+    assert [ring.wanted_step() for ring in rings] == [0, 0]
+    for step in (8, 9):
+        rings[1].write_host(step, b"")
+    wanted = local_state.want_save(descriptors)
+    assert wanted is not None
+    assert wanted > 9
+    assert [ring.wanted_step() for ring in rings] == [wanted, wanted]
+    assert local_state.read_identity(descriptors[0]) == IDENTITY, "the first page is still whole"
+    for descriptor in descriptors:
+        os.close(descriptor)
