@@ -18,6 +18,7 @@ Exits with 1 if a case failed.
 import argparse
 import json
 import multiprocessing
+import warnings
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -27,6 +28,7 @@ from time import monotonic
 
 import torch
 from operator_comparison import (
+    DIRECTIONS,
     FAILED,
     REFUSED,
     STATUSES,
@@ -78,6 +80,7 @@ def work(pipe: Connection, args: argparse.Namespace) -> None:
     if not torch.cuda.is_available():
         raise SystemExit("There is no CUDA device: run this with `jitckpt exec --device softgpu -- ...`.")
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # torch's, about operators and options of the samples
     number, count = args.shard
     operators = {op.formatted_name: op for op in database(args.only)[number - 1 :: count]}
     pipe.send([case for op in operators.values() for case in cases_of(op, args.dtype)])
@@ -161,7 +164,10 @@ def sweep(args: argparse.Namespace) -> Iterator[tuple[int, Case, Result]]:
 def table(results: dict[Case, Result]) -> Table:
     counts = Counter((case.direction, case.dtype, result.status) for case, result in results.items())
     shown = Table("direction", "dtype", *STATUSES, title=f"softgpu and torch {torch.__version__}'s CPU")
-    for direction, dtype in dict.fromkeys((case.direction, case.dtype) for case in results):
+    rows = {(case.direction, case.dtype) for case in results}
+    for direction, dtype in sorted(
+        rows, key=lambda row: (list(DIRECTIONS).index(row[0]), DTYPES.index(row[1]))
+    ):
         shown.add_row(direction, dtype, *(str(counts[direction, dtype, status]) for status in STATUSES))
     totals = Counter(result.status for result in results.values())
     shown.add_section()

@@ -6,11 +6,36 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 SWEEP = Path(__file__).parents[2] / "scripts" / "softgpu_sweep.py"
 
 
 def test_special_operators_equal_cpu(run_whole: Callable[..., str]) -> None:
     run_whole("operators")
+
+
+def test_comparison_of_the_sweep_sees_every_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SWEEP.parent))
+    import torch
+    from operator_comparison import first_difference
+
+    ones = torch.ones(2, 3)
+    assert first_difference([ones, 1], [ones.clone(), 1], values=True) == ""
+    nan = torch.tensor([float("nan"), 0.0])
+    assert first_difference(nan, nan.clone(), values=True) == ""
+    for other in (
+        torch.nextafter(ones, ones + 1),
+        ones.double(),
+        ones[:1],
+        torch.ones(3, 2).t(),
+        ones.to_sparse(),
+        [ones, ones],
+        3,
+    ):
+        assert first_difference(ones, other, values=True) != "", other
+    assert "1 of 2 elements" in first_difference(nan, torch.tensor([float("nan"), -0.0]), values=True)
+    assert first_difference(ones, ones + 1, values=False) == ""
 
 
 def test_slice_of_torchs_operator_database(softgpu_environment: dict[str, str], tmp_path: Path) -> None:
