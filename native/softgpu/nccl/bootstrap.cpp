@@ -1,216 +1,228 @@
 #include "bootstrap.h"
 
 #include <poll.h>
-#include <sys/random.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 
-#include <cerrno>
-#include <cstddef>
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <string>
-#include <vector>
+#include <utility>
 
 #include "failure.h"
+#include "greeting.h"
+#include "local_memory.h"
 #include "shared_segment.h"
+#include "sockets.h"
 #include "thread.h"
 
 namespace softgpu::nccl {
 namespace {
 
+// An id is this, the secret, a space and the address where its maker listens, as text.
 constexpr char id_prefix[] = "softgpu-nccl-";
-constexpr int abort_poll_milliseconds = 50;
+constexpr size_t prefix_length = sizeof id_prefix - 1;
+constexpr size_t secret_length = 2 * sizeof(Key);
 
-struct Hello {
-  int32_t rank, ranks;  // ranks == 0: nobody will come
-};
-struct Reply {
-  int32_t result;  // ncclResult_t; with ncclSuccess comes the memfd
-  char text[252];
+struct Id {
+  Key key;
+  Address address;
 };
 
-sockaddr_un address_of(const std::string& name) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path + 1, name.data(), name.size());  // the zero before it makes it abstract
-  return address;
-}
-socklen_t length_of(const std::string& name) {
-  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-}
-
-std::string name_in(const ncclUniqueId& id) {
-  std::string name(id.internal, strnlen(id.internal, sizeof id.internal));
-  if (name.size() != sizeof id_prefix - 1 + 32 || name.compare(0, sizeof id_prefix - 1, id_prefix) != 0) {
+Id parse(const ncclUniqueId& id) {
+  const std::string text(id.internal, strnlen(id.internal, sizeof id.internal));
+  Id parsed;
+  if (text.size() <= prefix_length + secret_length || text.compare(0, prefix_length, id_prefix) != 0 ||
+      !from_hex(text.substr(prefix_length, secret_length), parsed.key)) {
     throw Failure(
         ncclInvalidArgument,
         "This unique id was not made by softgpu's ncclGetUniqueId. Make one on one rank and hand all "
         "128 bytes of it to the others.");
   }
-  return name;
+  parsed.address = address_from(text.substr(prefix_length + secret_length + 1));
+  return parsed;
 }
 
-bool is_ours(const FileDescriptor& socket) {
-  ucred peer{};
-  socklen_t length = sizeof peer;
-  return getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.uid == geteuid();
-}
+// What the maker of the id answers to each rank: this, and if it is ncclSuccess an entry for each rank.
+struct Reply {
+  int32_t result;  // ncclResult_t
+  char text[252];
+};
+struct Entry {
+  HostId host;
+  Key memory;
+  char address[sizeof(Greeting::address)];
+};
 
-void send_reply(const FileDescriptor& socket, ncclResult_t result, const std::string& text, int file) {
-  Reply reply{.result = result, .text = {}};
-  text.copy(reply.text, sizeof reply.text - 1);
-  iovec data{&reply, sizeof reply};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  if (file >= 0) {
-    message.msg_control = control;
-    message.msg_controllen = sizeof control;
-    cmsghdr* header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof(int));
-    std::memcpy(CMSG_DATA(header), &file, sizeof file);
+void send_reply(const FileDescriptor& socket, const Key& key, const Reply& reply,
+                const std::vector<Entry>& entries) {
+  std::vector<std::byte> message(sizeof reply + entries.size() * sizeof(Entry));
+  std::memcpy(message.data(), &reply, sizeof reply);
+  if (!entries.empty()) {
+    std::memcpy(message.data() + sizeof reply, entries.data(), message.size() - sizeof reply);
   }
-  // A rank that died in the meantime does not get it; the others wait for it, as with NCCL.
-  sendmsg(socket.get(), &message, MSG_NOSIGNAL);
+  const Tag tag = sign(key, message.data(), message.size());
+  const auto* bytes = reinterpret_cast<const std::byte*>(tag.data());
+  message.insert(message.end(), bytes, bytes + tag.size());
+  // It fits into the socket's buffer, so that a stopped rank holds up nobody. A rank that died in the
+  // meantime does not get it; the others wait for it, as with NCCL.
+  const int size = std::max(1 << 16, static_cast<int>(message.size()));
+  setsockopt(socket.get(), SOL_SOCKET, SO_SNDBUF, &size, sizeof size);
+  send(socket.get(), message.data(), message.size(), MSG_NOSIGNAL);
 }
 
-// The listener's side, until all ranks have come.
-void serve(const FileDescriptor& listener) {
-  FileDescriptor memory;
-  std::vector<bool> has_come;
+std::vector<Entry> receive_reply(const FileDescriptor& socket, const Key& key, int ranks,
+                                 const std::atomic<bool>& aborted) {
+  Reply reply;
+  receive_all(socket, &reply, sizeof reply, aborted);
+  std::vector<Entry> entries(reply.result == ncclSuccess ? ranks : 0);
+  const size_t entry_bytes = entries.size() * sizeof(Entry);
+  receive_all(socket, entries.data(), entry_bytes, aborted);
+  Tag tag;
+  receive_all(socket, tag.data(), tag.size(), aborted);
+
+  std::vector<std::byte> message(sizeof reply + entry_bytes);
+  std::memcpy(message.data(), &reply, sizeof reply);
+  if (entry_bytes != 0) std::memcpy(message.data() + sizeof reply, entries.data(), entry_bytes);
+  if (!are_equal(tag, sign(key, message.data(), message.size()))) {
+    throw Failure(ncclRemoteError, "Who answers at the address in this unique id did not make the id.");
+  }
+  if (reply.result != ncclSuccess) {
+    throw Failure(static_cast<ncclResult_t>(reply.result),
+                  std::string(reply.text, strnlen(reply.text, sizeof reply.text)));
+  }
+  return entries;
+}
+
+// The maker's side, until all ranks have come.
+void serve(Reception& reception, const Key& key) {
+  std::vector<Reception::Guest> guests;  // by rank
   for (size_t missing = 1; missing > 0;) {
-    FileDescriptor socket(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (!socket) {
-      if (errno == EINTR || errno == ECONNABORTED) continue;
-      std::fprintf(stderr, "softgpu NCCL: no more ranks can join this communicator (accept: %s).\n",
-                   std::strerror(errno));
-      return;
-    }
-    Hello hello;
-    if (!is_ours(socket) || recv(socket.get(), &hello, sizeof hello, 0) != sizeof hello) continue;
-    if (hello.ranks == 0) return;
-    if (hello.ranks > max_ranks || hello.rank < 0 || hello.rank >= hello.ranks) continue;  // not join()
+    Reception::Guest guest = reception.next(nullptr);
+    const int rank = guest.greeting.from, ranks = guest.greeting.ranks;
+    if (ranks == 0) return;
+    if (ranks > max_ranks || rank < 0 || rank >= ranks) continue;  // not join()
     try {
-      if (!memory) {
-        memory = SharedSegment::create(hello.ranks);
-        has_come.resize(hello.ranks);
-        missing = hello.ranks;
+      if (guests.empty()) {
+        guests.resize(ranks);
+        missing = ranks;
       }
-      if (static_cast<size_t>(hello.ranks) != has_come.size()) {
-        throw Failure(ncclInvalidArgument, "Rank ", hello.rank, " says that the communicator has ",
-                      hello.ranks, " ranks, the first to come said ", has_come.size(),
+      if (static_cast<size_t>(ranks) != guests.size()) {
+        throw Failure(ncclInvalidArgument, "Rank ", rank, " says that the communicator has ", ranks,
+                      " ranks, the first to come said ", guests.size(),
                       ". Pass the same number on all ranks.");
       }
-      if (has_come[hello.rank]) {
-        throw Failure(ncclInvalidArgument, "Rank ", hello.rank,
+      if (guests[rank].socket) {
+        throw Failure(ncclInvalidArgument, "Rank ", rank,
                       " has joined this communicator already. Give each process a rank of its own.");
       }
     } catch (const Failure& failure) {
-      send_reply(socket, failure.code(), failure.what(), -1);
+      Reply reply{.result = failure.code(), .text = {}};
+      std::string(failure.what()).copy(reply.text, sizeof reply.text - 1);
+      send_reply(guest.socket, key, reply, {});
       continue;
     }
-    has_come[hello.rank] = true;
+    guests[rank] = std::move(guest);
     --missing;
-    send_reply(socket, ncclSuccess, "", memory.get());
+  }
+
+  std::vector<Entry> entries;
+  for (const Reception::Guest& guest : guests) {
+    entries.push_back({.host = guest.greeting.host, .memory = guest.greeting.memory, .address = {}});
+    std::copy_n(guest.greeting.address, sizeof guest.greeting.address, entries.back().address);
+  }
+  for (const Reception::Guest& guest : guests) {
+    send_reply(guest.socket, key, {.result = ncclSuccess, .text = {}}, entries);
   }
 }
 
-FileDescriptor connect_to(const std::string& name, const std::atomic<bool>& aborted) {
-  FileDescriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!socket) throw Failure(ncclSystemError, "No socket for NCCL's bootstrap (", std::strerror(errno), ").");
-  const sockaddr_un address = address_of(name);
-  while (connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), length_of(name)) != 0) {
-    if (errno == EINTR) continue;
-    if (errno != EAGAIN) {
-      throw Failure(
-          ncclRemoteError, "Nobody listens for ranks with this unique id (", std::strerror(errno),
-          "): the process that made it has ended, all ranks have come already, or it runs in another "
-          "network namespace.");
-    }
-    // More ranks at once than the listener's queue holds.
-    if (aborted) throw Failure(ncclInternalError, "The communicator was aborted while it was being made.");
-    poll(nullptr, 0, abort_poll_milliseconds);
+FileDescriptor fetch_memory(const LocalMemory& memory, const Entry& first, const Greeting& greeting,
+                            const std::atomic<bool>& aborted) {
+  try {
+    return memory.fetch(first.memory, greeting, aborted);
+  } catch (const Failure& failure) {
+    if (failure.code() != ncclRemoteError) throw;
+    throw Failure(ncclRemoteError, "Rank ", greeting.to, " is on the host of rank ", greeting.from,
+                  ", yet out of its reach: it has ended, or NCCL_HOSTID is the same in two network "
+                  "namespaces. Let each have its own.");
   }
-  if (!is_ours(socket)) {
-    throw Failure(ncclRemoteError, "Another user listens under the name in this unique id.");
+}
+
+// First to all, which needs nothing of them but that they listen, then from all: so nobody waits in a circle.
+std::vector<RemotePeer> connect_with(const std::vector<int>& remote, const std::vector<Entry>& entries,
+                                     Greeting greeting, Reception& reception, const Key& key,
+                                     const std::atomic<bool>& aborted) {
+  std::vector<RemotePeer> peers;
+  for (const int rank : remote) {
+    RemotePeer peer{.rank = rank, .address = entries[rank].address, .to = {}, .from = {}};
+    peer.to = connect_to(address_from(peer.address), aborted);
+    greeting.to = rank;
+    greet(peer.to, key, greeting, aborted);
+    peers.push_back(std::move(peer));
   }
-  return socket;
+  for (size_t missing = peers.size(); missing > 0;) {
+    Reception::Guest guest = reception.next(&aborted);
+    const auto known = std::find_if(peers.begin(), peers.end(), [&](const RemotePeer& peer) {
+      return peer.rank == guest.greeting.from && !peer.from;
+    });
+    if (known == peers.end() || guest.greeting.to != greeting.from) continue;
+    known->from = std::move(guest.socket);
+    --missing;
+  }
+  return peers;
 }
 
 }  // namespace
 
 ncclUniqueId make_unique_id() {
-  unsigned char random[16];
-  if (getrandom(random, sizeof random, 0) != sizeof random) {
-    throw Failure(ncclSystemError, "No random name for a unique id (getrandom: ", std::strerror(errno), ").");
-  }
-  std::string name = id_prefix;
-  for (const unsigned char byte : random) {
-    name += "0123456789abcdef"[byte >> 4];
-    name += "0123456789abcdef"[byte & 15];
-  }
-  FileDescriptor listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  const sockaddr_un address = address_of(name);
-  if (!listener || bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), length_of(name)) != 0 ||
-      listen(listener.get(), SOMAXCONN) != 0) {
-    throw Failure(ncclSystemError, "Cannot listen for the ranks of a new communicator (",
-                  std::strerror(errno), ").");
-  }
-  start_thread([listener = std::move(listener)] {
-    serve(listener);
-    // A forked child may hold the socket too, so closing is not enough for a late rank to be refused.
-    shutdown(listener.get(), SHUT_RDWR);
+  const Key key = random_key();
+  FileDescriptor listener = listen_at(own_address());
+  const std::string text = id_prefix + to_hex(key) + ' ' + to_text(address_of(listener));
+  start_thread([reception = Reception(std::move(listener), key), key]() mutable {
+    try {
+      serve(reception, key);
+    } catch (const Failure& failure) {
+      std::fprintf(stderr, "softgpu NCCL: %s\n", failure.what());
+    }
   }).detach();
 
   ncclUniqueId id{};
-  name.copy(id.internal, sizeof id.internal);
+  text.copy(id.internal, sizeof id.internal);
   return id;
 }
 
-FileDescriptor join(const ncclUniqueId& id, int rank, int ranks, const std::atomic<bool>& aborted) {
-  const FileDescriptor socket = connect_to(name_in(id), aborted);
-  const Hello hello{rank, ranks};
-  if (send(socket.get(), &hello, sizeof hello, MSG_NOSIGNAL) != sizeof hello) {
-    throw Failure(ncclRemoteError, "The process that made this unique id has ended (", std::strerror(errno),
-                  ").");
-  }
-  pollfd answer{socket.get(), POLLIN, 0};
-  while (poll(&answer, 1, abort_poll_milliseconds) <= 0) {
-    if (aborted) throw Failure(ncclInternalError, "The communicator was aborted while it was being made.");
-  }
+Meeting join(const ncclUniqueId& id, int rank, int ranks, const std::atomic<bool>& aborted) {
+  const Id parsed = parse(id);
+  // All listen before any of them is told where the others are.
+  LocalMemory memory(parsed.key);
+  FileDescriptor listener = listen_at(own_address());
+  Greeting greeting{
+      .from = rank, .to = maker_of_id, .ranks = ranks, .host = this_host(), .memory = memory.name()};
+  to_text(address_of(listener)).copy(greeting.address, sizeof greeting.address - 1);
+  Reception reception(std::move(listener), parsed.key);
 
-  Reply reply{};
-  iovec data{&reply, sizeof reply};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof control;
-  if (recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC) != sizeof reply) {
-    throw Failure(ncclRemoteError, "The process that made this unique id has ended before rank ", rank,
-                  " could join.");
+  const FileDescriptor socket = connect_to(parsed.address, aborted);
+  greet(socket, parsed.key, greeting, aborted);
+  const std::vector<Entry> entries = receive_reply(socket, parsed.key, ranks, aborted);
+
+  std::vector<int> local, remote;
+  for (int other = 0; other < ranks; ++other) {
+    (entries[other].host == greeting.host ? local : remote).push_back(other);
   }
-  if (reply.result != ncclSuccess) throw Failure(static_cast<ncclResult_t>(reply.result), reply.text);
-  const cmsghdr* header = CMSG_FIRSTHDR(&message);
-  if (!header || header->cmsg_type != SCM_RIGHTS) {
-    throw Failure(ncclSystemError, "Rank ", rank,
-                  " has no file descriptor left for the communicator's memory.");
+  Meeting meeting;
+  if (rank == local[0]) {
+    meeting.memory = memory.share(static_cast<int>(local.size()) - 1, ranks, aborted);
+  } else {
+    greeting.to = local[0];
+    meeting.memory = fetch_memory(memory, entries[local[0]], greeting, aborted);
   }
-  int file;
-  std::memcpy(&file, CMSG_DATA(header), sizeof file);
-  return FileDescriptor(file);
+  meeting.remote = connect_with(remote, entries, greeting, reception, parsed.key, aborted);
+  return meeting;
 }
 
 void dismiss(const ncclUniqueId& id) {
+  const Id parsed = parse(id);
   const std::atomic<bool> aborted = false;
-  const FileDescriptor socket = connect_to(name_in(id), aborted);
-  const Hello hello{0, 0};
-  send(socket.get(), &hello, sizeof hello, MSG_NOSIGNAL);
+  greet(connect_to(parsed.address, aborted), parsed.key, {.to = maker_of_id}, aborted);
 }
 
 }  // namespace softgpu::nccl

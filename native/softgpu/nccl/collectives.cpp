@@ -66,6 +66,13 @@ bool Collective::step() {
   return true;
 }
 
+const Link* Collective::lost_peer() const {
+  const auto lost = std::find_if(links_.begin(), links_.end(), [&](const Link& link) {
+    return link.has_ended() && link.done() < end_;  // in this order: it may tell that and end
+  });
+  return lost == links_.end() ? nullptr : &*lost;
+}
+
 bool Collective::may_write() const {
   if (written_ == end_) return false;
   return std::all_of(links_.begin(), links_.end(),

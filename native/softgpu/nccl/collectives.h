@@ -19,6 +19,9 @@ class Collective {
   bool step();
   bool finished() const { return collected_ == end_; }
 
+  // Of another host, if its connection has ended before its part of this was done; else null.
+  const Link* lost_peer() const;
+
  private:
   // Elements [begin, end) of each block that the operation counts: the chunk, or a rank's part of it.
   struct Range {

@@ -6,6 +6,7 @@
 #include "../runtime/enqueue.h"
 #include "bootstrap.h"
 #include "failure.h"
+#include "host.h"
 
 namespace softgpu::nccl {
 namespace {
@@ -49,18 +50,21 @@ int64_t bus_id_of(int device) {
   return std::strtoll(digits.c_str(), nullptr, 16);
 }
 
-// NCCL's rule and words (all ranks are on one host). The ranks on other devices would wait for those that
+// NCCL's rule and words. The ranks on other devices would wait for those that
 // leave here: they are told too.
 void refuse_shared_devices(int rank, const std::vector<HostMessage>& joined) {
   const int ranks = static_cast<int>(joined.size());
+  const auto on_one_device = [&](int first, int second) {
+    return joined[first].host == joined[second].host && joined[first].bus_id == joined[second].bus_id;
+  };
   for (int other = 0; other < ranks; ++other) {
-    if (other == rank || joined[other].bus_id != joined[rank].bus_id) continue;
+    if (other == rank || !on_one_device(other, rank)) continue;
     throw Failure(ncclInvalidUsage, "Duplicate GPU detected : rank ", rank, " and rank ", other,
                   " both on CUDA device ", std::hex, joined[rank].bus_id);
   }
   for (int first = 0; first < ranks; ++first) {
     for (int second = first + 1; second < ranks; ++second) {
-      if (joined[first].bus_id != joined[second].bus_id) continue;
+      if (!on_one_device(first, second)) continue;
       throw Failure(ncclRemoteError, "Rank ", first, " and rank ", second,
                     " are on one device, so this communicator can't be made.");
     }
@@ -72,20 +76,35 @@ void refuse_shared_devices(int rank, const std::vector<HostMessage>& joined) {
 void Communicator::join(const ncclUniqueId& id, int rank, int ranks) {
   {
     const Counted counted(mutex_, changed_, exchanging_);
-    const FileDescriptor memory = nccl::join(id, rank, ranks, aborted_);
-    auto shared = std::make_unique<SharedSegment>(memory, ranks);
+    Meeting meeting = nccl::join(id, rank, ranks, aborted_);
+    auto shared = std::make_unique<SharedSegment>(meeting.memory, ranks);
+    std::unique_ptr<SharedSegment> mirror;
+    std::unique_ptr<Network> network;
+    std::vector<bool> is_remote(ranks);
+    for (const RemotePeer& peer : meeting.remote) is_remote[peer.rank] = true;
+    if (!meeting.remote.empty()) {
+      mirror = std::make_unique<SharedSegment>(ranks);
+      network = std::make_unique<Network>(rank, *shared, *mirror, std::move(meeting.remote));
+    }
     const std::lock_guard lock(mutex_);
     shared_ = std::move(shared);
+    mirror_ = std::move(mirror);
+    network_ = std::move(network);
     rank_ = rank;
     ranks_ = ranks;
-    for (int other = 0; other < ranks; ++other) links_.emplace_back(*shared_, rank, other);
+    for (int other = 0; other < ranks; ++other) {
+      if (is_remote[other]) {
+        links_.emplace_back(*mirror_, rank, other, network_.get());
+      } else {
+        links_.emplace_back(*shared_, rank, other, nullptr);
+      }
+    }
   }
   std::vector<int> everybody;
   for (int i = 0; i < ranks; ++i) everybody.push_back(i);
   const HostMessage mine{.purpose = HostMessage::Purpose::join,
-                         .color = 0,
                          .key = job_rank().value_or(rank),
-                         .id = {},
+                         .host = this_host(),
                          .bus_id = bus_id_of(device)};
   const auto messages = exchange(mine, everybody);
   refuse_shared_devices(rank, messages);
@@ -103,11 +122,7 @@ std::vector<HostMessage> Communicator::exchange(const HostMessage& message,
   mine.host_messages[round % 2] = message;
   mine.host_rounds.store(round + 1);
   for (const int rank : participants) {
-    links_[rank].tell({.counter = News::Counter::host_rounds,
-                       .offset = 0,
-                       .bytes = sizeof message,
-                       .value = round + 1,
-                       .descriptor = {}});
+    links_[rank].tell({.counter = News::Counter::host_rounds, .bytes = sizeof message, .value = round + 1});
   }
 
   std::vector<HostMessage> messages;
@@ -116,7 +131,9 @@ std::vector<HostMessage> Communicator::exchange(const HostMessage& message,
     for (;;) {
       const uint32_t heard = mine.host_bell.rings();
       if (aborted_) throw Failure(ncclInternalError, "The communicator was aborted while its ranks met.");
+      const bool has_ended = other.has_ended();  // before the last look at what it told
       if (other.host_rounds() > round) break;
+      if (has_ended) throw Failure(ncclRemoteError, other.reason_of_end());
       mine.host_bell.wait_after(heard, std::chrono::hours(1));
     }
     messages.push_back(other.host_message(round));
@@ -151,6 +168,7 @@ void Communicator::wait_for_network() {
 
 void Communicator::set_state(ncclResult_t state, const std::string& text) {
   const std::lock_guard lock(mutex_);
+  if (state_ != ncclSuccess && state_ != ncclInProgress) return;
   state_text_ = text;
   state_ = state;
 }
@@ -183,6 +201,8 @@ void Communicator::end_launch(bool had_turn) {
 void Communicator::wait_for_launches() {
   std::unique_lock lock(mutex_);
   while (ended_ != launched_ && !should_stop()) changed_.wait_for(lock, device_poll);
+  lock.unlock();
+  if (network_) network_->flush([this] { return should_stop(); }, device_poll);
 }
 
 void Communicator::wait_until_stopped() {
@@ -200,6 +220,7 @@ void Communicator::stop(bool exchanges_too) {
     shared_->rank(rank_).host_bell.ring();
   }
   changed_.wait(lock, [&] { return running_ == 0 && (!exchanges_too || exchanging_ == 0); });
+  if (exchanges_too && network_) network_->stop();
 }
 
 void Communicator::revoke() { stop(false); }
@@ -285,6 +306,12 @@ std::shared_ptr<Communicator> find_ready(ncclComm_t handle) {
   }
   if (state != ncclSuccess) throw Failure(state, communicator->state_text());
   return communicator;
+}
+
+std::shared_ptr<Communicator> find_made(ncclComm_t handle) {
+  auto communicator = find_any(handle);
+  const bool is_made = communicator->state() != ncclInProgress && communicator->ranks() > 0;
+  return is_made ? communicator : find_ready(handle);
 }
 
 void remove_handle(ncclComm_t handle) {

@@ -35,7 +35,7 @@ class Communicator {
   void join(const ncclUniqueId& id, int rank, int ranks);
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
-  SharedSegment& shared() { return *shared_; }
+  SharedSegment& shared() { return *shared_; }  // with the ranks of this host
   // To every rank, this one too.
   const std::vector<Link>& links() const { return links_; }
 
@@ -47,7 +47,7 @@ class Communicator {
   Disturbance disturbance() const;
   Disturbance disturbance(int rank) const;
 
-  // What ncclCommGetAsyncError answers, and why.
+  // What ncclCommGetAsyncError answers, and why. An error stays.
   void set_state(ncclResult_t state, const std::string& text = {});
   ncclResult_t state() const { return state_; }
   std::string state_text() const;
@@ -58,7 +58,8 @@ class Communicator {
   uint64_t next_launch();
   bool wait_for_turn(uint64_t launch);  // false: it must not run
   void end_launch(bool had_turn);
-  void wait_for_launches();  // until all have ended, or are stopped
+  // Until all have ended and what they tell other hosts is on its way, or until they are stopped.
+  void wait_for_launches();
 
   // Of the collectives on this communicator; only the launch whose turn it is may touch them.
   uint64_t collectives = 0;
@@ -66,7 +67,7 @@ class Communicator {
 
   // Stops the work on the device: what runs returns, what is queued does nothing. Returns when nothing runs.
   void revoke();
-  // As revoke, and exchanges throw.
+  // As revoke, and exchanges throw, and the connections with other hosts are closed.
   void abort();
   bool is_revoked() const { return revoked_; }
   void wait_until_stopped();
@@ -89,8 +90,10 @@ class Communicator {
   void wait_for_network();  // throws a Failure when aborted
 
   int rank_ = 0, ranks_ = 0;
-  std::vector<int> job_ranks_;  // of the ranks; what faults call them
-  std::unique_ptr<SharedSegment> shared_;
+  std::vector<int> job_ranks_;             // of the ranks; what faults call them
+  std::unique_ptr<SharedSegment> shared_;  // with the ranks of this host
+  std::unique_ptr<SharedSegment> mirror_;  // of the others, if there are any
+  std::unique_ptr<Network> network_;       // which fills it
   std::vector<Link> links_;
   std::atomic<bool> revoked_ = false, aborted_ = false;
   std::atomic<ncclResult_t> state_ = ncclInProgress;
@@ -113,6 +116,7 @@ ncclComm_t add_handle(const std::shared_ptr<Communicator>& communicator);
 std::shared_ptr<Communicator> look_up(ncclComm_t handle);     // null if there is none
 std::shared_ptr<Communicator> find_any(ncclComm_t handle);    // throws a Failure instead
 std::shared_ptr<Communicator> find_ready(ncclComm_t handle);  // and if it is still being made, or failed
+std::shared_ptr<Communicator> find_made(ncclComm_t handle);   // though it may have failed since it was made
 void remove_handle(ncclComm_t handle);
 
 }  // namespace softgpu::nccl

@@ -219,7 +219,7 @@ ncclResult_t ncclCommRevoke(ncclComm_t handle, int flags) {
   return run([&] {
     if (flags != NCCL_REVOKE_DEFAULT)
       throw Failure(ncclInvalidArgument, "ncclCommRevoke: unknown flags ", flags, ".");
-    find_ready(handle)->revoke();
+    find_made(handle)->revoke();
   });
 }
 
@@ -247,7 +247,7 @@ ncclResult_t ncclCommRegister(const ncclComm_t handle, void* buffer, size_t, voi
 }
 
 ncclResult_t ncclCommDeregister(const ncclComm_t handle, void* registration) {
-  return run([&] { find_ready(handle)->remove_registration(registration); });
+  return run([&] { find_made(handle)->remove_registration(registration); });
 }
 
 ncclResult_t ncclCommWindowRegister(ncclComm_t handle, void* buffer, size_t, ncclWindow_t* window, int) {
@@ -258,7 +258,7 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t handle, void* buffer, size_t, ncc
 }
 
 ncclResult_t ncclCommWindowDeregister(ncclComm_t handle, ncclWindow_t window) {
-  return run([&] { find_ready(handle)->remove_registration(window); });
+  return run([&] { find_made(handle)->remove_registration(window); });
 }
 
 ncclResult_t ncclMemAlloc(void** memory, size_t size) {
@@ -297,7 +297,7 @@ ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* made, void* scalar, ncclDataT
 }
 
 ncclResult_t ncclRedOpDestroy(ncclRedOp_t reduction, ncclComm_t handle) {
-  return run([&] { find_ready(handle)->remove_reduction(reduction); });
+  return run([&] { find_made(handle)->remove_reduction(reduction); });
 }
 
 ncclResult_t ncclAllReduce(const void* send, void* receive, size_t count, ncclDataType_t type,

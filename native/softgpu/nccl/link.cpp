@@ -2,8 +2,9 @@
 
 namespace softgpu::nccl {
 
-Link::Link(SharedSegment& segment, int here, int there)
+Link::Link(SharedSegment& segment, int here, int there, Network* network)
     : segment_(&segment),
+      network_(network),
       here_(here),
       there_(there),
       state_(&segment.rank(there)),
@@ -11,8 +12,15 @@ Link::Link(SharedSegment& segment, int here, int there)
       from_peer_(&segment.channel(there, here)) {}
 
 void Link::tell(const News& news) const {
+  if (network_) return network_->send(there_, news);
   // What is in shared memory is there already: the other rank has but to look.
   (news.counter == News::Counter::host_rounds ? state_->host_bell : state_->device_bell).ring();
+}
+
+std::string Link::reason_of_end() const {
+  return "The connection from rank " + std::to_string(there_) + " has ended (" +
+         network_->reason_of_end(there_) +
+         "): its process has ended, or it has aborted or destroyed this communicator.";
 }
 
 }  // namespace softgpu::nccl

@@ -5,24 +5,20 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
+#include "network.h"
+#include "news.h"
 #include "operation.h"
 #include "shared_segment.h"
 
 namespace softgpu::nccl {
 
-// What one rank tells another.
-struct News {
-  enum class Counter : uint32_t { written, reduced, done, sent, received, host_rounds };
-  Counter counter;
-  uint32_t offset, bytes;  // what the other rank is going to read of the slot that was filled
-  uint64_t value;          // of the counter from now on
-  Descriptor descriptor;   // of the call that filled the slot
-};
-
 class Link {
  public:
-  Link(SharedSegment& segment, int here, int there);
+  // The segment is where this process sees the other rank: shared with it, or filled by the network (null if
+  // the other rank is on this host).
+  Link(SharedSegment& segment, int here, int there, Network* network);
 
   int peer() const { return there_; }
 
@@ -36,6 +32,10 @@ class Link {
   uint64_t host_rounds() const { return hear(state_->host_rounds); }
   uint64_t sent() const { return hear(from_peer_->written); }  // chunks of its sends to this rank
   uint64_t received() const { return hear(to_peer_->read); }   // chunks of this rank's sends to it
+
+  // It will tell no more, and why: the connection has ended. Never of a rank on this host.
+  bool has_ended() const { return network_ && network_->has_ended(there_); }
+  std::string reason_of_end() const;
 
   // What it has filled.
   const Descriptor& descriptor(uint64_t chunk) const { return state_->descriptors[chunk % slots]; }
@@ -55,6 +55,7 @@ class Link {
   uint64_t hear(const std::atomic<uint64_t>& counter) const { return counter; }
 
   SharedSegment* segment_;
+  Network* network_;
   int here_, there_;
   RankState* state_;
   Channel* to_peer_;

@@ -75,8 +75,8 @@ struct Membership {
 };
 Membership agree_on_split(Communicator& parent, int color, int key) {
   const std::vector<int> everybody = all_ranks(parent);
-  const auto choices = parent.exchange(
-      {.purpose = HostMessage::Purpose::split, .color = color, .key = key, .id = {}, .bus_id = 0}, everybody);
+  const auto choices =
+      parent.exchange({.purpose = HostMessage::Purpose::split, .color = color, .key = key}, everybody);
   Membership mine{};
   for (const int rank : everybody) {
     if (color != NCCL_SPLIT_NOCOLOR && choices[rank].color == color) mine.ranks.push_back(rank);
@@ -84,8 +84,7 @@ Membership agree_on_split(Communicator& parent, int color, int key) {
   std::stable_sort(mine.ranks.begin(), mine.ranks.end(),
                    [&](int left, int right) { return choices[left].key < choices[right].key; });
 
-  HostMessage message{
-      .purpose = HostMessage::Purpose::share_id, .color = color, .key = key, .id = {}, .bus_id = 0};
+  HostMessage message{.purpose = HostMessage::Purpose::share_id, .color = color, .key = key};
   const bool leads = !mine.ranks.empty() && mine.ranks[0] == parent.rank();
   if (leads) message.id = make_unique_id();
   const auto ids = parent.exchange(message, everybody);
@@ -163,7 +162,8 @@ ncclResult_t shrink(ncclComm_t parent_handle, const std::vector<int>& excluded, 
                     const ncclConfig_t* config, int flags) {
   check_pointer(made, "The communicator to make");
   publish(made, nullptr);
-  const auto parent = find_ready(parent_handle);
+  // After an error too: that is what it is for.
+  const auto parent = flags == NCCL_SHRINK_ABORT ? find_made(parent_handle) : find_ready(parent_handle);
   if (flags != NCCL_SHRINK_DEFAULT && flags != NCCL_SHRINK_ABORT) {
     throw Failure(ncclInvalidArgument, "ncclCommShrink: unknown flags ", flags, ".");
   }
@@ -182,8 +182,7 @@ ncclResult_t shrink(ncclComm_t parent_handle, const std::vector<int>& excluded, 
   return make(
       made, is_blocking(config, parent->blocking), parent->device,
       [=](Communicator& communicator) {
-        HostMessage message{
-            .purpose = HostMessage::Purpose::shrink, .color = 0, .key = 0, .id = {}, .bus_id = 0};
+        HostMessage message{.purpose = HostMessage::Purpose::shrink};
         if (staying[0] == parent->rank()) message.id = make_unique_id();
         const Membership membership{staying, parent->exchange(message, staying)[0].id};
         communicator.join(membership.id, membership.rank(parent->rank()), static_cast<int>(staying.size()));

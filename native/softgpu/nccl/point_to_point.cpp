@@ -25,11 +25,7 @@ bool Transfer::step() {
   const size_t begin = moved_ * channel_slot_bytes;
   const size_t count = std::min(channel_slot_bytes, bytes_ - begin);
   const uint64_t chunk = sends_ ? channel_.written : channel_.read;
-  News news{.counter = News::Counter::received,
-            .offset = 0,
-            .bytes = 0,
-            .value = chunk + 1,
-            .descriptor = descriptor_};
+  News news{.counter = News::Counter::received, .value = chunk + 1, .descriptor = descriptor_};
   if (sends_) {
     channel_.descriptors[chunk % channel_slots] = descriptor_;
     if (count != 0) std::memcpy(link_.slot_to_peer(chunk), data_ + begin, count);
@@ -43,6 +39,11 @@ bool Transfer::step() {
   ++moved_;
   link_.tell(news);
   return true;
+}
+
+const Link* Transfer::lost_peer() const {
+  if (!link_.has_ended()) return nullptr;  // before the last look at what it told
+  return (sends_ ? may_send() : may_receive()) ? nullptr : &link_;
 }
 
 bool Transfer::may_send() const { return channel_.written - link_.received() < channel_slots; }

@@ -15,6 +15,9 @@ class Transfer {
   bool step();
   bool finished() const { return moved_ == chunks_; }
 
+  // Of another host, if its connection has ended and this waits for it; else null.
+  const Link* lost_peer() const;
+
  private:
   bool may_send() const;
   bool may_receive() const;

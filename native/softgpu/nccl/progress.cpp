@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "collectives.h"
+#include "failure.h"
 #include "point_to_point.h"
 #include "rehearsed_failure.h"
 
@@ -25,6 +26,7 @@ class Queue {
     if (works_.front().finished()) works_.pop_front();
     return true;
   }
+  const Link* lost_peer() const { return works_.empty() ? nullptr : works_.front().lost_peer(); }
 
  private:
   std::deque<Work> works_;
@@ -40,6 +42,13 @@ bool step_over(Now disturbance, Queue<Work>& queue, const Communicator& communic
       before.factor, [&] { moved = queue.step(); },
       [&] { return communicator.should_stop() || disturbance().factor <= 1; });
   return moved;
+}
+
+// The launch does not end by it, only by ncclCommAbort, as with NCCL.
+void fail_without(const Link& lost, Communicator& communicator) {
+  if (communicator.state() == ncclRemoteError) return;
+  set_asynchronous_error(lost.reason_of_end());
+  communicator.set_state(ncclRemoteError, lost.reason_of_end());
 }
 
 }  // namespace
@@ -68,7 +77,14 @@ void run_operations(Communicator& communicator, const std::vector<Operation>& op
           step_over([&, peer = key.second] { return communicator.disturbance(peer); }, queue, communicator);
     }
     std::erase_if(transfers, [](const auto& entry) { return entry.second.empty(); });
-    if (!moved) bell.wait_after(heard, device_poll);
+    if (moved) continue;
+    const Link* lost = collectives.lost_peer();
+    for (const auto& [key, queue] : transfers) {
+      if (!lost) lost = queue.lost_peer();
+    }
+    // A cut network would not tell.
+    if (lost && !communicator.disturbance(lost->peer()).cut) fail_without(*lost, communicator);
+    bell.wait_after(heard, device_poll);
   }
 }
 

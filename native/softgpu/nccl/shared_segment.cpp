@@ -38,10 +38,14 @@ FileDescriptor SharedSegment::create(int ranks) {
   return file;
 }
 
-SharedSegment::SharedSegment(const FileDescriptor& file, int ranks) : ranks_(ranks) {
+SharedSegment::SharedSegment(const FileDescriptor& file, int ranks)
+    : SharedSegment(MAP_SHARED, file.get(), ranks) {}
+
+SharedSegment::SharedSegment(int ranks) : SharedSegment(MAP_PRIVATE | MAP_ANONYMOUS, -1, ranks) {}
+
+SharedSegment::SharedSegment(int flags, int file, int ranks) : ranks_(ranks) {
   const Layout layout(ranks);
-  void* memory =
-      mmap(nullptr, layout.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file.get(), 0);
+  void* memory = mmap(nullptr, layout.bytes, PROT_READ | PROT_WRITE, flags | MAP_NORESERVE, file, 0);
   if (memory == MAP_FAILED) {
     throw Failure(ncclSystemError, "Cannot map the ", layout.bytes, " bytes that a communicator of ", ranks,
                   " ranks shares (mmap: ", std::strerror(errno), ").");

@@ -12,6 +12,7 @@
 
 #include "bell.h"
 #include "file_descriptor.h"
+#include "host.h"
 #include "operation.h"
 
 namespace softgpu::nccl {
@@ -29,9 +30,10 @@ constexpr int max_ranks = 1024;
 struct HostMessage {
   enum class Purpose : uint32_t { join, split, share_id, shrink };
   Purpose purpose;
-  int32_t color, key;
-  ncclUniqueId id;
-  int64_t bus_id;  // of the rank's device, as NCCL counts: the PCI bus id's digits
+  int32_t color = 0, key = 0;
+  ncclUniqueId id{};
+  HostId host{};       // of the rank's device
+  int64_t bus_id = 0;  // as NCCL counts: the PCI bus id's digits
 };
 
 struct alignas(64) RankState {
@@ -56,6 +58,7 @@ class SharedSegment {
   static FileDescriptor create(int ranks);
 
   SharedSegment(const FileDescriptor& file, int ranks);
+  explicit SharedSegment(int ranks);  // of this process alone
   ~SharedSegment();
   SharedSegment(const SharedSegment&) = delete;
   SharedSegment& operator=(const SharedSegment&) = delete;
@@ -74,6 +77,7 @@ class SharedSegment {
   bool claim_mismatch_report() { return !mismatch_reported_->exchange(true); }
 
  private:
+  SharedSegment(int flags, int file, int ranks);
   std::byte* slot(int row, uint64_t chunk) { return slot_data_ + (row * slots + chunk % slots) * slot_bytes; }
 
   int ranks_;

@@ -15,6 +15,9 @@ namespace {
 
 enum Kind { all_reduce, reduce, reduce_scatter, broadcast, all_gather, all_to_all, gather, scatter, kinds };
 
+// As an operation: the sum of what each rank sends times a scalar of its own.
+constexpr auto pre_multiplied = static_cast<ncclRedOp_t>(ncclNumOps);
+
 struct Case {
   Kind kind;
   ncclDataType_t type;
@@ -99,16 +102,27 @@ size_t receive_block(const Case& c, int rank) {
   return c.kind == reduce_scatter || c.kind == scatter ? rank : 0;
 }
 
-void check(const Case& c, const Rank& rank, ncclComm_t comm, cudaStream_t stream) {
-  const size_t block = c.count * bytes_per_element(c.type);
-  const std::vector<Bytes> inputs = inputs_of(c, rank.ranks);
-  const Bytes& input = inputs[rank.rank];
-  const Bytes wanted = expected(c, inputs, rank.rank);
-  // One block more, so that what is written behind the end is seen.
-  const size_t most = (rank.ranks + 1) * block + 64;
-  Bytes untouched(most, std::byte{0xa5});
+// One block more than ranks, so that what is written behind the end is seen.
+size_t room_for(size_t count, int ranks, size_t element) { return (ranks + 1) * count * element + 64; }
 
-  Buffer send(most), receive(most);
+// In buffers of the same size, with room for it.
+void check(const Case& c, const Rank& rank, ncclComm_t comm, cudaStream_t stream, Buffer& send,
+           Buffer& receive) {
+  const size_t block = c.count * bytes_per_element(c.type);
+  std::vector<Bytes> inputs = inputs_of(c, rank.ranks);
+  const Bytes input = inputs[rank.rank];
+  const auto scalar_of = [&](int of) { return make_input(c.type, 1, c.seed + 50 + of); };
+  Case called = c, reduced = c;
+  if (c.operation == pre_multiplied) {
+    for (int i = 0; i < rank.ranks; ++i) inputs[i] = multiplied(c.type, inputs[i], scalar_of(i).data());
+    ASSERT_EQ(ncclRedOpCreatePreMulSum(&called.operation, scalar_of(rank.rank).data(), c.type,
+                                       ncclScalarHostImmediate, comm),
+              ncclSuccess);
+    reduced.operation = ncclSum;
+  }
+  const Bytes wanted = expected(reduced, inputs, rank.rank);
+  const Bytes untouched(receive.bytes(), std::byte{0xa5});
+
   receive.upload(untouched);
   const size_t sent_at = c.in_place ? send_block(c, rank.rank) * block : 0;
   const size_t received_at = c.in_place ? receive_block(c, rank.rank) * block : 0;
@@ -117,8 +131,11 @@ void check(const Case& c, const Rank& rank, ncclComm_t comm, cudaStream_t stream
   std::copy(input.begin(), input.end(), before.begin() + sent_at);
   source.upload(before);
 
-  ASSERT_EQ(call(c, source.at(sent_at), receive.at(received_at), comm, stream), ncclSuccess)
+  ASSERT_EQ(call(called, source.at(sent_at), receive.at(received_at), comm, stream), ncclSuccess)
       << c << ": " << ncclGetLastError(comm);
+  if (c.operation == pre_multiplied) {
+    ASSERT_EQ(ncclRedOpDestroy(called.operation, comm), ncclSuccess);
+  }
   ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
 
   Bytes after = c.in_place ? before : untouched;
@@ -127,25 +144,31 @@ void check(const Case& c, const Rank& rank, ncclComm_t comm, cudaStream_t stream
 }
 
 class Collectives : public testing::TestWithParam<int> {};
+class AllCollectives : public testing::TestWithParam<int> {};
 
-TEST_P(Collectives, OfEveryTypeAndReductionEqualTheReference) {
+TEST_P(AllCollectives, OfEveryTypeAndReductionEqualTheReference) {
   run_ranks(GetParam(), [](Rank& rank) {
     const ncclComm_t comm = rank.communicator();
     const Stream stream;
-    uint64_t seed = 0;
+    uint64_t number = 0;
+    const size_t most = rank.ranks > 2 ? 30 : 1000;
+    Buffer send(room_for(most, rank.ranks, 8)), receive(room_for(most, rank.ranks, 8));
     for (int type = 0; type < ncclNumTypes; ++type) {
       for (int kind = 0; kind < kinds; ++kind) {
-        const int operations = kind <= reduce_scatter ? ncclNumOps : 1;
+        const int operations = kind <= reduce_scatter ? pre_multiplied + 1 : 1;
         for (int operation = 0; operation < operations; ++operation) {
-          seed += 100;
-          const Case c{static_cast<Kind>(kind),
-                       static_cast<ncclDataType_t>(type),
-                       static_cast<ncclRedOp_t>(operation),
-                       37 + seed % 1000,
-                       static_cast<int>(seed / 100 % rank.ranks),
-                       seed / 100 % 2 == 1 && kind != all_to_all,
-                       seed};
-          ASSERT_NO_FATAL_FAILURE(check(c, rank, comm, stream));
+          for (const bool in_place : {false, true}) {
+            if (in_place && kind == all_to_all) continue;  // NCCL has none
+            ++number;
+            const Case c{static_cast<Kind>(kind),
+                         static_cast<ncclDataType_t>(type),
+                         static_cast<ncclRedOp_t>(operation),
+                         1 + number * 37 % most,
+                         static_cast<int>(number % rank.ranks),
+                         in_place,
+                         number * 100};
+            ASSERT_NO_FATAL_FAILURE(check(c, rank, comm, stream, send, receive));
+          }
         }
       }
     }
@@ -165,7 +188,7 @@ TEST_P(Collectives, OfRandomCountsEqualTheReference) {
       Case c;
       c.kind = static_cast<Kind>(random() % kinds);
       c.type = static_cast<ncclDataType_t>(random() % ncclNumTypes);
-      c.operation = static_cast<ncclRedOp_t>(random() % ncclNumOps);
+      c.operation = static_cast<ncclRedOp_t>(c.kind <= reduce_scatter ? random() % (pre_multiplied + 1) : 0);
       const bool has_blocks = c.kind == reduce_scatter || c.kind == all_to_all || c.kind == scatter;
       const size_t chunks = has_blocks ? 200'000 / rank.ranks : 100'000;
       const size_t largest[] = {3, 100, 2000, 5000, chunks};
@@ -173,13 +196,16 @@ TEST_P(Collectives, OfRandomCountsEqualTheReference) {
       c.root = static_cast<int>(random() % rank.ranks);
       c.in_place = random() % 2 == 0 && c.kind != all_to_all;
       c.seed = random();
-      ASSERT_NO_FATAL_FAILURE(check(c, rank, comm, stream)) << "seed " << seed;
+      const size_t room = room_for(c.count, rank.ranks, bytes_per_element(c.type));
+      Buffer send(room), receive(room);
+      ASSERT_NO_FATAL_FAILURE(check(c, rank, comm, stream, send, receive)) << "seed " << seed;
     }
     EXPECT_EQ(ncclCommDestroy(comm), ncclSuccess);
   });
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Collectives, testing::Values(1, 2, 3, 5, 8));
+INSTANTIATE_TEST_SUITE_P(Ranks, AllCollectives, testing::Values(1, 2, 3, 5, 16));
 
 TEST(Collective, BcastIsABroadcastInPlace) {
   run_ranks(3, [](Rank& rank) {
@@ -200,7 +226,7 @@ TEST(Collective, PreMultipliedSums) {
     const Stream stream;
     for (const ncclDataType_t type : {ncclFloat32, ncclBfloat16, ncclFloat16, ncclInt32, ncclFloat64}) {
       for (const Kind kind : {all_reduce, reduce, reduce_scatter}) {
-        const Case c{kind, type, ncclSum, 40'000, 1, false, 5};
+        const Case c{kind, type, ncclSum, 3000, 1, false, 5};
         std::vector<Bytes> inputs = inputs_of(c, rank.ranks);
         const Bytes input = inputs[rank.rank];
         std::vector<Bytes> scalars;

@@ -148,7 +148,9 @@ TEST(Communicators, RefuseTwoRanksOnOneDevice) {
     ncclComm_t comm = nullptr;
     const ncclResult_t result = ncclCommInitRank(&comm, 3, rank.id(), rank.rank);
     const std::string text = ncclGetLastError(nullptr);
-    if (rank.rank == 0) {
+    if (!rank.shares_host_with(rank.rank + 1)) {  // ranks 1 and 2 are on two hosts then
+      EXPECT_EQ(result, ncclSuccess) << text;
+    } else if (rank.rank == 0) {
       EXPECT_EQ(result, ncclRemoteError);
       EXPECT_EQ(text, "Rank 1 and rank 2 are on one device, so this communicator can't be made.");
     } else {
@@ -252,7 +254,9 @@ TEST(Communicators, ShrinkWithoutADeadRankWhoseCollectiveHangs) {
     EXPECT_EQ(count_of(rest), 3);
     EXPECT_EQ(rank_in(rest), rank.rank == 3 ? 2 : rank.rank);
     EXPECT_EQ(sum(rest, rank.rank), 4);
-    EXPECT_EQ(ncclAllReduce(buffer.at(), buffer.at(), 1, ncclInt32, ncclSum, comm, stream), ncclInvalidUsage);
+    const ncclResult_t refused = ncclAllReduce(buffer.at(), buffer.at(), 1, ncclInt32, ncclSum, comm, stream);
+    // On another host than the dead rank's the broken connection may have been seen before.
+    EXPECT_TRUE(refused == ncclInvalidUsage || (refused == ncclRemoteError && !rank.shares_host_with(2)));
     EXPECT_EQ(ncclCommAbort(comm), ncclSuccess);
     EXPECT_EQ(ncclCommDestroy(rest), ncclSuccess);
   });

@@ -36,6 +36,11 @@ void give_devices(int rank, int ranks) {
 
 }  // namespace
 
+int Rank::hosts() {
+  const char* number = std::getenv("JITCKPT_TEST_HOSTS");
+  return number ? std::atoi(number) : 1;
+}
+
 ncclUniqueId Rank::id(int number) {
   Shared::Id& id = shared_.ids[number];
   if (rank == 0) {
@@ -64,6 +69,8 @@ RankProcesses::RankProcesses(int ranks, const Body& body) {
     const pid_t pid = fork();
     if (pid == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
+      const std::string host = "host " + std::to_string(rank % Rank::hosts());
+      if (Rank::hosts() > 1) setenv("NCCL_HOSTID", host.c_str(), 1);
       give_devices(rank, ranks);
       Rank self(rank, ranks, *shared_);
       body(self);

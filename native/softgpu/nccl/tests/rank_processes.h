@@ -26,6 +26,11 @@ class Rank {
 
   const int rank, ranks;
 
+  // Ranks are dealt out to as many hosts as the environment says: with JITCKPT_TEST_HOSTS=2 ranks 0, 2, ...
+  // are on one and the others on another, as far as NCCL knows.
+  static int hosts();
+  bool shares_host_with(int other) const { return rank % hosts() == other % hosts(); }
+
   // The same on all ranks; rank 0 makes it. Each number is another id.
   ncclUniqueId id(int number = 0);
   ncclComm_t communicator(int number = 0);
@@ -95,6 +100,7 @@ class Buffer {
     copies_.synchronize();
     return data;
   }
+  size_t bytes() const { return bytes_; }
   std::byte* at(size_t offset = 0) const { return static_cast<std::byte*>(memory_) + offset; }
 
  private:
