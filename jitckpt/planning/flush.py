@@ -8,6 +8,7 @@ bytes / bandwidth of any link.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -76,7 +77,9 @@ def exact(flush: Flush) -> FlushSchedule:
     sizes = link_bytes[used]
     source, target, rate = (column[used] for column in topology.link_columns)
     columns = (source.tolist(), target.tolist(), sizes.tolist(), (sizes / rate).tolist())
-    return FlushSchedule(seconds, tuple(map(Transfer, *columns)))
+    # As Transfer(*row), without a call of Python for each: that would take longer than the schedule.
+    make = partial(tuple.__new__, Transfer)
+    return FlushSchedule(seconds, tuple(map(make, zip(*columns, strict=True))))
 
 
 def supply_and_room(flush: Flush) -> tuple[list[float], list[float]]:

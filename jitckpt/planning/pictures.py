@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _DASHES = ("-", "--", "-.", ":")
-_MARKS = ("o", "s", "^", "D", "v", "x", "+", "*")
+_MARKS = ("o", "s", "^", "D", "v", "x", "+", "*", "P", "<", "p", ">")
 _HATCHES = ("", "///", "...", "xxx", "\\\\\\", "ooo", "+++")
 _GREYS = ("0.1", "0.85", "0.5", "0.7", "0.95", "0.35", "0.6")
 
