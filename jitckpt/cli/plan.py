@@ -67,8 +67,9 @@ def main(arguments: list[str]) -> int:
     console.print(advice.text, markup=False, highlight=False, soft_wrap=True)
     if any(mode.triggers for mode in description.failures):
         console.print(
-            "Failures that others trigger are counted one by one here; `jitckpt simulate` plays them "
-            "together.",
+            "Failures that others trigger are counted one by one here, so a cascade that takes all copies of "
+            "a checkpoint is not: give periodic saves an interval (periodic=6h) and see what "
+            "`jitckpt simulate`, which plays them together, says.",
             markup=False,
             highlight=False,
             soft_wrap=True,

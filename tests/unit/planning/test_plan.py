@@ -4,7 +4,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from descriptions import describe, failure, large, text
+from descriptions import describe, failure, large, text, triggers
 
 from jitckpt.cli import main
 from jitckpt.planning.check import InvalidInput
@@ -280,6 +280,19 @@ def test_plan_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert document["policies"][0]["wasted_share"] == pytest.approx(0.003028, abs=1e-6)
     assert "number of replicas" in document["policies"][1]["refused"]
     assert document["recommendation"]["policy"] == "periodic"
+
+
+def test_plan_command_says_what_it_leaves_out_where_failures_trigger_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "cluster.toml"
+    left_out = "a cascade that takes all copies of a checkpoint is not"
+    path.write_text(text(DOWN))
+    assert main(["plan", str(path)]) == 0
+    assert left_out not in capsys.readouterr().out
+    path.write_text(text(DOWN + triggers("down", 0.1)))
+    assert main(["plan", str(path)]) == 0
+    assert left_out in capsys.readouterr().out
 
 
 def test_plan_command_refuses_nonsense(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
