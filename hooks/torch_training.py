@@ -56,6 +56,7 @@ class TrainingHooks:
         self._in_step = False
         self._in_minibatch = False
         self._has_model = model is not None
+        self._forward_seen = False  # of the model, in this minibatch
         self._depth = 0
         self._handles: list[RemovableHandle] = []
         if model is not None:
@@ -113,6 +114,7 @@ class TrainingHooks:
 
     def _forward_ends(self, output: object) -> None:
         if torch.is_grad_enabled():
+            self._forward_seen = True
             self._listener.forward_ended(self.step + 1)
             if self._on_phase is not None:
                 tensor = next(_tensors_with_gradient(output), None)
@@ -134,8 +136,10 @@ class TrainingHooks:
             return
         self._in_step = True
         self._enter_minibatch()
-        if not self._has_model:
-            self._listener.forward_ended(self.step + 1)  # the last moment that is known
+        if not (self._has_model and self._forward_seen):
+            # No model was given, or one of which only parts are called (the stages of a pipeline): the last
+            # moment that is known.
+            self._listener.forward_ended(self.step + 1)
         self._listener.step_begun(self.step + 1)
         self._phase("optimizer")
 
@@ -143,7 +147,7 @@ class TrainingHooks:
         self._stepped.add(id(optimizer))
         if self._stepped >= {id(one) for one in self.watched}:
             self._stepped.clear()
-            self._in_step = self._in_minibatch = False
+            self._in_step = self._in_minibatch = self._forward_seen = False
             self._listener.step_ended(self.step + 1)
             self.step += 1
             self._phase("between")

@@ -204,3 +204,16 @@ def test_ddp_and_its_module_are_alike(told: Told, attached: list[TrainingHooks])
     forward_backward(outer)
     optimizer.step()
     assert told.take() == [(name, 1) for name in STEP]
+
+
+def test_a_model_of_which_only_parts_are_called_is_past_its_forward_pass_when_the_step_begins(
+    told: Told,
+) -> None:
+    parts = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    optimizer = torch.optim.SGD(parts.parameters(), lr=0.1)
+    hooks = TrainingHooks(told, model=parts, optimizers=[optimizer])
+    for _ in range(2):
+        parts[1](parts[0](torch.ones(1, 2))).sum().backward()
+        optimizer.step()
+        assert [name for name, _ in told.take()] == STEP
+    hooks.detach()
