@@ -25,6 +25,7 @@ STEP_LINE = re.compile(r"step (\d+) of (\d+)")
 MARK = "JITCKPT_REHEARSAL"
 CHECKPOINTS, OUTPUT = "ckpt", "output.txt"
 LOOK_SECONDS = 0.01
+STAY_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ def run_job(
     if seconds > time_limit:
         raise TimeoutError(f"The job did not end in {time_limit:.0f} s, see {folder / OUTPUT}.")
     left_behind = [f"process {pid}: {name}" for pid, name in processes_with(mark)]
-    left_behind += [f"/dev/shm/{name}" for name in unused_shared_memory(shared_memory)]
+    left_behind += [f"/dev/shm/{name}" for name in lasting_shared_memory(shared_memory)]
     left_behind += [str(path) for path in sorted(temporary.rglob("*"))]
     return Run(
         status,
@@ -197,6 +198,18 @@ def processes_with(mark: str) -> list[tuple[int, str]]:
                 found.append((int(entry.name), (entry / "comm").read_text().strip()))
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue  # it has just ended, or it is another user's
+    return found
+
+
+def lasting_shared_memory(before: set[str]) -> list[str]:
+    """Return the new files in /dev/shm that nobody uses and that stay.
+
+    Other programs make some there, too; between the end of such a program and the removal of its files by
+    Python's resource tracker nobody uses them.
+    """
+    until = time.monotonic() + STAY_SECONDS
+    while (found := unused_shared_memory(before)) and time.monotonic() < until:
+        time.sleep(0.1)
     return found
 
 

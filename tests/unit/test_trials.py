@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jitckpt import rehearsal
 from jitckpt.faults import FATAL_KINDS, parse_fault, phases_of
 from jitckpt.final_state import FinalState
 from jitckpt.rehearsal import Run, Strike, processes_with, unused_shared_memory
@@ -162,3 +163,17 @@ def test_shared_memory_is_left_behind_only_if_nobody_uses_it() -> None:
     finally:
         path.unlink()
     assert path.name not in unused_shared_memory(before)
+
+
+def test_shared_memory_of_others_that_is_soon_removed_is_not_left_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listings = iter([["theirs"], ["theirs"], []])
+    monkeypatch.setattr(rehearsal, "unused_shared_memory", lambda before: next(listings))
+    assert rehearsal.lasting_shared_memory(set()) == []
+
+
+def test_shared_memory_that_stays_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rehearsal, "STAY_SECONDS", 0.0)
+    monkeypatch.setattr(rehearsal, "unused_shared_memory", lambda before: ["ours"])
+    assert rehearsal.lasting_shared_memory(set()) == ["ours"]
