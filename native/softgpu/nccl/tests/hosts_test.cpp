@@ -200,4 +200,94 @@ TEST_F(HostsOfTheirOwn, AreNotOneHostBecauseAVariableSaysSo) {
   });
 }
 
+void be_a_host_of_its_own(const Rank& rank) { setenv("NCCL_HOSTID", std::to_string(rank.rank).c_str(), 1); }
+
+ncclResult_t state_of(ncclComm_t comm) {
+  ncclResult_t state = ncclInternalError;
+  EXPECT_EQ(ncclCommGetAsyncError(comm, &state), ncclSuccess);
+  return state;
+}
+
+// Whoever waits for the dead rank hears of it, and nobody else.
+TEST(BetweenHosts, ADeadRankIsAnErrorForThoseWhoWaitForIt) {
+  RankProcesses ranks(3, [](Rank& rank) {
+    be_a_host_of_its_own(rank);
+    const ncclComm_t comm = rank.communicator();
+    rank.set(rank.rank);
+    if (rank.rank == 2) pause();
+    rank.wait_for(3);
+    const Stream stream, other;
+    const Buffer buffer(bytes_of(std::vector<int>{5 + rank.rank})), lost(4);
+    if (rank.rank == 0) {
+      ASSERT_EQ(ncclRecv(buffer.at(), 1, ncclInt32, 1, comm, stream), ncclSuccess);
+      usleep(300'000);  // longer than the news of a dead rank takes
+      EXPECT_EQ(state_of(comm), ncclSuccess) << ncclGetLastError(comm);
+      EXPECT_EQ(cudaStreamQuery(stream), cudaErrorNotReady);
+      rank.set(4);
+      stream.synchronize();
+      EXPECT_EQ(values_in<int>(buffer), std::vector<int>{6});
+      EXPECT_EQ(ncclCommDestroy(comm), ncclSuccess);
+      return;
+    }
+    rank.wait_for(4);
+    ASSERT_EQ(ncclSend(buffer.at(), 1, ncclInt32, 0, comm, stream), ncclSuccess);
+    stream.synchronize();
+    ASSERT_EQ(ncclRecv(lost.at(), 1, ncclInt32, 2, comm, other), ncclSuccess);
+    while (state_of(comm) == ncclSuccess) usleep(1000);
+    EXPECT_EQ(state_of(comm), ncclRemoteError);
+    EXPECT_NE(std::string(ncclGetLastError(comm)).find("The connection from rank 2 has ended"),
+              std::string::npos)
+        << ncclGetLastError(comm);
+    EXPECT_EQ(cudaStreamQuery(other), cudaErrorNotReady);
+    EXPECT_EQ(ncclCommAbort(comm), ncclSuccess);
+    other.synchronize();
+  });
+  for (const int rank : {0, 1, 2}) ranks.wait_for(rank);
+  ranks.signal(2, SIGKILL);
+  ranks.wait(2);
+  Rank(0, 0, ranks.shared()).set(3);
+  ranks.expect_success(0);
+  ranks.expect_success(1);
+}
+
+TEST(BetweenHosts, ADeadRankIsAnErrorForThoseWhoSplit) {
+  RankProcesses ranks(2, [](Rank& rank) {
+    be_a_host_of_its_own(rank);
+    const ncclComm_t comm = rank.communicator();
+    rank.set(rank.rank);
+    if (rank.rank == 1) pause();
+    ncclComm_t part = nullptr;
+    EXPECT_EQ(ncclCommSplit(comm, 0, 0, &part, nullptr), ncclRemoteError);
+    EXPECT_NE(std::string(ncclGetLastError(nullptr)).find("The connection from rank 1 has ended"),
+              std::string::npos)
+        << ncclGetLastError(nullptr);
+    EXPECT_EQ(part, nullptr);
+    EXPECT_EQ(ncclCommAbort(comm), ncclSuccess);
+  });
+  for (const int rank : {0, 1}) ranks.wait_for(rank);
+  ranks.signal(1, SIGKILL);
+  ranks.wait(1);
+  ranks.expect_success(0);
+}
+
+// What it has told arrives, though it has gone when the other comes to read.
+TEST(BetweenHosts, ARankThatHasFinishedMayGo) {
+  RankProcesses ranks(2, [](Rank& rank) {
+    be_a_host_of_its_own(rank);
+    const ncclComm_t comm = rank.communicator();
+    const Stream stream;
+    const size_t count = 200'000;  // fits into the slots, so its sender need not wait
+    const Buffer buffer(bytes_of(std::vector<float>(count, rank.rank == 0 ? 3.0f : 0.0f)));
+    if (rank.rank == 1) rank.wait_for(0);
+    ASSERT_EQ(ncclBroadcast(buffer.at(), buffer.at(), count, ncclFloat, 0, comm, stream), ncclSuccess);
+    stream.synchronize();
+    EXPECT_EQ(values_in<float>(buffer), std::vector<float>(count, 3));
+    EXPECT_EQ(state_of(comm), ncclSuccess);
+    EXPECT_EQ(ncclCommDestroy(comm), ncclSuccess);
+  });
+  ranks.expect_success(0);
+  Rank(0, 0, ranks.shared()).set(0);
+  ranks.expect_success(1);
+}
+
 }  // namespace
