@@ -153,7 +153,8 @@ TEST_P(AllCollectives, OfEveryTypeAndReductionEqualTheReference) {
     uint64_t number = 0;
     const size_t most = rank.ranks > 2 ? 30 : 1000;
     Buffer send(room_for(most, rank.ranks, 8)), receive(room_for(most, rank.ranks, 8));
-    for (int type = 0; type < ncclNumTypes; ++type) {
+    const int step = rank.ranks > 5 ? 3 : 1;  // so many processes take their time
+    for (int type = 0; type < ncclNumTypes; type += step) {
       for (int kind = 0; kind < kinds; ++kind) {
         const int operations = kind <= reduce_scatter ? pre_multiplied + 1 : 1;
         for (int operation = 0; operation < operations; ++operation) {
