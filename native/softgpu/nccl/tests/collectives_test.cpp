@@ -151,10 +151,10 @@ TEST_P(AllCollectives, OfEveryTypeAndReductionEqualTheReference) {
     const ncclComm_t comm = rank.communicator();
     const Stream stream;
     uint64_t number = 0;
-    const size_t most = rank.ranks > 2 ? 30 : 1000;
+    const size_t most = rank.ranks > 2 ? 30 : 200;
     Buffer send(room_for(most, rank.ranks, 8)), receive(room_for(most, rank.ranks, 8));
-    const int step = rank.ranks > 5 ? 3 : 1;  // so many processes take their time
-    for (int type = 0; type < ncclNumTypes; type += step) {
+    const int step = rank.ranks > 5 ? 6 : 1;  // so many processes take their time: bytes and float32
+    for (int type = step / 6; type < ncclNumTypes; type += step) {
       for (int kind = 0; kind < kinds; ++kind) {
         const int operations = kind <= reduce_scatter ? pre_multiplied + 1 : 1;
         for (int operation = 0; operation < operations; ++operation) {
