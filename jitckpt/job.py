@@ -276,8 +276,8 @@ class Job:
             state = final_state.of(self._hooks.step, self._host)
             final_state.write(Path(rehearsal) / final_state.FOLDER, self.identity.rank, state)
         self._report(protocol.Finished(self.identity.rank, self._hooks.step))
-        native, self._native = self._native, None
-        native.stop()
+        self._native.stop()  # a save that is under way still reports
+        self._native = None
 
     # What the hooks tell (jitckpt.hooks.torch_training.Listener).
 

@@ -7,7 +7,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
+#include <thread>
 #include <utility>
 
 #include "gate.h"
@@ -51,6 +53,12 @@ void Control::stop() {
   eventfd_write(wake_, 1);
   thread_.join();
   termination::release_signal();
+}
+
+void Control::wait_for_save() const {
+  const double deadline = watchdog::steady_seconds() + own_save_deadline;
+  while (saving_ && watchdog::steady_seconds() < deadline)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
 }
 
 void Control::resume() {
@@ -186,6 +194,7 @@ void Control::begin_hold() {
   current_order_ = std::exchange(order_, std::nullopt).value();
   held_since_ = library_.device.clock.now();
   saved_ = false;
+  saving_ = true;
   close_gate();
   poller_.look_closely(true);
   poller_.interrupt();  // a thread that waits for the device to catch up comes to the gate
@@ -222,6 +231,7 @@ void Control::watch_save() {
   save::end();
   saved_ = saver_->result() == 0;
   phase_ = Phase::held;
+  saving_ = false;
 }
 
 void Control::rescue_gil() {

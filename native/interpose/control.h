@@ -26,6 +26,10 @@ class Control {
   void start();
   void stop();
 
+  // Until an ordered save is over, within the time that such a save gets; any thread but our own. The caller
+  // is about to end the interpreter that it runs in.
+  void wait_for_save() const;
+
   void resume();  // as the agent's order; any thread
 
   // An NCCL call failed; any thread. Without an agent this orders a save.
@@ -61,7 +65,7 @@ class Control {
   int wake_ = -1;
   std::thread thread_;
   std::atomic<pid_t> thread_id_{0};
-  std::atomic<bool> stopping_{false}, resume_wanted_{false};
+  std::atomic<bool> stopping_{false}, resume_wanted_{false}, saving_{false};
   std::atomic<double> errors_kept_until_{0};
   std::atomic<bool> failure_to_handle_{false};
   std::mutex failure_mutex_;

@@ -89,6 +89,8 @@ int jitckpt_start(const jitckpt_config_t* config) {
 
 void jitckpt_stop(void) {
   Library& all = library();
+  // While the job is still there: the save reports to the agent.
+  if (const auto running = current_job()) running->control().wait_for_save();
   std::shared_ptr<Job> job;
   {
     const std::lock_guard lock(all.job_mutex);

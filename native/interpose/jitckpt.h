@@ -45,7 +45,7 @@ typedef struct {
 int jitckpt_abi(void);
 const char* jitckpt_last_error(void);               // of this thread, a sentence
 int jitckpt_start(const jitckpt_config_t* config);  // 0, or -1 and jitckpt_last_error
-void jitckpt_stop(void);  // ends the control thread; the job has finished or deregisters
+void jitckpt_stop(void);  // ends the control thread, after a save that is under way; the job has finished
 
 void jitckpt_set_base(uint64_t step);  // after a restore: the device and the host are at this step
 // From here on this thread is inside an optimizer step, which a save lets it end; for what has to be enqueued

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,6 +54,12 @@ def test_a_false_alarm_goes_on_correctly(run_program: Callable[..., Any]) -> Non
     # The memset that was held came after the all-reduce, in the default stream's order.
     assert seen["result"] == [0.0] + [1.0 + index for index in range(1, 64)]
     assert [h["sequence"] for h in seen["hangs"]] == [1, 1]
+
+
+def test_a_process_that_ends_lets_its_save_end_first(run_program: Callable[..., Any], tmp_path: Path) -> None:
+    file = tmp_path / "saved"
+    run_program("exit_in_save", str(file), status=5)
+    assert file.read_text() == "whole"
 
 
 def test_the_save_runs_on_the_device_of_the_job(run_program: Callable[..., Any]) -> None:
