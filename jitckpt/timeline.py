@@ -31,8 +31,8 @@ class Recovery:
 
     found: the wall time at which it was found. saved_by: the ranks whose saves ended. save_seconds: from the
     order until every shard was saved. step: the step that the job went on from, or would go on from.
-    redone: at most so many minibatches were done again, the one under way included. first_step_seconds: from
-    the finding until the slowest rank's first new step was done.
+    redone: at most so many minibatches were done again, the one under way included. went_on: ranks were back
+    in their training. first_step_seconds: from the finding until the slowest rank's first new step was done.
     """
 
     restart: int
@@ -46,6 +46,7 @@ class Recovery:
     step: int | None
     redone: int | None
     restarted: bool
+    went_on: bool
     first_step_seconds: float | None
 
 
@@ -95,6 +96,7 @@ def _recovery(earlier: Sequence[Event], events: Sequence[Event]) -> Recovery:
         step=step,
         redone=None if step is None or newest is None else newest - step + 1,
         restarted=bool(after),
+        went_on=bool(restored or first_steps),
         first_step_seconds=first_steps[-1]["clock"] - detected["clock"] if first_steps else None,
     )
 
@@ -113,11 +115,12 @@ def in_words(events: Sequence[Event], directory: str) -> list[str]:
             )
         elif recovery.not_saved is not None:
             sentences.append(f"No whole state could be saved: {recovery.not_saved}.")
-        if recovery.first_step_seconds is not None:
+        if recovery.went_on:
             redone = "" if recovery.redone is None else f", with {_minibatches(recovery.redone)} done again"
+            took = recovery.first_step_seconds  # unknown if the next failure came before it could be told
+            told = f"; its first new step was done {took:.1f} s after the failure was found" if took else ""
             sentences.append(
-                f"Restart {recovery.restart + 1} went on from step {recovery.step or 0}{redone}; its first "
-                f"new step was done {recovery.first_step_seconds:.1f} s after the failure was found."
+                f"Restart {recovery.restart + 1} went on from step {recovery.step or 0}{redone}{told}."
             )
     return sentences + _ending(events, directory)
 

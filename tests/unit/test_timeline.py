@@ -93,6 +93,12 @@ def test_two_failures_are_two_recoveries() -> None:
     ]
 
 
+def test_a_failure_before_the_first_step_could_be_told() -> None:
+    story = Story().killed_and_saved().restarted(19)
+    events = [event for event in story.events if event["event"] != "first_step"]
+    assert "Restart 1 went on from step 19, with at most 1 minibatch done again." in in_words(events, "ckpt")
+
+
 def test_a_job_whose_agent_was_killed_has_no_end() -> None:
     assert in_words(Story().add("job_started").events, "ckpt") == [
         "The job has not ended, or its agent was killed."
