@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -147,7 +148,11 @@ def test_a_process_that_is_left_behind_is_found() -> None:
     name, _, value = mark.partition("=")
     with subprocess.Popen(["sleep", "60"], env=os.environ | {name: value}) as sleeper:
         try:
-            assert (sleeper.pid, "sleep") in processes_with(mark)
+            # A process that has just begun its program has no environment for a moment.
+            end = time.monotonic() + 60
+            while (sleeper.pid, "sleep") not in processes_with(mark):
+                assert time.monotonic() < end
+                time.sleep(0.01)
         finally:
             sleeper.kill()
     assert processes_with(mark) == []
