@@ -99,9 +99,11 @@ def test_logs_are_torchruns(launcher: Launcher, options: list[str]) -> None:
     script = launcher.script(
         """
         import os, sys
+        rank = os.environ["RANK"]
+        # Whole lines at once: torchrun shows a part of a line as soon as it is there.
         for line in ("keep this", "and this"):
-            print(line, os.environ["RANK"])
-            print("error:", line, os.environ["RANK"], file=sys.stderr)
+            sys.stdout.write(f"{line} {rank}\\n")
+            sys.stderr.write(f"error: {line} {rank}\\n")
         """
     )
     logs = {name: launcher.directory / f"logs-{name}" for name in ("torchrun", "jitckpt")}
