@@ -1,0 +1,209 @@
+"""How a job in transparent mode recovers: a pure function of what all its ranks report.
+
+One state is chosen for all ranks, the newest that every rank can be brought to; from it each runs its log
+again. docs/transparent.md says why that is exact.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from jitckpt.transparent.communicators import CommunicatorError, calls_of, creation_order
+from jitckpt.transparent.orders import (
+    Abort,
+    DeliverError,
+    Export,
+    FinishStep,
+    Import,
+    LoadFromHost,
+    MakeCommunicators,
+    Order,
+    Replay,
+    Reset,
+    RestartServer,
+    RestoreLocalState,
+    Resume,
+    SaveToHost,
+    SkipStep,
+)
+from jitckpt.transparent.report import Report
+
+# How a rank comes to hold the state by itself; the first that is possible is taken.
+Way = Literal["in place", "finish", "host copy", "through the host"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A recovery to the state after `state` optimizer steps. ways: for each rank where it has it from."""
+
+    state: int
+    orders: dict[int, tuple[Order, ...]]
+    ways: dict[int, str]
+
+
+@dataclass(frozen=True)
+class FallBack:
+    """No transparent recovery is possible; `reason` says why, and what would have protected the job.
+
+    restart: the script has registered how to save and restore, so the job restarts from the best save.
+    """
+
+    restart: bool
+    reason: str
+
+
+def decide(reports: Sequence[Report]) -> Plan | FallBack:
+    """Return what brings all ranks on. `reports` has one of each rank of the job.
+
+    Raises ValueError if a rank has reported twice.
+    """
+    if len({report.rank for report in reports}) != len(reports):
+        raise ValueError("A rank has reported twice.")
+    reports = sorted(reports, key=lambda report: report.rank)
+    dead = [report.rank for report in reports if not report.worker_alive]
+    if dead:
+        return _fall_back(
+            reports,
+            f"the worker process of {_listed(dead)} has ended; transparent mode brings back devices and "
+            "their servers, not worker processes",
+        )
+    obstacle = ""
+    for state in sorted({state for report in reports for state in _own_states(report)}, reverse=True):
+        obstacle_here = _obstacle(state, reports)
+        if not obstacle_here:
+            try:
+                return _plan(state, reports)
+            except CommunicatorError as error:
+                return _fall_back(reports, f"the communicators can't be made anew: {error}")
+        obstacle = obstacle or obstacle_here
+    return _fall_back(reports, obstacle or "no device holds a whole state any more")
+
+
+def way(report: Report, state: int) -> Way | None:
+    """Return how the rank comes to hold parameters and optimizer state of `state` without a replica."""
+    if report.device == "healthy" and report.ended == state - 1 and report.ready == state:
+        return "finish"  # it runs nothing again, so it needs nothing that was kept
+    if not report.keeps(state):
+        return None
+    holds = report.begun == report.ended == state
+    if report.device == "healthy" and holds:
+        return "in place"
+    if report.host_copy == state:
+        return "host copy"
+    return "through the host" if report.device == "suspect" and holds else None
+
+
+def _can_give(report: Report, state: int) -> bool:
+    """Whether the rank will hold that state by itself, for others to take."""
+    own = way(report, state)
+    # A rank whose step fails again ends the step nowhere.
+    return own is not None and not (own == "finish" and report.failed_again)
+
+
+def _own_states(report: Report) -> list[int]:
+    near = {report.ended, report.ended + 1, report.host_copy}
+    return [state for state in near if state is not None and way(report, state) is not None]
+
+
+def _obstacle(state: int, reports: Sequence[Report]) -> str:
+    """Return why the job can't be brought to that state; "" if it can."""
+    holding = {report.shard for report in reports if _can_give(report, state)}
+    for report in reports:
+        if way(report, state) is not None:
+            continue
+        if report.shard not in holding:
+            members = [other.rank for other in reports if other.shard == report.shard]
+            alone = "which no other rank holds" if len(members) == 1 else f"held by {_listed(members)}"
+            return (
+                f"no device has the state after step {state} of shard {report.shard} any more, {alone}; a "
+                "further data-parallel replica of it would have protected the job"
+            )
+        if not report.keeps(state):
+            kept = (
+                f"it has those after steps {report.kept_from} to {report.kept_to}"
+                if report.kept_from <= report.kept_to
+                else "it has none"
+            )
+            return (
+                f"the host memory of rank {report.rank} lacks its rank-local state after step {state}, or "
+                f"the log since then: {kept}; more memory for the log would have protected the job"
+            )
+    return ""
+
+
+def _plan(state: int, reports: Sequence[Report]) -> Plan:
+    ways = {report.rank: way(report, state) for report in reports}
+    sources = _sources(state, reports)
+    creations = creation_order({report.rank: report.communicators for report in reports})
+    # One order of all transfers, as of all communicators: so none waits for one that waits for it.
+    transfers = sorted((source, to) for to, source in sources.items())
+    orders = {}
+    for report in reports:
+        own = ways[report.rank]
+        orders[report.rank] = tuple(
+            [
+                *_until_alone(report, state, own),
+                MakeCommunicators(calls_of(report.rank, creations)),
+                *(Export(to, state) for source, to in transfers if source == report.rank),
+                *(Import(source, state) for source, to in transfers if to == report.rank),
+                *_run_again(report, state, own),
+                Resume(),
+            ]
+        )
+    told = {rank: own or f"from rank {sources[rank]}" for rank, own in ways.items()}
+    return Plan(state, orders, told)
+
+
+def _sources(state: int, reports: Sequence[Report]) -> dict[int, int]:
+    """Return for each rank that needs a replica's state the rank that gives it; they take turns."""
+    sources: dict[int, int] = {}
+    for shard in sorted({report.shard for report in reports}):
+        members = [report for report in reports if report.shard == shard]
+        holders = [report.rank for report in members if _can_give(report, state)]
+        needy = [report.rank for report in members if way(report, state) is None]
+        sources |= {rank: holders[index % len(holders)] for index, rank in enumerate(needy)}
+    return sources
+
+
+def _until_alone(report: Report, state: int, own: Way | None) -> list[Order]:
+    """What a rank does before it needs another."""
+    if own == "finish":
+        return [Abort()] if report.failed_again else [Abort(), FinishStep(state)]
+    orders: list[Order] = []
+    damaged = report.device in ("suspect", "lost")
+    if own == "through the host":
+        orders += [Abort(), SaveToHost(state)]
+    elif not damaged:
+        orders += [Abort()]
+    if damaged:
+        orders += [RestartServer()]
+    orders += [Reset(state)]
+    if own in ("host copy", "through the host"):
+        orders += [LoadFromHost(state)]
+    return orders
+
+
+def _run_again(report: Report, state: int, own: Way | None) -> list[Order]:
+    error = [DeliverError(report.failure)] if report.failure is not None and report.failed_again else []
+    if own == "finish":
+        return [*error]  # what comes after the step has not been run yet, and is not held back any more
+    skipped = [SkipStep(state)] if state > report.host_ended else []
+    end = error[0].failure.call if error else report.log_end
+    return [RestoreLocalState(state), *skipped, Replay(state, end), *error]
+
+
+def _fall_back(reports: Sequence[Report], reason: str) -> FallBack:
+    failed = [report for report in reports if report.failure is not None]
+    told = f" (rank {failed[0].rank}: {failed[0].failure.error})" if failed and failed[0].failure else ""
+    restart = all(report.restorable for report in reports)
+    after = (
+        "The job restarts from the best save."
+        if restart
+        else "The script has registered no restore function, so the job ends; jitckpt.init with saves every "
+        "so many steps (docs/api.md) would have let it restart."
+    )
+    return FallBack(restart, f"A transparent recovery is impossible{told}: {reason}. {after}")
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -1,0 +1,74 @@
+"""What a rank says of itself once it has been stopped, from which a recovery is decided."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jitckpt.transparent.communicators import Communicator
+
+# healthy: it works. suspect: it can be read, but its driver or network may be damaged. empty: a new server
+# works, and holds no state yet. lost: nothing can be read from it, or its server is dead.
+Device = Literal["healthy", "suspect", "empty", "lost"]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A call that failed: its number in the rank's log, and the error's name."""
+
+    call: int
+    error: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """One rank at rest: the host is held before its next call, the device runs nothing but what hangs.
+
+    "The state k" is that after k optimizer steps: parameters and optimizer state, which replicas have in
+    common, and the rank-local state, which they have not. Minibatch k + 1 leads from the state k to k + 1.
+
+    shard: what it holds of one replica. begun, ended: the newest optimizer step that the device has begun
+    and ended. ready: the newest whose gradients it has completed. kept_from, kept_to: the host has the
+    rank-local states from kept_from to kept_to, and the log of all calls since the state kept_from
+    (kept_from > kept_to: none). host_copy: a state of which the parameters and the optimizer state lie whole
+    in host memory. host_ended: the newest step of which the host has made all calls. log_end: the calls in
+    the log; a number that only grows. failure: the call that failed here; failure_before: the one for which
+    the last recovery was made. communicators: those that live, but not those made since the minibatch began.
+    restorable: the script has registered how to save and restore.
+    """
+
+    rank: int
+    shard: int = 0
+    device: Device = "healthy"
+    begun: int = 0
+    ended: int = 0
+    ready: int = 0
+    kept_from: int = 0
+    kept_to: int = 0
+    host_copy: int | None = None
+    host_ended: int = 0
+    log_end: int = 0
+    failure: Failure | None = None
+    failure_before: Failure | None = None
+    worker_alive: bool = True
+    restorable: bool = False
+    communicators: tuple[Communicator, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.ended <= self.begun <= self.ready <= self.ended + 1:
+            raise ValueError(
+                f"Rank {self.rank} can't have ended step {self.ended}, begun {self.begun} and be ready for "
+                f"{self.ready}."
+            )
+
+    @property
+    def phase(self) -> Literal["forward or backward", "optimizer"]:
+        """Where in its minibatch the device is."""
+        return "optimizer" if self.begun > self.ended else "forward or backward"
+
+    @property
+    def failed_again(self) -> bool:
+        """Whether the replay failed at the same call as the first execution: the program's own fault."""
+        return self.failure is not None and self.failure == self.failure_before
+
+    def keeps(self, state: int) -> bool:
+        """Whether the host has what this rank alone knows of that state, and the calls since."""
+        return self.kept_from <= state <= self.kept_to

@@ -1,0 +1,428 @@
+"""The decision of transparent mode against a model of what its orders do, in all combinations of reports."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations_with_replacement, product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transparent_model import LOG_END, Place, Rank, World, WrongOrderError
+
+from jitckpt.transparent.communicators import Communicator
+from jitckpt.transparent.decision import FallBack, Plan, decide
+from jitckpt.transparent.orders import (
+    Abort,
+    DeliverError,
+    Export,
+    FinishStep,
+    Import,
+    LoadFromHost,
+    MakeCommunicators,
+    Order,
+    Replay,
+    Reset,
+    RestartServer,
+    RestoreLocalState,
+    Resume,
+    SaveToHost,
+    SkipStep,
+)
+from jitckpt.transparent.report import Device, Failure, Report
+
+TRIED: dict[tuple[object, ...], frozenset[int]] = {}
+PLACES: list[tuple[int, Place]] = [(1, "middle"), (1, "ready"), (1, "step"), (2, "middle"), (2, "ready")]
+
+
+def rank_at(
+    ended: int, place: Place, device: Device = "healthy", before: int = 0, copy: int | None = None
+) -> Rank:
+    """Return a rank that keeps all since the state `ended - before`."""
+    ready = ended + (place in ("ready", "step"))
+    found = Rank(0, ended=ended, place=place, state=None if place == "step" else ended, host_copy=copy)
+    found.kept_from, found.kept_to = ended - before, ready
+    found.host_ended = ended if before == 0 or device == "healthy" else ready  # the host may have run ahead
+    if device in ("lost", "empty"):
+        found.lose()
+    found.device = device
+    return found
+
+
+def without_kept(rank: Rank) -> Rank:
+    return replace(rank, kept_from=rank.ended + 1, kept_to=rank.ended)
+
+
+def variants(size: int) -> list[Rank]:
+    """Return the reports to combine: of one or two ranks all around the states 1 and 2, else fewer."""
+    found = [rank_at(ended, place, before=0 if size > 3 else 1) for ended, place in PLACES]
+    if size > 3:
+        found += [rank_at(ended, place, "suspect") for ended, place in PLACES[1:4]]
+        return found + [rank_at(ended, place, "lost") for ended, place in PLACES[:4]]
+    found += [rank_at(ended, place) for ended, place in PLACES]
+    found += [rank_at(ended, place, "suspect") for ended, place in PLACES]
+    found += [rank_at(ended, place, "lost") for ended, place in PLACES]
+    if size == 3:
+        return found
+    found += [
+        rank_at(ended, place, device, before, copy)
+        for (ended, place), before, copy in product(PLACES, (0, 1), (None, 1, 2))
+        for device in ("suspect", "empty", "lost")
+    ]
+    return [*found, *(without_kept(rank) for rank in found[:20])]
+
+
+# The shards of one to four ranks, in every way that is different.
+MESHES: dict[int, list[tuple[int, ...]]] = {
+    1: [(0,)],
+    2: [(0, 0), (0, 1)],
+    3: [(0, 0, 0), (0, 0, 1), (0, 1, 2)],
+    4: [(0, 0, 0, 0), (0, 0, 0, 1), (0, 0, 1, 1), (0, 0, 1, 2), (0, 1, 2, 3)],
+}
+
+
+def jobs(size: int, kinds: Sequence[Rank]) -> Iterator[list[Rank]]:
+    """Yield every job of that size; of jobs that differ only in the order of replicas or shards, one."""
+    for shards in MESHES[size]:
+        # How many shards there are of each number of replicas.
+        counts = Counter(shards.count(shard) for shard in sorted(set(shards)))
+        groups = (
+            combinations_with_replacement([*combinations_with_replacement(kinds, replicas)], number)
+            for replicas, number in sorted(counts.items(), reverse=True)
+        )
+        for chosen in product(*groups):
+            ranks = [kind for group in chosen for shard in group for kind in shard]
+            yield [replace(kind, number=n, shard=shards[n]) for n, kind in enumerate(ranks)]
+
+
+def alone(state: int) -> list[list[Order]]:
+    """Return all that a rank can do by itself to come to hold `state`."""
+    reset, load = Reset(state), LoadFromHost(state)
+    return [
+        [Abort(), FinishStep(state)],
+        [Abort(), reset],
+        [Abort(), SaveToHost(state), RestartServer(), reset, load],
+        [Abort(), reset, load],
+        [RestartServer(), reset, load],
+    ]
+
+
+def possible_alone(rank: Rank) -> frozenset[int]:
+    """Return the states that a rank can come to hold by itself: try all there is."""
+    # What the model's orders look at.
+    content = (rank.device, rank.state, rank.ended, rank.place, rank.kept_from, rank.kept_to, rank.host_copy)
+    key = (*content, rank.right)
+    if key not in TRIED:
+        TRIED[key] = frozenset(state for state in range(5) if any(works(rank, o) for o in alone(state)))
+    return TRIED[key]
+
+
+def works(rank: Rank, orders: Sequence[Order]) -> bool:
+    tried = replace(rank)
+    try:
+        for order in orders:
+            tried.do(order, 1)
+    except WrongOrderError:
+        return False
+    return tried.device == "healthy" and tried.state is not None
+
+
+def possible(ranks: Sequence[Rank]) -> list[int]:
+    """Return the states that the job can be brought to, from the model alone."""
+    own = [(rank, possible_alone(rank)) for rank in ranks]
+    return [
+        state
+        for state in frozenset().union(*(states for _, states in own))
+        if all(
+            state in states
+            or (
+                rank.kept_from <= state <= rank.kept_to
+                and any(state in theirs for other, theirs in own if other.shard == rank.shard)
+            )
+            for rank, states in own
+        )
+    ]
+
+
+def check(ranks: Sequence[Rank]) -> World | None:
+    """Decide, carry it out, and see that the job goes on as if nothing had been; None where it can't."""
+    world = World([replace(rank) for rank in ranks])
+    decided = decide(world.reports())
+    states = possible(ranks)
+    if isinstance(decided, FallBack):
+        assert not states, (decided, ranks)
+        return None
+    assert decided.state == max(states)
+    world.begin(decided.orders)
+    world.run()
+    for rank in world.ranks.values():
+        assert rank.resumed
+        assert rank.right
+        assert rank.ended == decided.state or rank.got_error
+    return world
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_every_combination_of_reports(size: int) -> None:
+    outcomes = {check(ranks) is None for ranks in jobs(size, variants(size))}
+    assert outcomes == {True, False}
+
+
+def interrupted(ranks: Sequence[Rank], lost: Sequence[int], plan: Plan, choose: str) -> Iterator[World]:
+    """Yield the job after every single step of a recovery, where `lost` lose their devices all at once."""
+    world = World([replace(rank) for rank in ranks])
+    world.begin(plan.orders)
+    while not world.over():
+        after = world.copy()
+        for rank in lost:
+            after.ranks[rank].lose()
+        yield after
+        able = world.able()
+        world.go_on(able[0] if choose == "first" else able[-1])
+
+
+@pytest.mark.parametrize("choose", ["first", "last"])
+def test_a_second_failure_at_every_step_of_a_recovery_loses_nothing(choose: str) -> None:
+    for ranks in jobs(2, variants(3)):
+        plan = decide([rank.report() for rank in ranks])
+        if isinstance(plan, FallBack):
+            continue
+        for world in interrupted(ranks, [], plan, choose):
+            # Nothing but a transient error: all that could be brought back before still can.
+            assert check([*world.ranks.values()]) is not None
+        for lost in ([0], [1], [0, 1]):
+            for world in interrupted(ranks, lost, plan, choose):
+                check([*world.ranks.values()])  # right, or no rank has the state any more
+
+
+@st.composite
+def large_jobs(draw: st.DrawFn) -> list[Rank]:
+    size = draw(st.integers(5, 12))
+    shards = draw(st.integers(1, 4))
+    kinds = draw(st.lists(st.sampled_from(variants(2)), min_size=1, max_size=5))
+    return [
+        replace(draw(st.sampled_from(kinds)), number=rank, shard=draw(st.integers(0, shards - 1)))
+        for rank in range(size)
+    ]
+
+
+@given(large_jobs())
+def test_larger_jobs(ranks: list[Rank]) -> None:
+    check(ranks)
+
+
+@given(st.data())
+def test_failures_upon_failures(data: st.DataObject) -> None:
+    healthy = [rank_at(1, "middle", before=1), rank_at(1, "ready"), rank_at(2, "middle", before=1)]
+    shards = data.draw(st.integers(1, 3))
+    size = shards * data.draw(st.integers(2, 3))
+    one = data.draw(st.sampled_from(healthy))  # all at the same place, so at first nothing is impossible
+    world = World([replace(one, number=n, shard=n % shards) for n in range(size)])
+    numbers = st.sampled_from(range(size))
+    for _ in range(data.draw(st.integers(1, 4))):
+        before = [replace(rank) for rank in world.ranks.values()]
+        decided = decide(world.reports())
+        if isinstance(decided, FallBack):
+            assert not possible(before)
+            return
+        world.begin(decided.orders)
+        for _ in range(data.draw(st.integers(0, 40))):
+            if not world.over():
+                world.go_on(data.draw(st.sampled_from(world.able())))
+        for rank in data.draw(st.sets(numbers, max_size=2)):
+            world.ranks[rank].lose()
+        for rank in data.draw(st.sets(numbers, max_size=1)):
+            if world.ranks[rank].device == "healthy":
+                world.ranks[rank].device = "suspect"
+    check([*world.ranks.values()])
+
+
+# The kinds of failures, with every order, for the reader.
+
+
+def orders(ranks: Sequence[Rank]) -> dict[int, tuple[Order, ...]]:
+    world = check(ranks)
+    assert world is not None
+    plan = decide([rank.report() for rank in ranks])
+    assert isinstance(plan, Plan)
+    return plan.orders
+
+
+def two(first: Rank, second: Rank, shards: tuple[int, int] = (0, 0)) -> list[Rank]:
+    return [replace(first, number=0, shard=shards[0]), replace(second, number=1, shard=shards[1])]
+
+
+MADE = MakeCommunicators(())
+STAYS = (
+    Abort(),
+    Reset(1),
+    MADE,
+    RestoreLocalState(1),
+    Replay(1, LOG_END),
+    Resume(),
+)
+
+
+def test_a_transient_collective_failure_leaves_the_state_on_the_devices() -> None:
+    assert orders(two(rank_at(1, "middle"), rank_at(1, "middle"))) == {0: STAYS, 1: STAYS}
+
+
+def test_a_suspect_driver_takes_its_state_through_the_host() -> None:
+    assert orders(two(rank_at(1, "middle"), rank_at(1, "middle", "suspect")))[1] == (
+        Abort(),
+        SaveToHost(1),
+        RestartServer(),
+        Reset(1),
+        LoadFromHost(1),
+        MADE,
+        RestoreLocalState(1),
+        Replay(1, LOG_END),
+        Resume(),
+    )
+
+
+def test_a_lost_device_takes_its_state_from_a_replica_and_what_is_its_own_from_the_host() -> None:
+    assert orders(two(rank_at(1, "middle"), rank_at(1, "middle", "lost"))) == {
+        0: (*STAYS[:3], Export(1, 1), *STAYS[3:]),
+        1: (
+            RestartServer(),
+            Reset(1),
+            MADE,
+            Import(0, 1),
+            RestoreLocalState(1),
+            Replay(1, LOG_END),
+            Resume(),
+        ),
+    }
+
+
+def test_a_failure_in_the_optimizer_step_takes_the_next_state_and_skips_the_rest_of_the_step() -> None:
+    ended = rank_at(2, "middle")
+    failed = replace(rank_at(1, "step", "lost"), host_ended=1)
+    assert orders(two(ended, failed))[1] == (
+        RestartServer(),
+        Reset(2),
+        MADE,
+        Import(0, 2),
+        RestoreLocalState(2),
+        SkipStep(2),
+        Replay(2, LOG_END),
+        Resume(),
+    )
+
+
+def test_replicas_in_the_step_and_behind_it_are_brought_to_its_end() -> None:
+    """What each has still to do of the step it does by itself: nobody runs a finished step again."""
+    assert orders(two(rank_at(1, "ready"), rank_at(2, "middle")))[0] == (
+        Abort(),
+        FinishStep(2),
+        MADE,
+        Resume(),
+    )
+    assert orders(two(rank_at(1, "step"), rank_at(1, "step", "suspect")))[1][3] == Import(0, 2)
+
+
+def test_a_rank_whose_minibatch_is_not_over_takes_the_others_back() -> None:
+    """It has still to give its host what the minibatch computes, so the step can't be skipped."""
+    ahead, behind = rank_at(2, "middle", before=1), rank_at(1, "middle")
+    found = orders(two(ahead, behind))
+    assert found[0][:4] == (Abort(), Reset(1), MADE, Import(1, 1))
+    assert found[1][3] == Export(0, 1)
+    # Without the log of the minibatch before that can't be done.
+    impossible = decide([rank.report() for rank in two(replace(ahead, kept_from=2), behind)])
+    assert isinstance(impossible, FallBack)
+
+
+def test_two_ranks_at_once() -> None:
+    lost, well = rank_at(1, "middle", "lost"), rank_at(1, "middle")
+    ranks = [replace(r, number=n, shard=n % 2) for n, r in enumerate([lost, well, well, lost])]
+    found = orders(ranks)
+    assert Import(2, 1) in found[0]
+    assert Import(1, 1) in found[3]
+
+
+def test_replicas_take_turns_in_giving_their_state() -> None:
+    lost, well = rank_at(1, "middle", "lost"), rank_at(1, "middle")
+    ranks = [replace(r, number=n) for n, r in enumerate([well, well, lost, lost])]
+    found = orders(ranks)
+    assert Import(0, 1) in found[2]
+    assert Import(1, 1) in found[3]
+
+
+def test_without_a_replica_the_job_ends_with_what_would_have_protected_it() -> None:
+    ranks = two(rank_at(1, "middle"), rank_at(1, "middle", "lost"), shards=(0, 1))
+    reports = [rank.report() for rank in ranks]
+    assert decide(reports) == FallBack(
+        False,
+        "A transparent recovery is impossible: no device has the state after step 1 of shard 1 any more, "
+        "which no other rank holds; a further data-parallel replica of it would have protected the job. The "
+        "script has registered no restore function, so the job ends; jitckpt.init with saves every so many "
+        "steps (docs/api.md) would have let it restart.",
+    )
+    restarted = decide([replace(report, restorable=True) for report in reports])
+    assert isinstance(restarted, FallBack)
+    assert restarted.restart
+    assert restarted.reason.endswith("The job restarts from the best save.")
+
+
+def test_a_rank_without_its_own_part_ends_the_job_by_name() -> None:
+    bare = without_kept(rank_at(1, "middle", "lost"))
+    decided = decide([rank.report() for rank in two(rank_at(1, "middle"), bare)])
+    assert isinstance(decided, FallBack)
+    assert "host memory of rank 1 lacks its rank-local state after step 1" in decided.reason
+    assert "it has none" in decided.reason
+
+
+def test_an_ended_worker_ends_the_transparent_recovery() -> None:
+    decided = decide([Report(0), Report(1, worker_alive=False)])
+    assert isinstance(decided, FallBack)
+    assert "the worker process of rank 1 has ended" in decided.reason
+
+
+def test_the_programs_own_error_is_delivered_the_second_time() -> None:
+    failure = Failure(40, "cudaErrorAssert")
+    failed = replace(rank_at(1, "middle", "lost"), failure=failure)
+    first = orders(two(rank_at(1, "middle"), failed))
+    assert first[1][-2:] == (Replay(1, LOG_END), Resume())
+    again = orders(two(rank_at(1, "middle"), replace(failed, failure_before=failure)))
+    assert again[1][-3:] == (Replay(1, 40), DeliverError(failure), Resume())
+    assert again[0] == first[0]
+    # Another call, or another error at the same one, is another failure.
+    for other in (Failure(41, "cudaErrorAssert"), Failure(40, "cudaErrorUnknown")):
+        assert orders(two(rank_at(1, "middle"), replace(failed, failure_before=other))) == first
+
+
+def test_a_step_that_fails_again_gives_its_state_to_nobody() -> None:
+    failure = Failure(90, "cudaErrorInvalidValue")
+    failing = replace(rank_at(1, "step"), failure=failure, failure_before=failure)
+    well = rank_at(1, "step")
+    assert orders(two(failing, well))[0] == (Abort(), MADE, DeliverError(failure), Resume())
+    decided = decide([rank.report() for rank in two(failing, rank_at(1, "step", "lost"))])
+    assert isinstance(decided, FallBack)
+    assert "(rank 0: cudaErrorInvalidValue)" in decided.reason
+
+
+def test_communicators_are_made_by_all_ranks_in_one_order() -> None:
+    world, pair = Communicator("b", (0, 1)), Communicator("a", (1, 0))
+    # Each made them in another order at first.
+    ranks = [
+        replace(rank, tables=tables)
+        for rank, tables in zip(
+            two(rank_at(1, "middle"), rank_at(1, "middle")), [(world, pair), (pair, world)], strict=True
+        )
+    ]
+    found = orders(ranks)
+    assert found[0] == found[1]
+    reports = [replace(ranks[0], tables=(world,)).report(), ranks[1].report()]
+    decided = decide(reports)
+    assert isinstance(decided, FallBack)
+    assert "the communicators can't be made anew" in decided.reason
+
+
+def test_reports_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ValueError, match="reported twice"):
+        decide([Report(0), Report(0)])
+    with pytest.raises(ValueError, match="can't have ended step 2, begun 1"):
+        Report(0, ended=2, begun=1, ready=3)
+    assert Report(0, begun=1, ready=1).phase == "optimizer"
+    assert Report(0, ready=1).phase == "forward or backward"

@@ -1,0 +1,276 @@
+"""A small model of ranks that are told to recover: what each order does, and what it takes to be right.
+
+It knows the contents of a device as "parameters and optimizer state are those of state k", so that a test
+can say of every order whether it does the right thing to them. An order that would go wrong fails at once.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from jitckpt.transparent.communicators import Communicator, Creation
+from jitckpt.transparent.orders import (
+    Abort,
+    DeliverError,
+    Export,
+    FinishStep,
+    Import,
+    LoadFromHost,
+    MakeCommunicators,
+    Order,
+    Replay,
+    Reset,
+    RestartServer,
+    RestoreLocalState,
+    Resume,
+    SaveToHost,
+    SkipStep,
+)
+from jitckpt.transparent.report import Device, Failure, Report
+
+Place = Literal["begin", "middle", "ready", "step"]  # of a minibatch
+
+LOG_END = 100
+
+
+class WrongOrderError(Exception):
+    """An order that would give a wrong result, or can't be carried out."""
+
+
+def require(condition: bool, why: str) -> None:
+    if not condition:
+        raise WrongOrderError(why)
+
+
+@dataclass
+class Rank:
+    """One rank. `state`: of the parameters on its device; None: no state at all, or one half stepped.
+
+    ended: optimizer steps, while the device has a state. local: the state whose rank-local part is on the
+    device, untouched; right: whether all on it is as in an undisturbed run.
+    """
+
+    number: int
+    shard: int = 0
+    device: Device = "healthy"
+    state: int | None = 0
+    ended: int = 0
+    place: Place = "middle"
+    local: int | None = None
+    kept_from: int = 0
+    kept_to: int = 0
+    host_copy: int | None = None
+    communicators_of: int | None = None  # the recovery that made those in use
+    right: bool = True
+    host_ended: int = 0
+    log_end: int = LOG_END
+    skipped: int | None = None
+    failure: Failure | None = None
+    failure_before: Failure | None = None
+    got_error: bool = False
+    resumed: bool = False
+    tables: tuple[Communicator, ...] = ()
+
+    def report(self) -> Report:
+        begun = self.ended + (self.place == "step")
+        return Report(
+            self.number,
+            self.shard,
+            "empty"
+            if self.device == "healthy" and self.state is None and self.place != "step"
+            else self.device,
+            begun=begun,
+            ended=self.ended,
+            ready=self.ended + (self.place in ("ready", "step")),
+            kept_from=self.kept_from,
+            kept_to=self.kept_to,
+            host_copy=self.host_copy,
+            host_ended=self.host_ended,
+            log_end=self.log_end,
+            failure=self.failure,
+            failure_before=self.failure_before,
+            communicators=self.tables,
+        )
+
+    def lose(self) -> None:
+        """The device is lost with all that is on it."""
+        self.device, self.right, self.state, self.local = "lost", False, None, None
+        self.communicators_of = None
+
+    def do(self, order: Order, recovery: int) -> None:  # noqa: PLR0912, PLR0915  a case an order
+        """Carry out an order in which no other rank takes part, or the own side of one."""
+        match order:
+            case Abort():
+                require(self.device != "lost", "nothing can be aborted on a lost device")
+                self.communicators_of = None
+            case FinishStep(state):
+                require(self.device == "healthy", "only a healthy device can end a step")
+                require(self.place in ("ready", "step") and self.ended == state - 1, "another step is due")
+                require(self.right, "what the step starts from is not right")
+                self.state, self.ended, self.place, self.local = state, state, "begin", state
+                self.kept_to, self.host_ended = max(self.kept_to, state), max(self.host_ended, state)
+            case SaveToHost(state):
+                require(self.device in ("healthy", "suspect"), "the device can't be read")
+                require(self.state == state, "that is not the state on the device")
+                self.host_copy = state
+            case RestartServer():
+                self.device, self.state, self.local, self.right = "empty", None, None, False
+                self.place, self.communicators_of = "begin", None
+            case Reset(state):
+                require(self.device in ("healthy", "empty"), "the server has to be restarted before")
+                require(self.kept_from <= state <= self.kept_to, "what made the objects is not kept")
+                if self.state != state:
+                    self.state, self.device = None, "empty"
+                self.ended, self.place, self.local, self.right = state, "begin", None, False
+            case LoadFromHost(state):
+                require(self.host_copy == state, "the host has no copy of that state")
+                require(
+                    self.device in ("healthy", "empty") and self.ended == state, "not reset to that state"
+                )
+                self.state, self.device = state, "healthy"
+            case MakeCommunicators():
+                require(self.device in ("healthy", "empty"), "no communicator without a device")
+                self.communicators_of = recovery
+            case Export(_, state):
+                require(
+                    self.state == state and self.device == "healthy", "a state that it has not is asked for"
+                )
+                require(self.communicators_of == recovery, "no communicator to send it over")
+            case Import(_, state):
+                require(self.communicators_of == recovery, "no communicator to get it over")
+                require(self.ended == state and self.place == "begin", "not reset to that state")
+                self.state, self.device = state, "healthy"
+            case RestoreLocalState(state):
+                require(self.kept_from <= state <= self.kept_to, "the host lacks that rank-local state")
+                require(self.device == "healthy" and self.ended == state, "not reset to that state")
+                self.local = state
+            case SkipStep(state):
+                # All that the calls before the step give the host has been given to it.
+                require(self.kept_to >= state, "calls before the step would be skipped")
+                self.skipped = state
+            case Replay(state, end):
+                require(
+                    self.state == self.local == state == self.ended, "the replay starts from another state"
+                )
+                require(self.communicators_of == recovery, "the collectives have no communicator")
+                require(end <= self.log_end, "the log has no such call")
+                require(
+                    state in (*range(self.host_ended + 1), self.skipped), "calls of the step would be run"
+                )
+                self.place, self.local, self.right = "middle", None, True
+            case DeliverError(failure):
+                require(
+                    failure == self.failure == self.failure_before, "the application gets another's error"
+                )
+                self.got_error = True
+            case Resume():
+                require(self.right, "the application would go on with a wrong state")
+                require(self.communicators_of == recovery, "the application has no communicator")
+                self.resumed = True
+
+
+class World:
+    """The ranks of a job, and how far each is with its orders. Orders that need others wait for them."""
+
+    def __init__(self, ranks: Sequence[Rank]) -> None:
+        self.ranks = {rank.number: rank for rank in ranks}
+        self.recovery = 0
+        self._orders: dict[int, tuple[Order, ...]] = {}
+        self._next: dict[int, int] = {}
+        self._created: dict[int, int] = {}  # communicators of the order that the rank is at
+
+    def copy(self) -> "World":
+        other = World([replace(rank) for rank in self.ranks.values()])
+        other.recovery, other._orders = self.recovery, self._orders
+        other._next, other._created = dict(self._next), dict(self._created)
+        return other
+
+    def reports(self) -> list[Report]:
+        return [rank.report() for rank in self.ranks.values()]
+
+    def begin(self, orders: Mapping[int, tuple[Order, ...]]) -> None:
+        """Start a recovery; whatever was under way is dropped."""
+        require(orders.keys() == self.ranks.keys(), "not every rank has a plan")
+        self.recovery += 1
+        self._orders = dict(orders)
+        self._next = dict.fromkeys(orders, 0)
+        self._created = dict.fromkeys(orders, 0)
+        for rank in self.ranks.values():
+            rank.resumed, rank.skipped = False, None
+
+    def at(self, rank: int) -> Order | None:
+        place = self._next.get(rank, 0)
+        orders = self._orders.get(rank, ())
+        return orders[place] if place < len(orders) else None
+
+    def over(self) -> bool:
+        return all(self.at(rank) is None for rank in self.ranks)
+
+    def able(self) -> list[int]:
+        """Return the ranks that can go on."""
+        return [rank for rank in self.ranks if self.at(rank) is not None and self._can_go_on(rank)]
+
+    def go_on(self, rank: int) -> None:
+        """Let a rank carry out its next order, with those that take part in it."""
+        order = self.at(rank)
+        assert order is not None
+        match order:
+            case MakeCommunicators(creations) if self._created[rank] < len(creations):
+                for caller in creations[self._created[rank]].callers:
+                    self._created[caller] += 1
+            case Export(to, _):
+                self._transfer(rank, to)
+            case Import(source, _):
+                self._transfer(source, rank)
+            case _:
+                self._end(rank)
+
+    def run(self, choose: Callable[[list[int]], int] = lambda able: able[0]) -> None:
+        """Carry out all orders; WrongOrderError if ranks wait in a circle."""
+        while not self.over():
+            able = self.able()
+            require(bool(able), f"deadlock: { ({rank: self.at(rank) for rank in self.ranks}) }")
+            self.go_on(choose(able))
+
+    def _end(self, rank: int) -> None:
+        order = self.at(rank)
+        assert order is not None
+        self.ranks[rank].do(order, self.recovery)
+        self._next[rank] += 1
+        self._created[rank] = 0
+
+    def _transfer(self, source: int, to: int) -> None:
+        sent, taken = self.at(source), self.at(to)
+        assert isinstance(sent, Export)
+        assert isinstance(taken, Import)
+        require(sent.state == taken.state, "the two sides mean different states")
+        require(self.ranks[source].shard == self.ranks[to].shard, "another shard's state")
+        self._end(source)
+        self._end(to)
+
+    def _can_go_on(self, rank: int) -> bool:
+        order = self.at(rank)
+        match order:
+            case MakeCommunicators(creations) if self._created[rank] < len(creations):
+                due = creations[self._created[rank]]
+                return all(self._is_at_creation(caller, due) for caller in due.callers)
+            case Export(to, _):
+                other = self.at(to)
+                return isinstance(other, Import) and other.source == rank
+            case Import(source, _):
+                other = self.at(source)
+                return isinstance(other, Export) and other.to == rank
+            case Replay():
+                # It may hold collectives of all ranks.
+                return all(self._is_past_transfers(other) for other in self.ranks)
+        return True
+
+    def _is_at_creation(self, rank: int, creation: Creation) -> bool:
+        order = self.at(rank)
+        return isinstance(order, MakeCommunicators) and (
+            self._created[rank] < len(order.creations) and order.creations[self._created[rank]] == creation
+        )
+
+    def _is_past_transfers(self, rank: int) -> bool:
+        rest = self._orders[rank][self._next[rank] :]
+        return not any(isinstance(order, MakeCommunicators | Export | Import) for order in rest)
