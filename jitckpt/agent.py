@@ -16,19 +16,21 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.agent.server import local_elastic_agent
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import PContext, RunProcsResult, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousError, c10d_rendezvous_backend
 from torch.distributed.launcher import api as launcher
 
-from jitckpt import faults, local_state, protocol, saves
+from jitckpt import faults, hosts, local_state, protocol, saves
 from jitckpt.console import say
-from jitckpt.errors import JitckptError
+from jitckpt.errors import HostsError, JitckptError
 from jitckpt.events import EventLog
 from jitckpt.faults import FaultSpec
+from jitckpt.hosts import Host, Hosts
 from jitckpt.protocol import Message
 from jitckpt.recovery import Outcome
 from jitckpt.spares import Spares
@@ -49,6 +51,8 @@ class Settings:
     device_environment: Mapping[str, str]
     warm_spares: int | None  # for each rank; None for one where memory allows
     faults: tuple[FaultSpec, ...]
+    host_timeout: float
+    secret: bytes | None  # of this job, for agents on several hosts; None: one is made
 
 
 def launch(
@@ -58,7 +62,11 @@ def launch(
 
     Raises ChildFailedError if it failed, SignalException if it was ended by a signal.
     """
-    with _replaced(launcher, "LocalElasticAgent", partial(Agent, settings, log)):
+    with (
+        _replaced(launcher, "LocalElasticAgent", partial(Agent, settings, log)),
+        # Torch's own does not know an address of this host that its name does not lead to.
+        _replaced(c10d_rendezvous_backend, "_matches_machine_hostname", hosts.is_own_address),
+    ):
         launcher.elastic_launch(config, command)(*arguments)
 
 
@@ -75,6 +83,7 @@ class Agent(LocalElasticAgent):
         self._starting = False
         self._processes: WorkerProcesses | None = None
         self._worker_store: TCPStore | None = None
+        self._hosts: Hosts | None = None
 
     def run(self, *args: Any, **kwargs: Any) -> RunResult:
         """Run the job with the signals that end it in our hands."""
@@ -88,6 +97,8 @@ class Agent(LocalElasticAgent):
             return result
         finally:
             self._spares.close()
+            if self._hosts is not None:
+                self._hosts.close()
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -104,6 +115,37 @@ class Agent(LocalElasticAgent):
             # Not here: what a signal handler interrupts may hold the log's lock.
             threading.Thread(target=self._processes.want_save, daemon=True).start()
 
+    def _rendezvous(self, worker_group: Any) -> None:
+        self._processes = None  # a signal that comes while hosts are awaited ends the agent at once
+        if self._hosts is not None:
+            self._hosts.close()
+            self._hosts = None
+        # Torch would go on with the address of a host that may be gone, and the keys of workers that are.
+        worker_group.spec.rdzv_handler._bootstrap_store_info = None
+        try:
+            super()._rendezvous(worker_group)
+            if worker_group.group_world_size > 1:
+                self._meet(worker_group)
+        except (RendezvousError, DistError) as error:
+            raise HostsError(f"The hosts of this job could not come together: {error!r}.") from error
+
+    def _meet(self, worker_group: Any) -> None:
+        """Connect to the agents on the other hosts, and count restarts as they do."""
+        spec = worker_group.spec
+        listener = hosts.listen(spec.local_addr)
+        own = Host(
+            spec.local_addr,
+            listener.getsockname()[1],
+            tuple(worker.global_rank for worker in worker_group.workers),
+            spec.max_restarts - self._remaining_restarts,
+        )
+        index, count = worker_group.group_rank, worker_group.group_world_size
+        met, secret = hosts.exchange(worker_group.store, index, count, own, self._settings.secret)
+        self._remaining_restarts = spec.max_restarts - max(host.restarts for host in met)
+        self._hosts = Hosts(index, met, listener, secret, self._settings.host_timeout)
+        self._hosts.connect(self._settings.host_timeout)
+        self._log.leading = index == 0
+
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         if self._signals:
             raise _signal_exception(self._signals[0])
@@ -111,10 +153,10 @@ class Agent(LocalElasticAgent):
         self._log.restart = spec.max_restarts - self._remaining_restarts
         self._log.write(
             "restart" if self._log.restart else "job_started",
-            world_size=spec.local_world_size,
+            world_size=worker_group.workers[0].world_size,
             max_restarts=spec.max_restarts,
         )
-        if self._log.restart and spec.rdzv_handler.use_agent_store:
+        if self._log.restart and spec.rdzv_handler.use_agent_store and self._hosts is None:
             self._give_fresh_store(worker_group)
         with _replaced(local_elastic_agent, "start_processes", self._start_processes):
             started: dict[int, Any] = super()._start_workers(worker_group)
@@ -136,6 +178,7 @@ class Agent(LocalElasticAgent):
                 self._armed,
                 self._spares,
                 self._remaining_restarts,
+                hosts=self._hosts,
                 **torch_arguments,
             )
             processes.start()
@@ -160,6 +203,7 @@ class WorkerProcesses(PContext):
         spares: Spares,
         restarts_left: int,
         *,
+        hosts: Hosts | None,
         numa_options: Any = None,
         **torch_arguments: Any,
     ) -> None:
@@ -169,6 +213,7 @@ class WorkerProcesses(PContext):
         self._armed = armed
         self._spares = spares
         self._restarts_left = restarts_left
+        self._hosts = hosts
         self._numa_options = numa_options
         self._workers: dict[int, Worker] = {}
         self._failures: dict[int, ProcessFailure] = {}
@@ -189,6 +234,9 @@ class WorkerProcesses(PContext):
         """Ask all workers to save after one step, and to go on."""
         if self._saves_itself:
             say("SIGUSR2: nothing is saved: a save function of the job's own can't run beside the training.")
+            return
+        if self._hosts is not None:
+            say("SIGUSR2: nothing is saved: it can be done for jobs on one host only.")
             return
         try:
             step = local_state.want_save([worker.ring_fd for worker in self._workers.values()])
@@ -225,6 +273,7 @@ class WorkerProcesses(PContext):
             save_deadline=self._settings.save_deadline,
             stall_timeout=self._settings.stall_timeout,
             restarts_left=self._restarts_left,
+            hosts=self._hosts,
         )
         self.supervisor.start()
         self._open = True
@@ -309,8 +358,13 @@ class WorkerProcesses(PContext):
             result.return_values = dict.fromkeys(range(self.nprocs))
         else:
             # Where all ranks hung, none has failed but those that were killed for it.
-            result.failures = self._failures or self._killed
+            result.failures = self._failures or self._killed or self._elsewhere()
         return result
+
+    def _elsewhere(self) -> dict[int, ProcessFailure]:
+        """What torch is told where this host's ranks had all succeeded when the job failed on another."""
+        worker, file = self._workers[0], self.error_files[0]
+        return {0: ProcessFailure(local_rank=0, pid=worker.pid, exitcode=-signal.SIGTERM, error_file=file)}
 
     def pids(self) -> dict[int, int]:
         return {local_rank: worker.pid for local_rank, worker in self._workers.items()}

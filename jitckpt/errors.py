@@ -21,5 +21,9 @@ class NativeError(JitckptError):
     """The preloaded library refused a call or does not fit this version of jitckpt."""
 
 
+class HostsError(JitckptError):
+    """The hosts of a job can't work together (any more)."""
+
+
 class RehearsedFailure(JitckptError):
     """The exception that `--fault '... kind=exception'` raises in the training thread."""

@@ -25,6 +25,7 @@ class EventLog:
     def __init__(self, directory: Path | None = None) -> None:
         self.events: list[Event] = []
         self.restart = 0
+        self.leading = True  # of several hosts one writes, and says, what concerns all
         self._directory = directory
         self._unwritten: list[Event] = []
 
@@ -41,6 +42,8 @@ class EventLog:
         self._flush()
 
     def _flush(self) -> None:
+        if not self.leading:
+            self._unwritten.clear()
         if self._directory is None or not self._unwritten:
             return
         lines = "".join(json.dumps(event) + "\n" for event in self._unwritten)

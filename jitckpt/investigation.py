@@ -1,7 +1,7 @@
 """Looks into a collective that does not end: asks the ranks where they are, says whether it is a failure."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,16 +26,25 @@ class _Question:
     next_look: float
     answers: dict[int, protocol.Progress] = field(default_factory=dict)
     judged: bool = False
+    stopped: set[int] = field(default_factory=set)  # on other hosts
 
 
 class Investigation:
     """At most one at a time, in one start of the workers."""
 
     def __init__(
-        self, workers: Mapping[int, Worker], log: EventLog, stall_timeout: float, answer_within: float
+        self,
+        workers: Mapping[int, Worker],
+        order: Callable[[int, protocol.Message], str | None],
+        log: EventLog,
+        stall_timeout: float,
+        answer_within: float,
     ) -> None:
-        """Times in seconds, as for the supervisor."""
-        self._workers, self._log = workers, log
+        """workers: those of this host. order: gives any rank an order, or says why that can't be done.
+
+        Times in seconds, as for the supervisor.
+        """
+        self._workers, self._order, self._log = workers, order, log
         self._stall_timeout, self._answer_within = stall_timeout, answer_within
         self._question: _Question | None = None
         self._questions = 0
@@ -56,6 +65,11 @@ class Investigation:
         """Take note of an answer."""
         if self._question is not None and answer.question == self._question.number:
             self._question.answers[rank] = answer
+
+    def hear_stopped(self, rank: int) -> None:
+        """Another host says that a signal has stopped the process of this rank, which it was to ask."""
+        if self._question is not None:
+            self._question.stopped.add(rank)
 
     def verdict(self, askable: Sequence[int], absent: Sequence[int]) -> str | None:
         """Return what has failed, as soon as the answers allow it; None: nothing, or it is too early to say.
@@ -84,7 +98,11 @@ class Investigation:
             return None
         self._question, self._failure = None, diagnosis
         found = str(diagnosis) if diagnosis.waits else f"{question.reported}, and {diagnosis}"
-        stopped = [f"rank {rank} is stopped" for rank in silent if self._workers[rank].is_stopped()]
+        stopped = [
+            f"rank {rank} is stopped"
+            for rank in silent
+            if rank in question.stopped or (rank in self._workers and self._workers[rank].is_stopped())
+        ]
         return ", ".join([found, *stopped])
 
     def write_report(self, registrations: Mapping[int, protocol.Registered]) -> None:
@@ -93,7 +111,8 @@ class Investigation:
         if diagnosis is None:
             return
         stacks = {}
-        for rank in (diagnosis.late or diagnosis.silent)[:MOST_STACKS]:
+        own = [rank for rank in diagnosis.late or diagnosis.silent if rank in self._workers]
+        for rank in own[:MOST_STACKS]:
             registration, worker = registrations[rank], self._workers[rank]
             if registration.stack_signal and not worker.is_stopped():
                 stacks[rank] = read_stacks(worker.pid, registration.stack_signal, registration.stack_fd)
@@ -112,6 +131,6 @@ class Investigation:
         next_look = time.monotonic() + self._answer_within
         self._question = _Question(self._questions, reported, tuple(askable), patience, next_look)
         for rank in askable:
-            problem = self._workers[rank].send(protocol.Ask(self._questions))
+            problem = self._order(rank, protocol.Ask(self._questions))
             if problem is not None:
                 self._log.write("warning", rank=rank, text=f"rank {rank} can't be asked: {problem}")

@@ -16,7 +16,8 @@ class Rank:
     exit_code: None while it lives; minus the signal's number where a signal ended it.
     registered: it has called jitckpt.init. reachable: it can still be given orders (its socket is open and
     its training has not finished). shard: what it holds, of `shards` in one replica. saved_step: the step of
-    its save, once `save` is "ended". told: how the agent has begun to end it.
+    its save, once `save` is "ended". told: how the agent has begun to end it. own: it runs on this host; the
+    others' agents see the same facts and end their ranks themselves.
     """
 
     rank: int
@@ -28,6 +29,7 @@ class Rank:
     save: Literal["none", "ordered", "ended", "failed"] = "none"
     saved_step: int | None = None
     told: Literal["nothing", "terminate", "kill"] = "nothing"
+    own: bool = True
 
     @property
     def alive(self) -> bool:
@@ -110,13 +112,19 @@ def decide(job: Job) -> Action:
     """Return the next thing to do.
 
     Ranks are ended only when one whole replica of every shard is saved, or no rank can still save, or
-    `save_deadline` is over, or the user is impatient. A rank that ends successfully is no failure.
+    `save_deadline` is over, or the user is impatient. A rank that ends successfully is no failure. Each agent
+    decides for itself and acts on the ranks of its host; those of a host that is lost count as killed.
     """
-    live = [rank for rank in job.ranks if rank.alive]
-    failed = job.interrupted or any(rank.exit_code not in (None, 0) for rank in job.ranks)
+    live = [rank for rank in job.ranks if rank.alive and (rank.own or not job.impatient)]
+    # How it ended must follow from how the ranks did: that is what all hosts know alike.
+    failed = job.interrupted or any(
+        not rank.alive and (rank.exit_code != 0 or rank.told != "nothing") for rank in job.ranks
+    )
+    if not live and not failed:
+        return Close(Outcome.SUCCEEDED)
     if job.ending_since is None:
-        if not failed and not (job.alarmed and live):
-            return Wait() if live else Close(Outcome.SUCCEEDED)
+        if not failed and not job.alarmed:
+            return Wait()
         saving = _save(job)
         if saving is not None:
             return saving
@@ -124,9 +132,8 @@ def decide(job: Job) -> Action:
         return _end(job, live)
     if any(rank.registered for rank in job.ranks) and not job.local_state_written:
         return WriteLocalState()
-    if job.interrupted:
-        return Close(Outcome.INTERRUPTED)
-    return Close(Outcome.RESTART if job.restarts_left > 0 else Outcome.FAILED)
+    end = Outcome.RESTART if job.restarts_left > 0 else Outcome.FAILED
+    return Close(Outcome.INTERRUPTED if job.interrupted else end)
 
 
 def whole_steps(ranks: Iterable[Rank]) -> set[int]:

@@ -14,6 +14,7 @@ from jitckpt import protocol
 from jitckpt.console import say
 from jitckpt.errors import JitckptError
 from jitckpt.events import EventLog
+from jitckpt.hosts import Arrived, Hosts, Lost
 from jitckpt.investigation import Investigation
 from jitckpt.protocol import Message, ProtocolError
 from jitckpt.recovery import (
@@ -54,21 +55,25 @@ class Supervisor(threading.Thread):
         restarts_left: int,
         stall_timeout: float = 540.0,
         answer_within: float = 3.0,
+        hosts: Hosts | None = None,
     ) -> None:
         """stall_timeout: seconds that a live rank may keep the others waiting in a collective.
 
-        answer_within: seconds in which every live rank says where it is.
+        answer_within: seconds in which every live rank says where it is. hosts: where there are several.
         """
         super().__init__(name="jitckpt-supervisor", daemon=True)
         self._workers = {worker.rank: worker for worker in workers}
         self._log = log
         self._reports = reports
         self._save_id = save_id
-        ranks = tuple(Rank(rank) for rank in self._workers)
+        self._hosts = hosts
+        self._lost_hosts: set[int] = set()
+        numbers = set(self._workers) if hosts is None else {rank for host in hosts.all for rank in host.ranks}
+        ranks = tuple(Rank(rank, own=rank in self._workers) for rank in sorted(numbers))
         self._job = Job(ranks, time.monotonic(), save_deadline, restarts_left)
         self._registrations: dict[int, protocol.Registered] = {}
         self._trouble: str | None = None
-        self._investigation = Investigation(self._workers, log, stall_timeout, answer_within)
+        self._investigation = Investigation(self._workers, self._order, log, stall_timeout, answer_within)
         self.interrupts: list[int] = []
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector = selectors.DefaultSelector()
@@ -96,6 +101,8 @@ class Supervisor(threading.Thread):
         """Supervise; whatever happens, no worker is left."""
         try:
             self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
+            if self._hosts is not None:
+                self._selector.register(self._hosts.wake, selectors.EVENT_READ, self._hear_hosts)
             for worker in self._workers.values():
                 self._selector.register(worker.socket, selectors.EVENT_READ, _bound(self._receive, worker))
                 self._selector.register(worker.pidfd, selectors.EVENT_READ, _bound(self._ended, worker))
@@ -103,7 +110,7 @@ class Supervisor(threading.Thread):
         except BaseException as error:
             self._error = error
             for rank in self._job.ranks:
-                if rank.alive:
+                if rank.alive and rank.own:
                     self._workers[rank.rank].signal(signal.SIGKILL)
                     self._workers[rank.rank].reap()
         finally:
@@ -123,13 +130,16 @@ class Supervisor(threading.Thread):
             interrupts = len(self.interrupts)
             self._listen(0)  # whatever was said before a failure counts in the decision about it
             if interrupts and not self._job.interrupted:
-                self._detected("signal", f"the agent was sent {_signal_name(self.interrupts[0])}")
+                agent = (
+                    "the agent" if self._hosts is None else f"{self._hosts.name(self._hosts.index)}'s agent"
+                )
+                self._tell_alarm("signal", f"{agent} was sent {_signal_name(self.interrupts[0])}")
             self._job = replace(
                 self._job, now=time.monotonic(), interrupted=interrupts > 0, impatient=interrupts > 1
             )
             absent = tuple(rank.rank for rank in self._job.ranks if rank.alive and not rank.registered)
             if not self._job.alarmed and (found := self._investigation.verdict(self._askable(), absent)):
-                self._alarm("hang", found)
+                self._tell_alarm("hang", found)
             match decide(self._job):
                 case Wait(until):
                     looks = [] if self._job.alarmed else [self._investigation.next_look]
@@ -177,20 +187,31 @@ class Supervisor(threading.Thread):
             elif isinstance(message, ProtocolError):
                 self._log.write("warning", rank=worker.rank, text=str(message))
             else:
-                self._hear(worker, message)
+                self._forward(worker.rank, message)
+                self._hear(worker.rank, message)
+                self._reports.heard(worker, message)
 
-    def _hear(self, worker: Worker, message: Message) -> None:
-        rank = worker.rank
+    def _forward(self, rank: int, message: Message) -> None:
+        """Let the other hosts hear it, too; what only one host acts on goes to that one."""
+        if self._hosts is None or isinstance(message, protocol.Loaded):
+            return
+        said = {"rank": rank, "said": protocol.encode(message).decode()}
+        if not isinstance(message, protocol.Hang | protocol.Progress):
+            self._hosts.broadcast(said)
+        elif not self._leads():
+            self._hosts.send(self._leader(), said)
+
+    def _hear(self, rank: int, message: Message) -> None:
         if not isinstance(message, protocol.Loaded | protocol.Progress):  # long, and of use for a moment
             fields = asdict(message)
             del fields["time"]
             self._log.write(message.type, **(fields | {"rank": rank}))
         match message:
             case protocol.Registered():
-                self._register(worker, message)
+                self._register(rank, message)
             case protocol.Finished():
                 self._change(rank, reachable=False)
-            case protocol.Hang():
+            case protocol.Hang() if self._leads():
                 self._investigation.begin(rank, message, self._askable())
             case protocol.Progress():
                 self._investigation.hear(rank, message)
@@ -200,23 +221,28 @@ class Supervisor(threading.Thread):
                 self._change(rank, save="ended", saved_step=message.step)
             case protocol.SaveFailed(save_id=self._save_id):
                 self._change(rank, save="failed")
-                say(f"rank {rank} could not save: {message.reason}")
+                self._say(f"rank {rank} could not save: {message.reason}")
             case protocol.Warning():
-                say(f"rank {rank}: {message.text}")
-        self._reports.heard(worker, message)
+                self._say(f"rank {rank}: {message.text}")
 
     def _askable(self) -> tuple[int, ...]:
         ranks = self._job.ranks
         return tuple(rank.rank for rank in ranks if rank.alive and rank.registered and rank.reachable)
 
-    def _register(self, worker: Worker, message: protocol.Registered) -> None:
-        self._registrations[worker.rank] = message
-        self._change(worker.rank, registered=True, reachable=True, shard=message.shard, shards=message.shards)
+    def _register(self, rank: int, message: protocol.Registered) -> None:
+        self._registrations[rank] = message
+        self._change(rank, registered=True, reachable=True, shard=message.shard, shards=message.shards)
         self._log.open(Path(message.checkpoint_dir))
 
     def _alarm(self, cause: str, text: str) -> None:
         self._detected(cause, text)
         self._job = replace(self._job, alarmed=True)
+
+    def _tell_alarm(self, cause: str, text: str) -> None:
+        """Raise an alarm on all hosts about what only this one knows."""
+        if self._hosts is not None:
+            self._hosts.broadcast({"alarm": cause, "text": text})
+        self._alarm(cause, text)
 
     def _ended(self, worker: Worker) -> None:
         if worker.socket.fileno() in self._selector.get_map():
@@ -230,18 +256,89 @@ class Supervisor(threading.Thread):
         self._selector.unregister(worker.pidfd)
         exit_code = worker.reap()
         told = self._rank(worker.rank).told
-        if exit_code != 0 and told == "nothing":
-            self._detected("died", f"rank {worker.rank} {_how_it_ended(exit_code)}")
+        if self._hosts is not None:
+            self._hosts.broadcast({"rank": worker.rank, "exit_code": exit_code, "told": told})
         if exit_code != 0:
             self._reports.failed(worker, exit_code, told == "kill" and exit_code == -signal.SIGKILL)
-        self._change(worker.rank, exit_code=exit_code)
+        self._has_ended(worker.rank, exit_code, told)
+
+    def _has_ended(self, rank: int, exit_code: int, told: str) -> None:
+        if exit_code != 0 and told == "nothing":
+            self._detected("died", f"rank {rank} {_how_it_ended(exit_code)}")
+        self._change(rank, exit_code=exit_code, told=told)
 
     def _detected(self, cause: str, text: str) -> None:
         """Log a failure; tell the user of the first, the others usually follow from it."""
         self._log.write("detected", cause=cause, text=text, first=self._trouble is None)
         if self._trouble is None:
             self._trouble = text
-            say(f"{text}.")
+            self._say(f"{text}.")
+
+    # The other hosts.
+
+    def _leader(self) -> int:
+        """Return the host that looks into hangs, logs and says what concerns all: the first that lives."""
+        assert self._hosts is not None
+        return min(set(range(len(self._hosts.all))) - self._lost_hosts)
+
+    def _leads(self) -> bool:
+        return self._hosts is None or self._leader() == self._hosts.index
+
+    def _say(self, text: str) -> None:
+        if self._log.leading:
+            say(text)
+
+    def _hear_hosts(self) -> None:
+        assert self._hosts is not None
+        for arrived in self._hosts.take():
+            if isinstance(arrived, Lost):
+                self._lose(arrived)
+            else:
+                try:
+                    self._hear_host(arrived)
+                except (ProtocolError, KeyError, TypeError, ValueError) as error:
+                    text = f"{self._hosts.name(arrived.host)} says what makes no sense: {error!r}"
+                    self._log.write("warning", text=text)
+
+    def _hear_host(self, arrived: Arrived) -> None:
+        match arrived.header:
+            case {"rank": rank, "said": said}:
+                self._hear(self._rank(rank).rank, protocol.decode(said.encode()))
+            case {"rank": rank, "exit_code": exit_code, "told": told}:
+                self._has_ended(self._rank(rank).rank, int(exit_code), told)
+            case {"rank": rank, "order": order}:
+                worker = self._workers[rank]
+                if worker.is_stopped():
+                    self._tell_stopped(arrived.host, rank)
+                worker.send(protocol.decode(order.encode()))  # who can't be asked does not answer
+            case {"stopped": rank}:
+                self._investigation.hear_stopped(self._rank(rank).rank)
+            case {"alarm": cause, "text": text}:
+                self._alarm(cause, text)
+
+    def _tell_stopped(self, host: int, rank: int) -> None:
+        assert self._hosts is not None
+        self._hosts.send(host, {"stopped": rank})
+
+    def _lose(self, lost: Lost) -> None:
+        """A host is gone: its ranks have ended, as far as this job is concerned."""
+        assert self._hosts is not None
+        ranks = [rank for rank in self._hosts.all[lost.host].ranks if self._rank(rank).alive]
+        if not ranks:
+            return  # it had nothing more to do
+        self._lost_hosts.add(lost.host)
+        self._log.leading = self._leads()
+        self._detected("host", f"{self._hosts.name(lost.host)} with {_listed(ranks)} is lost: {lost.reason}")
+        for rank in ranks:
+            self._change(rank, exit_code=-signal.SIGKILL, told="kill", reachable=False)
+
+    def _order(self, rank: int, order: Message) -> str | None:
+        """Give a rank of any host an order; return why that can't be done, or None."""
+        if rank in self._workers:
+            return self._workers[rank].send(order)
+        assert self._hosts is not None
+        self._hosts.send(self._hosts.host_of(rank), {"rank": rank, "order": protocol.encode(order).decode()})
+        return None
 
     # What is done.
 
@@ -250,10 +347,10 @@ class Supervisor(threading.Thread):
         if self._job.save_ordered_at is None:
             self._job = replace(self._job, save_ordered_at=time.monotonic())
         order = protocol.Save(self._save_id, reason=self._trouble, deadline=self._job.save_deadline)
-        say(f"{_listed(ranks)} may take {order.deadline:g} s to save the state.")
+        self._say(f"{_listed(ranks)} may take {order.deadline:g} s to save the state.")
         self._log.write("save_ordered", save_id=self._save_id, ranks=ranks, deadline=order.deadline)
         for rank in ranks:
-            problem = self._workers[rank].send(order)
+            problem = self._workers[rank].send(order) if rank in self._workers else None
             self._change(rank, save="ordered" if problem is None else "failed")
             if problem is not None:
                 self._log.write("warning", rank=rank, text=f"rank {rank} can't be told to save: {problem}")
@@ -264,23 +361,25 @@ class Supervisor(threading.Thread):
             self._tell_what_is_saved()
         self._log.write("ranks_ended", kill=kill, terminate=terminate)
         for rank in kill:
-            self._workers[rank].signal(signal.SIGKILL)
+            if rank in self._workers:
+                self._workers[rank].signal(signal.SIGKILL)
             self._change(rank, told="kill")
         for rank in terminate:
-            self._workers[rank].signal(self.interrupts[0] if self.interrupts else signal.SIGTERM)
+            if rank in self._workers:
+                self._workers[rank].signal(self.interrupts[0] if self.interrupts else signal.SIGTERM)
             self._change(rank, told="terminate")
 
     def _tell_what_is_saved(self) -> None:
         steps = whole_steps(self._job.ranks)
         if steps:
             self._log.write("saved", step=max(steps))
-            say(f"the state after step {max(steps)} is saved.")
+            self._say(f"the state after step {max(steps)} is saved.")
         elif self._registrations:
             reasons = ", ".join(f"rank {rank.rank} {_why_not_saved(rank)}" for rank in self._job.ranks)
             self._log.write("not_saved", text=reasons)
-            say(f"the state could not be saved: {reasons}.")
+            self._say(f"the state could not be saved: {reasons}.")
         else:
-            say("no rank has called jitckpt.init, so there is no state to save.")
+            self._say("no rank has called jitckpt.init, so there is no state to save.")
 
     def _write_local_states(self) -> None:
         if self._job.ending_since is None:  # all ranks have ended by themselves
@@ -290,6 +389,8 @@ class Supervisor(threading.Thread):
         begun = time.monotonic()
         written: dict[int, dict[int, int]] = {}
         for rank, registration in sorted(self._registrations.items()):
+            if rank not in self._workers:
+                continue  # its own agent has its ring
             try:
                 directory = Path(registration.checkpoint_dir)
                 written[rank] = self._reports.write_local_states(self._workers[rank], directory)

@@ -16,20 +16,24 @@ from pathlib import Path
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
 from jitckpt.agent import Settings, launch
 from jitckpt.cli.exec import DEFAULT_DEVICES, add_device_argument
 from jitckpt.console import say
 from jitckpt.device import LIBRARY_DIR, check_libraries, choose_device, device_environment
+from jitckpt.errors import HostsError
 from jitckpt.events import EventLog
 from jitckpt.faults import DEVICE_KINDS, FaultError, FaultSpec, parse_fault
+from jitckpt.hosts import own_address
 from jitckpt.staging import DEFAULT_BYTES
 from jitckpt.timeline import in_words
 
 DEFAULT_MAX_RESTARTS = 3
 DEFAULT_HANG_TIMEOUT = 60.0
 HANG_FLOOR = 5.0
+LEAST_SECRET = 16  # bytes
 
 # For --run-path torch calls this function in a process that it forks or spawns; here a worker is a command.
 RUN_PATH = """\
@@ -65,6 +69,8 @@ def main(arguments: list[str]) -> int:
             warm_spares=args.warm_spares,
             device_environment=device_environment(kind, config.nproc_per_node, LIBRARY_DIR, os.environ),
             faults=tuple(args.fault),
+            host_timeout=args.host_timeout,
+            secret=args.secret_file,
         )
         log = EventLog(args.checkpoint_dir)
         status = _launch(settings, log, config, command, command_arguments)
@@ -84,13 +90,16 @@ def _launch(
     except ChildFailedError as error:
         print(f"{type(error).__module__}.{type(error).__qualname__}: {error}", file=sys.stderr)
         return 1
+    except HostsError as error:
+        say(str(error))
+        return 1
     except SignalException as interruption:
         outcome = f"was ended by {interruption.sigval.name}"
         return 1
     finally:
         registered = next((event for event in log.events if event["event"] == "registered"), None)
         log.write("job_ended", outcome=outcome)
-        if registered is not None:
+        if registered is not None and log.leading:
             for sentence in in_words(log.events, registered["checkpoint_dir"]):
                 say(sentence)
 
@@ -118,8 +127,7 @@ def _log_dir(args: argparse.Namespace) -> Iterator[Callable[[], None]]:
 
 def _check(args: argparse.Namespace, kind: str) -> None:
     """Refuse, by ValueError, what torch would find out too late; fill in what depends on the device."""
-    if args.nnodes not in ("1", "1:1"):
-        raise ValueError(f"--nnodes {args.nnodes}: jitckpt runs jobs on one node so far")
+    _check_hosts(args)
     if args.nproc_per_node in ("gpu", "auto") and kind == "softgpu":
         args.nproc_per_node = os.environ.get("SOFTGPU_DEVICES", str(DEFAULT_DEVICES))
     if args.monitor_interval <= 0:
@@ -133,6 +141,21 @@ def _check(args: argparse.Namespace, kind: str) -> None:
         if fault.kind in DEVICE_KINDS and kind != "softgpu":
             raise ValueError(f"--fault '{fault}': only softgpu fails on order (--device softgpu)")
     _check_script(args)
+
+
+def _check_hosts(args: argparse.Namespace) -> None:
+    least, most = torchrun.parse_min_max_nnodes(args.nnodes)
+    if most == 1 or args.standalone:
+        return
+    if least != most:
+        raise ValueError(
+            f"--nnodes {args.nnodes}: the saves of a job are for its number of ranks, so give one number; "
+            "agents that are started beyond it stand by for a host that is lost"
+        )
+    if args.rdzv_backend != "c10d" or not args.rdzv_endpoint:
+        raise ValueError(f"--nnodes {args.nnodes} needs --rdzv-backend c10d and --rdzv-endpoint HOST:PORT")
+    if args.local_addr is None:
+        args.local_addr = own_address(parse_rendezvous_endpoint(args.rdzv_endpoint, 0)[0])
 
 
 def _check_script(args: argparse.Namespace) -> None:
@@ -160,8 +183,9 @@ def _check_config(args: argparse.Namespace, config: LaunchConfig) -> None:
     if config.nproc_per_node < 1:
         raise ValueError(f"--nproc-per-node must be at least 1, not {config.nproc_per_node}")
     for fault in args.fault:
-        if max(fault.rank, fault.peer or 0) >= config.nproc_per_node:
-            raise ValueError(f"--fault '{fault}': the ranks are 0 to {config.nproc_per_node - 1}")
+        ranks = config.nproc_per_node * config.max_nodes
+        if max(fault.rank, fault.peer or 0) >= ranks:
+            raise ValueError(f"--fault '{fault}': the ranks are 0 to {ranks - 1}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -197,6 +221,20 @@ def _parser() -> argparse.ArgumentParser:
         default=540.0,
         metavar="SECONDS",
         help="how long a rank that is alive may keep the others waiting in a collective (default 540)",
+    )
+    ours.add_argument(
+        "--host-timeout",
+        type=_seconds,
+        default=10.0,
+        metavar="SECONDS",
+        help="of several hosts one that is silent for so long is lost (default 10)",
+    )
+    ours.add_argument(
+        "--secret-file",
+        type=_secret,
+        metavar="FILE",
+        help="the same on all hosts: by what it holds their agents know each other (default: a secret that "
+        "the first host makes and tells the others through the rendezvous' store)",
     )
     ours.add_argument(
         "--staging",
@@ -239,6 +277,18 @@ def _seconds(text: str) -> float:
     if not (seconds > 0 and math.isfinite(seconds)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return seconds
+
+
+def _secret(text: str) -> bytes:
+    try:
+        secret = Path(text).read_bytes().strip()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text} can't be read: {error.strerror}") from error
+    if len(secret) < LEAST_SECRET:
+        raise argparse.ArgumentTypeError(
+            f"{text} has {len(secret)} bytes; a secret needs {LEAST_SECRET}: `openssl rand -hex 32`"
+        )
+    return secret
 
 
 def _mebibytes(text: str) -> int:

@@ -281,6 +281,39 @@ def test_ranks_that_never_registered_end_as_under_torchrun() -> None:
     assert decide(replace(told, ranks=(Rank(0, exit_code=-15), ending.ranks[1]))) == Close(Outcome.RESTART)
 
 
+def test_a_rank_of_another_host_is_waited_for_but_not_by_who_is_impatient() -> None:
+    """Its own agent ends it; until then what it saves counts."""
+    ranks = (registered(0, told="kill", exit_code=-9), registered(1, own=False, told="kill"))
+    ending = job(*ranks, interrupted=True, ending_since=99.0)
+    assert decide(ending) == Wait()
+    assert decide(replace(ending, impatient=True)) == WriteLocalState()
+
+
+ends = st.builds(
+    Rank,
+    rank=st.integers(0, 3),
+    exit_code=st.sampled_from([0, 0, 1, -9]),
+    registered=st.just(True),
+    save=st.sampled_from(["none", "ordered", "failed"]),
+    told=st.sampled_from(["nothing", "nothing", "terminate", "kill"]),
+)
+views = st.tuples(st.booleans(), st.none() | seconds, st.none() | seconds)
+
+
+@given(st.lists(ends, min_size=1, max_size=4), views, views)
+def test_all_hosts_come_to_the_same_end(
+    ranks: list[Rank], one: tuple[object, ...], other: tuple[object, ...]
+) -> None:
+    """They may have heard of things, and ordered things, at other times."""
+    outcomes = []
+    for host, (alarmed, ordered, ending) in enumerate((one, other)):
+        seen = tuple(replace(rank, own=rank.rank % 2 == host) for rank in ranks)
+        facts = {"alarmed": alarmed, "save_ordered_at": ordered, "ending_since": ending}
+        outcomes.append(decide(job(*seen, local_state_written=True, **facts)))
+    assert outcomes[0] == outcomes[1]
+    assert isinstance(outcomes[0], Close)
+
+
 def test_asked_twice_to_end_nothing_is_waited_for() -> None:
     ranks = (registered(0, save="ordered"), Rank(1, told="terminate"))
     asked_twice = job(*ranks, interrupted=True, impatient=True, save_ordered_at=99.0)

@@ -1,0 +1,268 @@
+"""The agents of one job on several hosts: connections between all of them, for one start of the workers.
+
+A thread with an event loop of its own does the talking, so nobody who sends ever waits. The supervisor takes
+what arrives. A host is lost when its connection ends or is silent for too long: an agent with nothing to say
+sends an empty message every second.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from jitckpt import link
+from jitckpt.layout import parse_object
+from jitckpt.link import Header, LinkError
+
+HEARTBEAT = 1.0  # seconds
+GREETING_SECONDS = 10.0
+_PREFIX = "jitckpt/host/"
+_SECRET = "jitckpt/secret"
+
+
+@dataclass(frozen=True)
+class Host:
+    """What an agent tells the others of itself; `restarts`: how often it has started its ranks anew."""
+
+    address: str
+    port: int
+    ranks: tuple[int, ...]
+    restarts: int
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A message from another host."""
+
+    host: int
+    header: dict[str, Any]
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A host that will say nothing more, and why, as a sentence without its full stop."""
+
+    host: int
+    reason: str
+
+
+class Store(Protocol):
+    """What is used of torch.distributed's store."""
+
+    def set(self, key: str, value: str, /) -> None: ...
+
+    def get(self, key: str, /) -> bytes: ...
+
+
+class Hosts:
+    """All hosts of one start of the workers; this one's place among them is `index`."""
+
+    def __init__(
+        self, index: int, hosts: Sequence[Host], listener: socket.socket, secret: bytes, silence: float
+    ) -> None:
+        """listener: a listening socket, this object's from now on. silence: seconds until one is lost."""
+        self.index, self.all = index, tuple(hosts)
+        self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # readable when something is to be taken
+        self._listener, self._secret, self._silence = listener, secret, silence
+        self._inbox: deque[Arrived | Lost] = deque()
+        self._writers: dict[int, asyncio.StreamWriter] = {}
+        self._lost: set[int] = set()
+        self._connected = {host: threading.Event() for host in range(len(hosts)) if host != index}
+        self._loop = asyncio.new_event_loop()
+        self._closing = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="jitckpt-hosts", daemon=True)
+
+    def connect(self, within: float) -> None:
+        """Begin to talk to the others; who can't be reached within so many seconds is lost."""
+        self._thread.start()
+        deadline = time.monotonic() + within
+        for host, connected in self._connected.items():
+            if not connected.wait(max(0.0, deadline - time.monotonic())):
+                reason = f"no connection to {self.name(host)} could be made within {within:g} s"
+                self._loop.call_soon_threadsafe(self._lose, host, reason)
+
+    def name(self, host: int) -> str:
+        """Return a host's name for the user."""
+        return f"host {host} ({self.all[host].address})"
+
+    def host_of(self, rank: int) -> int:
+        """Return which host has this rank."""
+        return next(number for number, host in enumerate(self.all) if rank in host.ranks)
+
+    def send(self, host: int, header: Header, data: bytes = b"") -> None:
+        """Send a message, to a host that is lost in vain. Never waits. Raises LinkError if it is too long."""
+        self._in_loop(self._write, (host,), link.encode(header, data))
+
+    def broadcast(self, header: Header) -> None:
+        """Send a message to all other hosts."""
+        self._in_loop(self._write, tuple(self._connected), link.encode(header))
+
+    def take(self) -> list[Arrived | Lost]:
+        """Return what has come since the last time, oldest first."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.wake)
+        return [self._inbox.popleft() for _ in range(len(self._inbox))]
+
+    def close(self) -> None:
+        """End all connections, once what was sent is on its way."""
+        if self._thread.is_alive():
+            self._in_loop(self._closing.set)
+            self._thread.join()
+        else:
+            self._listener.close()
+        os.close(self.wake)
+
+    def _in_loop(self, call: Any, *arguments: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: so are all connections
+            self._loop.call_soon_threadsafe(call, *arguments)
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._talk())
+        finally:
+            self._loop.close()
+
+    async def _talk(self) -> None:
+        server = await asyncio.start_server(self._called, sock=self._listener)
+        callers = [asyncio.create_task(self._call(host)) for host in range(self.index)]
+        heart = asyncio.create_task(self._beat())
+        await self._closing.wait()
+        server.close()
+        for task in (heart, *callers):
+            task.cancel()
+        for writer in self._writers.values():
+            with contextlib.suppress(TimeoutError, OSError):
+                await asyncio.wait_for(writer.drain(), HEARTBEAT)
+            writer.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    async def _beat(self) -> None:
+        while True:
+            self._write(tuple(self._writers), link.encode({}))
+            await asyncio.sleep(HEARTBEAT)
+
+    async def _call(self, host: int) -> None:
+        """Connect to a host with a lower number; it listened before it told anybody its address."""
+        there = self.all[host]
+        try:
+            async with asyncio.timeout(GREETING_SECONDS):
+                reader, writer = await asyncio.open_connection(there.address, there.port)
+                await link.introduce(reader, writer, self._secret)
+        except (LinkError, OSError) as error:  # TimeoutError is an OSError
+            said = str(error) or f"it does not answer within {GREETING_SECONDS:g} s"
+            self._lose(host, f"{there.address} port {there.port} can't be reached: {said.rstrip('.')}")
+            return
+        writer.write(link.encode({"host": self.index}))
+        await self._converse(host, reader, writer)
+
+    async def _called(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(GREETING_SECONDS):
+                await link.admit(reader, writer, self._secret)
+                header, _ = await link.receive(reader)
+            host = header.get("host")
+            if isinstance(host, int) and host in self._connected and host not in self._writers:
+                await self._converse(host, reader, writer)
+        except (LinkError, OSError):
+            pass  # a stranger, or one that has died: who belongs here and can't come is missed
+        except asyncio.CancelledError:
+            pass  # all is over; asyncio would write a traceback
+        finally:
+            writer.close()
+
+    async def _converse(self, host: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers[host] = writer
+        self._connected[host].set()
+        try:
+            while True:
+                async with asyncio.timeout(self._silence):
+                    header, data = await link.receive(reader)
+                if header:
+                    self._put(Arrived(host, header, data))
+        except TimeoutError:
+            self._lose(host, f"it has said nothing for {self._silence:g} s")
+        except LinkError as error:
+            self._lose(host, _clause(str(error)))
+        finally:
+            writer.close()
+
+    def _lose(self, host: int, reason: str) -> None:
+        if host not in self._lost:
+            self._lost.add(host)
+            self._connected[host].set()
+            self._put(Lost(host, reason))
+
+    def _put(self, what: Arrived | Lost) -> None:
+        self._inbox.append(what)
+        os.eventfd_write(self.wake, 1)
+
+    def _write(self, hosts: Sequence[int], message: bytes) -> None:
+        for host in hosts:
+            writer = self._writers.get(host)
+            if writer is not None and not writer.is_closing():
+                writer.write(message)
+
+
+def _clause(sentence: str) -> str:
+    return sentence[0].lower() + sentence[1:].rstrip(".")
+
+
+def own_address(towards: str) -> str:
+    """Return the address under which this host reaches `towards`, a name or an address. Raises OSError."""
+    family, kind, protocol, _, place = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as unconnected:
+        unconnected.connect(place)  # sends nothing
+        return str(unconnected.getsockname()[0])
+
+
+def is_own_address(name: str) -> bool:
+    """Return whether this host has the address, or one of that name."""
+    try:
+        found = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    for family, kind, protocol, _, place in found:
+        with socket.socket(family, kind, protocol) as probe, contextlib.suppress(OSError):
+            probe.bind(place)
+            return True
+    return False
+
+
+def listen(address: str) -> socket.socket:
+    """Return a socket that listens on a free port of this address. Raises OSError."""
+    family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
+    return socket.create_server((address, 0), family=family, backlog=1024)
+
+
+def exchange(
+    store: Store, index: int, count: int, own: Host, secret: bytes | None
+) -> tuple[list[Host], bytes]:
+    """Tell all hosts of a rendezvous of each other through its store; return them, and the job's secret.
+
+    Without a secret of one's own the host 0 makes one, which is as safe as the store. Raises
+    torch.distributed.DistStoreError if a host or the store has died in the meantime.
+    """
+    store.set(f"{_PREFIX}{index}", json.dumps(asdict(own)))
+    if secret is None:
+        if index == 0:
+            store.set(_SECRET, secrets.token_hex())
+        secret = store.get(_SECRET)
+    return [_host(parse_object(store.get(f"{_PREFIX}{i}"), f"Host {i}")) for i in range(count)], secret
+
+
+def _host(told: Mapping[str, Any]) -> Host:
+    return Host(
+        str(told["address"]), int(told["port"]), tuple(map(int, told["ranks"])), int(told["restarts"])
+    )

@@ -1,0 +1,156 @@
+"""The agents of several hosts, all in this process: who meets whom, and how a loss is noticed."""
+
+import select
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+
+from jitckpt import hosts, link
+from jitckpt.hosts import Arrived, Host, Hosts, Lost
+
+SECRET = b"what only this job's agents know"
+PATIENCE = 60.0
+
+
+class Meeting:
+    def __init__(self) -> None:
+        self.hosts: list[Hosts] = []
+
+    def prepare(self, count: int, secrets: Sequence[bytes] = (), silence: float = PATIENCE) -> list[Hosts]:
+        listeners = [hosts.listen("127.0.0.1") for _ in range(count)]
+        known = [Host("127.0.0.1", one.getsockname()[1], (i,), 0) for i, one in enumerate(listeners)]
+        for i, listener in enumerate(listeners):
+            self.hosts.append(Hosts(i, known, listener, secrets[i] if secrets else SECRET, silence))
+        return self.hosts
+
+    def meet(self, count: int) -> list[Hosts]:
+        for host in self.prepare(count)[1:]:
+            host._thread.start()
+        self.hosts[0].connect(PATIENCE)
+        return self.hosts
+
+
+@pytest.fixture
+def meeting() -> Iterator[Meeting]:
+    meeting = Meeting()
+    yield meeting
+    for host in meeting.hosts:
+        host.close()
+
+
+def take(host: Hosts) -> Arrived | Lost:
+    """Wait for the next thing."""
+    taken = host.take()
+    while not taken:
+        assert select.select([host.wake], [], [], PATIENCE)[0], "nothing came"
+        taken = host.take()
+    assert len(taken) == 1, taken
+    return taken[0]
+
+
+def test_every_host_can_speak_to_every_other(meeting: Meeting) -> None:
+    a, b, c = meeting.meet(3)
+    a.send(2, {"hello": "c"}, b"data")
+    assert take(c) == Arrived(0, {"hello": "c"}, b"data")
+    c.send(0, {"hello": "a"})
+    assert take(a) == Arrived(2, {"hello": "a"}, b"")
+    a.broadcast({"hello": "all"})
+    assert [take(b), take(c)] == [Arrived(0, {"hello": "all"}, b"")] * 2
+    assert (c.name(1), c.host_of(2)) == ("host 1 (127.0.0.1)", 2)
+
+
+def test_what_was_sent_before_the_end_arrives_before_the_loss(meeting: Meeting) -> None:
+    a, b = meeting.meet(2)
+    for number in range(100):
+        b.send(0, {"number": number}, bytes(100_000))
+    b.close()
+    meeting.hosts.remove(b)
+    taken: list[Arrived | Lost] = []
+    while not taken or isinstance(taken[-1], Arrived):
+        assert select.select([a.wake], [], [], PATIENCE)[0]
+        taken += a.take()
+    assert [one.header["number"] for one in taken[:-1] if isinstance(one, Arrived)] == list(range(100))
+    assert taken[-1] == Lost(1, "the connection has ended")
+    a.send(1, {"nobody": "hears it"})
+
+
+def test_a_host_that_never_comes_is_lost(meeting: Meeting) -> None:
+    a, _ = meeting.prepare(2)
+    a.connect(0.1)
+    assert take(a) == Lost(1, "no connection to host 1 (127.0.0.1) could be made within 0.1 s")
+
+
+def test_a_host_that_nobody_answers_for_is_lost(meeting: Meeting) -> None:
+    a, b = meeting.prepare(2)
+    a.close()
+    meeting.hosts.remove(a)
+    b.connect(PATIENCE)
+    lost = take(b)
+    assert isinstance(lost, Lost)
+    assert "can't be reached" in lost.reason
+
+
+def test_a_host_with_another_secret_is_lost(meeting: Meeting) -> None:
+    a, b = meeting.prepare(2, secrets=[SECRET, b"another"])
+    a._thread.start()
+    b.connect(PATIENCE)
+    lost = take(b)
+    assert isinstance(lost, Lost)
+    assert lost.reason.endswith("The other agent hung up: the two may not have the same secret")
+
+
+def test_a_silent_host_is_lost(meeting: Meeting) -> None:
+    """It is there, and says nothing: stopped, or the cable is out."""
+    a, _ = meeting.prepare(2, silence=0.2)
+    a._thread.start()
+    with socket.create_connection((a.all[0].address, a.all[0].port)) as silent:
+        greeting = silent.recv(100)
+        ours = bytes(32)
+        silent.sendall(ours + link._proof(SECRET, b"caller", greeting[8:], ours) + link.encode({"host": 1}))
+        assert take(a) == Lost(1, "it has said nothing for 0.2 s")
+
+
+def test_strangers_and_impostors_change_nothing(meeting: Meeting) -> None:
+    a, b = meeting.meet(2)
+    for garbage in (b"", b"GET / HTTP/1.1\r\n\r\n", bytes(1000)):
+        with socket.create_connection((a.all[0].address, a.all[0].port)) as stranger:
+            stranger.sendall(garbage)
+    twice = Hosts(1, a.all, hosts.listen("127.0.0.1"), SECRET, PATIENCE)
+    twice.connect(PATIENCE)
+    assert isinstance(take(twice), Lost)
+    twice.close()
+    b.send(0, {"still": "here"})
+    assert take(a) == Arrived(1, {"still": "here"}, b"")
+
+
+class Store:
+    """A store for hosts that come one after the other."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+
+    def set(self, key: str, value: str, /) -> None:
+        self.values[key] = value.encode()
+
+    def get(self, key: str, /) -> bytes:
+        return self.values[key]
+
+
+def test_hosts_learn_of_each_other_and_of_the_secret_through_the_store() -> None:
+    store, own = Store(), Host("10.0.0.1", 7000, (0, 1), 2)
+    alone, secret = hosts.exchange(store, 0, 1, own, None)
+    assert alone == [own]
+    assert len(secret) == 64
+    other = replace(own, address="10.0.0.2", ranks=(2, 3))
+    assert hosts.exchange(store, 1, 2, other, None) == ([own, other], secret)
+    assert hosts.exchange(store, 1, 2, other, b"our own") == ([own, other], b"our own")
+    assert b"our own" not in store.values.values()
+
+
+def test_a_host_knows_its_own_addresses() -> None:
+    assert hosts.own_address("127.0.0.1") == "127.0.0.1"
+    assert hosts.is_own_address("localhost")
+    assert not hosts.is_own_address("192.0.2.1")
+    assert not hosts.is_own_address("no.such.host.invalid")
