@@ -4,6 +4,7 @@ import atexit
 import os
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -17,6 +18,7 @@ from torch.optim import Optimizer
 from jitckpt import faults, final_state, host_state, local_state, protocol, saves, selection, spare
 from jitckpt.errors import CheckpointError, JitckptError, NativeError, SaveError, TreeError
 from jitckpt.events import EventLog
+from jitckpt.exceptions import ExceptionHook
 from jitckpt.history import History
 from jitckpt.hooks import torch_parallel
 from jitckpt.hooks.torch_parallel import StepBarrier
@@ -180,6 +182,7 @@ class Job:
         self._hooks: TrainingHooks | None = None
         self._saver: Saver | None = None
         self._barrier: StepBarrier | None = None
+        self._exception_hook: ExceptionHook | None = None
         self._periodic_settings = periodic
         self._periodic: PeriodicSaver | None = None
         self._base = 0
@@ -264,6 +267,8 @@ class Job:
             return
         atexit.unregister(self._at_exit)
         self._hooks.detach()
+        if self._exception_hook is not None:
+            self._exception_hook.remove()
         if self._periodic is not None:
             self._periodic.settled(self._hooks.step)
             self._periodic.wait()
@@ -380,6 +385,7 @@ class Job:
             )
         )
         atexit.register(self._at_exit)
+        self._exception_hook = ExceptionHook(self._report_exception)
 
     def _load(self, choice: Choice) -> None:
         saved = saves.read(choice.save)
@@ -426,6 +432,10 @@ class Job:
 
     def _report_fault(self, spec: faults.FaultSpec) -> None:
         self._report(protocol.Fault(self.identity.rank, str(spec), spec.step, spec.phase))
+
+    def _report_exception(self, error: BaseException) -> None:
+        text = "".join(traceback.format_exception_only(error)).strip()
+        self._report(protocol.Raised(self.identity.rank, text))
 
     def _report_first_step(self) -> None:
         if self._native is not None and self._native.progress().device_ended > self._base:

@@ -207,6 +207,18 @@ class Finished(Message):
 
 
 @dataclass(frozen=True)
+class Raised(Message):
+    """An exception has come out of the worker's program; its traceback is written, its teardown begins."""
+
+    type = "raised"
+    rank: int
+    exception: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "exception", shortened(self.exception, 1000))
+
+
+@dataclass(frozen=True)
 class Fault(Message):
     """A rehearsed failure is about to happen. `fault` is its text as it stood in JITCKPT_FAULTS."""
 
@@ -257,6 +269,7 @@ FROM_WORKER = (
     Loaded,
     Warning,
     Finished,
+    Raised,
     Fault,
 )
 FROM_AGENT = (Save, Ask, Resume)

@@ -14,6 +14,7 @@ class Rank:
     """What the agent knows of one rank.
 
     exit_code: None while it lives; minus the signal's number where a signal ended it.
+    raised: an exception has ended its program; its process may take a while to end.
     registered: it has called jitckpt.init. reachable: it can still be given orders (its socket is open and
     its training has not finished). shard: what it holds, of `shards` in one replica. saved_step: the step of
     its save, once `save` is "ended". told: how the agent has begun to end it. own: it runs on this host; the
@@ -22,6 +23,7 @@ class Rank:
 
     rank: int
     exit_code: int | None = None
+    raised: bool = False
     registered: bool = False
     reachable: bool = False
     shard: int = 0
@@ -37,7 +39,14 @@ class Rank:
 
     @property
     def can_save(self) -> bool:
-        return self.alive and self.registered and self.reachable and self.save in ("none", "ordered")
+        # One that ends lets a save that it was told to make end first; it begins no other.
+        begins = self.save == "none" and not self.raised
+        return self.alive and self.registered and self.reachable and (begins or self.save == "ordered")
+
+    @property
+    def failed(self) -> bool:
+        # Only what all hosts know alike, so that all of them decide alike.
+        return self.raised or (not self.alive and (self.exit_code != 0 or self.told != "nothing"))
 
 
 @dataclass(frozen=True)
@@ -116,10 +125,7 @@ def decide(job: Job) -> Action:
     decides for itself and acts on the ranks of its host; those of a host that is lost count as killed.
     """
     live = [rank for rank in job.ranks if rank.alive and (rank.own or not job.impatient)]
-    # How it ended must follow from how the ranks did: that is what all hosts know alike.
-    failed = job.interrupted or any(
-        not rank.alive and (rank.exit_code != 0 or rank.told != "nothing") for rank in job.ranks
-    )
+    failed = job.interrupted or any(rank.failed for rank in job.ranks)
     if not live and not failed:
         return Close(Outcome.SUCCEEDED)
     if job.ending_since is None:

@@ -31,6 +31,8 @@ from jitckpt.recovery import (
 )
 from jitckpt.workers import Worker
 
+STATUS_OF_AN_EXCEPTION = 1  # of a Python that an exception has ended
+
 
 @dataclass(frozen=True)
 class Reports:
@@ -211,6 +213,9 @@ class Supervisor(threading.Thread):
                 self._register(rank, message)
             case protocol.Finished():
                 self._change(rank, reachable=False)
+            case protocol.Raised():
+                self._change(rank, raised=True)
+                self._detected("died", f"rank {rank} {_how_it_ended(STATUS_OF_AN_EXCEPTION)}")
             case protocol.Hang() if self._leads():
                 self._investigation.begin(rank, message, self._askable())
             case protocol.Progress():
@@ -227,7 +232,11 @@ class Supervisor(threading.Thread):
 
     def _askable(self) -> tuple[int, ...]:
         ranks = self._job.ranks
-        return tuple(rank.rank for rank in ranks if rank.alive and rank.registered and rank.reachable)
+        return tuple(
+            rank.rank
+            for rank in ranks
+            if rank.alive and rank.registered and rank.reachable and not rank.raised
+        )
 
     def _register(self, rank: int, message: protocol.Registered) -> None:
         self._registrations[rank] = message
@@ -255,7 +264,10 @@ class Supervisor(threading.Thread):
     def _reap(self, worker: Worker) -> None:
         self._selector.unregister(worker.pidfd)
         exit_code = worker.reap()
-        told = self._rank(worker.rank).told
+        rank = self._rank(worker.rank)
+        told = rank.told
+        if rank.raised:
+            exit_code, told = STATUS_OF_AN_EXCEPTION, "nothing"  # it has failed, though we may have ended it
         if self._hosts is not None:
             self._hosts.broadcast({"rank": worker.rank, "exit_code": exit_code, "told": told})
         if exit_code != 0:
@@ -263,7 +275,7 @@ class Supervisor(threading.Thread):
         self._has_ended(worker.rank, exit_code, told)
 
     def _has_ended(self, rank: int, exit_code: int, told: str) -> None:
-        if exit_code != 0 and told == "nothing":
+        if exit_code != 0 and told == "nothing" and not self._rank(rank).raised:
             self._detected("died", f"rank {rank} {_how_it_ended(exit_code)}")
         self._change(rank, exit_code=exit_code, told=told)
 
@@ -429,6 +441,8 @@ def _why_not_saved(rank: Rank) -> str:
         return f"saved step {rank.saved_step} of shard {rank.shard} alone"
     if rank.save == "failed":
         return "could not save"
+    if rank.raised:
+        return "raised an exception"
     if not rank.alive:
         return "has ended"
     if not rank.registered:

@@ -167,6 +167,15 @@ def test_without_a_restart_left_the_job_has_failed(start: Starter) -> None:
     assert job.events("saved")[0]["step"] == 7
 
 
+def test_a_rank_that_raised_is_found_before_its_end_and_not_waited_for(start: Starter) -> None:
+    raises = "register(); wait_for(here + '/there'); say(protocol.Raised(RANK, 'ValueError: no')); hang()"
+    job = start("register(); open(here + '/there', 'w'); save(7)", raises)
+    assert job.supervisor.result() is Outcome.RESTART
+    assert [event["text"] for event in job.events("detected")] == ["rank 1 ended with exit status 1"]
+    assert job.events("saved")[0]["step"] == 7
+    assert job.failed == {0: (-signal.SIGKILL, True), 1: (1, False)}
+
+
 def test_ranks_that_end_well_need_no_help(start: Starter) -> None:
     job = start("register()", "register(); wait_for(here + '/late')")
     assert job.workers[0].has_ended(within=PLENTY)

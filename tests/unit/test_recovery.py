@@ -30,6 +30,7 @@ class Behaviour:
     registers: float | None
     exits: float | None
     exit_code: int
+    raises: float | None
     alarm: float | None
     answers_order: float | None  # seconds after the order
     answer: str  # ended, failed, or die
@@ -52,7 +53,7 @@ class Simulation:
     def run(self) -> tuple[Outcome, Job]:
         self.ranks = [Rank(i, shard=i % self.shards, shards=self.shards) for i in range(len(self.behaviours))]
         for i, b in enumerate(self.behaviours):
-            events = ((b.registers, "register"), (b.exits, "exit"), (b.alarm, "alarm"))
+            events = ((b.registers, "register"), (b.exits, "exit"), (b.raises, "raise"), (b.alarm, "alarm"))
             self.due += [(time, i, what) for time, what in events if time is not None]
         self.due += [(time, -1, "interrupt") for time in self.interrupts]
         job = Job(tuple(self.ranks), self.now, DEADLINE, self.restarts_left)
@@ -125,6 +126,8 @@ class Simulation:
                 self.change(i, registered=True, reachable=True)
             case "exit":
                 self.change(i, exit_code=behaviour.exit_code)
+            case "raise" if rank.registered:
+                self.change(i, raised=True)
             case "die" | "killed":
                 self.change(i, exit_code=-9)
             case "terminated":
@@ -134,7 +137,7 @@ class Simulation:
             case "failed":
                 self.change(i, save="failed")
         alarm = what == "alarm" and rank.registered
-        if self.trouble_at is None and (alarm or self.ranks[i].exit_code not in (None, 0)):
+        if self.trouble_at is None and (alarm or self.ranks[i].failed):
             self.trouble_at = self.now
         return replace(job, alarmed=job.alarmed or alarm)
 
@@ -156,6 +159,7 @@ behaviours = st.builds(
     registers=st.none() | seconds,
     exits=st.none() | seconds,
     exit_code=st.sampled_from([0, 0, 1, -9]),
+    raises=st.none() | seconds,
     alarm=st.none() | seconds,
     answers_order=st.none() | seconds,
     answer=st.sampled_from(["ended", "ended", "failed", "die"]),
@@ -265,6 +269,18 @@ def test_a_second_failure_during_the_save() -> None:
     """The only rank that saves dies: there is no more to wait for."""
     ranks = (registered(0, save="ordered", exit_code=-9), KILLED, registered(2, save="failed"))
     assert decide(job(*ranks, save_ordered_at=99.0)) == EndRanks(kill=(2,), terminate=())
+
+
+def test_a_rank_that_raised_is_a_failure_before_it_has_ended() -> None:
+    ranks = (registered(0), registered(1, raised=True))
+    assert decide(job(*ranks)) == OrderSave((0,))
+    saved = (registered(0, save="ended", saved_step=3), ranks[1])
+    assert decide(job(*saved, save_ordered_at=99.0)) == EndRanks(kill=(0, 1), terminate=())
+
+
+def test_a_rank_that_raises_while_it_saves_is_waited_for() -> None:
+    ranks = (registered(0, save="ordered", raised=True), KILLED)
+    assert decide(job(*ranks, save_ordered_at=99.0)) == Wait(159.0)
 
 
 def test_a_rank_whose_training_has_finished_is_not_waited_for() -> None:
