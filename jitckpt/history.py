@@ -52,6 +52,11 @@ class History:
             self._recent.append(self._steps_since(shared))
             self._steps[step] = replace(shared, progress=self._host.progress())
 
+    def is_settled(self, step: int) -> bool:
+        """Whether nothing is still to come of `step`: the host is in the next minibatch, or further."""
+        shared = self._steps.get(step)
+        return shared is not None and shared.progress is not None
+
     def forget_before(self, step: int) -> None:
         for old in [old for old in self._steps if old < step]:
             del self._steps[old]

@@ -26,7 +26,8 @@ from jitckpt.tree_codec import Json
 BY_THE_LIBRARY = 0  # the id of a save that no agent ordered
 LOOK_SECONDS = 0.005
 STUCK_SECONDS = 10.0  # a device at rest that is still inside an optimizer step by then will not end it
-PARK_SECONDS = 5.0  # so long the training thread may take to come to its next device call
+# So long the training thread may take to come to its next device call, or to the next minibatch.
+PARK_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -107,13 +108,23 @@ class Saver:
         return 0
 
     def _wait_for_rest(self, deadline: float) -> int:
-        """Return the newest step that the device has finished, once it is in no optimizer step."""
+        """Return the newest step that the device has finished, once it is in no optimizer step.
+
+        And once nothing is still to come of it on the host, such as a scheduler's step. In a backward pass
+        that is so although the training thread makes no call: autograd's thread waits at the gate, and it
+        for that thread.
+        """
         begun = time.monotonic()
         while True:
             progress = self._native.progress()
             now = time.monotonic()
             no_step_yet = progress.host_begun == self._restored[0]
-            settled = no_step_yet or progress.step_thread_parked or now >= begun + PARK_SECONDS
+            settled = (
+                no_step_yet
+                or progress.step_thread_parked
+                or self._history.is_settled(progress.device_ended)
+                or now >= begun + PARK_SECONDS
+            )
             if progress.device_begun == progress.device_ended and settled:
                 break
             if now >= min(deadline, begun + STUCK_SECONDS + PARK_SECONDS):

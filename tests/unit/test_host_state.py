@@ -318,7 +318,10 @@ class TestHistory:
             training.optimizer.step()
             history.add(step, training.host.shared())
             training.scheduler.step()
+            assert not history.is_settled(step)
             history.settle(step)
+            assert history.is_settled(step)
+        assert not history.is_settled(3)
         assert history.usual_scheduler_steps == (1,)
         snapshot = history.snapshot(1)
         assert snapshot is not None

@@ -1,0 +1,78 @@
+"""When a save may begin. The device is played by numbers; the rest is real."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from torch import nn
+
+from jitckpt import saver
+from jitckpt.errors import SaveError
+from jitckpt.history import History
+from jitckpt.host_state import HostState
+from jitckpt.layout import Identity
+from jitckpt.native import Native, Progress
+from jitckpt.staging import Staging
+
+STEP = 3
+IN_BACKWARD = Progress(
+    host_begun=STEP,
+    host_ended=STEP,
+    device_begun=STEP,
+    device_ended=STEP,
+    queued_ahead=0,
+    holding=True,
+    step_thread_parked=False,
+)
+
+
+class Device:
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def progress(self) -> Progress:
+        return self._progress
+
+
+def step_to_save(tmp_path: Path, progress: Progress, *, next_minibatch: bool) -> int:
+    """Ask once, after STEP; next_minibatch: the host has begun it."""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    host = HostState(model=model, optimizers=[optimizer], schedulers=[], scaler=None, extra=None, device=None)
+    history = History(host)
+    history.add(STEP, host.shared())
+    if next_minibatch:
+        history.settle(STEP)
+    asked = saver.Saver(
+        root=tmp_path,
+        identity=Identity("job", "", 1, 0, 0, 1),
+        native=cast(Native, Device(progress)),
+        host=host,
+        history=history,
+        ring=-1,
+        save_function=None,
+        staging=Staging(1),
+        report=lambda _: None,
+        keep=1,
+    )
+    return asked._wait_for_rest(deadline=0.0)
+
+
+def test_in_a_backward_pass_nobody_is_waited_for(tmp_path: Path) -> None:
+    """The training thread waits for autograd's, which waits at the gate: no call of its own will come."""
+    assert step_to_save(tmp_path, IN_BACKWARD, next_minibatch=True) == STEP
+
+
+def test_what_is_still_to_come_of_the_step_is_waited_for(tmp_path: Path) -> None:
+    with pytest.raises(SaveError, match="did not come to the end"):
+        step_to_save(tmp_path, IN_BACKWARD, next_minibatch=False)
+    at_the_gate = replace(IN_BACKWARD, step_thread_parked=True)
+    assert step_to_save(tmp_path, at_the_gate, next_minibatch=False) == STEP
+
+
+def test_a_step_that_the_device_is_in_is_waited_for(tmp_path: Path) -> None:
+    inside = replace(IN_BACKWARD, device_begun=STEP + 1, step_thread_parked=True)
+    with pytest.raises(SaveError, match=f"end of optimizer step {STEP + 1}"):
+        step_to_save(tmp_path, inside, next_minibatch=True)
