@@ -1,6 +1,8 @@
 """The checks of scripts/gpu/verify: a table last, results.json and a log of each run in the folder OUT."""
 
 import argparse
+import ctypes.util
+import importlib.util
 import json
 import os
 import statistics
@@ -69,11 +71,7 @@ class Checks:
 
     def launches(self) -> list[Result]:
         """No launch is lost or repeated: counted before the library, after it, and by torch's profiler."""
-        libraries = [self._compiled(name) for name in ("before", "after")]
-        environment = device_environment(self.kind, 1, LIBRARY_DIR, os.environ)
-        ours, *rest = environment["LD_PRELOAD"].split(":")
-        environment["LD_PRELOAD"] = ":".join([str(libraries[0]), ours, str(libraries[1]), *rest])
-        found = self._measure("kernels", self.size, environment=environment)
+        found = self._measure("kernels", self.size, environment=self._with_counters())
         before, after, profiled = found["before"], found["after"], found["profiler"]
         rows = [
             Result(
@@ -90,6 +88,26 @@ class Checks:
             figure = f"{own} of torch's own, {others} of NVIDIA's libraries"
             rows.append(Result("kernels that torch's profiler counts", figure, own == before))
         return rows
+
+    def nccl(self) -> list[Result]:
+        """NCCL has a CUDA runtime of its own inside: it asks for none of its calls from outside."""
+        library = nccl_library()
+        wanted = symbols(library, "--undefined-only")
+        found = [name for name in wanted if name.startswith(("cuda", "__cuda"))]
+        row = "CUDA calls that NCCL takes from other libraries"
+        return [
+            Result(row, ", ".join(found) or f"none, of {len(wanted)} symbols", bool(wanted) and not found)
+        ]
+
+    def allocations(self) -> list[Result]:
+        """A save must be possible on a full device: nothing from CUDA, nothing from torch's own pool."""
+        with tempfile.TemporaryDirectory() as folder:
+            found = self._measure("allocations", self.size, folder, environment=self._with_counters())
+        if not found["saved"]:
+            raise RuntimeError("no save was made")
+        figure = f"{found['in_save']}, in a save of {show_size(found['saved'])}; {found['before']} before it"
+        passed = found["in_save"] == 0 < found["before"]
+        return [Result("allocations on the device in a save", figure, passed)]
 
     def recover_killed(self) -> list[Result]:
         return self._recover("killed", f"rank=1 step={FAILED_STEP} phase=backward kind=kill")
@@ -225,6 +243,14 @@ class Checks:
     def _with_library(self) -> dict[str, str]:
         return device_environment(self.kind, 1, LIBRARY_DIR, os.environ)
 
+    def _with_counters(self) -> dict[str, str]:
+        """A counting library before jitckpt's, and one after it."""
+        libraries = [self._compiled(name) for name in ("before", "after")]
+        environment = self._with_library()
+        ours, *rest = environment["LD_PRELOAD"].split(":")
+        preload = ":".join([str(libraries[0]), ours, str(libraries[1]), *rest])
+        return environment | {"LD_PRELOAD": preload}
+
     def _without_library(self) -> dict[str, str]:
         environment = self._with_library()
         libraries = environment["LD_PRELOAD"].split(":")
@@ -253,6 +279,26 @@ class Checks:
         return library
 
 
+def nccl_library() -> Path:
+    """Return the NCCL that torch loads: the wheel's, or the system's."""
+    wheel = importlib.util.find_spec("nvidia.nccl")
+    for folder in wheel.submodule_search_locations or () if wheel is not None else ():
+        for path in Path(folder).glob("lib/libnccl.so*"):
+            return path
+    found = ctypes.util.find_library("nccl")
+    listed = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, check=True).stdout
+    for line in listed.splitlines():
+        name, _, where = line.strip().partition(" => ")
+        if found is not None and name.startswith(found):
+            return Path(where)
+    raise RuntimeError("libnccl.so was not found, neither in Python's packages nor by ldconfig")
+
+
+def symbols(library: Path, which: str) -> list[str]:
+    command = ["nm", "--dynamic", "--format=just-symbols", which, str(library)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+
 def phases(events: Sequence[Event]) -> dict[str, float]:
     """Return the seconds from the failure to its detection, to the first save begun, and to the new step."""
     detected = [event for event in events if event["event"] == "detected"]
@@ -274,7 +320,9 @@ def phases(events: Sequence[Event]) -> dict[str, float]:
 NAMES = (
     "device",
     "library",
+    "nccl",
     "launches",
+    "allocations",
     "recover_killed",
     "recover_sticky",
     "recover_stopped",

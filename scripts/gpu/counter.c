@@ -1,5 +1,6 @@
-/* A library that counts kernel launches and passes them on: preloaded once before libjitckpt.so (-DNAME=before) and once
- * after it (-DNAME=after), it tells whether a launch is lost or repeated on the way. */
+/* A library that counts kernel launches and allocations of device memory, and passes them on: preloaded once before
+ * libjitckpt.so (-DNAME=before) and once after it (-DNAME=after), it tells whether a launch is lost or repeated on the way,
+ * and whether anybody allocates while a save is made. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdatomic.h>
@@ -12,13 +13,14 @@ typedef struct {
   unsigned x, y, z;
 } dim3_t;
 
-static atomic_int count;
+static atomic_int launches, allocations;
 
-int JOIN(JOIN(launches_, NAME), _jitckpt)(void) { return atomic_load(&count); }
+int JOIN(JOIN(launches_, NAME), _jitckpt)(void) { return atomic_load(&launches); }
+int JOIN(JOIN(allocations_, NAME), _jitckpt)(void) { return atomic_load(&allocations); }
 
-static void* next(const char* name, void** cached) {
+static void* next(const char* name, void** cached, atomic_int* count) {
   if (*cached == NULL) *cached = dlsym(RTLD_NEXT, name);
-  atomic_fetch_add(&count, 1);
+  atomic_fetch_add(count, 1);
   return *cached;
 }
 
@@ -28,14 +30,24 @@ typedef int (*launch_ex_t)(const void*, const void*, void**);
 #define LAUNCH(name)                                                                                      \
   int name(const void* function, dim3_t grid, dim3_t block, void** arguments, size_t shared, void* stream) { \
     static void* real;                                                                                    \
-    return ((launch_t)next(#name, &real))(function, grid, block, arguments, shared, stream);              \
+    return ((launch_t)next(#name, &real, &launches))(function, grid, block, arguments, shared, stream);              \
   }
 #define LAUNCH_EX(name)                                                         \
   int name(const void* configuration, const void* function, void** arguments) { \
     static void* real;                                                          \
-    return ((launch_ex_t)next(#name, &real))(configuration, function, arguments); \
+    return ((launch_ex_t)next(#name, &real, &launches))(configuration, function, arguments); \
   }
 
 LAUNCH(cudaLaunchKernel)
 LAUNCH(__cudaLaunchKernel)
 LAUNCH_EX(cudaLaunchKernelExC)
+
+int cudaMalloc(void** address, size_t bytes) {
+  static void* real;
+  return ((int (*)(void**, size_t))next("cudaMalloc", &real, &allocations))(address, bytes);
+}
+
+int cudaMallocAsync(void** address, size_t bytes, void* stream) {
+  static void* real;
+  return ((int (*)(void**, size_t, void*))next("cudaMallocAsync", &real, &allocations))(address, bytes, stream);
+}

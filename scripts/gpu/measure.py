@@ -5,10 +5,14 @@ step: seconds of a GPT's training step; FOLDER makes it protected.
 copy: bytes a second from the device to pinned memory, and of torch.save to FOLDER.
 kernels: how many the profiler counts in one step, by name, and how many launches the libraries before and
 after jitckpt's have counted in it.
+allocations: how often device memory was asked for, of CUDA or of torch's allocator: until a save into FOLDER
+began, and until it was written.
 """
 
 import ctypes
 import json
+import os
+import signal
 import statistics
 import sys
 import time
@@ -118,6 +122,28 @@ def kernels(size: str) -> dict[str, Any]:
         torch.cuda.synchronize()
     last_before, last_after = counters()
     return {"before": last_before - before, "after": last_after - after, "profiler": dict(counted)}
+
+
+def allocations(size: str, folder: str) -> dict[str, int]:
+    """The save is one that SIGTERM asks for, as no agent is there; the handler runs once it is written."""
+    from_cuda = ctypes.CDLL(None).allocations_after_jitckpt
+
+    def asked_for() -> int:
+        return int(from_cuda()) + int(torch.cuda.memory_stats()["allocation.all.allocated"])
+
+    after_save: list[int] = []
+    signal.signal(signal.SIGTERM, lambda *_: after_save.append(asked_for()))
+    training = Training(size)
+    jitckpt.init(checkpoint_dir=folder, model=training.model, optimizer=training.optimizer)
+    for number in range(10):
+        training.step(number)
+    torch.cuda.synchronize()
+    before_save = asked_for()
+    os.kill(os.getpid(), signal.SIGTERM)
+    while not after_save:
+        torch.cuda.synchronize()
+    saved = sum(path.stat().st_size for path in Path(folder).glob("step-*/rank-00000/tensors.safetensors"))
+    return {"before": before_save, "in_save": after_save[0] - before_save, "saved": saved}
 
 
 def counters() -> tuple[int, int]:

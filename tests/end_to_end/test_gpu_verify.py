@@ -13,12 +13,13 @@ def verify(out: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
 
 
-def test_launches_are_neither_lost_nor_repeated(tmp_path: Path) -> None:
-    done = verify(tmp_path, "--only", "device,library,launches")
+def test_launches_are_not_lost_and_a_save_allocates_nothing(tmp_path: Path) -> None:
+    done = verify(tmp_path, "--only", "device,library,nccl,launches,allocations")
     assert done.returncode == 0, done.stdout + done.stderr
     results = {row["check"]: row for row in json.loads((tmp_path / "results.json").read_text())["results"]}
     before, after = results["launches in a GPT step, before and after the library"]["figure"].split(", ")
     assert int(before) == int(after) > 100
+    assert results["allocations on the device in a save"]["figure"].startswith("0, in a save of ")
     assert done.stdout.splitlines()[-1].startswith("└"), "the table is printed last"
 
 
