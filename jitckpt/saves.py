@@ -1,5 +1,6 @@
 """Saves on the disk: write one whole or not at all, find what is there, check, read and remove it."""
 
+import ctypes
 import errno
 import json
 import os
@@ -24,6 +25,7 @@ from jitckpt.staging import Staging
 from jitckpt.tree_codec import Json
 
 READ_BYTES = 4 << 20
+LARGE_BYTES = 1 << 20  # a thread for less costs more than it gains
 _committing = threading.Lock()  # a save takes the place of another in two renames
 
 
@@ -131,7 +133,10 @@ class SaveFolder:
 
 
 class HashedFile:
-    """A new file that knows its size and checksum; leaving the `with` statement brings it to the disk."""
+    """A new file that knows its size and checksum; leaving the `with` statement brings it to the disk.
+
+    Of a large piece the checksum is computed while it is written, and the disk begins with it at once.
+    """
 
     def __init__(self, path: Path) -> None:
         self._file = open(path, "xb", buffering=0)  # noqa: SIM115
@@ -139,7 +144,20 @@ class HashedFile:
         self.size = 0
 
     def write(self, data: bytes | memoryview) -> None:
-        self._hash.update(data)
+        if len(data) < LARGE_BYTES:
+            self._hash.update(data)
+            self._append(data)
+            return
+        beside = threading.Thread(target=self._hash.update, args=(data,), name="jitckpt-checksum")
+        beside.start()
+        try:
+            begin = self.size
+            self._append(data)
+            _begin_sync(self._file.fileno(), begin, len(data))
+        finally:
+            beside.join()  # the caller uses the piece's memory again
+
+    def _append(self, data: bytes | memoryview) -> None:
         rest = memoryview(data)
         self.size += len(rest)
         while rest:
@@ -331,6 +349,16 @@ def _children(path: Path) -> list[Path]:
         return []
     except OSError as error:
         raise CheckpointError(_sentence(error, path)) from error
+
+
+_libc = ctypes.CDLL(None)
+_libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+_SYNC_FILE_RANGE_WRITE = 2
+
+
+def _begin_sync(descriptor: int, begin: int, size: int) -> None:
+    # Only sooner, so what it returns does not matter: fsync comes, waits for all, and tells of every error.
+    _libc.sync_file_range(descriptor, begin, size, _SYNC_FILE_RANGE_WRITE)
 
 
 def _sync(path: Path) -> None:

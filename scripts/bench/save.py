@@ -3,7 +3,8 @@
     .venv/bin/jitckpt exec --device softgpu -- .venv/bin/python scripts/bench/save.py [--folder DIR]
 
 A model's worth of tensors on the device goes into a file that is brought to the disk (fsync). `write` is the
-bound: write() of bytes that lie in host memory already. Medians of alternating runs, and ratios of speeds.
+bound: write() of the same bytes, which lie in host memory already. Medians of alternating runs, and ratios
+of speeds.
 """
 
 import argparse
@@ -28,11 +29,10 @@ from jitckpt.staging import Staging
 PIECE_BYTES = 16 << 20
 
 
-def plain_write(path: Path, size: int) -> None:
-    content = bytes(PIECE_BYTES)
+def plain_write(path: Path, content: memoryview) -> None:
     with open(path, "xb", buffering=0) as file:
-        for begin in range(0, size, PIECE_BYTES):
-            file.write(content[: size - begin])
+        for begin in range(0, len(content), PIECE_BYTES):
+            file.write(content[begin : begin + PIECE_BYTES])
         os.fsync(file.fileno())
 
 
@@ -67,10 +67,11 @@ def main() -> None:
     # As a GPT's: large matrices, and small vectors between them.
     tensors = {f"matrix{index}": torch.randn(1024, 1024, device="cuda") for index in range(args.mib // 4)}
     tensors |= {f"vector{index}": torch.randn(1024, device="cuda") for index in range(args.mib // 4)}
-    size = sum(tensor.nbytes for tensor in tensors.values())
+    on_host = torch.cat([tensor.cpu().flatten() for tensor in tensors.values()]).view(torch.uint8)
+    size = on_host.numel()
     staging = Staging(pinned=True)
     ways: dict[str, Callable[[Path], None]] = {
-        "write": lambda path: plain_write(path, size),
+        "write": lambda path: plain_write(path, on_host.numpy().data),
         "jitckpt": lambda path: built_in(path, tensors, staging),
         "torch.save": lambda path: torch_save(path, tensors),
     }

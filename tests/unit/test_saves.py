@@ -17,7 +17,7 @@ import torch
 from jitckpt import layout, saves
 from jitckpt.errors import CheckpointError, SaveError
 from jitckpt.layout import Identity
-from jitckpt.saves import SaveFolder
+from jitckpt.saves import LARGE_BYTES, HashedFile, SaveFolder
 
 IDENTITY = Identity(job="j", fingerprint="f", world_size=2, rank=1, shard=0, shards=1)
 WEIGHTS = {"weight": torch.arange(1000.0)}
@@ -270,6 +270,17 @@ def test_later_steps_of_a_rank_are_set_aside(tmp_path: Path) -> None:
     save(tmp_path, step=5)
     saves.set_aside_after(tmp_path, 3, rank=1)
     assert [record.step for record in saves.find(tmp_path)] == [3]
+
+
+def test_the_checksum_is_that_of_the_pieces_in_their_order_large_ones_too(tmp_path: Path) -> None:
+    pieces = [os.urandom(size) for size in (8, LARGE_BYTES, LARGE_BYTES - 1, 3 * LARGE_BYTES, 0, 5)]
+    memory = bytearray(3 * LARGE_BYTES)
+    with HashedFile(tmp_path / "file") as file:
+        for piece in pieces:
+            memory[: len(piece)] = piece  # used again for each, as a staging buffer is
+            file.write(memoryview(memory)[: len(piece)])
+    assert (tmp_path / "file").read_bytes() == b"".join(pieces)
+    assert (file.size, file.checksum) == (sum(map(len, pieces)), saves.checksum(tmp_path / "file"))
 
 
 def test_write_by_rename_leaves_the_old_file_if_it_fails(tmp_path: Path) -> None:
