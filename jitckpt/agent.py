@@ -22,11 +22,16 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import PContext, RunProcsResult, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from torch.distributed.elastic.rendezvous import RendezvousError, c10d_rendezvous_backend
+from torch.distributed.elastic.rendezvous import (
+    RendezvousError,
+    RendezvousTimeoutError,
+    c10d_rendezvous_backend,
+)
 from torch.distributed.launcher import api as launcher
 
-from jitckpt import faults, hosts, local_state, protocol, saves
+from jitckpt import faults, hosts, local_state, protocol, rendezvous, saves
 from jitckpt.console import say
+from jitckpt.copies import Copier
 from jitckpt.errors import HostsError, JitckptError
 from jitckpt.events import EventLog
 from jitckpt.faults import FaultSpec
@@ -63,9 +68,9 @@ def launch(
     Raises ChildFailedError if it failed, SignalException if it was ended by a signal.
     """
     with (
-        _replaced(launcher, "LocalElasticAgent", partial(Agent, settings, log)),
+        _replaced(launcher, "LocalElasticAgent", partial(Agent, settings, log, config)),
         # Torch's own does not know an address of this host that its name does not lead to.
-        _replaced(c10d_rendezvous_backend, "_matches_machine_hostname", hosts.is_own_address),
+        _replaced(c10d_rendezvous_backend, "_matches_machine_hostname", rendezvous.is_own_address),
     ):
         launcher.elastic_launch(config, command)(*arguments)
 
@@ -73,8 +78,11 @@ def launch(
 class Agent(LocalElasticAgent):
     """Starts the workers, and anew after a failure, until they succeed or no restart is left."""
 
-    def __init__(self, settings: Settings, log: EventLog, **torch_arguments: Any) -> None:
+    def __init__(
+        self, settings: Settings, log: EventLog, config: launcher.LaunchConfig, **torch_arguments: Any
+    ) -> None:
         super().__init__(**torch_arguments)
+        self._config = config
         self._settings = settings
         self._log = log
         self._armed = [fault.with_phase() for fault in settings.faults]
@@ -117,17 +125,29 @@ class Agent(LocalElasticAgent):
 
     def _rendezvous(self, worker_group: Any) -> None:
         self._processes = None  # a signal that comes while hosts are awaited ends the agent at once
-        if self._hosts is not None:
-            self._hosts.close()
-            self._hosts = None
+        spec = worker_group.spec
+        before, self._hosts = self._hosts, None
+        if before is not None:
+            before.close()
         # Torch would go on with the address of a host that may be gone, and the keys of workers that are.
-        worker_group.spec.rdzv_handler._bootstrap_store_info = None
+        spec.rdzv_handler._bootstrap_store_info = None
+        again = "Start the same command on all hosts again; the job goes on from its newest save."
         try:
+            if before is not None:
+                spec.rdzv_handler = rendezvous.handler_after_failure(
+                    self._config, spec.rdzv_handler, worker_group.store
+                )
             super()._rendezvous(worker_group)
             if worker_group.group_world_size > 1:
                 self._meet(worker_group)
+        except RendezvousTimeoutError as error:
+            timeout = rendezvous.join_timeout(self._config)
+            count = self._config.max_nodes
+            raise HostsError(f"{count} hosts did not come together in {timeout:g} s. {again}") from error
         except (RendezvousError, DistError) as error:
-            raise HostsError(f"The hosts of this job could not come together: {error!r}.") from error
+            raise HostsError(
+                f"The hosts did not come together: {error.__cause__ or error} {again}"
+            ) from error
 
     def _meet(self, worker_group: Any) -> None:
         """Connect to the agents on the other hosts, and count restarts as they do."""
@@ -140,7 +160,7 @@ class Agent(LocalElasticAgent):
             spec.max_restarts - self._remaining_restarts,
         )
         index, count = worker_group.group_rank, worker_group.group_world_size
-        met, secret = hosts.exchange(worker_group.store, index, count, own, self._settings.secret)
+        met, secret = rendezvous.exchange(worker_group.store, index, count, own, self._settings.secret)
         self._remaining_restarts = spec.max_restarts - max(host.restarts for host in met)
         self._hosts = Hosts(index, met, listener, secret, self._settings.host_timeout)
         self._hosts.connect(self._settings.host_timeout)
@@ -276,7 +296,18 @@ class WorkerProcesses(PContext):
             hosts=self._hosts,
         )
         self.supervisor.start()
+        self._copier = self._start_copier()
         self._open = True
+
+    def _start_copier(self) -> Copier | None:
+        """Have another host keep copies of the rings."""
+        if self._hosts is None:
+            return None
+        rings = {worker.rank: worker.ring_fd for worker in self._workers.values()}
+        keeper = self._hosts.keeper(self._hosts.index)
+        copier = Copier(rings, partial(self._hosts.send, keeper), partial(self._hosts.waiting, keeper))
+        copier.start()
+        return copier
 
     def _start_worker(self, local_rank: int) -> Worker:
         environment = {**os.environ, **self.envs[local_rank], **self._settings.device_environment}
@@ -374,20 +405,23 @@ class WorkerProcesses(PContext):
             return
         self._open = False
         self.supervisor.stop(death_sig)
+        if self._copier is not None:
+            self._copier.stop()
         self._guardian.close()
         for worker in self._workers.values():
             worker.close()
 
 
-def write_local_states(worker: Worker, directory: Path) -> dict[int, int]:
-    """Write what the rank alone knew after each step that any rank has saved; return the bytes by step.
+def write_local_states(ring_fd: int, directory: Path, steps: set[int]) -> dict[int, int]:
+    """Write what a rank alone knew after each step that any rank has saved; return the bytes by step.
 
-    What is on the disk decides: a rank may have been ended between the end of its save and its report. Raises
-    SaveError if something can't be read or written.
+    steps: those known to be saved, maybe on other hosts. What is on the disk counts as well: a rank may have
+    been ended between the end of its save and its report. Raises SaveError if something can't be read or
+    written.
     """
     saved = {record.step for record in saves.find(directory) if record.kind == "rank" and record.metadata}
-    kept = {state.step for state in local_state.read(worker.ring_fd)}
-    return {step: local_state.write_save(worker.ring_fd, directory, step) for step in sorted(saved & kept)}
+    kept = {state.step for state in local_state.read(ring_fd)}
+    return {step: local_state.write_save(ring_fd, directory, step) for step in sorted((saved | steps) & kept)}
 
 
 def _signal_exception(signum: int) -> SignalException:

@@ -7,25 +7,20 @@ sends an empty message every second.
 
 import asyncio
 import contextlib
-import json
 import os
-import secrets
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from jitckpt import link
-from jitckpt.layout import parse_object
 from jitckpt.link import Header, LinkError
 
 HEARTBEAT = 1.0  # seconds
 GREETING_SECONDS = 10.0
-_PREFIX = "jitckpt/host/"
-_SECRET = "jitckpt/secret"
 
 
 @dataclass(frozen=True)
@@ -53,14 +48,6 @@ class Lost:
 
     host: int
     reason: str
-
-
-class Store(Protocol):
-    """What is used of torch.distributed's store."""
-
-    def set(self, key: str, value: str, /) -> None: ...
-
-    def get(self, key: str, /) -> bytes: ...
 
 
 class Hosts:
@@ -105,6 +92,15 @@ class Hosts:
     def broadcast(self, header: Header) -> None:
         """Send a message to all other hosts."""
         self._in_loop(self._write, tuple(self._connected), link.encode(header))
+
+    def waiting(self, host: int) -> int:
+        """Return how many bytes for a host are not on their way yet."""
+        writer = self._writers.get(host)
+        return 0 if writer is None else writer.transport.get_write_buffer_size()
+
+    def keeper(self, host: int) -> int:
+        """Return which host keeps copies of this one's rank-local states."""
+        return (host + 1) % len(self.all)
 
     def take(self) -> list[Arrived | Lost]:
         """Return what has come since the last time, oldest first."""
@@ -219,50 +215,7 @@ def _clause(sentence: str) -> str:
     return sentence[0].lower() + sentence[1:].rstrip(".")
 
 
-def own_address(towards: str) -> str:
-    """Return the address under which this host reaches `towards`, a name or an address. Raises OSError."""
-    family, kind, protocol, _, place = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as unconnected:
-        unconnected.connect(place)  # sends nothing
-        return str(unconnected.getsockname()[0])
-
-
-def is_own_address(name: str) -> bool:
-    """Return whether this host has the address, or one of that name."""
-    try:
-        found = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)
-    except OSError:
-        return False
-    for family, kind, protocol, _, place in found:
-        with socket.socket(family, kind, protocol) as probe, contextlib.suppress(OSError):
-            probe.bind(place)
-            return True
-    return False
-
-
 def listen(address: str) -> socket.socket:
     """Return a socket that listens on a free port of this address. Raises OSError."""
     family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
     return socket.create_server((address, 0), family=family, backlog=1024)
-
-
-def exchange(
-    store: Store, index: int, count: int, own: Host, secret: bytes | None
-) -> tuple[list[Host], bytes]:
-    """Tell all hosts of a rendezvous of each other through its store; return them, and the job's secret.
-
-    Without a secret of one's own the host 0 makes one, which is as safe as the store. Raises
-    torch.distributed.DistStoreError if a host or the store has died in the meantime.
-    """
-    store.set(f"{_PREFIX}{index}", json.dumps(asdict(own)))
-    if secret is None:
-        if index == 0:
-            store.set(_SECRET, secrets.token_hex())
-        secret = store.get(_SECRET)
-    return [_host(parse_object(store.get(f"{_PREFIX}{i}"), f"Host {i}")) for i in range(count)], secret
-
-
-def _host(told: Mapping[str, Any]) -> Host:
-    return Host(
-        str(told["address"]), int(told["port"]), tuple(map(int, told["ranks"])), int(told["restarts"])
-    )

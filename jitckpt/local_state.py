@@ -230,6 +230,69 @@ class _Staging:
         area[: self._flat.numel()].copy_(self._flat, non_blocking=True)
 
 
+class Tail:
+    """Follows a ring: says which of its pieces are new since the last time, for a copy of it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.size = 0  # bytes of the whole ring
+        self._descriptor = descriptor
+        self._first = b""  # page, as far as it says how the ring is laid out
+        self._header: tuple[Identity, int, int] | None = None
+        self._seen: dict[int, bytes] = {}  # by place: the header of a host part, the words of an area
+
+    def news(self) -> list[tuple[int, bytes]]:
+        """Return new pieces and their places; written in this order, they leave a ring that is always whole.
+
+        Raises SaveError if the ring is damaged.
+        """
+        pieces = []
+        first = os.pread(self._descriptor, _WANTED, 0)
+        if first != self._first:  # the training has begun, or begun anew
+            self._header, self._first, self._seen = _read_header(self._descriptor), first, {}
+            self.size = os.fstat(self._descriptor).st_size
+            pieces.append((0, first))
+        if self._header is None:
+            return []
+        _, slots, area_bytes = self._header
+        for slot in range(slots):
+            for version in (0, 1):
+                pieces += self._host_part(_host_area(slot, version, slots, area_bytes), area_bytes)
+            for final in (False, True):
+                pieces += self._area(slot, final, slots, area_bytes)
+        return pieces
+
+    def _host_part(self, place: int, area_bytes: int) -> list[tuple[int, bytes]]:
+        head = os.pread(self._descriptor, _BLOB_HEADER.size, place)
+        if head == self._seen.get(place) or (blob := _read_blob(self._descriptor, place, area_bytes)) is None:
+            return []
+        sequence, step, content = blob
+        head = struct.pack("<QQQ", sequence, step, len(content))
+        head += _digest(head, content)
+        self._seen[place] = head
+        return [(place, head + content)]
+
+    def _area(self, slot: int, final: bool, slots: int, area_bytes: int) -> list[tuple[int, bytes]]:
+        """Return what the device has written, with the words that make it whole behind it."""
+        words, area = _device_area(slot, final, slots, area_bytes)
+        both = os.pread(self._descriptor, 2 * _WORD.size, words)
+        begun, ended = both[: _WORD.size], both[_WORD.size :]
+        if begun != ended or not any(ended) or both == self._seen.get(words):
+            return []
+        parts = [
+            _read_blob(self._descriptor, _host_area(slot, version, slots, area_bytes), area_bytes)
+            for version in (0, 1)
+        ]
+        regions = [_unpack(part[2])[0]["regions"].get(str(final).lower()) for part in parts if part]
+        used = [_used(region) for region in regions if region and _WORD.pack(region["word"]) == ended]
+        if not used:
+            return []  # the device is ahead of what the host has written
+        data = os.pread(self._descriptor, used[0], area)
+        if os.pread(self._descriptor, _WORD.size, words) != begun:
+            return []  # it is being written anew
+        self._seen[words] = both
+        return [(area, data), (words, both)]
+
+
 def create() -> int:
     """Return a new, empty memfd for one rank's ring, which child processes may inherit by number."""
     return os.memfd_create("jitckpt-local-state", os.MFD_CLOEXEC)
@@ -377,6 +440,17 @@ def _unpack(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     (length,) = _PART.unpack_from(content)
     document = layout.parse_object(content[_PART.size : _PART.size + length], "A rank's local state")
     return document, tensor_file.read(content[_PART.size + length :])
+
+
+def _used(region: Json) -> int:
+    """Return how many bytes of its area a region takes."""
+    return max(
+        (
+            offset + torch.Size(shape).numel() * getattr(torch, dtype).itemsize
+            for dtype, shape, offset in region["entries"].values()
+        ),
+        default=0,
+    )
 
 
 def _named(tree: Json) -> set[str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from jitckpt import protocol
 from jitckpt.console import say
+from jitckpt.copies import Copies
 from jitckpt.errors import JitckptError
 from jitckpt.events import EventLog
 from jitckpt.hosts import Arrived, Hosts, Lost
@@ -40,7 +41,8 @@ class Reports:
 
     heard: Callable[[Worker, Message], None]  # every message
     failed: Callable[[Worker, int, bool], None]  # with the exit code, and whether the agent killed it
-    write_local_states: Callable[[Worker, Path], dict[int, int]]  # into a directory; the bytes by step
+    # Of a rank, from its ring, into a directory, for these steps and all saved there; the bytes by step.
+    write_local_states: Callable[[int, Path, set[int]], dict[int, int]]
 
 
 class Supervisor(threading.Thread):
@@ -70,6 +72,7 @@ class Supervisor(threading.Thread):
         self._save_id = save_id
         self._hosts = hosts
         self._lost_hosts: set[int] = set()
+        self._copies = Copies()  # of the rings of another host's ranks
         numbers = set(self._workers) if hosts is None else {rank for host in hosts.all for rank in host.ranks}
         ranks = tuple(Rank(rank, own=rank in self._workers) for rank in sorted(numbers))
         self._job = Job(ranks, time.monotonic(), save_deadline, restarts_left)
@@ -126,6 +129,7 @@ class Supervisor(threading.Thread):
             self.interrupt(signum)
         self.join()
         os.close(self._wake)
+        self._copies.close()
 
     def _supervise(self) -> Outcome:
         while True:
@@ -325,6 +329,8 @@ class Supervisor(threading.Thread):
                 worker.send(protocol.decode(order.encode()))  # who can't be asked does not answer
             case {"stopped": rank}:
                 self._investigation.hear_stopped(self._rank(rank).rank)
+            case {"ring": rank, "size": size, "at": place}:
+                self._copies.write(self._rank(rank).rank, size, place, arrived.data)
             case {"alarm": cause, "text": text}:
                 self._alarm(cause, text)
 
@@ -339,8 +345,12 @@ class Supervisor(threading.Thread):
         if not ranks:
             return  # it had nothing more to do
         self._lost_hosts.add(lost.host)
-        self._log.leading = self._leads()
-        self._detected("host", f"{self._hosts.name(lost.host)} with {_listed(ranks)} is lost: {lost.reason}")
+        text = f"{self._hosts.name(lost.host)} with {_listed(ranks)} is lost: {lost.reason}"
+        if self._leads() and not self._log.leading:
+            self._log.leading, self._trouble = True, None  # what this host noticed before, nobody has heard
+        elif self._trouble is not None:
+            self._say(f"{text}.")
+        self._detected("host", text)
         for rank in ranks:
             self._change(rank, exit_code=-signal.SIGKILL, told="kill", reachable=False)
 
@@ -401,13 +411,17 @@ class Supervisor(threading.Thread):
         begun = time.monotonic()
         written: dict[int, dict[int, int]] = {}
         for rank, registration in sorted(self._registrations.items()):
-            if rank not in self._workers:
-                continue  # its own agent has its ring
+            if not self._writes_for(rank):
+                continue
             try:
+                ring = self._workers[rank].ring_fd if rank in self._workers else self._copies.rings[rank]
                 directory = Path(registration.checkpoint_dir)
-                written[rank] = self._reports.write_local_states(self._workers[rank], directory)
+                written[rank] = self._reports.write_local_states(ring, directory, steps)
                 missing = bool(steps) and max(steps) not in written[rank]
-                lost = f"its memory has none of step {max(steps)}." if missing else ""
+                memory = "its memory" if rank in self._workers else "the copy of its memory"
+                lost = f"{memory} has none of step {max(steps)}." if missing else ""
+            except KeyError:
+                lost = "the host that had a copy of it is lost, too, or had none yet."
             except (JitckptError, OSError) as error:
                 lost = str(error)
             if lost:
@@ -417,6 +431,16 @@ class Supervisor(threading.Thread):
         size = sum(sum(by_step.values()) for by_step in written.values())
         by_rank = {rank: sorted(by_step) for rank, by_step in written.items()}
         self._log.write("local_state_written", steps=by_rank, bytes=size, seconds=time.monotonic() - begun)
+
+    def _writes_for(self, rank: int) -> bool:
+        """Return whether this agent has a rank's ring or the copy of a lost one, or has to say it is lost."""
+        if rank in self._workers or self._hosts is None:
+            return True
+        host = self._hosts.host_of(rank)
+        keeper = self._hosts.keeper(host)
+        if host not in self._lost_hosts:
+            return False
+        return self._leads() if keeper in self._lost_hosts else keeper == self._hosts.index
 
 
 def _bound(call: Callable[[Worker], None], worker: Worker) -> Callable[[], None]:

@@ -26,7 +26,7 @@ from jitckpt.device import LIBRARY_DIR, check_libraries, choose_device, device_e
 from jitckpt.errors import HostsError
 from jitckpt.events import EventLog
 from jitckpt.faults import DEVICE_KINDS, FaultError, FaultSpec, parse_fault
-from jitckpt.hosts import own_address
+from jitckpt.rendezvous import own_address
 from jitckpt.staging import DEFAULT_BYTES
 from jitckpt.timeline import in_words
 

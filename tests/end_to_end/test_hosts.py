@@ -1,12 +1,19 @@
 """`jitckpt run` on two hosts: real trainings on softgpu, in network namespaces."""
 
+import os
+import signal
 import subprocess
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
 import pytest
 from gpt import TRAINING, digests
 from launcher import JITCKPT, Launcher
-from namespaces import Namespaces, namespaces
+from namespaces import Namespaces, ip, namespaces
+
+from jitckpt import local_state
+from jitckpt.local_state import LocalState
 
 STORE = "10.79.0.1:29400"
 RUN = [*JITCKPT, "run", "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", STORE]
@@ -30,6 +37,11 @@ class Job:
     def start(self, host: int, *command: str) -> "subprocess.Popen[str]":
         return self.launcher.start(*self.hosts.on(host), *THREADS, *RUN, *OPTIONS, *command)
 
+    def kill(self, host: int) -> None:
+        """Kill all processes of a host at once."""
+        for pid in ip(f"netns pids {self.hosts.names[host]}").stdout.split():
+            os.kill(int(pid), signal.SIGKILL)
+
 
 @pytest.fixture
 def job(launcher: Launcher, hosts: Namespaces) -> Job:
@@ -48,3 +60,74 @@ def test_a_killed_rank_on_one_host_changes_no_bit(job: Job, undisturbed: list[st
     assert "The job succeeded after 1 restart." in first.err
     assert "own state" not in first.err + second.err, "no rank lost what it alone knew"
     assert "jitckpt:" not in second.err, "one agent is enough to tell of it"
+
+
+def states(agent: "subprocess.Popen[str]", rank: int) -> list[LocalState]:
+    """Return the whole states of a rank, newest first, that its agent has, or the agent that keeps a copy."""
+    for path in Path(f"/proc/{agent.pid}/fd").iterdir():
+        if "jitckpt-local-state" in os.readlink(path):
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                identity = local_state.read_identity(descriptor)
+                if identity is not None and identity.rank == rank:
+                    return [state for state in local_state.read(descriptor) if not state.missing]
+            finally:
+                os.close(descriptor)
+    return []
+
+
+def newest(agent: "subprocess.Popen[str]", rank: int) -> int:
+    return max((state.step for state in states(agent, rank) if state.final), default=0)
+
+
+def keep_one_step(holders: list[tuple["subprocess.Popen[str]", int]]) -> bool:
+    """Return whether the newest state of all these agents' ranks, or copies, is of the same step."""
+    steps = {newest(agent, rank) for agent, rank in holders}
+    return len(steps) == 1 and steps != {0}
+
+
+def await_line(agent: "subprocess.Popen[str]", text: str) -> None:
+    assert agent.stdout is not None
+    for line in agent.stdout:
+        if line == text:
+            return
+    raise AssertionError(agent.communicate()[1])
+
+
+def test_a_lost_host_loses_nothing(job: Job, undisturbed: list[str]) -> None:
+    """First host 1 is lost, then host 0 with the rendezvous' store; a new one takes the place of each."""
+    script = job.launcher.script(
+        """
+        import builtins, os, runpy, sys, time
+
+        PAUSES = {"0": "step 3 of", "1": "step 7 of"}
+        print_line = builtins.print
+
+        def pause(*texts, **options):
+            print_line(*texts, **options)
+            if str(texts[0]).startswith(PAUSES.get(os.environ["JITCKPT_RESTART"], "never")):
+                print_line("pauses", flush=True)
+                time.sleep(1000)
+
+        builtins.print = pause
+        sys.path.insert(0, os.path.dirname(sys.argv[1]))
+        sys.argv = sys.argv[1:]
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        """
+    )
+    command = ["--rdzv-conf", "keep_alive_interval=1", script, *TRAINING]
+    agents = [job.start(host, *command) for host in (0, 1)]
+    for lost in (1, 0):
+        await_line(agents[0], "pauses\n")
+        # Rank 0 pauses after a step, and rank 1 waits for it in the next: both keep the state after it.
+        holders = [(agents[0], 0), (agents[1], 1), (agents[1 - lost], lost)]
+        job.launcher.wait_until(partial(keep_one_step, holders))
+        job.kill(lost)
+        agents[lost] = job.start(lost, *command)
+    ends = [job.launcher.finish(agent) for agent in agents]
+    assert [end.status for end in ends] == [0, 0], ends[0].err + ends[1].err
+    assert digests(ends[0].out + ends[1].out) == undisturbed
+    err = ends[0].err + ends[1].err
+    assert "host 0 (10.79.0.1) with rank 0 is lost: the connection has ended" in err
+    assert "the host that held the rendezvous' store at 10.79.0.1:29400 is gone." in err
+    assert "own state" not in err, "no rank lost what it alone knew"

@@ -60,9 +60,10 @@ class Job:
     def _failed(self, worker: Worker, exit_code: int, killed_by_agent: bool) -> None:
         self.failed[worker.rank] = (exit_code, killed_by_agent)
 
-    def _write_local_states(self, worker: Worker, directory: Path) -> dict[int, int]:
-        self.local_states.append((worker.rank, directory))
-        if worker.rank == 2:
+    def _write_local_states(self, ring: int, directory: Path, _steps: set[int]) -> dict[int, int]:
+        rank = next(worker.rank for worker in self.workers if worker.ring_fd == ring)
+        self.local_states.append((rank, directory))
+        if rank == 2:
             raise SaveError("The disk is full.")
         return {7: 100}
 

@@ -54,7 +54,7 @@ def local_steps(directory: Path) -> list[int]:
 
 def test_the_dead_ranks_state_is_written_for_what_others_saved(dead_worker: Worker, tmp_path: Path) -> None:
     save(tmp_path, 7)
-    written = write_local_states(dead_worker, tmp_path)
+    written = write_local_states(dead_worker.ring_fd, tmp_path, set())
     assert list(written) == [7]
     assert written[7] > 0
     assert local_steps(tmp_path) == [7]
@@ -66,10 +66,15 @@ def test_a_save_that_nobody_could_report_counts_too(dead_worker: Worker, tmp_pat
     """Its rank was ended between the end of the save and the report; a restart would take it."""
     save(tmp_path, 7)
     save(tmp_path, 8)
-    assert list(write_local_states(dead_worker, tmp_path)) == [7, 8]
+    assert list(write_local_states(dead_worker.ring_fd, tmp_path, set())) == [7, 8]
 
 
 def test_unfinished_saves_and_steps_long_gone_do_not_count(dead_worker: Worker, tmp_path: Path) -> None:
     save(tmp_path, 2)
     save(tmp_path, 8, whole=False)
-    assert write_local_states(dead_worker, tmp_path) == {}
+    assert write_local_states(dead_worker.ring_fd, tmp_path, set()) == {}
+
+
+def test_a_step_that_was_saved_on_another_host_counts_too(dead_worker: Worker, tmp_path: Path) -> None:
+    assert list(write_local_states(dead_worker.ring_fd, tmp_path, {6, 1000})) == [6]
+    assert local_steps(tmp_path) == [6]

@@ -3,7 +3,6 @@
 import select
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -123,34 +122,3 @@ def test_strangers_and_impostors_change_nothing(meeting: Meeting) -> None:
     twice.close()
     b.send(0, {"still": "here"})
     assert take(a) == Arrived(1, {"still": "here"}, b"")
-
-
-class Store:
-    """A store for hosts that come one after the other."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, bytes] = {}
-
-    def set(self, key: str, value: str, /) -> None:
-        self.values[key] = value.encode()
-
-    def get(self, key: str, /) -> bytes:
-        return self.values[key]
-
-
-def test_hosts_learn_of_each_other_and_of_the_secret_through_the_store() -> None:
-    store, own = Store(), Host("10.0.0.1", 7000, (0, 1), 2)
-    alone, secret = hosts.exchange(store, 0, 1, own, None)
-    assert alone == [own]
-    assert len(secret) == 64
-    other = replace(own, address="10.0.0.2", ranks=(2, 3))
-    assert hosts.exchange(store, 1, 2, other, None) == ([own, other], secret)
-    assert hosts.exchange(store, 1, 2, other, b"our own") == ([own, other], b"our own")
-    assert b"our own" not in store.values.values()
-
-
-def test_a_host_knows_its_own_addresses() -> None:
-    assert hosts.own_address("127.0.0.1") == "127.0.0.1"
-    assert hosts.is_own_address("localhost")
-    assert not hosts.is_own_address("192.0.2.1")
-    assert not hosts.is_own_address("no.such.host.invalid")

@@ -1,0 +1,144 @@
+"""Copies of rings on another host: at any moment they hold whole states, and in the end all of them."""
+
+import os
+import random
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jitckpt import local_state, tree_codec
+from jitckpt.copies import Copier, Copies
+from jitckpt.layout import Identity
+from jitckpt.link import Header
+from jitckpt.local_state import LocalState, Recorder, Region, Ring
+
+IDENTITY = Identity(job="j", fingerprint="f", world_size=2, rank=3, shard=0, shards=1)
+SLOTS = 4
+LIMIT = 2 << 20
+
+
+class Pair:
+    """A ring and its copy; what was sent waits in `on_the_way` until it arrives."""
+
+    def __init__(self) -> None:
+        self.memory = local_state.create()
+        self.copies = Copies()
+        self.on_the_way: list[tuple[Header, bytes]] = []
+        self.copier = Copier({3: self.memory}, lambda *sent: self.on_the_way.append(sent), lambda: 0)
+
+    def arrive(self, count: int = 1000) -> None:
+        for header, data in self.on_the_way[:count]:
+            self.copies.write(header["ring"], header["size"], header["at"], data)
+        del self.on_the_way[:count]
+
+    def states(self) -> tuple[list[LocalState], list[LocalState]]:
+        copied = local_state.read(self.copies.rings[3]) if self.copies.rings else []
+        return local_state.read(self.memory), copied
+
+    def close(self) -> None:
+        os.close(self.memory)
+        self.copies.close()
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    pair = Pair()
+    yield pair
+    pair.close()
+
+
+def parts(step: int, size: int) -> dict[str, tree_codec.Encoded]:
+    return {"random": tree_codec.encode({"step": step, "numbers": torch.full((size,), step)}, "random")}
+
+
+def value(state: LocalState) -> Any:
+    return tree_codec.decode(state.trees["random"], state.tensors)
+
+
+def recorder(pair: Pair) -> Recorder:
+    return Recorder(Ring(pair.memory, IDENTITY, SLOTS, LIMIT), lambda *_: None, lambda _: None)
+
+
+def equal(one: list[LocalState], other: list[LocalState]) -> bool:
+    return [(s.step, s.final, s.missing, value(s)["step"]) for s in one] == [
+        (s.step, s.final, s.missing, value(s)["step"]) for s in other
+    ]
+
+
+def test_before_the_training_begins_there_is_nothing_to_copy(pair: Pair) -> None:
+    pair.copier.look()
+    assert pair.on_the_way == []
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(["step", "look", "arrive"]), max_size=60))
+def test_a_copy_holds_whole_states_at_any_moment_and_all_in_the_end(events: list[str]) -> None:
+    pair, step, order = Pair(), 0, random.Random(len(events))
+    record = recorder(pair)
+    for event in events:
+        if event == "step":
+            step += 1
+            record.write(step, final=False, parts=parts(step, order.randint(1, 2000)))
+            record.write(step, final=True, parts=parts(step, order.randint(1, 2000)))
+        elif event == "look":
+            pair.copier.look()
+        else:
+            pair.arrive(order.randint(1, 5))
+        for state in pair.states()[1]:
+            numbers = value(state)["numbers"]
+            assert value(state)["step"] == state.step
+            assert bool((numbers == state.step).all())
+    pair.copier.look()
+    pair.arrive()
+    assert equal(*pair.states())
+    if step:
+        assert local_state.read_identity(pair.copies.rings[3]) == IDENTITY
+        pair.copier.look()
+        assert pair.on_the_way == [], "nothing is sent twice"
+    pair.close()
+
+
+def test_device_tensors_are_copied_once_the_device_has_written_them(pair: Pair) -> None:
+    ring = Ring(pair.memory, IDENTITY, SLOTS, LIMIT)
+    tree = {"buffers": {"mean": {"$tensor": "buffers.mean", "device": "cuda"}}}
+    regions = {True: Region(0x70001, {"buffers.mean": ("float32", [2], 0)})}
+    words, area = local_state._device_area(7 % SLOTS, True, SLOTS, ring.area_bytes)
+
+    def mean() -> list[float] | None:
+        pair.copier.look()
+        pair.arrive()
+        (state,) = pair.states()[1]
+        found = state.tensors.get("buffers.mean")
+        return None if found is None else found.tolist()
+
+    ring.write_host(7, local_state._pack(True, tree, {}, regions, ()))
+    assert mean() is None
+    os.pwrite(pair.memory, struct.pack("<Q", 0x70001), words)
+    os.pwrite(pair.memory, struct.pack("<2f", 5, 6), area)
+    assert mean() is None
+    os.pwrite(pair.memory, struct.pack("<Q", 0x70001), words + 8)
+    assert mean() == [5, 6]
+
+
+def test_a_second_training_of_the_same_process_starts_with_an_empty_copy(pair: Pair) -> None:
+    recorder(pair).write(9, final=True, parts=parts(9, 10))
+    pair.copier.look()
+    pair.arrive()
+    again = Identity(job="j", fingerprint="another", world_size=2, rank=3, shard=0, shards=1)
+    record = Recorder(Ring(pair.memory, again, SLOTS, LIMIT), lambda *_: None, lambda _: None)
+    record.write(1, final=True, parts=parts(1, 10))
+    pair.copier.look()
+    pair.arrive()
+    assert equal(*pair.states())
+    assert [state.step for state in pair.states()[1]] == [1]
+
+
+@pytest.mark.parametrize("place", [-1, 4090, 1 << 50])
+def test_a_piece_that_lies_outside_is_refused(pair: Pair, place: int) -> None:
+    with pytest.raises(ValueError, match="no part of a ring"):
+        pair.copies.write(3, 4096, place, bytes(10))
