@@ -52,9 +52,10 @@ class FallBack:
     reason: str
 
 
-def decide(reports: Sequence[Report]) -> Plan | FallBack:
+def decide(reports: Sequence[Report], restorable: bool = False) -> Plan | FallBack:
     """Return what brings all ranks on. `reports` has one of each rank of the job.
 
+    restorable: the script has registered how to save and restore.
     Raises ValueError if a rank has reported twice.
     """
     if len({report.rank for report in reports}) != len(reports):
@@ -64,6 +65,7 @@ def decide(reports: Sequence[Report]) -> Plan | FallBack:
     if dead:
         return _fall_back(
             reports,
+            restorable,
             f"the worker process of {_listed(dead)} has ended; transparent mode brings back devices and "
             "their servers, not worker processes",
         )
@@ -74,9 +76,9 @@ def decide(reports: Sequence[Report]) -> Plan | FallBack:
             try:
                 return _plan(state, reports)
             except CommunicatorError as error:
-                return _fall_back(reports, f"the communicators can't be made anew: {error}")
+                return _fall_back(reports, restorable, f"the communicators can't be made anew: {error}")
         obstacle = obstacle or obstacle_here
-    return _fall_back(reports, obstacle or "no device holds a whole state any more")
+    return _fall_back(reports, restorable, obstacle or "no device holds a whole state any more")
 
 
 def way(report: Report, state: int) -> Way | None:
@@ -192,10 +194,9 @@ def _run_again(report: Report, state: int, own: Way | None) -> list[Order]:
     return [RestoreLocalState(state), *skipped, Replay(state, end), *error]
 
 
-def _fall_back(reports: Sequence[Report], reason: str) -> FallBack:
+def _fall_back(reports: Sequence[Report], restart: bool, reason: str) -> FallBack:
     failed = [report for report in reports if report.failure is not None]
     told = f" (rank {failed[0].rank}: {failed[0].failure.error})" if failed and failed[0].failure else ""
-    restart = all(report.restorable for report in reports)
     after = (
         "The job restarts from the best save."
         if restart

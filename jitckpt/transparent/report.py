@@ -32,7 +32,6 @@ class Report:
     in host memory. host_ended: the newest step of which the host has made all calls. log_end: the calls in
     the log; a number that only grows. failure: the call that failed here; failure_before: the one for which
     the last recovery was made. communicators: those that live, but not those made since the minibatch began.
-    restorable: the script has registered how to save and restore.
     """
 
     rank: int
@@ -49,7 +48,6 @@ class Report:
     failure: Failure | None = None
     failure_before: Failure | None = None
     worker_alive: bool = True
-    restorable: bool = False
     communicators: tuple[Communicator, ...] = ()
 
     def __post_init__(self) -> None:

@@ -359,7 +359,7 @@ def test_without_a_replica_the_job_ends_with_what_would_have_protected_it() -> N
         "script has registered no restore function, so the job ends; jitckpt.init with saves every so many "
         "steps (docs/api.md) would have let it restart.",
     )
-    restarted = decide([replace(report, restorable=True) for report in reports])
+    restarted = decide(reports, restorable=True)
     assert isinstance(restarted, FallBack)
     assert restarted.restart
     assert restarted.reason.endswith("The job restarts from the best save.")

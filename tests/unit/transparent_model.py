@@ -170,33 +170,44 @@ class Rank:
 
 
 class World:
-    """The ranks of a job, and how far each is with its orders. Orders that need others wait for them."""
+    """The ranks of a job, and how far each is with its orders. Orders that need others wait for them.
+
+    A rank may still be at the orders of an older recovery than another: then they do not meet.
+    """
 
     def __init__(self, ranks: Sequence[Rank]) -> None:
         self.ranks = {rank.number: rank for rank in ranks}
-        self.recovery = 0
+        self.recovery = dict.fromkeys(self.ranks, 0)
         self._orders: dict[int, tuple[Order, ...]] = {}
         self._next: dict[int, int] = {}
         self._created: dict[int, int] = {}  # communicators of the order that the rank is at
 
     def copy(self) -> "World":
         other = World([replace(rank) for rank in self.ranks.values()])
-        other.recovery, other._orders = self.recovery, self._orders
+        other.recovery, other._orders = dict(self.recovery), dict(self._orders)
         other._next, other._created = dict(self._next), dict(self._created)
         return other
+
+    def content(self) -> tuple[object, ...]:
+        """Return all there is, to be compared."""
+        ranks = tuple(tuple(vars(rank).values()) for rank in self.ranks.values())
+        progress = (self.recovery, self._orders, self._next, self._created)
+        return ranks, *(tuple(sorted(one.items())) for one in progress)
 
     def reports(self) -> list[Report]:
         return [rank.report() for rank in self.ranks.values()]
 
     def begin(self, orders: Mapping[int, tuple[Order, ...]]) -> None:
-        """Start a recovery; whatever was under way is dropped."""
+        """Start a recovery of all ranks; whatever was under way is dropped."""
         require(orders.keys() == self.ranks.keys(), "not every rank has a plan")
-        self.recovery += 1
-        self._orders = dict(orders)
-        self._next = dict.fromkeys(orders, 0)
-        self._created = dict.fromkeys(orders, 0)
-        for rank in self.ranks.values():
-            rank.resumed, rank.skipped = False, None
+        recovery = max(self.recovery.values()) + 1
+        for rank, own in orders.items():
+            self.begin_rank(rank, recovery, own)
+
+    def begin_rank(self, rank: int, recovery: int, orders: tuple[Order, ...]) -> None:
+        self.recovery[rank], self._orders[rank] = recovery, orders
+        self._next[rank] = self._created[rank] = 0
+        self.ranks[rank].resumed, self.ranks[rank].skipped = False, None
 
     def at(self, rank: int) -> Order | None:
         place = self._next.get(rank, 0)
@@ -210,20 +221,18 @@ class World:
         """Return the ranks that can go on."""
         return [rank for rank in self.ranks if self.at(rank) is not None and self._can_go_on(rank)]
 
-    def go_on(self, rank: int) -> None:
-        """Let a rank carry out its next order, with those that take part in it."""
-        order = self.at(rank)
-        assert order is not None
-        match order:
+    def go_on(self, rank: int) -> list[int]:
+        """Let a rank carry out its next order, with those that take part in it; return whose are over."""
+        match self.at(rank):
             case MakeCommunicators(creations) if self._created[rank] < len(creations):
                 for caller in creations[self._created[rank]].callers:
                     self._created[caller] += 1
+                return []
             case Export(to, _):
-                self._transfer(rank, to)
+                return self._transfer(rank, to)
             case Import(source, _):
-                self._transfer(source, rank)
-            case _:
-                self._end(rank)
+                return self._transfer(source, rank)
+        return self._end(rank)
 
     def run(self, choose: Callable[[list[int]], int] = lambda able: able[0]) -> None:
         """Carry out all orders; WrongOrderError if ranks wait in a circle."""
@@ -232,45 +241,49 @@ class World:
             require(bool(able), f"deadlock: { ({rank: self.at(rank) for rank in self.ranks}) }")
             self.go_on(choose(able))
 
-    def _end(self, rank: int) -> None:
+    def _end(self, rank: int) -> list[int]:
         order = self.at(rank)
         assert order is not None
-        self.ranks[rank].do(order, self.recovery)
+        self.ranks[rank].do(order, self.recovery[rank])
         self._next[rank] += 1
         self._created[rank] = 0
+        return [rank]
 
-    def _transfer(self, source: int, to: int) -> None:
+    def _transfer(self, source: int, to: int) -> list[int]:
         sent, taken = self.at(source), self.at(to)
         assert isinstance(sent, Export)
         assert isinstance(taken, Import)
         require(sent.state == taken.state, "the two sides mean different states")
         require(self.ranks[source].shard == self.ranks[to].shard, "another shard's state")
-        self._end(source)
-        self._end(to)
+        return [*self._end(source), *self._end(to)]
 
     def _can_go_on(self, rank: int) -> bool:
-        order = self.at(rank)
-        match order:
+        match self.at(rank):
             case MakeCommunicators(creations) if self._created[rank] < len(creations):
                 due = creations[self._created[rank]]
-                return all(self._is_at_creation(caller, due) for caller in due.callers)
+                return all(self._meets(rank, caller) and self._is_at(caller, due) for caller in due.callers)
             case Export(to, _):
                 other = self.at(to)
-                return isinstance(other, Import) and other.source == rank
+                return self._meets(rank, to) and isinstance(other, Import) and other.source == rank
             case Import(source, _):
                 other = self.at(source)
-                return isinstance(other, Export) and other.to == rank
+                return self._meets(rank, source) and isinstance(other, Export) and other.to == rank
             case Replay():
                 # It may hold collectives of all ranks.
-                return all(self._is_past_transfers(other) for other in self.ranks)
+                return all(self._meets(rank, other) and self._has_met(other) for other in self.ranks)
         return True
 
-    def _is_at_creation(self, rank: int, creation: Creation) -> bool:
+    def _meets(self, rank: int, other: int) -> bool:
+        """Whether both are at the same recovery, and the other's device can take part in it."""
+        return self.recovery[rank] == self.recovery[other] and self.ranks[other].device != "lost"
+
+    def _is_at(self, rank: int, creation: Creation) -> bool:
         order = self.at(rank)
         return isinstance(order, MakeCommunicators) and (
             self._created[rank] < len(order.creations) and order.creations[self._created[rank]] == creation
         )
 
-    def _is_past_transfers(self, rank: int) -> bool:
+    def _has_met(self, rank: int) -> bool:
+        """Whether the rank is at its replay, or past it, or needs none."""
         rest = self._orders[rank][self._next[rank] :]
         return not any(isinstance(order, MakeCommunicators | Export | Import) for order in rest)

@@ -1,0 +1,250 @@
+"""How a recovery is agreed on: a coordinator and a participant for each rank, as pure state machines.
+
+Nothing is assumed of the messages between them: each may be lost, come late, twice or out of order. So both
+sides say what follows from their state, again and again (`says`), until the other's answer changes that
+state. Every recovery has a number; what belongs to an older one is ignored, and a newer one ends whatever is
+under way. A coordinator keeps nothing that the reports of the ranks don't say again, so if it dies another
+takes over with a recovery of a higher number.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from jitckpt.transparent.decision import FallBack, Plan, decide
+from jitckpt.transparent.orders import Order
+from jitckpt.transparent.report import Report
+
+# Recoveries in a row that may lead to the same state, before the failures are taken for lasting.
+MOST_ATTEMPTS = 10
+
+# The coordinator's term, which its agents' store counts, and the recovery in it. Ordered.
+Number = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """Something has failed at `rank`, whose last recovery was this one."""
+
+    rank: int
+    recovery: Number
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """The rank is at rest, and stays so for this recovery."""
+
+    rank: int
+    recovery: Number
+    report: Report
+
+
+@dataclass(frozen=True)
+class Done:
+    """The rank has carried out all that this recovery asked of it."""
+
+    rank: int
+    recovery: Number
+
+
+@dataclass(frozen=True)
+class GivenUp:
+    """The rank was told to give up: by this coordinator, or by one before it."""
+
+    rank: int
+    recovery: Number
+    decided: FallBack
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Come to rest and report, whatever you do."""
+
+    recovery: Number
+
+
+@dataclass(frozen=True)
+class CarryOut:
+    """Do this, one after the other."""
+
+    recovery: Number
+    orders: tuple[Order, ...]
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """There will be no transparent recovery any more."""
+
+    recovery: Number
+    decided: FallBack
+
+
+FromRank = Alarm | Stopped | Done | GivenUp
+ToRank = Stop | CarryOut | GiveUp
+
+
+@dataclass(frozen=True)
+class Coordinator:
+    """One coordinates the job. decided: what to do about the reports; None before all have come.
+
+    restorable: the script has registered how to save and restore. last_state, attempts: what the last
+    recoveries led to, and how many of them in a row. superseded: there is a newer coordinator.
+    """
+
+    ranks: tuple[int, ...]
+    recovery: Number = (0, 0)
+    restorable: bool = False
+    phase: Literal["watching", "collecting", "ordering", "giving up", "superseded"] = "watching"
+    reports: Mapping[int, Report] = field(default_factory=dict)
+    decided: Plan | FallBack | None = None
+    done: frozenset[int] = frozenset()
+    last_state: int = -1
+    attempts: int = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is to be said any more."""
+        return not self.says() and self.phase != "collecting"
+
+    def hear(self, message: FromRank) -> "Coordinator":
+        """Return what the coordinator is after a message."""
+        if message.recovery != self.recovery:
+            newer = message.recovery > self.recovery
+            return replace(self, phase="superseded", decided=None) if newer else self
+        match message:
+            case Alarm() if self.phase in ("watching", "ordering"):
+                return self._collect()
+            case Stopped(rank, _, report) if self.phase == "collecting":
+                heard = replace(self, reports={**self.reports, rank: report})
+                return heard._decide() if heard.reports.keys() >= {*self.ranks} else heard
+            case Done(rank) if self.phase == "ordering":
+                done = self.done | {rank}
+                return replace(self, done=done, phase="watching" if done >= {*self.ranks} else "ordering")
+            case GivenUp(rank, _, decided):
+                giving_up = self if self.phase == "giving up" else self._give_up(decided)
+                return replace(giving_up, done=giving_up.done | {rank})
+        return self
+
+    def lose(self, rank: int, why: str) -> "Coordinator":
+        """Return what it is once a rank can't take part any more: its worker or its node is gone."""
+        if self.phase == "superseded":
+            return self
+        lost = FallBack(self.restorable, f"A transparent recovery is impossible: rank {rank} is gone: {why}.")
+        giving_up = self if self.phase == "giving up" else self._give_up(lost)
+        return replace(giving_up, done=giving_up.done | {rank})
+
+    def says(self) -> dict[int, ToRank]:
+        """Return what each rank has still to hear."""
+        match self.decided:
+            case None if self.phase == "collecting":
+                return {rank: Stop(self.recovery) for rank in self.ranks if rank not in self.reports}
+            case Plan(orders=orders) if self.phase == "ordering":
+                waiting = (rank for rank in self.ranks if rank not in self.done)
+                return {rank: CarryOut(self.recovery, orders[rank]) for rank in waiting}
+            case FallBack() as decided if self.phase == "giving up":
+                return {rank: GiveUp(self.recovery, decided) for rank in self.ranks if rank not in self.done}
+        return {}
+
+    def _collect(self) -> "Coordinator":
+        term, number = self.recovery
+        return replace(
+            self,
+            recovery=(term, number + 1),
+            phase="collecting",
+            reports={},
+            decided=None,
+            done=frozenset(),
+        )
+
+    def _give_up(self, decided: FallBack) -> "Coordinator":
+        # With a new number: whatever the ranks do for the old one is over.
+        return replace(self._collect(), phase="giving up", decided=decided)
+
+    def _decide(self) -> "Coordinator":
+        decided = decide([self.reports[rank] for rank in self.ranks], self.restorable)
+        if isinstance(decided, FallBack):
+            return self._give_up(decided)
+        attempts = self.attempts + 1 if decided.state <= self.last_state else 1
+        if attempts > MOST_ATTEMPTS:
+            why = f"{MOST_ATTEMPTS} recoveries in a row to the state after step {decided.state} have failed"
+            return self._give_up(FallBack(self.restorable, f"Transparent recovery is given up: {why}."))
+        return replace(self, phase="ordering", decided=decided, attempts=attempts, last_state=decided.state)
+
+
+def succeed(ranks: Sequence[int], term: int, restorable: bool) -> Coordinator:
+    """Return a coordinator that takes over from one that has died; `term` is higher than all before.
+
+    It does not know whether a recovery was under way, so it begins one: where nothing has failed it only
+    costs a moment.
+    """
+    return Coordinator(tuple(ranks), (term, 0), restorable)._collect()
+
+
+@dataclass(frozen=True)
+class Participant:
+    """One rank's side. Its owner stops the rank, carries out `order`, and tells it of failures."""
+
+    rank: int
+    recovery: Number = (0, 0)
+    phase: Literal["running", "failed", "stopping", "stopped", "carrying out", "given up"] = "running"
+    report: Report | None = None
+    orders: tuple[Order, ...] = ()
+    carried_out: int = 0
+    decided: FallBack | None = None
+
+    @property
+    def order(self) -> Order | None:
+        """What the rank is to do now."""
+        return self.orders[self.carried_out] if self.phase == "carrying out" else None
+
+    def hear(self, message: ToRank) -> "Participant":
+        """Return what the participant is after a message."""
+        if message.recovery < self.recovery:
+            return self
+        if self.phase == "given up":
+            return replace(self, recovery=message.recovery)
+        match message:
+            case Stop(number) if number > self.recovery:
+                return Participant(self.rank, number, "stopping")
+            case CarryOut(number, orders) if number == self.recovery and self.phase == "stopped":
+                return replace(self, phase="carrying out", orders=orders)._checked()
+            case GiveUp(number, decided):
+                return Participant(self.rank, number, "given up", decided=decided)
+        return self
+
+    def stopped(self, report: Report) -> "Participant":
+        """The rank, which was stopping, is at rest."""
+        if self.phase != "stopping":
+            raise ValueError(f"Rank {self.rank} is {self.phase}, not stopping.")
+        return replace(self, phase="stopped", report=report)
+
+    def did(self, order: Order) -> "Participant":
+        """The rank has carried out its order."""
+        if order is not self.order:
+            raise ValueError(f"Rank {self.rank} was not to {order}.")
+        return replace(self, carried_out=self.carried_out + 1)._checked()
+
+    def failed(self) -> "Participant":
+        """Something has failed, while the application ran or while an order was carried out.
+
+        While the rank stops or is at rest, its report says so, or its first order will fail.
+        """
+        return replace(self, phase="failed") if self.phase in ("running", "carrying out") else self
+
+    def says(self) -> FromRank | None:
+        """Return what the coordinator has still to hear, or to hear again if it has asked again."""
+        match self.phase:
+            case "failed":
+                return Alarm(self.rank, self.recovery)
+            case "stopped":
+                assert self.report is not None
+                return Stopped(self.rank, self.recovery, self.report)
+            case "running":
+                return Done(self.rank, self.recovery)
+            case "given up":
+                assert self.decided is not None
+                return GivenUp(self.rank, self.recovery, self.decided)
+        return None
+
+    def _checked(self) -> "Participant":
+        return self if self.carried_out < len(self.orders) else replace(self, phase="running")
