@@ -20,6 +20,7 @@ from jitckpt.errors import CheckpointError, JitckptError
 from jitckpt.shards import REPLICATE, Holding, Mesh, Part
 from jitckpt.tree_codec import Json
 
+LARGEST_NAMED_GROUP = 8192  # ranks: what a message to the agent holds
 SAMPLED_ELEMENTS = 64  # of each parameter, where nothing but its values can tell replicas
 
 
@@ -90,6 +91,27 @@ def placed(part: Tensor, parameter: Tensor, how: Json) -> Tensor:
         shape=torch.Size(how["shape"]),
         stride=tuple(how["stride"]),
     )
+
+
+def named_groups() -> list[tuple[str, tuple[int, ...]]]:
+    """Return the process groups of this rank that have a name, with their ranks: of meshes above all."""
+    if not _initialised():
+        return []
+    found: dict[tuple[str, tuple[int, ...]], None] = {}
+    meshes = sys.modules.get("torch.distributed.device_mesh")
+    for mesh in _all_of(meshes.DeviceMesh) if meshes else []:
+        if mesh.mesh_dim_names and mesh.get_coordinate() is not None:
+            for name in mesh.mesh_dim_names:
+                found[name, tuple(distributed.get_process_group_ranks(mesh.get_group(name)))] = None
+    for group, ranks in distributed.distributed_c10d._world.pg_group_ranks.items():
+        if isinstance(group, distributed.ProcessGroup) and _rank() in ranks and _is_name(group.group_desc):
+            found[group.group_desc, tuple(ranks)] = None
+    return [(name, ranks) for name, ranks in found if 1 < len(ranks) <= LARGEST_NAMED_GROUP]
+
+
+def _is_name(description: str) -> bool:
+    """Return whether a user gave it: torch itself calls groups so, those of a mesh by its dimension."""
+    return description not in ("", "undefined", "default_pg") and not description.startswith("mesh_")
 
 
 def pieces(model: nn.Module | None, optimizers: Sequence[Optimizer]) -> Json:

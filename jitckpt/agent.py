@@ -7,8 +7,9 @@ first; everything else (rendezvous, the workers' environment, logs, restarts) st
 import inspect
 import os
 import signal
+import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -40,6 +41,7 @@ from jitckpt.protocol import Message
 from jitckpt.recovery import Outcome
 from jitckpt.spares import Spares
 from jitckpt.supervisor import Reports, Supervisor
+from jitckpt.suspects import VARIABLE, NoDeviceError, Suspects, without
 from jitckpt.workers import Guardian, Worker
 
 
@@ -55,6 +57,9 @@ class Settings:
     staging: int  # bytes
     device_environment: Mapping[str, str]
     warm_spares: int | None  # for each rank; None for one where memory allows
+    devices: tuple[str, ...]  # of this host, as in CUDA_VISIBLE_DEVICES
+    exclude_suspect: bool
+    temporary: Path | None  # a folder of the launcher's that goes with it
     faults: tuple[FaultSpec, ...]
     host_timeout: float
     secret: bytes | None  # of this job, for agents on several hosts; None: one is made
@@ -87,6 +92,8 @@ class Agent(LocalElasticAgent):
         self._log = log
         self._armed = [fault.with_phase() for fault in settings.faults]
         self._spares = Spares(settings.warm_spares)
+        self._suspects = Suspects()
+        self._devices = list(settings.devices)
         self._signals: list[int] = []
         self._starting = False
         self._processes: WorkerProcesses | None = None
@@ -182,6 +189,27 @@ class Agent(LocalElasticAgent):
             started: dict[int, Any] = super()._start_workers(worker_group)
         return started
 
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        """Tell how the workers are; there is no restart if too few devices are left for it."""
+        result: RunResult = super()._monitor_workers(worker_group)
+        if result.is_failed() and self._remaining_restarts > 0 and self._settings.exclude_suspect:
+            self._leave_out_suspects(worker_group.spec.local_world_size)
+        return result
+
+    def _leave_out_suspects(self, ranks: int) -> None:
+        try:
+            devices = without(self._devices, self._suspects.devices, ranks)
+        except NoDeviceError as error:
+            text = f"the job can't go on here: {error} (--exclude-suspect)."
+            self._log.write("no_device", text=text)
+            say(text)
+            self._remaining_restarts = 0
+            return
+        if devices != self._devices:
+            self._devices = devices
+            self._log.write("devices", devices=devices)
+            say(f"the ranks of this host get devices {', '.join(devices[:ranks])}.")
+
     def _give_fresh_store(self, worker_group: Any) -> None:
         # Torch keeps one store over all restarts; new workers would read in it what the old ones wrote, such
         # as NCCL's unique ids and the addresses of processes that are gone.
@@ -197,7 +225,9 @@ class Agent(LocalElasticAgent):
                 self._log,
                 self._armed,
                 self._spares,
-                self._remaining_restarts,
+                suspects=self._suspects,
+                devices=self._devices,
+                restarts_left=self._remaining_restarts,
                 hosts=self._hosts,
                 **torch_arguments,
             )
@@ -221,8 +251,10 @@ class WorkerProcesses(PContext):
         log: EventLog,
         armed: list[FaultSpec],
         spares: Spares,
-        restarts_left: int,
         *,
+        suspects: Suspects,
+        devices: Sequence[str],
+        restarts_left: int,
         hosts: Hosts | None,
         numa_options: Any = None,
         **torch_arguments: Any,
@@ -232,6 +264,8 @@ class WorkerProcesses(PContext):
         self._log = log
         self._armed = armed
         self._spares = spares
+        self._suspects = suspects
+        self._devices = devices
         self._restarts_left = restarts_left
         self._hosts = hosts
         self._numa_options = numa_options
@@ -280,7 +314,7 @@ class WorkerProcesses(PContext):
                 worker.close()
             raise
         workers = list(self._workers.values())
-        self._guardian = Guardian(workers, self._settings.save_deadline)
+        self._guardian = Guardian(workers, self._settings.save_deadline, self._settings.temporary)
         self.supervisor = Supervisor(
             workers=workers,
             log=self._log,
@@ -288,6 +322,7 @@ class WorkerProcesses(PContext):
                 heard=self._heard,
                 failed=self._failed,
                 write_local_states=write_local_states,
+                blamed=self._blamed,
             ),
             save_id=self._log.restart + 1,
             save_deadline=self._settings.save_deadline,
@@ -313,6 +348,8 @@ class WorkerProcesses(PContext):
         environment = {**os.environ, **self.envs[local_rank], **self._settings.device_environment}
         environment["JITCKPT_HANG_TIMEOUT"] = str(self._settings.hang_timeout)
         environment["JITCKPT_HANG_FLOOR"] = str(self._settings.hang_floor)
+        if tuple(self._devices) != self._settings.devices:
+            environment[VARIABLE] = ",".join(self._devices)
         environment["JITCKPT_STAGING"] = str(self._settings.staging)
         environment["JITCKPT_RESTART"] = str(self._log.restart)
         environment["JITCKPT_FAULTS"] = faults.to_environment(self._armed)
@@ -371,6 +408,17 @@ class WorkerProcesses(PContext):
         fired = next((fault for fault in self._armed if str(fault) == text), None)
         if fired is not None:
             self._armed.remove(fired)
+
+    def _blamed(self, worker: Worker) -> None:
+        local_rank = self._local_rank(worker)
+        if local_rank >= len(self._devices):  # ranks that share devices
+            return
+        device, host = self._devices[local_rank], socket.gethostname()
+        if self._suspects.note(worker.rank, device):
+            self._log.write("suspect", rank=worker.rank, device=device, host=host)
+            way = "a restart" if self._settings.exclude_suspect else "--exclude-suspect"
+            what = f"has failed twice on device {device} of {host}, which is suspect now"
+            say(f"rank {worker.rank} {what}; {way} leaves it out.")
 
     def _failed(self, worker: Worker, exit_code: int, killed_by_agent: bool) -> None:
         local_rank = self._local_rank(worker)

@@ -1,9 +1,9 @@
 """A small process that sees to it that no worker outlives a killed agent for long.
 
 It is run as a script, without site packages, so that it starts in milliseconds. Arguments: the seconds that
-registered workers get to save by themselves, then PID:PIDFD of each worker. Standard input: the process ids
-of workers that have registered, one a line. The end of that input is the death of the agent, which kills its
-guardian before it ends itself.
+registered workers get to save by themselves, the agent's temporary folder or "", then PID:PIDFD of each
+worker. Standard input: the process ids of workers that have registered, one a line. The end of that input is
+the death of the agent, which kills its guardian before it ends itself.
 """
 
 import contextlib
@@ -20,9 +20,16 @@ def kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
+def remove_if_empty(folder: str) -> None:
+    """Remove a folder with the folders in it, unless there is a file anywhere."""
+    if not any(files for _, _, files in os.walk(folder)):
+        for path, _, _ in os.walk(folder, topdown=False):
+            os.rmdir(path)
+
+
 def main() -> None:
     seconds_to_save = float(sys.argv[1])
-    workers = {int(pidfd): int(pid) for pid, pidfd in (pair.split(":") for pair in sys.argv[2:])}
+    workers = {int(pidfd): int(pid) for pid, pidfd in (pair.split(":") for pair in sys.argv[3:])}
     registered = {int(line) for line in sys.stdin}
     deadline = time.monotonic() + seconds_to_save
     waiting = select.poll()
@@ -41,6 +48,8 @@ def main() -> None:
             kill_group(workers.pop(pidfd))
     for pid in workers.values():
         kill_group(pid)
+    if sys.argv[2]:
+        remove_if_empty(sys.argv[2])
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from typing import Any
 
 from jitckpt.protocol import Progress
 
+Groups = Mapping[frozenset[int], Collection[str]]
+
 
 @dataclass(frozen=True)
 class Waiting:
@@ -25,11 +27,13 @@ class Waiting:
     bytes: int
     seconds: float
     late: tuple[int, ...]
+    dimension: str = ""  # what the training calls the communicator, such as `tensor`
 
     def __str__(self) -> str:
         have = "has" if len(self.late) == 1 else "have"
         late = f"{named(self.late)} {have} not arrived" if self.late else "all have arrived"
         members = f"{self.size} ranks" if len(self.ranks) < self.size else named(self.ranks)
+        members += f" along {self.dimension}" if self.dimension else ""
         return (
             f"rank {self.rank} has waited {self.seconds:.1f} s in {self.operation} number {self.sequence} "
             f"({_size(self.bytes)}) of {members}, where {late}"
@@ -53,6 +57,11 @@ class Diagnosis:
     def stragglers(self) -> tuple[int, ...]:
         """The late ranks that live and answer; none if somebody late does not."""
         return () if set(self.late) & set(self.silent) else self.late
+
+    @property
+    def blamed(self) -> tuple[int, ...]:
+        """The ranks that are late, or that nobody waits for yet, and do not answer."""
+        return tuple(rank for rank in self.silent if rank in self.late or not self.waits)
 
     def __str__(self) -> str:
         longest = max(self.waits, key=lambda waiting: waiting.seconds, default=None)
@@ -83,16 +92,22 @@ def diagnose(
     absent: Collection[int] = (),
     *,
     patience: float = 0.0,
+    groups: Groups | None = None,
 ) -> Diagnosis:
     """Return who waits for whom, from the answers of the ranks and the list of those that gave none.
 
     absent: ranks that live but can't be asked yet. A silent or absent rank counts as late wherever it may be
-    the one that has not arrived. patience: waits of fewer seconds are left out.
+    the one that has not arrived. patience: waits of fewer seconds are left out. groups: the ranks of the
+    training's process groups, and what it calls them.
     """
     places: dict[str, dict[int, _Place]] = {}
     sizes: dict[str, int] = {}
+    idle: dict[str, set[int]] = {}  # have the communicator and have enqueued nothing on it yet
     for rank, answer in answers.items():
         for one in answer.communicators:
+            if one["ranks"] == 0:
+                idle.setdefault(one["communicator"], set()).add(rank)
+                continue
             place = _Place(rank, one["sequence"], _by_peer(one["sends"]), _by_peer(one["receives"]))
             places.setdefault(one["communicator"], {})[one["rank"]] = place
             sizes[one["communicator"]] = one["ranks"]
@@ -102,19 +117,23 @@ def diagnose(
             if entry["seconds"] < patience:
                 continue
             members = places.get(entry["communicator"], {})
-            unknown = len(members) < sizes.get(entry["communicator"], 0)
-            late = _late(rank, entry, members) | ({*silent, *absent} if unknown else set())
+            size = sizes.get(entry["communicator"], 0)
+            resting = idle.get(entry["communicator"], set())
+            known = frozenset([*(place.rank for place in members.values()), *resting])
+            unknown = {*silent, *absent} if len(known) < size else set()
+            late = _late(rank, entry, members, resting) | unknown
             waits.append(
                 Waiting(
                     rank=rank,
                     operation=entry["operation"],
                     communicator=entry["communicator"],
-                    ranks=tuple(sorted(place.rank for place in members.values())),
-                    size=sizes.get(entry["communicator"], 0),
+                    ranks=tuple(sorted(known)),
+                    size=size,
                     sequence=entry["sequence"],
                     bytes=entry["bytes"],
                     seconds=entry["seconds"],
                     late=tuple(sorted(late)),
+                    dimension=_dimension(known, size, answers.keys() - known, groups or {}),
                 )
             )
     waiting = {wait.rank for wait in waits if wait.late}
@@ -122,15 +141,29 @@ def diagnose(
     return Diagnosis(tuple(waits), tuple(sorted(awaited - waiting)), tuple(sorted(silent)))
 
 
-def _late(rank: int, entry: Mapping[str, Any], members: Mapping[int, _Place]) -> set[int]:
-    """The ranks of the job that have not yet enqueued their part of this rank's operation."""
+def _dimension(known: frozenset[int], size: int, others: Collection[int], groups: Groups) -> str:
+    """What the training calls a communicator of so many ranks; "" if that can't be told.
+
+    known: its ranks, as far as they have answered. others: ranks that have answered and do not know it.
+    """
+    fits = [ranks for ranks in groups if len(ranks) == size and known <= ranks]
+    likely = [ranks for ranks in fits if not ranks.intersection(others)] or fits
+    return " or ".join(sorted(groups[likely[0]])) if len(likely) == 1 else ""
+
+
+def _late(rank: int, entry: Mapping[str, Any], members: Mapping[int, _Place], idle: set[int]) -> set[int]:
+    """The ranks of the job that have not yet enqueued their part of this rank's operation.
+
+    idle: those that have enqueued nothing on the communicator, and so have not told their place on it.
+    """
     if not entry["exchanges"]:
-        return {place.rank for place in members.values() if place.sequence < entry["sequence"]}
+        return idle | {place.rank for place in members.values() if place.sequence < entry["sequence"]}
     own = next((number for number, place in members.items() if place.rank == rank), None)
     late = set()
     for is_send, peer, number in entry["exchanges"]:
         other = members.get(peer)
         if other is None:
+            late |= idle
             continue
         counts = other.receives if is_send else other.sends
         if counts is not None and own is not None and counts.get(own, 0) < number:

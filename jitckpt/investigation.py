@@ -49,17 +49,27 @@ class Investigation:
         self._question: _Question | None = None
         self._questions = 0
         self._failure: Diagnosis | None = None  # not reported yet
+        self._groups: dict[frozenset[int], set[str]] = {}
 
     @property
     def next_look(self) -> float | None:
         """The monotonic time at which `verdict` should be asked, if nothing is heard before."""
         return None if self._question is None else self._question.next_look
 
+    @property
+    def blamed(self) -> tuple[int, ...]:
+        """The ranks that caused the failure found just now: awaited, and they don't answer."""
+        return () if self._failure is None else self._failure.blamed
+
     def begin(self, rank: int, message: protocol.Hang, askable: Sequence[int]) -> None:
         """A rank waits in a collective for unusually long: ask all those that can answer."""
         if self._question is None and self._failure is None:
             reported = f"rank {rank}'s {message.operation} made no progress for {message.seconds:.1f} s"
             self._ask(reported, message.seconds, askable)
+
+    def name_group(self, group: protocol.Group) -> None:
+        """Take note of what the training calls a group of ranks."""
+        self._groups.setdefault(frozenset(group.ranks), set()).add(group.name)
 
     def hear(self, rank: int, answer: protocol.Progress) -> None:
         """Take note of an answer."""
@@ -85,7 +95,9 @@ class Investigation:
         if question.judged:
             self._ask(question.reported, question.patience, askable)
             return None
-        diagnosis = diagnose(question.answers, silent, absent, patience=question.patience)
+        diagnosis = diagnose(
+            question.answers, silent, absent, patience=question.patience, groups=self._groups
+        )
         if not diagnosis.waits and not silent:
             self._log.write("hang_over", text=question.reported)
             self._question = None

@@ -384,6 +384,9 @@ class Job:
                 stack_fd=stack_writer().descriptor,
             )
         )
+        if self.identity.world_size > 1 and self._agent_fd >= 0:
+            for name, ranks in torch_parallel.named_groups():
+                self._report(protocol.Group(self.identity.rank, name, list(ranks)))
         atexit.register(self._at_exit)
         self._exception_hook = ExceptionHook(self._report_exception)
 

@@ -54,6 +54,16 @@ class Registered(Message):
 
 
 @dataclass(frozen=True)
+class Group(Message):
+    """A process group that the rank is in: the ranks of the job, and what its user calls it."""
+
+    type = "group"
+    rank: int
+    name: str
+    ranks: list[Any]
+
+
+@dataclass(frozen=True)
 class Hang(Message):
     """A collective made no progress for `seconds`. `collectives`: what was in flight, oldest first.
 
@@ -256,6 +266,7 @@ class Resume(Message):
 
 FROM_WORKER = (
     Registered,
+    Group,
     Hang,
     Progress,
     NcclError,

@@ -23,6 +23,7 @@ JITCKPT = [sys.executable, "-P", "-c", "import sys; from jitckpt.cli import main
 STEP_LINE = re.compile(r"step (\d+) of (\d+)")
 # In the environment of every process of a run, so that those that it leaves behind are found.
 MARK = "JITCKPT_REHEARSAL"
+LAUNCHER = -1  # in the place of a rank: `jitckpt run` itself
 CHECKPOINTS, OUTPUT = "ckpt", "output.txt"
 LOOK_SECONDS = 0.01
 STAY_SECONDS = 5.0
@@ -30,9 +31,10 @@ STAY_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Strike:
-    """A signal from outside: to `rank`, `delay` seconds after the first event of this name in that start.
+    """A signal from outside, `delay` seconds after the first event of this name in that start.
 
-    event: a name in events.jsonl, such as first_step, save_begun or restart. restart: 0 is the first start.
+    rank: or LAUNCHER. event: a name in events.jsonl, such as first_step, save_begun or restart. restart: 0 is
+    the first start.
     """
 
     rank: int
@@ -219,7 +221,8 @@ def unused_shared_memory(before: set[str]) -> list[str]:
     if new:
         folders = [f"/proc/{name}/{kind}" for name in os.listdir("/proc") for kind in ("fd", "map_files")]
         links = (link for folder in folders for link in _links(Path(folder)))
-        new -= {Path(link).name for link in links if link.startswith("/dev/shm/")}
+        # A process may use a file in a folder there.
+        new -= {Path(link).parts[3] for link in links if link.startswith("/dev/shm/")}
     return sorted(new & set(os.listdir("/dev/shm")))
 
 
@@ -267,6 +270,9 @@ def signal_rank(folder: Path, what: Strike, mark: str) -> bool:
     That is who registered last, else the oldest of the processes that have the rank's environment.
     """
     living = [pid for pid, _ in processes_with(mark)]
+    if what.rank == LAUNCHER:
+        os.kill(min(living, key=_start_time), what.signal)
+        return True
     events = events_in(folder)
     registered = [e["pid"] for e in events if e["event"] == "registered" and e["rank"] == what.rank]
     starting = [pid for pid in sorted(living, key=_start_time) if is_worker(pid, what.rank)]

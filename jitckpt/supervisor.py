@@ -43,6 +43,7 @@ class Reports:
     failed: Callable[[Worker, int, bool], None]  # with the exit code, and whether the agent killed it
     # Of a rank, from its ring, into a directory, for these steps and all saved there; the bytes by step.
     write_local_states: Callable[[int, Path, set[int]], dict[int, int]]
+    blamed: Callable[[Worker], None] = lambda worker: None  # it has failed by itself, and before all others
 
 
 class Supervisor(threading.Thread):
@@ -146,6 +147,7 @@ class Supervisor(threading.Thread):
             absent = tuple(rank.rank for rank in self._job.ranks if rank.alive and not rank.registered)
             if not self._job.alarmed and (found := self._investigation.verdict(self._askable(), absent)):
                 self._tell_alarm("hang", found)
+                self._blame(self._investigation.blamed)
             match decide(self._job):
                 case Wait(until):
                     looks = [] if self._job.alarmed else [self._investigation.next_look]
@@ -202,13 +204,14 @@ class Supervisor(threading.Thread):
         if self._hosts is None or isinstance(message, protocol.Loaded):
             return
         said = {"rank": rank, "said": protocol.encode(message).decode()}
-        if not isinstance(message, protocol.Hang | protocol.Progress):
+        if not isinstance(message, protocol.Hang | protocol.Progress | protocol.Group):
             self._hosts.broadcast(said)
         elif not self._leads():
             self._hosts.send(self._leader(), said)
 
     def _hear(self, rank: int, message: Message) -> None:
-        if not isinstance(message, protocol.Loaded | protocol.Progress):  # long, and of use for a moment
+        # Those are long, and of use for a moment or to the agent alone.
+        if not isinstance(message, protocol.Loaded | protocol.Progress | protocol.Group):
             fields = asdict(message)
             del fields["time"]
             self._log.write(message.type, **(fields | {"rank": rank}))
@@ -219,9 +222,11 @@ class Supervisor(threading.Thread):
                 self._change(rank, reachable=False)
             case protocol.Raised():
                 self._change(rank, raised=True)
-                self._detected("died", f"rank {rank} {_how_it_ended(STATUS_OF_AN_EXCEPTION)}")
+                self._died(rank, STATUS_OF_AN_EXCEPTION)
             case protocol.Hang() if self._leads():
                 self._investigation.begin(rank, message, self._askable())
+            case protocol.Group():
+                self._investigation.name_group(message)
             case protocol.Progress():
                 self._investigation.hear(rank, message)
             case protocol.NcclError():
@@ -280,8 +285,19 @@ class Supervisor(threading.Thread):
 
     def _has_ended(self, rank: int, exit_code: int, told: str) -> None:
         if exit_code != 0 and told == "nothing" and not self._rank(rank).raised:
-            self._detected("died", f"rank {rank} {_how_it_ended(exit_code)}")
+            self._died(rank, exit_code)
         self._change(rank, exit_code=exit_code, told=told)
+
+    def _died(self, rank: int, exit_code: int) -> None:
+        first = self._trouble is None
+        self._detected("died", f"rank {rank} {_how_it_ended(exit_code)}")
+        if first:  # the others may have ended because of it
+            self._blame([rank])
+
+    def _blame(self, ranks: Sequence[int]) -> None:
+        for rank in ranks:
+            if rank in self._workers:
+                self._reports.blamed(self._workers[rank])
 
     def _detected(self, cause: str, text: str) -> None:
         """Log a failure; tell the user of the first, the others usually follow from it."""

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jitckpt.faults import SILENT_KINDS, phases_of
 from jitckpt.final_state import FinalState
@@ -54,12 +54,13 @@ def choose_trial(
     step_seconds: float,
     kinds: Sequence[str],
     second: bool = False,
+    two_at_once: bool = False,
 ) -> Trial:
     """Return the `number`-th trial of the seed; it does not depend on the others.
 
     steps: of the whole job. step_seconds: their mean duration, for signals from outside. kinds: to choose
     from, of faults.FATAL_KINDS and FROM_OUTSIDE. second: hit a rank again while the job saves, restarts or
-    restores.
+    restores. two_at_once: the first failure is that of two ranks.
     """
     chance = random.Random(f"{seed} {number}")
     rank, kind = chance.randrange(ranks), chance.choice(list(kinds))
@@ -72,10 +73,15 @@ def choose_trial(
     else:
         step = chance.randint(min(2, steps - 1), steps - 1)
         faults = (f"rank={rank} step={step} phase={chance.choice(phases_of(kind))} kind={kind}",)
+    if two_at_once:
+        other = (rank + chance.randrange(1, ranks)) % ranks
+        faults += tuple(fault.replace(f"rank={rank} ", f"rank={other} ", 1) for fault in faults)
+        strikes += [replace(strike, rank=other) for strike in strikes]
     if second:
         event, restart, within = chance.choice(SECOND_MOMENTS)
         # A save is made by the others; a restart is everybody's.
-        others = [other for other in range(ranks) if other != rank or restart]
+        failed = {rank, other} if two_at_once else {rank}
+        others = [one for one in range(ranks) if one not in failed or restart] or [rank]
         strikes.append(Strike(chance.choice(others), event, round(chance.uniform(0, within), 4), restart))
     return Trial(number, kind, faults, tuple(strikes))
 

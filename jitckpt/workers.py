@@ -177,10 +177,12 @@ class Spare:
 class Guardian:
     """The process that ends the workers should the agent be killed (see guardian.py)."""
 
-    def __init__(self, workers: Sequence[Worker], seconds_to_save: float) -> None:
-        pairs = [f"{worker.pid}:{worker.pidfd}" for worker in workers]
+    def __init__(self, workers: Sequence[Worker], seconds_to_save: float, temporary: Path | None) -> None:
+        """temporary: the agent's folder, which goes if nothing is in it."""
+        arguments = [str(seconds_to_save), "" if temporary is None else str(temporary)]
+        arguments += [f"{worker.pid}:{worker.pidfd}" for worker in workers]
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", guardian.__file__, str(seconds_to_save), *pairs],
+            [sys.executable, "-I", "-S", guardian.__file__, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             pass_fds=[worker.pidfd for worker in workers],

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import random
 import shlex
 import sys
 import tempfile
@@ -50,6 +51,13 @@ def parse_arguments() -> argparse.Namespace:
         metavar="SHARE",
         help="of the trials in which a rank fails again, in a save, restart or restore (default 0.3)",
     )
+    parser.add_argument(
+        "--two-at-once",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="of the trials of 4 ranks and more in which two fail at once (default 0)",
+    )
     parser.add_argument("--mode", choices=("user",), default="user", help="of protection (default user)")
     parser.add_argument("--json", action="store_true", help="print one JSON object and no table")
     args = parser.parse_args()
@@ -86,6 +94,9 @@ class Campaign:
         examples, ranks = self.args.example, self.args.ranks
         return examples[number % len(examples)], ranks[number // len(examples) % len(ranks)]
 
+    def chance(self, number: int) -> float:
+        return random.Random(f"{self.args.seed} {number} at once").random()
+
     def command(self, example: Path) -> list[str]:
         return [
             "--save-deadline",
@@ -121,6 +132,7 @@ class Campaign:
             step_seconds=undisturbed.step_seconds,
             kinds=args.kinds,
             second=number * args.second % 1 < args.second,
+            two_at_once=ranks >= 4 and self.chance(number) < args.two_at_once,
         )
         folder = self.folder / str(number)
         timeout = SILENT_TIMEOUT if is_silent(trial.kind) else 60.0

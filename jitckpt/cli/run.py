@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,8 +26,10 @@ from jitckpt.device import LIBRARY_DIR, check_libraries, choose_device, device_e
 from jitckpt.errors import HostsError
 from jitckpt.events import EventLog
 from jitckpt.faults import DEVICE_KINDS, FaultError, FaultSpec, parse_fault
+from jitckpt.guardian import remove_if_empty
 from jitckpt.rendezvous import own_address
 from jitckpt.staging import DEFAULT_BYTES
+from jitckpt.suspects import visible_devices
 from jitckpt.timeline import in_words
 
 DEFAULT_MAX_RESTARTS = 3
@@ -50,7 +52,7 @@ def main(arguments: list[str]) -> int:
     args = parser.parse_args(arguments)
     kind = choose_device(args.device, os.environ)
     check_libraries(kind, LIBRARY_DIR)
-    with _log_dir(args) as remove_logs:
+    with _log_dir(args) as temporary:
         try:
             _check(args, kind)
             config, command, command_arguments = torchrun.config_from_args(args)
@@ -71,11 +73,14 @@ def main(arguments: list[str]) -> int:
             faults=tuple(args.fault),
             host_timeout=args.host_timeout,
             secret=args.secret_file,
+            devices=_devices(kind, config.nproc_per_node),
+            exclude_suspect=args.exclude_suspect,
+            temporary=temporary,
         )
         log = EventLog(args.checkpoint_dir)
         status = _launch(settings, log, config, command, command_arguments)
-        if status == 0:
-            remove_logs()
+        if status == 0 and temporary is not None:
+            shutil.rmtree(temporary)
     return status
 
 
@@ -104,25 +109,29 @@ def _launch(
                 say(sentence)
 
 
-@contextmanager
-def _log_dir(args: argparse.Namespace) -> Iterator[Callable[[], None]]:
-    """Where nobody wants logs, let torch put its error files where they can be removed.
+def _devices(kind: str, ranks: int) -> tuple[str, ...]:
+    """Return the devices that this host's ranks see, as in CUDA_VISIBLE_DEVICES."""
+    if kind == "softgpu":
+        return visible_devices(os.environ, int(os.environ.get("SOFTGPU_DEVICES", ranks)))
+    from torch.cuda import device_count  # asks the driver's management library, which takes no device
 
-    Gives a function that removes them; else they go if there are none.
+    return visible_devices(os.environ, device_count())
+
+
+@contextmanager
+def _log_dir(args: argparse.Namespace) -> Iterator[Path | None]:
+    """Where nobody wants logs, give a temporary folder to torch, for its error files; else None.
+
+    It goes in the end if nothing is in it.
     """
     if args.log_dir is not None or args.logs_specs is not None or (args.redirects, args.tee) != ("0", "0"):
-        yield lambda: None
+        yield None
         return
     args.log_dir = tempfile.mkdtemp(prefix="jitckpt-")
-
-    def remove() -> None:
-        shutil.rmtree(args.log_dir, ignore_errors=True)
-
     try:
-        yield remove
+        yield Path(args.log_dir)
     finally:
-        if not any(path.is_file() for path in Path(args.log_dir).rglob("*")):
-            remove()
+        remove_if_empty(args.log_dir)
 
 
 def _check(args: argparse.Namespace, kind: str) -> None:
@@ -249,6 +258,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="processes for each rank that have loaded torch before a failure needs them (default: 1 where "
         "memory allows)",
+    )
+    ours.add_argument(
+        "--exclude-suspect",
+        action="store_true",
+        help="restart without devices on which a rank has failed twice, if others are free; else end the job",
     )
     ours.add_argument(
         "--fault",

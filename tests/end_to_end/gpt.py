@@ -6,7 +6,7 @@ from pathlib import Path
 from launcher import JITCKPT_RUN
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_gpt.py"
-RUN = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "2", "--hang-timeout", "4"]
+RUN = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "2", "--warm-spares", "0"]
 STEPS = 12
 TRAINING = [str(EXAMPLE), "--steps", str(STEPS), "--layers", "1", "--width", "32", "--length", "16"]
 

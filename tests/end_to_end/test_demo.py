@@ -44,8 +44,16 @@ def test_an_interrupted_demo_takes_its_runs_with_it(tmp_path: Path) -> None:
 
 def test_a_campaign_of_one_trial(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPTS / "campaign.py"), "--trials", "1", "--steps", "8", "--ranks", "2"]
+    options = [
+        str(SCRIPTS.parent / "examples" / "train_gpt.py"),
+        "--kinds",
+        "kill",
+        "--second",
+        "1",
+        "--json",
+    ]
     campaign = subprocess.run(
-        [*command, "--kinds", "kill", "--second", "1", "--json"],
+        [*command, *options, "--", "--layers", "1", "--width", "32", "--length", "16"],
         env=os.environ | {"TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,

@@ -9,7 +9,7 @@ from launcher import JITCKPT_RUN, Launcher
 
 from jitckpt import saves
 
-RUN = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "2"]
+RUN = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "2", "--warm-spares", "0"]
 TRAINING = """
 import hashlib, os, random, signal, sys, time
 from pathlib import Path
@@ -82,14 +82,22 @@ def results(out: str) -> list[str]:
     return found
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    launcher = Launcher(tmp_path_factory.mktemp("undisturbed"))
+    result = launcher.run(*RUN, launcher.script(TRAINING), "0", "0")
+    assert result.status == 0, result.err
+    return results(result.out)
+
+
 @pytest.mark.parametrize("victim", [0, 1])
-def test_its_own_state_is_that_of_the_step_that_its_replica_took(launcher: Launcher, victim: int) -> None:
+def test_its_own_state_is_that_of_the_step_that_its_replica_took(
+    launcher: Launcher, undisturbed: list[str], victim: int
+) -> None:
     script = launcher.script(TRAINING)
-    undisturbed = launcher.run(*RUN, "--checkpoint-dir", "unused", script, "0", "0")
-    assert undisturbed.status == 0, undisturbed.err
     result = launcher.run(*RUN, "--max-restarts", "1", script, "7", str(victim))
     assert result.status == 0, result.err
-    assert results(result.out) == results(undisturbed.out)
+    assert results(result.out) == undisturbed
     assert re.search("went on from step 7", result.err), result.err
     folder = launcher.directory / "ckpt"
     assert {record.rank for record in saves.find(folder) if record.kind == "rank"} == {1 - victim}

@@ -341,3 +341,35 @@ def test_the_program_must_exist_on_every_start(launcher: Launcher) -> None:
     )
     assert result.status == 1
     assert "FileNotFoundError" in result.err
+
+
+def test_without_a_free_device_a_suspect_one_ends_the_job(launcher: Launcher) -> None:
+    script = launcher.script(
+        """
+        from fake_worker import *
+        register()
+        if RANK == 1:
+            wait_for(f"there{RESTART}")
+            die()
+        open(f"there{RESTART}", "w")
+        save(7 + RESTART)
+        """
+    )
+    options = [
+        "--nproc-per-node",
+        "2",
+        "--device",
+        "softgpu",
+        "--checkpoint-dir",
+        "ckpt",
+        "--exclude-suspect",
+    ]
+    result = launcher.run(*JITCKPT_RUN, *options, script)
+    assert result.status == 1
+    assert re.search("rank 1 has failed twice on device 1 of .*, which is suspect now", result.err), (
+        result.err
+    )
+    reason = "2 ranks need a device each, device 1 is suspect, and 0 others are free"
+    assert f"the job can't go on here: {reason} (--exclude-suspect)." in result.err
+    assert "The job failed after 1 restart." in result.err
+    assert "The state after step 8 lies in" in result.err

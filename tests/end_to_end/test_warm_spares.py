@@ -117,7 +117,7 @@ def test_a_dead_spare_does_no_harm(launcher: Launcher) -> None:
 
 def test_spares_end_with_a_killed_agent(launcher: Launcher) -> None:
     script = launcher.script(FAILS_ONCE)
-    process = launcher.start(*RUN, "--nproc-per-node", "2", script)
+    process = launcher.start(*RUN, "--save-deadline", "1", "--nproc-per-node", "2", script)
     launcher.wait_until(lambda: have_spares(launcher))
     process.kill()
-    # The fixture waits until nothing of it is left.
+    # The ranks, which hang, have the time of --save-deadline. The fixture waits until nothing of it is left.

@@ -110,6 +110,57 @@ def test_a_receive_waits_for_its_sender() -> None:
     assert diagnose({0: unknown, 1: receiver}, []).late == ()
 
 
+def idle(communicator: str = "c") -> dict[str, Any]:
+    """What a rank says of a communicator on which it has enqueued nothing yet."""
+    return {**place(-1, 0, 0), "communicator": communicator}
+
+
+def test_ranks_that_have_not_begun_with_a_communicator_are_late() -> None:
+    """As in the first iteration, where the communicators were made in advance."""
+    answers = {
+        0: answer(place(0, 4, 1), collectives=[waiting(1)]),
+        1: answer(place(1, 4, 1), collectives=[waiting(1)]),
+        2: answer(idle()),
+        3: answer(idle()),
+    }
+    diagnosis = diagnose(answers, [])
+    assert diagnosis.stragglers == (2, 3)
+    assert "of ranks 0 to 3, where ranks 2 to 3 have not arrived" in str(diagnosis)
+
+
+def test_a_sender_that_has_not_begun_with_a_communicator_is_late() -> None:
+    receiver = answer(place(1, 2, 0, receives=[[0, 1]]), collectives=[waiting(0, exchanges=[[False, 0, 1]])])
+    for answers in ({0: answer(idle()), 1: receiver}, {1: receiver, 0: answer(idle())}):
+        assert diagnose(answers, []).stragglers == (0,)
+
+
+GROUPS = {
+    frozenset((0, 1)): {"tensor"},
+    frozenset((2, 3)): {"tensor"},
+    frozenset((0, 2)): {"data"},
+    frozenset((1, 3)): {"data"},
+}
+
+
+def test_the_parallel_dimension_is_named() -> None:
+    answers = {0: answer(place(0, 2, 7), collectives=[waiting(7)]), 1: answer(place(1, 2, 6))}
+    assert "(4.1 kB) of ranks 0 to 1 along tensor, where rank 1 has not arrived" in str(
+        diagnose(answers, [], groups=GROUPS)
+    )
+    both = {frozenset((0, 1)): {"tensor", "cp"}}
+    assert diagnose(answers, [], groups=both).waits[0].dimension == "cp or tensor"
+    assert diagnose(answers, [], groups={}).waits[0].dimension == ""
+
+
+def test_the_dimension_is_told_by_who_has_answered_and_does_not_know_the_communicator() -> None:
+    """Rank 3 is silent; it is the one that rank 1 waits for, since rank 0 has never heard of it."""
+    answers = {0: answer(), 1: answer(place(1, 2, 7), collectives=[waiting(7)]), 2: answer()}
+    (wait,) = diagnose(answers, [3], groups=GROUPS).waits
+    assert (wait.dimension, wait.late) == ("data", (3,))
+    alone = {1: answers[1]}
+    assert diagnose(alone, [0, 2, 3], groups=GROUPS).waits[0].dimension == "", "it may be either"
+
+
 def test_short_waits_do_not_count() -> None:
     answers = {0: answer(place(0, 2, 7), collectives=[waiting(7, seconds=0.1)]), 1: answer(place(1, 2, 6))}
     assert diagnose(answers, [], patience=5.0).waits == ()

@@ -112,24 +112,35 @@ def test_without_any_final_state_nothing_is_equal() -> None:
     number=st.integers(0, 999),
     size=st.tuples(st.integers(2, 8), st.integers(3, 100)),
     kinds=st.sets(st.sampled_from([FROM_OUTSIDE, *FATAL_KINDS]), min_size=1).map(sorted),
-    second=st.booleans(),
+    more=st.tuples(st.booleans(), st.booleans()),
 )
 def test_trials_are_within_the_job_and_the_same_every_time(
-    seed: int, number: int, size: tuple[int, int], kinds: list[str], second: bool
+    seed: int, number: int, size: tuple[int, int], kinds: list[str], more: tuple[bool, bool]
 ) -> None:
-    ranks, steps = size
+    (ranks, steps), (second, two) = size, more
     trial, again = (
-        choose_trial(seed, number, ranks=ranks, steps=steps, step_seconds=0.1, kinds=kinds, second=second)
+        choose_trial(
+            seed,
+            number,
+            ranks=ranks,
+            steps=steps,
+            step_seconds=0.1,
+            kinds=kinds,
+            second=second,
+            two_at_once=two,
+        )
         for _ in range(2)
     )
     assert trial == again
     assert trial.kind in kinds
-    assert len(trial.faults) + len(trial.strikes) == 1 + second
+    assert len(trial.faults) + len(trial.strikes) == 1 + two + second
+    at_once = [*trial.faults, *trial.strikes[: len(trial.strikes) - second]]
+    assert len({str(one).split()[0] for one in at_once}) == 1 + two, "different ranks"
     hit = [parse_fault(fault) for fault in trial.faults]
     assert all(fault.rank < ranks and 1 <= fault.step < steps and fault.phase != "any" for fault in hit)
     assert all(strike.rank < ranks and 0 <= strike.delay <= max(4.0, steps * 0.1) for strike in trial.strikes)
-    if second and trial.strikes[-1].event == "save_ordered" and hit:
-        assert trial.strikes[-1].rank != hit[0].rank, "a rank that has failed does not save"
+    if second and trial.strikes[-1].event == "save_ordered" and hit and ranks > len(hit):
+        assert trial.strikes[-1].rank not in [fault.rank for fault in hit], "a rank that failed does not save"
 
 
 def test_each_kind_has_its_phases() -> None:

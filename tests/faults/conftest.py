@@ -1,0 +1,65 @@
+"""Jobs of one small training, with failures and without: the end has to be the same, bit for bit."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from jitckpt.rehearsal import OUTPUT, Run, Strike, run_job
+from jitckpt.trials import differences
+
+TRAINING = Path(__file__).parent / "training.py"
+LIMIT = 200.0  # seconds for any job
+
+Undisturbed = Callable[..., Run]
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """What the training ends with if nothing fails; by ranks and arguments, run when first asked for."""
+    runs: dict[tuple[object, ...], Run] = {}
+
+    def run(ranks: int, *arguments: str) -> Run:
+        key = (ranks, *arguments)
+        if key not in runs:
+            runs[key] = train(tmp_path_factory.mktemp("undisturbed") / "job", ranks, *arguments)
+            assert (runs[key].status, runs[key].restarts, runs[key].left_behind) == (0, 0, ())
+        return runs[key]
+
+    return run
+
+
+def train(
+    folder: Path,
+    ranks: int,
+    *arguments: str,
+    options: Sequence[str] = (),
+    program: Sequence[str] = (),
+    faults: Sequence[str] = (),
+    strikes: Sequence[Strike] = (),
+    hang_timeout: float = 60,
+) -> Run:
+    """Run the training with these arguments.
+
+    options: of `jitckpt run`. program: what runs it, if not Python.
+    """
+    own = ["--no-python", *program] if program else []
+    return run_job(
+        ["--warm-spares", "0", "--max-restarts", "9", *options, *own, str(TRAINING), *arguments],
+        folder,
+        ranks=ranks,
+        faults=faults,
+        strikes=strikes,
+        hang_timeout=hang_timeout,
+        time_limit=LIMIT,
+    )
+
+
+def assert_as_if_nothing_had_been(run: Run, expected: Run, folder: Path) -> None:
+    """The same end, on every rank and bit for bit; no minibatch done twice but the one that failed."""
+    said = (folder / OUTPUT).read_text()
+    assert run.status == 0, said
+    assert differences(run, expected) == [], said
+    assert [recovery.redone for recovery in run.recoveries if (recovery.redone or 0) > 1] == [], said
+    assert run.left_behind == ()
+    assert "own state" not in said, "no rank lost what it alone knew"

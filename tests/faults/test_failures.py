@@ -1,0 +1,168 @@
+"""Jobs with one failure after the other: the end is that of an undisturbed one."""
+
+import os
+import random
+import shutil
+import signal
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from conftest import Undisturbed, assert_as_if_nothing_had_been, train
+
+from jitckpt import saves, selection
+from jitckpt.layout import METADATA_FILE
+from jitckpt.rehearsal import CHECKPOINTS, LAUNCHER, OUTPUT, Strike
+from jitckpt.trials import differences
+
+# Steps are far enough apart: the host runs up to 8 ahead of the device.
+STEPS = ("--steps", "60")
+# Root writes where it may not, unless it gives that up.
+WITHOUT_PRIVILEGES = ("setpriv", "--bounding-set=-all", "--inh-caps=-all") if os.geteuid() == 0 else ("env",)
+
+
+@dataclass(frozen=True)
+class Story:
+    """failures: what happens, and how the launcher names the cause."""
+
+    failures: dict[str, str]
+    options: tuple[str, ...] = ()
+    says: list[str] = field(default_factory=list)  # what its output has, in this order
+
+
+# Of rank 1, and then of rank 0 as well, two failures are the device's.
+A_RANK_ENDS = Story(
+    {
+        "rank=1 step=4 phase=backward kind=kill": "rank 1 was killed by SIGKILL",
+        "rank=0 step=16 phase=optimizer kind=exit": "rank 0 ended with exit status 1",
+        "rank=1 step=28 phase=allreduce kind=kill": "rank 1 was killed by SIGKILL",
+        "rank=0 step=40 phase=forward kind=exception": "rank 0 ended with exit status 1",
+    },
+    options=("--exclude-suspect",),
+    says=[
+        "rank 1 has failed twice on device 1 of",
+        "the ranks of this host get devices 0, 2.",
+        "rank 0 has failed twice on device 0 of",
+        "the ranks of this host get devices 3, 2.",
+    ],
+)
+A_DEVICE_OR_THE_NETWORK_FAILS = Story(
+    {
+        "rank=1 step=4 phase=between kind=sticky": "rank 1 ",
+        "rank=0 step=16 phase=optimizer kind=device-lost": "rank 0 ",
+        "rank=1 step=28 phase=allreduce kind=collective-hang": "where all have arrived",
+        "rank=0 step=40 phase=between kind=network-cut": "where all have arrived",
+        "rank=1 step=50 phase=allreduce kind=stop": "rank 1 is stopped",
+    }
+)
+
+
+@pytest.mark.parametrize("story", [A_RANK_ENDS, A_DEVICE_OR_THE_NETWORK_FAILS])
+def test_failures_of_two_ranks(
+    story: Story, tmp_path: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOFTGPU_DEVICES", "4")
+    folder = tmp_path / "job"
+    run = train(folder, 2, *STEPS, options=story.options, faults=list(story.failures), hang_timeout=2)
+    assert_as_if_nothing_had_been(run, undisturbed(2, *STEPS), folder)
+    said = (folder / OUTPUT).read_text()
+    assert [recovery.fault for recovery in run.recoveries] == list(story.failures), said
+    for recovery, cause in zip(run.recoveries, story.failures.values(), strict=True):
+        assert cause in recovery.cause, said
+        assert recovery.step is not None, "nothing was lost"
+    found = [said.find(text) for text in story.says]
+    assert -1 not in found, said
+    assert found == sorted(found)
+
+
+def test_two_of_four_at_once_then_one_in_a_save_then_one_in_a_restore(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """The first time one of the two that are left has a full disk."""
+    folder = tmp_path / "job"
+    faults = [
+        "rank=1 step=4 phase=backward kind=kill",
+        "rank=2 step=4 phase=backward kind=kill",
+        "rank=0 step=20 phase=optimizer kind=kill",
+    ]
+    strikes = [Strike(3, "save_begun", 0.0, restart=1), Strike(2, "registered", 0.0, restart=2)]
+    run = train(folder, 4, *STEPS, *("--full-disk", "0", "--pause", "0.1"), faults=faults, strikes=strikes)
+    assert_as_if_nothing_had_been(run, undisturbed(4, *STEPS), folder)
+    assert len(run.struck) == 2
+    failed = [event for event in run.events if event["event"] == "save_failed"]
+    assert [(event["rank"], event["restart"]) for event in failed][:1] == [(0, 0)]
+    assert "File too large" in failed[0]["reason"]
+    first, second, *_ = run.recoveries
+    assert first.saved_by == (3,)
+    assert None not in (first.step, second.step), "nothing was lost"
+
+
+def test_without_a_replica_the_job_falls_back_to_a_periodic_save(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """The directory can't be written any more when the rank dies: what is saved is older."""
+    folder = tmp_path / "job"
+    run = train(
+        folder,
+        2,
+        *STEPS,
+        *("--save-every", "4", "--unwritable", "14"),
+        program=(*WITHOUT_PRIVILEGES, sys.executable, "-u"),
+        faults=["rank=1 step=26 phase=forward kind=kill"],
+    )
+    said = (folder / OUTPUT).read_text()
+    assert run.status == 0, said
+    assert differences(run, undisturbed(2, *STEPS)) == [], said
+    assert run.left_behind == ()
+    (recovery,) = run.recoveries
+    assert recovery.not_saved is not None
+    assert "Permission denied" in said
+    assert recovery.step in (4, 8, 12), said
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint directory of a job whose launcher was killed: all ranks have saved and ended."""
+    folder = tmp_path_factory.mktemp("stopped") / "job"
+    run = train(folder, 2, *STEPS, "--pause", "0.02", strikes=[Strike(LAUNCHER, "first_step", 0.1)])
+    assert run.status == -signal.SIGKILL, (folder / OUTPUT).read_text()
+    assert run.left_behind == ()
+    return folder / CHECKPOINTS
+
+
+def test_a_killed_launcher_takes_the_store_with_it_and_the_same_command_goes_on(
+    tmp_path: Path, undisturbed: Undisturbed, stopped: Path
+) -> None:
+    """The one store of a job on one host is the launcher's."""
+    folder = tmp_path / "job"
+    shutil.copytree(stopped, folder / CHECKPOINTS)
+    run = train(folder, 2, *STEPS)
+    said = (folder / OUTPUT).read_text()
+    assert run.status == 0, said
+    assert differences(run, undisturbed(2, *STEPS)) == [], said
+    (saved,) = {record.step for record in saves.find(stopped) if record.kind == "rank"}
+    assert {event["step"] for event in run.events if event["event"] == "restored"} == {saved}
+    assert run.left_behind == ()
+
+
+def test_a_save_that_was_cut_off_anywhere_is_passed_over(tmp_path: Path, stopped: Path) -> None:
+    folder = tmp_path / "ckpt"
+    shutil.copytree(stopped, folder)
+    cut, other = (record for record in saves.find(folder) if record.kind == "rank")
+    assert cut.metadata is not None
+    expected = replace(cut.metadata.identity, rank=cut.rank)
+    whole = selection.choose(saves.find(folder), expected, saves.verify)
+    assert whole is not None
+    assert (whole.save.rank, whole.reasons) == (cut.rank, ())
+    chance = random.Random(1)
+    for path in sorted(cut.path.iterdir()):
+        content = path.read_bytes()
+        some = {0, len(content) - 1, *chance.sample(range(len(content)), 100)}
+        for length in range(len(content)) if path.name == METADATA_FILE else sorted(some):
+            path.write_bytes(content[:length])
+            choice = selection.choose(saves.find(folder), expected, saves.verify)
+            assert choice is not None
+            assert (choice.step, choice.save.rank) == (cut.step, other.rank), (path.name, length)
+            assert any(str(cut.path) in reason for reason in choice.reasons)
+        path.write_bytes(content)
