@@ -1,6 +1,7 @@
 """Which device a command runs on, and the environment that gives it to the command."""
 
 import ctypes
+import importlib.util
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,21 +17,28 @@ class DeviceError(JitckptError):
 
 
 def device_environment(
-    kind: str, devices: int, library_dir: Path, environment: Mapping[str, str]
+    kind: str, devices: int, library_dir: Path, environment: Mapping[str, str], *, proxy: bool = False
 ) -> dict[str, str]:
     """Return the variables to set, beside those of `environment`, for a command to run on the device.
 
     kind: softgpu or cuda. devices: how many softgpu devices there are, if SOFTGPU_DEVICES does not say it.
-    library_dir: where the preloaded libraries lie. The result can be applied twice without harm.
+    library_dir: where the preloaded libraries lie. proxy: each process that uses the device does so through a
+    server of its own (docs/proxy.md); for softgpu only. The result can be applied twice without harm.
     """
     ours = [library_dir / "libjitckpt.so"]
     variables = {}
     if kind == "softgpu":
-        ours.append(library_dir / "libsoftgpu.so")
         driver = str(library_dir / "driver")
         folders = environment.get("LD_LIBRARY_PATH", "").split(":")
-        variables["LD_LIBRARY_PATH"] = ":".join([driver, *(f for f in folders if f not in ("", driver))])
+        others_folders = [folder for folder in folders if folder not in ("", driver)]
+        variables["LD_LIBRARY_PATH"] = ":".join([driver, *others_folders])
         variables["SOFTGPU_DEVICES"] = environment.get("SOFTGPU_DEVICES", str(devices))
+        if proxy:
+            ours += [library_dir / "libjitckpt_proxy.so", library_dir / "libsoftgpu_host.so"]
+            variables["JITCKPT_PROXY_PRELOAD"] = str(library_dir / "libsoftgpu.so")
+            variables["JITCKPT_PROXY_LIBRARY_PATH"] = ":".join([driver, *_torch_folders(), *others_folders])
+        else:
+            ours.append(library_dir / "libsoftgpu.so")
     first = [str(library) for library in ours]
     others = [library for library in _preloaded(environment) if library not in first]
     variables["LD_PRELOAD"] = ":".join([*first, *others])
@@ -51,15 +59,22 @@ def choose_device(kind: str, environment: Mapping[str, str]) -> str:
                 "which needs none."
             )
         return kind
-    inside_softgpu = any(Path(library).name == "libsoftgpu.so" for library in _preloaded(environment))
+    softgpus = ("libsoftgpu.so", "libsoftgpu_host.so")
+    inside_softgpu = any(Path(library).name in softgpus for library in _preloaded(environment))
     return "softgpu" if inside_softgpu or not driver_answers() else "cuda"
 
 
-def check_libraries(kind: str, library_dir: Path) -> None:
+def check_libraries(kind: str, library_dir: Path, *, proxy: bool = False) -> None:
     """Raise DeviceError unless the libraries of this kind of device are there and can be preloaded."""
     names = ["libjitckpt.so"]
     if kind == "softgpu":
         names += ["libsoftgpu.so", "driver/libcuda.so.1"]
+    if proxy:
+        if kind != "softgpu":
+            raise DeviceError(
+                "The device proxy carries softgpu only: choose --device softgpu, or leave out --proxy."
+            )
+        names += ["libjitckpt_proxy.so", "jitckpt-proxy-server", "libsoftgpu_host.so"]
     missing = [name for name in names if not (library_dir / name).is_file()]
     if missing:
         raise DeviceError(
@@ -81,6 +96,12 @@ def driver_answers() -> bool:
         return False
     count = ctypes.c_int(0)
     return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+
+
+def _torch_folders() -> list[str]:
+    """Where the libraries of torch lie that softgpu's operators run on; none without torch."""
+    torch = importlib.util.find_spec("torch")
+    return [f"{folder}/lib" for folder in (torch.submodule_search_locations or [])] if torch else []
 
 
 def _preloaded(environment: Mapping[str, str]) -> list[str]:

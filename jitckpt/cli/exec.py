@@ -13,7 +13,7 @@ def main(arguments: list[str]) -> int:
     """Replace this process by the command. Raises DeviceError if its device can't be given."""
     parser = argparse.ArgumentParser(
         prog="jitckpt exec",
-        usage="jitckpt exec [--device KIND] [--devices N] [--] command ...",
+        usage="jitckpt exec [--device KIND] [--devices N] [--proxy] [--] command ...",
         description="Run any command with softgpu or CUDA as its device.",
     )
     add_device_argument(parser)
@@ -23,14 +23,21 @@ def main(arguments: list[str]) -> int:
         default=DEFAULT_DEVICES,
         help="number of softgpu devices (default 2)",
     )
+    parser.add_argument(
+        "--proxy",
+        action="store_true",
+        help="each process gets its device through a server process of its own (see docs/proxy.md)",
+    )
     parser.add_argument("command", nargs=argparse.REMAINDER, help="what to run, with its arguments")
     parsed = parser.parse_args(arguments)
     command = parsed.command[1:] if parsed.command[:1] == ["--"] else parsed.command
     if not command:
         parser.error("there is no command to run")
     kind = choose_device(parsed.device, os.environ)
-    check_libraries(kind, LIBRARY_DIR)
-    environment = os.environ | device_environment(kind, parsed.devices, LIBRARY_DIR, os.environ)
+    check_libraries(kind, LIBRARY_DIR, proxy=parsed.proxy)
+    environment = os.environ | device_environment(
+        kind, parsed.devices, LIBRARY_DIR, os.environ, proxy=parsed.proxy
+    )
     try:
         os.execvpe(command[0], command, environment)
     except OSError as error:

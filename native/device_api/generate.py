@@ -21,6 +21,7 @@ GATED = {"enqueue", "synchronous", "collective", "rendezvous"}
 UNUSED_HEADERS = ["-D__CUDA_FP16_H__", "-D__CUDA_BF16_H__", "-D__CUDA_FP8_H__"]
 KINDS = GATED | {"order", "query", "create", "destroy", "free", "other"}
 FIELDS = {"kind", "save", "observe", "device", "host", "either", "count", "prototype", "newer"}
+PROXY_FIELDS = {"proxy", "out", "makes", "destroys", "kernel"}  # see generate_proxy.py
 DO_NOT_EDIT = (
     "// Written by native/device_api/generate.py from calls.toml and NVIDIA's headers: change those.\n"
 )
@@ -104,6 +105,7 @@ def prototype_of(function: Any) -> Prototype:
 def read_table(path: Path, include: list[str]) -> list[Call]:
     """The calls of the table, each checked against its prototype, with their per-thread-stream twins."""
     table = tomllib.loads(path.read_text())
+    table.pop("proxy", None)  # no calls of a library's
     entries = {(library, name): entry for library, calls in table.items() for name, entry in calls.items()}
     extra = "".join(entry["prototype"] + ";\n" for entry in entries.values() if "prototype" in entry)
     plain = read_prototypes(include, extra, [])
@@ -137,7 +139,7 @@ def read_table(path: Path, include: list[str]) -> list[Call]:
 
 
 def check(entry: dict[str, Any], prototype: Prototype, known: dict[str, Prototype]) -> None:
-    unknown = set(entry) - FIELDS
+    unknown = set(entry) - FIELDS - PROXY_FIELDS
     if unknown:
         raise TableError(f"{prototype.name} has the unknown fields {sorted(unknown)}")
     if entry["kind"] not in KINDS:

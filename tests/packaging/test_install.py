@@ -12,7 +12,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 # What libtorch's headers cost in compile time is left to scripts/setup, which builds all.
-NATIVE = {"libjitckpt.so", "libsoftgpu.so", "driver/libcuda.so.1"}
+NATIVE = {
+    *("libjitckpt.so", "libjitckpt_proxy.so", "libsoftgpu.so", "libsoftgpu_host.so", "driver/libcuda.so.1"),
+    "jitckpt-proxy-server",
+}
 
 
 def files_below(folder: Path) -> set[str]:
@@ -58,11 +61,12 @@ def test_install_and_uninstall(tmp_path: Path, environment: Path) -> None:
     modules = {str(path.relative_to(ROOT / "jitckpt")) for path in (ROOT / "jitckpt").rglob("*.py")}
     modules |= {f"hooks/{path.relative_to(ROOT / 'hooks')}" for path in (ROOT / "hooks").rglob("*.py")}
     assert {name for name in files_below(package) if name.endswith(".py")} == modules
-    libraries = {name for name in files_below(package / "lib") if ".so" in name}
+    libraries = files_below(package / "lib")
     assert libraries == NATIVE
     for library in libraries:
         dynamic_section = run("readelf", "--dynamic", package / "lib" / library)
         assert "PATH" not in dynamic_section, f"{library} looks for libraries in a folder of the build"
+    assert os.access(package / "lib" / "jitckpt-proxy-server", os.X_OK)
     assert "jitckpt" in run(environment / "bin" / "jitckpt", "--help")
 
     run(*pip, "uninstall", "--yes", "jitckpt")

@@ -41,10 +41,29 @@ def test_the_users_number_of_devices_stays() -> None:
     assert device_environment("softgpu", 2, LIBRARIES, {"SOFTGPU_DEVICES": "8"})["SOFTGPU_DEVICES"] == "8"
 
 
-@given(st.sampled_from(["softgpu", "cuda"]), st.integers(1, 16), environments)
-def test_applying_it_twice_changes_nothing(kind: str, devices: int, environment: dict[str, str]) -> None:
-    once = environment | device_environment(kind, devices, LIBRARIES, environment)
-    assert once | device_environment(kind, devices, LIBRARIES, once) == once
+@given(st.sampled_from(["softgpu", "cuda"]), st.integers(1, 16), environments, st.booleans())
+def test_applying_it_twice_changes_nothing(
+    kind: str, devices: int, environment: dict[str, str], proxy: bool
+) -> None:
+    once = environment | device_environment(kind, devices, LIBRARIES, environment, proxy=proxy)
+    assert once | device_environment(kind, devices, LIBRARIES, once, proxy=proxy) == once
+
+
+def test_behind_a_proxy_only_the_server_has_softgpu() -> None:
+    variables = device_environment("softgpu", 1, LIBRARIES, {"LD_LIBRARY_PATH": "/usr/local/lib"}, proxy=True)
+    preloaded = [Path(library).name for library in variables["LD_PRELOAD"].split(":")]
+    assert preloaded == ["libjitckpt.so", "libjitckpt_proxy.so", "libsoftgpu_host.so"]
+    assert variables["JITCKPT_PROXY_PRELOAD"] == "/opt/jitckpt/lib/libsoftgpu.so"
+    folders = variables["JITCKPT_PROXY_LIBRARY_PATH"].split(":")
+    assert folders[0] == "/opt/jitckpt/lib/driver"
+    assert folders[-1] == "/usr/local/lib"
+    assert (Path(folders[1]) / "libtorch_cpu.so").is_file()
+    assert choose_device("auto", variables) == "softgpu"
+
+
+def test_the_proxy_carries_softgpu_only(tmp_path: Path) -> None:
+    with pytest.raises(DeviceError, match="carries softgpu only"):
+        check_libraries("cuda", tmp_path, proxy=True)
 
 
 def test_auto_stays_on_softgpu_inside_softgpu() -> None:

@@ -1,0 +1,119 @@
+// NCCL's calls that need thought: groups, and what makes communicators.
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+
+#include "proxy_by_hand.h"
+#include "requests.h"
+#include "thread.h"
+
+using namespace jitckpt::proxy;
+using namespace jitckpt::proxy::client;
+
+namespace {
+
+ncclResult_t failed(ncclResult_t result, const char* text) {
+  return ncclResult_t(fail(Library::nccl, result, text));
+}
+
+bool put_text(char* to, std::size_t capacity, const char* from) {
+  if (!from || from == reinterpret_cast<const char*>(NCCL_CONFIG_UNDEF_PTR)) return false;
+  std::strncpy(to, from, capacity - 1);
+  return true;
+}
+
+wire::Configuration packed(const ncclConfig_t* configuration) {
+  wire::Configuration packed{};
+  packed.values = NCCL_CONFIG_INITIALIZER;
+  if (!configuration) return packed;
+  // A program of another NCCL version has a shorter or longer one; what is in front is the same in all.
+  std::memcpy(&packed.values, configuration, std::min(configuration->size, sizeof packed.values));
+  packed.given = 1;
+  packed.has_communicator_name =
+      put_text(packed.communicator_name, sizeof packed.communicator_name, packed.values.commName);
+  packed.has_network_name = put_text(packed.network_name, sizeof packed.network_name, packed.values.netName);
+  packed.values.commName = packed.values.netName = nullptr;
+  return packed;
+}
+
+ncclResult_t refuse_in_group() {
+  return failed(ncclInvalidUsage,
+                "the device proxy makes no communicators between ncclGroupStart and ncclGroupEnd");
+}
+
+std::size_t scalar_bytes(ncclDataType_t type) {
+  switch (type) {
+    case ncclInt64:
+    case ncclUint64:
+    case ncclFloat64:
+      return 8;
+    case ncclInt32:
+    case ncclUint32:
+    case ncclFloat32:
+      return 4;
+    case ncclFloat16:
+    case ncclBfloat16:
+      return 2;
+    default:
+      return 1;
+  }
+}
+
+}  // namespace
+
+ncclResult_t ncclGroupStart() {
+  ++this_thread().group_depth;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclGroupEnd() {
+  Thread& thread = this_thread();
+  if (thread.group_depth == 0) return failed(ncclInvalidUsage, "ncclGroupEnd without ncclGroupStart.");
+  if (--thread.group_depth > 0 || thread.grouped_calls == 0) return ncclSuccess;
+  const wire::collective_group arguments{std::exchange(thread.grouped_calls, 0)};
+  const auto result = tell<ncclResult_t>(Call::collective_group, arguments, thread.group);
+  thread.group.clear();
+  return result;
+}
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* made, int ranks, ncclUniqueId id, int rank,
+                                    ncclConfig_t* configuration) {
+  if (!made) return no_place<ncclResult_t>();
+  if (this_thread().group_depth > 0) return refuse_in_group();
+  const uint64_t handle = new_handle();
+  const wire::init_communicator arguments{handle, ranks, rank, id, packed(configuration)};
+  const auto result = ask<ncclResult_t>(Call::init_communicator, arguments);
+  *made = result == ncclSuccess ? reinterpret_cast<ncclComm_t>(handle) : nullptr;
+  return result;
+}
+
+ncclResult_t ncclCommInitRank(ncclComm_t* made, int ranks, ncclUniqueId id, int rank) {
+  return ncclCommInitRankConfig(made, ranks, id, rank, nullptr);
+}
+
+ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t* made,
+                           ncclConfig_t* configuration) {
+  if (!made) return no_place<ncclResult_t>();
+  if (this_thread().group_depth > 0) return refuse_in_group();
+  const uint64_t handle = new_handle();
+  const wire::split_communicator arguments{number_of(parent), handle, color, key, packed(configuration)};
+  const auto result = ask<ncclResult_t>(Call::split_communicator, arguments);
+  const bool member = result == ncclSuccess && color != NCCL_SPLIT_NOCOLOR;
+  *made = member ? reinterpret_cast<ncclComm_t>(handle) : nullptr;
+  return result;
+}
+
+ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* made, void* scalar, ncclDataType_t type,
+                                      ncclScalarResidence_t residence, ncclComm_t communicator) {
+  if (!made || !scalar) return no_place<ncclResult_t>();
+  wire::make_reduction arguments{number_of(communicator), 0, {}, type, residence};
+  if (residence == ncclScalarDevice) {
+    arguments.device_scalar = reinterpret_cast<uint64_t>(scalar);
+  } else {
+    std::memcpy(arguments.host_scalar, scalar, scalar_bytes(type));
+  }
+  wire::make_reduction_answer answer;
+  const auto result = ask<ncclResult_t>(Call::make_reduction, arguments, answer);
+  if (result == ncclSuccess) *made = answer.reduction;
+  return result;
+}

@@ -1,0 +1,109 @@
+#include "connection.h"
+
+#include <pthread.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+
+namespace jitckpt::proxy::client {
+namespace {
+
+enum class State { fresh, running, failed, forked, ending };
+
+std::atomic<State> state{State::fresh};
+std::atomic<Connection*> connection{nullptr};  // never destroyed: threads outlive main()
+std::mutex starting;
+
+std::string& start_failure() {
+  static auto* const text = new std::string;
+  return *text;
+}
+
+int32_t unusable(Library library) {
+  const bool nccl = library == Library::nccl;
+  switch (state) {
+    case State::forked:
+      return fail(library, nccl ? int{ncclInvalidUsage} : int{cudaErrorInitializationError},
+                  "a forked process can't use the device that its parent opened before; start it with spawn "
+                  "instead");
+    case State::ending:
+      return fail(library, nccl ? int{ncclSystemError} : int{cudaErrorCudartUnloading}, "");
+    default:
+      return fail(library, nccl ? int{ncclSystemError} : int{cudaErrorDevicesUnavailable}, start_failure());
+  }
+}
+
+}  // namespace
+
+void end_connection() {
+  State running = State::running;
+  if (!state.compare_exchange_strong(running, State::ending)) return;
+  connection.load()->server_.reset();
+}
+
+void forget_connection() {
+  if (state == State::running) connection.load()->server_->forget();
+  if (state != State::fresh) state = State::forked;
+}
+
+Connection::Connection(const Settings& settings)
+    : settings_(settings),
+      log_file_("jitckpt-log", settings.log.bytes()),
+      log_mapping_(log_file_),
+      log_(log_mapping_.begin(), settings.log),
+      pinned_(settings.pinned_bytes),
+      writer_(log_, [this] { return go_on(); }) {
+  Control& control = log_.control();
+  control.magic = log_magic;
+  control.table_hash = table_hash;
+  control.segment_bytes = settings.log.segment_bytes;
+  control.segment_count = settings.log.segment_count;
+  control.pinned_address = reinterpret_cast<uint64_t>(pinned_.begin());
+  server_ = std::make_unique<ServerProcess>(log_file_.descriptor(), pinned_.file().descriptor());
+}
+
+bool Connection::usable() { return state == State::fresh || state == State::running; }
+
+Connection* Connection::get(Library library, int32_t& result) {
+  if (state.load(std::memory_order_acquire) == State::running) [[likely]]
+    return connection.load(std::memory_order_relaxed);
+  std::lock_guard lock(starting);
+  if (state == State::fresh) {
+    try {
+      connection = new Connection(read_settings());
+      state = State::running;
+      pthread_atfork(nullptr, nullptr, forget_connection);
+      std::atexit(end_connection);
+    } catch (const std::exception& error) {
+      start_failure() = error.what();
+      std::fprintf(stderr, "jitckpt: %s\n", error.what());
+      state = State::failed;
+    }
+  }
+  if (state == State::running) return connection;
+  result = unusable(library);
+  return nullptr;
+}
+
+bool Connection::go_on() {
+  if (state != State::running) return false;
+  if (dead_.load(std::memory_order_acquire)) return false;
+  if (server_->alive()) return true;
+  std::lock_guard lock(mutex_);
+  if (!dead_) {
+    death_ = "the device proxy's server " + server_->end();
+    std::fprintf(stderr, "jitckpt: %s.\n", death_.c_str());
+    dead_.store(true, std::memory_order_release);
+  }
+  return false;
+}
+
+int32_t Connection::fail_for_good(Library library) {
+  if (state != State::running) return unusable(library);
+  std::lock_guard lock(mutex_);
+  return fail(library, library == Library::nccl ? int{ncclSystemError} : int{cudaErrorDevicesUnavailable},
+              death_);
+}
+
+}  // namespace jitckpt::proxy::client

@@ -1,0 +1,82 @@
+// Which device a thread uses is the thread's own affair; and small calls that others stand for.
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <utility>
+
+#include "proxy_by_hand.h"
+#include "requests.h"
+#include "thread.h"
+
+using namespace jitckpt::proxy;
+using namespace jitckpt::proxy::client;
+
+cudaError_t cudaSetDevice(int device) {
+  static std::atomic<int> known_count{0};
+  int count = known_count.load(std::memory_order_relaxed);
+  if (count == 0) {
+    if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) return error;
+    known_count = count;
+  }
+  if (device < 0 || device >= count)
+    return cudaError_t(fail(Library::cudart, cudaErrorInvalidDevice, "there is no device of this number"));
+  this_thread().device = device;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDevice(int* device) {
+  if (!device) return no_place<cudaError_t>();
+  *device = this_thread().device;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char* text, int length, int device) {
+  if (!text) return no_place<cudaError_t>();
+  wire::pci_bus_id_answer answer;
+  const auto result = look<cudaError_t>(Call::pci_bus_id, wire::pci_bus_id{device}, answer);
+  if (result != cudaSuccess) return result;
+  answer.text[sizeof answer.text - 1] = '\0';
+  if (std::strlen(answer.text) >= static_cast<std::size_t>(std::max(length, 0)))
+    return cudaError_t(fail(Library::cudart, cudaErrorInvalidValue, "no room for the PCI bus id"));
+  std::strcpy(text, answer.text);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+  return cudaStreamCreateWithPriority(stream, flags, 0);
+}
+
+cudaError_t cudaStreamCreate(cudaStream_t* stream) {
+  return cudaStreamCreateWithPriority(stream, cudaStreamDefault, 0);
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
+
+// No stream ever captures: cudaStreamBeginCapture is refused.
+cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+  if (!status) return no_place<cudaError_t>();
+  *status = cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
+                                     unsigned long long*, cudaGraph_t*, const cudaGraphNode_t**,
+                                     const cudaGraphEdgeData**, size_t*) {
+  return cudaStreamIsCapturing(stream, status);
+}
+
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  thread_local cudaStreamCaptureMode current = cudaStreamCaptureModeGlobal;
+  std::swap(current, *mode);
+  return cudaSuccess;
+}
+
+// A function of the driver would act on a device that this process does not have.
+cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsigned, unsigned long long,
+                                             cudaDriverEntryPointQueryResult* result) {
+  if (!function) return no_place<cudaError_t>();
+  *function = nullptr;
+  if (!result) return refuse<cudaError_t>("cudaGetDriverEntryPointByVersion");
+  *result = cudaDriverEntryPointSymbolNotFound;
+  return cudaSuccess;
+}

@@ -1,0 +1,42 @@
+// What a thread of the program is told of its failures, as CUDA's and NCCL's own libraries keep it.
+#pragma once
+#include <cstdint>
+#include <string_view>
+
+#include "wire.h"
+
+namespace jitckpt::proxy::client {
+
+// In the order of Control::errors.
+enum class Library : uint8_t { cudart, nccl };
+
+template <class Result>
+constexpr Library library_of = Library::cudart;
+template <>
+inline constexpr Library library_of<ncclResult_t> = Library::nccl;
+
+// The thread's newest failure, with its text; empty for what CUDA's own words say already. cudaErrorNotReady
+// and ncclInProgress are kept as CUDA and NCCL do.
+int32_t fail(Library library, int32_t result, std::string_view text);
+
+// cudaGetLastError's: what it would return now.
+cudaError_t newest_error();
+
+// The function is one that the proxy does not carry.
+int32_t refuse_by_name(Library library, const char* function);
+
+template <class Result>
+Result refuse(const char* function) {
+  return Result(refuse_by_name(library_of<Result>, function));
+}
+
+// The caller gave a null pointer for something that is made.
+template <class Result>
+Result no_place() {
+  return Result(
+      fail(library_of<Result>,
+           library_of<Result> == Library::nccl ? int{ncclInvalidArgument} : int{cudaErrorInvalidValue},
+           "no place to put the result"));
+}
+
+}  // namespace jitckpt::proxy::client

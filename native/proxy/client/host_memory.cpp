@@ -1,0 +1,52 @@
+// cudaHostAlloc and its like.
+#include "connection.h"
+#include "proxy_by_hand.h"
+#include "requests.h"
+
+using namespace jitckpt::proxy;
+using namespace jitckpt::proxy::client;
+
+cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned flags) {
+  if (!pointer) return no_place<cudaError_t>();
+  int32_t failure = 0;
+  Connection* const connection = Connection::get(Library::cudart, failure);
+  if (!connection) return cudaError_t(failure);
+  constexpr unsigned known = cudaHostAllocPortable | cudaHostAllocMapped | cudaHostAllocWriteCombined;
+  if ((flags & ~known) != 0)
+    return cudaError_t(fail(Library::cudart, cudaErrorInvalidValue, "unknown flags for pinned memory"));
+  *pointer = nullptr;
+  if (bytes == 0) return cudaSuccess;
+  void* const memory = connection->pinned().allocate(bytes);
+  if (!memory) {
+    return cudaError_t(fail(Library::cudart, cudaErrorMemoryAllocation,
+                            "the device proxy has no more pinned memory: raise JITCKPT_PROXY_PINNED_BYTES"));
+  }
+  const wire::register_host arguments{reinterpret_cast<uint64_t>(memory), connection->pinned().length(memory),
+                                      flags};
+  const auto result = ask<cudaError_t>(Call::register_host, arguments);
+  if (result == cudaSuccess) {
+    *pointer = memory;
+  } else {
+    connection->pinned().release(memory);
+  }
+  return result;
+}
+
+cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
+  return cudaHostAlloc(pointer, bytes, cudaHostAllocDefault);
+}
+
+cudaError_t cudaFreeHost(void* pointer) {
+  int32_t failure = 0;
+  Connection* const connection = Connection::get(Library::cudart, failure);
+  if (!connection) return cudaError_t(failure);
+  if (!pointer) return cudaSuccess;
+  if (connection->pinned().length(pointer) == 0) {
+    return cudaError_t(
+        fail(Library::cudart, cudaErrorInvalidValue, "the pointer was not allocated as pinned host memory"));
+  }
+  const auto result =
+      ask<cudaError_t>(Call::unregister_host, wire::unregister_host{reinterpret_cast<uint64_t>(pointer)});
+  if (result == cudaSuccess) connection->pinned().release(pointer);
+  return result;
+}

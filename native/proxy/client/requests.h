@@ -1,0 +1,77 @@
+// How the client's calls reach the server: told (nobody waits) or asked.
+#pragma once
+#include <cstddef>
+#include <cstring>
+#include <span>
+
+#include "errors.h"
+
+namespace jitckpt::proxy::client {
+
+using Bytes = std::span<const std::byte>;
+
+template <class T>
+Bytes bytes_of(const T& value) {
+  return std::as_bytes(std::span(&value, 1));
+}
+
+// Virtual handles: never an address, never used twice in a process.
+uint64_t new_handle();
+template <class Handle>
+uint64_t number_of(Handle handle) {
+  return reinterpret_cast<uint64_t>(handle);
+}
+
+// The two ways for content of any kind; `more` follows the arguments. A result that is not 0 is noted as the
+// thread's failure. It may be that of an earlier call that nobody waited for, unless the call only looks.
+enum class Question : uint8_t { asks, looks };
+int32_t tell_bytes(Library library, Call call, Bytes arguments, Bytes more);
+int32_t ask_bytes(Library library, Question question, Call call, Bytes arguments, Bytes more,
+                  std::span<std::byte> answer);
+int32_t tell_collective_bytes(Call call, Bytes arguments);
+
+// Where an answer to copy_to_host lies.
+const std::byte* staging_memory();
+
+// For questions on the way to a failure: it notes none of its own.
+bool ask_bytes_quietly(Call call, Bytes arguments, std::span<std::byte> answer);
+
+template <class Result, class Arguments>
+Result tell(Call call, const Arguments& arguments, Bytes more = {}) {
+  return Result(tell_bytes(library_of<Result>, call, bytes_of(arguments), more));
+}
+
+template <class Result, class Arguments>
+Result tell_collective(Call call, const Arguments& arguments) {
+  return Result(tell_collective_bytes(call, bytes_of(arguments)));
+}
+
+template <class Result, class Arguments>
+Result ask(Call call, const Arguments& arguments, Bytes more = {}) {
+  return Result(ask_bytes(library_of<Result>, Question::asks, call, bytes_of(arguments), more, {}));
+}
+
+template <class Result, class Arguments, class Answer>
+  requires(!std::is_convertible_v<Answer, Bytes>)
+Result ask(Call call, const Arguments& arguments, Answer& answer, Bytes more = {}) {
+  return Result(ask_bytes(library_of<Result>, Question::asks, call, bytes_of(arguments), more,
+                          std::as_writable_bytes(std::span(&answer, 1))));
+}
+
+template <class Result, class Arguments>
+Result look(Call call, const Arguments& arguments) {
+  return Result(ask_bytes(library_of<Result>, Question::looks, call, bytes_of(arguments), {}, {}));
+}
+
+template <class Result, class Arguments, class Answer>
+Result look(Call call, const Arguments& arguments, Answer& answer) {
+  return Result(ask_bytes(library_of<Result>, Question::looks, call, bytes_of(arguments), {},
+                          std::as_writable_bytes(std::span(&answer, 1))));
+}
+
+template <class Arguments, class Answer>
+bool ask_quietly(Call call, const Arguments& arguments, Answer& answer) {
+  return ask_bytes_quietly(call, bytes_of(arguments), std::as_writable_bytes(std::span(&answer, 1)));
+}
+
+}  // namespace jitckpt::proxy::client

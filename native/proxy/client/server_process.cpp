@@ -1,0 +1,188 @@
+#include "server_process.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "wire.h"
+
+extern char** environ;
+
+namespace jitckpt::proxy::client {
+namespace {
+
+std::string system_text(const std::string& what, int error) {
+  return what + ": " + std::strerror(error) + ".";
+}
+
+// Beside this library, unless somebody says otherwise.
+std::string program() {
+  if (const char* path = std::getenv("JITCKPT_PROXY_SERVER")) return path;
+  Dl_info info;
+  if (dladdr(reinterpret_cast<const void*>(&program), &info) == 0 || !info.dli_fname)
+    throw std::runtime_error("The device proxy's server can't be found: set JITCKPT_PROXY_SERVER.");
+  const std::string library = info.dli_fname;
+  return library.substr(0, library.rfind('/') + 1) + "jitckpt-proxy-server";
+}
+
+// Ours, with the server's own libraries in the place of the client's.
+std::vector<std::string> server_environment() {
+  std::vector<std::string> variables;
+  for (char** variable = environ; *variable; ++variable) {
+    const std::string_view text = *variable;
+    if (!text.starts_with("LD_PRELOAD=") && !text.starts_with("LD_LIBRARY_PATH="))
+      variables.emplace_back(text);
+  }
+  if (const char* libraries = std::getenv("JITCKPT_PROXY_PRELOAD"))
+    variables.push_back(std::string("LD_PRELOAD=") + libraries);
+  if (const char* folders = std::getenv("JITCKPT_PROXY_LIBRARY_PATH"))
+    variables.push_back(std::string("LD_LIBRARY_PATH=") + folders);
+  return variables;
+}
+
+std::vector<char*> pointers(std::vector<std::string>& texts) {
+  std::vector<char*> all;
+  for (std::string& text : texts) all.push_back(text.data());
+  all.push_back(nullptr);
+  return all;
+}
+
+// A copy of the file whose number is none of those that the server expects: dup2 onto itself would leave it
+// closed on exec.
+class HighCopy {
+ public:
+  explicit HighCopy(int file) : number_(fcntl(file, F_DUPFD_CLOEXEC, wire::pinned_file + 1)) {
+    if (number_ < 0) throw std::runtime_error(system_text("The device proxy can't start its server", errno));
+  }
+  ~HighCopy() { close(number_); }
+  HighCopy(const HighCopy&) = delete;
+  HighCopy& operator=(const HighCopy&) = delete;
+  int number() const { return number_; }
+
+ private:
+  int number_;
+};
+
+}  // namespace
+
+ServerProcess::ServerProcess(int log_file, int pinned_file) {
+  std::string path = program();
+  int sockets[2];
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) != 0)
+    throw std::runtime_error(system_text("The device proxy can't start its server", errno));
+  socket_ = sockets[0];
+  int error = 0;
+  {
+    const HighCopy socket(sockets[1]), log(log_file), pinned(pinned_file);
+    close(sockets[1]);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, socket.number(), wire::socket_file);
+    posix_spawn_file_actions_adddup2(&actions, log.number(), wire::log_file);
+    posix_spawn_file_actions_adddup2(&actions, pinned.number(), wire::pinned_file);
+    // Nothing else of ours: a socket that it kept open would hide the worker's death from its agent.
+    posix_spawn_file_actions_addclosefrom_np(&actions, wire::pinned_file + 1);
+    posix_spawnattr_t attributes;
+    posix_spawnattr_init(&attributes);
+    sigset_t none, all;
+    sigemptyset(&none);
+    sigfillset(&all);
+    posix_spawnattr_setsigmask(&attributes, &none);
+    posix_spawnattr_setsigdefault(&attributes, &all);
+    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+    auto variables = server_environment();
+    std::vector<std::string> words = {path, std::to_string(getpid())};
+    error = posix_spawn(&process_, path.c_str(), &actions, &attributes, pointers(words).data(),
+                        pointers(variables).data());
+    posix_spawnattr_destroy(&attributes);
+    posix_spawn_file_actions_destroy(&actions);
+  }
+  if (error != 0) {
+    close(socket_);
+    throw std::runtime_error(system_text("The device proxy can't start its server " + path, error));
+  }
+  process_file_ = static_cast<int>(syscall(SYS_pidfd_open, process_, 0));
+  try {
+    wait_until_ready();
+  } catch (...) {
+    stop();
+    throw;
+  }
+}
+
+void ServerProcess::wait_until_ready() {
+  wire::Greeting greeting;
+  ssize_t bytes;
+  do {
+    bytes = recv(socket_, &greeting, sizeof greeting, 0);
+  } while (bytes < 0 && errno == EINTR);
+  if (bytes != sizeof greeting)
+    throw std::runtime_error("The device proxy's server " + end() + " before it was ready.");
+  if (greeting.table_hash != table_hash) {
+    throw std::runtime_error(
+        "The device proxy's server knows other calls than its client: they are of different versions. "
+        "Install "
+        "jitckpt again.");
+  }
+  greeting.text[sizeof greeting.text - 1] = '\0';
+  if (!greeting.ready) throw std::runtime_error(greeting.text);
+}
+
+ServerProcess::~ServerProcess() { stop(); }
+
+void ServerProcess::stop() {
+  if (process_ < 0) return;
+  close(socket_);
+  // It ends by itself, now that nobody listens; if it can't, it is stuck in the device's driver.
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+  while (alive() && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  if (alive()) kill(process_, SIGKILL);
+  exit_status();
+  if (process_file_ >= 0) close(process_file_);
+  process_ = -1;
+}
+
+void ServerProcess::forget() {
+  close(socket_);
+  close(process_file_);
+  process_ = -1;
+}
+
+bool ServerProcess::alive() const {
+  pollfd state{process_file_, POLLIN, 0};
+  return poll(&state, 1, 0) == 0;
+}
+
+int ServerProcess::exit_status() const {
+  // If the program has a way of its own to wait for all its children, the status is lost.
+  if (!reaped_ && waitpid(process_, &status_, 0) != process_) status_ = -1;
+  reaped_ = true;
+  return status_;
+}
+
+std::string ServerProcess::end() const {
+  const int status = exit_status();
+  std::string who = "(process " + std::to_string(process_) + ") ";
+  if (status != -1 && WIFSIGNALED(status)) return who + "was ended by " + strsignal(WTERMSIG(status));
+  if (status != -1 && WIFEXITED(status))
+    return who + "ended with status " + std::to_string(WEXITSTATUS(status));
+  return who + "ended";
+}
+
+}  // namespace jitckpt::proxy::client

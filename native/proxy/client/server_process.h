@@ -1,0 +1,38 @@
+// The server as a process: started by the client, ended with it.
+#pragma once
+#include <sys/types.h>
+
+#include <string>
+
+namespace jitckpt::proxy::client {
+
+class ServerProcess {
+ public:
+  // Starts the server with these files, and waits until it says that it is ready. Throws std::runtime_error
+  // with a sentence.
+  ServerProcess(int log_file, int pinned_file);
+  // Ends it.
+  ~ServerProcess();
+  ServerProcess(const ServerProcess&) = delete;
+  ServerProcess& operator=(const ServerProcess&) = delete;
+
+  pid_t id() const { return process_; }
+  bool alive() const;
+  // How it ended, as the end of a sentence.
+  std::string end() const;
+
+  // In a forked child: the server is the parent's.
+  void forget();
+
+ private:
+  void stop();
+  void wait_until_ready();
+  int exit_status() const;
+
+  pid_t process_ = -1;
+  int socket_ = -1, process_file_ = -1;
+  mutable int status_ = 0;
+  mutable bool reaped_ = false;
+};
+
+}  // namespace jitckpt::proxy::client

@@ -1,0 +1,19 @@
+// What the environment says of the proxy; docs/proxy.md describes it.
+#pragma once
+#include <chrono>
+#include <cstddef>
+
+#include "layout.h"
+
+namespace jitckpt::proxy::client {
+
+struct Settings {
+  Geometry log;                         // JITCKPT_PROXY_SEGMENT_BYTES, JITCKPT_PROXY_LOG_BYTES
+  std::size_t pinned_bytes;             // JITCKPT_PROXY_PINNED_BYTES: most pinned memory at one time
+  std::chrono::microseconds spin_time;  // JITCKPT_PROXY_SPIN_US
+};
+
+// Throws std::runtime_error with a sentence for a value that makes no sense.
+Settings read_settings();
+
+}  // namespace jitckpt::proxy::client

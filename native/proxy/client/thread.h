@@ -1,0 +1,25 @@
+// A thread of the program, as the proxy knows it.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "layout.h"
+
+namespace jitckpt::proxy::client {
+
+struct Thread {
+  int device = 0;                 // that cudaSetDevice chose
+  std::size_t slot = slot_count;  // where it waits for answers; slot_count: none yet
+
+  // Between ncclGroupStart and the ncclGroupEnd that belongs to it.
+  int group_depth = 0;
+  uint32_t grouped_calls = 0;
+  std::vector<std::byte> group;
+
+  ~Thread();
+};
+
+Thread& this_thread();
+
+}  // namespace jitckpt::proxy::client

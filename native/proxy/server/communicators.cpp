@@ -1,0 +1,73 @@
+#include <utility>
+
+#include "failure.h"
+#include "real_calls.h"
+#include "server.h"
+#include "services.h"
+
+namespace jitckpt::proxy {
+namespace {
+
+// NCCL's configuration, with its texts where they lie here.
+ncclConfig_t* unpacked(wire::Configuration& packed) {
+  if (!packed.given) return nullptr;
+  auto* const undefined = reinterpret_cast<const char*>(NCCL_CONFIG_UNDEF_PTR);
+  packed.values.commName = packed.has_communicator_name ? packed.communicator_name : undefined;
+  packed.values.netName = packed.has_network_name ? packed.network_name : undefined;
+  return &packed.values;
+}
+
+}  // namespace
+
+int32_t serve_init_communicator(Request& request) {
+  auto arguments = request.arguments<wire::init_communicator>();
+  ncclComm_t made = nullptr;
+  const ncclResult_t result = real::ncclCommInitRankConfig(&made, arguments.ranks, arguments.id,
+                                                           arguments.rank, unpacked(arguments.configuration));
+  if (result == ncclSuccess) request.server.communicators.add(arguments.communicator, made);
+  return result;
+}
+
+int32_t serve_split_communicator(Request& request) {
+  auto arguments = request.arguments<wire::split_communicator>();
+  ncclComm_t made = nullptr;
+  const ncclResult_t result =
+      real::ncclCommSplit(request.server.communicators.find(arguments.parent), arguments.color, arguments.key,
+                          &made, unpacked(arguments.configuration));
+  if (result == ncclSuccess && made) request.server.communicators.add(arguments.communicator, made);
+  return result;
+}
+
+int32_t serve_make_reduction(Request& request) {
+  auto arguments = request.arguments<wire::make_reduction>();
+  void* const scalar = arguments.residence == ncclScalarDevice
+                           ? reinterpret_cast<void*>(arguments.device_scalar)
+                           : arguments.host_scalar;
+  return real::ncclRedOpCreatePreMulSum(&request.answer<wire::make_reduction_answer>().reduction, scalar,
+                                        arguments.type, arguments.residence,
+                                        request.server.communicators.find(arguments.communicator));
+}
+
+int32_t serve_collective_group(Request& request) {
+  const auto arguments = request.arguments<wire::collective_group>();
+  auto rest = request.rest<wire::collective_group>();
+  int32_t failed = real::ncclGroupStart();
+  for (uint32_t number = 0; number < arguments.calls && failed == ncclSuccess; ++number) {
+    wire::GroupedCall header;
+    if (rest.size() < sizeof header)
+      throw Failure(ncclInternalError, "a group's record is shorter than it says");
+    std::memcpy(&header, rest.data(), sizeof header);
+    rest = rest.subspan(sizeof header);
+    if (header.call >= static_cast<uint16_t>(Call::count) || header.bytes > rest.size() ||
+        services[header.call].library != Library::nccl || services[header.call].runs != Runs::tells)
+      throw Failure(ncclInternalError, "a group's record holds a call that can't be in a group");
+    Request grouped{request.server, rest.first(header.bytes), nullptr};
+    failed = services[header.call].serve(grouped);
+    const std::size_t padded = (header.bytes + record_alignment - 1) / record_alignment * record_alignment;
+    rest = rest.subspan(std::min(padded, rest.size()));
+  }
+  const int32_t ended = real::ncclGroupEnd();
+  return failed != ncclSuccess ? failed : ended;
+}
+
+}  // namespace jitckpt::proxy

@@ -1,0 +1,53 @@
+// Copies, and the pinned memory that both processes map.
+#include "failure.h"
+#include "real_calls.h"
+#include "server.h"
+#include "services.h"
+
+namespace jitckpt::proxy {
+namespace {
+
+void* pointer(uint64_t address) { return reinterpret_cast<void*>(address); }
+
+}  // namespace
+
+int32_t serve_copy(Request& request) {
+  const auto arguments = request.arguments<wire::copy>();
+  return real::cudaMemcpyAsync(pointer(arguments.to), pointer(arguments.from), arguments.bytes,
+                               static_cast<cudaMemcpyKind>(arguments.kind),
+                               request.server.streams.find(arguments.stream));
+}
+
+int32_t serve_copy_from_host(Request& request) {
+  const auto arguments = request.arguments<wire::copy_from_host>();
+  const auto content = request.rest<wire::copy_from_host>();
+  if (content.size() < arguments.bytes)
+    throw Failure(cudaErrorInvalidValue, "a copy's record is shorter than it says");
+  // Pageable memory, which CUDA has read when the call returns: the log may be used again.
+  return real::cudaMemcpyAsync(pointer(arguments.to), content.data(), arguments.bytes, cudaMemcpyHostToDevice,
+                               request.server.streams.find(arguments.stream));
+}
+
+int32_t serve_copy_to_host(Request& request) {
+  const auto arguments = request.arguments<wire::copy_to_host>();
+  if (arguments.bytes > staging_bytes) throw Failure(cudaErrorInvalidValue, "a copy's piece is too long");
+  const cudaStream_t stream = request.server.streams.find(arguments.stream);
+  const cudaError_t result = real::cudaMemcpyAsync(request.slot->staging, pointer(arguments.from),
+                                                   arguments.bytes, cudaMemcpyDeviceToHost, stream);
+  return result == cudaSuccess ? real::cudaStreamSynchronize(stream) : result;
+}
+
+int32_t serve_register_host(Request& request) {
+  const auto arguments = request.arguments<wire::register_host>();
+  // The flags that both calls have are of the same value; write-combining is nothing to memory that exists.
+  static_assert(cudaHostAllocPortable == cudaHostRegisterPortable &&
+                cudaHostAllocMapped == cudaHostRegisterMapped);
+  const unsigned flags = arguments.flags & (cudaHostRegisterPortable | cudaHostRegisterMapped);
+  return real::cudaHostRegister(pointer(arguments.address), arguments.bytes, flags);
+}
+
+int32_t serve_unregister_host(Request& request) {
+  return real::cudaHostUnregister(pointer(request.arguments<wire::unregister_host>().address));
+}
+
+}  // namespace jitckpt::proxy

@@ -1,0 +1,44 @@
+// Virtual handles and what they stand for here.
+#pragma once
+#include <cstdint>
+#include <mutex>
+#include <unordered_map>
+
+#include "failure.h"
+
+namespace jitckpt::proxy {
+
+template <class Handle>
+class Handles {
+ public:
+  // named: numbers below it stand for themselves, as the default streams do.
+  Handles(const char* what, int32_t unknown, uint64_t named)
+      : what_(what), unknown_(unknown), named_(named) {}
+
+  // Throws Failure.
+  Handle find(uint64_t number) {
+    if (number < named_) return reinterpret_cast<Handle>(number);
+    std::lock_guard lock(mutex_);
+    const auto found = handles_.find(number);
+    if (found == handles_.end())
+      throw Failure(unknown_, std::string("there is no such ") + what_ + " (any more)");
+    return found->second;
+  }
+  void add(uint64_t number, Handle handle) {
+    std::lock_guard lock(mutex_);
+    handles_[number] = handle;
+  }
+  void remove(uint64_t number) {
+    std::lock_guard lock(mutex_);
+    handles_.erase(number);
+  }
+
+ private:
+  const char* what_;
+  int32_t unknown_;
+  uint64_t named_;
+  std::mutex mutex_;
+  std::unordered_map<uint64_t, Handle> handles_;
+};
+
+}  // namespace jitckpt::proxy

@@ -1,0 +1,72 @@
+// jitckpt-proxy-server CLIENT_PROCESS: started by libjitckpt_proxy.so, with its socket, log and pinned memory
+// as the files 3, 4 and 5. It lives as long as the client does.
+#include <poll.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <thread>
+
+#include "answer.h"
+#include "server.h"
+#include "shared_file.h"
+
+namespace jitckpt::proxy {
+namespace {
+
+void greet(const char* failure) {
+  wire::Greeting greeting{table_hash, failure == nullptr, {}};
+  put_text(greeting.text, sizeof greeting.text, failure ? failure : "");
+  if (send(wire::socket_file, &greeting, sizeof greeting, MSG_NOSIGNAL) != sizeof greeting) _exit(0);
+}
+
+// Ends this process with the client's: the socket ends with its last holder, the process file with the
+// process itself, whoever has inherited the socket.
+void end_with(int client_process) {
+  pollfd ends[] = {{wire::socket_file, POLLIN, 0}, {client_process, POLLIN, 0}};
+  while (poll(ends, 2, -1) < 0) {
+  }
+  _exit(0);
+}
+
+int run(pid_t client) {
+  const int client_process = static_cast<int>(syscall(SYS_pidfd_open, client, 0));
+  if (client_process < 0) return 0;  // it has ended already
+  // A signal to the whole group (Ctrl-C, the end of a job) is for the program, which may need its device to
+  // save.
+  for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGPIPE})
+    signal(number, SIG_IGN);
+  try {
+    const SharedFile log_file(wire::log_file), pinned_file(wire::pinned_file);
+    const Mapping log_mapping(log_file);
+    const Log log(log_mapping.begin(), read_geometry(log_mapping.begin(), log_mapping.bytes()));
+    const Mapping pinned(pinned_file, reinterpret_cast<void*>(log.control().pinned_address));
+    std::thread(end_with, client_process).detach();
+    greet(nullptr);
+    const char* const spin = std::getenv("JITCKPT_PROXY_SPIN_US");  // which the client has checked
+    Server server(log);
+    server.run(std::chrono::microseconds(spin ? std::atoi(spin) : 20), [] { return true; });
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "jitckpt: the device proxy's server: %s\n", error.what());
+    greet(error.what());
+    return 1;
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace jitckpt::proxy
+
+int main(int count, char** words) {
+  if (count != 2) {
+    std::fprintf(stderr,
+                 "jitckpt-proxy-server is started by libjitckpt_proxy.so, not by hand (see docs/proxy.md)\n");
+    return 2;
+  }
+  // Without the destructors of a device's libraries, which have nobody left to work for.
+  _exit(jitckpt::proxy::run(std::atoi(words[1])));
+}

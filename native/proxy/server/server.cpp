@@ -1,0 +1,89 @@
+#include "server.h"
+
+#include <algorithm>
+
+#include "answer.h"
+#include "real_calls.h"
+#include "services.h"
+#include "twin.h"
+
+namespace jitckpt::proxy {
+namespace {
+
+// What the library has to say of a failure in this thread; CUDA's own memory of it is the client's affair.
+std::string describe(Library library, int32_t result) {
+  if (library == Library::nccl) {
+    const char* const text = real::ncclGetLastError(nullptr);
+    return text ? text : "";
+  }
+  real::cudaGetLastError();
+  return result == cudaErrorNotReady ? "" : real::cudaGetErrorString(static_cast<cudaError_t>(result));
+}
+
+}  // namespace
+
+Server::Server(Log log)
+    : streams("stream", cudaErrorInvalidResourceHandle, 3),  // 0, cudaStreamLegacy and cudaStreamPerThread
+      events("event", cudaErrorInvalidResourceHandle, 0),
+      communicators("communicator", ncclInvalidArgument, 0),
+      log_(log) {}
+
+Server::~Server() = default;
+
+void Server::run(std::chrono::microseconds spin_time, std::function<bool()> go_on) {
+  LogReader reader(log_, spin_time, std::move(go_on));
+  while (const auto record = reader.next()) {
+    if (record->call >= static_cast<uint16_t>(Call::count))
+      throw DamagedLog("Record " + std::to_string(record->sequence) +
+                       " of the log names a call that there is not.");
+    if (services[record->call].runs == Runs::waits && record->answer != 0) {
+      auto& twin = twins_[record->slot];
+      if (!twin) twin = std::make_unique<Twin>(*this);
+      twin->take_over(*record);
+    } else {
+      serve(*record);
+    }
+    reader.done();
+  }
+}
+
+void Server::serve(const Record& record) {
+  // A device that can't be chosen is one that fails the call itself.
+  thread_local int current_device = 0;
+  if (record.device != current_device) {
+    if (real::cudaSetDevice(record.device) != cudaSuccess) real::cudaGetLastError();
+    current_device = record.device;
+  }
+  const Service& service = services[record.call];
+  Slot* const slot = record.answer != 0 ? &log_.slot(record.slot) : nullptr;
+  // Its last answer may have been another thread's here: what that has written comes before what this one
+  // writes.
+  if (slot) slot->answered.load(std::memory_order_acquire);
+  Request request{*this, {record.content, record.bytes}, slot};
+  int32_t result = 0;
+  std::string text;
+  try {
+    result = service.serve(request);
+    if (result != 0) text = describe(service.library, result);
+  } catch (const Failure& failure) {
+    result = failure.result;
+    text = failure.what();
+  }
+  if (slot) {
+    answer(*slot, record.answer, result, request.answer_bytes, text);
+  } else if (result != 0) {
+    report(record, result, std::string(service.name) + ": " + text);
+  }
+}
+
+// The first failure is kept until the client has taken note: the later ones follow from it.
+void Server::report(const Record& record, int32_t result, const std::string& text) {
+  AsynchronousError& error = log_.control().errors[static_cast<std::size_t>(services[record.call].library)];
+  std::lock_guard lock(errors_);
+  if (error.origin.load(std::memory_order_acquire) != 0) return;
+  error.result = result;
+  put_text(error.text, sizeof error.text, text);
+  error.origin.store(record.slot + 1u, std::memory_order_release);
+}
+
+}  // namespace jitckpt::proxy

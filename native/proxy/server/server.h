@@ -1,0 +1,76 @@
+// One server, for one process of the program: reads its log and makes its calls.
+#pragma once
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <span>
+
+#include "failure.h"
+#include "handles.h"
+#include "kernels.h"
+#include "log_reader.h"
+#include "wire.h"
+
+namespace jitckpt::proxy {
+
+class Twin;
+
+class Server {
+ public:
+  explicit Server(Log log);
+  ~Server();
+
+  // Serves the calls of the log until go_on, which is asked now and then, says that there will be no more.
+  // Throws DamagedLog.
+  void run(std::chrono::microseconds spin_time, std::function<bool()> go_on);
+
+  // Makes one call: by the reader's thread in the log's order, or by the twin of the thread that waits for
+  // it.
+  void serve(const Record& record);
+
+  Handles<cudaStream_t> streams;
+  Handles<cudaEvent_t> events;
+  Handles<ncclComm_t> communicators;
+  Kernels kernels;
+
+ private:
+  void report(const Record& record, int32_t result, const std::string& text);
+
+  Log log_;
+  std::mutex errors_;
+  std::unique_ptr<Twin> twins_[slot_count];
+};
+
+// A call that is being served.
+struct Request {
+  Server& server;
+  std::span<const std::byte> content;
+  Slot* slot;  // of the thread that waits; null if none does
+  std::size_t answer_bytes = 0;
+
+  // Throws Failure if the record is too short for them.
+  template <class Arguments>
+  Arguments arguments() const {
+    Arguments arguments;
+    if (content.size() < sizeof arguments)
+      throw Failure(cudaErrorInvalidValue, "a record is shorter than its call needs");
+    std::memcpy(&arguments, content.data(), sizeof arguments);
+    return arguments;
+  }
+
+  // What follows the arguments, with the record's padding.
+  template <class Arguments>
+  std::span<const std::byte> rest() const {
+    return content.subspan(sizeof(Arguments));
+  }
+
+  template <class Answer>
+  Answer& answer() {
+    static_assert(sizeof(Answer) <= sizeof(Slot::content) && std::is_trivially_copyable_v<Answer>);
+    if (!slot) throw Failure(cudaErrorInvalidValue, "nobody waits for the answer of a call that has one");
+    answer_bytes = sizeof(Answer);
+    return *reinterpret_cast<Answer*>(slot->content);
+  }
+};
+
+}  // namespace jitckpt::proxy

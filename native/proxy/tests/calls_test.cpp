@@ -1,0 +1,180 @@
+// The calls of one process, as a program makes them.
+#include <cstring>
+#include <random>
+#include <thread>
+
+#include "support.h"
+
+namespace {
+
+TEST(Calls, KernelsAndCopiesKeepTheirOrder) {
+  const DeviceInts numbers(4, 7);
+  const OwnStream stream;
+  ok(cudaDeviceSynchronize());
+  for (int launch = 0; launch < 1000; ++launch) launch_add(numbers.get(), 1, stream);
+  EXPECT_EQ(numbers.read(stream), (std::vector<int>{1007, 7, 7, 7}));
+  ok(cudaMemsetAsync(numbers.get(), 0, 8, stream));
+  EXPECT_EQ(numbers.read(stream), (std::vector<int>{0, 0, 7, 7}));
+}
+
+TEST(Calls, ManyThreadsCallAtOnce) {
+  constexpr int threads = 8, rounds = 100;
+  const DeviceInts sums(threads);
+  ok(cudaDeviceSynchronize());
+  std::vector<std::thread> callers;
+  for (int thread = 0; thread < threads; ++thread) {
+    callers.emplace_back([&, thread] {
+      const OwnStream stream;
+      for (int round = 1; round <= rounds; ++round) {
+        launch_add(sums.get() + thread, round, stream);
+        if (round % 10 == 0) ok(cudaStreamSynchronize(stream));
+      }
+      ok(cudaStreamSynchronize(stream));
+    });
+  }
+  for (auto& caller : callers) caller.join();
+  EXPECT_EQ(sums.read(), std::vector<int>(threads, rounds * (rounds + 1) / 2));
+}
+
+TEST(Calls, AThreadThatWaitsForTheDeviceHoldsUpNoOther) {
+  const OwnStream stream, other;
+  cudaEvent_t event = nullptr;
+  ok(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  const DeviceInts number(1);
+  ok(cudaDeviceSynchronize());
+  std::thread waiting;
+  {
+    Gate gate(stream);
+    ok(cudaEventRecord(event, stream));
+    waiting = std::thread([&] { ok(cudaStreamSynchronize(stream)); });
+    for (int query = 0; query < 20; ++query) {
+      EXPECT_EQ(cudaEventQuery(event), cudaErrorNotReady);
+      EXPECT_EQ(cudaGetLastError(), cudaErrorNotReady);
+      launch_add(number.get(), 1, other);
+      EXPECT_EQ(number.read(other), std::vector<int>{query + 1});
+    }
+    gate.open();
+    waiting.join();
+  }
+  ok(cudaEventQuery(event));
+  ok(cudaEventDestroy(event));
+}
+
+TEST(Calls, CopiesOfEveryLengthArriveWhole) {
+  std::mt19937 random(5);
+  for (const std::size_t bytes : {1ul, 100ul, 65535ul, 65536ul, 65537ul, 262144ul, 1000003ul}) {
+    std::vector<char> sent(bytes), received(bytes), middle(bytes);
+    for (char& byte : sent) byte = static_cast<char>(random());
+    void *device = nullptr, *pinned = nullptr;
+    ok(cudaMalloc(&device, bytes));
+    ok(cudaHostAlloc(&pinned, bytes, cudaHostAllocDefault));
+    ok(cudaMemcpy(device, sent.data(), bytes, cudaMemcpyHostToDevice));
+    ok(cudaMemcpyAsync(pinned, device, bytes, cudaMemcpyDeviceToHost, nullptr));
+    ok(cudaStreamSynchronize(nullptr));
+    EXPECT_EQ(std::memcmp(pinned, sent.data(), bytes), 0);
+    ok(cudaMemset(device, 0, bytes));
+    ok(cudaMemcpyAsync(device, pinned, bytes, cudaMemcpyDefault, nullptr));
+    ok(cudaMemcpy(received.data(), device, bytes, cudaMemcpyDefault));
+    EXPECT_EQ(received, sent);
+    ok(cudaMemcpy(middle.data(), received.data(), bytes, cudaMemcpyHostToHost));
+    EXPECT_EQ(middle, sent);
+    ok(cudaFreeHost(pinned));
+    ok(cudaFree(device));
+  }
+}
+
+TEST(Calls, PointersAreWhatTheyAre) {
+  const DeviceInts device(1);
+  void* pinned = nullptr;
+  ok(cudaMallocHost(&pinned, 5000));
+  int here = 0;
+  cudaPointerAttributes attributes;
+  ok(cudaPointerGetAttributes(&attributes, device.get()));
+  EXPECT_EQ(attributes.type, cudaMemoryTypeDevice);
+  ok(cudaPointerGetAttributes(&attributes, static_cast<char*>(pinned) + 4999));
+  EXPECT_EQ(attributes.type, cudaMemoryTypeHost);
+  ok(cudaPointerGetAttributes(&attributes, &here));
+  EXPECT_EQ(attributes.type, cudaMemoryTypeUnregistered);
+  ok(cudaFreeHost(pinned));
+  EXPECT_EQ(cudaFreeHost(pinned), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidValue);
+}
+
+TEST(Calls, EachThreadChoosesItsDevice) {
+  ok(cudaSetDevice(1));
+  int device = -1, in_thread = -1;
+  std::thread([&] { ok(cudaGetDevice(&in_thread)); }).join();
+  ok(cudaGetDevice(&device));
+  EXPECT_EQ(device, 1);
+  EXPECT_EQ(in_thread, 0);
+  const DeviceInts on_second(1, 3);
+  cudaPointerAttributes attributes;
+  ok(cudaPointerGetAttributes(&attributes, on_second.get()));
+  EXPECT_EQ(attributes.device, 1);
+  char text[32];
+  ok(cudaDeviceGetPCIBusId(text, sizeof text, 1));
+  EXPECT_STREQ(text, "0000:02:00.0");
+  ok(cudaSetDevice(0));
+  EXPECT_EQ(cudaSetDevice(2), cudaErrorInvalidDevice);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidDevice);
+}
+
+TEST(Calls, AttributesOfALaunchArrive) {
+  const DeviceInts number(1);
+  int* to = number.get();
+  int amount = 5;
+  void* arguments[] = {&to, &amount};
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributePriority;
+  cudaLaunchConfig_t configuration{dim3(1), dim3(1), 0, nullptr, &attribute, 1};
+  ok(cudaLaunchKernelExC(&configuration, kernels::add(), arguments));
+  ok(cudaLaunchCooperativeKernel(kernels::add(), dim3(1), dim3(1), arguments, 0, nullptr));
+  EXPECT_EQ(number.read(), std::vector<int>{10});
+}
+
+TEST(Calls, AKernelThatNobodyRegisteredIsRefused) {
+  EXPECT_EQ(cudaLaunchKernel(kernels::unregistered(), dim3(1), dim3(1), nullptr, 0, nullptr),
+            cudaErrorInvalidDeviceFunction);
+  EXPECT_STREQ(cudaGetErrorString(cudaErrorInvalidDeviceFunction), "no kernel is registered at this address");
+  EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidDeviceFunction);
+}
+
+TEST(Calls, WhatTheProxyDoesNotCarryIsRefusedByName) {
+  testing::internal::CaptureStderr();
+  void* memory = nullptr;
+  EXPECT_EQ(cudaMallocManaged(&memory, 8, cudaMemAttachGlobal), cudaErrorNotSupported);
+  EXPECT_NE(std::string(cudaGetErrorString(cudaErrorNotSupported)).find("carries no cudaMallocManaged"),
+            std::string::npos);
+  EXPECT_EQ(cudaStreamBeginCapture(nullptr, cudaStreamCaptureModeGlobal), cudaErrorNotSupported);
+  EXPECT_EQ(ncclCommInitAll(nullptr, 1, nullptr), ncclInvalidUsage);
+  EXPECT_NE(std::string(ncclGetLastError(nullptr)).find("ncclCommInitAll"), std::string::npos);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorNotSupported);
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("run the kernels one by one"), std::string::npos);
+}
+
+TEST(Calls, AFailureThatNobodyWaitedForComesUpLater) {
+  const OwnStream stream;
+  const DeviceInts number(1);
+  int* to = number.get();
+  int amount = 1;
+  void* arguments[] = {&to, &amount};
+  ok(cudaLaunchKernel(kernels::add(), dim3(1), dim3(5000), arguments, 0, stream));
+  EXPECT_EQ(cudaStreamSynchronize(stream), cudaErrorInvalidConfiguration);
+  EXPECT_NE(std::string(cudaGetErrorString(cudaErrorInvalidConfiguration)).find("launch:"),
+            std::string::npos);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidConfiguration);
+  // It was no failure of the device.
+  launch_add(number.get(), 2, stream);
+  EXPECT_EQ(number.read(stream), std::vector<int>{2});
+}
+
+TEST(Calls, HandlesThatEndedAreUnknown) {
+  cudaEvent_t event = nullptr;
+  ok(cudaEventCreate(&event));
+  ok(cudaEventDestroy(event));
+  EXPECT_EQ(cudaEventQuery(event), cudaErrorInvalidResourceHandle);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidResourceHandle);
+}
+
+}  // namespace

@@ -1,0 +1,93 @@
+// NCCL through the proxy: two ranks, a process each.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <thread>
+
+#include "support.h"
+
+namespace {
+
+std::string hex(const ncclUniqueId& id) {
+  std::string text;
+  char byte[3];
+  for (const char value : id.internal) {
+    std::snprintf(byte, sizeof byte, "%02x", static_cast<unsigned char>(value));
+    text += byte;
+  }
+  return text;
+}
+
+ncclUniqueId id_of(const char* text) {
+  ncclUniqueId id;
+  for (char& value : id.internal) {
+    unsigned byte = 0;
+    std::sscanf(text, "%2x", &byte);
+    value = static_cast<char>(byte);
+    text += 2;
+  }
+  return id;
+}
+
+void run_rank(int rank, const ncclUniqueId& id) {
+  ok(cudaSetDevice(rank));
+  const OwnStream stream;
+  ncclComm_t all = nullptr, half = nullptr;
+  ncclConfig_t configuration = NCCL_CONFIG_INITIALIZER;
+  configuration.commName = "everybody";
+  ok(ncclCommInitRankConfig(&all, 2, id, rank, &configuration));
+  int count = 0, own = -1;
+  ok(ncclCommCount(all, &count));
+  ok(ncclCommUserRank(all, &own));
+  EXPECT_EQ(count, 2);
+  EXPECT_EQ(own, rank);
+
+  const DeviceInts mine(3, 10 + rank), sum(3), from_other(3);
+  ok(ncclAllReduce(mine.get(), sum.get(), 3, ncclInt32, ncclSum, all, stream));
+  EXPECT_EQ(sum.read(stream), std::vector<int>(3, 21));
+
+  ok(ncclGroupStart());
+  ok(ncclSend(mine.get(), 3, ncclInt32, 1 - rank, all, stream));
+  ok(ncclRecv(from_other.get(), 3, ncclInt32, 1 - rank, all, stream));
+  ok(ncclGroupEnd());
+  EXPECT_EQ(from_other.read(stream), std::vector<int>(3, 11 - rank));
+
+  ok(ncclCommSplit(all, rank, 0, &half, nullptr));
+  ok(ncclAllReduce(mine.get(), sum.get(), 3, ncclInt32, ncclSum, half, stream));
+  EXPECT_EQ(sum.read(stream), std::vector<int>(3, 10 + rank));
+  ncclResult_t state = ncclInternalError;
+  ok(ncclCommGetAsyncError(all, &state));
+  EXPECT_EQ(state, ncclSuccess);
+
+  // A failure that nobody waited for is the next NCCL call's.
+  ok(ncclSend(nullptr, 3, ncclInt32, 5, all, stream));
+  EXPECT_EQ(cudaStreamSynchronize(stream), cudaErrorUnknown);
+  EXPECT_NE(std::string(cudaGetErrorString(cudaErrorUnknown)).find("there is no rank 5"), std::string::npos);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorUnknown);
+  ok(ncclCommDestroy(half));
+  ok(ncclCommAbort(all));
+  EXPECT_EQ(ncclCommCount(all, &count), ncclInvalidArgument);
+}
+
+TEST(Alone, IsRankOne) {
+  const char* const id = std::getenv("PROXY_TEST_ID");
+  if (!alone() || !id) GTEST_SKIP() << "only for other tests";
+  run_rank(1, id_of(id));
+}
+
+TEST(Communicators, TwoRanksMeetThroughTheirServers) {
+  ncclUniqueId id;
+  ok(ncclGetUniqueId(&id));
+  Ended other{-1, ""};
+  std::thread process([&] { other = run_alone("Alone.IsRankOne", {"PROXY_TEST_ID=" + hex(id)}); });
+  run_rank(0, id);
+  process.join();
+  ok(cudaSetDevice(0));
+  EXPECT_EQ(other.status, 0) << other.output;
+}
+
+}  // namespace

@@ -1,0 +1,13 @@
+// The kernels of a library as a program would have it: both processes load it.
+#pragma once
+#include <cuda_runtime_api.h>
+
+namespace kernels {
+// add(int* to, int amount): *to += amount. hold(int* flag): runs until *flag, in pinned memory, is not 0.
+// fail(): an illegal address.
+// The addresses of their host stubs.
+const void* add();
+const void* hold();
+const void* fail();
+const void* unregistered();
+}  // namespace kernels

@@ -1,0 +1,52 @@
+#include <dirent.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+
+#include "support.h"
+
+namespace {
+std::string program;
+}
+
+pid_t find_server() {
+  std::ifstream children("/proc/self/task/" + std::to_string(getpid()) + "/children");
+  for (pid_t child; children >> child;) {
+    std::ifstream command("/proc/" + std::to_string(child) + "/cmdline");
+    std::string name;
+    std::getline(command, name, '\0');
+    if (name == PROXY_SERVER) return child;
+  }
+  return 0;
+}
+
+Ended run_alone(const std::string& test, const std::vector<std::string>& variables) {
+  std::string command = "PROXY_TEST_ALONE=1 ";
+  for (const std::string& variable : variables) command += variable + " ";
+  command += program + " --gtest_filter=" + test + " 2>&1";
+  FILE* const pipe = popen(command.c_str(), "r");
+  Ended ended{-1, ""};
+  if (!pipe) return ended;
+  std::array<char, 4096> piece;
+  while (const std::size_t bytes = fread(piece.data(), 1, piece.size(), pipe))
+    ended.output.append(piece.data(), bytes);
+  const int status = pclose(pipe);
+  ended.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  return ended;
+}
+
+bool alone() { return std::getenv("PROXY_TEST_ALONE") != nullptr; }
+
+int main(int argc, char** argv) {
+  program = argv[0];
+  setenv("SOFTGPU_DEVICES", "2", 1);
+  setenv("SOFTGPU_MEMORY", "67108864", 1);
+  setenv("JITCKPT_PROXY_SERVER", PROXY_SERVER, 0);
+  unsetenv("CUDA_VISIBLE_DEVICES");
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

@@ -1,0 +1,147 @@
+// The server as a process, and what becomes of the client without it.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "support.h"
+
+namespace {
+
+std::string text_of(const std::string& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+bool ends(pid_t process) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (kill(process, 0) == 0 &&
+         text_of("/proc/" + std::to_string(process) + "/stat").find(") Z") == std::string::npos) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return true;
+}
+
+TEST(Processes, TheDeviceIsTheServersAlone) {
+  const DeviceInts number(1);
+  ASSERT_NE(find_server(), 0);
+  EXPECT_EQ(text_of("/proc/self/maps").find("libsoftgpu.so"), std::string::npos);
+  EXPECT_EQ(text_of("/proc/self/maps").find("memfd:softgpu"), std::string::npos);
+  const std::string server = text_of("/proc/" + std::to_string(find_server()) + "/maps");
+  EXPECT_NE(server.find("libsoftgpu.so"), std::string::npos);
+  EXPECT_NE(server.find("memfd:jitckpt-pinned"), std::string::npos);
+}
+
+TEST(Processes, AForkedChildHasNoDevice) {
+  const DeviceInts number(1, 4);
+  const pid_t child = fork();
+  if (child == 0) {
+    void* memory = nullptr;
+    _exit(cudaMalloc(&memory, 8) == cudaErrorInitializationError ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(number.read(), std::vector<int>{4});
+}
+
+TEST(Processes, SignalsToTheGroupAreNotForTheServer) {
+  const DeviceInts number(1, 4);
+  kill(find_server(), SIGINT);
+  kill(find_server(), SIGTERM);
+  EXPECT_EQ(number.read(), std::vector<int>{4});
+}
+
+// Of a process of its own, for the tests below.
+TEST(Alone, WritesItsServerAndEnds) {
+  if (!alone()) GTEST_SKIP() << "only for other tests";
+  const DeviceInts number(1);
+  std::printf("server %d\n", find_server());
+  std::fflush(stdout);
+  if (std::getenv("PROXY_TEST_ABORT")) raise(SIGKILL);
+}
+
+TEST(Alone, LosesItsServer) {
+  if (!alone()) GTEST_SKIP() << "only for other tests";
+  const OwnStream stream;
+  Gate gate(stream);
+  std::thread killer([server = find_server()] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    kill(server, SIGKILL);
+  });
+  EXPECT_EQ(cudaStreamSynchronize(stream), cudaErrorDevicesUnavailable);
+  killer.join();
+  EXPECT_NE(std::string(cudaGetErrorString(cudaErrorDevicesUnavailable)).find("was ended by Killed"),
+            std::string::npos);
+  void* memory = nullptr;
+  EXPECT_EQ(cudaMalloc(&memory, 8), cudaErrorDevicesUnavailable);
+  int version = 0;
+  EXPECT_EQ(ncclGetVersion(&version), ncclSystemError);
+  std::_Exit(testing::Test::HasFailure() ? 1 : 0);  // without waiting for the gate, which is nowhere any more
+}
+
+pid_t server_in(const std::string& output) {
+  const auto place = output.find("server ");
+  return place == std::string::npos ? 0 : std::atoi(output.c_str() + place + 7);
+}
+
+TEST(Processes, TheServerEndsWithTheProgram) {
+  const Ended ended = run_alone("Alone.WritesItsServerAndEnds");
+  EXPECT_EQ(ended.status, 0) << ended.output;
+  ASSERT_NE(server_in(ended.output), 0) << ended.output;
+  EXPECT_NE(kill(server_in(ended.output), 0), 0);  // not a moment later
+}
+
+TEST(Processes, TheServerEndsWithAProgramThatIsKilled) {
+  const Ended ended = run_alone("Alone.WritesItsServerAndEnds", {"PROXY_TEST_ABORT=1"});
+  ASSERT_NE(server_in(ended.output), 0) << ended.output;
+  EXPECT_TRUE(ends(server_in(ended.output)));
+}
+
+TEST(Processes, ALostServerFailsEveryCall) {
+  const Ended ended = run_alone("Alone.LosesItsServer");
+  EXPECT_EQ(ended.status, 0) << ended.output;
+}
+
+TEST(Alone, AsksForMemory) {
+  if (!alone()) GTEST_SKIP() << "only for other tests";
+  void* memory = nullptr;
+  const cudaError_t error = cudaMalloc(&memory, 8);
+  std::printf("%d: %s\n", error, cudaGetErrorString(error));
+}
+
+TEST(Processes, WhatKeepsTheServerFromStartingIsSaid) {
+  const auto output = [](const char* variable) {
+    return run_alone("Alone.AsksForMemory", {variable}).output;
+  };
+  EXPECT_NE(output("JITCKPT_PROXY_SERVER=/nowhere").find("can't start its server /nowhere: No such file"),
+            std::string::npos);
+  EXPECT_NE(output("JITCKPT_PROXY_SERVER=/bin/false").find("ended with status 1 before it was ready"),
+            std::string::npos);
+  EXPECT_NE(output("JITCKPT_PROXY_LOG_BYTES=many").find("set it to a whole number"), std::string::npos);
+}
+
+// Calls by the thousand through a log of two small segments.
+TEST(Alone, CallsMoreThanTheLogHolds) {
+  if (!alone()) GTEST_SKIP() << "only for other tests";
+  const DeviceInts numbers(100000, 3);
+  for (int launch = 0; launch < 20000; ++launch) launch_add(numbers.get(), 1);
+  std::vector<int> expected(100000, 3);
+  expected[0] += 20000;
+  EXPECT_EQ(numbers.read(), expected);
+}
+
+TEST(Processes, ASmallLogIsUsedAgainAndAgain) {
+  const Ended ended = run_alone("Alone.CallsMoreThanTheLogHolds",
+                                {"JITCKPT_PROXY_SEGMENT_BYTES=262144", "JITCKPT_PROXY_LOG_BYTES=524288"});
+  EXPECT_EQ(ended.status, 0) << ended.output;
+}
+
+}  // namespace

@@ -1,0 +1,25 @@
+// The slots in which threads of the client wait for answers.
+#pragma once
+#include <chrono>
+#include <functional>
+#include <string_view>
+
+#include "layout.h"
+
+namespace jitckpt::proxy {
+
+// The client's side: a free slot, or slot_count if all are taken. Give it back by clearing `taken`.
+std::size_t take_slot(const Log& log);
+
+// Waits until the slot has the answer of this number. False if it will never come: `go_on`, which is asked
+// now and then, said so.
+bool wait_for_answer(Slot& slot, uint32_t number, std::chrono::microseconds spin_time,
+                     const std::function<bool()>& go_on);
+
+// The server's side; content of so many bytes lies in the slot. The text says what has failed, or is empty.
+void answer(Slot& slot, uint32_t number, int32_t result, std::size_t bytes, std::string_view text);
+
+// Copies a text into an array, cut if need be, with a zero at its end.
+void put_text(char* to, std::size_t capacity, std::string_view text);
+
+}  // namespace jitckpt::proxy

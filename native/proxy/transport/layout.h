@@ -1,0 +1,95 @@
+// What lies where in the memory that client and server share:
+//
+//     Control | Slot[slot_count] | segments
+//
+// A segment is a row of records, each a header and its content. Records have numbers, from 1, without a gap.
+// The number is written last, so a record whose number is the expected one is whole; what lies in recycled
+// memory has a smaller number. The last record of a segment says which segment goes on.
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace jitckpt::proxy {
+
+static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
+
+constexpr uint64_t log_magic = 0x31474f4c4b50434aull;  // "JCPKLOG1" as little-endian bytes
+constexpr std::size_t slot_count = 256;                // threads of the client at one time
+constexpr std::size_t answer_bytes = 8 * 1024;         // the longest answer
+constexpr std::size_t staging_bytes = 256 * 1024;      // host memory of one piece of a copy
+constexpr std::size_t record_alignment = 16;
+
+struct alignas(record_alignment) RecordHeader {
+  std::atomic<uint64_t> sequence;
+  uint32_t bytes;   // of header and content, a multiple of record_alignment
+  uint16_t call;    // which one, or `continues`
+  uint16_t slot;    // of the thread that called
+  int32_t device;   // that this thread has chosen
+  uint32_t answer;  // under which number it waits for the answer; 0: it does not
+};
+
+// The content is the number (uint32_t) of the segment in which the next record lies.
+constexpr uint16_t continues = 0xffff;
+
+struct Continuation {
+  uint32_t segment;
+  uint32_t unused[3];
+};
+
+// The newest failure of a call that nobody waited for.
+struct AsynchronousError {
+  std::atomic<uint32_t> origin;  // slot of the thread that called, plus 1; 0: no failure
+  int32_t result;
+  char text[500];
+};
+
+struct Control {
+  uint64_t magic, table_hash, segment_bytes, segment_count;
+  uint64_t pinned_address;  // where both map the pinned memory
+  alignas(64) std::atomic<uint32_t> reader_sleeps;
+  alignas(64) std::atomic<uint64_t> read;   // number of the newest record that the reader is done with
+  alignas(64) AsynchronousError errors[2];  // by library
+};
+
+// Where a thread of the client waits for its answers.
+struct Slot {
+  std::atomic<uint32_t> taken;
+  alignas(64) std::atomic<uint32_t> answered;  // number of the newest answer
+  std::atomic<uint32_t> sleeps;
+  int32_t result;
+  uint32_t bytes;  // of the content
+  char text[1024];
+  alignas(64) std::byte content[answer_bytes];
+  alignas(64) std::byte staging[staging_bytes];
+};
+
+struct Geometry {
+  std::size_t segment_bytes, segment_count;
+
+  static constexpr std::size_t slots_begin = (sizeof(Control) + 4095) / 4096 * 4096;
+  static constexpr std::size_t segments_begin =
+      (slots_begin + slot_count * sizeof(Slot) + 4095) / 4096 * 4096;
+  std::size_t bytes() const { return segments_begin + segment_bytes * segment_count; }
+};
+
+// The shared memory with its parts.
+class Log {
+ public:
+  Log(std::byte* begin, Geometry geometry) : begin_(begin), geometry_(geometry) {}
+
+  Control& control() const { return *reinterpret_cast<Control*>(begin_); }
+  Slot& slot(std::size_t index) const {
+    return reinterpret_cast<Slot*>(begin_ + Geometry::slots_begin)[index];
+  }
+  std::byte* segment(std::size_t index) const {
+    return begin_ + Geometry::segments_begin + index * geometry_.segment_bytes;
+  }
+  const Geometry& geometry() const { return geometry_; }
+
+ private:
+  std::byte* begin_;
+  Geometry geometry_;
+};
+
+}  // namespace jitckpt::proxy

@@ -1,0 +1,77 @@
+#include "log_reader.h"
+
+#include <cstring>
+#include <string>
+
+#include "futex.h"
+
+namespace jitckpt::proxy {
+
+Geometry read_geometry(const std::byte* begin, std::size_t bytes) {
+  if (bytes < Geometry::segments_begin)
+    throw DamagedLog("The log's memory has " + std::to_string(bytes) + " bytes, less than its beginning.");
+  const auto& control = *reinterpret_cast<const Control*>(begin);
+  if (control.magic != log_magic)
+    throw DamagedLog("The memory that the client has passed holds no log of the device proxy.");
+  const Geometry geometry{control.segment_bytes, control.segment_count};
+  const std::size_t rest = bytes - Geometry::segments_begin;
+  if (geometry.segment_count == 0 || geometry.segment_bytes % record_alignment != 0 ||
+      geometry.segment_bytes < 4096 || geometry.segment_bytes > UINT32_MAX ||
+      geometry.segment_count != rest / geometry.segment_bytes || rest % geometry.segment_bytes != 0) {
+    throw DamagedLog("The log says that it has " + std::to_string(geometry.segment_count) + " segments of " +
+                     std::to_string(geometry.segment_bytes) + " bytes, and its memory has " +
+                     std::to_string(rest) + " bytes for them.");
+  }
+  return geometry;
+}
+
+void LogReader::damaged(const char* why) const {
+  throw DamagedLog("Record " + std::to_string(expected_) + " of the log (segment " +
+                   std::to_string(segment_) + ", byte " + std::to_string(offset_) + ") " + why + ".");
+}
+
+bool LogReader::wait_for(const RecordHeader& header) {
+  const auto written = [&] { return header.sequence.load(std::memory_order_seq_cst) == expected_; };
+  std::atomic<uint32_t>& sleeps = log_.control().reader_sleeps;
+  while (!spin(spin_time_, written)) {
+    sleeps.store(1, std::memory_order_seq_cst);
+    if (!written()) futex_wait(sleeps, 1, std::chrono::milliseconds(100));
+    sleeps.store(0, std::memory_order_relaxed);
+    if (!written() && !go_on_()) return false;
+  }
+  return true;
+}
+
+std::optional<Record> LogReader::next() {
+  for (;;) {
+    const std::size_t room = log_.geometry().segment_bytes - offset_;
+    if (room < sizeof(RecordHeader)) damaged("would begin behind the end of its segment");
+    const auto& header = *reinterpret_cast<const RecordHeader*>(log_.segment(segment_) + offset_);
+    if (!wait_for(header)) return std::nullopt;
+    const std::size_t bytes = header.bytes;
+    if (bytes < sizeof header || bytes % record_alignment != 0 || bytes > room)
+      damaged("has a length that can't be");
+    const auto* const content = reinterpret_cast<const std::byte*>(&header + 1);
+    if (header.call != continues) {
+      if (header.slot >= slot_count) damaged("comes from a thread that can't be");
+      const Record record{expected_,     header.call, header.slot,          header.device,
+                          header.answer, content,     bytes - sizeof header};
+      offset_ += bytes;
+      ++expected_;
+      return record;
+    }
+    Continuation continuation;
+    if (bytes != sizeof header + sizeof continuation) damaged("has a length that can't be");
+    std::memcpy(&continuation, content, sizeof continuation);
+    if (continuation.segment >= log_.geometry().segment_count || continuation.segment == segment_)
+      damaged("goes on in a segment that can't be");
+    segment_ = continuation.segment;
+    offset_ = 0;
+    ++expected_;
+    done();
+  }
+}
+
+void LogReader::done() { log_.control().read.store(expected_ - 1, std::memory_order_release); }
+
+}  // namespace jitckpt::proxy

@@ -1,0 +1,53 @@
+// The server's end of the log: one thread reads the records in their order.
+#pragma once
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <stdexcept>
+
+#include "layout.h"
+
+namespace jitckpt::proxy {
+
+// The log can't be what a client of this version has written; a sentence that says where and why.
+struct DamagedLog : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+struct Record {
+  uint64_t sequence;
+  uint16_t call, slot;
+  int32_t device;
+  uint32_t answer;
+  const std::byte* content;  // in shared memory, until the record is done
+  std::size_t bytes;         // of the content, with up to 15 of padding
+};
+
+// Checks the control block against the memory's size. Throws DamagedLog.
+Geometry read_geometry(const std::byte* begin, std::size_t bytes);
+
+class LogReader {
+ public:
+  // spin_time: how long to look for a record before sleeping; `go_on` is asked now and then while there is
+  // none.
+  LogReader(Log log, std::chrono::microseconds spin_time, std::function<bool()> go_on)
+      : log_(log), spin_time_(spin_time), go_on_(std::move(go_on)) {}
+
+  // Waits for the next record; nothing if go_on said that none will come. Throws DamagedLog.
+  std::optional<Record> next();
+
+  // The newest record's memory is not needed any more.
+  void done();
+
+ private:
+  bool wait_for(const RecordHeader& header);
+  [[noreturn]] void damaged(const char* why) const;
+
+  Log log_;
+  std::chrono::microseconds spin_time_;
+  std::function<bool()> go_on_;
+  std::size_t segment_ = 0, offset_ = 0;
+  uint64_t expected_ = 1;
+};
+
+}  // namespace jitckpt::proxy

@@ -1,0 +1,68 @@
+#include "answer.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <thread>
+
+#include "log_reader.h"
+#include "log_writer.h"
+#include "shared_file.h"
+
+namespace jitckpt::proxy {
+namespace {
+
+constexpr Geometry geometry{4096, 2};
+
+struct Answers : testing::Test {
+  SharedFile file{"answer-test", geometry.bytes()};
+  Mapping mapping{file};
+  Log log{mapping.begin(), geometry};
+};
+
+TEST_F(Answers, EveryThreadHasASlotOfItsOwn) {
+  for (std::size_t index = 0; index < slot_count; ++index) EXPECT_EQ(take_slot(log), index);
+  EXPECT_EQ(take_slot(log), slot_count);
+  log.slot(7).taken = 0;
+  EXPECT_EQ(take_slot(log), 7u);
+}
+
+TEST_F(Answers, ComeThroughTheLogAndBack) {
+  LogWriter writer(log, [] { return true; });
+  constexpr uint32_t calls = 2000;
+  std::thread server([&] {
+    LogReader reader(log, std::chrono::microseconds(5), [] { return true; });
+    for (uint32_t call = 1; call <= calls; ++call) {
+      const Record record = reader.next().value();
+      log.slot(record.slot).content[0] = record.content[0];
+      reader.done();
+      answer(log.slot(record.slot), record.answer, static_cast<int32_t>(call), 1, "number");
+    }
+  });
+  Slot& slot = log.slot(take_slot(log));
+  for (uint32_t call = 1; call <= calls; ++call) {
+    const auto place = writer.reserve(1);
+    place.header->call = 1;
+    place.header->slot = 0;
+    place.header->answer = call;
+    place.content()[0] = static_cast<std::byte>(call);
+    writer.commit(place);
+    ASSERT_TRUE(wait_for_answer(slot, call, std::chrono::microseconds(5), [] { return true; }));
+    ASSERT_EQ(slot.result, static_cast<int32_t>(call));
+    ASSERT_EQ(slot.content[0], static_cast<std::byte>(call));
+    ASSERT_STREQ(slot.text, "number");
+  }
+  server.join();
+}
+
+TEST_F(Answers, NobodyWaitsForADeadServer) {
+  EXPECT_FALSE(wait_for_answer(log.slot(0), 1, std::chrono::microseconds(0), [] { return false; }));
+}
+
+TEST_F(Answers, ALongTextIsCut) {
+  answer(log.slot(0), 1, 0, 0, std::string(5000, 'x'));
+  EXPECT_EQ(std::string(log.slot(0).text).size(), sizeof log.slot(0).text - 1);
+}
+
+}  // namespace
+}  // namespace jitckpt::proxy

@@ -1,0 +1,187 @@
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "log_reader.h"
+#include "log_writer.h"
+#include "shared_file.h"
+
+namespace jitckpt::proxy {
+namespace {
+
+constexpr std::chrono::microseconds no_spin{0};
+bool never() { return false; }
+
+// A log as client and server share it.
+struct SharedLog {
+  explicit SharedLog(Geometry geometry = {4096, 4})
+      : file("log-test", geometry.bytes()), mapping(file), log(mapping.begin(), geometry) {
+    log.control().magic = log_magic;
+    log.control().segment_bytes = geometry.segment_bytes;
+    log.control().segment_count = geometry.segment_count;
+  }
+  SharedFile file;
+  Mapping mapping;
+  Log log;
+};
+
+// The content of record number n: its length and its bytes both follow from n.
+std::vector<unsigned char> content_of(uint64_t number, std::size_t longest) {
+  std::mt19937_64 random(number);
+  std::vector<unsigned char> bytes(random() % longest);
+  for (auto& byte : bytes) byte = static_cast<unsigned char>(random());
+  return bytes;
+}
+
+void append(LogWriter& writer, uint16_t call, const std::vector<unsigned char>& content, uint16_t slot = 0) {
+  const auto place = writer.reserve(content.size());
+  ASSERT_NE(place.header, nullptr);
+  place.header->call = call;
+  place.header->slot = slot;
+  place.header->device = 1;
+  place.header->answer = 0;
+  if (!content.empty()) std::memcpy(place.content(), content.data(), content.size());
+  writer.commit(place);
+}
+
+TEST(Log, GivesBackWhatWasAppended) {
+  SharedLog shared;
+  LogWriter writer(shared.log, never);
+  LogReader reader(shared.log, no_spin, never);
+  const std::size_t longest = writer.longest_content();
+  for (uint64_t number = 0; number < 500; ++number) {
+    const auto content = content_of(number, longest + 1);
+    append(writer, static_cast<uint16_t>(number), content, 3);
+    const Record record = reader.next().value();
+    EXPECT_EQ(record.call, number);
+    EXPECT_EQ(record.slot, 3);
+    EXPECT_EQ(record.device, 1);
+    ASSERT_GE(record.bytes, content.size());
+    ASSERT_LT(record.bytes, content.size() + record_alignment);
+    EXPECT_TRUE(content.empty() || std::memcmp(record.content, content.data(), content.size()) == 0);
+    reader.done();
+  }
+}
+
+TEST(Log, KeepsTheOrderOfEachThread) {
+  SharedLog shared;
+  LogWriter writer(shared.log, [] { return true; });
+  constexpr int threads = 4, calls = 2000;
+  std::vector<std::thread> writers;
+  for (int thread = 0; thread < threads; ++thread) {
+    writers.emplace_back([&, thread] {
+      for (int call = 0; call < calls; ++call) {
+        const std::vector<unsigned char> content(static_cast<std::size_t>(call % 200),
+                                                 static_cast<unsigned char>(call));
+        append(writer, static_cast<uint16_t>(call), content, static_cast<uint16_t>(thread));
+      }
+    });
+  }
+  std::vector<int> next(threads, 0);
+  LogReader reader(shared.log, std::chrono::microseconds(20), [] { return true; });
+  for (int record = 0; record < threads * calls; ++record) {
+    const Record read = reader.next().value();
+    ASSERT_EQ(read.call, next[read.slot]);
+    for (int byte = 0; byte < read.call % 200; ++byte)
+      ASSERT_EQ(static_cast<unsigned char>(read.content[byte]), static_cast<unsigned char>(read.call));
+    ++next[read.slot];
+    reader.done();
+  }
+  for (auto& thread : writers) thread.join();
+}
+
+TEST(Log, GivesUpWhereThereIsNoRoomAndNoReader) {
+  SharedLog shared;
+  LogWriter writer(shared.log, never);
+  int appended = 0;
+  while (const auto* const header = writer.reserve(1000).header) {
+    ASSERT_NE(header, nullptr);
+    ASSERT_LT(++appended, 100);
+  }
+  EXPECT_EQ(appended, 3 * 4);  // of 1040 bytes in 4096
+  EXPECT_EQ(writer.reserve(writer.longest_content() + 1).header, nullptr);
+}
+
+TEST(Log, NeedsNoMoreMemoryThanWhatIsUnread) {
+  SharedLog shared({4096, 1000});
+  LogWriter writer(shared.log, never);
+  LogReader reader(shared.log, no_spin, never);
+  for (int record = 0; record < 10000; ++record) {
+    append(writer, 1, std::vector<unsigned char>(1000));
+    reader.next();
+    reader.done();
+  }
+  const auto* const third = reinterpret_cast<const RecordHeader*>(shared.log.segment(2));
+  EXPECT_EQ(third->sequence, 0u);
+}
+
+TEST(Log, NamesADamagedRecord) {
+  const auto read_after = [](auto damage) {
+    SharedLog shared;
+    LogWriter writer(shared.log, never);
+    append(writer, 7, {1, 2, 3});
+    damage(*reinterpret_cast<RecordHeader*>(shared.log.segment(0)));
+    LogReader(shared.log, no_spin, never).next();
+  };
+  EXPECT_NO_THROW(read_after([](RecordHeader&) {}));
+  EXPECT_THROW(read_after([](RecordHeader& header) { header.bytes = 0; }), DamagedLog);
+  EXPECT_THROW(read_after([](RecordHeader& header) { header.bytes = 8192; }), DamagedLog);
+  EXPECT_THROW(read_after([](RecordHeader& header) { header.bytes += 1; }), DamagedLog);
+  EXPECT_THROW(read_after([](RecordHeader& header) { header.slot = slot_count; }), DamagedLog);
+  EXPECT_THROW(read_after([](RecordHeader& header) { header.call = continues; }), DamagedLog);
+  try {
+    read_after([](RecordHeader& header) { header.bytes = 8192; });
+  } catch (const DamagedLog& error) {
+    EXPECT_STREQ(error.what(), "Record 1 of the log (segment 0, byte 0) has a length that can't be.");
+  }
+}
+
+// Whatever the segments hold: the reader says what is wrong, or gives records that lie inside of them.
+TEST(Log, NoDamageLeadsOutOfItsMemory) {
+  std::mt19937_64 random(20261121);
+  for (int trial = 0; trial < 300; ++trial) {
+    SharedLog shared;
+    {
+      LogWriter writer(shared.log, never);
+      for (int record = 0; record < 40; ++record)
+        append(writer, static_cast<uint16_t>(record), std::vector<unsigned char>(random() % 300));
+    }
+    std::byte* const begin = shared.log.segment(0);
+    const std::size_t bytes = 4 * 4096;
+    for (int flip = 0; flip < 20; ++flip) {
+      // Never a number: a record that is not there yet is waited for.
+      const std::size_t place = random() % (bytes / record_alignment) * record_alignment + 8 + random() % 8;
+      begin[place] = static_cast<std::byte>(random());
+    }
+    LogReader reader(shared.log, no_spin, never);
+    try {
+      for (int record = 0; record < 40; ++record) {
+        const auto read = reader.next();
+        if (!read) break;  // a length that is wrong but possible leads to where no record is
+        ASSERT_GE(read->content, begin);
+        ASSERT_LE(read->content + read->bytes, begin + bytes);
+      }
+    } catch (const DamagedLog&) {
+    }
+  }
+}
+
+TEST(Log, RefusesMemoryThatIsNoLog) {
+  SharedLog shared;
+  const auto geometry = [&] { return read_geometry(shared.mapping.begin(), shared.mapping.bytes()); };
+  EXPECT_EQ(geometry().segment_count, 4u);
+  EXPECT_THROW(read_geometry(shared.mapping.begin(), 4096), DamagedLog);
+  EXPECT_THROW(read_geometry(shared.mapping.begin(), shared.mapping.bytes() - 4096), DamagedLog);
+  shared.log.control().segment_bytes = 0;
+  EXPECT_THROW(geometry(), DamagedLog);
+  shared.log.control().segment_bytes = 4096 + 8;
+  EXPECT_THROW(geometry(), DamagedLog);
+  shared.log.control().magic = 1;
+  EXPECT_THROW(geometry(), DamagedLog);
+}
+
+}  // namespace
+}  // namespace jitckpt::proxy

@@ -1,0 +1,118 @@
+// The contents of the records and answers that are written by hand on both sides; those of the other calls
+// are generated. Plain data, with addresses that mean the same in both processes: device memory, and pinned
+// memory.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "proxy_calls.h"
+
+namespace jitckpt::proxy::wire {
+
+// How the server is asked to start: the numbers of the files that it inherits.
+constexpr int socket_file = 3, log_file = 4, pinned_file = 5;
+
+// The server's first words over the socket.
+struct Greeting {
+  uint64_t table_hash;
+  int32_t ready;  // 0: `text` says why not
+  char text[500];
+};
+
+// Followed by attribute_count cudaLaunchAttribute, then parameter_bytes of parameters.
+struct launch {
+  uint64_t kernel, stream, shared_bytes;
+  uint32_t grid[3], block[3];
+  uint32_t attribute_count, parameter_bytes;
+};
+
+struct copy {
+  uint64_t to, from, bytes, stream;
+  int32_t kind;
+};
+
+// Followed by the bytes.
+struct copy_from_host {
+  uint64_t to, bytes, stream;
+};
+
+// The answer is in the slot's staging memory.
+struct copy_to_host {
+  uint64_t from, bytes, stream;
+};
+
+// Followed by calls: GroupedCall and content each, both aligned as records are. The server makes them between
+// ncclGroupStart and ncclGroupEnd.
+struct collective_group {
+  uint32_t calls;
+};
+struct alignas(16) GroupedCall {
+  uint16_t call;
+  uint32_t bytes;  // of the content, without padding
+};
+
+// Followed by the path of the library. `offset` is that of the kernel's host stub in it.
+struct find_kernel {
+  uint64_t offset;
+};
+struct Parameter {
+  uint32_t offset, bytes;
+};
+constexpr std::size_t most_parameters = 512;
+struct find_kernel_answer {
+  uint64_t kernel;
+  uint32_t parameter_count, parameter_bytes;
+  Parameter parameters[most_parameters];
+};
+
+struct register_host {
+  uint64_t address, bytes;
+  uint32_t flags;
+};
+struct unregister_host {
+  uint64_t address;
+};
+
+// NCCL's configuration with its texts.
+struct Configuration {
+  ncclConfig_t values;
+  int32_t given, has_communicator_name, has_network_name;
+  char communicator_name[256], network_name[64];
+};
+struct init_communicator {
+  uint64_t communicator;
+  int32_t ranks, rank;
+  ncclUniqueId id;
+  Configuration configuration;
+};
+struct split_communicator {
+  uint64_t parent, communicator;  // 0: the caller wants none
+  int32_t color, key;
+  Configuration configuration;
+};
+struct make_reduction {
+  uint64_t communicator, device_scalar;
+  unsigned char host_scalar[8];
+  ncclDataType_t type;
+  ncclScalarResidence_t residence;
+};
+struct make_reduction_answer {
+  ncclRedOp_t reduction;
+};
+
+struct pci_bus_id {
+  int32_t device;
+};
+struct pci_bus_id_answer {
+  char text[64];
+};
+
+// The name and the description of an error, as the library gives them.
+struct error_text {
+  int32_t error, nccl;
+};
+struct error_text_answer {
+  char name[128], text[256];
+};
+
+}  // namespace jitckpt::proxy::wire
