@@ -275,7 +275,13 @@ def _stages(model: nn.Module | None) -> list[tuple[int, int]]:
 
 def _all_of(kind: type) -> list[Any]:
     """Return all living objects of a class: a wrapper is not to be found from what it wraps."""
-    return [one for one in gc.get_objects() if issubclass(type(one), kind)]
+    kinds = _with_subclasses(kind)
+    # Not issubclass, which runs Python code for an abstract class: there are a million objects.
+    return [one for one in gc.get_objects() if type(one) in kinds]
+
+
+def _with_subclasses(kind: type) -> set[type]:
+    return {kind}.union(*map(_with_subclasses, kind.__subclasses__()))
 
 
 def _zero_part(optimizer: Optimizer) -> Json:

@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousError,
     RendezvousTimeoutError,
     c10d_rendezvous_backend,
+    dynamic_rendezvous,
 )
 from torch.distributed.launcher import api as launcher
 
@@ -72,7 +73,9 @@ def launch(
 
     Raises ChildFailedError if it failed, SignalException if it was ended by a signal.
     """
+    alone = config.max_nodes == 1
     with (
+        _replaced(dynamic_rendezvous, "_delay", rendezvous.poll_delay) if alone else nullcontext(),
         _replaced(launcher, "LocalElasticAgent", partial(Agent, settings, log, config)),
         # Torch's own does not know an address of this host that its name does not lead to.
         _replaced(c10d_rendezvous_backend, "_matches_machine_hostname", rendezvous.is_own_address),

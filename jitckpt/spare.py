@@ -90,7 +90,7 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     if not sys.flags.safe_path:
         sys.path[0] = sys.argv[2]
-    _import(("torch.nn.parallel", "torch.distributed", "torch.optim", "jitckpt"))
+    _import(("torch.nn.parallel", "torch.distributed", "torch.optim", "jitckpt.job"))
     order, descriptors = _await_order(control)
     control.close()
     _become(order, descriptors)

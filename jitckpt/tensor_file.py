@@ -43,11 +43,12 @@ def write(
 ) -> None:
     """Write `tensors` in safetensors format to `sink`, which takes one piece of bytes after another.
 
-    The pieces are not to be kept: their memory is used again. `sink` is called on another thread.
+    The pieces are not to be kept: their memory is used again. `sink` may be called on another thread.
     Tensors may lie on a device, have any strides and share storage (each is written whole). Of a device
     tensor only copies to host memory are made: no memory is allocated on the device and no kernel runs
     there, so that a device behind a hung collective can be read, and stays as it was.
-    staging: the buffers to use; else pageable ones are made, no larger than needed.
+    staging: the buffers to use; else pageable ones are made, no larger than needed, if any tensor is on a
+    device.
     """
     # Wide types first, so that every tensor is aligned to its own size.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
@@ -72,6 +73,10 @@ def write(
     text = to_json(header).encode()
     text += b" " * (-len(text) % 8)
     sink(len(text).to_bytes(8, "little") + text)
+    if staging is None and all(tensor.device.type == "cpu" for tensor in tensors.values()):
+        for name in order:
+            sink(_as_bytes(tensors[name].detach()).numpy().data)
+        return
     with StagedWriter(sink, staging or Staging(min(offset, DEFAULT_BYTES))) as writer:
         for name in order:
             if tensors[name].numel():
