@@ -11,7 +11,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -31,7 +31,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.launcher import api as launcher
 
-from jitckpt import faults, hosts, local_state, protocol, rendezvous, saves
+from jitckpt import faults, fetch, hosts, local_state, protocol, rendezvous, saves
 from jitckpt.console import say
 from jitckpt.copies import Copier
 from jitckpt.errors import HostsError, JitckptError
@@ -43,6 +43,7 @@ from jitckpt.recovery import Outcome
 from jitckpt.spares import Spares
 from jitckpt.supervisor import Reports, Supervisor
 from jitckpt.suspects import VARIABLE, NoDeviceError, Suspects, without
+from jitckpt.timeline import show_size
 from jitckpt.workers import Guardian, Worker
 
 
@@ -168,13 +169,41 @@ class Agent(LocalElasticAgent):
             listener.getsockname()[1],
             tuple(worker.global_rank for worker in worker_group.workers),
             spec.max_restarts - self._remaining_restarts,
+            self._directory(),
         )
         index, count = worker_group.group_rank, worker_group.group_world_size
         met, secret = rendezvous.exchange(worker_group.store, index, count, own, self._settings.secret)
         self._remaining_restarts = spec.max_restarts - max(host.restarts for host in met)
-        self._hosts = Hosts(index, met, listener, secret, self._settings.host_timeout)
+        # Who is new goes by what the others say: the same script uses the same directory.
+        told = next((host.directory for host in met if host.directory), "")
+        directory = Path(own.directory or told) if told else None
+        serve = partial(fetch.serve, directory)
+        self._hosts = Hosts(index, met, listener, secret, self._settings.host_timeout, serve=serve)
         self._hosts.connect(self._settings.host_timeout)
         self._log.leading = index == 0
+        if directory is not None:
+            self._fetch(self._hosts, directory)
+
+    def _directory(self) -> str:
+        """Return the checkpoint directory, as far as it is known."""
+        registered = (event["checkpoint_dir"] for event in self._log.events if event["event"] == "registered")
+        return str(self._settings.checkpoint_dir or next(registered, ""))
+
+    def _fetch(self, met: Hosts, directory: Path) -> None:
+        """Fetch the saves that this host's ranks need and only other hosts have."""
+        try:
+            fetched = fetch.fetch(met, directory)
+        except (JitckptError, OSError) as error:
+            # If a host is gone, that is noticed; ranks that would not go on from one step refuse to.
+            say(f"{met.name(met.index)} could not fetch from the others what it lacks: {error}")
+            return
+        if fetched is not None:
+            self._log.write("fetched", **asdict(fetched))
+            size = show_size(fetched.bytes)
+            say(
+                f"{met.name(met.index)} has fetched step {fetched.step} from the others, in {fetched.saves} "
+                f"save{'s' if fetched.saves > 1 else ''}: {size} in {fetched.seconds:.2f} s."
+            )
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         if self._signals:

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ class Host:
     port: int
     ranks: tuple[int, ...]
     restarts: int
+    directory: str = ""  # for checkpoints, if it is known
 
 
 @dataclass(frozen=True)
@@ -50,16 +51,29 @@ class Lost:
     reason: str
 
 
+Visit = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
 class Hosts:
     """All hosts of one start of the workers; this one's place among them is `index`."""
 
     def __init__(
-        self, index: int, hosts: Sequence[Host], listener: socket.socket, secret: bytes, silence: float
+        self,
+        index: int,
+        hosts: Sequence[Host],
+        listener: socket.socket,
+        secret: bytes,
+        silence: float,
+        *,
+        serve: Visit | None = None,
     ) -> None:
-        """listener: a listening socket, this object's from now on. silence: seconds until one is lost."""
+        """listener: a listening socket, this object's from now on. silence: seconds until one is lost.
+
+        serve: looks after an agent that visits, until it raises LinkError.
+        """
         self.index, self.all = index, tuple(hosts)
         self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # readable when something is to be taken
-        self._listener, self._secret, self._silence = listener, secret, silence
+        self._listener, self._secret, self._silence, self._serve = listener, secret, silence, serve
         self._inbox: deque[Arrived | Lost] = deque()
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._lost: set[int] = set()
@@ -151,6 +165,25 @@ class Hosts:
 
     async def _call(self, host: int) -> None:
         """Connect to a host with a lower number; it listened before it told anybody its address."""
+        try:
+            reader, writer = await self._reach(host)
+        except LinkError as error:
+            self._lose(host, _clause(str(error)))
+            return
+        writer.write(link.encode({"host": self.index}))
+        await self._converse(host, reader, writer)
+
+    @contextlib.asynccontextmanager
+    async def visit(self, host: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """Connect to a host for once, in any event loop; its `serve` answers. Raises LinkError."""
+        reader, writer = await self._reach(host)
+        try:
+            writer.write(link.encode({"visit": True}))
+            yield reader, writer
+        finally:
+            writer.close()
+
+    async def _reach(self, host: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         there = self.all[host]
         try:
             async with asyncio.timeout(GREETING_SECONDS):
@@ -158,10 +191,8 @@ class Hosts:
                 await link.introduce(reader, writer, self._secret)
         except (LinkError, OSError) as error:  # TimeoutError is an OSError
             said = str(error) or f"it does not answer within {GREETING_SECONDS:g} s"
-            self._lose(host, f"{there.address} port {there.port} can't be reached: {said.rstrip('.')}")
-            return
-        writer.write(link.encode({"host": self.index}))
-        await self._converse(host, reader, writer)
+            raise LinkError(f"{there.address} port {there.port} can't be reached: {said}") from error
+        return reader, writer
 
     async def _called(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -169,7 +200,9 @@ class Hosts:
                 await link.admit(reader, writer, self._secret)
                 header, _ = await link.receive(reader)
             host = header.get("host")
-            if isinstance(host, int) and host in self._connected and host not in self._writers:
+            if header.get("visit") is True and self._serve is not None:
+                await self._serve(reader, writer)
+            elif isinstance(host, int) and host in self._connected.keys() - self._writers.keys() - self._lost:
                 await self._converse(host, reader, writer)
         except (LinkError, OSError):
             pass  # a stranger, or one that has died: who belongs here and can't come is missed

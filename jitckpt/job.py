@@ -29,7 +29,7 @@ from jitckpt.native import Native
 from jitckpt.periodic import PeriodicSaver, Settings
 from jitckpt.saver import SaveFunction, Saver
 from jitckpt.selection import Choice
-from jitckpt.shards import Layout, agree
+from jitckpt.shards import Layout, agree, hear_first
 from jitckpt.stacks import stack_writer
 from jitckpt.staging import DEFAULT_BYTES, Staging
 
@@ -106,7 +106,7 @@ def init(
     _current = Job(
         root=root,
         identity=Identity(
-            job=saves.open_directory(root),
+            job=_job_id(root, rank),
             fingerprint=host_state.fingerprint(model, optimizers),
             world_size=world_size,
             rank=rank,
@@ -223,6 +223,7 @@ class Job:
         begun = time.monotonic()
         found = saves.find(self.root)
         choice = selection.choose(found, self.identity, saves.verify)
+        _check_step(self.root, self.identity.rank, 0 if choice is None else choice.step)
         if choice is None:
             return 0
         for reason in choice.reasons:
@@ -527,6 +528,36 @@ def _root(checkpoint_dir: str | os.PathLike[str] | None) -> Path:
     if rehearsal := os.environ.get(REHEARSAL_DIR):
         return Path(rehearsal).absolute() / DEFAULT_DIRECTORY
     return Path(checkpoint_dir or os.environ.get("JITCKPT_CHECKPOINT_DIR") or DEFAULT_DIRECTORY).absolute()
+
+
+def _job_id(root: Path, rank: int) -> str:
+    """Return the job's id; each of several hosts may have a checkpoint directory of its own."""
+    told = _told_by_first("job", rank, saves.open_directory(root) if rank == 0 else "")
+    found = saves.open_directory(root, told)
+    if told not in (None, found):
+        raise CheckpointError(
+            f"{root} of rank {rank} belongs to another job than that of rank 0. Choose another checkpoint "
+            "directory, or move one of them away."
+        )
+    return found
+
+
+def _check_step(root: Path, rank: int, step: int) -> None:
+    """See to it that ranks on several hosts go on from one step."""
+    told = _told_by_first("step", rank, str(step))
+    if told not in (None, str(step)):
+        raise CheckpointError(
+            f"Rank {rank} would go on from step {step}, rank 0 from step {told}: what {root} holds differs "
+            "by host. Give `jitckpt run` --checkpoint-dir, so that it can fetch what is missing."
+        )
+
+
+def _told_by_first(what: str, rank: int, value: str) -> str | None:
+    """Return what rank 0 gives as `value`; None where all ranks are on one host, which needs no agreement."""
+    several = int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1
+    if not (several and torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return None
+    return hear_first(torch.distributed.distributed_c10d._get_default_store(), what, rank, value)
 
 
 def _layout(

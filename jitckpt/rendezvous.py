@@ -67,7 +67,11 @@ def exchange(
 
 def _host(told: Mapping[str, Any]) -> Host:
     return Host(
-        str(told["address"]), int(told["port"]), tuple(map(int, told["ranks"])), int(told["restarts"])
+        str(told["address"]),
+        int(told["port"]),
+        tuple(map(int, told["ranks"])),
+        int(told["restarts"]),
+        str(told["directory"]),
     )
 
 

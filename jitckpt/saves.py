@@ -102,6 +102,10 @@ class SaveFolder:
             file.write(json.dumps(content, allow_nan=False).encode())
         self._files.append(FileEntry(name, file.size, file.checksum))
 
+    def add_checked(self, file: FileEntry) -> None:
+        """Take in a file that was written to `path` and is known to be what `file` says."""
+        self._files.append(file)
+
     def add_existing(self) -> None:
         """Take in, and bring to the disk, every file that somebody else has put into the folder."""
         known = {file.name for file in self._files}
@@ -178,9 +182,10 @@ class HashedFile:
                 os.fsync(self._file.fileno())
 
 
-def open_directory(root: Path) -> str:
+def open_directory(root: Path, job: str | None = None) -> str:
     """Make the checkpoint directory if needed and return its job id, made by whoever comes first.
 
+    job: the id that it gets if it has none yet; by default a new one.
     Raises CheckpointError if it can't be written or its job.json is damaged.
     """
     path = root / layout.JOB_FILE
@@ -190,7 +195,7 @@ def open_directory(root: Path) -> str:
             fresh = root / f".{layout.JOB_FILE}.{uuid.uuid4().hex}"
             try:
                 with HashedFile(fresh) as file:
-                    file.write(json.dumps({"format": layout.FORMAT, "job": uuid.uuid4().hex}).encode())
+                    file.write(json.dumps({"format": layout.FORMAT, "job": job or uuid.uuid4().hex}).encode())
                 os.link(fresh, path)  # unlike a rename it never replaces another rank's
             except FileExistsError:
                 pass  # another rank was first: its id is read below

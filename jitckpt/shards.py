@@ -174,8 +174,20 @@ def agree(store: Store, rank: int, world_size: int, holding: Holding) -> Layout:
     return Layout(tuple(agreed["shards"]), agreed["text"])
 
 
+def hear_first(store: Store, what: str, rank: int, value: str) -> str:
+    """Return what rank 0 gives as `value`. Every rank has to call it; JitckptError if rank 0 does not."""
+    _Agreements.made += 1
+    key = f"jitckpt/{os.environ.get('JITCKPT_RESTART', '0')}/{what}-{_Agreements.made}"
+    try:
+        if rank == 0:
+            store.set(key, value)
+        return store.get(key).decode()
+    except RuntimeError as error:
+        raise JitckptError(f"Rank {rank} did not hear from rank 0 which {what} it is: {error}.") from error
+
+
 class _Agreements:
-    made = 0  # the ranks call agree() equally often, so this numbers the keys alike on all of them
+    made = 0  # all ranks agree equally often, so this numbers the keys alike on all of them
 
 
 def _holding(told: dict[str, Any]) -> Holding:

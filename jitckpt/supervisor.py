@@ -424,14 +424,16 @@ class Supervisor(threading.Thread):
             self._tell_what_is_saved()
         self._job = replace(self._job, local_state_written=True)
         steps = whole_steps(self._job.ranks)
+        # The path of a lost host's rank may mean nothing here.
+        own = [one for rank, one in self._registrations.items() if rank in self._workers]
+        directory = Path((own or list(self._registrations.values()))[0].checkpoint_dir)
         begun = time.monotonic()
         written: dict[int, dict[int, int]] = {}
-        for rank, registration in sorted(self._registrations.items()):
+        for rank in sorted(self._registrations):
             if not self._writes_for(rank):
                 continue
             try:
                 ring = self._workers[rank].ring_fd if rank in self._workers else self._copies.rings[rank]
-                directory = Path(registration.checkpoint_dir)
                 written[rank] = self._reports.write_local_states(ring, directory, steps)
                 missing = bool(steps) and max(steps) not in written[rank]
                 memory = "its memory" if rank in self._workers else "the copy of its memory"

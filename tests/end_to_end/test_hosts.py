@@ -1,6 +1,7 @@
 """`jitckpt run` on two hosts: real trainings on softgpu, in network namespaces."""
 
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from jitckpt.local_state import LocalState
 STORE = "10.79.0.1:29400"
 RUN = [*JITCKPT, "run", "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", STORE]
 # As torchrun has it where a host has several ranks: sums depend on it.
-THREADS = ["env", "OMP_NUM_THREADS=1"]
+THREADS = ["OMP_NUM_THREADS=1"]
 OPTIONS = ["--nproc-per-node", "1", "--device", "softgpu", "--warm-spares", "0"]
 
 
@@ -34,8 +35,11 @@ class Job:
     def __init__(self, launcher: Launcher, hosts: Namespaces) -> None:
         self.launcher, self.hosts = launcher, hosts
 
-    def start(self, host: int, *command: str) -> "subprocess.Popen[str]":
-        return self.launcher.start(*self.hosts.on(host), *THREADS, *RUN, *OPTIONS, *command)
+    def start(self, host: int, *command: str, directory: Path | None = None) -> "subprocess.Popen[str]":
+        """directory: of this host alone."""
+        own = [] if directory is None else ["--checkpoint-dir", str(directory / "ckpt")]
+        where = ["env", "-C", str(directory or self.launcher.directory)]
+        return self.launcher.start(*self.hosts.on(host), *where, *THREADS, *RUN, *OPTIONS, *own, *command)
 
     def kill(self, host: int) -> None:
         """Kill all processes of a host at once."""
@@ -94,8 +98,11 @@ def await_line(agent: "subprocess.Popen[str]", text: str) -> None:
     raise AssertionError(agent.communicate()[1])
 
 
-def test_a_lost_host_loses_nothing(job: Job, undisturbed: list[str]) -> None:
-    """First host 1 is lost, then host 0 with the rendezvous' store; a new one takes the place of each."""
+def test_a_lost_host_loses_nothing(job: Job, tmp_path: Path, undisturbed: list[str]) -> None:
+    """First host 1 is lost, then host 0 with the rendezvous' store; a new one takes the place of each.
+
+    Each host has a checkpoint directory of its own, so a new one has no save.
+    """
     script = job.launcher.script(
         """
         import builtins, os, runpy, sys, time
@@ -116,18 +123,24 @@ def test_a_lost_host_loses_nothing(job: Job, undisturbed: list[str]) -> None:
         """
     )
     command = ["--rdzv-conf", "keep_alive_interval=1", script, *TRAINING]
-    agents = [job.start(host, *command) for host in (0, 1)]
+    directories = [tmp_path / "host-0", tmp_path / "host-1"]
+    for directory in directories:
+        directory.mkdir()
+    agents = [job.start(host, *command, directory=directories[host]) for host in (0, 1)]
     for lost in (1, 0):
         await_line(agents[0], "pauses\n")
         # Rank 0 pauses after a step, and rank 1 waits for it in the next: both keep the state after it.
         holders = [(agents[0], 0), (agents[1], 1), (agents[1 - lost], lost)]
         job.launcher.wait_until(partial(keep_one_step, holders))
         job.kill(lost)
-        agents[lost] = job.start(lost, *command)
+        shutil.rmtree(directories[lost] / "ckpt")
+        agents[lost] = job.start(lost, *command, directory=directories[lost])
     ends = [job.launcher.finish(agent) for agent in agents]
     assert [end.status for end in ends] == [0, 0], ends[0].err + ends[1].err
     assert digests(ends[0].out + ends[1].out) == undisturbed
     err = ends[0].err + ends[1].err
     assert "host 0 (10.79.0.1) with rank 0 is lost: the connection has ended" in err
     assert "the host that held the rendezvous' store at 10.79.0.1:29400 is gone." in err
+    assert "from the others, in 2 saves" in ends[0].err, "the other rank's, and the local state of its own"
+    assert "from the others, in 2 saves" in ends[1].err
     assert "own state" not in err, "no rank lost what it alone knew"

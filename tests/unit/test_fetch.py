@@ -1,0 +1,176 @@
+"""What a host fetches from the others, and that it takes in nothing else."""
+
+import asyncio
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jitckpt import fetch, hosts, link, saves
+from jitckpt.errors import JitckptError
+from jitckpt.fetch import Fetch, wanted
+from jitckpt.hosts import Host, Hosts
+from jitckpt.layout import FileEntry, Identity, Kind, Metadata
+from jitckpt.saves import SaveFolder
+
+SECRET = b"what only this job's agents know"
+
+
+def identity(rank: int, shards: int = 1, world_size: int = 4, job: str = "job") -> Identity:
+    return Identity(job, "f", world_size, rank, rank % shards, shards)
+
+
+def save(step: int, kind: Kind, rank: int, shards: int = 1, job: str = "job") -> Metadata:
+    return Metadata(identity(rank, shards, job=job), kind, "builtin", step, 0.0, ())
+
+
+def test_hosts_that_share_a_directory_fetch_nothing() -> None:
+    held = [save(5, "rank", 0), save(5, "local", 1)]
+    assert wanted({0: held, 1: held}, 1, [2, 3]) == ()
+
+
+def test_a_new_host_fetches_a_replica_and_its_ranks_own_states() -> None:
+    others = [save(5, "rank", 0), save(5, "rank", 1), save(5, "local", 2), save(5, "local", 3)]
+    fetched = wanted({0: others, 1: []}, 1, [2, 3])
+    assert {(one.save.kind, one.save.identity.rank) for one in fetched} == {
+        ("local", 2),
+        ("local", 3),
+        ("rank", 1),
+    }
+    assert all(one.host == 0 for one in fetched)
+
+
+def test_a_ranks_own_save_is_better_than_a_replicas() -> None:
+    assert wanted({0: [save(5, "rank", 0)], 1: [save(5, "rank", 1)]}, 0, [1]) == (
+        Fetch(1, save(5, "rank", 1)),
+    )
+
+
+def test_the_newest_step_that_all_hosts_together_have_whole_is_taken() -> None:
+    first = [save(4, "rank", 0, 2), save(5, "rank", 0, 2)]
+    second = [save(4, "rank", 1, 2)]
+    assert wanted({0: first, 1: second}, 1, [1]) == (Fetch(0, save(4, "rank", 0, 2)),)
+
+
+def test_saves_of_different_jobs_are_not_mixed() -> None:
+    assert wanted({0: [save(5, "rank", 0, 2)], 1: [save(5, "rank", 1, 2, "other")]}, 0, [0, 1]) == ()
+
+
+all_saves = st.builds(
+    save, st.integers(1, 3), st.sampled_from(["rank", "local"]), st.integers(0, 3), st.just(2)
+)
+holdings = st.fixed_dictionaries({host: st.lists(all_saves, max_size=8) for host in range(3)})
+
+
+@given(holdings)
+def test_after_the_fetch_every_host_can_go_on_from_the_same_step(held: dict[int, list[Metadata]]) -> None:
+    """Unless no step is whole; and it has of its ranks' own states what there is."""
+    ranks = {0: [0], 1: [1, 2], 2: [3]}
+    everywhere = [one for of_host in held.values() for one in of_host]
+    whole = {
+        step
+        for step in (1, 2, 3)
+        if {s.identity.shard for s in everywhere if (s.kind, s.step) == ("rank", step)} == {0, 1}
+    }
+    for host, own in ranks.items():
+        fetched = wanted(held, host, own)
+        assert all(one.save in held[one.host] and one.save not in held[host] for one in fetched)
+        assert len(set(fetched)) == len(fetched)
+        if not whole:
+            assert fetched == ()
+            continue
+        has = [one for one in [*held[host], *(f.save for f in fetched)] if one.step == max(whole)]
+        assert {one.identity.shard for one in has if one.kind == "rank"} == {0, 1}
+        for rank in own:
+            known = {one.kind for one in everywhere if (one.step, one.identity.rank) == (max(whole), rank)}
+            kinds = {one.kind for one in has if one.identity.rank == rank}
+            assert "rank" in kinds or ("rank" not in known and ("local" in kinds or not known))
+
+
+# Real saves, over real connections.
+
+
+@pytest.fixture
+def directories(tmp_path: Path) -> list[Path]:
+    """Host 0 has step 5 of rank 0 and the local state of rank 1; host 1 has nothing."""
+    found = [tmp_path / "0", tmp_path / "1"]
+    saves.open_directory(found[0], "job")
+    for kind, rank in (("rank", 0), ("local", 1)):
+        with SaveFolder(found[0], identity(rank, world_size=2), 5, kind, "builtin") as folder:  # type: ignore[arg-type]
+            folder.add_tensors("tensors.safetensors", {"weight": torch.full((3_000_000,), float(rank))})
+            folder.add_json("state.json", {"rank": rank})
+            folder.commit()
+    return found
+
+
+@pytest.fixture
+def met(directories: list[Path]) -> Iterator[list[Hosts]]:
+    listeners = [hosts.listen("127.0.0.1") for _ in range(2)]
+    known = [Host("127.0.0.1", one.getsockname()[1], (i,), 0) for i, one in enumerate(listeners)]
+
+    def serve(index: int) -> hosts.Visit:
+        return lambda reader, writer: fetch.serve(directories[index], reader, writer)
+
+    found = [Hosts(i, known, one, SECRET, 60, serve=serve(i)) for i, one in enumerate(listeners)]
+    found[1]._thread.start()
+    found[0].connect(60)
+    yield found
+    for host in found:
+        host.close()
+
+
+def test_what_is_fetched_is_whole_and_the_same(met: list[Hosts], directories: list[Path]) -> None:
+    fetched = fetch.fetch(met[1], directories[1])
+    assert fetched is not None
+    assert (fetched.step, fetched.saves) == (5, 2)
+    assert saves.open_directory(directories[1]) == "job"
+    for record in saves.find(directories[0]):
+        copy = directories[1] / record.path.relative_to(directories[0])
+        for name in ("tensors.safetensors", "state.json"):
+            assert (copy / name).read_bytes() == (record.path / name).read_bytes()
+    assert all(saves.verify(record) is None for record in saves.find(directories[1]))
+    assert fetch.fetch(met[1], directories[1]) is None
+    assert fetch.fetch(met[0], directories[0]) is None
+
+
+def test_a_damaged_save_is_not_taken_in(
+    met: list[Hosts], directories: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(directories[0] / "step-0000000005" / "local-00001")
+    path = directories[0] / "step-0000000005" / "rank-00000" / "state.json"
+    path.write_text('{"rank": 1}')
+    assert fetch.fetch(met[1], directories[1]) is None
+    err = capsys.readouterr().err
+    assert "a save of host 0 (127.0.0.1) is passed over: state.json of step 5, rank 0, came damaged." in err
+    assert not list(directories[1].glob("step-*/*"))
+
+
+@pytest.mark.parametrize("file", ["metadata.json", "../../job.json", "/etc/passwd", "nothing", 7])
+def test_only_files_of_saves_are_given(met: list[Hosts], file: object) -> None:
+    async def ask() -> str:
+        async with met[1].visit(0) as (reader, writer):
+            writer.write(link.encode({"step": 5, "kind": "rank", "rank": 0, "file": file}))
+            answer, _ = await link.receive(reader)
+            return str(answer["error"])
+
+    assert "There is no" in asyncio.run(ask())
+
+
+@given(st.binary(max_size=50) | st.from_type(type(None)).map(lambda _: b"[1]"))
+def test_a_listing_that_makes_no_sense_is_refused(listing: bytes) -> None:
+    if listing == b"[]":
+        return
+    with pytest.raises(JitckptError):
+        fetch._parse(listing)
+
+
+def test_a_listing_with_a_path_out_of_the_save_is_refused() -> None:
+    evil = replace(save(5, "rank", 0), files=(FileEntry("../../evil", 1, "0" * 32),))
+    with pytest.raises(JitckptError, match="no path inside the save"):
+        fetch._parse(json.dumps([evil.to_json().decode()]).encode())
