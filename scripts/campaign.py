@@ -7,6 +7,7 @@ import shlex
 import sys
 import tempfile
 from dataclasses import asdict
+from itertools import takewhile
 from pathlib import Path
 
 from rich.console import Console
@@ -26,11 +27,12 @@ UNSEEDED = ("random numbers, Python's", "random numbers, numpy's")
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="scripts/fault-campaign", description=__doc__)
-    parser.add_argument(
-        "example", type=Path, nargs="?", action="append", help="default: those of examples/, by turns"
+    parser = argparse.ArgumentParser(
+        prog="scripts/fault-campaign",
+        usage="%(prog)s [example] [options] [-- the example's arguments]",
+        description=__doc__,
     )
-    parser.add_argument("arguments", nargs="*", help="for the example, after --")
+    parser.add_argument("example", type=Path, nargs="?", help="default: those of examples/, by turns")
     parser.add_argument("--trials", type=int, default=20, help="how many runs (default 20)")
     parser.add_argument("--first", type=int, default=1, metavar="N", help="begin with trial N (default 1)")
     parser.add_argument("--seed", type=int, default=0, help="chooses the failures (default 0)")
@@ -60,8 +62,10 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--mode", choices=("user",), default="user", help="of protection (default user)")
     parser.add_argument("--json", action="store_true", help="print one JSON object and no table")
-    args = parser.parse_args()
-    args.example = tuple(path.resolve() for path in args.example if path) or EXAMPLES
+    own = list(takewhile(lambda word: word != "--", sys.argv[1:]))
+    args = parser.parse_args(own)
+    args.arguments = sys.argv[len(own) + 2 :]
+    args.example = (args.example.resolve(),) if args.example else EXAMPLES
     for path in args.example:
         if not path.is_file():
             parser.error(f"there is no script {path}")
