@@ -61,7 +61,7 @@ def communicators(sizes: Sequence[int], kinds: Sequence[Sequence[int]], split: b
 def tables(found: Sequence[Communicator], ranks: int) -> dict[int, list[Communicator]]:
     """Return what each rank knows, in an order of its own."""
     known = {rank: [one for one in found if rank in one.members] for rank in range(ranks)}
-    return {rank: own[rank % len(own) :] + own[: rank % len(own)] for rank, own in known.items()}
+    return {rank: own[(rank + 1) % len(own) :] + own[: (rank + 1) % len(own)] for rank, own in known.items()}
 
 
 MESHES = [(2,), (4,), (2, 2), (3, 2), (2, 2, 2), (4, 2), (1, 3)]
