@@ -4,8 +4,10 @@ A minibatch is one step of every optimizer that was given. A step that a GradSca
 overflowed, counts too: the loop goes on to the next batch all the same.
 """
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -144,6 +146,8 @@ class TrainingHooks:
         self._phase("optimizer")
 
     def _end(self, optimizer: Optimizer) -> None:
+        if is_in_step(optimizer, besides=optimizer):
+            return  # the step of its base class, which has hooks of its own
         self._stepped.add(id(optimizer))
         if self._stepped >= {id(one) for one in self.watched}:
             self._stepped.clear()
@@ -174,6 +178,17 @@ class TrainingHooks:
             return result
 
         scaler.step = step
+
+
+def is_in_step(optimizer: Optimizer, besides: Optimizer) -> bool:
+    """Return whether this thread is in the optimizer's step, not counting the innermost of `besides`."""
+    frame: FrameType | None = sys._getframe()
+    found = 0
+    while frame is not None:
+        # torch's wrapper around every class's step.
+        found += frame.f_code.co_name == "wrapper" and frame.f_locals.get("self") is optimizer
+        frame = frame.f_back
+    return found > (optimizer is besides)
 
 
 def _tensors_with_gradient(output: object) -> Iterator[Tensor]:

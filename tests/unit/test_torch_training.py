@@ -217,3 +217,28 @@ def test_a_model_of_which_only_parts_are_called_is_past_its_forward_pass_when_th
         optimizer.step()
         assert [name for name, _ in told.take()] == STEP
     hooks.detach()
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_step_that_calls_its_base_classs_step_counts_once(
+    given: bool, told: Told, attached: list[TrainingHooks]
+) -> None:
+    class Own(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            super().step()
+            told.all.append(("own", 0))
+
+    model = nn.Linear(2, 1)
+    sgd(model)  # from now on torch calls hooks in the base class's step, too
+    optimizer = Own(model.parameters(), lr=0.1)
+    attached.append(TrainingHooks(told, model=None, optimizers=[optimizer] if given else []))
+    for step in (1, 2):
+        forward_backward(model)
+        optimizer.step()
+        assert told.take() == [
+            ("begun", step),
+            ("forward", step),
+            ("step", step),
+            ("own", 0),
+            ("ended", step),
+        ]
