@@ -99,7 +99,7 @@ def named_groups() -> list[tuple[str, tuple[int, ...]]]:
         return []
     found: dict[tuple[str, tuple[int, ...]], None] = {}
     meshes = sys.modules.get("torch.distributed.device_mesh")
-    for mesh in _all_of(meshes.DeviceMesh) if meshes else []:
+    for mesh in all_of(meshes.DeviceMesh) if meshes else []:
         if mesh.mesh_dim_names and mesh.get_coordinate() is not None:
             for name in mesh.mesh_dim_names:
                 found[name, tuple(distributed.get_process_group_ranks(mesh.get_group(name)))] = None
@@ -234,7 +234,7 @@ def _flat_cut(handle: Any) -> tuple[Mesh, tuple[str, ...]] | None:
 def _declared(model: nn.Module) -> Iterator[Iterable[int]]:
     """Yield the groups of ranks that wrappers say to be replicas."""
     inside = {id(module) for module in model.modules()}
-    wrappers = [one for one in _all_of(DistributedDataParallel) if id(one.module) in inside]
+    wrappers = [one for one in all_of(DistributedDataParallel) if id(one.module) in inside]
     wrappers += [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
     for wrapper in wrappers:
         yield distributed.get_process_group_ranks(wrapper.process_group)
@@ -267,13 +267,13 @@ def _stages(model: nn.Module | None) -> list[tuple[int, int]]:
     inside = {id(module) for module in model.modules()}
     found = {
         (stage.stage_index, stage.num_stages)
-        for stage in _all_of(pipelining._PipelineStageBase)
+        for stage in all_of(pipelining._PipelineStageBase)
         if any(id(module) in inside for module in stage.submod.modules())
     }
     return sorted(found)
 
 
-def _all_of(kind: type) -> list[Any]:
+def all_of(kind: type) -> list[Any]:
     """Return all living objects of a class: a wrapper is not to be found from what it wraps."""
     kinds = _with_subclasses(kind)
     # Not issubclass, which runs Python code for an abstract class: there are a million objects.

@@ -119,6 +119,7 @@ class OptimizerState:
         self._placements: dict[str, Json] = {}
         self._numbers: dict[str, tuple[list[int], list[Tensor]]] = {}
         self._others: list[tuple[int, dict[str, Any], str]] = []
+        self._named: dict[str, Tensor] = {}
 
     def parameters(self) -> list[Tensor]:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
@@ -130,6 +131,28 @@ class OptimizerState:
             | {"parameters": len(group["params"])}
             for group in self.optimizer.param_groups
         ]
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        """Return its parameters and what it keeps on a device, by name; the same dict while nothing changes.
+
+        Raises CheckpointError if it keeps tensors in a list or the like, where they have no name.
+        """
+        if not self._named or not self._is_as_seen():
+            self._look()
+            for number, state, key in self._others:
+                if any(isinstance(one, Tensor) for one in _elements(state[key])):
+                    raise CheckpointError(
+                        f"the {_spelled(self._name)} keeps tensors in {key!r} of parameter {number}, a "
+                        f"{type(state[key]).__name__}"
+                    )
+            parameters = {
+                f"{self._name}.parameter.{number}": torch_parallel.local(parameter)
+                if torch_parallel.is_distributed(parameter)
+                else parameter
+                for number, parameter in enumerate(self._parameters)
+            }
+            self._named = parameters | self._device
+        return self._named
 
     def capture(self) -> "OptimizerPart":
         if not self._is_as_seen():
@@ -194,7 +217,7 @@ class OptimizerState:
     def _look(self) -> None:
         self._parameters = self.parameters()
         self._dicts, self._size, self._holders, self._keys, self._tensors = [], 0, [], [], []
-        self._numbers, self._others, self._device, self._placements = {}, [], {}, {}
+        self._numbers, self._others, self._device, self._placements, self._named = {}, [], {}, {}, {}
         for number, state in self._states():
             self._dicts.append(state)
             self._size += len(state)
@@ -460,6 +483,16 @@ def fingerprint(model: nn.Module | None, optimizers: Sequence[Optimizer]) -> str
     if model is None and not optimizers:
         return ""
     return torch_parallel.digest(torch_parallel.pieces(model and unwrapped(model), optimizers))
+
+
+def _elements(value: object) -> Iterator[object]:
+    """Yield what lies in lists and dicts, at any depth."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for one in value:
+            yield from _elements(one)
+            yield one
 
 
 def _check_names(what: str, own: Mapping[str, object], saved: Mapping[str, object]) -> None:

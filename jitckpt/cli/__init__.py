@@ -16,6 +16,7 @@ COMMANDS = {
     "timeline": "show what happened to a job and what it cost",
     "doctor": "before a long run: look for what would hurt later",
     "verify": "prove that a training comes back bit for bit from random failures",
+    "steps": "say what is seen of a script's optimizer steps, with no word of the script about it",
     "plan": "compare the ways to protect a job on a cluster, and recommend one",
     "simulate": "play a job through failures, and say where its time went",
 }

@@ -1,0 +1,54 @@
+"""The optimizer steps of a script that knows nothing of jitckpt, on two ranks."""
+
+import json
+
+from launcher import JITCKPT, Launcher
+
+# Two optimizers in turns, a scaler that skips the first steps, statistics, and two micro-batches a step.
+SCRIPT = """
+import os
+import torch
+from torch import distributed, nn
+
+distributed.init_process_group("nccl")
+rank = distributed.get_rank()
+torch.cuda.set_device(rank)
+torch.manual_seed(rank)
+def net(width):
+    layers = nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.Linear(width, 4)).cuda()
+    return nn.parallel.DistributedDataParallel(layers, device_ids=[rank])
+generator, critic = net(8), net(16)
+first, second = torch.optim.Adam(critic.parameters()), torch.optim.AdamW(generator.parameters(), fused=True)
+scaler = torch.amp.GradScaler("cuda", init_scale=float(2**127))
+for step in range(3):
+    for optimizer, model in ((first, critic), (second, generator)):
+        optimizer.zero_grad()
+        for _ in range(2):
+            scaler.scale(model(torch.randn(3, 4, device="cuda")).square().sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+distributed.destroy_process_group()
+"""
+
+
+def test_steps_are_seen_without_a_word_of_the_script(launcher: Launcher) -> None:
+    script = launcher.script(SCRIPT)
+    command = [*JITCKPT, "steps", "--json", "--device", "softgpu", "--nproc-per-node", "2", "--", script]
+    result = launcher.run(*command)
+    assert result.status == 0, result.err
+    ranks = json.loads(result.out)
+    assert [one["rank"] for one in ranks] == [0, 1]
+    one, other = ranks
+    assert one["state"] == other["state"], "names are the same on all replicas"
+    assert one["steps"] == other["steps"] == 6
+    assert one["optimizers"] == other["optimizers"] == [["Adam", 6], ["AdamW", 6]]
+    assert one["state"]["optimizer.0.parameter.0"] == ["torch.float32", [16, 4]]
+    assert one["state"]["optimizer.1.state.5.exp_avg_sq"] == ["torch.float32", [4]]
+    assert one["buffers"] == other["buffers"]
+    assert one["changing"] == [
+        f"module.{number}.1.{name}"
+        for number in (0, 1)
+        for name in ("num_batches_tracked", "running_mean", "running_var")
+    ]
+    for rank in ranks:
+        assert (rank["outside"], rank["in_step"], rank["unsupported"]) == ([], [], [])
