@@ -7,14 +7,14 @@ where is what transparent mode has to know.
 import atexit
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import xxhash
-from torch import Tensor
+from torch import Tensor, distributed
 
 from jitckpt.hooks.torch_steps import OptimizerSteps, named_buffers
 
@@ -55,13 +55,21 @@ class StepRecorder:
         self._before: dict[str, str] = {}
         self._changed: dict[bool, set[str]] = {True: set(), False: set()}  # in the step, outside
         self._unsupported: list[str] = []
+        self._collectives = 0
+        self._called = False  # a collective, in a step
 
     def step_begins(self, step: int, state: Mapping[str, Tensor]) -> None:
+        self._collectives = _collectives()
         if step <= COMPARED_STEPS:
             self._compare(state, in_step=False)
 
     def step_ended(self, step: int, state: Mapping[str, Tensor]) -> None:
         self._state = state
+        if (called := _collectives() - self._collectives) and not self._called:
+            self._called = True
+            self.unsupported(
+                f"step {step} calls {called} collectives, so a rank can neither finish it alone nor skip it"
+            )
         known = self.steps.optimizers()
         for optimizer in known[len(self._optimizers) :]:
             assert optimizer is not None
@@ -115,6 +123,14 @@ def read(folder: Path) -> list[Record]:
     """Return what the processes of a job have written, by rank."""
     found = [Record(**json.loads(path.read_text())) for path in folder.glob("*.json")]
     return sorted(found, key=lambda record: record.rank)
+
+
+def _collectives() -> int:
+    """Return how many collectives this process has called."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return 0
+    groups: Iterable[Any] = distributed.distributed_c10d._world.pg_map
+    return sum(group._get_sequence_number_for_group() for group in groups)
 
 
 def _checksum(tensor: Tensor) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.optim import SGD, Optimizer
 
 from jitckpt.cli.steps import lines, problems
@@ -69,6 +69,28 @@ def test_what_changes_in_the_step_beside_the_state_is_named(recorder: StepRecord
     assert found.in_step == ["module.0.counter"]
     assert problems([found]) == [
         "Rank 0: module.0.counter changes in the optimizer step, but is none of its parameters nor state."
+    ]
+
+
+class Sending(SGD):
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        super().step()
+        for parameter in self.param_groups[0]["params"]:
+            distributed.broadcast(parameter.data, 0)
+
+
+def test_collectives_in_a_step_are_named(recorder: StepRecorder) -> None:
+    store = distributed.distributed_c10d.HashStore()
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(net())
+        train(model, SGD(model.parameters(), lr=0.1), steps=2)
+        assert recorder.record().unsupported == []
+        train(model, Sending(model.parameters(), lr=0.1), steps=2)
+    finally:
+        distributed.destroy_process_group()
+    assert recorder.record().unsupported == [
+        "step 3 calls 6 collectives, so a rank can neither finish it alone nor skip it"
     ]
 
 
