@@ -225,7 +225,7 @@ class Participant:
         return replace(self, carried_out=self.carried_out + 1)._checked()
 
     def failed(self) -> "Participant":
-        """Something has failed, while the application ran or while an order was carried out.
+        """Something has failed or takes too long, while the application ran or an order was carried out.
 
         While the rank stops or is at rest, its report says so, or its first order will fail.
         """

@@ -31,6 +31,7 @@ from jitckpt.transparent.orders import (
 )
 from jitckpt.transparent.report import Device, Failure, Report
 
+DEVICES = ("healthy", "suspect", "lost")
 TRIED: dict[tuple[object, ...], frozenset[int]] = {}
 PLACES: list[tuple[int, Place]] = [(1, "middle"), (1, "ready"), (1, "step"), (2, "middle"), (2, "ready")]
 
@@ -166,6 +167,33 @@ def check(ranks: Sequence[Rank]) -> World | None:
 def test_every_combination_of_reports(size: int) -> None:
     outcomes = {check(ranks) is None for ranks in jobs(size, variants(size))}
     assert outcomes == {True, False}
+
+
+def with_barrier(ranks: Sequence[Rank]) -> bool:
+    """Whether the step barrier allows it: no rank has begun a step that another is not ready for."""
+    reports = [rank.report() for rank in ranks]
+    return max(report.begun for report in reports) <= min(rank.kept_to for rank in ranks)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_with_the_step_barrier_one_healthy_device_in_each_shard_is_enough(size: int) -> None:
+    kinds = [rank_at(*place, device) for place in PLACES for device in DEVICES]  # type: ignore[arg-type]
+    if size == 4:
+        kinds = [kind for kind in kinds if kind.device != "suspect"]
+    seen = 0
+    for ranks in jobs(size, kinds):
+        shards = {rank.shard for rank in ranks}
+        if with_barrier(ranks) and {rank.shard for rank in ranks if rank.device == "healthy"} == shards:
+            seen += 1
+            assert check(ranks) is not None, ranks
+    assert seen > size
+
+
+def test_without_the_step_barrier_stages_of_a_pipeline_may_have_no_state_in_common() -> None:
+    ahead, behind = rank_at(2, "middle", before=1), rank_at(1, "middle")
+    ranks = [replace(r, number=n, shard=n // 2) for n, r in enumerate([ahead, ahead, behind, behind])]
+    assert not with_barrier(ranks)
+    assert check(ranks) is None
 
 
 def interrupted(ranks: Sequence[Rank], lost: Sequence[int], plan: Plan, choose: str) -> Iterator[World]:
