@@ -222,9 +222,14 @@ class Agent(LocalElasticAgent):
         return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        """Tell how the workers are; there is no restart if too few devices are left for it."""
+        """Tell how the workers are; no restart is left where it has no use, or too few devices."""
         result: RunResult = super()._monitor_workers(worker_group)
-        if result.is_failed() and self._remaining_restarts > 0 and self._settings.exclude_suspect:
+        if not result.is_failed():
+            return result
+        assert self._processes is not None
+        if self._processes.supervisor.result() is Outcome.FAILED:
+            self._remaining_restarts = 0
+        if self._remaining_restarts > 0 and self._settings.exclude_suspect:
             self._leave_out_suspects(worker_group.spec.local_world_size)
         return result
 

@@ -261,6 +261,9 @@ class Job:
 
     def close(self) -> None:
         """End the protection; happens by itself when the process ends."""
+        self._end(at_exit=False)
+
+    def _end(self, *, at_exit: bool) -> None:
         global _current  # noqa: PLW0603
         if _current is self:
             _current = None
@@ -281,7 +284,7 @@ class Job:
         if rehearsal := os.environ.get(REHEARSAL_DIR):
             state = final_state.of(self._hooks.step, self._host)
             final_state.write(Path(rehearsal) / final_state.FOLDER, self.identity.rank, state)
-        self._report(protocol.Finished(self.identity.rank, self._hooks.step))
+        self._report(protocol.Finished(self.identity.rank, self._hooks.step, at_exit))
         self._native.stop()  # a save that is under way still reports
         self._native = None
 
@@ -474,7 +477,7 @@ class Job:
             if self._native is not None:
                 self._native.stop()
         else:
-            self.close()
+            self._end(at_exit=True)
 
 
 def _listed(what: str, given: Any, kind: type) -> list[Any]:

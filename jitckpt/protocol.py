@@ -209,11 +209,12 @@ class Warning(Message):
 
 @dataclass(frozen=True)
 class Finished(Message):
-    """The worker has ended its training; it can't save any more."""
+    """The worker has ended its training; it can't save any more. at_exit: its script is at its end."""
 
     type = "finished"
     rank: int
     step: int
+    at_exit: bool = False
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ class Rank:
     registered: it has called jitckpt.init. reachable: it can still be given orders (its socket is open and
     its training has not finished). shard: what it holds, of `shards` in one replica. saved_step: the step of
     its save, once `save` is "ended". told: how the agent has begun to end it. own: it runs on this host; the
-    others' agents see the same facts and end their ranks themselves.
+    others' agents see the same facts and end their ranks themselves. finished: its script is at its end.
     """
 
     rank: int
@@ -32,6 +32,7 @@ class Rank:
     saved_step: int | None = None
     told: Literal["nothing", "terminate", "kill"] = "nothing"
     own: bool = True
+    finished: bool = False
 
     @property
     def alive(self) -> bool:
@@ -122,7 +123,8 @@ def decide(job: Job) -> Action:
 
     Ranks are ended only when one whole replica of every shard is saved, or no rank can still save, or
     `save_deadline` is over, or the user is impatient. A rank that ends successfully is no failure. Each agent
-    decides for itself and acts on the ranks of its host; those of a host that is lost count as killed.
+    decides for itself and acts on the ranks of its host; those of a host that is lost count as killed. What
+    fails once the whole training has ended is a failure, but nothing is done again for it.
     """
     live = [rank for rank in job.ranks if rank.alive and (rank.own or not job.impatient)]
     failed = job.interrupted or any(rank.failed for rank in job.ranks)
@@ -138,8 +140,14 @@ def decide(job: Job) -> Action:
         return _end(job, live)
     if any(rank.registered for rank in job.ranks) and not job.local_state_written:
         return WriteLocalState()
-    end = Outcome.RESTART if job.restarts_left > 0 else Outcome.FAILED
+    end = Outcome.RESTART if job.restarts_left > 0 and not training_is_over(job.ranks) else Outcome.FAILED
     return Close(Outcome.INTERRUPTED if job.interrupted else end)
+
+
+def training_is_over(ranks: Iterable[Rank]) -> bool:
+    """Return whether the scripts of all registered ranks are at their end, none with a status of its own."""
+    registered = [rank for rank in ranks if rank.registered]
+    return bool(registered) and all(rank.finished and (rank.exit_code or 0) <= 0 for rank in registered)
 
 
 def whole_steps(ranks: Iterable[Rank]) -> set[int]:

@@ -28,6 +28,7 @@ from jitckpt.recovery import (
     Wait,
     WriteLocalState,
     decide,
+    training_is_over,
     whole_steps,
 )
 from jitckpt.workers import Worker
@@ -219,7 +220,7 @@ class Supervisor(threading.Thread):
             case protocol.Registered():
                 self._register(rank, message)
             case protocol.Finished():
-                self._change(rank, reachable=False)
+                self._change(rank, reachable=False, finished=message.at_exit)
             case protocol.Raised():
                 self._change(rank, raised=True)
                 self._died(rank, STATUS_OF_AN_EXCEPTION)
@@ -412,6 +413,8 @@ class Supervisor(threading.Thread):
         if steps:
             self._log.write("saved", step=max(steps))
             self._say(f"the state after step {max(steps)} is saved.")
+        elif training_is_over(self._job.ranks):
+            self._say("the training had ended on all ranks before that, so nothing is done again.")
         elif self._registrations:
             reasons = ", ".join(f"rank {rank.rank} {_why_not_saved(rank)}" for rank in self._job.ranks)
             self._log.write("not_saved", text=reasons)

@@ -93,17 +93,18 @@ def judge(trial: Trial, run: Run, undisturbed: Run, ignored: Collection[str] = (
     """
     reasons = []
     recoveries = run.recoveries
-    if run.status != 0:
+    too_late = _was_over(run)
+    if run.status != 0 and not too_late:
         reasons.append(f"ended with status {run.status}")
     else:
         reasons += differences(run, undisturbed, ignored)
-    if not recoveries or not run.restarts:
+    if not recoveries or not (run.restarts or too_late):
         reasons.append(f"{run.restarts} restarts, {len(recoveries)} failures detected")
     redone = [recovery.redone for recovery in recoveries if recovery.redone is not None]
     only_failure = len(trial.faults) + len(trial.strikes) == 1
     if only_failure and len(recoveries) > 1:
         reasons.append(f"{len(recoveries)} failures detected instead of 1")
-    if only_failure and recoveries and not redone and not _had_nothing_to_save(run):
+    if only_failure and recoveries and not redone and not (too_late or _had_nothing_to_save(run)):
         reasons.append("all minibatches redone")
     if any(number > 1 for number in redone):
         reasons.append(f"{' and '.join(map(str, redone))} minibatches redone")
@@ -120,6 +121,18 @@ def judge(trial: Trial, run: Run, undisturbed: Run, ignored: Collection[str] = (
         failures=len(recoveries),
         reason="; ".join(reasons),
     )
+
+
+def _was_over(run: Run) -> bool:
+    """Return whether the last failure came when all ranks had ended their training."""
+    last = [event for event in run.events if event["restart"] == run.restarts]
+    detected = [index for index, event in enumerate(last) if event["event"] == "detected"]
+    finished = (
+        {event["rank"] for event in last[: detected[0]] if event["event"] == "finished"}
+        if detected
+        else set()
+    )
+    return bool(finished) and finished == run.final.keys()
 
 
 def _had_nothing_to_save(run: Run) -> bool:

@@ -448,6 +448,25 @@ def test_a_rank_whose_training_has_finished_is_not_asked_to_save(start: Starter)
     assert "rank 0 had finished its training" in job.events("not_saved")[0]["text"]
 
 
+def test_what_ends_after_the_training_restarts_nothing(start: Starter) -> None:
+    """As where the interpreter or a library fails while the process ends."""
+    job = start(
+        "register(); say(protocol.Finished(RANK, 9, at_exit=True)); open(here + '/there', 'w')",
+        """
+        register()
+        say(protocol.Finished(RANK, 9, at_exit=True))
+        wait_for(here + '/there')
+        while open(here + '/events.jsonl').read().count('"finished"') < 2:
+            time.sleep(0.005)
+        die(signal.SIGSEGV)
+        """,
+        restarts_left=3,
+    )
+    assert job.supervisor.result() is Outcome.FAILED
+    assert job.events("detected")[0]["text"] == "rank 1 was killed by SIGSEGV"
+    assert job.events("not_saved") == []
+
+
 def test_a_rank_that_closes_its_socket_can_end_well(start: Starter) -> None:
     job = start("register(); AGENT.close(); wait_for(here + '/late')")
     while not job.events("registered"):

@@ -19,6 +19,7 @@ short_text = st.text(st.characters(), max_size=40)
 
 def values_for(hint: Any) -> st.SearchStrategy[Any]:
     by_hint = {
+        bool: st.booleans(),
         int: st.integers(),
         float: st.floats(allow_nan=False, allow_infinity=False),
         str: short_text,

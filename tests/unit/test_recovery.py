@@ -358,3 +358,23 @@ def test_ranks_that_end_with_status_0_because_they_were_told_to_are_no_success()
     ranks = (Rank(0, exit_code=0, told="terminate"), registered(1, exit_code=0))
     ended = job(*ranks, alarmed=True, ending_since=99.0, local_state_written=True)
     assert decide(ended) == Close(Outcome.RESTART)
+
+
+@pytest.mark.parametrize(
+    ("exit_codes", "finished", "outcome"),
+    [
+        ((0, -11), (True, True), Outcome.FAILED),
+        ((-9, -11), (True, True), Outcome.FAILED),
+        ((0, -11), (True, False), Outcome.RESTART),
+        ((0, 3), (True, True), Outcome.RESTART),  # its script wants to have failed
+    ],
+)
+def test_nothing_is_done_again_once_the_training_is_over(
+    exit_codes: tuple[int, int], finished: tuple[bool, bool], outcome: Outcome
+) -> None:
+    ranks = tuple(
+        Rank(rank, exit_code=code, registered=True, finished=done)
+        for rank, (code, done) in enumerate(zip(exit_codes, finished, strict=True))
+    )
+    job = Job(ranks, 0.0, DEADLINE, restarts_left=3, ending_since=0.0, local_state_written=True)
+    assert decide(job) == Close(outcome)

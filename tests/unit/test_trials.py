@@ -90,6 +90,15 @@ def test_before_the_first_minibatch_nothing_can_be_lost() -> None:
     assert judge(TRIAL, run, GOOD).reason == ""
 
 
+def test_after_the_training_a_failure_costs_nothing_but_the_exit_status() -> None:
+    finished = [event("finished", 4.0 + rank, 0, rank=rank, step=11) for rank in (0, 1)]
+    run = replace(GOOD, status=1, events=(*EVENTS[:2], *finished, EVENTS[2]))
+    assert judge(TRIAL, run, GOOD).reason == ""
+    assert "differ" in judge(TRIAL, replace(run, final=final_of(1, digests={})), GOOD).reason
+    one = replace(run, events=(*EVENTS[:2], finished[0], EVENTS[2]))
+    assert "ended with status 1" in judge(TRIAL, one, GOOD).reason
+
+
 def test_two_failures_may_take_all_replicas_but_change_no_result() -> None:
     lost = (*EVENTS[:4], event("not_saved", 5.1, 0, text="nobody could"), EVENTS[6], EVENTS[8])
     assert judge(TWICE, replace(GOOD, events=lost), GOOD).reason == ""
