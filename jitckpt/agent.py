@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
@@ -45,6 +46,8 @@ from jitckpt.supervisor import Reports, Supervisor
 from jitckpt.suspects import VARIABLE, NoDeviceError, Suspects, without
 from jitckpt.timeline import show_size
 from jitckpt.workers import Guardian, Worker
+
+HEARING_SECONDS = 0.5  # in which all hosts have heard what one says
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ class Agent(LocalElasticAgent):
         self._processes: WorkerProcesses | None = None
         self._worker_store: TCPStore | None = None
         self._hosts: Hosts | None = None
+        self._meetings = 0  # in this round of the rendezvous, after the first
 
     def run(self, *args: Any, **kwargs: Any) -> RunResult:
         """Run the job with the signals that end it in our hands."""
@@ -135,24 +139,30 @@ class Agent(LocalElasticAgent):
             threading.Thread(target=self._processes.want_save, daemon=True).start()
 
     def _rendezvous(self, worker_group: Any) -> None:
-        self._processes = None  # a signal that comes while hosts are awaited ends the agent at once
+        processes, self._processes = self._processes, None  # a signal ends the agent at once while it waits
         spec = worker_group.spec
         before, self._hosts = self._hosts, None
-        if before is not None:
-            before.close()
         # Torch would go on with the address of a host that may be gone, and the keys of workers that are.
         spec.rdzv_handler._bootstrap_store_info = None
         again = "Start the same command on all hosts again; the job goes on from its newest save."
+        timeout = rendezvous.join_timeout(self._config)
         try:
-            if before is not None:
+            if before is not None and processes is not None:
+                before.close()
+                gone = processes.supervisor.gone_hosts
+                if not gone and self._meet_again(worker_group):
+                    return
                 spec.rdzv_handler = rendezvous.handler_after_failure(
                     self._config, spec.rdzv_handler, worker_group.store
                 )
+                if gone and self._log.leading:
+                    places = ", ".join(map(before.name, sorted(gone)))
+                    say(f"waiting for others in the place of {places}, for at most {timeout:g} s.")
             super()._rendezvous(worker_group)
             if worker_group.group_world_size > 1:
+                self._meetings = 0
                 self._meet(worker_group)
         except RendezvousTimeoutError as error:
-            timeout = rendezvous.join_timeout(self._config)
             count = self._config.max_nodes
             raise HostsError(f"{count} hosts did not come together in {timeout:g} s. {again}") from error
         except (RendezvousError, DistError) as error:
@@ -160,19 +170,46 @@ class Agent(LocalElasticAgent):
                 f"The hosts did not come together: {error.__cause__ or error} {again}"
             ) from error
 
+    def _meet_again(self, worker_group: Any) -> bool:
+        """Meet the same hosts in the same places, without torch's rendezvous, which takes seconds.
+
+        Returns whether it could be done; where hosts differ in whether all are there, all go the long way.
+        """
+        self._meetings += 1
+        try:
+            self._meet(worker_group)
+        except DistError as error:
+            self._log.write("warning", text=f"not all hosts came back: {error}")
+            return False
+        return True
+
     def _meet(self, worker_group: Any) -> None:
-        """Connect to the agents on the other hosts, and count restarts as they do."""
-        spec = worker_group.spec
+        """Connect to the agents on the other hosts, count restarts as they do, give the workers a store."""
+        spec, index = worker_group.spec, worker_group.group_rank
         listener = hosts.listen(spec.local_addr)
-        own = Host(
-            spec.local_addr,
-            listener.getsockname()[1],
-            tuple(worker.global_rank for worker in worker_group.workers),
-            spec.max_restarts - self._remaining_restarts,
-            self._directory(),
+        self._worker_store = (
+            TCPStore(spec.local_addr, 0, is_master=True, wait_for_workers=False) if index == 0 else None
         )
-        index, count = worker_group.group_rank, worker_group.group_world_size
-        met, secret = rendezvous.exchange(worker_group.store, index, count, own, self._settings.secret)
+        own = Host(
+            address=spec.local_addr,
+            port=listener.getsockname()[1],
+            ranks=tuple(worker.global_rank for worker in worker_group.workers),
+            restarts=spec.max_restarts - self._remaining_restarts,
+            directory=self._directory(),
+            worker_store=0 if self._worker_store is None else self._worker_store.port,
+        )
+        try:
+            met, secret = rendezvous.exchange(
+                worker_group.store,
+                f"jitckpt/{self._meetings}",
+                (index, worker_group.group_world_size),
+                own,
+                self._settings.secret,
+            )
+        except BaseException:
+            listener.close()
+            raise
+        worker_group.master_addr, worker_group.master_port = met[0].address, met[0].worker_store
         self._remaining_restarts = spec.max_restarts - max(host.restarts for host in met)
         # Who is new goes by what the others say: the same script uses the same directory.
         told = next((host.directory for host in met if host.directory), "")
@@ -326,17 +363,22 @@ class WorkerProcesses(PContext):
         if self._saves_itself:
             say("SIGUSR2: nothing is saved: a save function of the job's own can't run beside the training.")
             return
-        if self._hosts is not None:
-            say("SIGUSR2: nothing is saved: it can be done for jobs on one host only.")
-            return
+        rings = [worker.ring_fd for worker in self._workers.values()]
         try:
-            step = local_state.want_save([worker.ring_fd for worker in self._workers.values()])
+            margin = local_state.MARGIN
+            if self._hosts is not None:  # the others must hear of it before they come to that step
+                steps = local_state.newest_step(rings)
+                time.sleep(HEARING_SECONDS)
+                margin += 2 * (local_state.newest_step(rings) - steps)
+            step = local_state.want_save(rings, margin)
         except (JitckptError, OSError) as error:
             say(f"the state can't be saved now: {error}")
             return
         if step is None:
             say("SIGUSR2: a rank has made no step yet, so there is nothing to save.")
             return
+        if self._hosts is not None:
+            self._hosts.broadcast({"want_save": step})
         self._log.write("save_wanted", step=step)
         say(f"SIGUSR2: the state after step {step} will be saved; the training goes on.")
 

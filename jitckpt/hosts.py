@@ -32,6 +32,7 @@ class Host:
     ranks: tuple[int, ...]
     restarts: int
     directory: str = ""  # for checkpoints, if it is known
+    worker_store: int = 0  # on the first host: the port of the workers' store
 
 
 @dataclass(frozen=True)

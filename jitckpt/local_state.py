@@ -316,18 +316,28 @@ def read(descriptor: int) -> list[LocalState]:
     return sorted((state for state in states if state), key=lambda state: -state.step)
 
 
-def want_save(descriptors: Sequence[int]) -> int | None:
-    """Ask the ranks of all these rings to save after one and the same step, a few from now; return that step.
+def want_save(descriptors: Sequence[int], margin: int = MARGIN) -> int | None:
+    """Ask the ranks of all these rings to save after the same step, `margin` from now; return that step.
 
     None if some rank has made no step yet. Raises SaveError if a ring is damaged.
     """
     newest = [_newest_step(descriptor) for descriptor in descriptors]
     if not newest or 0 in newest:
         return None
-    step = max(newest) + MARGIN
+    step = max(newest) + margin
+    want_save_after(descriptors, step)
+    return step
+
+
+def want_save_after(descriptors: Sequence[int], step: int) -> None:
+    """Ask the ranks of all these rings to save after this step, if they have not come to it yet."""
     for descriptor in descriptors:
         os.pwrite(descriptor, _WORD.pack(step), _WANTED)
-    return step
+
+
+def newest_step(descriptors: Sequence[int]) -> int:
+    """Return the newest step that any of these ranks has begun, 0 if none. Raises SaveError if damaged."""
+    return max((_newest_step(descriptor) for descriptor in descriptors), default=0)
 
 
 def _newest_step(descriptor: int) -> int:

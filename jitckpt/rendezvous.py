@@ -29,8 +29,6 @@ from jitckpt.layout import parse_object
 DEFAULT_PORT = 29400  # as torch has it
 DEFAULT_TIMEOUT = 600.0
 ANSWER_SECONDS = 3.0
-_PREFIX = "jitckpt/host/"
-_SECRET = "jitckpt/secret"
 
 
 def poll_delay(seconds: float | tuple[float, float]) -> None:
@@ -50,19 +48,21 @@ class Store(Protocol):
 
 
 def exchange(
-    store: Store, index: int, count: int, own: Host, secret: bytes | None
+    store: Store, prefix: str, place: tuple[int, int], own: Host, secret: bytes | None
 ) -> tuple[list[Host], bytes]:
     """Tell all hosts of a rendezvous of each other through its store; return them, and the job's secret.
 
+    prefix: of the keys, which are new for every exchange. place: the number of this host, and of how many.
     Without a secret of one's own the host 0 makes one, which is as safe as the store. Raises
     torch.distributed.DistError if a host or the store has died in the meantime.
     """
-    store.set(f"{_PREFIX}{index}", json.dumps(asdict(own)))
+    index, count = place
+    store.set(f"{prefix}/host/{index}", json.dumps(asdict(own)))
     if secret is None:
         if index == 0:
-            store.set(_SECRET, secrets.token_hex())
-        secret = store.get(_SECRET)
-    return [_host(parse_object(store.get(f"{_PREFIX}{i}"), f"Host {i}")) for i in range(count)], secret
+            store.set(f"{prefix}/secret", secrets.token_hex())
+        secret = store.get(f"{prefix}/secret")
+    return [_host(parse_object(store.get(f"{prefix}/host/{i}"), f"Host {i}")) for i in range(count)], secret
 
 
 def _host(told: Mapping[str, Any]) -> Host:
@@ -72,6 +72,7 @@ def _host(told: Mapping[str, Any]) -> Host:
         tuple(map(int, told["ranks"])),
         int(told["restarts"]),
         str(told["directory"]),
+        int(told["worker_store"]),
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jitckpt import protocol
+from jitckpt import local_state, protocol
 from jitckpt.console import say
 from jitckpt.copies import Copies
 from jitckpt.errors import JitckptError
@@ -74,6 +74,7 @@ class Supervisor(threading.Thread):
         self._save_id = save_id
         self._hosts = hosts
         self._lost_hosts: set[int] = set()
+        self._leaving: set[int] = set()  # hosts whose agents were asked to end
         self._copies = Copies()  # of the rings of another host's ranks
         numbers = set(self._workers) if hosts is None else {rank for host in hosts.all for rank in host.ranks}
         ranks = tuple(Rank(rank, own=rank in self._workers) for rank in sorted(numbers))
@@ -314,6 +315,11 @@ class Supervisor(threading.Thread):
         assert self._hosts is not None
         return min(set(range(len(self._hosts.all))) - self._lost_hosts)
 
+    @property
+    def gone_hosts(self) -> set[int]:
+        """The hosts that will not start the ranks again: they are lost, or were asked to end."""
+        return self._lost_hosts | self._leaving
+
     def _leads(self) -> bool:
         return self._hosts is None or self._leader() == self._hosts.index
 
@@ -348,7 +354,11 @@ class Supervisor(threading.Thread):
                 self._investigation.hear_stopped(self._rank(rank).rank)
             case {"ring": rank, "size": size, "at": place}:
                 self._copies.write(self._rank(rank).rank, size, place, arrived.data)
+            case {"want_save": int(step)}:
+                local_state.want_save_after([worker.ring_fd for worker in self._workers.values()], step)
             case {"alarm": cause, "text": text}:
+                if cause == "signal":
+                    self._leaving.add(arrived.host)
                 self._alarm(cause, text)
 
     def _tell_stopped(self, host: int, rank: int) -> None:

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -13,14 +14,34 @@ from gpt import TRAINING, digests
 from launcher import JITCKPT, Launcher
 from namespaces import Namespaces, ip, namespaces
 
-from jitckpt import local_state
-from jitckpt.local_state import LocalState
+from jitckpt import local_state, saves
+from jitckpt.events import read_events
 
 STORE = "10.79.0.1:29400"
 RUN = [*JITCKPT, "run", "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", STORE]
 # As torchrun has it where a host has several ranks: sums depend on it.
 THREADS = ["OMP_NUM_THREADS=1"]
 OPTIONS = ["--nproc-per-node", "1", "--device", "softgpu", "--warm-spares", "0"]
+
+# Runs the training, and pauses it after a step of the first and of the second start.
+PAUSING = """
+import builtins, os, runpy, sys, time
+
+PAUSES = {"0": "step 3 of", "1": "step 7 of"}
+print_line = builtins.print
+
+def pause(*texts, **options):
+    print_line(*texts, **options)
+    if str(texts[0]).startswith(PAUSES.get(os.environ["JITCKPT_RESTART"], "never")):
+        print_line("pauses", flush=True)
+        while not os.path.exists("go"):
+            time.sleep(0.01)
+
+builtins.print = pause
+sys.path.insert(0, os.path.dirname(sys.argv[1]))
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -52,36 +73,34 @@ def job(launcher: Launcher, hosts: Namespaces) -> Job:
     return Job(launcher, hosts)
 
 
-def test_a_killed_rank_on_one_host_changes_no_bit(job: Job, undisturbed: list[str]) -> None:
-    """The ranks of both hosts save and start again, and one of the agents tells of it."""
-    fault = "rank=1 step=6 phase=backward kind=kill"
-    agents = [job.start(host, "--fault", fault, *TRAINING) for host in (0, 1)]
-    first, second = (job.launcher.finish(agent) for agent in agents)
-    assert (first.status, second.status) == (0, 0), first.err + second.err
-    assert digests(first.out + second.out) == undisturbed
-    assert "The state after step 5 was saved" in first.err
-    assert "Restart 1 went on from step 5, with at most 1 minibatch done again" in first.err
-    assert "The job succeeded after 1 restart." in first.err
-    assert "own state" not in first.err + second.err, "no rank lost what it alone knew"
-    assert "jitckpt:" not in second.err, "one agent is enough to tell of it"
-
-
-def states(agent: "subprocess.Popen[str]", rank: int) -> list[LocalState]:
-    """Return the whole states of a rank, newest first, that its agent has, or the agent that keeps a copy."""
+@contextmanager
+def ring(agent: "subprocess.Popen[str]", rank: int) -> Iterator[int | None]:
+    """Open the ring of a rank that its agent has, or the copy that another keeps; None if there is none."""
     for path in Path(f"/proc/{agent.pid}/fd").iterdir():
         if "jitckpt-local-state" in os.readlink(path):
             descriptor = os.open(path, os.O_RDONLY)
             try:
                 identity = local_state.read_identity(descriptor)
                 if identity is not None and identity.rank == rank:
-                    return [state for state in local_state.read(descriptor) if not state.missing]
+                    yield descriptor
+                    return
             finally:
                 os.close(descriptor)
-    return []
+    yield None
 
 
 def newest(agent: "subprocess.Popen[str]", rank: int) -> int:
-    return max((state.step for state in states(agent, rank) if state.final), default=0)
+    """Return the newest step of which there is a whole, final state."""
+    with ring(agent, rank) as descriptor:
+        states = [] if descriptor is None else local_state.read(descriptor)
+        return max((state.step for state in states if state.final and not state.missing), default=0)
+
+
+def wanted(agent: "subprocess.Popen[str]", rank: int) -> int:
+    """Return after which step a save is wanted of the rank, 0 for none."""
+    with ring(agent, rank) as descriptor:
+        assert descriptor is not None
+        return int.from_bytes(os.pread(descriptor, 8, local_state._WANTED), "little")
 
 
 def keep_one_step(holders: list[tuple["subprocess.Popen[str]", int]]) -> bool:
@@ -98,31 +117,40 @@ def await_line(agent: "subprocess.Popen[str]", text: str) -> None:
     raise AssertionError(agent.communicate()[1])
 
 
+def test_a_killed_rank_on_one_host_changes_no_bit(job: Job, undisturbed: list[str]) -> None:
+    """The ranks of both hosts save and start again, and one of the agents tells of it.
+
+    Before that the other agent was asked, by SIGUSR2, for a save beside the training.
+    """
+    command = ["--fault", "rank=1 step=11 phase=backward kind=kill", job.launcher.script(PAUSING), *TRAINING]
+    agents = [job.start(host, *command) for host in (0, 1)]
+    await_line(agents[0], "pauses\n")
+    agents[1].send_signal(signal.SIGUSR2)
+    job.launcher.wait_until(lambda: wanted(agents[0], 0) == wanted(agents[1], 1) != 0)
+    step = wanted(agents[0], 0)
+    (job.launcher.directory / "go").touch()
+    first, second = (job.launcher.finish(agent) for agent in agents)
+    assert (first.status, second.status) == (0, 0), first.err + second.err
+    assert digests(first.out + second.out) == undisturbed
+    assert "The state after step 10 was saved" in first.err
+    assert "Restart 1 went on from step 10, with at most 1 minibatch done again" in first.err
+    assert "The job succeeded after 1 restart." in first.err
+    assert "own state" not in first.err + second.err, "no rank lost what it alone knew"
+    told = [line for line in second.err.splitlines() if line.startswith("jitckpt:")]
+    assert told == [f"jitckpt: SIGUSR2: the state after step {step} will be saved; the training goes on."]
+    found = [save for save in saves.find(job.launcher.directory / "ckpt") if save.step == step]
+    assert {(save.kind, save.rank) for save in found} >= {("rank", 0), ("local", 1)}
+    assert [saves.verify(save) for save in found] == [None] * len(found)
+    events, _ = read_events(job.launcher.directory / "ckpt")
+    assert [event for event in events if event["event"] == "warning"] == [], "the hosts met again at once"
+
+
 def test_a_lost_host_loses_nothing(job: Job, tmp_path: Path, undisturbed: list[str]) -> None:
     """First host 1 is lost, then host 0 with the rendezvous' store; a new one takes the place of each.
 
     Each host has a checkpoint directory of its own, so a new one has no save.
     """
-    script = job.launcher.script(
-        """
-        import builtins, os, runpy, sys, time
-
-        PAUSES = {"0": "step 3 of", "1": "step 7 of"}
-        print_line = builtins.print
-
-        def pause(*texts, **options):
-            print_line(*texts, **options)
-            if str(texts[0]).startswith(PAUSES.get(os.environ["JITCKPT_RESTART"], "never")):
-                print_line("pauses", flush=True)
-                time.sleep(1000)
-
-        builtins.print = pause
-        sys.path.insert(0, os.path.dirname(sys.argv[1]))
-        sys.argv = sys.argv[1:]
-        runpy.run_path(sys.argv[0], run_name="__main__")
-        """
-    )
-    command = ["--rdzv-conf", "keep_alive_interval=1", script, *TRAINING]
+    command = ["--rdzv-conf", "keep_alive_interval=1", job.launcher.script(PAUSING), *TRAINING]
     directories = [tmp_path / "host-0", tmp_path / "host-1"]
     for directory in directories:
         directory.mkdir()

@@ -33,12 +33,12 @@ class Store:
 
 def test_hosts_learn_of_each_other_and_of_the_secret_through_the_store() -> None:
     store, own = Store(), Host("10.0.0.1", 7000, (0, 1), 2)
-    alone, secret = rendezvous.exchange(store, 0, 1, own, None)
+    alone, secret = rendezvous.exchange(store, "first", (0, 1), own, None)
     assert alone == [own]
     assert len(secret) == 64
     other = replace(own, address="10.0.0.2", ranks=(2, 3))
-    assert rendezvous.exchange(store, 1, 2, other, None) == ([own, other], secret)
-    assert rendezvous.exchange(store, 1, 2, other, b"our own") == ([own, other], b"our own")
+    assert rendezvous.exchange(store, "first", (1, 2), other, None) == ([own, other], secret)
+    assert rendezvous.exchange(store, "first", (1, 2), other, b"our own") == ([own, other], b"our own")
     assert b"our own" not in store.values.values()
 
 
