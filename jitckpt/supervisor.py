@@ -177,7 +177,10 @@ class Supervisor(threading.Thread):
         os.eventfd_read(self._wake)
 
     def _rank(self, rank: int) -> Rank:
-        return next(known for known in self._job.ranks if known.rank == rank)
+        found = next((known for known in self._job.ranks if known.rank == rank), None)
+        if found is None:
+            raise KeyError(f"rank {rank}")
+        return found
 
     def _change(self, rank: int, **facts: Any) -> None:
         ranks = (replace(known, **facts) if known.rank == rank else known for known in self._job.ranks)
@@ -335,7 +338,7 @@ class Supervisor(threading.Thread):
             else:
                 try:
                     self._hear_host(arrived)
-                except (ProtocolError, KeyError, TypeError, ValueError) as error:
+                except (ProtocolError, KeyError, TypeError, ValueError, AttributeError) as error:
                     text = f"{self._hosts.name(arrived.host)} says what makes no sense: {error!r}"
                     self._log.write("warning", text=text)
 

@@ -1,0 +1,200 @@
+"""Supervisors of two hosts, in this process, over real processes that only play training ranks."""
+
+import os
+import signal
+import sys
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from launcher import python_path
+
+from jitckpt import hosts
+from jitckpt.events import Event, EventLog
+from jitckpt.hosts import Host, Hosts
+from jitckpt.recovery import Outcome
+from jitckpt.supervisor import Reports, Supervisor
+from jitckpt.workers import Worker
+
+SAVES = "register(); save(7)"
+
+
+class Agents:
+    """The part of two agents that looks after their ranks; host 0 has the first half of them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.hosts: list[Hosts] = []
+        self.workers: list[Worker] = []
+        self.logs = [EventLog(), EventLog()]
+        self.supervisors: list[Supervisor] = []
+        self.local_states: list[tuple[int, set[int]]] = []  # of which ring, for which steps
+
+    def start(self, scripts: Sequence[str], silence: float = 60.0) -> None:
+        half = len(scripts) // 2
+        listeners = [hosts.listen("127.0.0.1") for _ in range(2)]
+        ports = [listener.getsockname()[1] for listener in listeners]
+        ranks = [tuple(range(half)), tuple(range(half, len(scripts)))]
+        known = [Host("127.0.0.1", port, own, 0) for port, own in zip(ports, ranks, strict=True)]
+        self.hosts = [Hosts(i, known, listener, b"secret", silence) for i, listener in enumerate(listeners)]
+        self.hosts[1]._thread.start()
+        self.hosts[0].connect(60)
+        self.workers = [self._worker(rank, len(scripts), script) for rank, script in enumerate(scripts)]
+        for index, own in enumerate(ranks):
+            self.logs[index].leading = index == 0
+            self.supervisors.append(
+                Supervisor(
+                    workers=[self.workers[rank] for rank in own],
+                    log=self.logs[index],
+                    reports=Reports(
+                        heard=lambda *_: None,
+                        failed=lambda *_: None,
+                        write_local_states=self._write_local_states,
+                    ),
+                    save_id=1,
+                    save_deadline=60,
+                    restarts_left=1,
+                    answer_within=0.2,
+                    hosts=self.hosts[index],
+                )
+            )
+        for supervisor in self.supervisors:
+            supervisor.start()
+
+    def _worker(self, rank: int, count: int, script: str) -> Worker:
+        prologue = f"from fake_worker import *\nhere = {str(self.directory)!r}\n"
+        environment = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(count),
+            "JITCKPT_RESTART": "0",
+            "JITCKPT_CHECKPOINT_DIR": str(self.directory),
+            "PYTHONPATH": python_path(),
+        }
+        return Worker(
+            rank=rank,
+            command=[sys.executable, "-c", prologue + textwrap.dedent(script)],
+            environment=os.environ | environment,
+            ring_fd=os.memfd_create("ring"),
+            stdout=None,
+            stderr=None,
+        )
+
+    def _write_local_states(self, ring: int, _directory: Path, steps: set[int]) -> dict[int, int]:
+        self.local_states.append((ring, steps))
+        return dict.fromkeys(steps, 100)
+
+    def await_registrations(self) -> None:
+        """Wait until both agents know that all ranks have registered."""
+        while any(len(self.events("registered", host)) < len(self.workers) for host in (0, 1)):
+            time.sleep(0.01)
+
+    def outcomes(self) -> list[Outcome]:
+        return [supervisor.result() for supervisor in self.supervisors]
+
+    def events(self, name: str, host: int = 0) -> list[Event]:
+        return [event for event in self.logs[host].events if event["event"] == name]
+
+    def close(self) -> None:
+        for supervisor in self.supervisors:
+            supervisor.stop(signal.SIGTERM)
+        for host in self.hosts:
+            host.close()
+        for worker in self.workers:
+            worker.close()
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[Agents]:
+    agents = Agents(tmp_path)
+    yield agents
+    agents.close()
+
+
+def test_all_hosts_succeed_together(agents: Agents) -> None:
+    agents.start(["register()", "wait_for(here + '/go')"])
+    agents.workers[0].has_ended(within=60)
+    assert not agents.supervisors[0]._done.wait(0.2), "the other host's rank still runs"
+    (agents.directory / "go").touch()
+    assert agents.outcomes() == [Outcome.SUCCEEDED] * 2
+
+
+def test_the_ranks_of_all_hosts_save_and_one_replica_is_enough(agents: Agents) -> None:
+    """Rank 3 can't save; rank 0 does, on another host."""
+    dies = "register(); wait_for(here + '/go'); die()"
+    agents.start([SAVES, "register(); hang()", dies, "register(); fail_to_save('no')"])
+    agents.await_registrations()
+    (agents.directory / "go").touch()
+    assert agents.outcomes() == [Outcome.RESTART] * 2
+    for host in (0, 1):
+        (saved,) = agents.events("saved", host)
+        assert saved["step"] == 7
+        texts = [event["text"] for event in agents.events("detected", host)]
+        assert texts == ["rank 2 was killed by SIGKILL"]
+    assert sorted(ring for ring, _ in agents.local_states) == sorted(one.ring_fd for one in agents.workers)
+    assert all(steps == {7} for _, steps in agents.local_states)
+
+
+def test_a_rank_that_another_host_has_stopped_is_found(agents: Agents) -> None:
+    agents.start(
+        [
+            "register(); report_hang(); answer_one(); save(7)",
+            "register(); die(signal.SIGSTOP)",
+        ]
+    )
+    assert agents.outcomes() == [Outcome.RESTART] * 2
+    (detected, *_) = agents.events("detected")
+    assert detected["text"].endswith("rank 1 does not answer, rank 1 is stopped")
+    assert detected["cause"] == agents.events("detected", 1)[0]["cause"] == "hang"
+
+
+def test_an_agent_that_is_asked_to_end_takes_its_host_out(agents: Agents) -> None:
+    agents.start([SAVES, SAVES])
+    agents.await_registrations()
+    agents.supervisors[1].interrupt(signal.SIGTERM)
+    assert agents.outcomes() == [Outcome.RESTART, Outcome.INTERRUPTED]
+    assert agents.supervisors[0].gone_hosts == {1}
+    assert agents.supervisors[1].gone_hosts == set()
+
+
+def test_a_host_whose_connection_ends_counts_as_killed(
+    agents: Agents, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each thinks that it is the other that is lost, saves for itself, and says whose state nobody kept."""
+    agents.start([SAVES, SAVES])
+    agents.await_registrations()
+    agents.hosts[0]._in_loop(agents.hosts[0]._writers[1].close)
+    assert agents.outcomes() == [Outcome.RESTART] * 2
+    assert [supervisor.gone_hosts for supervisor in agents.supervisors] == [{1}, {0}]
+    assert all(agents.logs[host].leading for host in (0, 1))
+    err = capsys.readouterr().err
+    assert "host 1 (127.0.0.1) with rank 1 is lost" in err
+    assert "host 0 (127.0.0.1) with rank 0 is lost" in err
+    why = "the host that had a copy of it is lost, too, or had none yet."
+    for rank in (0, 1):
+        assert f"rank {rank}'s own state (random numbers, buffers ...) is lost: {why}" in err
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {"rank": 99, "said": "{}"},
+        {"rank": 1, "said": "no JSON"},
+        {"rank": 1, "exit_code": "x", "told": "nothing"},
+        {"rank": 1, "order": "{}"},
+        {"ring": 1, "size": 10, "at": 4096},
+        {"stopped": None},
+        {"rank": 1, "said": 7},
+    ],
+)
+def test_what_makes_no_sense_is_noted_and_changes_nothing(
+    agents: Agents, nonsense: dict[str, object]
+) -> None:
+    agents.start(["wait_for(here + '/go')"] * 2)
+    agents.hosts[1].send(0, nonsense, b"data")
+    while not agents.events("warning"):
+        time.sleep(0.01)
+    assert "host 1 (127.0.0.1) says what makes no sense" in agents.events("warning")[0]["text"]
+    (agents.directory / "go").touch()
+    assert agents.outcomes() == [Outcome.SUCCEEDED] * 2
