@@ -396,3 +396,14 @@ def test_a_fingerprint_tells_models_and_optimizers_apart() -> None:
     assert len(set(fingerprints)) == len(fingerprints)
     assert fingerprints[0] == ""
     assert host_state.fingerprint(nn.Linear(2, 2), []) == fingerprints[1]
+
+
+def test_names_follow_whoever_looked_last() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = OptimizerState(optimizer, 3)
+    assert [*state.named_tensors()] == ["optimizer.3.parameter.0", "optimizer.3.parameter.1"]
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    state.capture()
+    assert [*state.named_tensors()][2:] == ["optimizer.3.parameter.2"]
+    assert state.named_tensors() is state.named_tensors()

@@ -140,6 +140,29 @@ def test_a_closure_belongs_to_what_comes_before_the_step(told: Told, by_name: bo
     assert told.reasons == []
 
 
+def test_a_closure_that_is_not_called_changes_nothing(told: Told) -> None:
+    class Careless(SGD):
+        def step(self, closure: Any = None) -> Any:
+            return super().step()
+
+    model = nn.Linear(2, 1)
+    backward(model)
+    Careless(model.parameters(), lr=0.1).step(lambda: 1.0)
+    assert told.all == both(1)
+
+
+def test_a_step_ends_with_the_last_of_what_it_does(told: Told) -> None:
+    class Own(SGD):
+        def step(self, closure: Any = None) -> Any:
+            super().step(closure)
+            told.all.append(("own", 0))
+
+    model = nn.Linear(2, 1)
+    SGD(model.parameters(), lr=0.1)  # from now on torch calls hooks in the base class's step, too
+    Own(model.parameters(), lr=0.1).step()
+    assert told.all == [("begins", 1), ("own", 0), ("ended", 1)]
+
+
 def test_a_closure_that_is_called_again_is_named(told: Told) -> None:
     model = nn.Linear(2, 1)
     optimizer = LBFGS(model.parameters(), max_iter=3)
@@ -246,3 +269,12 @@ def test_buffers_have_names_whatever_else_there_is() -> None:
     assert own[f"{prefixes[1]}.layer.1.running_var"].shape == (5,)
     assert not any(tensor.shape == (7,) for tensor in found.values())  # which is which can't be said
     del teacher, twins
+
+
+def test_modules_are_numbered_by_their_first_parameter_in_an_optimizer() -> None:
+    wide, narrow = nn.BatchNorm1d(19), nn.BatchNorm1d(17)
+    for order in ((wide, narrow), (narrow, wide)):
+        optimizer = SGD([parameter for module in order for parameter in module.parameters()], lr=0.1)
+        found = named_buffers([optimizer])
+        assert found["module.0.running_mean"].data_ptr() == order[0].running_mean.data_ptr()  # type: ignore[union-attr]
+        assert found["module.1.running_mean"].data_ptr() == order[1].running_mean.data_ptr()  # type: ignore[union-attr]
