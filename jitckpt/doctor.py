@@ -135,6 +135,18 @@ def check_network(
     return rows
 
 
+def check_rendezvous(endpoint: str, own: bool, answers: bool) -> Row:
+    """own: it is an address of this host. answers: somebody listens there."""
+    if own:
+        return Row("rendezvous", "ok", f"{endpoint} is this host: its launcher will hold the store")
+    if answers:
+        return Row("rendezvous", "ok", f"{endpoint} answers")
+    advice = (
+        "start that host's launcher, or open the port; launchers also connect to each other on free ports"
+    )
+    return Row("rendezvous", "warning", f"nobody answers at {endpoint}", advice)
+
+
 def check_environment(variables: Mapping[str, str]) -> list[Row]:
     rows = []
     if variables.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):

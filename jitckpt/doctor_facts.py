@@ -92,6 +92,16 @@ def store_address(environment: Mapping[str, str]) -> tuple[str, str | None]:
         return host, None
 
 
+def rendezvous(endpoint: str) -> tuple[bool, bool]:
+    """Return whether HOST:PORT is this host, and whether somebody listens there. Raises ValueError."""
+    from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+    from jitckpt.rendezvous import DEFAULT_PORT, answers, is_own_address
+
+    host, port = parse_rendezvous_endpoint(endpoint, DEFAULT_PORT)
+    return is_own_address(host), answers(host, port)
+
+
 def memory_available() -> int:
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):

@@ -37,6 +37,9 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--nproc-per-node", type=positive_number, default=2, metavar="N", help="(default 2)")
     parser.add_argument(
+        "--rdzv-endpoint", metavar="HOST:PORT", help="where several hosts will meet, as for jitckpt run"
+    )
+    parser.add_argument(
         "--time-limit",
         type=float,
         default=300.0,
@@ -55,6 +58,8 @@ def main(arguments: list[str]) -> int:
         task = progress.add_task("looking at this machine")
         disk = doctor_facts.disk(args.checkpoint_dir)
         rows = look_at_machine(kind, args.nproc_per_node, disk)
+        if args.rdzv_endpoint is not None:
+            rows.append(look_at_rendezvous(args.rdzv_endpoint))
         output = ""
         if script := script_of(args.script):
             progress.update(task, description="running the script's first steps")
@@ -87,6 +92,15 @@ def look_at_machine(kind: str, ranks: int, disk: Disk) -> list[Row]:
         doctor.check_criu(doctor_facts.criu_version()),
         doctor.check_clock(doctor_facts.clock_is_synchronised()),
     ]
+
+
+def look_at_rendezvous(endpoint: str) -> Row:
+    """Return the row about the place where several hosts will meet."""
+    try:
+        found = doctor_facts.rendezvous(endpoint)
+    except ValueError as error:
+        return Row("rendezvous", "problem", f"--rdzv-endpoint {endpoint}: {error}", "give HOST:PORT")
+    return doctor.check_rendezvous(endpoint, *found)
 
 
 def try_script(script: list[str], kind: str, args: argparse.Namespace, disk: Disk) -> tuple[list[Row], str]:

@@ -1,5 +1,6 @@
 """What jitckpt doctor makes of the facts that it is told."""
 
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from jitckpt import doctor, doctor_facts, layout
+from jitckpt.cli.doctor import look_at_rendezvous
 from jitckpt.doctor import GIB, Disk, Row, SavedRank
 from jitckpt.events import Event
 from jitckpt.layout import Identity
@@ -222,3 +224,18 @@ def test_what_the_saves_of_a_rehearsal_say(tmp_path: Path) -> None:
         ("extra",),
     )
     assert first.local_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("own", "answers", "state"), [(True, False, "ok"), (False, True, "ok"), (False, False, "warning")]
+)
+def test_the_rendezvous_is_here_or_somebody_answers_there(own: bool, answers: bool, state: str) -> None:
+    assert doctor.check_rendezvous("node1:29400", own, answers).state == state
+
+
+def test_whether_somebody_answers_at_the_rendezvous_is_tried() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = f"127.0.0.1:{server.getsockname()[1]}"
+        assert doctor_facts.rendezvous(endpoint) == (True, True)
+    assert doctor_facts.rendezvous(endpoint) == (True, False)
+    assert look_at_rendezvous("node1:port").state == "problem"
