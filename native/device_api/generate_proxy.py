@@ -56,6 +56,7 @@ class Carried:
     library: str
     runs: str
     kind: str  # what calls.toml says of it
+    destroys: str  # the argument that ends; may be empty
     fields: tuple[Field, ...]
 
     @property
@@ -84,7 +85,7 @@ def field_of(prototype: Prototype, argument: Argument, entry: dict[str, Any]) ->
         kind = "out"
     elif argument.name == entry.get("makes"):
         kind = "makes"
-    elif argument.name == entry.get("destroys"):
+    elif argument.name == entry.get("destroys") and bare(argument.type) in HANDLES:
         kind = "destroys"
     elif argument.name in entry.get("kernel", []):
         kind = "kernel"
@@ -124,7 +125,7 @@ def read_table(path: Path, include: list[str]) -> Table:
             named += [entry[one] for one in ("makes", "destroys") if one in entry]
             if missing := set(named) - set(prototype.names()):
                 raise TableError(f"{name} has no arguments {sorted(missing)}")
-            carried.append(Carried(prototype, library, how, entry["kind"], fields))
+            carried.append(Carried(prototype, library, how, entry["kind"], entry.get("destroys", ""), fields))
         elif how == "client":
             by_hand.append(prototype)
         elif how is not None:
@@ -187,10 +188,12 @@ def client_entry(call: Carried) -> str:
         for field in outs:
             body.append(f"if (result == {p.result}(0) && {field.name}) *{field.name} = answer.{field.name};")
         for field in makes:
-            body.append(
-                f"if (result == {p.result}(0)) *{field.name} = "
-                f"reinterpret_cast<{field.pointee}>(made_{field.name});"
-            )
+            body.append(f"if (result != {p.result}(0)) return result;")
+            noted = f"made_{field.name}, Call::{call.name}, client::bytes_of(arguments)"
+            body.append(f"client::note_object({noted});")
+            body.append(f"*{field.name} = reinterpret_cast<{field.pointee}>(made_{field.name});")
+        if call.destroys:
+            body.append(f"if (result == {p.result}(0)) client::note_end(client::number_of({call.destroys}));")
         body.append("return result;")
     return p.declaration() + " {\n" + "".join(f"  {line}\n" for line in body) + "}"
 
@@ -198,7 +201,7 @@ def client_entry(call: Carried) -> str:
 def client(table: Table) -> str:
     lines = [
         DO_NOT_EDIT,
-        '#include "requests.h"\n#include "kernels.h"\n',
+        '#include "kernels.h"\n#include "objects.h"\n#include "requests.h"\n',
         'using namespace jitckpt::proxy;\n#pragma GCC visibility push(default)\nextern "C" {',
     ]
     lines += [client_entry(call) for call in table.carried]

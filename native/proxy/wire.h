@@ -26,6 +26,15 @@ struct launch {
   uint32_t attribute_count, parameter_bytes;
 };
 
+// address: 0, or where the memory has to be. The client puts it into the record when it has the answer, so
+// that the call gives the same when it is made again.
+struct allocate {
+  uint64_t address, bytes;
+};
+struct allocate_answer {
+  uint64_t address;
+};
+
 struct copy {
   uint64_t to, from, bytes, stream;
   int32_t kind;
@@ -51,16 +60,16 @@ struct alignas(16) GroupedCall {
   uint32_t bytes;  // of the content, without padding
 };
 
-// Followed by the path of the library. `offset` is that of the kernel's host stub in it.
+// Followed by the path of the library. `offset` is that of the kernel's host stub in it, `kernel` the number
+// that the client gives to it.
 struct find_kernel {
-  uint64_t offset;
+  uint64_t kernel, offset;
 };
 struct Parameter {
   uint32_t offset, bytes;
 };
 constexpr std::size_t most_parameters = 512;
 struct find_kernel_answer {
-  uint64_t kernel;
   uint32_t parameter_count, parameter_bytes;
   Parameter parameters[most_parameters];
 };
@@ -95,6 +104,8 @@ struct make_reduction {
   unsigned char host_scalar[8];
   ncclDataType_t type;
   ncclScalarResidence_t residence;
+  int32_t known;         // whether the answer is known already, as that of `allocate` is
+  ncclRedOp_t expected;  // if so
 };
 struct make_reduction_answer {
   ncclRedOp_t reduction;

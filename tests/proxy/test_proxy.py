@@ -39,3 +39,12 @@ def test_looking_finds_the_device_of_a_process_that_has_one(run_script: Run, tmp
 
 def test_what_torch_does_beyond_a_training_step(run_script: Run) -> None:
     run_script(PROGRAMS / "calls.py", ranks=0, proxy=True)
+
+
+def test_a_server_that_is_killed_in_a_minibatch_is_replaced(run_script: Run) -> None:
+    script = PROGRAMS / "replaced_servers.py"
+    undisturbed = run_script(script, "", ranks=0, proxy=True)
+    killed = run_script(script, "1,2,4,7", ranks=0, proxy=True)
+    assert len(undisturbed.stdout.splitlines()) == 9
+    assert killed.stdout == undisturbed.stdout
+    assert killed.stderr.count("takes over and makes its calls again") == 4

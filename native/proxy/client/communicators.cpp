@@ -3,6 +3,7 @@
 #include <cstring>
 #include <iterator>
 
+#include "objects.h"
 #include "proxy_by_hand.h"
 #include "requests.h"
 #include "thread.h"
@@ -83,6 +84,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* made, int ranks, ncclUniqueId id
   const uint64_t handle = new_handle();
   const wire::init_communicator arguments{handle, ranks, rank, id, packed(configuration)};
   const auto result = ask<ncclResult_t>(Call::init_communicator, arguments);
+  if (result == ncclSuccess) note_object(handle, Call::init_communicator, bytes_of(arguments));
   *made = result == ncclSuccess ? reinterpret_cast<ncclComm_t>(handle) : nullptr;
   return result;
 }
@@ -99,6 +101,7 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t* ma
   const wire::split_communicator arguments{number_of(parent), handle, color, key, packed(configuration)};
   const auto result = ask<ncclResult_t>(Call::split_communicator, arguments);
   const bool member = result == ncclSuccess && color != NCCL_SPLIT_NOCOLOR;
+  if (member) note_object(handle, Call::split_communicator, bytes_of(arguments));
   *made = member ? reinterpret_cast<ncclComm_t>(handle) : nullptr;
   return result;
 }
@@ -106,7 +109,7 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t* ma
 ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* made, void* scalar, ncclDataType_t type,
                                       ncclScalarResidence_t residence, ncclComm_t communicator) {
   if (!made || !scalar) return no_place<ncclResult_t>();
-  wire::make_reduction arguments{number_of(communicator), 0, {}, type, residence};
+  wire::make_reduction arguments{number_of(communicator), 0, {}, type, residence, 0, ncclSum};
   if (residence == ncclScalarDevice) {
     arguments.device_scalar = reinterpret_cast<uint64_t>(scalar);
   } else {
@@ -114,6 +117,9 @@ ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* made, void* scalar, ncclDataT
   }
   wire::make_reduction_answer answer;
   const auto result = ask<ncclResult_t>(Call::make_reduction, arguments, answer);
-  if (result == ncclSuccess) *made = answer.reduction;
+  if (result != ncclSuccess) return result;
+  arguments.known = 1;
+  arguments.expected = *made = answer.reduction;
+  amend_newest(bytes_of(arguments));
   return result;
 }

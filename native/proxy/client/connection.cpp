@@ -34,12 +34,21 @@ int32_t unusable(Library library) {
   }
 }
 
+void say_unprotected() {
+  std::fprintf(
+      stderr,
+      "jitckpt: this minibatch's calls outgrow the device proxy's log, so it goes on unprotected; raise "
+      "JITCKPT_PROXY_LOG_BYTES.\n");
+}
+
 }  // namespace
 
 void end_connection() {
   State running = State::running;
   if (!state.compare_exchange_strong(running, State::ending)) return;
-  connection.load()->server_.reset();
+  Connection& ending = *connection.load();
+  std::lock_guard lock(ending.mutex_);
+  ending.server_.reset();
 }
 
 void forget_connection() {
@@ -53,12 +62,13 @@ Connection::Connection(const Settings& settings)
       log_mapping_(log_file_),
       log_(log_mapping_.begin(), settings.log),
       pinned_(settings.pinned_bytes),
-      writer_(log_, [this] { return go_on(); }) {
+      writer_(log_, [this] { return go_on(); }, say_unprotected) {
   Control& control = log_.control();
   control.magic = log_magic;
   control.table_hash = table_hash;
   control.segment_bytes = settings.log.segment_bytes;
   control.segment_count = settings.log.segment_count;
+  control.start = {0, 0, 1};
   control.pinned_address = reinterpret_cast<uint64_t>(pinned_.begin());
   server_ = std::make_unique<ServerProcess>(log_file_.descriptor(), pinned_.file().descriptor());
 }
@@ -87,16 +97,34 @@ Connection* Connection::get(Library library, int32_t& result) {
 }
 
 bool Connection::go_on() {
-  if (state != State::running) return false;
-  if (dead_.load(std::memory_order_acquire)) return false;
-  if (server_->alive()) return true;
+  if (state != State::running || dead_.load(std::memory_order_acquire)) return false;
+  // Who comes while another brings a new server in place waits here for it.
   std::lock_guard lock(mutex_);
-  if (!dead_) {
-    death_ = "the device proxy's server " + server_->end();
-    std::fprintf(stderr, "jitckpt: %s.\n", death_.c_str());
-    dead_.store(true, std::memory_order_release);
-  }
+  if (!server_ || dead_) return false;
+  if (server_->alive()) return true;
+  if (recover()) return true;
+  death_ = "the device proxy's server " + server_->end();
+  std::fprintf(stderr, "jitckpt: %s.\n", death_.c_str());
+  dead_.store(true, std::memory_order_release);
   return false;
+}
+
+pid_t Connection::server() {
+  std::lock_guard lock(mutex_);
+  return server_ ? server_->id() : 0;
+}
+
+pid_t Connection::server_of_process() {
+  Connection* const running = connection;
+  return running ? running->server() : 0;
+}
+
+void Connection::release_pinned(void* pointer) {
+  if (writer_.keeps()) {
+    freed_pinned_.add(pointer);
+  } else {
+    pinned_.release(pointer);
+  }
 }
 
 int32_t Connection::fail_for_good(Library library) {

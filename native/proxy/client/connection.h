@@ -1,12 +1,16 @@
 // The process's one server, and the memory that is shared with it.
 #pragma once
 #include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "errors.h"
 #include "log_writer.h"
+#include "objects.h"
 #include "pinned_memory.h"
 #include "server_process.h"
 #include "settings.h"
@@ -26,9 +30,17 @@ class Connection {
   const Log& log() const { return log_; }
   PinnedMemory& pinned() { return pinned_; }
   std::chrono::microseconds spin_time() const { return settings_.spin_time; }
-  pid_t server() const { return server_->id(); }
+  Objects& objects() { return objects_; }
+  pid_t server();
+  static pid_t server_of_process();
 
-  // False once the server is dead, or the process ends; asked by threads that wait for it.
+  // See jitckpt_proxy.h.
+  cudaError_t keep();
+  // Gives pinned memory back, as soon as no call will be made again that used it.
+  void release_pinned(void* pointer);
+
+  // False once the server is dead and can't be replaced, or the process ends; asked by threads that wait for
+  // it.
   bool go_on();
   // The failure of a call that has no server any more.
   int32_t fail_for_good(Library library);
@@ -36,16 +48,44 @@ class Connection {
   explicit Connection(const Settings& settings);
 
  private:
+  // The device's memory as it was when the minibatch began.
+  struct Image {
+    Allocation allocation;
+    void* copy;  // pinned
+  };
+  // Pinned memory that the program has freed.
+  class Freed {
+   public:
+    void add(void* pointer) {
+      std::lock_guard lock(mutex_);
+      all_.push_back(pointer);
+    }
+    std::vector<void*> take() {
+      std::lock_guard lock(mutex_);
+      return std::exchange(all_, {});
+    }
+
+   private:
+    std::mutex mutex_;
+    std::vector<void*> all_;
+  };
+
+  bool recover();
+
   Settings settings_;
   SharedFile log_file_;
   Mapping log_mapping_;
   Log log_;
   PinnedMemory pinned_;
   LogWriter writer_;
+  Objects objects_;
+  std::map<uint64_t, Image> images_;  // by address
+  int recoveries_ = 0;                // of the minibatch
   std::unique_ptr<ServerProcess> server_;
   std::mutex mutex_;
   std::atomic<bool> dead_{false};
   std::string death_;
+  Freed freed_pinned_;
 
   friend void end_connection();
   friend void forget_connection();

@@ -91,7 +91,8 @@ cudaError_t copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind k
     return connection->pinned().holds(begin) &&
            connection->pinned().holds(static_cast<const char*>(begin) + length - 1);
   };
-  if (!where->from_device && !pinned(from, bytes))
+  // What may be copied again travels with the call: the program may write something else there.
+  if (!where->from_device && (!pinned(from, bytes) || connection->writer().keeps()))
     return copy_from_host(static_cast<char*>(to), static_cast<const char*>(from), bytes, stream);
   if (!where->to_device && !pinned(to, bytes))
     return copy_to_host(static_cast<char*>(to), static_cast<const char*>(from), bytes, stream);

@@ -25,6 +25,7 @@ cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned flags) {
                                       flags};
   const auto result = ask<cudaError_t>(Call::register_host, arguments);
   if (result == cudaSuccess) {
+    note_object(arguments.address, Call::register_host, bytes_of(arguments));
     *pointer = memory;
   } else {
     connection->pinned().release(memory);
@@ -47,6 +48,8 @@ cudaError_t cudaFreeHost(void* pointer) {
   }
   const auto result =
       ask<cudaError_t>(Call::unregister_host, wire::unregister_host{reinterpret_cast<uint64_t>(pointer)});
-  if (result == cudaSuccess) connection->pinned().release(pointer);
+  if (result != cudaSuccess) return result;
+  note_end(reinterpret_cast<uint64_t>(pointer));
+  connection->release_pinned(pointer);
   return result;
 }

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -10,6 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "objects.h"
 #include "proxy_by_hand.h"
 #include "requests.h"
 
@@ -65,13 +67,16 @@ const Kernel* find(const void* stub) {
     return nullptr;
   }
   const std::string path = real_path(info.dli_fname);
+  static std::atomic<uint64_t> newest_number{0};
   const wire::find_kernel arguments{
+      ++newest_number,
       static_cast<uint64_t>(static_cast<const char*>(stub) - static_cast<const char*>(info.dli_fbase))};
   auto answer = std::make_unique<wire::find_kernel_answer>();
-  if (ask<cudaError_t>(Call::find_kernel, arguments, *answer, std::as_bytes(std::span(path))) != cudaSuccess)
-    return nullptr;
+  const Bytes path_bytes = std::as_bytes(std::span(path));
+  if (ask<cudaError_t>(Call::find_kernel, arguments, *answer, path_bytes) != cudaSuccess) return nullptr;
+  note_object(arguments.kernel, Call::find_kernel, bytes_of(arguments), path_bytes);
   auto kernel = std::make_unique<const Kernel>(
-      Kernel{answer->kernel,
+      Kernel{arguments.kernel,
              answer->parameter_bytes,
              {answer->parameters, answer->parameters + answer->parameter_count}});
   std::lock_guard lock(all.mutex);

@@ -10,7 +10,7 @@
 namespace jitckpt::proxy::client {
 namespace {
 
-bool appended(Connection& connection, const Thread& thread, Call call, uint32_t answer, Bytes arguments,
+bool appended(Connection& connection, Thread& thread, Call call, uint32_t answer, Bytes arguments,
               Bytes more) {
   const auto place = connection.writer().reserve(arguments.size() + more.size());
   if (!place.header) return false;
@@ -21,6 +21,7 @@ bool appended(Connection& connection, const Thread& thread, Call call, uint32_t 
   if (!arguments.empty()) std::memcpy(place.content(), arguments.data(), arguments.size());
   if (!more.empty()) std::memcpy(place.content() + arguments.size(), more.data(), more.size());
   connection.writer().commit(place);
+  thread.newest = place;
   return true;
 }
 
@@ -59,15 +60,21 @@ int32_t take_asynchronous_error(Connection& connection, const Thread& thread, Li
 }
 
 // The thread's slot, with the answer; null if the server is gone.
-const Slot* answered(Connection& connection, const Thread& thread, Call call, Bytes arguments, Bytes more) {
+const Slot* answered(Connection& connection, Thread& thread, Call call, Bytes arguments, Bytes more) {
   Slot& slot = connection.log().slot(thread.slot);
   // A thread may have taken the slot of one that has ended: the numbers go on, without 0.
   const uint32_t number = std::max(slot.answered.load(std::memory_order_relaxed) + 1, uint32_t{1});
-  const auto go_on = [&connection] { return connection.go_on(); };
-  if (!appended(connection, thread, call, number, arguments, more) ||
-      !wait_for_answer(slot, number, connection.spin_time(), go_on))
-    return nullptr;
-  return &slot;
+  for (;;) {
+    const pid_t server = connection.server();
+    if (!appended(connection, thread, call, number, arguments, more)) return nullptr;
+    // A new server answers what it reads again; what it does not read is asked once more.
+    const auto go_on = [&] {
+      return connection.go_on() &&
+             (connection.server() == server || connection.writer().is_kept(thread.newest.sequence));
+    };
+    if (wait_for_answer(slot, number, connection.spin_time(), go_on)) return &slot;
+    if (!connection.go_on()) return nullptr;
+  }
 }
 
 bool may_block(Call call) {
@@ -147,6 +154,12 @@ bool ask_bytes_quietly(Call call, Bytes arguments, std::span<std::byte> answer) 
   if (!slot || slot->result != 0) return false;
   std::memcpy(answer.data(), slot->content, answer.size());
   return true;
+}
+
+void amend_newest(Bytes arguments) {
+  int32_t result = 0;
+  if (Connection* const connection = Connection::get(Library::cudart, result))
+    connection->writer().amend(this_thread().newest, arguments);
 }
 
 const std::byte* staging_memory() {

@@ -30,6 +30,9 @@ int32_t ask_bytes(Library library, Question question, Call call, Bytes arguments
                   std::span<std::byte> answer);
 int32_t tell_collective_bytes(Call call, Bytes arguments);
 
+// Overwrites the arguments of the thread's newest call in its record, if that may be read again.
+void amend_newest(Bytes arguments);
+
 // Where an answer to copy_to_host lies.
 const std::byte* staging_memory();
 

@@ -4,13 +4,15 @@
 #include <cstdint>
 #include <vector>
 
-#include "layout.h"
+#include "log_writer.h"
 
 namespace jitckpt::proxy::client {
 
 struct Thread {
   int device = 0;                 // that cudaSetDevice chose
   std::size_t slot = slot_count;  // where it waits for answers; slot_count: none yet
+
+  LogWriter::Place newest{nullptr, 0};  // of its newest call
 
   // Between ncclGroupStart and the ncclGroupEnd that belongs to it.
   int group_depth = 0;

@@ -21,6 +21,8 @@ ncclConfig_t* unpacked(wire::Configuration& packed) {
 
 int32_t serve_init_communicator(Request& request) {
   auto arguments = request.arguments<wire::init_communicator>();
+  // Who meets nobody needs no id that others know, and one that was used before is worth nothing.
+  if (arguments.ranks == 1) real::ncclGetUniqueId(&arguments.id);
   ncclComm_t made = nullptr;
   const ncclResult_t result = real::ncclCommInitRankConfig(&made, arguments.ranks, arguments.id,
                                                            arguments.rank, unpacked(arguments.configuration));
@@ -43,9 +45,13 @@ int32_t serve_make_reduction(Request& request) {
   void* const scalar = arguments.residence == ncclScalarDevice
                            ? reinterpret_cast<void*>(arguments.device_scalar)
                            : arguments.host_scalar;
-  return real::ncclRedOpCreatePreMulSum(&request.answer<wire::make_reduction_answer>().reduction, scalar,
-                                        arguments.type, arguments.residence,
-                                        request.server.communicators.find(arguments.communicator));
+  auto& made = request.answer<wire::make_reduction_answer>().reduction;
+  const ncclResult_t result =
+      real::ncclRedOpCreatePreMulSum(&made, scalar, arguments.type, arguments.residence,
+                                     request.server.communicators.find(arguments.communicator));
+  if (arguments.known && (result != ncclSuccess || made != arguments.expected))
+    throw Different("NCCL gives a reduction another number than before");
+  return result;
 }
 
 int32_t serve_collective_group(Request& request) {
@@ -61,7 +67,7 @@ int32_t serve_collective_group(Request& request) {
     if (header.call >= static_cast<uint16_t>(Call::count) || header.bytes > rest.size() ||
         services[header.call].library != Library::nccl || services[header.call].runs != Runs::tells)
       throw Failure(ncclInternalError, "a group's record holds a call that can't be in a group");
-    Request grouped{request.server, rest.first(header.bytes), nullptr};
+    Request grouped{request.server, rest.first(header.bytes), request.slot};
     failed = services[header.call].serve(grouped);
     const std::size_t padded = (header.bytes + record_alignment - 1) / record_alignment * record_alignment;
     rest = rest.subspan(std::min(padded, rest.size()));

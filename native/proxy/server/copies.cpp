@@ -1,4 +1,6 @@
 // Copies, and the pinned memory that both processes map.
+#include <vector>
+
 #include "failure.h"
 #include "real_calls.h"
 #include "server.h"
@@ -10,6 +12,38 @@ namespace {
 void* pointer(uint64_t address) { return reinterpret_cast<void*>(address); }
 
 }  // namespace
+
+// Memory at an address that is known: what lies in front of it is taken for a moment.
+int32_t serve_allocate(Request& request) {
+  const auto arguments = request.arguments<wire::allocate>();
+  auto& answer = request.answer<wire::allocate_answer>();
+  constexpr std::size_t most_attempts = 10'000;
+  std::vector<void*> in_front;
+  void* memory = nullptr;
+  cudaError_t result = real::cudaMalloc(&memory, arguments.bytes);
+  while (result == cudaSuccess && arguments.address != 0 && memory != pointer(arguments.address) &&
+         in_front.size() < most_attempts) {
+    const uint64_t begin = reinterpret_cast<uint64_t>(memory);
+    real::cudaFree(memory);
+    // All of the gap, if it reaches so far; else a piece of it.
+    const uint64_t gap = begin < arguments.address ? arguments.address - begin : arguments.bytes;
+    result = real::cudaMalloc(&memory, gap);
+    if (result == cudaSuccess && reinterpret_cast<uint64_t>(memory) != begin) {
+      real::cudaFree(memory);
+      result = real::cudaMalloc(&memory, arguments.bytes);
+    }
+    if (result == cudaSuccess) {
+      in_front.push_back(memory);
+      result = real::cudaMalloc(&memory, arguments.bytes);
+    }
+  }
+  for (void* other : in_front) real::cudaFree(other);
+  if (arguments.address != 0 && (result != cudaSuccess || memory != pointer(arguments.address)))
+    throw Different("the device does not give memory at the addresses of before");
+  if (result != cudaSuccess) return result;
+  answer.address = reinterpret_cast<uint64_t>(memory);
+  return cudaSuccess;
+}
 
 int32_t serve_copy(Request& request) {
   const auto arguments = request.arguments<wire::copy>();
@@ -32,7 +66,7 @@ int32_t serve_copy_to_host(Request& request) {
   const auto arguments = request.arguments<wire::copy_to_host>();
   if (arguments.bytes > staging_bytes) throw Failure(cudaErrorInvalidValue, "a copy's piece is too long");
   const cudaStream_t stream = request.server.streams.find(arguments.stream);
-  const cudaError_t result = real::cudaMemcpyAsync(request.slot->staging, pointer(arguments.from),
+  const cudaError_t result = real::cudaMemcpyAsync(request.slot.staging, pointer(arguments.from),
                                                    arguments.bytes, cudaMemcpyDeviceToHost, stream);
   return result == cudaSuccess ? real::cudaStreamSynchronize(stream) : result;
 }

@@ -11,4 +11,9 @@ struct Failure : std::runtime_error {
   int32_t result;
 };
 
+// A call that is made again has not done what it did before: nothing that follows would be right.
+struct Different : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 }  // namespace jitckpt::proxy

@@ -30,12 +30,12 @@ const char* load(const std::string& library) {
 
 }  // namespace
 
-const Kernels::Kernel& Kernels::find(const std::string& library, uint64_t offset) {
-  {
-    std::lock_guard lock(mutex_);
-    if (const auto known = found_.find({library, offset}); known != found_.end()) return *known->second;
-  }
-  Kernel kernel{0, load(library) + offset, {}, 0};
+const Kernels::Kernel& Kernels::add(uint64_t number, const std::string& library, uint64_t offset) {
+  // One at a time: what the loader gives to two threads at once is in order by a lock that sanitizers don't
+  // know.
+  std::unique_lock loading(loading_);
+  Kernel kernel{load(library) + offset, {}, 0};
+  loading.unlock();
   for (std::size_t index = 0;; ++index) {
     std::size_t begin = 0, bytes = 0;
     const cudaError_t error = real::cudaFuncGetParamInfo(kernel.stub, index, &begin, &bytes);
@@ -51,27 +51,24 @@ const Kernels::Kernel& Kernels::find(const std::string& library, uint64_t offset
   if (kernel.parameters.size() > wire::most_parameters)
     throw Failure(cudaErrorNotSupported, "a kernel of " + library + " has more than 512 parameters");
   std::lock_guard lock(mutex_);
-  kernel.number = kernels_.size() + 1;
-  kernels_.push_back(std::move(kernel));
-  found_[{library, offset}] = &kernels_.back();
-  return kernels_.back();
+  return kernels_.insert_or_assign(number, std::move(kernel)).first->second;
 }
 
 const Kernels::Kernel& Kernels::at(uint64_t number) {
   std::lock_guard lock(mutex_);
-  if (number == 0 || number > kernels_.size())
+  const auto kernel = kernels_.find(number);
+  if (kernel == kernels_.end())
     throw Failure(cudaErrorInvalidDeviceFunction, "there is no kernel of this number");
-  return kernels_[number - 1];
+  return kernel->second;
 }
 
 int32_t serve_find_kernel(Request& request) {
   const auto arguments = request.arguments<wire::find_kernel>();
   const auto path = request.rest<wire::find_kernel>();
   const std::size_t length = strnlen(reinterpret_cast<const char*>(path.data()), path.size());
-  const auto& kernel = request.server.kernels.find(
-      std::string(reinterpret_cast<const char*>(path.data()), length), arguments.offset);
+  const auto& kernel = request.server.kernels.add(
+      arguments.kernel, std::string(reinterpret_cast<const char*>(path.data()), length), arguments.offset);
   auto& answer = request.answer<wire::find_kernel_answer>();
-  answer.kernel = kernel.number;
   answer.parameter_count = static_cast<uint32_t>(kernel.parameters.size());
   answer.parameter_bytes = kernel.parameter_bytes;
   std::ranges::copy(kernel.parameters, answer.parameters);

@@ -1,9 +1,8 @@
 // Kernels by number: found in their library when the program first uses one, and the library loaded then.
 #pragma once
-#include <deque>
-#include <map>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "wire.h"
@@ -13,22 +12,20 @@ namespace jitckpt::proxy {
 class Kernels {
  public:
   struct Kernel {
-    uint64_t number;
     const void* stub;
     std::vector<wire::Parameter> parameters;
     uint32_t parameter_bytes;
   };
 
-  // Throws Failure if the library can't be loaded, or knows no kernel there.
-  const Kernel& find(const std::string& library, uint64_t offset);
+  // Gives the kernel this number. Throws Failure if the library can't be loaded, or knows no kernel there.
+  const Kernel& add(uint64_t number, const std::string& library, uint64_t offset);
   // Throws Failure.
   const Kernel& at(uint64_t number);
   const void* stub(uint64_t number) { return at(number).stub; }
 
  private:
-  std::mutex mutex_;
-  std::deque<Kernel> kernels_;  // their numbers are their places, from 1
-  std::map<std::pair<std::string, uint64_t>, const Kernel*> found_;
+  std::mutex loading_, mutex_;
+  std::unordered_map<uint64_t, Kernel> kernels_;  // none is ever taken out
 };
 
 }  // namespace jitckpt::proxy

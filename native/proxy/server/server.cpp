@@ -26,7 +26,9 @@ Server::Server(Log log)
     : streams("stream", cudaErrorInvalidResourceHandle, 3),  // 0, cudaStreamLegacy and cudaStreamPerThread
       events("event", cudaErrorInvalidResourceHandle, 0),
       communicators("communicator", ncclInvalidArgument, 0),
-      log_(log) {}
+      log_(log) {
+  for (std::size_t slot = 0; slot < slot_count; ++slot) answered_[slot] = log.slot(slot).answered;
+}
 
 Server::~Server() = default;
 
@@ -36,7 +38,7 @@ void Server::run(std::chrono::microseconds spin_time, std::function<bool()> go_o
     if (record->call >= static_cast<uint16_t>(Call::count))
       throw DamagedLog("Record " + std::to_string(record->sequence) +
                        " of the log names a call that there is not.");
-    if (services[record->call].runs == Runs::waits && record->answer != 0) {
+    if (services[record->call].runs == Runs::waits && record->answer != 0 && !is_answered(*record)) {
       auto& twin = twins_[record->slot];
       if (!twin) twin = std::make_unique<Twin>(*this);
       twin->take_over(*record);
@@ -55,10 +57,12 @@ void Server::serve(const Record& record) {
     current_device = record.device;
   }
   const Service& service = services[record.call];
-  Slot* const slot = record.answer != 0 ? &log_.slot(record.slot) : nullptr;
+  const bool waited_for = record.answer != 0 && !is_answered(record);
+  thread_local const auto nobodys = std::make_unique<Slot>();
+  Slot& slot = waited_for ? log_.slot(record.slot) : *nobodys;
   // Its last answer may have been another thread's here: what that has written comes before what this one
   // writes.
-  if (slot) slot->answered.load(std::memory_order_acquire);
+  slot.answered.load(std::memory_order_acquire);
   Request request{*this, {record.content, record.bytes}, slot};
   int32_t result = 0;
   std::string text;
@@ -69,11 +73,18 @@ void Server::serve(const Record& record) {
     result = failure.result;
     text = failure.what();
   }
-  if (slot) {
-    answer(*slot, record.answer, result, request.answer_bytes, text);
-  } else if (result != 0) {
+  if (result != 0 && record.sequence >= first_apart)
+    throw Different(std::string(service.name) + ", which had succeeded before, fails: " + text);
+  if (waited_for) {
+    answer(slot, record.answer, result, request.answer_bytes, text);
+  } else if (result != 0 && record.answer == 0) {
     report(record, result, std::string(service.name) + ": " + text);
   }
+}
+
+bool Server::is_answered(const Record& record) const {
+  // Numbers go on beyond the largest.
+  return record.answer != 0 && static_cast<int32_t>(answered_[record.slot] - record.answer) >= 0;
 }
 
 // The first failure is kept until the client has taken note: the later ones follow from it.

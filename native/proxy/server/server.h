@@ -34,18 +34,22 @@ class Server {
   Kernels kernels;
 
  private:
+  bool is_answered(const Record& record) const;
   void report(const Record& record, int32_t result, const std::string& text);
 
   Log log_;
   std::mutex errors_;
   std::unique_ptr<Twin> twins_[slot_count];
+  // What an earlier server has answered: those calls are made again for what they do, and their answers
+  // thrown away.
+  uint32_t answered_[slot_count];
 };
 
 // A call that is being served.
 struct Request {
   Server& server;
   std::span<const std::byte> content;
-  Slot* slot;  // of the thread that waits; null if none does
+  Slot& slot;  // of the thread that waits; of nobody if none does
   std::size_t answer_bytes = 0;
 
   // Throws Failure if the record is too short for them.
@@ -67,9 +71,8 @@ struct Request {
   template <class Answer>
   Answer& answer() {
     static_assert(sizeof(Answer) <= sizeof(Slot::content) && std::is_trivially_copyable_v<Answer>);
-    if (!slot) throw Failure(cudaErrorInvalidValue, "nobody waits for the answer of a call that has one");
     answer_bytes = sizeof(Answer);
-    return *reinterpret_cast<Answer*>(slot->content);
+    return *reinterpret_cast<Answer*>(slot.content);
   }
 };
 

@@ -12,27 +12,6 @@
 
 namespace {
 
-std::string hex(const ncclUniqueId& id) {
-  std::string text;
-  char byte[3];
-  for (const char value : id.internal) {
-    std::snprintf(byte, sizeof byte, "%02x", static_cast<unsigned char>(value));
-    text += byte;
-  }
-  return text;
-}
-
-ncclUniqueId id_of(const char* text) {
-  ncclUniqueId id;
-  for (char& value : id.internal) {
-    unsigned byte = 0;
-    std::sscanf(text, "%2x", &byte);
-    value = static_cast<char>(byte);
-    text += 2;
-  }
-  return id;
-}
-
 void run_rank(int rank, const ncclUniqueId& id) {
   ok(cudaSetDevice(rank));
   const OwnStream stream;

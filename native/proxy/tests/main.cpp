@@ -24,6 +24,27 @@ pid_t find_server() {
   return 0;
 }
 
+std::string hex(const ncclUniqueId& id) {
+  std::string text;
+  char byte[3];
+  for (const char value : id.internal) {
+    std::snprintf(byte, sizeof byte, "%02x", static_cast<unsigned char>(value));
+    text += byte;
+  }
+  return text;
+}
+
+ncclUniqueId id_of(const char* text) {
+  ncclUniqueId id;
+  for (char& value : id.internal) {
+    unsigned byte = 0;
+    std::sscanf(text, "%2x", &byte);
+    value = static_cast<char>(byte);
+    text += 2;
+  }
+  return id;
+}
+
 Ended run_alone(const std::string& test, const std::vector<std::string>& variables) {
   std::string command = "PROXY_TEST_ALONE=1 ";
   for (const std::string& variable : variables) command += variable + " ";

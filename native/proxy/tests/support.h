@@ -92,5 +92,9 @@ struct Ended {
 };
 Ended run_alone(const std::string& test, const std::vector<std::string>& variables = {});
 
+// NCCL's ids for the environment of another process.
+std::string hex(const ncclUniqueId& id);
+ncclUniqueId id_of(const char* text);
+
 // Whether this process is such a one.
 bool alone();

@@ -29,13 +29,18 @@ struct alignas(record_alignment) RecordHeader {
   uint32_t answer;  // under which number it waits for the answer; 0: it does not
 };
 
-// The content is the number (uint32_t) of the segment in which the next record lies.
+// The content is the Position of the next record.
 constexpr uint16_t continues = 0xffff;
 
-struct Continuation {
-  uint32_t segment;
-  uint32_t unused[3];
+// Where a record lies, and its number.
+struct Position {
+  uint32_t segment, offset;
+  uint64_t sequence;
 };
+
+// Records that bring a new server to the state at the beginning of a minibatch have numbers of their own,
+// from here on: they stand apart, and the last of them leads back.
+constexpr uint64_t first_apart = uint64_t{1} << 63;
 
 // The newest failure of a call that nobody waited for.
 struct AsynchronousError {
@@ -48,6 +53,7 @@ struct Control {
   uint64_t magic, table_hash, segment_bytes, segment_count;
   uint64_t pinned_address;  // where both map the pinned memory
   alignas(64) std::atomic<uint32_t> reader_sleeps;
+  Position start;                           // of the record that a server reads first
   alignas(64) std::atomic<uint64_t> read;   // number of the newest record that the reader is done with
   alignas(64) AsynchronousError errors[2];  // by library
 };

@@ -25,6 +25,19 @@ Geometry read_geometry(const std::byte* begin, std::size_t bytes) {
   return geometry;
 }
 
+LogReader::LogReader(Log log, std::chrono::microseconds spin_time, std::function<bool()> go_on)
+    : log_(log), spin_time_(spin_time), go_on_(std::move(go_on)), segment_(0), offset_(0), expected_(1) {
+  go_to(log.control().start);
+}
+
+void LogReader::go_to(const Position& position) {
+  if (position.segment >= log_.geometry().segment_count || position.offset % record_alignment != 0)
+    damaged("goes on at a place that can't be");
+  segment_ = position.segment;
+  offset_ = position.offset;
+  expected_ = position.sequence;
+}
+
 void LogReader::damaged(const char* why) const {
   throw DamagedLog("Record " + std::to_string(expected_) + " of the log (segment " +
                    std::to_string(segment_) + ", byte " + std::to_string(offset_) + ") " + why + ".");
@@ -44,8 +57,9 @@ bool LogReader::wait_for(const RecordHeader& header) {
 
 std::optional<Record> LogReader::next() {
   for (;;) {
+    if (offset_ + sizeof(RecordHeader) > log_.geometry().segment_bytes)
+      damaged("would begin behind the end of its segment");
     const std::size_t room = log_.geometry().segment_bytes - offset_;
-    if (room < sizeof(RecordHeader)) damaged("would begin behind the end of its segment");
     const auto& header = *reinterpret_cast<const RecordHeader*>(log_.segment(segment_) + offset_);
     if (!wait_for(header)) return std::nullopt;
     const std::size_t bytes = header.bytes;
@@ -60,18 +74,17 @@ std::optional<Record> LogReader::next() {
       ++expected_;
       return record;
     }
-    Continuation continuation;
-    if (bytes != sizeof header + sizeof continuation) damaged("has a length that can't be");
-    std::memcpy(&continuation, content, sizeof continuation);
-    if (continuation.segment >= log_.geometry().segment_count || continuation.segment == segment_)
-      damaged("goes on in a segment that can't be");
-    segment_ = continuation.segment;
-    offset_ = 0;
-    ++expected_;
+    Position next;
+    if (bytes != sizeof header + sizeof next) damaged("has a length that can't be");
+    std::memcpy(&next, content, sizeof next);
+    if (next.segment == segment_) damaged("goes on at a place that can't be");
+    go_to(next);
     done();
   }
 }
 
-void LogReader::done() { log_.control().read.store(expected_ - 1, std::memory_order_release); }
+void LogReader::done() {
+  if (expected_ < first_apart) log_.control().read.store(expected_ - 1, std::memory_order_release);
+}
 
 }  // namespace jitckpt::proxy

@@ -30,8 +30,8 @@ class LogReader {
  public:
   // spin_time: how long to look for a record before sleeping; `go_on` is asked now and then while there is
   // none.
-  LogReader(Log log, std::chrono::microseconds spin_time, std::function<bool()> go_on)
-      : log_(log), spin_time_(spin_time), go_on_(std::move(go_on)) {}
+  // Throws DamagedLog.
+  LogReader(Log log, std::chrono::microseconds spin_time, std::function<bool()> go_on);
 
   // Waits for the next record; nothing if go_on said that none will come. Throws DamagedLog.
   std::optional<Record> next();
@@ -40,14 +40,15 @@ class LogReader {
   void done();
 
  private:
+  void go_to(const Position& position);
   bool wait_for(const RecordHeader& header);
   [[noreturn]] void damaged(const char* why) const;
 
   Log log_;
   std::chrono::microseconds spin_time_;
   std::function<bool()> go_on_;
-  std::size_t segment_ = 0, offset_ = 0;
-  uint64_t expected_ = 1;
+  std::size_t segment_, offset_;
+  uint64_t expected_;
 };
 
 }  // namespace jitckpt::proxy

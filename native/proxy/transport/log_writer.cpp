@@ -1,5 +1,6 @@
 #include "log_writer.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <thread>
@@ -9,7 +10,7 @@
 namespace jitckpt::proxy {
 namespace {
 
-constexpr std::size_t continuation_bytes = sizeof(RecordHeader) + sizeof(Continuation);
+constexpr std::size_t continuation_bytes = sizeof(RecordHeader) + sizeof(Position);
 
 std::size_t record_bytes(std::size_t content_bytes) {
   return (sizeof(RecordHeader) + content_bytes + record_alignment - 1) / record_alignment * record_alignment;
@@ -17,7 +18,8 @@ std::size_t record_bytes(std::size_t content_bytes) {
 
 }  // namespace
 
-LogWriter::LogWriter(Log log, std::function<bool()> go_on) : log_(log), go_on_(std::move(go_on)) {
+LogWriter::LogWriter(Log log, std::function<bool()> go_on, std::function<void()> outgrown)
+    : log_(log), go_on_(std::move(go_on)), outgrown_(std::move(outgrown)) {
   // The lowest numbers are used first, and again and again: what is never needed costs no memory.
   for (std::size_t segment = log.geometry().segment_count; segment-- > 1;)
     free_.push_back(static_cast<uint32_t>(segment));
@@ -35,33 +37,50 @@ RecordHeader* LogWriter::header_at(std::size_t offset) const {
 LogWriter::Place LogWriter::reserve(std::size_t content_bytes) {
   const std::size_t bytes = record_bytes(content_bytes);
   if (content_bytes > longest_content()) return {nullptr, 0};
-  std::lock_guard lock(mutex_);
-  if (offset_ + bytes + continuation_bytes > log_.geometry().segment_bytes && !take_segment())
-    return {nullptr, 0};
+  std::unique_lock lock(mutex_);
+  while (offset_ + bytes + continuation_bytes > log_.geometry().segment_bytes && !take_segment()) {
+    // Without the lock: whoever puts a new reader in place needs it.
+    lock.unlock();
+    if (!go_on_()) return {nullptr, 0};
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    lock.lock();
+  }
   RecordHeader* const header = header_at(offset_);
   header->bytes = static_cast<uint32_t>(bytes);
   offset_ += bytes;
   return {header, next_++};
 }
 
-// Ends the segment that is being filled, and begins the next one.
-bool LogWriter::take_segment() {
-  for (;;) {
-    const uint64_t read = log_.control().read.load(std::memory_order_acquire);
-    while (used_.size() > 1 && used_.front().last <= read) {
-      free_.push_back(used_.front().segment);
-      used_.pop_front();
-    }
-    if (!free_.empty()) break;
-    if (!go_on_()) return false;
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
+// Frees what is read and not kept; returns the number of the newest record that is read.
+uint64_t LogWriter::recycle() {
+  const uint64_t read = log_.control().read.load(std::memory_order_acquire);
+  const uint64_t kept = kept_;
+  const uint64_t needless = kept == 0 ? read : std::min(read, kept - 1);
+  while (used_.size() > 1 && used_.front().last <= needless) {
+    free_.push_back(used_.front().segment);
+    used_.pop_front();
   }
+  return read;
+}
+
+// Ends the segment that is being filled, and begins the next one; false if there is none.
+bool LogWriter::take_segment() {
+  const uint64_t read = recycle();
+  // While something is kept one segment stays free, for the records apart.
+  if (keeps() && free_.size() <= 1) {
+    const bool unread = used_.size() <= 1 || used_.front().last > read;
+    if (unread) return false;
+    kept_ = 0;
+    outgrown_();
+    recycle();
+  }
+  if (free_.empty()) return false;
   RecordHeader* const header = header_at(offset_);
-  const Continuation continuation{free_.back(), {}};
+  const Position next{free_.back(), 0, next_ + 1};
   header->bytes = continuation_bytes;
   header->call = continues;
   header->answer = 0;
-  std::memcpy(Place{header, next_}.content(), &continuation, sizeof continuation);
+  std::memcpy(Place{header, next_}.content(), &next, sizeof next);
   used_.back().last = next_;
   commit({header, next_++});
   used_.push_back({free_.back(), 0});
@@ -78,6 +97,67 @@ void LogWriter::commit(const Place& place) {
     sleeps.store(0, std::memory_order_relaxed);
     futex_wake_all(sleeps);
   }
+}
+
+void LogWriter::keep() {
+  std::lock_guard lock(mutex_);
+  kept_segment_ = used_.back().segment;
+  kept_offset_ = static_cast<uint32_t>(offset_);
+  kept_ = next_;
+}
+
+void LogWriter::keep_nothing() { kept_ = 0; }
+
+bool LogWriter::is_kept(uint64_t sequence) const {
+  const uint64_t kept = kept_;
+  return kept != 0 && sequence >= kept;
+}
+
+void LogWriter::amend(const Place& place, std::span<const std::byte> content) {
+  std::lock_guard lock(mutex_);
+  if (is_kept(place.sequence)) std::memcpy(place.content(), content.data(), content.size());
+}
+
+std::optional<Position> LogWriter::write_apart(const std::vector<Apart>& records) {
+  std::lock_guard lock(mutex_);
+  const Position kept{kept_segment_, kept_offset_, kept_};
+  if (kept.sequence == 0) return std::nullopt;
+  recycle();
+  uint64_t sequence = first_apart;
+  std::optional<Position> start;
+  std::byte* segment = nullptr;
+  std::size_t offset = 0;
+  const auto append = [&](uint16_t call, int32_t device, std::span<const std::byte> content) {
+    auto* const header = reinterpret_cast<RecordHeader*>(segment + offset);
+    header->bytes = static_cast<uint32_t>(record_bytes(content.size()));
+    header->call = call;
+    header->slot = 0;
+    header->device = device;
+    header->answer = 0;
+    std::ranges::copy(content, Place{header, sequence}.content());
+    header->sequence.store(sequence++, std::memory_order_release);
+    offset += header->bytes;
+  };
+  const auto go_to = [&](const Position& next) { append(continues, 0, std::as_bytes(std::span(&next, 1))); };
+  for (const Apart& record : records) {
+    if (record.content.size() > longest_content()) return std::nullopt;
+    const std::size_t end = offset + record_bytes(record.content.size()) + continuation_bytes;
+    if (!segment || end > log_.geometry().segment_bytes) {
+      if (free_.empty()) return std::nullopt;
+      const uint32_t taken = free_.back();
+      free_.pop_back();
+      used_.push_front(
+          {taken, kept.sequence - 1});  // it is free again once the reader has come to what is kept
+      if (segment) go_to({taken, 0, sequence + 1});
+      if (!start) start = Position{taken, 0, sequence};
+      segment = log_.segment(taken);
+      offset = 0;
+    }
+    append(record.call, record.device, record.content);
+  }
+  if (!start) return kept;
+  go_to(kept);
+  return start;
 }
 
 }  // namespace jitckpt::proxy

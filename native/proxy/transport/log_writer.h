@@ -3,6 +3,8 @@
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "layout.h"
@@ -12,7 +14,8 @@ namespace jitckpt::proxy {
 class LogWriter {
  public:
   // `go_on` is asked while there is no room: false (the reader is dead) gives up.
-  LogWriter(Log log, std::function<bool()> go_on);
+  // `outgrown` is told when keeping ends because there is no more room.
+  LogWriter(Log log, std::function<bool()> go_on, std::function<void()> outgrown = [] {});
 
   // Room for a record. Whoever got it fills content (16-byte aligned) and the header's fields, and commits
   // it; the reader stops there until then.
@@ -24,6 +27,26 @@ class LogWriter {
   Place reserve(std::size_t content_bytes);
   void commit(const Place& place);
 
+  // From here on nothing is used again before the next `keep` or `keep_nothing`: a new server can read it
+  // again. If that takes all segments, keeping ends by itself.
+  void keep();
+  void keep_nothing();
+  bool keeps() const { return kept_.load(std::memory_order_relaxed) != 0; }
+  bool is_kept(uint64_t sequence) const;
+  uint64_t first_kept() const { return kept_; }
+
+  // Overwrites the beginning of a record's content, if the record is kept.
+  void amend(const Place& place, std::span<const std::byte> content);
+
+  // Records for a new server to read before what is kept; returns where they begin. Nothing if there is no
+  // room for them, or nothing is kept.
+  struct Apart {
+    uint16_t call;
+    int32_t device;
+    std::vector<std::byte> content;
+  };
+  std::optional<Position> write_apart(const std::vector<Apart>& records);
+
   // The longest content of a record.
   std::size_t longest_content() const;
 
@@ -34,15 +57,19 @@ class LogWriter {
   };
 
   RecordHeader* header_at(std::size_t offset) const;
+  uint64_t recycle();
   bool take_segment();
 
   Log log_;
   std::function<bool()> go_on_;
+  std::function<void()> outgrown_;
   std::mutex mutex_;
   std::deque<Used> used_;  // the last is being filled
   std::vector<uint32_t> free_;
   std::size_t offset_ = 0;
   uint64_t next_ = 1;
+  std::atomic<uint64_t> kept_{0};  // number of the first record that is kept; 0: nothing is
+  uint32_t kept_segment_ = 0, kept_offset_ = 0;
 };
 
 }  // namespace jitckpt::proxy

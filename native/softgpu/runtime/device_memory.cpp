@@ -17,8 +17,17 @@ constexpr std::size_t addresses_per_byte = 4;
 // Of the one AddressSpace; globals because every kernel's every pointer is looked up here.
 std::atomic<std::uintptr_t> range_begin{0}, range_bytes{0};
 
+// Where the devices' addresses begin, unless something else is there: another process that takes over what
+// this one had gets the same addresses. The thread sanitizer keeps most addresses for itself.
+#ifdef __SANITIZE_THREAD__
+constexpr std::uintptr_t wanted_begin = 0x7e90'0000'0000;
+#else
+constexpr std::uintptr_t wanted_begin = 0x2000'0000'0000;
+#endif
+
 char* reserve(std::size_t bytes) {
-  void* begin = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* begin = mmap(reinterpret_cast<void*>(wanted_begin), bytes, PROT_NONE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (begin == MAP_FAILED) {
     throw Failure{
         cudaErrorMemoryAllocation,

@@ -18,6 +18,7 @@ struct Answers : testing::Test {
   SharedFile file{"answer-test", geometry.bytes()};
   Mapping mapping{file};
   Log log{mapping.begin(), geometry};
+  Answers() { log.control().start = {0, 0, 1}; }
 };
 
 TEST_F(Answers, EveryThreadHasASlotOfItsOwn) {

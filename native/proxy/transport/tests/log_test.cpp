@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstring>
 #include <random>
 #include <thread>
@@ -22,6 +23,7 @@ struct SharedLog {
     log.control().magic = log_magic;
     log.control().segment_bytes = geometry.segment_bytes;
     log.control().segment_count = geometry.segment_count;
+    log.control().start = {0, 0, 1};
   }
   SharedFile file;
   Mapping mapping;
@@ -116,6 +118,85 @@ TEST(Log, NeedsNoMoreMemoryThanWhatIsUnread) {
   }
   const auto* const third = reinterpret_cast<const RecordHeader*>(shared.log.segment(2));
   EXPECT_EQ(third->sequence, 0u);
+}
+
+// A second reader, as a new server is.
+TEST(Log, WhatIsKeptCanBeReadAgainAfterRecordsApart) {
+  SharedLog shared({4096, 16});
+  LogWriter writer(shared.log, never);
+  uint16_t call = 0;
+  const auto append_some = [&](int count) {
+    for (int record = 0; record < count; ++record) append(writer, call++, std::vector<unsigned char>(700));
+  };
+  LogReader first(shared.log, no_spin, never);
+  const auto read_all = [](LogReader& reader) {
+    std::vector<int> calls;
+    while (const auto record = reader.next()) {
+      calls.push_back(record->call);
+      reader.done();
+    }
+    return calls;
+  };
+  for (int minibatch = 0; minibatch < 20; ++minibatch) {
+    append_some(13);
+    read_all(first);
+    writer.keep();
+    append_some(25);
+    read_all(first);
+    append_some(3);  // which the first one never sees
+
+    std::vector<LogWriter::Apart> apart;
+    for (int record = 0; record < 9; ++record)
+      apart.push_back({static_cast<uint16_t>(1000 + record), 1, std::vector<std::byte>(900)});
+    const auto start = writer.write_apart(apart);
+    ASSERT_TRUE(start);
+    shared.log.control().read = 0;
+    shared.log.control().start = *start;
+    LogReader second(shared.log, no_spin, never);
+    std::vector<int> expected;
+    for (int record = 0; record < 9; ++record) expected.push_back(1000 + record);
+    for (int record = call - 28; record < call; ++record) expected.push_back(record);
+    ASSERT_EQ(read_all(second), expected);
+    append_some(5);
+    EXPECT_EQ(read_all(second), (std::vector<int>{call - 5, call - 4, call - 3, call - 2, call - 1}));
+    EXPECT_TRUE(writer.keeps());
+    shared.log.control().start = {};
+    ASSERT_EQ(read_all(first).size(), 8u);
+  }
+}
+
+TEST(Log, KeepingEndsWhereThereIsNoMoreRoom) {
+  SharedLog shared;
+  LogWriter writer(shared.log, never);
+  LogReader reader(shared.log, no_spin, never);
+  writer.keep();
+  for (int record = 0; record < 100; ++record) {
+    append(writer, 1, std::vector<unsigned char>(1000));
+    ASSERT_TRUE(reader.next());
+    reader.done();
+    EXPECT_EQ(writer.keeps(), record < 9) << record;  // of 1040 bytes in 4096; one segment of four stays free
+  }
+  EXPECT_FALSE(writer.write_apart({}));
+}
+
+TEST(Log, OnlyWhatIsKeptIsAmended) {
+  SharedLog shared;
+  LogWriter writer(shared.log, never);
+  const auto reserve = [&] {
+    const auto place = writer.reserve(4);
+    place.header->call = 1;
+    place.header->slot = 0;
+    writer.commit(place);
+    return place;
+  };
+  const auto before = reserve();
+  writer.keep();
+  const auto after = reserve();
+  const std::array<std::byte, 2> news{std::byte{7}, std::byte{8}};
+  writer.amend(before, news);
+  writer.amend(after, news);
+  EXPECT_EQ(before.content()[1], std::byte{0});
+  EXPECT_EQ(after.content()[1], std::byte{8});
 }
 
 TEST(Log, NamesADamagedRecord) {

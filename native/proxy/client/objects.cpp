@@ -1,0 +1,86 @@
+#include "objects.h"
+
+#include <cstring>
+
+#include "connection.h"
+#include "thread.h"
+
+namespace jitckpt::proxy::client {
+namespace {
+
+template <class Arguments>
+Arguments read(const std::vector<std::byte>& content) {
+  Arguments arguments;
+  std::memcpy(&arguments, content.data(), sizeof arguments);
+  return arguments;
+}
+
+}  // namespace
+
+void Objects::add(uint64_t key, uint64_t born, Call call, int32_t device, std::vector<std::byte> content) {
+  std::lock_guard lock(mutex_);
+  current_[key] = objects_.insert(objects_.end(), {key, born, call, false, device, std::move(content)});
+}
+
+void Objects::end(uint64_t key, bool keeps) {
+  std::lock_guard lock(mutex_);
+  const auto object = current_.find(key);
+  if (object == current_.end()) return;
+  object->second->ended = true;
+  if (!keeps) objects_.erase(object->second);
+  current_.erase(object);
+}
+
+void Objects::forget_ended() {
+  std::lock_guard lock(mutex_);
+  objects_.remove_if([](const Object& object) { return object.ended; });
+}
+
+std::vector<LogWriter::Apart> Objects::creations(uint64_t before) {
+  std::lock_guard lock(mutex_);
+  std::vector<LogWriter::Apart> calls;
+  for (const Object& object : objects_) {
+    if (object.born < before)
+      calls.push_back({static_cast<uint16_t>(object.call), object.device, object.content});
+  }
+  return calls;
+}
+
+std::vector<Allocation> Objects::allocations() {
+  std::lock_guard lock(mutex_);
+  std::vector<Allocation> all;
+  for (const Object& object : objects_) {
+    if (object.call != Call::allocate || object.ended) continue;
+    all.push_back({object.key, read<wire::allocate>(object.content).bytes, object.device});
+  }
+  return all;
+}
+
+std::string Objects::obstacle() {
+  std::lock_guard lock(mutex_);
+  for (const Object& object : objects_) {
+    const bool meets_others =
+        object.call == Call::split_communicator ||
+        (object.call == Call::init_communicator && read<wire::init_communicator>(object.content).ranks > 1);
+    if (meets_others) return "a communicator joins it to other ranks, which would have to meet it again";
+  }
+  return "";
+}
+
+void note_object(uint64_t key, Call call, Bytes arguments, Bytes more) {
+  int32_t result = 0;
+  Connection* const connection = Connection::get(Library::cudart, result);
+  if (!connection) return;
+  std::vector<std::byte> content(arguments.begin(), arguments.end());
+  content.insert(content.end(), more.begin(), more.end());
+  const Thread& thread = this_thread();
+  connection->objects().add(key, thread.newest.sequence, call, thread.device, std::move(content));
+}
+
+void note_end(uint64_t key) {
+  int32_t result = 0;
+  Connection* const connection = Connection::get(Library::cudart, result);
+  if (connection) connection->objects().end(key, connection->writer().keeps());
+}
+
+}  // namespace jitckpt::proxy::client

@@ -1,0 +1,52 @@
+// What the program has made and not ended: enough to make it again in a new server.
+#pragma once
+#include <list>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "log_writer.h"
+#include "requests.h"
+
+namespace jitckpt::proxy::client {
+
+struct Allocation {
+  uint64_t address, bytes;
+  int32_t device;
+};
+
+class Objects {
+ public:
+  // born: the number of the record that made it; the content is that record's.
+  void add(uint64_t key, uint64_t born, Call call, int32_t device, std::vector<std::byte> content);
+  // keeps: it will be needed to make the calls of before its end again.
+  void end(uint64_t key, bool keeps);
+  void forget_ended();
+
+  // The calls that make, in the order of old, what there was before the record of this number.
+  std::vector<LogWriter::Apart> creations(uint64_t before);
+  // The device's memory that is not ended.
+  std::vector<Allocation> allocations();
+  // Why they can't be made again: the end of a sentence; empty if they can.
+  std::string obstacle();
+
+ private:
+  struct Object {
+    uint64_t key, born;
+    Call call;
+    bool ended;
+    int32_t device;
+    std::vector<std::byte> content;
+  };
+  std::mutex mutex_;
+  std::list<Object> objects_;  // in the order in which they were made
+  std::unordered_map<uint64_t, std::list<Object>::iterator> current_;
+};
+
+// For the entry points: the newest question of this thread has made the object that is known by the key (a
+// handle, an address); a call has ended it.
+void note_object(uint64_t key, Call call, Bytes arguments, Bytes more = {});
+void note_end(uint64_t key);
+
+}  // namespace jitckpt::proxy::client

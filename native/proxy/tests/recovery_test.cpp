@@ -1,0 +1,234 @@
+// A server that is killed in the middle of a minibatch, and what the program notices of it: nothing.
+#include <signal.h>
+
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <thread>
+
+#include "jitckpt_proxy.h"
+#include "support.h"
+
+namespace {
+
+void keep() { ok(static_cast<cudaError_t>(jitckpt_proxy_keep())); }
+
+void kill_server() {
+  const pid_t server = jitckpt_proxy_server();
+  ASSERT_GT(server, 0);
+  ASSERT_EQ(kill(server, SIGKILL), 0);
+}
+
+// A minibatch with calls of every kind. Before call number `fatal`, the server is killed.
+class Minibatch {
+ public:
+  explicit Minibatch(int fatal) : fatal_(fatal), state_(1000, 5) {
+    ok(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    ok(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
+    ok(cudaMallocHost(reinterpret_cast<void**>(&pinned_), 4000));
+    ok(cudaMalloc(reinterpret_cast<void**>(&in_front_), 1 << 20));
+    ok(cudaMalloc(reinterpret_cast<void**>(&temporary_), 1 << 16));
+    ok(cudaFree(in_front_));  // a gap in front of what stays
+    keep();
+  }
+  ~Minibatch() {
+    ok(cudaStreamDestroy(stream_));
+    ok(cudaEventDestroy(event_));
+    ok(cudaFreeHost(pinned_));
+    ok(cudaFree(temporary_));
+  }
+  Minibatch(const Minibatch&) = delete;
+  Minibatch& operator=(const Minibatch&) = delete;
+
+  // What the program has seen, in order.
+  std::vector<int> run() {
+    std::vector<int> seen;
+    int *block = nullptr, *second = nullptr;
+    cudaEvent_t own = nullptr;
+    ncclComm_t alone = nullptr;
+    std::vector<int> host(1000, 3);
+    call([&] { launch_add(state_.get(), 1, stream_); });
+    call([&] { ok(cudaMalloc(reinterpret_cast<void**>(&block), 4000)); });
+    call([&] { ok(cudaMemcpyAsync(block, host.data(), 4000, cudaMemcpyHostToDevice, stream_)); });
+    host.assign(1000, -1);
+    call([&] { launch_add(block + 7, 10, stream_); });
+    call([&] { ok(cudaEventRecord(event_, stream_)); });
+    call([&] { ok(cudaStreamWaitEvent(nullptr, event_, 0)); });
+    call([&] { ok(cudaMemcpyAsync(temporary_, block, 4000, cudaMemcpyDeviceToDevice, nullptr)); });
+    call([&] { ok(cudaEventCreate(&own)); });
+    call([&] { ok(cudaEventRecord(own, nullptr)); });
+    call([&] { ok(cudaEventSynchronize(own)); });
+    call([&] { ok(cudaMemcpy(host.data(), temporary_, 4000, cudaMemcpyDeviceToHost)); });
+    seen.insert(seen.end(), {host[6], host[7]});
+    call([&] { ok(cudaFree(block)); });
+    call([&] { ok(cudaMalloc(reinterpret_cast<void**>(&second), 2000)); });
+    seen.push_back(second == block);
+    call([&] { ok(cudaMemsetAsync(second, 0, 2000, stream_)); });
+    pinned_[0] = 20;
+    call([&] { ok(cudaMemcpyAsync(second, pinned_, 4, cudaMemcpyHostToDevice, stream_)); });
+    pinned_[0] = -1;
+    call([&] { launch_add(second, 1, stream_); });
+    ncclUniqueId id;
+    call([&] { ok(ncclGetUniqueId(&id)); });
+    call([&] { ok(ncclCommInitRank(&alone, 1, id, 0)); });
+    call([&] { ok(ncclAllReduce(second, state_.get() + 1, 1, ncclInt32, ncclSum, alone, stream_)); });
+    call([&] { ok(cudaEventDestroy(own)); });
+    call([&] { ok(cudaStreamSynchronize(stream_)); });
+    call([&] { ok(cudaMemcpyAsync(pinned_ + 1, state_.get(), 8, cudaMemcpyDeviceToHost, stream_)); });
+    call([&] { ok(cudaStreamSynchronize(stream_)); });
+    seen.insert(seen.end(), {pinned_[1], pinned_[2]});
+    call([&] { ok(ncclCommDestroy(alone)); });
+    call([&] { ok(cudaFree(second)); });
+    call([&] { launch_add(state_.get(), 100); });
+    const auto end = state_.read();
+    seen.insert(seen.end(), end.begin(), end.begin() + 3);
+    return seen;
+  }
+
+  int calls() const { return calls_; }
+
+ private:
+  void call(const std::function<void()>& make) {
+    if (calls_++ == fatal_) kill_server();
+    make();
+  }
+
+  int fatal_, calls_ = 0;
+  const DeviceInts state_;
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t event_ = nullptr;
+  int *pinned_ = nullptr, *in_front_ = nullptr, *temporary_ = nullptr;
+};
+
+const std::vector<int> undisturbed{3, 13, 1, 6, 21, 106, 21, 5};
+
+TEST(Recovery, AServerThatDiesAtAnyCallIsReplaced) {
+  testing::internal::CaptureStderr();  // a line for each
+  Minibatch without(-1);
+  EXPECT_EQ(without.run(), undisturbed);
+  for (int fatal = 0; fatal < without.calls(); ++fatal)
+    EXPECT_EQ(Minibatch(fatal).run(), undisturbed) << "killed before call " << fatal;
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("was ended by Killed; process"), std::string::npos) << said;
+}
+
+TEST(Recovery, EveryMinibatchStartsFromItsOwnState) {
+  testing::internal::CaptureStderr();
+  const DeviceInts number(1);
+  for (int minibatch = 0; minibatch < 6; ++minibatch) {
+    keep();
+    launch_add(number.get(), 1);
+    if (minibatch % 2 == 1) kill_server();
+    launch_add(number.get(), 10);
+    EXPECT_EQ(number.read(), std::vector<int>{11 * (minibatch + 1)});
+  }
+  testing::internal::GetCapturedStderr();
+}
+
+TEST(Recovery, AThreadThatWaitsDoesNotNotice) {
+  testing::internal::CaptureStderr();
+  const OwnStream stream;
+  const DeviceInts number(1);
+  keep();
+  {
+    Gate gate(stream);
+    launch_add(number.get(), 1, stream);
+    std::thread waiting([&] { ok(cudaStreamSynchronize(stream)); });
+    std::thread other([&] {
+      for (int round = 0; round < 50; ++round) {
+        const cudaError_t state = cudaStreamQuery(stream);
+        EXPECT_TRUE(state == cudaErrorNotReady || state == cudaSuccess) << state;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    });
+    kill_server();
+    other.join();
+    gate.open();
+    waiting.join();
+  }
+  EXPECT_EQ(number.read(stream), std::vector<int>{1});
+  testing::internal::GetCapturedStderr();
+}
+
+TEST(Recovery, ACommunicatorWithOthersIsRefused) {
+  ncclUniqueId id;
+  ok(ncclGetUniqueId(&id));
+  Ended other{-1, ""};
+  std::thread process([&] { other = run_alone("Alone.JoinsTheOther", {"PROXY_TEST_ID=" + hex(id)}); });
+  ncclComm_t both = nullptr;
+  ok(ncclCommInitRank(&both, 2, id, 0));
+  EXPECT_EQ(jitckpt_proxy_keep(), cudaErrorNotSupported);
+  EXPECT_NE(std::string(cudaGetErrorString(cudaErrorNotSupported)).find("joins it to other ranks"),
+            std::string::npos);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorNotSupported);
+  ok(ncclCommDestroy(both));
+  process.join();
+  EXPECT_EQ(other.status, 0) << other.output;
+  keep();
+}
+
+TEST(Alone, JoinsTheOther) {
+  const char* const id = std::getenv("PROXY_TEST_ID");
+  if (!alone() || !id) GTEST_SKIP() << "only for other tests";
+  ok(cudaSetDevice(1));
+  ncclComm_t both = nullptr;
+  ok(ncclCommInitRank(&both, 2, id_of(id), 1));
+  ok(ncclCommDestroy(both));
+}
+
+TEST(Alone, DiesOfTheSameThreeTimes) {
+  if (!alone()) GTEST_SKIP() << "only for other tests";
+  const DeviceInts number(1);
+  keep();
+  for (int failure = 0; failure < 2; ++failure) {
+    kill_server();
+    EXPECT_EQ(number.read(), std::vector<int>{0});
+  }
+  kill_server();
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaErrorDevicesUnavailable);
+  std::_Exit(testing::Test::HasFailure() ? 1 : 0);
+}
+
+TEST(Recovery, WhatFailsAgainAndAgainIsNotRetriedForEver) {
+  const Ended ended = run_alone("Alone.DiesOfTheSameThreeTimes");
+  EXPECT_EQ(ended.status, 0) << ended.output;
+}
+
+TEST(Alone, OutgrowsTheLog) {
+  if (!alone()) GTEST_SKIP() << "only for other tests";
+  const DeviceInts number(1);
+  keep();
+  for (int launch = 0; launch < 20000; ++launch) launch_add(number.get(), 1);
+  EXPECT_EQ(number.read(), std::vector<int>{20000});
+  keep();
+  kill_server();  // protected again
+  launch_add(number.get(), 1);
+  EXPECT_EQ(number.read(), std::vector<int>{20001});
+}
+
+// The client waits for room in the log when it finds the server dead.
+TEST(Alone, FillsTheLogOfADeadServer) {
+  if (!alone()) GTEST_SKIP() << "only for other tests";
+  const DeviceInts number(1);
+  launch_add(number.get(), 1);
+  keep();
+  kill_server();
+  for (int launch = 0; launch < 20000; ++launch) launch_add(number.get(), 1);
+  EXPECT_EQ(number.read(), std::vector<int>{20001});
+}
+
+TEST(Recovery, AClientThatWaitsForRoomFindsTheServerDead) {
+  const Ended ended = run_alone("Alone.FillsTheLogOfADeadServer",
+                                {"JITCKPT_PROXY_SEGMENT_BYTES=262144", "JITCKPT_PROXY_LOG_BYTES=2097152"});
+  EXPECT_EQ(ended.status, 0) << ended.output;
+  EXPECT_NE(ended.output.find("takes over"), std::string::npos) << ended.output;
+}
+
+TEST(Recovery, AMinibatchThatOutgrowsTheLogGoesOnUnprotected) {
+  const Ended ended = run_alone("Alone.OutgrowsTheLog",
+                                {"JITCKPT_PROXY_SEGMENT_BYTES=262144", "JITCKPT_PROXY_LOG_BYTES=786432"});
+  EXPECT_EQ(ended.status, 0) << ended.output;
+  EXPECT_NE(ended.output.find("goes on unprotected"), std::string::npos) << ended.output;
+}
+
+}  // namespace
