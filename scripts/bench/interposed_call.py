@@ -1,6 +1,6 @@
 """What libjitckpt.so costs a device call: paired runs with and without it, on a device that does nothing.
 
-    scripts/bench/interposed_call.py BUILD_FOLDER [--pairs N]
+    scripts/bench/interposed_call.py BUILD_FOLDER [--pairs N] [--json]
 
 Prints the median nanoseconds of a launch without the library, with it, and with it and a registered job; and
 of a collective, whose watch (an event of our own, the list) is part of the cost.
@@ -9,6 +9,7 @@ of a collective, whose watch (an event of our own, the list) is part of the cost
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import subprocess
@@ -33,22 +34,27 @@ def main() -> None:
     )
     parser.add_argument("build", type=Path)
     parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of words")
     arguments = parser.parse_args()
     build = arguments.build.resolve()
+    found: dict[str, dict[str, float]] = {}
     for call in ("launch", "collective"):
         runs: dict[str, list[float]] = {"plain": [], "preloaded": [], "job": []}
         for _ in range(arguments.pairs):
             for mode, times in runs.items():
                 times.append(measure(build, call, mode))
-        plain = statistics.median(runs["plain"])
-        print(f"{call}: {plain:.1f} ns without the library")
+        found[call] = {"plain": statistics.median(runs["plain"])}
         for mode in ("preloaded", "job"):
-            added = statistics.median(
+            found[call][mode] = statistics.median(
                 with_it - without for with_it, without in zip(runs[mode], runs["plain"], strict=True)
             )
-            print(
-                f"{call}: {added:+.1f} ns {'preloaded' if mode == 'preloaded' else 'with a registered job'}"
-            )
+    if arguments.json:
+        print(json.dumps(found))
+        return
+    for call, medians in found.items():
+        print(f"{call}: {medians['plain']:.1f} ns without the library")
+        print(f"{call}: {medians['preloaded']:+.1f} ns preloaded")
+        print(f"{call}: {medians['job']:+.1f} ns with a registered job")
 
 
 if __name__ == "__main__":
