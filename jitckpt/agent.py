@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,6 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousError,
     RendezvousTimeoutError,
     c10d_rendezvous_backend,
-    dynamic_rendezvous,
 )
 from torch.distributed.launcher import api as launcher
 
@@ -77,9 +76,7 @@ def launch(
 
     Raises ChildFailedError if it failed, SignalException if it was ended by a signal.
     """
-    alone = config.max_nodes == 1
     with (
-        _replaced(dynamic_rendezvous, "_delay", rendezvous.poll_delay) if alone else nullcontext(),
         _replaced(launcher, "LocalElasticAgent", partial(Agent, settings, log, config)),
         # Torch's own does not know an address of this host that its name does not lead to.
         _replaced(c10d_rendezvous_backend, "_matches_machine_hostname", rendezvous.is_own_address),
@@ -141,6 +138,8 @@ class Agent(LocalElasticAgent):
     def _rendezvous(self, worker_group: Any) -> None:
         processes, self._processes = self._processes, None  # a signal ends the agent at once while it waits
         spec = worker_group.spec
+        if processes is not None and self._config.max_nodes == 1 and spec.rdzv_handler.use_agent_store:
+            return  # a host alone knows its ranks; they get a fresh store when they are started
         before, self._hosts = self._hosts, None
         # Torch would go on with the address of a host that may be gone, and the keys of workers that are.
         spec.rdzv_handler._bootstrap_store_info = None

@@ -31,12 +31,6 @@ DEFAULT_TIMEOUT = 600.0
 ANSWER_SECONDS = 3.0
 
 
-def poll_delay(seconds: float | tuple[float, float]) -> None:
-    """Wait as torch's rendezvous does, but not at random before the first meeting: a host alone need not."""
-    if not isinstance(seconds, tuple):
-        time.sleep(seconds)
-
-
 class Store(Protocol):
     """What is used of torch.distributed's store."""
 

@@ -57,6 +57,16 @@ def have_spares(launcher: Launcher) -> bool:
     return path.exists() and any(event["event"] == "spares_started" for event in events(launcher))
 
 
+def spares(launcher: Launcher) -> list[int]:
+    pids = launcher.survivors()
+    return [pid for pid in pids if b"jitckpt.spare" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def is_dead(pid: int) -> bool:
+    """Whether it is a zombie, which the agent has not looked at yet: then its sockets are closed."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
 def test_a_spare_finds_what_a_new_process_would(launcher: Launcher) -> None:
     script = launcher.script(FAILS_ONCE)
     process = launcher.start(
@@ -104,9 +114,11 @@ def test_a_dead_spare_does_no_harm(launcher: Launcher) -> None:
     script = launcher.script(FAILS_ONCE)
     process = launcher.start(*RUN, "--nproc-per-node", "2", script)
     launcher.wait_until(lambda: have_spares(launcher))
-    for pid in launcher.survivors():
-        if b"jitckpt.spare" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            os.kill(pid, signal.SIGKILL)
+    launcher.wait_until(lambda: len(spares(launcher)) == 2)
+    killed = spares(launcher)
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    launcher.wait_until(lambda: all(map(is_dead, killed)))
     (launcher.directory / "both-first-steps").touch()
     result = launcher.finish(process)
     assert result.status == 0, result.err

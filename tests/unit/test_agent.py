@@ -1,15 +1,17 @@
-"""The rank-local states that the agent writes from the rings of its workers."""
+"""What the agent does by itself: rank-local states from the rings of its workers, and its restarts."""
 
 import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.distributed.launcher.api import LaunchConfig
 
 from jitckpt import layout, local_state, saves, tree_codec
-from jitckpt.agent import write_local_states
+from jitckpt.agent import Agent, WorkerProcesses, write_local_states
 from jitckpt.layout import Identity
 from jitckpt.local_state import Recorder, Ring
 from jitckpt.saves import SaveFolder
@@ -78,3 +80,19 @@ def test_unfinished_saves_and_steps_long_gone_do_not_count(dead_worker: Worker, 
 def test_a_step_that_was_saved_on_another_host_counts_too(dead_worker: Worker, tmp_path: Path) -> None:
     assert list(write_local_states(dead_worker.ring_fd, tmp_path, {6, 1000})) == [6]
     assert local_steps(tmp_path) == [6]
+
+
+def test_a_host_alone_starts_its_ranks_again_without_another_rendezvous() -> None:
+    """Torch's waits at random for up to 0.3 s before it does anything."""
+
+    class Handler:
+        use_agent_store = True
+
+        def next_rendezvous(self) -> None:
+            raise AssertionError("there is nobody to meet")
+
+    agent = Agent.__new__(Agent)
+    agent._config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2)
+    agent._processes = WorkerProcesses.__new__(WorkerProcesses)
+    agent._rendezvous(SimpleNamespace(spec=SimpleNamespace(rdzv_handler=Handler())))
+    assert agent._processes is None

@@ -1,7 +1,6 @@
 """How hosts find each other."""
 
 import socket
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -47,15 +46,6 @@ def test_a_host_knows_its_own_addresses() -> None:
     assert rendezvous.is_own_address("localhost")
     assert not rendezvous.is_own_address("192.0.2.1")
     assert not rendezvous.is_own_address("no.such.host.invalid")
-
-
-def test_a_host_alone_does_not_wait_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It did for up to 0.3 s of a job's first recovery; what torch waits between two polls stays."""
-    waits: list[float] = []
-    monkeypatch.setattr(time, "sleep", waits.append)
-    rendezvous.poll_delay((0, 0.3))
-    rendezvous.poll_delay(1)
-    assert waits == [1]
 
 
 class Handler:
