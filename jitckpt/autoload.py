@@ -6,16 +6,20 @@ from pathlib import Path
 
 
 def load() -> None:
-    """Put softgpu's operators in place where softgpu is the device, and under `jitckpt steps` its hooks.
+    """Put softgpu's operators and jitckpt's hooks in place where the environment asks for them.
 
-    Otherwise do nothing. Raises OSError if softgpu is preloaded but its operators cannot be loaded: without
-    them every operator on the device would fail.
+    Raises OSError if softgpu is preloaded but its operators cannot be loaded: without them every operator on
+    the device would fail.
     """
     _load_operators()
     if folder := os.environ.get("JITCKPT_STEPS_RECORD"):
         from jitckpt import step_record
 
         step_record.begin(Path(folder))
+    if os.environ.get("JITCKPT_MODE") == "transparent":
+        from jitckpt import transparent_mode
+
+        transparent_mode.begin()
 
 
 def _load_operators() -> None:

@@ -86,6 +86,11 @@ def init(
     state can't be saved without pickle, TypeError and ValueError for wrong arguments.
     """
     global _base_of_next_job, _current  # noqa: PLW0603
+    if os.environ.get("JITCKPT_MODE") == "transparent":
+        raise JitckptError(
+            "jitckpt.init was called behind the device proxy, which does not carry what it needs yet: leave "
+            "out --mode transparent, or the call."
+        )
     if _current is not None:
         raise JitckptError(
             "jitckpt.init was called twice in this process; call close() on the first job before."

@@ -51,7 +51,8 @@ def main(arguments: list[str]) -> int:
     parser = _parser()
     args = parser.parse_args(arguments)
     kind = choose_device(args.device, os.environ)
-    check_libraries(kind, LIBRARY_DIR)
+    transparent = args.mode == "transparent"
+    check_libraries(kind, LIBRARY_DIR, proxy=transparent)
     with _log_dir(args) as temporary:
         try:
             _check(args, kind)
@@ -69,7 +70,10 @@ def main(arguments: list[str]) -> int:
             stall_timeout=args.stall_timeout,
             staging=args.staging << 20,
             warm_spares=args.warm_spares,
-            device_environment=device_environment(kind, config.nproc_per_node, LIBRARY_DIR, os.environ),
+            device_environment={
+                **device_environment(kind, config.nproc_per_node, LIBRARY_DIR, os.environ, proxy=transparent),
+                "JITCKPT_MODE": args.mode,
+            },
             faults=tuple(args.fault),
             host_timeout=args.host_timeout,
             secret=args.secret_file,
@@ -223,6 +227,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="a collective that makes no progress for so long is looked into (default: learned from the "
         f"job's own collectives, {HANG_FLOOR:g} to {DEFAULT_HANG_TIMEOUT:g})",
+    )
+    ours.add_argument(
+        "--mode",
+        choices=("user", "transparent"),
+        default="user",
+        help="transparent: the device is behind a proxy, and comes back if its server dies; so far for "
+        "trainings of one rank on softgpu (default user)",
     )
     ours.add_argument(
         "--stall-timeout",

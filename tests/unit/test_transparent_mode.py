@@ -1,0 +1,39 @@
+"""Transparent mode in a worker, where the device proxy can't keep a minibatch."""
+
+from types import SimpleNamespace
+
+import pytest
+
+import jitckpt
+from jitckpt.errors import JitckptError
+from jitckpt.transparent_mode import MinibatchKeeper
+
+
+def test_what_the_proxy_cant_keep_switches_it_off_once(capsys: pytest.CaptureFixture[str]) -> None:
+    answers = [0, 801]
+    cleared: list[bool] = []
+
+    def text(error: int) -> bytes:
+        return f"error {error}, as a test".encode()
+
+    process = SimpleNamespace(
+        jitckpt_proxy_keep=lambda: answers.pop(0),
+        cudaGetErrorString=text,
+        cudaGetLastError=lambda: cleared.append(True),
+    )
+    keeper = MinibatchKeeper(process)
+    for step in (1, 2, 3):
+        keeper.step_begins(step, {})
+        keeper.step_ended(step, {})
+    assert answers == []
+    assert cleared == [True]
+    assert capsys.readouterr().err == (
+        "jitckpt: transparent mode is switched off after step 2: error 801, as a test. The training goes on, "
+        "but it ends if a device's server dies.\n"
+    )
+
+
+def test_a_script_that_has_jitckpt_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JITCKPT_MODE", "transparent")
+    with pytest.raises(JitckptError, match="leave out --mode transparent, or the call"):
+        jitckpt.init()
