@@ -3,7 +3,7 @@
     scripts/bench/proxy.py BUILD_FOLDER [--runs N]
 
 Prints the median nanoseconds of a launch (nobody waits for it), of a query (answered at once) and of waiting
-for a stream that is empty (answered by another thread of the server), as the calling thread sees them.
+for a stream that is empty, as the calling thread sees them.
 """
 
 from __future__ import annotations

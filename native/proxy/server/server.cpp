@@ -20,6 +20,20 @@ std::string describe(Library library, int32_t result) {
   return result == cudaErrorNotReady ? "" : real::cudaGetErrorString(static_cast<cudaError_t>(result));
 }
 
+// Of this thread. A device that can't be chosen is one that fails the call itself.
+void choose_device(int device) {
+  thread_local int current = 0;
+  if (device == current) return;
+  if (real::cudaSetDevice(device) != cudaSuccess) real::cudaGetLastError();
+  current = device;
+}
+
+bool is_unfinished(cudaError_t state) {
+  if (state != cudaErrorNotReady) return false;
+  real::cudaGetLastError();
+  return true;
+}
+
 }  // namespace
 
 Server::Server(Log log)
@@ -38,7 +52,8 @@ void Server::run(std::chrono::microseconds spin_time, std::function<bool()> go_o
     if (record->call >= static_cast<uint16_t>(Call::count))
       throw DamagedLog("Record " + std::to_string(record->sequence) +
                        " of the log names a call that there is not.");
-    if (services[record->call].runs == Runs::waits && record->answer != 0 && !is_answered(*record)) {
+    if (services[record->call].runs == Runs::waits && record->answer != 0 && !is_answered(*record) &&
+        has_to_wait(*record)) {
       auto& twin = twins_[record->slot];
       if (!twin) twin = std::make_unique<Twin>(*this);
       twin->take_over(*record);
@@ -50,12 +65,7 @@ void Server::run(std::chrono::microseconds spin_time, std::function<bool()> go_o
 }
 
 void Server::serve(const Record& record) {
-  // A device that can't be chosen is one that fails the call itself.
-  thread_local int current_device = 0;
-  if (record.device != current_device) {
-    if (real::cudaSetDevice(record.device) != cudaSuccess) real::cudaGetLastError();
-    current_device = record.device;
-  }
+  choose_device(record.device);
   const Service& service = services[record.call];
   const bool waited_for = record.answer != 0 && !is_answered(record);
   thread_local const auto nobodys = std::make_unique<Slot>();
@@ -79,6 +89,31 @@ void Server::serve(const Record& record) {
     answer(slot, record.answer, result, request.answer_bytes, text);
   } else if (result != 0 && record.answer == 0) {
     report(record, result, std::string(service.name) + ": " + text);
+  }
+}
+
+// Where the device has finished what a call would wait for, the reader makes the call itself: a twin would
+// first have to be woken up.
+bool Server::has_to_wait(const Record& record) {
+  const Request request{*this, {record.content, record.bytes}, log_.slot(record.slot)};
+  const auto unfinished = [&](uint64_t stream) {
+    return is_unfinished(real::cudaStreamQuery(streams.find(stream)));
+  };
+  try {
+    choose_device(record.device);
+    switch (static_cast<Call>(record.call)) {
+      case Call::cudaStreamSynchronize:
+        return unfinished(request.arguments<wire::cudaStreamSynchronize>().stream);
+      case Call::copy_to_host:
+        return unfinished(request.arguments<wire::copy_to_host>().stream);
+      case Call::cudaEventSynchronize:
+        return is_unfinished(
+            real::cudaEventQuery(events.find(request.arguments<wire::cudaEventSynchronize>().event)));
+      default:
+        return true;
+    }
+  } catch (const Failure&) {
+    return true;  // the call itself will say so
   }
 }
 

@@ -35,6 +35,7 @@ class Server {
 
  private:
   bool is_answered(const Record& record) const;
+  bool has_to_wait(const Record& record);
   void report(const Record& record, int32_t result, const std::string& text);
 
   Log log_;
