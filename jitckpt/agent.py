@@ -541,13 +541,22 @@ class WorkerProcesses(PContext):
 def write_local_states(ring_fd: int, directory: Path, steps: set[int]) -> dict[int, int]:
     """Write what a rank alone knew after each step that any rank has saved; return the bytes by step.
 
-    steps: those known to be saved, maybe on other hosts. What is on the disk counts as well: a rank may have
-    been ended between the end of its save and its report. Raises SaveError if something can't be read or
-    written.
+    Those that an earlier start has written are among them, with 0 bytes. steps: those known to be saved,
+    maybe on other hosts. What is on the disk counts as well: a rank may have been ended between the end of
+    its save and its report. Raises SaveError if something can't be read or written.
     """
-    saved = {record.step for record in saves.find(directory) if record.kind == "rank" and record.metadata}
+    found = [record for record in saves.find(directory) if record.metadata]
+    saved = {record.step for record in found if record.kind == "rank"}
     kept = {state.step for state in local_state.read(ring_fd)}
-    return {step: local_state.write_save(ring_fd, directory, step) for step in sorted((saved | steps) & kept)}
+    identity = local_state.read_identity(ring_fd)
+    # A start that ends before its first step is done has nothing newer than what it began with.
+    there = {
+        record.step: 0
+        for record in found
+        if record.kind == "local" and identity is not None and record.rank == identity.rank
+    }
+    written = {step: local_state.write_save(ring_fd, directory, step) for step in (saved | steps) & kept}
+    return {step: size for step, size in sorted((there | written).items()) if step in saved | steps}
 
 
 def _signal_exception(signum: int) -> SignalException:

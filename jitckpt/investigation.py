@@ -95,8 +95,10 @@ class Investigation:
         if question.judged:
             self._ask(question.reported, question.patience, askable)
             return None
+        # Who has registered since then could not be asked, either.
+        unasked = {*absent, *askable} - set(question.asked)
         diagnosis = diagnose(
-            question.answers, silent, absent, patience=question.patience, groups=self._groups
+            question.answers, silent, unasked, patience=question.patience, groups=self._groups
         )
         if not diagnosis.waits and not silent:
             self._log.write("hang_over", text=question.reported)

@@ -139,10 +139,14 @@ def test_the_ranks_of_all_hosts_save_and_one_replica_is_enough(agents: Agents) -
 def test_a_rank_that_another_host_has_stopped_is_found(agents: Agents) -> None:
     agents.start(
         [
-            "register(); report_hang(); answer_one(); save(7)",
+            "register(); wait_for(here + '/go'); report_hang(); answer_one(); save(7)",
             "register(); die(signal.SIGSTOP)",
         ]
     )
+    agents.await_registrations()
+    while not agents.workers[1].is_stopped():
+        time.sleep(0.01)
+    (agents.directory / "go").touch()
     assert agents.outcomes() == [Outcome.RESTART] * 2
     (detected, *_) = agents.events("detected")
     assert detected["text"].endswith("rank 1 does not answer, rank 1 is stopped")

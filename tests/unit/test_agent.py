@@ -82,6 +82,20 @@ def test_a_step_that_was_saved_on_another_host_counts_too(dead_worker: Worker, t
     assert local_steps(tmp_path) == [6]
 
 
+def test_what_an_earlier_start_has_written_is_not_lost(dead_worker: Worker, tmp_path: Path) -> None:
+    """A second failure comes before the first step after a restart: the new ring has nothing yet."""
+    save(tmp_path, 7)
+    write_local_states(dead_worker.ring_fd, tmp_path, set())
+    fresh = local_state.create()
+    Ring(fresh, DEAD, 4, 2 << 20)
+    other = local_state.create()
+    Ring(other, HEALTHY, 4, 2 << 20)
+    assert write_local_states(fresh, tmp_path, {7}) == {7: 0}
+    assert write_local_states(other, tmp_path, {7}) == {}, "that is another rank's"
+    os.close(fresh)
+    os.close(other)
+
+
 def test_a_host_alone_starts_its_ranks_again_without_another_rendezvous() -> None:
     """Torch's waits at random for up to 0.3 s before it does anything."""
 

@@ -5,8 +5,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jitckpt.events import EventLog
 from jitckpt.hang import diagnose, named, report
-from jitckpt.protocol import Progress
+from jitckpt.investigation import Investigation
+from jitckpt.protocol import Hang, Progress
 
 
 def place(rank: int, ranks: int, sequence: int, **by_peer: Any) -> dict[str, Any]:
@@ -190,3 +192,14 @@ def test_in_one_communicator_the_last_are_late(sequences: list[int]) -> None:
     least = min(sequences)
     expected = () if max(sequences) == least else tuple(r for r, n in enumerate(sequences) if n == least)
     assert diagnosis.late == expected
+
+
+def test_a_rank_that_registers_after_the_question_is_no_failure() -> None:
+    """It could not be asked yet, so nobody knows that all have arrived."""
+    log = EventLog()
+    looks = Investigation({}, lambda *_: None, log, stall_timeout=540.0, answer_within=3.0)
+    looks.begin(0, Hang("c", 7, "ncclAllReduce", 4096, 9.0), askable=(0,))
+    looks.hear(0, answer(place(0, 2, 7), collectives=[waiting(7)]))
+    assert looks.verdict(askable=(0, 1), absent=()) is None
+    (straggler,) = [event for event in log.events if event["event"] == "straggler"]
+    assert straggler["ranks"] == (1,)
