@@ -83,17 +83,22 @@ def test_two_of_four_at_once_then_one_in_a_save_then_one_in_a_restore(
     folder = tmp_path / "job"
     faults = [
         "rank=1 step=4 phase=backward kind=kill",
-        "rank=2 step=4 phase=backward kind=kill",
         "rank=0 step=20 phase=optimizer kind=kill",
     ]
-    strikes = [Strike(3, "save_begun", 0.0, restart=1), Strike(2, "registered", 0.0, restart=2)]
+    strikes = [
+        Strike(2, "fault", 0.0),  # a fault of its own might not come: it is held as soon as rank 1 is dead
+        Strike(3, "save_begun", 0.0, restart=1),
+        Strike(2, "registered", 0.0, restart=2),
+    ]
     run = train(folder, 4, *STEPS, *("--full-disk", "0", "--pause", "0.1"), faults=faults, strikes=strikes)
     assert_as_if_nothing_had_been(run, undisturbed(4, *STEPS), folder)
-    assert len(run.struck) == 2
+    # Where that save is over sooner than its event is read, the next start is hit, before anybody registers.
+    assert {"fault", "save_begun"} <= {strike.event for strike in run.struck}
     failed = [event for event in run.events if event["event"] == "save_failed" and event["restart"] == 0]
     assert all(event["rank"] == 0 and "File too large" in event["reason"] for event in failed)
     first, second, *_ = run.recoveries
-    assert first.saved_by == (3,)
+    assert 3 in first.saved_by
+    assert 0 not in first.saved_by
     assert None not in (first.step, second.step), "nothing was lost"
 
 
