@@ -68,8 +68,8 @@ void Poller::interrupt() {
 }
 
 std::chrono::microseconds Poller::pause(bool closely) const {
-  if (waiting_.load() > 0) return 200us;
-  if (closely) return 2ms;
+  // Whoever waits is several steps ahead of the device; looks more often than this would slow its host down.
+  if (waiting_.load() > 0 || closely) return 2ms;
   return work_.watches.empty() && work_.markers.progress().queued == 0 ? 100ms : 20ms;
 }
 
