@@ -63,7 +63,7 @@ struct alignas(16) GroupedCall {
 // Followed by the path of the library. `offset` is that of the kernel's host stub in it, `kernel` the number
 // that the client gives to it.
 struct find_kernel {
-  uint64_t kernel, offset;
+  uint64_t kernel, offset, path_bytes;
 };
 struct Parameter {
   uint32_t offset, bytes;

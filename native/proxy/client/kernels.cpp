@@ -70,7 +70,8 @@ const Kernel* find(const void* stub) {
   static std::atomic<uint64_t> newest_number{0};
   const wire::find_kernel arguments{
       ++newest_number,
-      static_cast<uint64_t>(static_cast<const char*>(stub) - static_cast<const char*>(info.dli_fbase))};
+      static_cast<uint64_t>(static_cast<const char*>(stub) - static_cast<const char*>(info.dli_fbase)),
+      path.size()};
   auto answer = std::make_unique<wire::find_kernel_answer>();
   const Bytes path_bytes = std::as_bytes(std::span(path));
   if (ask<cudaError_t>(Call::find_kernel, arguments, *answer, path_bytes) != cudaSuccess) return nullptr;

@@ -64,10 +64,11 @@ const Kernels::Kernel& Kernels::at(uint64_t number) {
 
 int32_t serve_find_kernel(Request& request) {
   const auto arguments = request.arguments<wire::find_kernel>();
-  const auto path = request.rest<wire::find_kernel>();
-  const std::size_t length = strnlen(reinterpret_cast<const char*>(path.data()), path.size());
-  const auto& kernel = request.server.kernels.add(
-      arguments.kernel, std::string(reinterpret_cast<const char*>(path.data()), length), arguments.offset);
+  const auto rest = request.rest<wire::find_kernel>();
+  if (rest.size() < arguments.path_bytes)
+    throw Failure(cudaErrorInvalidValue, "a library's path is longer than its record");
+  const std::string path(reinterpret_cast<const char*>(rest.data()), arguments.path_bytes);
+  const auto& kernel = request.server.kernels.add(arguments.kernel, path, arguments.offset);
   auto& answer = request.answer<wire::find_kernel_answer>();
   answer.parameter_count = static_cast<uint32_t>(kernel.parameters.size());
   answer.parameter_bytes = kernel.parameter_bytes;

@@ -1,8 +1,11 @@
 // A server that is killed in the middle of a minibatch, and what the program notices of it: nothing.
+#include <dlfcn.h>
 #include <signal.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <functional>
 #include <thread>
 
@@ -204,6 +207,41 @@ TEST(Alone, OutgrowsTheLog) {
   kill_server();  // protected again
   launch_add(number.get(), 1);
   EXPECT_EQ(number.read(), std::vector<int>{20001});
+}
+
+// What lies in the log's memory from earlier is no part of a path, however long that is.
+TEST(Alone, FindsKernelsOfAnyPath) {
+  if (!alone()) GTEST_SKIP() << "only for other tests";
+  const std::vector<unsigned char> earlier(1000, 'x');
+  unsigned char* device = nullptr;
+  ok(cudaMalloc(reinterpret_cast<void**>(&device), earlier.size()));
+  for (int copy = 0; copy < 1000; ++copy)
+    ok(cudaMemcpyAsync(device, earlier.data(), earlier.size(), cudaMemcpyHostToDevice, nullptr));
+  ok(cudaDeviceSynchronize());
+  Dl_info library;
+  ASSERT_NE(dladdr(kernels::add(), &library), 0);
+  std::string folder = std::filesystem::temp_directory_path() / "jitckpt-kernels-XXXXXX";
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  DeviceInts number(1);
+  for (int length = 1; length <= 16; ++length) {
+    const std::string copy = folder + "/" + std::string(length, 'k');
+    std::filesystem::copy_file(library.dli_fname, copy);
+    void* const handle = dlopen(copy.c_str(), RTLD_NOW | RTLD_LOCAL);
+    ASSERT_NE(handle, nullptr) << dlerror();
+    const auto add = reinterpret_cast<const void* (*)()>(dlsym(handle, "_ZN7kernels3addEv"));
+    ASSERT_NE(add, nullptr);
+    int *to = number.get(), amount = 1;
+    void* arguments[] = {&to, &amount};
+    ok(cudaLaunchKernel(add(), dim3(1), dim3(1), arguments, 0, nullptr));
+    EXPECT_EQ(number.read(), std::vector<int>{length});
+  }
+  std::filesystem::remove_all(folder);
+}
+
+TEST(Recovery, LibrariesAreFoundInAnOldLog) {
+  const Ended ended = run_alone("Alone.FindsKernelsOfAnyPath",
+                                {"JITCKPT_PROXY_SEGMENT_BYTES=262144", "JITCKPT_PROXY_LOG_BYTES=786432"});
+  EXPECT_EQ(ended.status, 0) << ended.output;
 }
 
 // The client waits for room in the log when it finds the server dead.
