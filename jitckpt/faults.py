@@ -22,7 +22,11 @@ FAILURES_OF_THE_DEVICE = ("sticky", "ecc", "device-lost")
 FAILURES_OF_MEMORY = ("failed-allocation", "oom")
 FAILURES_OF_THE_NETWORK = ("collective-hang", "collective-error", "network-cut")
 DEVICE_KINDS = (*FAILURES_OF_THE_DEVICE, *FAILURES_OF_MEMORY, *FAILURES_OF_THE_NETWORK, "slow", "heal")
-KINDS = (*SIGNALS, "exception", "exit", *DEVICE_KINDS)
+# Of transparent mode alone: they befall the server that has the rank's device.
+PROXY_KINDS = ("proxy-kill", "driver-suspect")
+KINDS = (*SIGNALS, "exception", "exit", *DEVICE_KINDS, *PROXY_KINDS)
+# Those that transparent mode brings a rank back from.
+TRANSPARENT_KINDS = (*PROXY_KINDS, "collective-error", *FAILURES_OF_THE_DEVICE)
 # Those after which a job can't go on as it is, and those of them that only the hang timeout finds.
 FATAL_KINDS = (*SIGNALS, "exception", "exit", *FAILURES_OF_THE_DEVICE, "oom", *FAILURES_OF_THE_NETWORK)
 SILENT_KINDS = ("stop", "collective-hang", "network-cut")
@@ -65,8 +69,10 @@ class FaultSpec:
 
     def for_the_device(self) -> str:
         """Return the text that arms it in softgpu, when its phase begins."""
-        values: dict[str, object] = {"kind": self.kind}
+        suspect = self.kind == "driver-suspect"  # NCCL says so by a system call that fails
+        values: dict[str, object] = {"kind": "collective-error" if suspect else self.kind}
         values |= {key: getattr(self, key) for key in ("call", "peer", "part", "factor", "result")}
+        values |= {"result": "system"} if suspect else {}
         if self.phase == "allreduce":
             # It waits for the next NCCL call.
             values["call"] = self.call or 1
@@ -80,7 +86,7 @@ def phases_of(kind: str) -> tuple[str, ...]:
 
     At an NCCL call only what the preloaded libraries do can: signals, and the device's failures.
     """
-    at_collectives = (*SIGNALS, *FAILURES_OF_THE_DEVICE, *FAILURES_OF_THE_NETWORK)
+    at_collectives = (*SIGNALS, *FAILURES_OF_THE_DEVICE, *FAILURES_OF_THE_NETWORK, "driver-suspect")
     return PHASES if kind in at_collectives else tuple(phase for phase in PHASES if phase != "allreduce")
 
 
@@ -118,7 +124,7 @@ def parse_fault(text: str) -> FaultSpec:
         kinds = tuple(kind for kind in KINDS if spec.phase in phases_of(kind))
         raise _error(text, f"phase={spec.phase} goes only with kind {_listed(kinds)}")
     for key in _KEYS[_KEYS.index("call") :]:
-        if key in values and key not in _keys_of(spec.kind):
+        if key in values and key not in keys_of(spec.kind):
             raise _error(text, f"{key} does not go with kind={spec.kind}")
     if spec.kind == "slow" and spec.factor is None:
         raise _error(text, "factor is missing")
@@ -150,7 +156,7 @@ class Injector:
 
     `report` is called with the fault before it fires. `arm_signal` has a signal sent to this process at its
     next NCCL call; it serves the phase `allreduce`, which only the preloaded library sees. `arm_device` has
-    softgpu play a fault of the device.
+    softgpu play a fault of the device, or ends the server that has it.
     """
 
     def __init__(
@@ -172,7 +178,7 @@ class Injector:
             if spec.phase == phase or at_next_collective:
                 self._armed.remove(spec)
                 self._report(spec)
-                if spec.kind in DEVICE_KINDS:
+                if spec.kind in (*DEVICE_KINDS, *PROXY_KINDS):
                     self._arm_device(spec)
                 elif at_next_collective:
                     self._arm_signal(SIGNALS[spec.kind])
@@ -195,10 +201,10 @@ def arm_device(spec: FaultSpec) -> None:
     if arm(spec.for_the_device().encode(), answer, len(answer)) != 0:
         raise _error(str(spec), ffi.string(answer).decode(errors="replace"))
     if spec.kind in FAILURES_OF_MEMORY and spec.call is None:
-        _ask_for_memory()
+        ask_for_memory()
 
 
-def _ask_for_memory() -> None:
+def ask_for_memory() -> None:
     """Allocate more than torch has cached: it would go on with that for ever, and never ask the device."""
     import torch
 
@@ -221,9 +227,9 @@ _RESULTS = ("remote", "system")
 _KEYS = tuple(f.name for f in fields(FaultSpec))
 
 
-def _keys_of(kind: str) -> tuple[str, ...]:
-    """The keys of the device that go with a kind."""
-    if kind not in DEVICE_KINDS or kind == "heal":
+def keys_of(kind: str) -> tuple[str, ...]:
+    """Return the keys for the device that go with a kind."""
+    if kind not in (*DEVICE_KINDS, "driver-suspect") or kind == "heal":
         return ()
     more = {"network-cut": ("peer",), "slow": ("peer", "part", "factor"), "collective-error": ("result",)}
     return "call", *more.get(kind, ())

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from jitckpt import proxy_faults
 from jitckpt.hooks.torch_steps import OptimizerSteps
 
 VARIABLE = "JITCKPT_MODE"  # "transparent" in the workers of `jitckpt run --mode transparent`
@@ -48,3 +49,4 @@ def begin() -> None:
     process = ctypes.CDLL(None)
     if hasattr(process, "jitckpt_proxy_keep"):
         OptimizerSteps(MinibatchKeeper(process))
+        proxy_faults.begin(process)

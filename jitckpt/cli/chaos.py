@@ -2,16 +2,9 @@
 
 import argparse
 import os
-import socket
 from pathlib import Path
 
-from jitckpt.errors import JitckptError
-
-_PATIENCE = 20.0  # seconds; a process that listens answers at once, but may have to be loaded from swap
-
-
-class ChaosError(JitckptError):
-    """The fault could not be ordered; the text is a sentence that says why and what to do."""
+from jitckpt.softgpu_control import ChaosError, order
 
 
 def main(arguments: list[str]) -> int:
@@ -37,7 +30,7 @@ def main(arguments: list[str]) -> int:
             f"{target} is the folder of several processes ({pids}). Say which is meant with rank=, or give "
             "its number in place of the folder."
         )
-    answers = [_order(path, parsed.fault) for path in sockets]
+    answers = [order(path, parsed.fault) for path in sockets]
     for path, (status, sentence) in zip(sockets, answers, strict=True):
         if status == "error":
             raise ChaosError(f"Process {path.name} refuses the fault: {sentence}")
@@ -89,29 +82,3 @@ def _sockets_in(folder: Path) -> list[Path]:
             "listens from its first use of the device on."
         )
     return alive
-
-
-def _order(path: Path, fault: str) -> tuple[str, str]:
-    """Return the status (ok, error, elsewhere or gone) and the sentence that the process answers."""
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-            client.settimeout(_PATIENCE)
-            # By way of the open folder: the path of a socket may have 107 bytes only.
-            client.connect(f"/proc/self/fd/{folder}/{path.name}")
-            client.sendall(os.fsencode(fault) + b"\n")
-            client.shutdown(socket.SHUT_WR)
-            with client.makefile("rb") as stream:
-                answer = stream.read().decode(errors="replace").strip()
-    except ConnectionRefusedError:  # another process has the number now
-        return "gone", f"process {path.name} has ended."
-    except TimeoutError:
-        raise ChaosError(f"Process {path.name} does not answer: it is stopped, or it ends.") from None
-    except OSError as error:
-        raise ChaosError(f"Process {path.name} can't be reached at {path}: {error.strerror}.") from None
-    finally:
-        os.close(folder)
-    status, colon, sentence = answer.partition(": ")
-    if not colon or status not in ("ok", "error", "elsewhere"):
-        raise ChaosError(f"Process {path.name} answers {answer!r:.200}, which is no answer of softgpu's.")
-    return status, sentence

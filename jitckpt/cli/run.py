@@ -19,13 +19,14 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, r
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
+from jitckpt import softgpu_control
 from jitckpt.agent import Settings, launch
 from jitckpt.cli.exec import DEFAULT_DEVICES, add_device_argument
 from jitckpt.console import say
 from jitckpt.device import LIBRARY_DIR, check_libraries, choose_device, device_environment
 from jitckpt.errors import HostsError
 from jitckpt.events import EventLog
-from jitckpt.faults import DEVICE_KINDS, FaultError, FaultSpec, parse_fault
+from jitckpt.faults import DEVICE_KINDS, PROXY_KINDS, FaultError, FaultSpec, parse_fault
 from jitckpt.guardian import remove_if_empty
 from jitckpt.rendezvous import own_address
 from jitckpt.staging import DEFAULT_BYTES
@@ -53,7 +54,7 @@ def main(arguments: list[str]) -> int:
     kind = choose_device(args.device, os.environ)
     transparent = args.mode == "transparent"
     check_libraries(kind, LIBRARY_DIR, proxy=transparent)
-    with _log_dir(args) as temporary:
+    with _log_dir(args) as temporary, _fault_folder(transparent and bool(args.fault)) as fault_folder:
         try:
             _check(args, kind)
             config, command, command_arguments = torchrun.config_from_args(args)
@@ -72,6 +73,7 @@ def main(arguments: list[str]) -> int:
             warm_spares=args.warm_spares,
             device_environment={
                 **device_environment(kind, config.nproc_per_node, LIBRARY_DIR, os.environ, proxy=transparent),
+                **fault_folder,
                 "JITCKPT_MODE": args.mode,
             },
             faults=tuple(args.fault),
@@ -138,6 +140,16 @@ def _log_dir(args: argparse.Namespace) -> Iterator[Path | None]:
         remove_if_empty(args.log_dir)
 
 
+@contextmanager
+def _fault_folder(needed: bool) -> Iterator[dict[str, str]]:
+    """Give the variable for a folder in which the servers of device proxies listen for their faults."""
+    if not needed or softgpu_control.VARIABLE in os.environ:
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="jitckpt-faults-") as folder:
+        yield {softgpu_control.VARIABLE: folder}
+
+
 def _check(args: argparse.Namespace, kind: str) -> None:
     """Refuse, by ValueError, what torch would find out too late; fill in what depends on the device."""
     _check_hosts(args)
@@ -153,6 +165,8 @@ def _check(args: argparse.Namespace, kind: str) -> None:
     for fault in args.fault:
         if fault.kind in DEVICE_KINDS and kind != "softgpu":
             raise ValueError(f"--fault '{fault}': only softgpu fails on order (--device softgpu)")
+        if fault.kind in PROXY_KINDS and args.mode != "transparent":
+            raise ValueError(f"--fault '{fault}': only --mode transparent has a server that it could befall")
     _check_script(args)
 
 

@@ -55,6 +55,14 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["run", "--device", "tpu", __file__], "argument --device: invalid choice: 'tpu'"),
         (["run", "--fault", "rank=0", __file__], "argument --fault: Fault 'rank=0': step is missing."),
         (["run", "--fault", "rank=1 step=1", __file__], "the ranks are 0 to 0"),
+        (
+            ["run", "--device", "softgpu", "--fault", "rank=0 step=1 kind=proxy-kill", __file__],
+            "only --mode transparent has a server that it could befall",
+        ),
+        (
+            ["run", "--fault", "rank=0 step=1 phase=allreduce kind=proxy-kill", __file__],
+            "goes only with kind",
+        ),
         (["run", "--fault", "rank=0 step=1 kind=network-cut peer=1", __file__], "the ranks are 0 to 0"),
         (["chaos", "0", "kind=sticky"], "There is no process 0."),
         (["chaos", "/no/such", "kind=sticky"], "/no/such is neither the number of a process nor a folder."),

@@ -31,7 +31,7 @@ factors = st.floats(min_value=1, max_value=1e6)
 def specs_of(draw: st.DrawFn, kinds: tuple[str, ...]) -> FaultSpec:
     kind = draw(st.sampled_from(kinds))
     keys: dict[str, st.SearchStrategy[object]] = {}
-    if kind in DEVICE_KINDS and kind != "heal":
+    if kind in (*DEVICE_KINDS, "driver-suspect") and kind != "heal":
         keys["call"] = st.none() | numbers.map(lambda n: n + 1)
     if kind == "network-cut":
         keys["peer"] = st.none() | numbers

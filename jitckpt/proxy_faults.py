@@ -1,0 +1,67 @@
+"""Rehearsed failures of a worker in transparent mode: they befall the server that has its device."""
+
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from jitckpt import faults, protocol, softgpu_control
+from jitckpt.faults import FaultError, FaultSpec, Injector
+from jitckpt.hooks.torch_training import TrainingHooks
+from jitckpt.native import Native
+
+
+class _Nobody:
+    """Listens to a training loop, of which only the phases are wanted."""
+
+    def minibatch_begun(self, step: int) -> None: ...
+
+    def forward_ended(self, step: int) -> None: ...
+
+    def step_begun(self, step: int) -> None: ...
+
+    def step_ended(self, step: int) -> None: ...
+
+
+def begin(process: Any) -> TrainingHooks | None:
+    """Have this rank's faults happen. process: the symbols of this process, as ctypes has them."""
+    text = os.environ.get("JITCKPT_FAULTS")
+    specs = faults.from_environment(text, int(os.environ["RANK"])) if text else []
+    if not specs:
+        return None
+    injector = Injector(specs, _report, lambda signum: Native().arm_fault(signum), Server(process).befall)
+    return TrainingHooks(_Nobody(), model=None, optimizers=[], on_phase=injector.on_phase)
+
+
+class Server:
+    """The server that has this process's device."""
+
+    def __init__(self, process: Any) -> None:
+        self._process = process
+
+    def befall(self, spec: FaultSpec) -> None:
+        """Let the fault happen. Raises FaultError if it can't."""
+        server = self._process.jitckpt_proxy_server()
+        if not server:
+            raise FaultError(f"Fault {str(spec)!r}: this process has no device yet.")
+        if spec.kind == "proxy-kill":
+            os.kill(server, signal.SIGKILL)
+            return
+        # The server has still to read what this process has said so far.
+        torch.cuda.synchronize()
+        path = Path(os.environ[softgpu_control.VARIABLE]) / str(server)
+        status, sentence = softgpu_control.order(path, spec.for_the_device())
+        if status != "ok":
+            raise FaultError(f"Fault {str(spec)!r}: {sentence}")
+        if spec.kind in faults.FAILURES_OF_MEMORY and spec.call is None:
+            faults.ask_for_memory()
+
+
+def _report(spec: FaultSpec) -> None:
+    """Tell the agent, so that the fault does not happen again in other workers."""
+    message = protocol.Fault(spec.rank, str(spec), spec.step, spec.phase)
+    with socket.socket(fileno=os.dup(int(os.environ["JITCKPT_AGENT_FD"]))) as agent:
+        agent.send(protocol.encode(message))

@@ -1,0 +1,108 @@
+"""Rehearsed failures of a device's server: each reaches the server, with the words that softgpu knows."""
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from jitckpt import protocol, proxy_faults
+from jitckpt.faults import FaultError, parse_fault
+from jitckpt.proxy_faults import Server
+
+
+@pytest.fixture
+def ordered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What a server with the number 7 is told; it refuses what is meant for an allocation."""
+    monkeypatch.setenv("SOFTGPU_CONTROL", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    lines: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: lines.append("synchronized"))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("7")
+        listener.listen()
+
+        def serve() -> None:
+            while True:
+                try:
+                    client, _ = listener.accept()
+                except OSError:
+                    return
+                with client, client.makefile("rw") as stream:
+                    lines.append(stream.readline().strip())
+                    stream.write("error: no memory here.\n" if "oom" in lines[-1] else "ok: armed.\n")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield lines
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def server(number: int) -> Server:
+    return Server(SimpleNamespace(jitckpt_proxy_server=lambda: number))
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("kind=sticky phase=optimizer call=3", "kind=sticky call=3"),
+        ("kind=collective-error phase=allreduce", "kind=collective-error call=1"),
+        ("kind=driver-suspect phase=backward", "kind=collective-error result=system"),
+        ("kind=driver-suspect phase=allreduce call=2", "kind=collective-error call=2 result=system"),
+    ],
+)
+def test_the_servers_device_is_told(ordered: list[str], fault: str, told: str) -> None:
+    server(7).befall(parse_fault(f"rank=1 step=2 {fault}"))
+    assert ordered == ["synchronized", told]
+
+
+def test_what_the_server_refuses_is_told(ordered: list[str]) -> None:
+    with pytest.raises(FaultError, match="no memory here"):
+        server(7).befall(parse_fault("rank=1 step=2 phase=forward kind=oom call=1"))
+    with pytest.raises(FaultError, match="this process has no device yet"):
+        server(0).befall(parse_fault("rank=1 step=2 phase=forward kind=proxy-kill"))
+
+
+def test_a_server_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
+        server(process.pid).befall(parse_fault("rank=1 step=2 phase=forward kind=proxy-kill"))
+        assert process.wait() == -signal.SIGKILL
+
+
+def test_a_script_that_knows_nothing_of_it_is_hit_in_its_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    monkeypatch.setenv("JITCKPT_AGENT_FD", str(theirs.fileno()))
+    monkeypatch.setenv("RANK", "1")
+    at, happened = "", list[str]()
+    monkeypatch.setattr(Server, "befall", lambda self, spec: happened.append(f"{at} {spec.phase}"))
+    texts = [f"rank=1 step=2 phase={phase} kind=proxy-kill" for phase in ("backward", "optimizer", "between")]
+    monkeypatch.setenv("JITCKPT_FAULTS", f'["{texts[0]}", "{texts[1]}", "{texts[2]}", "rank=0 step=1"]')
+    hooks = proxy_faults.begin(None)
+    assert hooks is not None
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    for step in (1, 2, 3):
+        at = f"{step} forward"
+        loss = model(torch.ones(2)).sum()
+        at = f"{step} backward"
+        loss.backward()
+        at = f"{step} step"
+        optimizer.step()
+    hooks.detach()
+    assert happened == ["2 backward backward", "2 step optimizer", "2 step between"]
+    said = [protocol.decode(agent.recv(protocol.MAX_BYTES)) for _ in range(3)]
+    assert [one.fault for one in said if isinstance(one, protocol.Fault)] == [
+        str(parse_fault(text)) for text in texts
+    ]
+    agent.close()
+    theirs.close()
+    monkeypatch.delenv("JITCKPT_FAULTS")
+    assert proxy_faults.begin(None) is None
