@@ -10,6 +10,26 @@ class CommunicatorError(JitckptError):
     """The ranks disagree on the communicators that there are; the text names the first disagreement."""
 
 
+FOREVER = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a rank knows of a communicator that it is in: all of what Communicator says, but for the members.
+
+    rank, size: its place there, and how many there are. since, until: the first and the last state, of those
+    that the host keeps, that the communicator lives in; FOREVER: it lives still.
+    """
+
+    key: str
+    parent: str
+    split: int
+    rank: int
+    size: int
+    since: int = 0
+    until: int = FOREVER
+
+
 @dataclass(frozen=True)
 class Communicator:
     """A communicator as each of its members knows it, alike on all of them.
@@ -39,6 +59,42 @@ class Creation:
     callers: tuple[int, ...]
     made: tuple[Communicator, ...]
     parent: str = ""
+
+
+def joined(places: Mapping[int, Iterable[Place]]) -> dict[int, tuple[Communicator, ...]]:
+    """Return for every rank of the job the communicators that it is in, from what each knows for itself.
+
+    NCCL knows no ranks of the job. Raises CommunicatorError if what the ranks say does not fit together.
+    """
+    members: dict[str, dict[int, int]] = {}
+    for rank, own in sorted(places.items()):
+        for place in own:
+            other = members.setdefault(place.key, {}).setdefault(place.rank, rank)
+            if other != rank or not 0 <= place.rank < place.size:
+                raise CommunicatorError(
+                    f"Rank {rank} says that it is number {place.rank} of {place.size} in the communicator "
+                    f"{place.key}; so does rank {other}."
+                )
+    tables = {}
+    for rank, own in places.items():
+        for place in own:
+            missing = sorted({*range(place.size)} - members[place.key].keys())
+            if missing or len(members[place.key]) > place.size:
+                raise CommunicatorError(
+                    f"Rank {rank} is in the communicator {place.key} of {place.size} ranks, but "
+                    f"{len(members[place.key])} say that they are: it was destroyed or made on some of its "
+                    "members only."
+                )
+        tables[rank] = tuple(
+            Communicator(
+                place.key,
+                tuple(rank for _, rank in sorted(members[place.key].items())),
+                place.parent,
+                place.split,
+            )
+            for place in own
+        )
+    return tables
 
 
 def creation_order(tables: Mapping[int, Iterable[Communicator]]) -> tuple[Creation, ...]:

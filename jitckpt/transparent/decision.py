@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from jitckpt.transparent.communicators import CommunicatorError, calls_of, creation_order
+from jitckpt.transparent.communicators import CommunicatorError, calls_of, creation_order, joined
 from jitckpt.transparent.orders import (
     Abort,
     DeliverError,
@@ -78,7 +78,7 @@ def decide(reports: Sequence[Report], restorable: bool = False) -> Plan | FallBa
             except CommunicatorError as error:
                 return _fall_back(reports, restorable, f"the communicators can't be made anew: {error}")
         obstacle = obstacle or obstacle_here
-    return _fall_back(reports, restorable, obstacle or "no device holds a whole state any more")
+    return _fall_back(reports, restorable, obstacle or "no rank has a whole state (any more, or yet)")
 
 
 def way(report: Report, state: int) -> Way | None:
@@ -90,7 +90,7 @@ def way(report: Report, state: int) -> Way | None:
     holds = report.begun == report.ended == state
     if report.device == "healthy" and holds:
         return "in place"
-    if report.host_copy == state:
+    if state in report.host_copies:
         return "host copy"
     return "through the host" if report.device == "suspect" and holds else None
 
@@ -103,8 +103,8 @@ def _can_give(report: Report, state: int) -> bool:
 
 
 def _own_states(report: Report) -> list[int]:
-    near = {report.ended, report.ended + 1, report.host_copy}
-    return [state for state in near if state is not None and way(report, state) is not None]
+    near = {report.ended, report.ended + 1, *report.host_copies}
+    return [state for state in near if way(report, state) is not None]
 
 
 def _obstacle(state: int, reports: Sequence[Report]) -> str:
@@ -113,6 +113,16 @@ def _obstacle(state: int, reports: Sequence[Report]) -> str:
     for report in reports:
         if way(report, state) is not None:
             continue
+        if not report.keeps(state):
+            kept = (
+                f"it has those after steps {report.kept_from} to {report.kept_to}"
+                if report.kept_from <= report.kept_to
+                else "it has none yet, or the log was full"
+            )
+            return (
+                f"the host memory of rank {report.rank} lacks its rank-local state after step {state}, or "
+                f"the log since then: {kept}; more memory for the log would have protected the job"
+            )
         if report.shard not in holding:
             members = [other.rank for other in reports if other.shard == report.shard]
             alone = "which no other rank holds" if len(members) == 1 else f"held by {_listed(members)}"
@@ -120,23 +130,17 @@ def _obstacle(state: int, reports: Sequence[Report]) -> str:
                 f"no device has the state after step {state} of shard {report.shard} any more, {alone}; a "
                 "further data-parallel replica of it would have protected the job"
             )
-        if not report.keeps(state):
-            kept = (
-                f"it has those after steps {report.kept_from} to {report.kept_to}"
-                if report.kept_from <= report.kept_to
-                else "it has none"
-            )
-            return (
-                f"the host memory of rank {report.rank} lacks its rank-local state after step {state}, or "
-                f"the log since then: {kept}; more memory for the log would have protected the job"
-            )
     return ""
 
 
 def _plan(state: int, reports: Sequence[Report]) -> Plan:
     ways = {report.rank: way(report, state) for report in reports}
     sources = _sources(state, reports)
-    creations = creation_order({report.rank: report.communicators for report in reports})
+    living = {
+        report.rank: [place for place in report.communicators if place.since <= state <= place.until]
+        for report in reports
+    }
+    creations = creation_order(joined(living))
     # One order of all transfers, as of all communicators: so none waits for one that waits for it.
     transfers = sorted((source, to) for to, source in sources.items())
     orders = {}
@@ -200,8 +204,8 @@ def _fall_back(reports: Sequence[Report], restart: bool, reason: str) -> FallBac
     after = (
         "The job restarts from the best save."
         if restart
-        else "The script has registered no restore function, so the job ends; jitckpt.init with saves every "
-        "so many steps (docs/api.md) would have let it restart."
+        else "The script has registered no restore function, so the job ends, or begins anew if restarts are "
+        "left; jitckpt.init with saves every so many steps (docs/api.md) would have let it go on."
     )
     return FallBack(restart, f"A transparent recovery is impossible{told}: {reason}. {after}")
 

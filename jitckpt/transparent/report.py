@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from jitckpt.transparent.communicators import Communicator
+from jitckpt.transparent.communicators import Place
 
 # healthy: it works. suspect: it can be read, but its driver or network may be damaged. empty: a new server
 # works, and holds no state yet. lost: nothing can be read from it, or its server is dead.
@@ -30,10 +30,10 @@ class Report:
     shard: what it holds of one replica. begun, ended: the newest optimizer step that the device has begun
     and ended. ready: the newest whose gradients it has completed. kept_from, kept_to: the host has the
     rank-local states from kept_from to kept_to, and the log of all calls since the state kept_from
-    (kept_from > kept_to: none). host_copy: a state of which the parameters and the optimizer state lie whole
-    in host memory. host_ended: the newest step of which the host has made all calls. log_end: the calls in
+    (kept_from > kept_to: none). host_copies: the states of which parameters and optimizer state lie whole in
+    host memory. host_ended: the newest step of which the host has made all calls. log_end: the calls in
     the log; a number that only grows. failure: the call that failed here; failure_before: the one for which
-    the last recovery was made. communicators: those that live, but not those made since the minibatch began.
+    the last recovery was made. communicators: all that live in one of the states that are kept.
     """
 
     rank: int
@@ -44,13 +44,13 @@ class Report:
     ready: int = 0
     kept_from: int = 0
     kept_to: int = 0
-    host_copy: int | None = None
+    host_copies: frozenset[int] = frozenset()
     host_ended: int = 0
     log_end: int = 0
     failure: Failure | None = None
     failure_before: Failure | None = None
     worker_alive: bool = True
-    communicators: tuple[Communicator, ...] = ()
+    communicators: tuple[Place, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.ended <= self.begun <= self.ready <= self.ended + 1:

@@ -32,16 +32,17 @@ from jitckpt.transparent.orders import (
 from jitckpt.transparent.report import Device, Failure, Report
 
 DEVICES = ("healthy", "suspect", "lost")
+NONE: frozenset[int] = frozenset()
 TRIED: dict[tuple[object, ...], frozenset[int]] = {}
 PLACES: list[tuple[int, Place]] = [(1, "middle"), (1, "ready"), (1, "step"), (2, "middle"), (2, "ready")]
 
 
 def rank_at(
-    ended: int, place: Place, device: Device = "healthy", before: int = 0, copy: int | None = None
+    ended: int, place: Place, device: Device = "healthy", before: int = 0, copies: frozenset[int] = NONE
 ) -> Rank:
     """Return a rank that keeps all since the state `ended - before`."""
     ready = ended + (place in ("ready", "step"))
-    found = Rank(0, ended=ended, place=place, state=None if place == "step" else ended, host_copy=copy)
+    found = Rank(0, ended=ended, place=place, state=None if place == "step" else ended, host_copies=copies)
     found.kept_from, found.kept_to = ended - before, ready
     found.host_ended = ended if before == 0 or device == "healthy" else ready  # the host may have run ahead
     if device in ("lost", "empty"):
@@ -66,8 +67,8 @@ def variants(size: int) -> list[Rank]:
     if size == 3:
         return found
     found += [
-        rank_at(ended, place, device, before, copy)
-        for (ended, place), before, copy in product(PLACES, (0, 1), (None, 1, 2))
+        rank_at(ended, place, device, before, frozenset(copies))
+        for (ended, place), before, copies in product(PLACES, (0, 1), ((), (1,), (2,), (1, 2)))
         for device in ("suspect", "empty", "lost")
     ]
     return [*found, *(without_kept(rank) for rank in found[:20])]
@@ -111,8 +112,8 @@ def alone(state: int) -> list[list[Order]]:
 def possible_alone(rank: Rank) -> frozenset[int]:
     """Return the states that a rank can come to hold by itself: try all there is."""
     # What the model's orders look at.
-    content = (rank.device, rank.state, rank.ended, rank.place, rank.kept_from, rank.kept_to, rank.host_copy)
-    key = (*content, rank.right)
+    content = (rank.device, rank.state, rank.ended, rank.place, rank.kept_from, rank.kept_to)
+    key = (*content, rank.host_copies, rank.right)
     if key not in TRIED:
         TRIED[key] = frozenset(state for state in range(5) if any(works(rank, o) for o in alone(state)))
     return TRIED[key]
@@ -384,8 +385,8 @@ def test_without_a_replica_the_job_ends_with_what_would_have_protected_it() -> N
         False,
         "A transparent recovery is impossible: no device has the state after step 1 of shard 1 any more, "
         "which no other rank holds; a further data-parallel replica of it would have protected the job. The "
-        "script has registered no restore function, so the job ends; jitckpt.init with saves every so many "
-        "steps (docs/api.md) would have let it restart.",
+        "script has registered no restore function, so the job ends, or begins anew if restarts are left; "
+        "jitckpt.init with saves every so many steps (docs/api.md) would have let it go on.",
     )
     restarted = decide(reports, restorable=True)
     assert isinstance(restarted, FallBack)
@@ -398,7 +399,7 @@ def test_a_rank_without_its_own_part_ends_the_job_by_name() -> None:
     decided = decide([rank.report() for rank in two(rank_at(1, "middle"), bare)])
     assert isinstance(decided, FallBack)
     assert "host memory of rank 1 lacks its rank-local state after step 1" in decided.reason
-    assert "it has none" in decided.reason
+    assert "it has none yet" in decided.reason
 
 
 def test_an_ended_worker_ends_the_transparent_recovery() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from jitckpt.transparent import communicators
 from jitckpt.transparent.communicators import Communicator, Creation
 from jitckpt.transparent.orders import (
     Abort,
@@ -59,7 +60,7 @@ class Rank:
     local: int | None = None
     kept_from: int = 0
     kept_to: int = 0
-    host_copy: int | None = None
+    host_copies: frozenset[int] = frozenset()
     communicators_of: int | None = None  # the recovery that made those in use
     right: bool = True
     host_ended: int = 0
@@ -84,12 +85,17 @@ class Rank:
             ready=self.ended + (self.place in ("ready", "step")),
             kept_from=self.kept_from,
             kept_to=self.kept_to,
-            host_copy=self.host_copy,
+            host_copies=self.host_copies,
             host_ended=self.host_ended,
             log_end=self.log_end,
             failure=self.failure,
             failure_before=self.failure_before,
-            communicators=self.tables,
+            communicators=tuple(
+                communicators.Place(
+                    one.key, one.parent, one.split, one.members.index(self.number), len(one.members)
+                )
+                for one in self.tables
+            ),
         )
 
     def lose(self) -> None:
@@ -112,7 +118,7 @@ class Rank:
             case SaveToHost(state):
                 require(self.device in ("healthy", "suspect"), "the device can't be read")
                 require(self.state == state, "that is not the state on the device")
-                self.host_copy = state
+                self.host_copies = self.host_copies | {state}
             case RestartServer():
                 self.device, self.state, self.local, self.right = "empty", None, None, False
                 self.place, self.communicators_of = "begin", None
@@ -123,7 +129,7 @@ class Rank:
                     self.state, self.device = None, "empty"
                 self.ended, self.place, self.local, self.right = state, "begin", None, False
             case LoadFromHost(state):
-                require(self.host_copy == state, "the host has no copy of that state")
+                require(state in self.host_copies, "the host has no copy of that state")
                 require(
                     self.device in ("healthy", "empty") and self.ended == state, "not reset to that state"
                 )
