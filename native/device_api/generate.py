@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,26 @@ def read_prototypes(include: list[str], extra: str, defines: list[str]) -> dict[
     return {function.spelling: prototype_of(function) for function in functions_in(unit.cursor)}
 
 
+@dataclass(frozen=True)
+class Source:
+    """calls.toml, and what the headers declare, by name; twins: with calls on the per-thread stream."""
+
+    entries: dict[str, tuple[str, dict[str, Any]]]  # library and entry
+    messages: dict[str, dict[str, str]]  # of the proxy: no calls of a library's
+    plain: dict[str, Prototype]
+    twins: dict[str, Prototype]
+
+
+def read_source(path: Path, include: list[str]) -> Source:
+    table = tomllib.loads(path.read_text())
+    messages = table.pop("proxy", {})
+    entries = {name: (library, entry) for library, calls in table.items() for name, entry in calls.items()}
+    extra = "".join(entry["prototype"] + ";\n" for _, entry in entries.values() if "prototype" in entry)
+    plain = read_prototypes(include, extra, [])
+    twins = read_prototypes(include, extra, ["-DCUDA_API_PER_THREAD_DEFAULT_STREAM"])
+    return Source(entries, messages, plain, twins)
+
+
 def functions_in(cursor: Any) -> Iterator[Any]:
     """What the libraries define; the headers' own C++ overloads have a body and are none of it."""
     for child in cursor.get_children():
@@ -104,15 +124,10 @@ def prototype_of(function: Any) -> Prototype:
 
 def read_table(path: Path, include: list[str]) -> list[Call]:
     """The calls of the table, each checked against its prototype, with their per-thread-stream twins."""
-    table = tomllib.loads(path.read_text())
-    table.pop("proxy", None)  # no calls of a library's
-    entries = {(library, name): entry for library, calls in table.items() for name, entry in calls.items()}
-    extra = "".join(entry["prototype"] + ";\n" for entry in entries.values() if "prototype" in entry)
-    plain = read_prototypes(include, extra, [])
-    twins = read_prototypes(include, extra, ["-DCUDA_API_PER_THREAD_DEFAULT_STREAM"])
-
+    source = read_source(path, include)
+    plain, twins = source.plain, source.twins
     calls = []
-    for (library, name), entry in entries.items():
+    for name, (library, entry) in source.entries.items():
         prototype = plain.get(name)
         if prototype is None and entry.get("newer"):
             continue
@@ -264,7 +279,12 @@ def entry_point(call: Call) -> str:
         body.append("return result;")
     else:
         body.append(f"return real::{p.name}({arguments});")
-    return p.declaration() + " {\n" + "".join(f"  {line}\n" for line in body) + "}"
+    return definition(p.declaration(), body)
+
+
+def definition(declaration: str, body: list[str]) -> str:
+    """A function's text, from its statements."""
+    return declaration + " {\n" + "".join(f"  {line}\n" for line in body) + "}"
 
 
 def entry_points(calls: list[Call]) -> str:
@@ -279,25 +299,40 @@ def entry_points(calls: list[Call]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+def command(description: str | None) -> argparse.ArgumentParser:
+    """What every generator is told by CMake."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--calls", type=Path, required=True)
     parser.add_argument("--include", action="append", required=True)
     parser.add_argument("--output", type=Path, required=True)
-    arguments = parser.parse_args(argv)
+    return parser
+
+
+def write_files(arguments: argparse.Namespace, texts: Callable[[], dict[str, str]]) -> int:
+    """Write what `texts` returns, by the files' names; returns the exit status."""
     try:
-        calls = read_table(arguments.calls, arguments.include)
+        files = texts()
     except TableError as error:
         print(f"{arguments.calls}: {error}", file=sys.stderr)
         return 1
     arguments.output.mkdir(parents=True, exist_ok=True)
-    for name, text in (
-        ("real_calls.h", real_calls(calls)),
-        ("hand_written.h", observers(calls)),
-        ("entry_points.cpp", entry_points(calls)),
-    ):
+    for name, text in files.items():
         (arguments.output / name).write_text(text)
     return 0
+
+
+def main(argv: list[str]) -> int:
+    arguments = command(__doc__).parse_args(argv)
+
+    def texts() -> dict[str, str]:
+        calls = read_table(arguments.calls, arguments.include)
+        return {
+            "real_calls.h": real_calls(calls),
+            "hand_written.h": observers(calls),
+            "entry_points.cpp": entry_points(calls),
+        }
+
+    return write_files(arguments, texts)
 
 
 if __name__ == "__main__":

@@ -5,15 +5,23 @@ CMake runs it: generate_proxy.py --calls calls.toml --include DIR... --agreed FI
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import sys
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from generate import DO_NOT_EDIT, HEADERS, Argument, Prototype, TableError, read_prototypes
+from generate import (
+    DO_NOT_EDIT,
+    HEADERS,
+    Argument,
+    Prototype,
+    TableError,
+    command,
+    definition,
+    read_source,
+    write_files,
+)
 
 # The name of a virtual handle's type, and of the server's table for it.
 HANDLES = {"cudaStream_t": "streams", "cudaEvent_t": "events", "ncclComm_t": "communicators"}
@@ -104,20 +112,14 @@ def field_of(prototype: Prototype, argument: Argument, entry: dict[str, Any]) ->
 
 def read_table(path: Path, include: list[str]) -> Table:
     """The calls that the table has the proxy carry; all others of the headers are refused."""
-    table = tomllib.loads(path.read_text())
-    messages = table.pop("proxy")
-    entries = {name: (library, entry) for library, calls in table.items() for name, entry in calls.items()}
-    extra = "".join(entry["prototype"] + ";\n" for _, entry in entries.values() if "prototype" in entry)
-    plain = read_prototypes(include, extra, [])
-    twins = read_prototypes(include, extra, ["-DCUDA_API_PER_THREAD_DEFAULT_STREAM"])
-
+    source = read_source(path, include)
     carried: list[Carried] = []
     by_hand: list[Prototype] = []
     refused: list[Prototype] = []
-    for name, prototype in (twins | plain).items():
+    for name, prototype in (source.twins | source.plain).items():
         if not name.removeprefix("__").startswith(("cuda", "nccl")):
             continue
-        library, entry = entries.get(name, ("", {}))
+        library, entry = source.entries.get(name, ("", {}))
         how = entry.get("proxy")
         if how in CARRIED:
             fields = tuple(field_of(prototype, argument, entry) for argument in prototype.arguments)
@@ -132,7 +134,7 @@ def read_table(path: Path, include: list[str]) -> Table:
             raise TableError(f"{name} is carried {how!r}: it can be 'client' or one of {CARRIED}")
         elif prototype.result in RESULTS:
             refused.append(prototype)
-    return Table(carried, messages, by_hand, refused)
+    return Table(carried, source.messages, by_hand, refused)
 
 
 def agreed(table: Table, hash_of_more: bytes) -> str:
@@ -195,7 +197,7 @@ def client_entry(call: Carried) -> str:
         if call.destroys:
             body.append(f"if (result == {p.result}(0)) client::note_end(client::number_of({call.destroys}));")
         body.append("return result;")
-    return p.declaration() + " {\n" + "".join(f"  {line}\n" for line in body) + "}"
+    return definition(p.declaration(), body)
 
 
 def client(table: Table) -> str:
@@ -256,7 +258,7 @@ def service(call: Carried) -> str:
         for field in destroys
     ]
     body.append("return result;")
-    return f"int32_t serve_{call.name}(Request& request) {{\n" + "".join(f"  {line}\n" for line in body) + "}"
+    return definition(f"int32_t serve_{call.name}(Request& request)", body)
 
 
 def server(table: Table) -> str:
@@ -282,30 +284,23 @@ def messages(table: Table) -> str:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--calls", type=Path, required=True)
-    parser.add_argument("--include", action="append", required=True)
+    parser = command(__doc__)
     parser.add_argument(
         "--agreed", action="append", type=Path, default=[], help="files that must be the same too"
     )
-    parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args(argv)
-    try:
+
+    def texts() -> dict[str, str]:
         table = read_table(arguments.calls, arguments.include)
-    except TableError as error:
-        print(f"{arguments.calls}: {error}", file=sys.stderr)
-        return 1
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    more = b"".join(file.read_bytes() for file in arguments.agreed)
-    for name, text in (
-        ("proxy_calls.h", agreed(table, more)),
-        ("proxy_by_hand.h", by_hand(table)),
-        ("proxy_client.cpp", client(table)),
-        ("proxy_services.h", messages(table)),
-        ("proxy_server.cpp", server(table)),
-    ):
-        (arguments.output / name).write_text(text)
-    return 0
+        return {
+            "proxy_calls.h": agreed(table, b"".join(file.read_bytes() for file in arguments.agreed)),
+            "proxy_by_hand.h": by_hand(table),
+            "proxy_client.cpp": client(table),
+            "proxy_services.h": messages(table),
+            "proxy_server.cpp": server(table),
+        }
+
+    return write_files(arguments, texts)
 
 
 if __name__ == "__main__":
