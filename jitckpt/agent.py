@@ -39,6 +39,8 @@ from jitckpt.events import EventLog
 from jitckpt.faults import FaultSpec
 from jitckpt.hosts import Host, Hosts
 from jitckpt.protocol import Message
+from jitckpt.proxy_control import VARIABLE as PROXY_CONTROL
+from jitckpt.proxy_control import ControlSocket, Proxies
 from jitckpt.recovery import Outcome
 from jitckpt.spares import Spares
 from jitckpt.supervisor import Reports, Supervisor
@@ -66,6 +68,7 @@ class Settings:
     temporary: Path | None  # a folder of the launcher's that goes with it
     faults: tuple[FaultSpec, ...]
     host_timeout: float
+    recovery_deadline: float | None  # for each order of a transparent recovery; None: user-level mode
     secret: bytes | None  # of this job, for agents on several hosts; None: one is made
 
 
@@ -350,6 +353,7 @@ class WorkerProcesses(PContext):
         self._waiting_for_first_step = set(range(self.nprocs))
         self._saves_itself = False
         self._open = False
+        self._control: ControlSocket | None = None
 
     def start(self) -> None:
         """Start the workers and what copies their logs; signals, unlike in torch, are the agent's affair."""
@@ -382,6 +386,8 @@ class WorkerProcesses(PContext):
         say(f"SIGUSR2: the state after step {step} will be saved; the training goes on.")
 
     def _start(self) -> None:
+        if self._settings.recovery_deadline is not None:
+            self._control = ControlSocket()
         try:
             for local_rank in range(self.nprocs):
                 self._workers[local_rank] = self._start_worker(local_rank)
@@ -390,6 +396,8 @@ class WorkerProcesses(PContext):
                 worker.signal(signal.SIGKILL)
                 worker.reap()
                 worker.close()
+            if self._control is not None:
+                self._control.close()
             raise
         workers = list(self._workers.values())
         self._guardian = Guardian(workers, self._settings.save_deadline, self._settings.temporary)
@@ -407,10 +415,19 @@ class WorkerProcesses(PContext):
             stall_timeout=self._settings.stall_timeout,
             restarts_left=self._restarts_left,
             hosts=self._hosts,
+            proxies=self._proxies(),
         )
         self.supervisor.start()
         self._copier = self._start_copier()
         self._open = True
+
+    def _proxies(self) -> Proxies | None:
+        deadline = self._settings.recovery_deadline
+        if self._control is None or deadline is None:
+            return None
+        # A worker leads a session of its own; it may be a shell in which the training runs.
+        sessions = {worker.rank: worker.pid for worker in self._workers.values()}
+        return Proxies(self._control, sessions, self._log, say=say, deadline=deadline, hosts=self._hosts)
 
     def _start_copier(self) -> Copier | None:
         """Have another host keep copies of the rings."""
@@ -428,6 +445,8 @@ class WorkerProcesses(PContext):
         environment["JITCKPT_HANG_FLOOR"] = str(self._settings.hang_floor)
         if tuple(self._devices) != self._settings.devices:
             environment[VARIABLE] = ",".join(self._devices)
+        if self._control is not None:
+            environment[PROXY_CONTROL] = str(self._control.path)
         environment["JITCKPT_STAGING"] = str(self._settings.staging)
         environment["JITCKPT_RESTART"] = str(self._log.restart)
         environment["JITCKPT_FAULTS"] = faults.to_environment(self._armed)

@@ -18,6 +18,7 @@ from jitckpt.events import EventLog
 from jitckpt.hosts import Arrived, Hosts, Lost
 from jitckpt.investigation import Investigation
 from jitckpt.protocol import Message, ProtocolError
+from jitckpt.proxy_control import Proxies
 from jitckpt.recovery import (
     Close,
     EndRanks,
@@ -62,17 +63,19 @@ class Supervisor(threading.Thread):
         stall_timeout: float = 540.0,
         answer_within: float = 3.0,
         hosts: Hosts | None = None,
+        proxies: Proxies | None = None,
     ) -> None:
         """stall_timeout: seconds that a live rank may keep the others waiting in a collective.
 
         answer_within: seconds in which every live rank says where it is. hosts: where there are several.
+        proxies: of the workers in transparent mode.
         """
         super().__init__(name="jitckpt-supervisor", daemon=True)
         self._workers = {worker.rank: worker for worker in workers}
         self._log = log
         self._reports = reports
         self._save_id = save_id
-        self._hosts = hosts
+        self._hosts, self._proxies = hosts, proxies
         self._lost_hosts: set[int] = set()
         self._leaving: set[int] = set()  # hosts whose agents were asked to end
         self._copies = Copies()  # of the rings of another host's ranks
@@ -111,6 +114,8 @@ class Supervisor(threading.Thread):
             self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
             if self._hosts is not None:
                 self._selector.register(self._hosts.wake, selectors.EVENT_READ, self._hear_hosts)
+            if self._proxies is not None:
+                self._proxies.watch(self._selector)
             for worker in self._workers.values():
                 self._selector.register(worker.socket, selectors.EVENT_READ, _bound(self._receive, worker))
                 self._selector.register(worker.pidfd, selectors.EVENT_READ, _bound(self._ended, worker))
@@ -123,6 +128,8 @@ class Supervisor(threading.Thread):
                     self._workers[rank.rank].reap()
         finally:
             self._selector.close()
+            if self._proxies is not None:
+                self._proxies.close()
             self._done.set()
 
     def stop(self, signum: int) -> None:
@@ -138,6 +145,8 @@ class Supervisor(threading.Thread):
         while True:
             interrupts = len(self.interrupts)
             self._listen(0)  # whatever was said before a failure counts in the decision about it
+            if self._proxies is not None:
+                self._proxies.look()
             if interrupts and not self._job.interrupted:
                 agent = (
                     "the agent" if self._hosts is None else f"{self._hosts.name(self._hosts.index)}'s agent"
@@ -153,6 +162,7 @@ class Supervisor(threading.Thread):
             match decide(self._job):
                 case Wait(until):
                     looks = [] if self._job.alarmed else [self._investigation.next_look]
+                    looks += [] if self._proxies is None else [self._proxies.next_look]
                     first = min((one for one in (until, *looks) if one is not None), default=None)
                     self._listen(None if first is None else max(0.0, first - time.monotonic()))
                 case OrderSave(ranks):
@@ -289,8 +299,11 @@ class Supervisor(threading.Thread):
         self._has_ended(worker.rank, exit_code, told)
 
     def _has_ended(self, rank: int, exit_code: int, told: str) -> None:
-        if exit_code != 0 and told == "nothing" and not self._rank(rank).raised:
+        failed = exit_code != 0 and told == "nothing" and not self._rank(rank).raised
+        if failed:
             self._died(rank, exit_code)
+        if self._proxies is not None:
+            self._proxies.ended(rank, failed, f"its worker process {_how_it_ended(exit_code)}")
         self._change(rank, exit_code=exit_code, told=told)
 
     def _died(self, rank: int, exit_code: int) -> None:
@@ -338,7 +351,7 @@ class Supervisor(threading.Thread):
             else:
                 try:
                     self._hear_host(arrived)
-                except (ProtocolError, KeyError, TypeError, ValueError, AttributeError) as error:
+                except (JitckptError, KeyError, TypeError, ValueError, AttributeError) as error:
                     text = f"{self._hosts.name(arrived.host)} says what makes no sense: {error!r}"
                     self._log.write("warning", text=text)
 
@@ -353,6 +366,8 @@ class Supervisor(threading.Thread):
                 if worker.is_stopped():
                     self._tell_stopped(arrived.host, rank)
                 worker.send(protocol.decode(order.encode()))  # who can't be asked does not answer
+            case {"proxy": _} if self._proxies is not None:
+                self._proxies.hear_host(arrived)
             case {"stopped": rank}:
                 self._investigation.hear_stopped(self._rank(rank).rank)
             case {"ring": rank, "size": size, "at": place}:
@@ -381,8 +396,12 @@ class Supervisor(threading.Thread):
         elif self._trouble is not None:
             self._say(f"{text}.")
         self._detected("host", text)
+        if self._proxies is not None:
+            self._proxies.lose_host(lost.host)
         for rank in ranks:
             self._change(rank, exit_code=-signal.SIGKILL, told="kill", reachable=False)
+            if self._proxies is not None:
+                self._proxies.ended(rank, failed=True, how="its host is lost")
 
     def _order(self, rank: int, order: Message) -> str | None:
         """Give a rank of any host an order; return why that can't be done, or None."""

@@ -9,6 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from jitckpt.events import Event
+from jitckpt.timeline_transparent import told, transparent_recoveries
 
 # What every event has, and what the table shows in columns of its own or nowhere.
 _COMMON = ("event", "time", "clock", "restart", "rank")
@@ -103,26 +104,31 @@ def _recovery(earlier: Sequence[Event], events: Sequence[Event]) -> Recovery:
 
 def in_words(events: Sequence[Event], directory: str) -> list[str]:
     """Return the sentences that tell what happened to one job and what it cost."""
-    sentences = []
-    for recovery in recoveries(events):
-        when = datetime.fromtimestamp(recovery.found).strftime("%H:%M:%S")
-        rehearsed = f" (rehearsed: {recovery.fault})" if recovery.fault else ""
-        sentences.append(f"{when}: {recovery.cause}{rehearsed}.")
-        if recovery.save_seconds is not None:
-            sentences.append(
-                f"The state after step {recovery.step} was saved in {recovery.save_seconds:.2f} s: "
-                f"{show_size(recovery.save_bytes)} by {_ranks(recovery.saved_by)}."
-            )
-        elif recovery.not_saved is not None:
-            sentences.append(f"No whole state could be saved: {recovery.not_saved}.")
-        if recovery.went_on:
-            redone = "" if recovery.redone is None else f", with {_minibatches(recovery.redone)} done again"
-            took = recovery.first_step_seconds  # unknown if the next failure came before it could be told
-            told = f"; its first new step was done {took:.1f} s after the failure was found" if took else ""
-            sentences.append(
-                f"Restart {recovery.restart + 1} went on from step {recovery.step or 0}{redone}{told}."
-            )
+    chapters = [(one.found, told(one)) for one in transparent_recoveries(events)]
+    chapters += [(one.found, _told(one)) for one in recoveries(events)]
+    sentences = [sentence for _, chapter in sorted(chapters, key=lambda one: one[0]) for sentence in chapter]
     return sentences + _ending(events, directory)
+
+
+def _told(recovery: Recovery) -> list[str]:
+    when = datetime.fromtimestamp(recovery.found).strftime("%H:%M:%S")
+    rehearsed = f" (rehearsed: {recovery.fault})" if recovery.fault else ""
+    sentences = [f"{when}: {recovery.cause}{rehearsed}."]
+    if recovery.save_seconds is not None:
+        sentences.append(
+            f"The state after step {recovery.step} was saved in {recovery.save_seconds:.2f} s: "
+            f"{show_size(recovery.save_bytes)} by {_ranks(recovery.saved_by)}."
+        )
+    elif recovery.not_saved is not None:
+        sentences.append(f"No whole state could be saved: {recovery.not_saved}.")
+    if recovery.went_on:
+        redone = "" if recovery.redone is None else f", with {_minibatches(recovery.redone)} done again"
+        took = recovery.first_step_seconds  # unknown if the next failure came before it could be told
+        told = f"; its first new step was done {took:.1f} s after the failure was found" if took else ""
+        sentences.append(
+            f"Restart {recovery.restart + 1} went on from step {recovery.step or 0}{redone}{told}."
+        )
+    return sentences
 
 
 def _ending(events: Sequence[Event], directory: str) -> list[str]:

@@ -78,6 +78,7 @@ def main(arguments: list[str]) -> int:
             },
             faults=tuple(args.fault),
             host_timeout=args.host_timeout,
+            recovery_deadline=args.recovery_deadline if transparent else None,
             secret=args.secret_file,
             devices=_devices(kind, config.nproc_per_node),
             exclude_suspect=args.exclude_suspect,
@@ -248,6 +249,14 @@ def _parser() -> argparse.ArgumentParser:
         default="user",
         help="transparent: the device is behind a proxy, and comes back if its server dies; so far for "
         "trainings of one rank on softgpu (default user)",
+    )
+    ours.add_argument(
+        "--recovery-deadline",
+        type=_seconds,
+        default=120.0,
+        metavar="SECONDS",
+        help="in transparent mode: an order of a recovery (to stop, to start a new server, to make the calls "
+        "again) that takes a rank so long has failed (default 120)",
     )
     ours.add_argument(
         "--stall-timeout",

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from jitckpt.events import read_events
 from jitckpt.timeline import in_words, jobs, recoveries, table
+from jitckpt.timeline_transparent import transparent_recoveries
 
 
 def main(arguments: list[str]) -> int:
@@ -33,7 +34,12 @@ def main(arguments: list[str]) -> int:
         draw(jobs(events)[-1] if events else [], parsed.plot)
     if parsed.json:
         document = [
-            {"events": job, "recoveries": [asdict(r) for r in recoveries(job)]} for job in jobs(events)
+            {
+                "events": job,
+                "recoveries": [asdict(r) for r in recoveries(job)],
+                "transparent_recoveries": [asdict(r) for r in transparent_recoveries(job)],
+            }
+            for job in jobs(events)
         ]
         print(json.dumps({"jobs": document}, indent=1))
         return 0

@@ -129,9 +129,12 @@ class Coordinator:
         """Return what it is once a rank can't take part any more: its worker or its node is gone."""
         if self.phase == "superseded":
             return self
-        lost = FallBack(self.restorable, f"A transparent recovery is impossible: rank {rank} is gone: {why}.")
-        giving_up = self if self.phase == "giving up" else self._give_up(lost)
+        giving_up = self if self.phase == "giving up" else self.give_up(f"rank {rank} is gone: {why}")
         return replace(giving_up, done=giving_up.done | {rank})
+
+    def give_up(self, why: str) -> "Coordinator":
+        """Return what it is once no recovery is possible any more; `why` is a clause."""
+        return self._give_up(FallBack(self.restorable, f"A transparent recovery is impossible: {why}."))
 
     def says(self) -> dict[int, ToRank]:
         """Return what each rank has still to hear."""

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from launcher import python_path
+from launcher import Launcher, python_path
 
 from jitckpt import protocol
 from jitckpt.errors import SaveError
 from jitckpt.events import Event, EventLog
+from jitckpt.proxy_control import ControlSocket, Proxies
 from jitckpt.recovery import Outcome
 from jitckpt.supervisor import Reports, Supervisor
 from jitckpt.workers import Worker
@@ -33,8 +34,9 @@ class Job:
     faults: list[str] = field(default_factory=list)
     failed: dict[int, tuple[int, bool]] = field(default_factory=dict)
     local_states: list[tuple[int, Path]] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
 
-    def start(self, save_deadline: float, restarts_left: int) -> None:
+    def start(self, save_deadline: float, restarts_left: int, control: ControlSocket | None = None) -> None:
         reports = Reports(
             heard=self._heard,
             failed=self._failed,
@@ -48,8 +50,13 @@ class Job:
             save_deadline=save_deadline,
             restarts_left=restarts_left,
             answer_within=0.2,
+            proxies=None if control is None else self._proxies(control),
         )
         self.supervisor.start()
+
+    def _proxies(self, control: ControlSocket) -> Proxies:
+        sessions = {worker.rank: worker.pid for worker in self.workers}
+        return Proxies(control, sessions, self.log, say=self.said.append, deadline=PLENTY)
 
     def _heard(self, worker: Worker, message: protocol.Message) -> None:
         if isinstance(message, protocol.Registered):
@@ -81,7 +88,13 @@ class Starter:
         self.directory = directory
         self.jobs: list[Job] = []
 
-    def __call__(self, *scripts: str, save_deadline: float = PLENTY, restarts_left: int = 1) -> Job:
+    def __call__(
+        self,
+        *scripts: str,
+        save_deadline: float = PLENTY,
+        restarts_left: int = 1,
+        control: ControlSocket | None = None,
+    ) -> Job:
         """Start a rank for each script; it can use all that fake_worker has, and `here`, a directory."""
         workers = []
         for rank, script in enumerate(scripts):
@@ -93,6 +106,8 @@ class Starter:
                 "JITCKPT_CHECKPOINT_DIR": str(self.directory),
                 "PYTHONPATH": python_path(),
             }
+            if control is not None:
+                environment["JITCKPT_PROXY_CONTROL"] = str(control.path)
             workers.append(
                 Worker(
                     rank=rank,
@@ -104,7 +119,7 @@ class Starter:
                 )
             )
         job = Job(workers, self.directory, EventLog())
-        job.start(save_deadline, restarts_left)
+        job.start(save_deadline, restarts_left, control)
         self.jobs.append(job)
         return job
 
@@ -486,3 +501,61 @@ def test_a_failure_of_the_supervisor_itself_is_raised_and_leaves_no_worker(start
 
 def _broken(worker: Worker, message: protocol.Message) -> None:
     raise ZeroDivisionError(message.type)
+
+
+PROXY = """import socket
+from jitckpt.transparent import messages
+control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+control.connect(os.environ["JITCKPT_PROXY_CONTROL"])
+
+def tell(message):
+    control.send(messages.encode(message))
+
+def hear(kind):
+    heard = messages.decode(control.recv(messages.MAX_BYTES))
+    assert type(heard) is kind, heard
+    return heard
+
+def recover():
+    now = hear(messages.Stop).recovery
+    tell(messages.Stopped(now, 6, 7, 90, 0, "", ()))
+    hear(messages.Restart)
+    tell(messages.Ids(now, (), 0, 0))
+    assert hear(messages.Replay).state == 7
+    tell(messages.Done(now, 0, 0, 0))
+
+tell(messages.Hello((0, 0), os.getpid(), RANK, ""))
+""".replace("\n", "\n        ")
+
+
+def test_device_proxies_recover_until_a_worker_dies(start: Starter, tmp_path: Path) -> None:
+    control = ControlSocket()
+    job = start(
+        f"""
+        {PROXY}
+        recover()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        reason = hear(messages.GiveUp).reason
+        open(here + "/told", "w").write(reason)
+        exit(3)
+        """,
+        f"""
+        {PROXY}
+        while os.path.exists(os.environ["JITCKPT_PROXY_CONTROL"]):
+            time.sleep(0.01)  # until both are there
+        tell(messages.Alarm((0, 0), 0, "its server was ended by Killed"))
+        recover()
+        wait_for(here + "/recovered")
+        os.kill(os.getpid(), signal.SIGKILL)
+        """,
+        control=control,
+    )
+    Launcher(tmp_path).wait_until(lambda: job.events("recovered") != [])
+    (tmp_path / "recovered").touch()
+    assert job.supervisor.result() is Outcome.RESTART
+    assert [event["rank"] for event in job.events("device_alarm")] == [1]
+    assert job.events("recovered")[0]["state"] == 7
+    why = "A transparent recovery is impossible: rank 1 is gone: its worker process was killed by SIGKILL."
+    assert (tmp_path / "told").read_text() == why
+    assert job.said[-1] == why
+    assert not control.path.parent.exists()

@@ -158,3 +158,44 @@ def test_wrong_calls_end_with_status_2(arguments: list[str], capsys: pytest.Capt
         main(arguments)
     assert caught.value.code == 2
     assert "jitckpt timeline: error:" in capsys.readouterr().err
+
+
+def recovered_in_place(story: Story) -> Story:
+    """Both ranks go back to the state after step 7, at the second attempt."""
+    story.add("fault", rank=1, fault="rank=1 step=8 phase=optimizer kind=sticky", step=8, phase="optimizer")
+    story.add("device_alarm", rank=1, call=90, text="CUDA error 700").add("recovery_begun", recovery=1)
+    story.add("rank_stopped", rank=0, recovery=1, states=[6, 7], text="", seconds=9.0)
+    story.add("device_alarm", rank=0, call=0, text="its server was ended by Killed")
+    story.add("recovery_begun", recovery=2)
+    for event, seconds in (("rank_stopped", 0.25), ("server_restarted", 1.0), ("calls_made_again", 2.0)):
+        for rank in (0, 1):
+            story.add(event, rank=rank, recovery=2, seconds=seconds + rank / 4)
+    return story.add("recovered", recovery=2, state=7, seconds=11.0)
+
+
+def test_a_transparent_recovery_is_told_with_its_steps() -> None:
+    story = recovered_in_place(Story().add("job_started"))
+    story.add("device_alarm", rank=0, call=0, text="NCCL error 6").add("recovery_begun", recovery=3)
+    story.add("recovery_given_up", text="A transparent recovery is impossible: rank 1 is gone.")
+    story.killed_and_saved().add("job_ended", outcome="failed")
+    begun, went_on, second, given_up, died, *_ = in_words(story.events, "ckpt")
+    assert begun.endswith(": CUDA error 700 (rank 1) (rehearsed: rank=1 step=8 phase=optimizer kind=sticky).")
+    assert went_on == (
+        "All ranks went on from the state after step 7 in the same processes, 11.00 s later, at attempt 2. "
+        "The slowest rank took 0.50 s to stop, 1.25 s for new servers, 2.25 s for images, communicators and "
+        "the calls since then."
+    )
+    assert second.endswith(": NCCL error 6 (rank 0).")
+    assert given_up == "A transparent recovery is impossible: rank 1 is gone."
+    assert "rank 1 was killed by SIGKILL" in died
+
+
+def test_a_transparent_recovery_is_one_of_the_documents(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events = recovered_in_place(Story().add("job_started")).add("recovery_begun", recovery=3).events
+    (tmp_path / FILE_NAME).write_text("".join(json.dumps(event) + "\n" for event in events))
+    assert main(["timeline", "--json", str(tmp_path)]) == 0
+    (one,) = json.loads(capsys.readouterr().out)["jobs"][0]["transparent_recoveries"]
+    assert (one["rank"], one["attempts"], one["state"], one["given_up"]) == (1, 2, 7, None)
+    assert one["steps"] == {"rank_stopped": 0.5, "server_restarted": 1.25, "calls_made_again": 2.25}

@@ -1,0 +1,255 @@
+"""The agent's end of the sockets to its workers' device proxies, over which recoveries are agreed on.
+
+With several hosts the first agent alone does the agreeing; the others pass on what their workers say.
+"""
+
+import contextlib
+import os
+import selectors
+import shutil
+import socket
+import struct
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jitckpt.events import EventLog
+from jitckpt.hosts import Arrived, Hosts
+from jitckpt.transparent import messages
+from jitckpt.transparent.agreement import Agreement
+from jitckpt.transparent.communicators import FOREVER
+from jitckpt.transparent.messages import FromProxy, MessageError, ToProxy
+
+VARIABLE = "JITCKPT_PROXY_CONTROL"  # the socket's path, in the workers
+LONGEST_PATH = 107  # bytes, of a socket
+LEADER = 0  # the host whose agent does the agreeing
+_PEER = struct.Struct("iii")  # struct ucred: process, user, group
+
+
+class ControlSocket:
+    """Where the workers' proxies connect: a socket in a folder of its own, both for this user alone."""
+
+    def __init__(self) -> None:
+        self._folder = _private_folder()
+        self.path = self._folder / "proxy"
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        self.socket.bind(str(self.path))
+        self.path.chmod(0o600)
+        self.socket.listen(128)
+
+    def close(self) -> None:
+        """Take socket and folder away. May be called twice."""
+        self.socket.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _private_folder() -> Path:
+    """Return a new folder in which a socket's path is short enough."""
+    folder = Path(tempfile.mkdtemp(prefix="jitckpt-proxy-"))
+    if len(os.fsencode(folder / "proxy")) <= LONGEST_PATH:
+        return folder
+    folder.rmdir()
+    return Path(tempfile.mkdtemp(prefix="jitckpt-proxy-", dir="/tmp"))
+
+
+@dataclass
+class _Connection:
+    """rank: None until it has said who it is."""
+
+    socket: socket.socket
+    rank: int | None = None
+
+
+class Proxies:
+    """The device proxies of one start of the workers. Used by the supervisor's thread alone."""
+
+    def __init__(
+        self,
+        control: ControlSocket,
+        sessions: Mapping[int, int],
+        log: EventLog,
+        *,
+        say: Callable[[str], None],
+        deadline: float,
+        hosts: Hosts | None = None,
+    ) -> None:
+        """sessions: of each rank here the session that its worker leads. say: tells the user a sentence.
+
+        deadline: seconds for each order of a recovery.
+        """
+        self._control, self._sessions, self._log, self._say = control, dict(sessions), log, say
+        self._hosts = hosts
+        self._connections: dict[int, _Connection] = {}  # by rank
+        self._open: list[_Connection] = []  # those of strangers too
+        self._awaited = set(sessions)
+        self._alarm = ""
+        ranks = sorted(sessions if hosts is None else {rank for host in hosts.all for rank in host.ranks})
+        leads = hosts is None or hosts.index == LEADER
+        self._agreement = Agreement(ranks, deadline, self._tell, self._note) if leads else None
+
+    @property
+    def next_look(self) -> float | None:
+        """The monotonic time at which `look` should be called, if nothing happens before."""
+        return self._agreement.next_look if self._agreement is not None else None
+
+    def watch(self, selector: selectors.BaseSelector) -> None:
+        """Have the selector's owner call what it finds as data when something comes."""
+        self._selector = selector
+        selector.register(self._control.socket, selectors.EVENT_READ, self._accept)
+
+    def close(self) -> None:
+        """Hang up; the selector may be closed by then."""
+        for connection in self._open:
+            connection.socket.close()
+        self._control.close()
+
+    def look(self) -> None:
+        """See what has not been done in time."""
+        if self._agreement is not None:
+            self._agreement.look(time.monotonic())
+
+    def ended(self, rank: int, failed: bool, how: str) -> None:
+        """A worker of any host has ended; how: a clause."""
+        if self._agreement is None:
+            return
+        if failed:
+            self._agreement.lose(rank, how, time.monotonic())
+        else:
+            self._agreement.leave(rank, how, time.monotonic())
+
+    def hear_host(self, arrived: Arrived) -> None:
+        """Take in what another agent passes on. Raises KeyError or MessageError if it makes no sense."""
+        match arrived.header:
+            case {"proxy": int(rank), "gone": str(why)} if self._agreement is not None:
+                self._agreement.leave(rank, why, time.monotonic())
+            case {"proxy": int(rank)} if self._agreement is not None:
+                self._hear(rank, arrived.data)
+            case {"proxy": int(rank)}:
+                self._send(rank, arrived.data)
+
+    def lose_host(self, host: int) -> None:
+        """A host is lost. Its ranks count as ended; if it was the one that agrees, nobody does any more."""
+        if host == LEADER and self._agreement is None:
+            reason = "A transparent recovery is impossible: the host that would lead it is lost."
+            for rank in self._connections:
+                self._send(rank, messages.encode(messages.GiveUp((FOREVER, 0), reason)))
+
+    def _accept(self) -> None:
+        with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
+            connection = _Connection(self._control.socket.accept()[0])
+            connection.socket.setblocking(False)
+            self._open.append(connection)
+            self._selector.register(
+                connection.socket, selectors.EVENT_READ, lambda: self._receive(connection)
+            )
+
+    def _receive(self, connection: _Connection) -> None:
+        while True:
+            try:
+                data = connection.socket.recv(messages.MAX_BYTES + 1)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                data = b""
+            try:
+                if not data:
+                    self._hang_up(connection)
+                    return
+                if connection.rank is None:
+                    connection.rank = self._greet(connection, data)
+                self._pass_on(connection.rank, data)
+            except MessageError as error:
+                self._log.write("warning", text=f"a device proxy is not listened to any more: {error}")
+                self._hang_up(connection)
+                return
+
+    def _greet(self, connection: _Connection, data: bytes) -> int:
+        """Return the rank of who has connected. Raises MessageError unless it is a worker of ours."""
+        hello = messages.decode(data)
+        if not isinstance(hello, messages.Hello):
+            raise MessageError(f"A device proxy begins with {type(hello).__name__} in place of Hello.")
+        process, user, _ = _PEER.unpack(
+            connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        )
+        if user != os.getuid() or _session(process) != self._sessions.get(hello.rank):
+            raise MessageError(f"Process {process} of user {user} says that it is rank {hello.rank}.")
+        if hello.rank in self._connections:
+            raise MessageError(f"Process {process} is the second of rank {hello.rank} that uses the device.")
+        self._connections[hello.rank] = connection
+        self._log.write("proxy_connected", rank=hello.rank, pid=process, calls=hello.table)
+        self._awaited.discard(hello.rank)
+        if not self._awaited:  # nobody else is listened to, and nothing is left should this agent be killed
+            self._selector.unregister(self._control.socket)
+            self._control.close()
+        return hello.rank
+
+    def _hang_up(self, connection: _Connection) -> None:
+        self._selector.unregister(connection.socket)
+        self._open.remove(connection)
+        connection.socket.close()
+        if connection.rank is not None:
+            del self._connections[connection.rank]
+            why = "its device proxy has hung up"
+            if self._agreement is not None:
+                self._agreement.leave(connection.rank, why, time.monotonic())
+            else:
+                self._to_leader({"proxy": connection.rank, "gone": why})
+
+    def _pass_on(self, rank: int, data: bytes) -> None:
+        if self._agreement is not None:
+            self._hear(rank, data)
+        else:
+            self._to_leader({"proxy": rank}, data)
+
+    def _hear(self, rank: int, data: bytes) -> None:
+        assert self._agreement is not None
+        message = messages.decode(data)
+        if not isinstance(message, FromProxy):
+            raise MessageError(f"A device proxy says {type(message).__name__}, which is an agent's to say.")
+        self._agreement.hear(rank, message, time.monotonic())
+
+    def _to_leader(self, header: Mapping[str, Any], data: bytes = b"") -> None:
+        assert self._hosts is not None
+        self._hosts.send(LEADER, header, data)
+
+    def _tell(self, rank: int, order: ToProxy) -> None:
+        try:
+            data = messages.encode(order)
+        except MessageError as error:  # the order's deadline will find that it was not carried out
+            self._log.write("warning", rank=rank, text=str(error))
+            return
+        if rank in self._sessions:
+            self._send(rank, data)
+        else:
+            assert self._hosts is not None
+            self._hosts.send(self._hosts.host_of(rank), {"proxy": rank}, data)
+
+    def _send(self, rank: int, data: bytes) -> None:
+        if rank in self._connections:
+            # One that has just ended, or does not read: the agreement finds that out by its deadline.
+            with contextlib.suppress(OSError):
+                self._connections[rank].socket.send(data)
+
+    def _note(self, event: str, **details: object) -> None:
+        self._log.write(event, **details)
+        match event:
+            case "device_alarm":
+                self._alarm = f"{details['text']} (rank {details['rank']})"
+            case "recovered":
+                self._say(
+                    f"{self._alarm}: all ranks went back to the state after step {details['state']} and have "
+                    f"made their calls since then again, in {details['seconds']:.2f} s."
+                )
+            case "recovery_given_up":
+                self._say(str(details["text"]))
+
+
+def _session(process: int) -> int | None:
+    """Return the session of a process; None if it has ended."""
+    try:
+        return os.getsid(process)
+    except ProcessLookupError:
+        return None

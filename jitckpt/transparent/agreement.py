@@ -1,0 +1,310 @@
+"""Drives a job's recoveries: between the messages of device proxies and coordination.py's state machines.
+
+The mechanism has few steps so far: every recovery ends all servers, and each rank gets a state back from an
+image that its own host keeps. So a device counts as lost, whatever has failed, and of all orders there are
+those for a rank that restores a copy of its own.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from jitckpt.transparent import coordination, messages
+from jitckpt.transparent.communicators import Creation
+from jitckpt.transparent.coordination import Coordinator, Number, Participant
+from jitckpt.transparent.decision import FallBack, Plan
+from jitckpt.transparent.messages import FromProxy, Id, Making, ToProxy
+from jitckpt.transparent.orders import (
+    DeliverError,
+    LoadFromHost,
+    MakeCommunicators,
+    Order,
+    Replay,
+    Reset,
+    RestartServer,
+    RestoreLocalState,
+    Resume,
+)
+from jitckpt.transparent.report import Failure, Report
+
+MICROSECONDS = 1e6
+
+
+class Note(Protocol):
+    """Takes an event of the job, with what it says."""
+
+    def __call__(self, event: str, **details: object) -> None: ...
+
+
+@dataclass
+class _Rank:
+    """What is known of one rank. told: the last order; due: by when it is carried out.
+
+    gone: why it can't take part in a recovery, a clause. failure: the one of the last recovery.
+    """
+
+    participant: Participant
+    gone: str = "it has not used its device yet"
+    told: ToProxy | None = None
+    asked_at: float = 0.0
+    due: float | None = None
+    ids: tuple[Id, ...] | None = None
+    failure: Failure | None = None
+
+
+class Agreement:
+    """Of one start of a job's ranks. Times are of one monotonic clock, in seconds."""
+
+    def __init__(
+        self, ranks: Sequence[int], deadline: float, tell: Callable[[int, ToProxy], None], note: Note
+    ) -> None:
+        """deadline: seconds for carrying out an order. tell: sends a rank's proxy an order, if there."""
+        self._coordinator = Coordinator(tuple(ranks))
+        self._ranks = {rank: _Rank(Participant(rank)) for rank in ranks}
+        self._deadline, self._tell, self._note = deadline, tell, note
+        self._began = 0.0
+        self._noted = self._coordinator
+
+    @property
+    def next_look(self) -> float | None:
+        """When `look` should be called, if nothing is heard before."""
+        return min((one.due for one in self._ranks.values() if one.due is not None), default=None)
+
+    def hear(self, rank: int, message: FromProxy, now: float) -> None:
+        """Take in what a rank's proxy says."""
+        one = self._ranks[rank]
+        if isinstance(message, messages.Hello):
+            one.gone, one.told = "", None
+        elif message.recovery == one.participant.recovery:  # else it belongs to an older one
+            self._take_in(rank, message, now)
+        self._agree(now)
+
+    def leave(self, rank: int, why: str, now: float) -> None:
+        """A rank can't take part in recoveries any more; it matters only if there is one."""
+        self._ranks[rank].gone = why
+        self._agree(now)
+
+    def lose(self, rank: int, why: str, now: float) -> None:
+        """A rank has failed in a way that no recovery mends: there will be none any more."""
+        self._ranks[rank].gone = why
+        self._coordinator = self._coordinator.lose(rank, why)
+        self._agree(now)
+
+    def look(self, now: float) -> None:
+        """Find what has not been done in time."""
+        for rank, one in self._ranks.items():
+            if one.due is not None and now >= one.due:
+                one.due = None
+                what = type(one.told).__name__.lower()
+                self._note("deadline", rank=rank, order=what, seconds=self._deadline)
+                if one.participant.phase == "stopping":
+                    one.gone = f"it has not come to rest within {self._deadline:g} s"
+                else:
+                    one.participant = one.participant.failed()
+        self._agree(now)
+
+    def _take_in(self, rank: int, message: FromProxy, now: float) -> None:
+        one = self._ranks[rank]
+        match message:
+            case messages.Alarm(_, call, error):
+                self._note("device_alarm", rank=rank, call=call, text=error)
+                one.participant = one.participant.failed()
+            case messages.Stopped() if one.participant.phase == "stopping":
+                report = report_of(rank, message, one.failure)
+                one.failure = report.failure
+                one.participant = one.participant.stopped(report)
+                self._note(
+                    "rank_stopped",
+                    rank=rank,
+                    recovery=message.recovery[1],
+                    states=sorted(report.host_copies),
+                    text=message.error,
+                    seconds=now - one.asked_at,
+                )
+            case messages.Ids() if isinstance(one.told, messages.Restart) and one.participant.order:
+                one.ids = message.ids
+                one.participant = one.participant.did(one.participant.order)
+                self._note(
+                    "server_restarted",
+                    rank=rank,
+                    recovery=message.recovery[1],
+                    ending=message.ending / MICROSECONDS,
+                    starting=message.starting / MICROSECONDS,
+                    seconds=now - one.asked_at,
+                )
+            case messages.Done() if isinstance(one.told, messages.Replay):
+                while one.participant.order is not None:
+                    one.participant = one.participant.did(one.participant.order)
+                self._note(
+                    "calls_made_again",
+                    rank=rank,
+                    recovery=message.recovery[1],
+                    image=message.image / MICROSECONDS,
+                    communicators=message.communicators / MICROSECONDS,
+                    replay=message.replay / MICROSECONDS,
+                    seconds=now - one.asked_at,
+                )
+
+    def _agree(self, now: float) -> None:
+        """Let coordinator and participants hear each other until nobody has news; tell the proxies."""
+        before = None
+        while before != (content := self._content()):
+            before = content
+            self._hear_participants()
+            self._hear_coordinator()
+            self._check_ids()
+            self._note_progress(now)
+        for rank in self._ranks:
+            self._order(rank, now)
+
+    def _hear_participants(self) -> None:
+        for rank, one in self._ranks.items():
+            if one.gone and self._coordinator.phase in ("collecting", "ordering"):
+                self._coordinator = self._coordinator.lose(rank, one.gone)
+            said = one.participant.says()
+            if said is not None:
+                self._coordinator = self._coordinator.hear(said)
+
+    def _hear_coordinator(self) -> None:
+        for rank, order in self._coordinator.says().items():
+            one = self._ranks[rank]
+            one.participant = one.participant.hear(order)
+            if one.participant.phase == "stopping":
+                one.ids = None
+        decided = self._coordinator.decided
+        if isinstance(decided, FallBack):
+            # The coordinator does not wait for those that are gone; but they may listen still.
+            for one in self._ranks.values():
+                if one.gone and one.participant.phase != "given up":
+                    given_up = coordination.GiveUp(self._coordinator.recovery, decided)
+                    one.participant = one.participant.hear(given_up)
+
+    def _content(self) -> tuple[object, ...]:
+        return self._coordinator, *(one.participant for one in self._ranks.values())
+
+    def _check_ids(self) -> None:
+        """Give up where a communicator has to be made of an id that nobody can renew."""
+        ids = self._ids()
+        decided = self._coordinator.decided
+        if ids is None or not isinstance(decided, Plan) or self._coordinator.phase != "ordering":
+            return
+        known = {one.key for one in ids}
+        for creation in creations_of(decided):
+            if not creation.parent and creation.made[0].key not in known:
+                why = f"no rank can renew the id of the communicator {creation.made[0].key}"
+                self._coordinator = self._coordinator.give_up(why)
+                return
+
+    def _ids(self) -> tuple[Id, ...] | None:
+        """Return the new ids of all ranks, once all have told theirs."""
+        found: dict[str, Id] = {}
+        for one in self._ranks.values():
+            if one.ids is None:
+                return None
+            found |= {new.key: new for new in one.ids}
+        return tuple(found.values())
+
+    def _order(self, rank: int, now: float) -> None:
+        """Tell a rank's proxy what follows from its participant's state, once."""
+        one = self._ranks[rank]
+        order = self._next_order(one.participant)
+        if order is None or isinstance(order, messages.GiveUp):
+            one.due = None
+        if order is None or order == one.told:
+            return
+        one.told, one.asked_at = order, now
+        if not isinstance(order, messages.GiveUp):
+            one.due = now + self._deadline
+        self._tell(rank, order)
+
+    def _next_order(self, participant: Participant) -> ToProxy | None:
+        match participant.phase:
+            case "stopping":
+                return messages.Stop(participant.recovery)
+            case "given up" if participant.decided is not None:
+                return messages.GiveUp(participant.recovery, participant.decided.reason)
+            case "carrying out" if isinstance(participant.order, RestartServer):
+                return messages.Restart(participant.recovery)
+            case "carrying out":
+                ids = self._ids()
+                rest = participant.orders[participant.carried_out :]
+                return None if ids is None else replay(participant.rank, participant.recovery, rest, ids)
+        return None
+
+    def _note_progress(self, now: float) -> None:
+        """Note what the coordinator has come to."""
+        before, after = self._noted, self._coordinator
+        self._noted = after
+        if after.phase == "collecting" and before.recovery != after.recovery:
+            if before.phase == "watching":
+                self._began = now
+            self._note("recovery_begun", recovery=after.recovery[1])
+        elif after.phase == "ordering" and before.phase != "ordering" and isinstance(after.decided, Plan):
+            self._note("recovery_planned", recovery=after.recovery[1], state=after.decided.state)
+        elif after.phase == "watching" and before.phase == "ordering":
+            seconds = now - self._began
+            self._note("recovered", recovery=after.recovery[1], state=after.last_state, seconds=seconds)
+        elif after.phase == "giving up" and before.phase != "giving up":
+            assert isinstance(after.decided, FallBack)
+            self._note("recovery_given_up", text=after.decided.reason)
+
+
+def report_of(rank: int, stopped: messages.Stopped, before: Failure | None) -> Report:
+    """Return a rank's report; `before`: the failure for which the last recovery was made."""
+    kept = range(stopped.kept_from, stopped.kept_to + 1)
+    newest = stopped.kept_to if kept else 0
+    return Report(
+        rank,
+        shard=rank,  # nobody else's state is needed, so it does not matter whose is the same
+        device="lost",
+        begun=newest,
+        ended=newest,
+        ready=newest,
+        kept_from=stopped.kept_from,
+        kept_to=stopped.kept_to,
+        host_copies=frozenset({*kept[:1], *kept[-1:]}),
+        host_ended=newest,
+        log_end=stopped.log_end,
+        failure=Failure(stopped.failed_call, stopped.error) if stopped.failed_call else None,
+        failure_before=before,
+        communicators=stopped.communicators,
+    )
+
+
+def replay(rank: int, recovery: Number, orders: Iterable[Order], ids: Sequence[Id]) -> messages.Replay:
+    """Return one message that has a proxy carry out all that follows the start of a new server.
+
+    Raises ValueError for an order that the device proxy can't carry out.
+    """
+    state, deliver_error = 0, False
+    making: list[Making] = []
+    for order in orders:
+        match order:
+            case Reset(wanted) | LoadFromHost(wanted) | RestoreLocalState(wanted) | Replay(wanted):
+                state = wanted
+            case MakeCommunicators(creations):
+                making = [_making(rank, creation) for creation in creations]
+            case DeliverError():
+                deliver_error = True
+            case Resume():
+                pass
+            case _:
+                raise ValueError(f"The device proxy can't carry out {order}.")
+    return messages.Replay(recovery, state, int(deliver_error), tuple(ids), tuple(making))
+
+
+def creations_of(plan: Plan) -> list[Creation]:
+    """Return all creations of a plan, each once."""
+    found: Mapping[Creation, None] = {
+        creation: None
+        for orders in plan.orders.values()
+        for order in orders
+        if isinstance(order, MakeCommunicators)
+        for creation in order.creations
+    }
+    return list(found)
+
+
+def _making(rank: int, creation: Creation) -> Making:
+    own = next((one.key for one in creation.made if rank in one.members), "")
+    return Making(creation.parent, creation.made[0].split, own)

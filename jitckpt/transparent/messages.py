@@ -1,0 +1,262 @@
+"""The messages between the agent and the device proxies of its workers, each one datagram.
+
+Little-endian: kind and version (32 bits each), term and number of the recovery (64 bits each), the fields.
+The other end is native/proxy/client.
+"""
+
+import struct
+from dataclasses import dataclass, fields
+from typing import Any
+
+from jitckpt.errors import JitckptError
+from jitckpt.transparent.communicators import Place
+from jitckpt.transparent.coordination import Number
+
+VERSION = 1
+MAX_BYTES = 128 * 1024  # a socket's buffer holds it, whatever else is in there
+MAX_TEXT = 4096
+KEY_BYTES = 16
+
+
+class MessageError(JitckptError):
+    """What came is no message, or what should be sent would not be one; the text is a sentence."""
+
+
+@dataclass(frozen=True)
+class Id:
+    """A new unique id of NCCL for the communicator `key`, from the process that issued its first."""
+
+    key: str
+    id: bytes
+
+
+@dataclass(frozen=True)
+class Making:
+    """One communicator to be made: `key`, split from `parent` unless that is empty.
+
+    key is empty where this rank takes part in a split that gives it nothing.
+    """
+
+    parent: str
+    split: int
+    key: str
+
+
+@dataclass(frozen=True)
+class Message:
+    """What every message has: the newest recovery that its sender knows."""
+
+    recovery: Number
+
+
+@dataclass(frozen=True)
+class Hello(Message):
+    """The first message of a worker's proxy. table: the hash of the calls that it knows, in hex."""
+
+    pid: int
+    rank: int
+    table: str
+
+
+@dataclass(frozen=True)
+class Alarm(Message):
+    """A call has failed; who made it is held."""
+
+    call: int
+    error: str
+
+
+@dataclass(frozen=True)
+class Stopped(Message):
+    """The host is held before its next call.
+
+    kept_from, kept_to: the states of which the host has images, and the log since the first of them
+    (kept_from > kept_to: none). log_end: the calls in the log. failed_call: 0 if none failed here.
+    """
+
+    kept_from: int
+    kept_to: int
+    log_end: int
+    failed_call: int
+    error: str
+    communicators: tuple[Place, ...]
+
+
+@dataclass(frozen=True)
+class Ids(Message):
+    """A new server runs, with new unique ids for those that this process issued. Times in microseconds."""
+
+    ids: tuple[Id, ...]
+    ending: int
+    starting: int
+
+
+@dataclass(frozen=True)
+class Done(Message):
+    """All calls are made again, and the host goes on. Times in microseconds; 0 where not known."""
+
+    image: int
+    communicators: int
+    replay: int
+
+
+@dataclass(frozen=True)
+class Stop(Message):
+    """Order: hold the host before its next call, whatever is under way; answer Stopped."""
+
+
+@dataclass(frozen=True)
+class Restart(Message):
+    """Order: end the server and start a new one; answer Ids."""
+
+
+@dataclass(frozen=True)
+class Replay(Message):
+    """Order: load the image of `state`, make the communicators, make the log's calls again; answer Done.
+
+    deliver_error: not the call that has failed, whose error the program gets.
+    """
+
+    state: int
+    deliver_error: int
+    ids: tuple[Id, ...]
+    making: tuple[Making, ...]
+
+
+@dataclass(frozen=True)
+class GiveUp(Message):
+    """Order: the held calls get their errors; there will be no recovery any more."""
+
+    reason: str
+
+
+FromProxy = Hello | Alarm | Stopped | Ids | Done
+ToProxy = Stop | Restart | Replay | GiveUp
+
+_KINDS: dict[int, type[Any]] = {
+    1: Hello,
+    2: Alarm,
+    3: Stopped,
+    4: Ids,
+    5: Done,
+    16: Stop,
+    17: Restart,
+    18: Replay,
+    19: GiveUp,
+}
+_TEXT, _KEY = "text", "key"  # a key is written in hex here; an empty one is all zeros there
+# Of each field what `struct` calls it, or _TEXT or _KEY, or the class of which it is a list.
+_FORMS: dict[type[Any], tuple[Any, ...]] = {
+    Id: (_KEY, "128s"),
+    Place: (_KEY, _KEY, "I", "i", "I", "Q", "Q"),
+    Making: (_KEY, "I", _KEY),
+    Hello: ("i", "i", _TEXT),
+    Alarm: ("Q", _TEXT),
+    Stopped: ("Q", "Q", "Q", "Q", _TEXT, Place),
+    Ids: (Id, "Q", "Q"),
+    Done: ("Q", "Q", "Q"),
+    Stop: (),
+    Restart: (),
+    Replay: ("Q", "Q", Id, Making),
+    GiveUp: (_TEXT,),
+}
+_HEADER = struct.Struct("<IIQQ")
+
+
+def encode(message: FromProxy | ToProxy) -> bytes:
+    """Return the datagram. Raises MessageError if a value does not fit, or all is longer than MAX_BYTES."""
+    kind = next(number for number, known in _KINDS.items() if type(message) is known)
+    try:
+        data = _HEADER.pack(kind, VERSION, *message.recovery) + _pack(message, first=1)
+    except struct.error as error:
+        raise MessageError(f"A message {type(message).__name__} can't be sent: {error}.") from error
+    if len(data) > MAX_BYTES:
+        raise MessageError(
+            f"A message {type(message).__name__} has {len(data)} bytes; at most {MAX_BYTES} can be sent."
+        )
+    return data
+
+
+def decode(data: bytes) -> FromProxy | ToProxy:
+    """Return the message of a datagram. Raises MessageError for anything that is not one whole message."""
+    reader = _Reader(data)
+    kind, version, term, number = reader.take(_HEADER)
+    if version != VERSION:
+        raise MessageError(
+            f"A device proxy speaks version {version} of its messages, this agent {VERSION}: install jitckpt "
+            "again."
+        )
+    if kind not in _KINDS:
+        raise MessageError(f"A message has the unknown kind {kind}.")
+    message: FromProxy | ToProxy = _KINDS[kind]((term, number), *reader.fields(_KINDS[kind]))
+    if reader.rest:
+        raise MessageError(f"A message {type(message).__name__} has {reader.rest} bytes too many.")
+    return message
+
+
+def _pack(value: Any, first: int = 0) -> bytes:
+    parts = []
+    for form, field in zip(_FORMS[type(value)], fields(value)[first:], strict=True):
+        content = getattr(value, field.name)
+        if form is _TEXT:
+            text = content.encode(errors="replace")[:MAX_TEXT]
+            parts.append(struct.pack("<I", len(text)) + text)
+        elif form is _KEY:
+            parts.append(_key_bytes(content))
+        elif isinstance(form, str):
+            if isinstance(content, bytes) and len(content) != struct.calcsize(form):
+                size = struct.calcsize(form)
+                raise struct.error(f"{field.name} has {len(content)} bytes in place of {size}")
+            parts.append(struct.pack(f"<{form}", content))
+        else:
+            parts.append(struct.pack("<I", len(content)) + b"".join(map(_pack, content)))
+    return b"".join(parts)
+
+
+def _key_bytes(key: str) -> bytes:
+    if len(key) not in (0, 2 * KEY_BYTES):
+        raise struct.error(f"{key!r} is no key")
+    return bytes.fromhex(key).ljust(KEY_BYTES, b"\0")
+
+
+class _Reader:
+    """What is left of a datagram."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._at = data, 0
+
+    @property
+    def rest(self) -> int:
+        return len(self._data) - self._at
+
+    def bytes(self, size: int) -> bytes:
+        if size > self.rest:
+            raise MessageError(f"A message of {len(self._data)} bytes ends too early.")
+        self._at += size
+        return self._data[self._at - size : self._at]
+
+    def take(self, form: struct.Struct) -> tuple[Any, ...]:
+        return form.unpack(self.bytes(form.size))
+
+    def number(self) -> int:
+        return int.from_bytes(self.bytes(4), "little")
+
+    def fields(self, kind: type[Any]) -> list[Any]:
+        return [self.field(form) for form in _FORMS[kind]]
+
+    def field(self, form: Any) -> Any:
+        if form is _TEXT:
+            size = self.number()
+            if size > MAX_TEXT:
+                raise MessageError(f"A message has a text of {size} bytes; at most {MAX_TEXT} are allowed.")
+            return self.bytes(size).decode(errors="replace")
+        if form is _KEY:
+            key = self.bytes(KEY_BYTES)
+            return key.hex() if any(key) else ""
+        if isinstance(form, str):
+            return self.take(struct.Struct(f"<{form}"))[0]
+        # Not by the number alone: a damaged one must not fill the memory.
+        found = []
+        for _ in range(self.number()):
+            found.append(form(*self.fields(form)))
+        return tuple(found)

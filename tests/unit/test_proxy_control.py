@@ -1,0 +1,221 @@
+"""The agent's sockets to device proxies: who is listened to, and a recovery over them."""
+
+import os
+import selectors
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transparent_proxies import Proxy
+
+from jitckpt.events import EventLog
+from jitckpt.hosts import Arrived
+from jitckpt.proxy_control import ControlSocket, Proxies
+from jitckpt.transparent import messages
+from jitckpt.transparent.messages import Hello, decode, encode
+
+
+class Host:
+    """An agent's proxies, and clients that connect to them. sent: what is on its way to other hosts."""
+
+    def __init__(self, ranks: dict[int, int], others: Any = None) -> None:
+        self.control = ControlSocket()
+        self.path = self.control.path
+        self.log = EventLog()
+        self.said: list[str] = []
+        self.sent: list[tuple[int, dict[str, Any], bytes]] = []
+        self.proxies = Proxies(
+            self.control, ranks, self.log, say=self.said.append, deadline=60.0, hosts=others and others(self)
+        )
+        self.selector = selectors.DefaultSelector()
+        self.proxies.watch(self.selector)
+        self.clients: dict[int, socket.socket] = {}
+
+    def connect(self, first: bytes) -> socket.socket:
+        client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        client.setblocking(False)
+        client.connect(str(self.path))
+        client.send(first)
+        self.listen()
+        return client
+
+    def listen(self) -> None:
+        while ready := self.selector.select(0):
+            for key, _ in ready:
+                if key.fd in self.selector.get_map():
+                    key.data()
+
+    def close(self) -> None:
+        self.selector.close()
+        self.proxies.close()
+        for client in self.clients.values():
+            client.close()
+
+    def events(self) -> list[str]:
+        return [event["event"] for event in self.log.events]
+
+
+def take(client: socket.socket) -> bytes | None:
+    """Return the next message; None if there is none yet, b"" at the end."""
+    try:
+        return client.recv(messages.MAX_BYTES)
+    except BlockingIOError:
+        return None
+    except ConnectionResetError:
+        return b""
+
+
+def play(host: Host, proxies: list[Proxy]) -> None:
+    """Let the proxies carry out what they are told until nothing is left."""
+    busy = True
+    while busy:
+        busy = False
+        for proxy in proxies:
+            data = take(host.clients[proxy.rank])
+            if data:
+                busy = True
+                order = decode(data)
+                assert not isinstance(order, messages.FromProxy)
+                answer = proxy.hear(order)
+                if answer is not None:
+                    host.clients[proxy.rank].send(encode(answer))
+                host.listen()
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    made = Host({0: os.getsid(0), 1: os.getsid(0), 2: 1})
+    yield made
+    made.close()
+
+
+def test_the_socket_is_its_owners_alone_and_goes_once_all_have_come() -> None:
+    host = Host({0: os.getsid(0)})
+    folder = host.path.parent
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE(host.path.stat().st_mode) == 0o600
+    host.clients[0] = host.connect(encode(Proxy(0, 1).hello()))
+    assert not folder.exists()
+    assert take(host.clients[0]) is None
+    host.close()
+
+
+def test_a_folder_with_a_long_path_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    control = ControlSocket()
+    assert len(os.fsencode(control.path)) <= 107
+    assert list(long.iterdir()) == []
+    control.close()
+    control.close()
+    assert not control.path.parent.exists()
+
+
+@pytest.mark.parametrize(
+    ("first", "why"),
+    [
+        (b"", None),
+        (b"nonsense", "ends too early"),
+        (encode(messages.Done((0, 0), 0, 0, 0)), "begins with Done in place of Hello"),
+        (encode(messages.Stop((0, 0))), "begins with Stop in place of Hello"),
+        (encode(Hello((0, 0), os.getpid(), 2, "cafe")), "says that it is rank 2"),
+        (encode(Hello((0, 0), os.getpid(), 3, "cafe")), "says that it is rank 3"),
+    ],
+)
+def test_strangers_are_not_listened_to(host: Host, first: bytes, why: str | None) -> None:
+    client = host.connect(first)
+    assert take(client) == b""
+    client.close()
+    assert [why is not None and why in event["text"] for event in host.log.events] == [True] * (
+        why is not None
+    )
+
+
+def test_the_second_of_a_rank_is_not_listened_to(host: Host) -> None:
+    host.clients[0] = host.connect(encode(Proxy(0, 2).hello()))
+    second = host.connect(encode(Proxy(0, 2).hello()))
+    assert take(second) == b""
+    assert take(host.clients[0]) is None
+    second.close()
+    assert "is the second of rank 0" in host.log.events[-1]["text"]
+
+
+def test_a_recovery_over_the_sockets() -> None:
+    host = Host({0: os.getsid(0), 1: os.getsid(0)})
+    proxies = [Proxy(0, 2), Proxy(1, 2)]
+    for proxy in proxies:
+        host.clients[proxy.rank] = host.connect(encode(proxy.hello()))
+    host.clients[1].send(encode(proxies[1].alarm()))
+    host.listen()
+    assert host.proxies.next_look is not None
+    play(host, proxies)
+    assert [(proxy.state, proxy.held, proxy.server) for proxy in proxies] == [(7, False, 1)] * 2
+    assert host.proxies.next_look is None
+    assert len(host.said) == 1
+    assert host.said[0].startswith(
+        "its server was ended by Killed (rank 1): all ranks went back to the state after step 7"
+    )
+    host.clients[0].close()
+    host.clients[1].send(encode(proxies[1].alarm()))
+    host.listen()
+    play(host, proxies[1:])
+    assert "rank 0 is gone: its device proxy has hung up" in proxies[1].given_up
+    assert "rank 0 is gone" in host.said[1]
+    host.close()
+
+
+class Cable:
+    """The other hosts, as far as proxies need them: what is sent arrives when the test says so."""
+
+    def __init__(self, index: int, host: Host) -> None:
+        self.index, self._host = index, host
+        self.all = [type("Host", (), {"ranks": (rank,)}) for rank in (0, 1)]
+
+    def host_of(self, rank: int) -> int:
+        return rank
+
+    def send(self, host: int, header: dict[str, Any], data: bytes = b"") -> None:
+        self._host.sent.append((host, header, data))
+
+
+def test_two_hosts_agree_through_the_first() -> None:
+    hosts = [Host({rank: os.getsid(0)}, lambda host, rank=rank: Cable(rank, host)) for rank in (0, 1)]
+    proxies = [Proxy(0, 2), Proxy(1, 2)]
+
+    def exchange() -> None:
+        while any(host.sent for host in hosts):
+            for index, host in enumerate(hosts):
+                sent, host.sent = host.sent, []
+                for to, header, data in sent:
+                    hosts[to].proxies.hear_host(Arrived(index, header, data))
+            for host, proxy in zip(hosts, proxies, strict=True):
+                if host.clients[proxy.rank].fileno() >= 0:
+                    play(host, [proxy])
+
+    for host, proxy in zip(hosts, proxies, strict=True):
+        host.clients[proxy.rank] = host.connect(encode(proxy.hello()))
+    hosts[1].clients[1].send(encode(proxies[1].alarm()))
+    hosts[1].listen()
+    exchange()
+    assert [(proxy.state, proxy.held, proxy.server) for proxy in proxies] == [(7, False, 1)] * 2
+    assert "recovered" in hosts[0].events()
+    assert hosts[1].proxies.next_look is None
+    # Without the first nobody agrees any more.
+    hosts[1].proxies.lose_host(0)
+    play(hosts[1], proxies[1:])
+    assert "the host that would lead it is lost" in proxies[1].given_up
+    # One that hangs up is missed when it is needed.
+    hosts[1].clients[1].close()
+    hosts[1].listen()
+    assert hosts[1].sent == [(0, {"proxy": 1, "gone": "its device proxy has hung up"}, b"")]
+    exchange()
+    hosts[0].clients[0].send(encode(proxies[0].alarm()))
+    hosts[0].listen()
+    play(hosts[0], proxies[:1])
+    assert "rank 1 is gone: its device proxy has hung up" in proxies[0].given_up
+    for host in hosts:
+        host.close()

@@ -1,0 +1,242 @@
+"""Recoveries as the agent leads them, with proxies that answer as they should, in whatever order."""
+
+from collections import deque
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transparent_proxies import PAIR, WORLD, Proxy
+
+from jitckpt.transparent.agreement import Agreement, replay
+from jitckpt.transparent.messages import FromProxy, GiveUp, Making, Replay, Restart, Stop, ToProxy
+from jitckpt.transparent.orders import Abort
+
+DEADLINE = 60.0
+First = Callable[[list[int]], int]
+
+
+class Job:
+    """Proxies and their agent, with a queue of messages each way for each rank."""
+
+    def __init__(self, *proxies: Proxy) -> None:
+        self.proxies = {proxy.rank: proxy for proxy in proxies}
+        self.now = 0.0
+        self.to: dict[int, deque[ToProxy]] = {rank: deque() for rank in self.proxies}
+        self.said: dict[int, deque[FromProxy]] = {rank: deque() for rank in self.proxies}
+        self.events: list[tuple[str, dict[str, object]]] = []
+        self.deaf: set[int] = set()
+        self.agreement = Agreement(
+            [*self.proxies],
+            DEADLINE,
+            lambda rank, order: self.to[rank].append(order),
+            lambda event, **details: self.events.append((event, details)),
+        )
+        for rank, proxy in self.proxies.items():
+            self.agreement.hear(rank, proxy.hello(), self.now)
+
+    def alarm(self, rank: int, call: int = 0, error: str = "its server was ended by Killed") -> None:
+        self.said[rank].append(self.proxies[rank].alarm(call, error))
+
+    def pending(self) -> list[int]:
+        """Return numbers: a rank's for an order on its way, ~rank for an answer."""
+        orders = [rank for rank, queue in self.to.items() if queue and rank not in self.deaf]
+        return [*orders, *(~rank for rank, queue in self.said.items() if queue)]
+
+    def step(self, way: int) -> None:
+        self.now += 1
+        if way < 0:
+            self.agreement.hear(~way, self.said[~way].popleft(), self.now)
+        else:
+            answer = self.proxies[way].hear(self.to[way].popleft())
+            if answer is not None:
+                self.said[way].append(answer)
+
+    def run(self, choose: First = lambda ways: ways[0], most: int = 10_000) -> int:
+        """Deliver messages until none is left, or so many; return how many."""
+        for number in range(most):
+            ways = self.pending()
+            if not ways:
+                return number
+            self.step(choose(ways))
+        return most
+
+    def named(self, event: str) -> list[dict[str, object]]:
+        return [details for name, details in self.events if name == event]
+
+    def goes_on(self, state: int) -> None:
+        """See that all ranks have come from one state, with servers of their own and the same ids."""
+        for proxy in self.proxies.values():
+            assert not proxy.held
+            assert not proxy.given_up
+            assert (proxy.state, proxy.recovery) == (state, self.proxies[0].recovery)
+        last = [one for proxy in self.proxies.values() for one in proxy.orders if isinstance(one, Replay)]
+        newest = [one for one in last if one.recovery == self.proxies[0].recovery]
+        assert len(newest) == len(self.proxies)
+        assert len({one.ids for one in newest}) == 1
+        assert self.named("recovered")[-1]["state"] == state
+
+
+def job(size: int = 2) -> Job:
+    return Job(*(Proxy(rank, size) for rank in range(size)))
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_all_ranks_go_back_to_the_newest_state_that_all_have(size: int) -> None:
+    now = Job(*(Proxy(rank, size, kept=(5, 6) if rank == 1 else (6, 7)) for rank in range(size)))
+    now.run()
+    assert not any(proxy.orders for proxy in now.proxies.values())
+    now.alarm(size - 1)
+    now.run()
+    now.goes_on(state=7 if size == 1 else 6)
+    kinds = [type(order) for order in now.proxies[0].orders]
+    assert kinds == [Stop, Restart, Replay]
+    assert [name for name, _ in now.events] == [
+        "device_alarm",
+        "recovery_begun",
+        *["rank_stopped"] * size,
+        "recovery_planned",
+        *["server_restarted"] * size,
+        *["calls_made_again"] * size,
+        "recovered",
+    ]
+    assert now.named("calls_made_again")[0]["replay"] == pytest.approx(3e-6)
+
+
+def test_communicators_are_made_where_they_lived_splits_after_their_parents() -> None:
+    both, third = (Making("", 0, WORLD), Making(WORLD, 1, PAIR)), (Making("", 0, WORLD), Making(WORLD, 1, ""))
+    now = job(3)
+    now.alarm(0)
+    now.run()
+    assert [proxy.orders[2].making for proxy in now.proxies.values()] == [both, both, third]  # type: ignore[union-attr]
+    # The pair was made after state 6: the log makes it.
+    older = Job(Proxy(0, 2), Proxy(1, 2, kept=(5, 6)))
+    older.alarm(0)
+    older.run()
+    assert older.proxies[0].orders[2].making == both[:1]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_another_failure_at_every_moment_of_a_recovery(size: int) -> None:
+    undisturbed = job(size)
+    undisturbed.alarm(0)
+    moments = undisturbed.run()
+    for moment in range(moments + 1):
+        for second in range(size):
+            now = job(size)
+            now.alarm(0)
+            now.run(most=moment)
+            now.alarm(second)
+            now.run()
+            now.goes_on(state=7)
+
+
+@given(st.data())
+def test_failures_at_any_time_with_messages_in_any_order(data: st.DataObject) -> None:
+    now = job(data.draw(st.integers(1, 4)))
+    for _ in range(data.draw(st.integers(1, 5))):
+        now.alarm(data.draw(st.sampled_from([*now.proxies])))
+        now.run(lambda ways: data.draw(st.sampled_from(ways)), most=data.draw(st.integers(0, 12)))
+    now.run(lambda ways: data.draw(st.sampled_from(ways)))
+    now.goes_on(state=7)
+
+
+def test_the_programs_own_error_is_given_to_it_the_second_time() -> None:
+    now = job()
+    now.proxies[1].failing = (40, "CUDA error 710: device-side assert triggered")
+    now.alarm(1, *now.proxies[1].failing)
+    now.run()
+    now.goes_on(state=7)
+    assert [proxy.got_error for proxy in now.proxies.values()] == [False, True]
+    assert len(now.named("recovery_begun")) == 2
+
+
+def test_failures_without_end_are_given_up() -> None:
+    now = job()
+    for _ in range(10):
+        now.alarm(1)
+        now.run()
+        now.goes_on(state=7)
+    now.alarm(1)
+    now.run()
+    for proxy in now.proxies.values():
+        assert "10 recoveries in a row to the state after step 7 have failed" in proxy.given_up
+        assert not proxy.held
+    assert len(now.named("recovery_given_up")) == 1
+
+
+def test_an_order_that_is_not_carried_out_in_time_begins_another_recovery() -> None:
+    now = job()
+    now.alarm(0)
+    while not now.named("recovery_planned"):
+        now.run(most=1)
+    assert [type(orders[0]) for orders in now.to.values()] == [Restart, Restart]
+    now.deaf = {1}
+    now.run()
+    assert now.agreement.next_look is not None
+    now.agreement.look(now.agreement.next_look - 0.01)
+    assert not now.named("deadline")
+    now.now = now.agreement.next_look
+    now.agreement.look(now.now)
+    assert now.named("deadline") == [{"rank": 1, "order": "restart", "seconds": DEADLINE}]
+    now.deaf = set()
+    now.run()
+    now.goes_on(state=7)
+    assert now.proxies[0].recovery == (0, 2)
+    assert now.agreement.next_look is None
+
+
+def test_a_rank_that_does_not_come_to_rest_ends_it() -> None:
+    now = job()
+    now.deaf = {1}
+    now.alarm(0)
+    now.run()
+    now.agreement.look(now.now + DEADLINE)
+    now.run()
+    assert "rank 1 is gone: it has not come to rest within 60 s" in now.proxies[0].given_up
+    assert isinstance(now.to[1][-1], GiveUp)  # it hears of it, should it ever listen
+    assert now.agreement.next_look is None
+
+
+def test_a_worker_that_has_died_ends_it_one_that_has_ended_only_when_it_is_missed() -> None:
+    now = job()
+    now.agreement.leave(1, "its worker process ended with exit status 0", 0.0)
+    now.run()
+    assert not now.events
+    now.alarm(0)
+    now.run()
+    assert "rank 1 is gone: its worker process ended with exit status 0" in now.proxies[0].given_up
+    dead = job()
+    dead.agreement.lose(1, "its worker process was killed by SIGKILL", 0.0)
+    dead.run()
+    assert "rank 1 is gone: its worker process was killed by SIGKILL" in dead.proxies[0].given_up
+    dead.alarm(0)
+    dead.run()
+    assert len(dead.named("recovery_given_up")) == 1
+
+
+def test_who_has_nothing_to_go_back_to_ends_it() -> None:
+    now = Job(Proxy(0, 2, kept=()), Proxy(1, 2, kept=()))
+    now.alarm(0, 3, "CUDA error 700")
+    now.run()
+    assert "(rank 0: CUDA error 700): no rank has a whole state" in now.proxies[1].given_up
+    early = Job(Proxy(0, 2))
+    told: dict[int, ToProxy] = {}
+    late = Agreement([0, 1], DEADLINE, told.__setitem__, lambda event, **details: None)
+    late.hear(0, early.proxies[0].hello(), 0.0)
+    late.hear(0, early.proxies[0].alarm(), 0.0)
+    assert isinstance(told[0], GiveUp)
+    assert "rank 1 is gone: it has not used its device yet" in told[0].reason
+
+
+def test_an_id_that_nobody_renews_ends_it() -> None:
+    now = job()
+    now.proxies[0].issues = ()
+    now.alarm(0)
+    now.run()
+    assert f"no rank can renew the id of the communicator {WORLD}" in now.proxies[1].given_up
+
+
+def test_an_order_that_the_proxy_does_not_know_is_refused() -> None:
+    with pytest.raises(ValueError, match="can't carry out Abort"):
+        replay(0, (0, 1), [Abort()], ())

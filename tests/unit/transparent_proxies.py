@@ -1,0 +1,94 @@
+"""A device proxy's client as the agent sees it: it answers every order as docs/transparent.md says."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from jitckpt.transparent.communicators import FOREVER, Place
+from jitckpt.transparent.coordination import Number
+from jitckpt.transparent.messages import (
+    Alarm,
+    Done,
+    FromProxy,
+    GiveUp,
+    Hello,
+    Id,
+    Ids,
+    Replay,
+    Restart,
+    Stop,
+    Stopped,
+    ToProxy,
+)
+
+WORLD = "11" * 16
+PAIR = "22" * 16
+
+
+@dataclass
+class Proxy:
+    """One rank of `size`. state: what its device holds; None: nothing yet. kept: the states of its images.
+
+    failing: the call that fails whenever it is made, with its error. orders: all that it has carried out.
+    """
+
+    rank: int
+    size: int
+    kept: tuple[int, ...] = (6, 7)
+    state: int | None = 7
+    held: bool = False
+    failing: tuple[int, str] | None = None
+    got_error: bool = False
+    given_up: str = ""
+    recovery: Number = (0, 0)
+    server: int = 0
+    issues: Sequence[str] = (WORLD,)
+    failed: tuple[int, str] = (0, "")
+    orders: list[ToProxy] = field(default_factory=list)
+
+    def hello(self) -> Hello:
+        return Hello(self.recovery, 100 + self.rank, self.rank, "cafe")
+
+    def alarm(self, call: int = 0, error: str = "its server was ended by Killed") -> Alarm:
+        self.held, self.failed = True, (call, error)
+        return Alarm(self.recovery, call, error)
+
+    def places(self) -> tuple[Place, ...]:
+        pair = [Place(PAIR, WORLD, 1, self.rank, 2, since=7)] if self.rank < 2 <= self.size else []
+        return (Place(WORLD, "", 0, self.rank, self.size, 0, FOREVER), *pair)
+
+    def hear(self, order: ToProxy) -> FromProxy | None:
+        """Carry out an order; return the answer."""
+        if order.recovery < self.recovery or self.given_up:
+            return None
+        assert order.recovery == self.recovery or isinstance(order, Stop | GiveUp)
+        self.recovery = order.recovery
+        self.orders.append(order)
+        match order:
+            case Stop():
+                self.held = True
+                first, last = (self.kept[0], self.kept[-1]) if self.kept else (1, 0)
+                failed, self.failed = self.failed, (0, "")
+                return Stopped(self.recovery, first, last, 90, *failed, self.places())
+            case Restart():
+                assert self.held, "the host was not stopped"
+                self.server, self.state = self.server + 1, None
+                issued = () if self.rank else self.issues
+                return Ids(self.recovery, tuple(map(self.new_id, issued)), 5, 6)
+            case Replay(_, state, deliver_error, ids, making):
+                assert self.state is None, "the server is not new"
+                assert {one.key for one in making if not one.parent} <= {one.key for one in ids}
+                assert state in self.kept, "there is no image of it"
+                if self.failing is not None and not deliver_error:
+                    return self.alarm(*self.failing)
+                self.got_error, self.failing = bool(deliver_error), None
+                self.state, self.held = state, False
+                return Done(self.recovery, 1, 2, 3)
+            case GiveUp(_, reason):
+                self.given_up, self.held = reason, False
+        return None
+
+    def new_id(self, key: str) -> Id:
+        """Return an id that no other recovery makes."""
+        text = f"{key} {self.recovery}".encode()
+        return Id(key, hashlib.sha512(text).digest().ljust(128, b"\0"))
