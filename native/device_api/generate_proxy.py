@@ -24,7 +24,12 @@ from generate import (
 )
 
 # The name of a virtual handle's type, and of the server's table for it.
-HANDLES = {"cudaStream_t": "streams", "cudaEvent_t": "events", "ncclComm_t": "communicators"}
+HANDLES = {
+    "cudaStream_t": "streams",
+    "cudaEvent_t": "events",
+    "ncclComm_t": "communicators",
+    "ncclRedOp_t": "reductions",
+}
 CARRIED = ("tells", "asks", "waits")
 RESULTS = {"cudaError_t": "cudaErrorNotSupported", "ncclResult_t": "ncclInvalidUsage"}
 

@@ -12,12 +12,15 @@ namespace jitckpt::proxy::wire {
 // How the server is asked to start: the numbers of the files that it inherits.
 constexpr int socket_file = 3, log_file = 4, pinned_file = 5;
 
-// The server's first words over the socket.
+// The server's first words over the socket. Then the client asks for ids, as many as it says, and is sent
+// them one by one; `begin` makes the server read the log.
 struct Greeting {
   uint64_t table_hash;
   int32_t ready;  // 0: `text` says why not
   char text[500];
 };
+
+constexpr uint32_t begin = ~uint32_t{0};
 
 // Followed by attribute_count cudaLaunchAttribute, then parameter_bytes of parameters.
 struct launch {
@@ -100,15 +103,10 @@ struct split_communicator {
   Configuration configuration;
 };
 struct make_reduction {
-  uint64_t communicator, device_scalar;
+  uint64_t communicator, reduction, device_scalar;
   unsigned char host_scalar[8];
   ncclDataType_t type;
   ncclScalarResidence_t residence;
-  int32_t known;         // whether the answer is known already, as that of `allocate` is
-  ncclRedOp_t expected;  // if so
-};
-struct make_reduction_answer {
-  ncclRedOp_t reduction;
 };
 
 struct pci_bus_id {

@@ -1,5 +1,6 @@
 """Transparent mode in a worker, where the device proxy can't keep a minibatch."""
 
+import ctypes
 from types import SimpleNamespace
 
 import pytest
@@ -11,13 +12,18 @@ from jitckpt.transparent_mode import MinibatchKeeper
 
 def test_what_the_proxy_cant_keep_switches_it_off_once(capsys: pytest.CaptureFixture[str]) -> None:
     answers = [0, 801]
+    states: list[int] = []
     cleared: list[bool] = []
+
+    def keep(state: ctypes.c_uint64) -> int:
+        states.append(state.value)
+        return answers.pop(0)
 
     def text(error: int) -> bytes:
         return f"error {error}, as a test".encode()
 
     process = SimpleNamespace(
-        jitckpt_proxy_keep=lambda: answers.pop(0),
+        jitckpt_proxy_keep=keep,
         cudaGetErrorString=text,
         cudaGetLastError=lambda: cleared.append(True),
     )
@@ -25,7 +31,7 @@ def test_what_the_proxy_cant_keep_switches_it_off_once(capsys: pytest.CaptureFix
     for step in (1, 2, 3):
         keeper.step_begins(step, {})
         keeper.step_ended(step, {})
-    assert answers == []
+    assert (answers, states) == ([], [1, 2])
     assert cleared == [True]
     assert capsys.readouterr().err == (
         "jitckpt: transparent mode is switched off after step 2: error 801, as a test. The training goes on, "

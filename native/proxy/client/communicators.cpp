@@ -1,5 +1,6 @@
 // NCCL's calls that need thought: groups, and what makes communicators.
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <iterator>
 
@@ -109,17 +110,18 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t* ma
 ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* made, void* scalar, ncclDataType_t type,
                                       ncclScalarResidence_t residence, ncclComm_t communicator) {
   if (!made || !scalar) return no_place<ncclResult_t>();
-  wire::make_reduction arguments{number_of(communicator), 0, {}, type, residence, 0, ncclSum};
+  static std::atomic<int> newest{1 << 30};  // far from NCCL's own, and from the numbers of kernels
+  const int reduction = ++newest;
+  wire::make_reduction arguments{
+      number_of(communicator), static_cast<uint64_t>(reduction), 0, {}, type, residence};
   if (residence == ncclScalarDevice) {
     arguments.device_scalar = reinterpret_cast<uint64_t>(scalar);
   } else {
     std::memcpy(arguments.host_scalar, scalar, scalar_bytes(type));
   }
-  wire::make_reduction_answer answer;
-  const auto result = ask<ncclResult_t>(Call::make_reduction, arguments, answer);
+  const auto result = ask<ncclResult_t>(Call::make_reduction, arguments);
   if (result != ncclSuccess) return result;
-  arguments.known = 1;
-  arguments.expected = *made = answer.reduction;
-  amend_newest(bytes_of(arguments));
+  note_object(arguments.reduction, Call::make_reduction, bytes_of(arguments));
+  *made = static_cast<ncclRedOp_t>(reduction);
   return result;
 }

@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <exception>
 
+#include "thread.h"
+
 namespace jitckpt::proxy::client {
 namespace {
 
@@ -71,6 +73,7 @@ Connection::Connection(const Settings& settings)
   control.start = {0, 0, 1};
   control.pinned_address = reinterpret_cast<uint64_t>(pinned_.begin());
   server_ = std::make_unique<ServerProcess>(log_file_.descriptor(), pinned_.file().descriptor());
+  server_->begin();
 }
 
 bool Connection::usable() { return state == State::fresh || state == State::running; }
@@ -121,7 +124,7 @@ pid_t Connection::server_of_process() {
 
 void Connection::release_pinned(void* pointer) {
   if (writer_.keeps()) {
-    freed_pinned_.add(pointer);
+    freed_pinned_.add(pointer, this_thread().newest.sequence);
   } else {
     pinned_.release(pointer);
   }

@@ -1,11 +1,11 @@
 // The process's one server, and the memory that is shared with it.
 #pragma once
 #include <atomic>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "errors.h"
@@ -35,7 +35,9 @@ class Connection {
   static pid_t server_of_process();
 
   // See jitckpt_proxy.h.
-  cudaError_t keep();
+  cudaError_t keep(uint64_t state);
+  // Number of the first record that the server reads, or has read, of those that threads have written.
+  uint64_t replayed_from() const { return replayed_from_; }
   // Gives pinned memory back, as soon as no call will be made again that used it.
   void release_pinned(void* pointer);
 
@@ -48,29 +50,40 @@ class Connection {
   explicit Connection(const Settings& settings);
 
  private:
-  // The device's memory as it was when the minibatch began.
-  struct Image {
+  // The device's memory as it was when a minibatch began.
+  struct Copy {
     Allocation allocation;
     void* copy;  // pinned
+  };
+  using Copies = std::map<uint64_t, Copy>;  // by address
+  struct Image {
+    uint64_t state;
+    Position start;  // of the log that leads on from it
+    Copies copies;
   };
   // Pinned memory that the program has freed.
   class Freed {
    public:
-    void add(void* pointer) {
+    void add(void* pointer, uint64_t freed) {
       std::lock_guard lock(mutex_);
-      all_.push_back(pointer);
+      all_.push_back({pointer, freed});
     }
-    std::vector<void*> take() {
-      std::lock_guard lock(mutex_);
-      return std::exchange(all_, {});
-    }
+    // What was freed before the record of this number.
+    std::vector<void*> take(uint64_t before);
 
    private:
+    struct Piece {
+      void* pointer;
+      uint64_t freed;
+    };
     std::mutex mutex_;
-    std::vector<void*> all_;
+    std::vector<Piece> all_;
   };
 
+  void forget_images(std::size_t remaining);
+  cudaError_t copy_memory();
   bool recover();
+  bool replay(const Image& image);
 
   Settings settings_;
   SharedFile log_file_;
@@ -79,8 +92,10 @@ class Connection {
   PinnedMemory pinned_;
   LogWriter writer_;
   Objects objects_;
-  std::map<uint64_t, Image> images_;  // by address
-  int recoveries_ = 0;                // of the minibatch
+  std::deque<Image> images_;  // the older one first
+  Copies next_copies_;        // of the image that is being made
+  int recoveries_ = 0;        // of the minibatch
+  std::atomic<uint64_t> replayed_from_{0};
   std::unique_ptr<ServerProcess> server_;
   std::mutex mutex_;
   std::atomic<bool> dead_{false};

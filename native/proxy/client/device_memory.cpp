@@ -9,12 +9,11 @@ cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   if (!pointer) return no_place<cudaError_t>();
   wire::allocate arguments{0, bytes};
   wire::allocate_answer answer;
-  const auto result = ask<cudaError_t>(Call::allocate, arguments, answer);
+  const auto result = ask<cudaError_t>(Call::allocate, arguments, answer, {}, Question::allocates);
   if (result != cudaSuccess) return result;
   *pointer = reinterpret_cast<void*>(answer.address);
   if (bytes == 0) return cudaSuccess;
   arguments.address = answer.address;
-  amend_newest(bytes_of(arguments));
   note_object(answer.address, Call::allocate, bytes_of(arguments));
   return cudaSuccess;
 }

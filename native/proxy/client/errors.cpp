@@ -81,6 +81,7 @@ int32_t refuse_by_name(Library library, const char* function) {
 
 }  // namespace jitckpt::proxy::client
 
+using namespace jitckpt::proxy;
 using namespace jitckpt::proxy::client;
 
 cudaError_t cudaGetLastError() {

@@ -3,12 +3,10 @@
 #include <cstdint>
 #include <string_view>
 
+#include "failures.h"
 #include "wire.h"
 
 namespace jitckpt::proxy::client {
-
-// In the order of Control::errors.
-enum class Library : uint8_t { cudart, nccl };
 
 template <class Result>
 constexpr Library library_of = Library::cudart;

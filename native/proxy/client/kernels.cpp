@@ -130,6 +130,7 @@ uint64_t kernel_number(const void* stub_or_kernel) {
 
 }  // namespace jitckpt::proxy::client
 
+using namespace jitckpt::proxy;
 using namespace jitckpt::proxy::client;
 
 // Registration costs next to nothing: torch registers 21,504 kernels when it is imported, and uses few.

@@ -15,32 +15,45 @@ Arguments read(const std::vector<std::byte>& content) {
   return arguments;
 }
 
+Objects::Kind kind_of(Call call) {
+  switch (call) {
+    case Call::init_communicator:
+    case Call::split_communicator:
+      return Objects::Kind::communicators;
+    case Call::make_reduction:
+      return Objects::Kind::of_communicators;
+    default:
+      return Objects::Kind::plain;
+  }
+}
+
 }  // namespace
 
 void Objects::add(uint64_t key, uint64_t born, Call call, int32_t device, std::vector<std::byte> content) {
   std::lock_guard lock(mutex_);
-  current_[key] = objects_.insert(objects_.end(), {key, born, call, false, device, std::move(content)});
+  current_[key] = objects_.insert(objects_.end(), {key, born, 0, call, device, std::move(content)});
 }
 
-void Objects::end(uint64_t key, bool keeps) {
+void Objects::end(uint64_t key, uint64_t ended, bool keeps) {
   std::lock_guard lock(mutex_);
   const auto object = current_.find(key);
   if (object == current_.end()) return;
-  object->second->ended = true;
+  object->second->ended = ended;
   if (!keeps) objects_.erase(object->second);
   current_.erase(object);
 }
 
-void Objects::forget_ended() {
+void Objects::forget_ended(uint64_t before) {
   std::lock_guard lock(mutex_);
-  objects_.remove_if([](const Object& object) { return object.ended; });
+  objects_.remove_if([before](const Object& object) { return object.ended != 0 && object.ended < before; });
 }
 
-std::vector<LogWriter::Apart> Objects::creations(uint64_t before) {
+std::vector<LogWriter::Apart> Objects::creations(uint64_t before, Kind kind) {
   std::lock_guard lock(mutex_);
   std::vector<LogWriter::Apart> calls;
   for (const Object& object : objects_) {
-    if (object.born < before)
+    const bool lived = object.born < before && (object.ended == 0 || object.ended >= before);
+    if (lived && kind_of(object.call) == kind)
       calls.push_back({static_cast<uint16_t>(object.call), object.device, object.content});
   }
   return calls;
@@ -50,7 +63,7 @@ std::vector<Allocation> Objects::allocations() {
   std::lock_guard lock(mutex_);
   std::vector<Allocation> all;
   for (const Object& object : objects_) {
-    if (object.call != Call::allocate || object.ended) continue;
+    if (object.call != Call::allocate || object.ended != 0) continue;
     all.push_back({object.key, read<wire::allocate>(object.content).bytes, object.device});
   }
   return all;
@@ -80,7 +93,7 @@ void note_object(uint64_t key, Call call, Bytes arguments, Bytes more) {
 void note_end(uint64_t key) {
   int32_t result = 0;
   Connection* const connection = Connection::get(Library::cudart, result);
-  if (connection) connection->objects().end(key, connection->writer().keeps());
+  if (connection) connection->objects().end(key, this_thread().newest.sequence, connection->writer().keeps());
 }
 
 }  // namespace jitckpt::proxy::client

@@ -20,12 +20,15 @@ class Objects {
  public:
   // born: the number of the record that made it; the content is that record's.
   void add(uint64_t key, uint64_t born, Call call, int32_t device, std::vector<std::byte> content);
-  // keeps: it will be needed to make the calls of before its end again.
-  void end(uint64_t key, bool keeps);
-  void forget_ended();
+  // ended: the number of the record that ended it. keeps: calls of before that may be made again.
+  void end(uint64_t key, uint64_t ended, bool keeps);
+  // What had ended before the record of this number.
+  void forget_ended(uint64_t before);
 
-  // The calls that make, in the order of old, what there was before the record of this number.
-  std::vector<LogWriter::Apart> creations(uint64_t before);
+  // The calls that make, in the order of old, what there was before the record of this number: of
+  // communicators, of what belongs to communicators, or all else.
+  enum class Kind : uint8_t { plain, communicators, of_communicators };
+  std::vector<LogWriter::Apart> creations(uint64_t before, Kind kind);
   // The device's memory that is not ended.
   std::vector<Allocation> allocations();
   // Why they can't be made again: the end of a sentence; empty if they can.
@@ -33,9 +36,8 @@ class Objects {
 
  private:
   struct Object {
-    uint64_t key, born;
+    uint64_t key, born, ended;  // numbers of records; ended 0: it lives
     Call call;
-    bool ended;
     int32_t device;
     std::vector<std::byte> content;
   };

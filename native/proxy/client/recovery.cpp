@@ -1,10 +1,13 @@
 // A server that has died is replaced: the new one makes what there was at the beginning of the minibatch,
 // gets the memory of then, and reads the log from there.
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <exception>
 #include <set>
+#include <utility>
 
+#include "answer.h"
 #include "connection.h"
 #include "jitckpt_proxy.h"
 #include "proxy_by_hand.h"
@@ -46,65 +49,121 @@ cudaError_t synchronize(const std::vector<Allocation>& allocations) {
 
 }  // namespace
 
-cudaError_t Connection::keep() {
-  writer_.keep_nothing();  // the images are overwritten
-  recoveries_ = 0;
-  objects_.forget_ended();
-  for (void* const freed : freed_pinned_.take()) pinned_.release(freed);
-  if (const std::string obstacle = objects_.obstacle(); !obstacle.empty()) {
-    return cudaError_t(fail(Library::cudart, cudaErrorNotSupported,
-                            "the device proxy can't bring this process's device back: " + obstacle));
+std::vector<void*> Connection::Freed::take(uint64_t before) {
+  std::lock_guard lock(mutex_);
+  const auto later = std::stable_partition(all_.begin(), all_.end(),
+                                           [before](const Piece& piece) { return piece.freed >= before; });
+  std::vector<void*> taken;
+  for (auto piece = later; piece != all_.end(); ++piece) taken.push_back(piece->pointer);
+  all_.erase(later, all_.end());
+  return taken;
+}
+
+// All but the newest ones, whose log is still there, with what only they need. Their memory serves the next.
+void Connection::forget_images(std::size_t remaining) {
+  std::lock_guard lock(mutex_);
+  while (!images_.empty() &&
+         (images_.size() > remaining || !writer_.is_kept(images_.front().start.sequence))) {
+    for (const auto& [address, old] : next_copies_) pinned_.release(old.copy);
+    next_copies_ = std::move(images_.front().copies);
+    images_.pop_front();
   }
+  if (images_.empty())
+    writer_.keep_nothing();
+  else
+    writer_.forget_before(images_.front().start);
+  const uint64_t needed_from = images_.empty() ? ~uint64_t{0} : images_.front().start.sequence;
+  objects_.forget_ended(needed_from);
+  for (void* const freed : freed_pinned_.take(needed_from)) pinned_.release(freed);
+}
+
+// To next_copies_.
+cudaError_t Connection::copy_memory() {
   const std::vector<Allocation> allocations = objects_.allocations();
+  // Before the older image is overwritten: what this rank has waited for, the others have begun, so they have
+  // the image that stays.
   if (const cudaError_t error = synchronize(allocations); error != cudaSuccess) return error;
-  std::map<uint64_t, Image> images;
+  forget_images(1);
+  Copies before = std::move(next_copies_);
+  next_copies_.clear();
+  cudaError_t result = cudaSuccess;
   for (const Allocation& allocation : allocations) {
-    Image image{allocation, nullptr};
-    const auto before = images_.find(allocation.address);
-    if (before != images_.end() && before->second.allocation.bytes == allocation.bytes) {
-      image.copy = before->second.copy;
-      images_.erase(before);
+    Copy copy{allocation, nullptr};
+    const auto old = before.find(allocation.address);
+    if (old != before.end() && old->second.allocation.bytes == allocation.bytes) {
+      copy.copy = old->second.copy;
+      before.erase(old);
     } else {
-      image.copy = pinned_.allocate(allocation.bytes);
+      copy.copy = pinned_.allocate(allocation.bytes);
     }
-    if (!image.copy) {
-      return cudaError_t(fail(Library::cudart, cudaErrorMemoryAllocation,
-                              "no room for copies of the device's memory: raise JITCKPT_PROXY_PINNED_BYTES"));
+    if (!copy.copy) {
+      result =
+          cudaError_t(fail(Library::cudart, cudaErrorMemoryAllocation,
+                           "no room for copies of the device's memory: raise JITCKPT_PROXY_PINNED_BYTES"));
+      break;
     }
-    images.emplace(allocation.address, image);
+    next_copies_.emplace(allocation.address, copy);
     const OnDevice on_device(allocation.device);
-    const wire::copy arguments{reinterpret_cast<uint64_t>(image.copy), allocation.address, allocation.bytes,
-                               0, cudaMemcpyDeviceToHost};
-    if (const auto error = tell<cudaError_t>(Call::copy, arguments); error != cudaSuccess) return error;
+    const wire::copy arguments{reinterpret_cast<uint64_t>(copy.copy), allocation.address, allocation.bytes, 0,
+                               cudaMemcpyDeviceToHost};
+    result = tell<cudaError_t>(Call::copy, arguments);
+    if (result != cudaSuccess) break;
   }
-  for (const auto& [address, old] : images_) pinned_.release(old.copy);
-  images_ = std::move(images);
-  if (const cudaError_t error = synchronize(allocations); error != cudaSuccess) return error;
-  writer_.keep();
-  return cudaSuccess;
+  for (const auto& [address, old] : before) pinned_.release(old.copy);
+  return result == cudaSuccess ? synchronize(allocations) : result;
+}
+
+cudaError_t Connection::keep(uint64_t state) {
+  recoveries_ = 0;
+  const std::string obstacle = objects_.obstacle();
+  const cudaError_t result =
+      obstacle.empty()
+          ? copy_memory()
+          : cudaError_t(fail(Library::cudart, cudaErrorNotSupported,
+                             "the device proxy can't bring this process's device back: " + obstacle));
+  if (result == cudaSuccess) {
+    std::lock_guard lock(mutex_);
+    images_.push_back({state, writer_.keep(), std::exchange(next_copies_, {})});
+  } else {
+    forget_images(0);
+  }
+  return result;
+}
+
+// The server is dead: a new one begins with the image, and makes all calls since. With mutex_ held.
+bool Connection::replay(const Image& image) {
+  const uint64_t from = image.start.sequence;
+  std::vector<LogWriter::Apart> calls = objects_.creations(from, Objects::Kind::plain);
+  std::set<int32_t> devices;
+  for (const auto& [address, copy] : image.copies) {
+    const wire::copy arguments{address, reinterpret_cast<uint64_t>(copy.copy), copy.allocation.bytes, 0,
+                               cudaMemcpyHostToDevice};
+    calls.push_back(apart(Call::copy, copy.allocation.device, arguments));
+    devices.insert(copy.allocation.device);
+  }
+  for (const int32_t device : devices)
+    calls.push_back(apart(Call::cudaDeviceSynchronize, device, wire::cudaDeviceSynchronize{}));
+  for (const auto kind : {Objects::Kind::communicators, Objects::Kind::of_communicators}) {
+    for (LogWriter::Apart& call : objects_.creations(from, kind)) calls.push_back(std::move(call));
+  }
+  const auto start = writer_.write_apart(calls, image.start);
+  if (!start) return false;
+  Control& control = log_.control();
+  control.start = *start;
+  control.reader_sleeps = 0;
+  for (AsynchronousError& error : control.errors) error.origin = 0;
+  replayed_from_ = from;
+  void_answers(log_);
+  server_->begin();
+  return true;
 }
 
 // With mutex_ held.
 bool Connection::recover() {
-  if (!writer_.keeps() || ++recoveries_ > most_recoveries || !objects_.obstacle().empty()) return false;
-  std::vector<LogWriter::Apart> calls = objects_.creations(writer_.first_kept());
-  std::set<int32_t> devices;
-  for (const auto& [address, image] : images_) {
-    const Allocation& allocation = image.allocation;
-    const wire::copy arguments{address, reinterpret_cast<uint64_t>(image.copy), allocation.bytes, 0,
-                               cudaMemcpyHostToDevice};
-    calls.push_back(apart(Call::copy, allocation.device, arguments));
-    devices.insert(allocation.device);
-  }
-  for (const int32_t device : devices)
-    calls.push_back(apart(Call::cudaDeviceSynchronize, device, wire::cudaDeviceSynchronize{}));
-  const auto start = writer_.write_apart(calls);
-  if (!start) return false;
-  Control& control = log_.control();
-  control.start = *start;
-  control.read = 0;
-  control.reader_sleeps = 0;
-  for (AsynchronousError& error : control.errors) error.origin = 0;
+  const auto image = std::find_if(images_.rbegin(), images_.rend(),
+                                  [this](const Image& one) { return writer_.is_kept(one.start.sequence); });
+  if (image == images_.rend() || ++recoveries_ > most_recoveries || !objects_.obstacle().empty())
+    return false;
   try {
     const std::string death = server_->end();
     server_ = std::make_unique<ServerProcess>(log_file_.descriptor(), pinned_.file().descriptor());
@@ -115,17 +174,18 @@ bool Connection::recover() {
     std::fprintf(stderr, "jitckpt: %s\n", error.what());
     return false;
   }
-  return true;
+  return replay(*image);
 }
 
 }  // namespace jitckpt::proxy::client
 
+using namespace jitckpt::proxy;
 using namespace jitckpt::proxy::client;
 
-int jitckpt_proxy_keep(void) {
+int jitckpt_proxy_keep(uint64_t state) {
   int32_t result = 0;
   Connection* const connection = Connection::get(Library::cudart, result);
-  return connection ? connection->keep() : result;
+  return connection ? connection->keep(state) : result;
 }
 
 int jitckpt_proxy_server(void) { return Connection::usable() ? Connection::server_of_process() : 0; }

@@ -59,22 +59,40 @@ int32_t take_asynchronous_error(Connection& connection, const Thread& thread, Li
   return 0;
 }
 
-// The thread's slot, with the answer; null if the server is gone.
-const Slot* answered(Connection& connection, Thread& thread, Call call, Bytes arguments, Bytes more) {
+struct Answer {
+  int32_t result = 0;
+  char text[sizeof Slot::text] = "";
+};
+
+// Gets the answer, with its content; false if the server is gone.
+bool get_answer(Connection& connection, Thread& thread, Question question, Call call, Bytes arguments,
+                Bytes more, Answer& answer, std::span<std::byte> content) {
   Slot& slot = connection.log().slot(thread.slot);
-  // A thread may have taken the slot of one that has ended: the numbers go on, without 0.
-  const uint32_t number = std::max(slot.answered.load(std::memory_order_relaxed) + 1, uint32_t{1});
-  for (;;) {
-    const pid_t server = connection.server();
-    if (!appended(connection, thread, call, number, arguments, more)) return nullptr;
+  const uint32_t number = begin_question(slot);
+  bool there = appended(connection, thread, call, number, arguments, more);
+  const auto go_on = [&] { return slot.waits == Waits::yes && connection.go_on(); };
+  while (there) {
+    if (wait_for_answer(slot, number, connection.spin_time(), go_on)) {
+      answer.result = slot.result;
+      if (answer.result != 0) {
+        std::memcpy(answer.text, slot.text, sizeof answer.text);
+        answer.text[sizeof answer.text - 1] = '\0';
+      } else if (!content.empty()) {
+        std::memcpy(content.data(), slot.content, content.size());
+        if (question == Question::allocates) connection.writer().amend(thread.newest, content);
+      }
+      if (end_question(slot)) return true;
+    } else if (!connection.go_on()) {
+      break;
+    } else {
+      slot.waits = Waits::yes;
+    }
     // A new server answers what it reads again; what it does not read is asked once more.
-    const auto go_on = [&] {
-      return connection.go_on() &&
-             (connection.server() == server || connection.writer().is_kept(thread.newest.sequence));
-    };
-    if (wait_for_answer(slot, number, connection.spin_time(), go_on)) return &slot;
-    if (!connection.go_on()) return nullptr;
+    if (thread.newest.sequence < connection.replayed_from())
+      there = appended(connection, thread, call, number, arguments, more);
   }
+  slot.waits = Waits::no;
+  return false;
 }
 
 bool may_block(Call call) {
@@ -130,19 +148,13 @@ int32_t ask_bytes(Library library, Question question, Call call, Bytes arguments
   if (!connection) return result;
   Thread& thread = this_thread();
   if (!has_slot(*connection, thread)) return too_many_threads(library);
-  const Slot* const slot = answered(*connection, thread, call, arguments, more);
-  if (!slot) return connection->fail_for_good(library);
-  if (question == Question::asks)
+  Answer given;
+  if (!get_answer(*connection, thread, question, call, arguments, more, given, answer))
+    return connection->fail_for_good(library);
+  if (question != Question::looks)
     result = take_asynchronous_error(*connection, thread, library, may_block(call));
   if (result != 0) return result;
-  if (slot->result != 0) {
-    char text[sizeof slot->text];
-    std::memcpy(text, slot->text, sizeof text);
-    text[sizeof text - 1] = '\0';
-    return fail(library, slot->result, text);
-  }
-  if (!answer.empty()) std::memcpy(answer.data(), slot->content, answer.size());
-  return 0;
+  return given.result == 0 ? 0 : fail(library, given.result, given.text);
 }
 
 bool ask_bytes_quietly(Call call, Bytes arguments, std::span<std::byte> answer) {
@@ -150,16 +162,9 @@ bool ask_bytes_quietly(Call call, Bytes arguments, std::span<std::byte> answer) 
   Connection* const connection = Connection::usable() ? Connection::get(Library::cudart, result) : nullptr;
   Thread& thread = this_thread();
   if (!connection || !has_slot(*connection, thread)) return false;
-  const Slot* const slot = answered(*connection, thread, call, arguments, {});
-  if (!slot || slot->result != 0) return false;
-  std::memcpy(answer.data(), slot->content, answer.size());
-  return true;
-}
-
-void amend_newest(Bytes arguments) {
-  int32_t result = 0;
-  if (Connection* const connection = Connection::get(Library::cudart, result))
-    connection->writer().amend(this_thread().newest, arguments);
+  Answer given;
+  return get_answer(*connection, thread, Question::looks, call, arguments, {}, given, answer) &&
+         given.result == 0;
 }
 
 const std::byte* staging_memory() {

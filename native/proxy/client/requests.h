@@ -19,19 +19,21 @@ Bytes bytes_of(const T& value) {
 uint64_t new_handle();
 template <class Handle>
 uint64_t number_of(Handle handle) {
-  return reinterpret_cast<uint64_t>(handle);
+  if constexpr (std::is_enum_v<Handle>)
+    return static_cast<uint64_t>(handle);
+  else
+    return reinterpret_cast<uint64_t>(handle);
 }
 
 // The two ways for content of any kind; `more` follows the arguments. A result that is not 0 is noted as the
 // thread's failure. It may be that of an earlier call that nobody waited for, unless the call only looks.
-enum class Question : uint8_t { asks, looks };
+// allocates: the answer is put into the beginning of the record, so that the call gives the same when it is
+// made again.
+enum class Question : uint8_t { asks, looks, allocates };
 int32_t tell_bytes(Library library, Call call, Bytes arguments, Bytes more);
 int32_t ask_bytes(Library library, Question question, Call call, Bytes arguments, Bytes more,
                   std::span<std::byte> answer);
 int32_t tell_collective_bytes(Call call, Bytes arguments);
-
-// Overwrites the arguments of the thread's newest call in its record, if that may be read again.
-void amend_newest(Bytes arguments);
 
 // Where an answer to copy_to_host lies.
 const std::byte* staging_memory();
@@ -56,8 +58,9 @@ Result ask(Call call, const Arguments& arguments, Bytes more = {}) {
 
 template <class Result, class Arguments, class Answer>
   requires(!std::is_convertible_v<Answer, Bytes>)
-Result ask(Call call, const Arguments& arguments, Answer& answer, Bytes more = {}) {
-  return Result(ask_bytes(library_of<Result>, Question::asks, call, bytes_of(arguments), more,
+Result ask(Call call, const Arguments& arguments, Answer& answer, Bytes more = {},
+           Question question = Question::asks) {
+  return Result(ask_bytes(library_of<Result>, question, call, bytes_of(arguments), more,
                           std::as_writable_bytes(std::span(&answer, 1))));
 }
 

@@ -143,6 +143,23 @@ void ServerProcess::wait_until_ready() {
   if (!greeting.ready) throw std::runtime_error(greeting.text);
 }
 
+std::vector<ncclUniqueId> ServerProcess::make_ids(std::size_t count) {
+  std::vector<ncclUniqueId> ids(count);
+  if (count > 0) say(static_cast<uint32_t>(count));
+  for (ncclUniqueId& id : ids) {
+    if (recv(socket_, &id, sizeof id, MSG_TRUNC) != sizeof id)
+      throw std::runtime_error("The device proxy's server " + end() + " before it had made ids for NCCL.");
+  }
+  return ids;
+}
+
+void ServerProcess::begin() { say(wire::begin); }
+
+// If the server is dead, whoever waits for it finds that out.
+void ServerProcess::say(uint32_t word) { send(socket_, &word, sizeof word, MSG_NOSIGNAL); }
+
+void ServerProcess::kill() { ::kill(process_, SIGKILL); }
+
 ServerProcess::~ServerProcess() { stop(); }
 
 void ServerProcess::stop() {
@@ -152,7 +169,7 @@ void ServerProcess::stop() {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
   while (alive() && std::chrono::steady_clock::now() < deadline)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  if (alive()) kill(process_, SIGKILL);
+  if (alive()) kill();
   exit_status();
   if (process_file_ >= 0) close(process_file_);
   process_ = -1;

@@ -1,23 +1,31 @@
 // The server as a process: started by the client, ended with it.
 #pragma once
+#include <nccl.h>
 #include <sys/types.h>
 
 #include <string>
+#include <vector>
 
 namespace jitckpt::proxy::client {
 
 class ServerProcess {
  public:
-  // Starts the server with these files, and waits until it says that it is ready. Throws std::runtime_error
-  // with a sentence.
+  // Starts the server with these files, and waits until it says that it is ready; it reads the log from
+  // `begin` on. Throws std::runtime_error with a sentence.
   ServerProcess(int log_file, int pinned_file);
   // Ends it.
   ~ServerProcess();
   ServerProcess(const ServerProcess&) = delete;
   ServerProcess& operator=(const ServerProcess&) = delete;
 
+  // Before `begin`: new ids of NCCL, which the server listens for. Throws std::runtime_error.
+  std::vector<ncclUniqueId> make_ids(std::size_t count);
+  void begin();
+  void kill();
+
   pid_t id() const { return process_; }
   bool alive() const;
+  int process_file() const { return process_file_; }
   // How it ended, as the end of a sentence.
   std::string end() const;
 
@@ -26,6 +34,7 @@ class ServerProcess {
 
  private:
   void stop();
+  void say(uint32_t word);
   void wait_until_ready();
   int exit_status() const;
 

@@ -45,12 +45,11 @@ int32_t serve_make_reduction(Request& request) {
   void* const scalar = arguments.residence == ncclScalarDevice
                            ? reinterpret_cast<void*>(arguments.device_scalar)
                            : arguments.host_scalar;
-  auto& made = request.answer<wire::make_reduction_answer>().reduction;
+  ncclRedOp_t made = ncclSum;
   const ncclResult_t result =
       real::ncclRedOpCreatePreMulSum(&made, scalar, arguments.type, arguments.residence,
                                      request.server.communicators.find(arguments.communicator));
-  if (arguments.known && (result != ncclSuccess || made != arguments.expected))
-    throw Different("NCCL gives a reduction another number than before");
+  if (result == ncclSuccess) request.server.reductions.add(arguments.reduction, made);
   return result;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <mutex>
+#include <type_traits>
 #include <unordered_map>
 
 #include "failure.h"
@@ -17,7 +18,12 @@ class Handles {
 
   // Throws Failure.
   Handle find(uint64_t number) {
-    if (number < named_) return reinterpret_cast<Handle>(number);
+    if (number < named_) {
+      if constexpr (std::is_enum_v<Handle>)
+        return static_cast<Handle>(number);
+      else
+        return reinterpret_cast<Handle>(number);
+    }
     std::lock_guard lock(mutex_);
     const auto found = handles_.find(number);
     if (found == handles_.end())

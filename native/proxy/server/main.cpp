@@ -9,9 +9,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <stdexcept>
 #include <thread>
 
 #include "answer.h"
+#include "real_calls.h"
 #include "server.h"
 #include "shared_file.h"
 
@@ -24,12 +26,34 @@ void greet(const char* failure) {
   if (send(wire::socket_file, &greeting, sizeof greeting, MSG_NOSIGNAL) != sizeof greeting) _exit(0);
 }
 
-// Ends this process with the client's: the socket ends with its last holder, the process file with the
-// process itself, whoever has inherited the socket.
-void end_with(int client_process) {
-  pollfd ends[] = {{wire::socket_file, POLLIN, 0}, {client_process, POLLIN, 0}};
-  while (poll(ends, 2, -1) < 0) {
+// Returns once the client has said something or ended: the socket ends with its last holder, the process
+// file with the process itself, whoever has inherited the socket.
+void wait_for_client(int client_process) {
+  pollfd news[] = {{wire::socket_file, POLLIN, 0}, {client_process, POLLIN, 0}};
+  while (poll(news, 2, -1) < 0) {
   }
+  if (news[1].revents != 0) _exit(0);
+}
+
+// Makes the ids that the client asks for, until it says that the log can be read.
+void make_ids(int client_process) {
+  for (;;) {
+    uint32_t count = 0;
+    wait_for_client(client_process);
+    if (recv(wire::socket_file, &count, sizeof count, 0) != sizeof count) _exit(0);
+    if (count == wire::begin) return;
+    for (uint32_t made = 0; made < count; ++made) {
+      ncclUniqueId id{};
+      if (real::ncclGetUniqueId(&id) != ncclSuccess)
+        throw std::runtime_error(real::ncclGetLastError(nullptr));
+      if (send(wire::socket_file, &id, sizeof id, MSG_NOSIGNAL) != sizeof id) _exit(0);
+    }
+  }
+}
+
+// Ends this process with the client's.
+void end_with(int client_process) {
+  wait_for_client(client_process);
   _exit(0);
 }
 
@@ -45,8 +69,9 @@ int run(pid_t client) {
     const Mapping log_mapping(log_file);
     const Log log(log_mapping.begin(), read_geometry(log_mapping.begin(), log_mapping.bytes()));
     const Mapping pinned(pinned_file, reinterpret_cast<void*>(log.control().pinned_address));
-    std::thread(end_with, client_process).detach();
     greet(nullptr);
+    make_ids(client_process);
+    std::thread(end_with, client_process).detach();
     const char* const spin = std::getenv("JITCKPT_PROXY_SPIN_US");  // which the client has checked
     Server server(log);
     server.run(std::chrono::microseconds(spin ? std::atoi(spin) : 20), [] { return true; });

@@ -31,6 +31,7 @@ class Server {
   Handles<cudaStream_t> streams;
   Handles<cudaEvent_t> events;
   Handles<ncclComm_t> communicators;
+  Handles<ncclRedOp_t> reductions;
   Kernels kernels;
 
  private:

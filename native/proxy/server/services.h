@@ -1,12 +1,12 @@
 // What the server can do, by number of the call.
 #pragma once
+#include "failures.h"
 #include "proxy_services.h"
 #include "wire.h"
 
 namespace jitckpt::proxy {
 
 enum class Runs : uint8_t { tells, asks, waits };  // as in calls.toml
-enum class Library : uint8_t { cudart, nccl };     // in the order of Control::errors
 
 struct Service {
   const char* name;

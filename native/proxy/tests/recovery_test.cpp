@@ -7,6 +7,8 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <map>
+#include <random>
 #include <thread>
 
 #include "jitckpt_proxy.h"
@@ -14,7 +16,10 @@
 
 namespace {
 
-void keep() { ok(static_cast<cudaError_t>(jitckpt_proxy_keep())); }
+void keep() {
+  static std::atomic<uint64_t> state{0};
+  ok(static_cast<cudaError_t>(jitckpt_proxy_keep(++state)));
+}
 
 void kill_server() {
   const pid_t server = jitckpt_proxy_server();
@@ -128,6 +133,83 @@ TEST(Recovery, EveryMinibatchStartsFromItsOwnState) {
   testing::internal::GetCapturedStderr();
 }
 
+// What the program frees and makes stays in order over the minibatches that are kept, also where the server
+// dies while a minibatch is being kept.
+TEST(Recovery, AServerThatDiesWhileAMinibatchIsKeptIsReplaced) {
+  testing::internal::CaptureStderr();
+  const DeviceInts sum(1);
+  struct Block {
+    int *begin, content;
+  };
+  std::map<std::size_t, Block> blocks;  // by length
+  std::mt19937 random(3);
+  int expected = 0;
+  for (int minibatch = 0; minibatch < 40; ++minibatch) {
+    std::thread killer;
+    if (minibatch % 3 == 1) {
+      killer = std::thread([after = random() % 3000, server = jitckpt_proxy_server()] {
+        std::this_thread::sleep_for(std::chrono::microseconds(after));
+        kill(server, SIGKILL);
+      });
+    }
+    keep();
+    if (killer.joinable()) killer.join();
+    for (std::size_t change = 0; change < 4; ++change) {
+      const std::size_t bytes = 512 * (1 + random() % 8);
+      if (const auto block = blocks.find(bytes); block != blocks.end()) {
+        int content = -1;
+        ok(cudaMemcpy(&content, block->second.begin, sizeof content, cudaMemcpyDeviceToHost));
+        EXPECT_EQ(content, block->second.content);
+        ok(cudaFree(block->second.begin));
+        blocks.erase(block);
+      } else {
+        int* made = nullptr;
+        ok(cudaMalloc(reinterpret_cast<void**>(&made), bytes));
+        ok(cudaMemset(made, 0, bytes));
+        blocks[bytes] = {made, 0};
+      }
+    }
+    for (auto& [bytes, block] : blocks) {
+      launch_add(block.begin, static_cast<int>(bytes));
+      block.content += static_cast<int>(bytes);
+    }
+    launch_add(sum.get(), 1);
+    ++expected;
+    EXPECT_EQ(sum.read(), std::vector<int>{expected});
+  }
+  for (const auto& [bytes, block] : blocks) ok(cudaFree(block.begin));
+  testing::internal::GetCapturedStderr();
+}
+
+TEST(Recovery, ReductionsKeepTheirNumbers) {
+  testing::internal::CaptureStderr();
+  const OwnStream stream;
+  const DeviceInts number(1, 3);
+  ncclUniqueId id;
+  ok(ncclGetUniqueId(&id));
+  ncclComm_t alone = nullptr;
+  ok(ncclCommInitRank(&alone, 1, id, 0));
+  const auto make = [&](int factor) {
+    ncclRedOp_t made = ncclSum;
+    ok(ncclRedOpCreatePreMulSum(&made, &factor, ncclInt32, ncclScalarHostImmediate, alone));
+    return made;
+  };
+  ok(ncclRedOpDestroy(make(7), alone));
+  const ncclRedOp_t kept = make(2);
+  keep();
+  const ncclRedOp_t made = make(5);
+  for (const ncclRedOp_t reduction : {kept, made})
+    ok(ncclAllReduce(number.get(), number.get(), 1, ncclInt32, reduction, alone, stream));
+  kill_server();
+  EXPECT_EQ(number.read(stream), std::vector<int>{30});
+  ok(ncclRedOpDestroy(made, alone));
+  kill_server();
+  ok(ncclAllReduce(number.get(), number.get(), 1, ncclInt32, kept, alone, stream));
+  EXPECT_EQ(number.read(stream), std::vector<int>{60});
+  ok(ncclCommDestroy(alone));
+  testing::internal::GetCapturedStderr();
+}
+
 TEST(Recovery, AThreadThatWaitsDoesNotNotice) {
   testing::internal::CaptureStderr();
   const OwnStream stream;
@@ -160,7 +242,7 @@ TEST(Recovery, ACommunicatorWithOthersIsRefused) {
   std::thread process([&] { other = run_alone("Alone.JoinsTheOther", {"PROXY_TEST_ID=" + hex(id)}); });
   ncclComm_t both = nullptr;
   ok(ncclCommInitRank(&both, 2, id, 0));
-  EXPECT_EQ(jitckpt_proxy_keep(), cudaErrorNotSupported);
+  EXPECT_EQ(jitckpt_proxy_keep(1), cudaErrorNotSupported);
   EXPECT_NE(std::string(cudaGetErrorString(cudaErrorNotSupported)).find("joins it to other ranks"),
             std::string::npos);
   EXPECT_EQ(cudaGetLastError(), cudaErrorNotSupported);

@@ -15,6 +15,34 @@ std::size_t take_slot(const Log& log) {
   return slot_count;
 }
 
+uint32_t begin_question(Slot& slot) {
+  // Numbers go on where a thread that had the slot before has left them, without 0.
+  const uint32_t number = std::max(slot.asked.load(std::memory_order_relaxed) + 1, uint32_t{1});
+  slot.asked.store(number, std::memory_order_relaxed);
+  slot.waits.store(Waits::yes, std::memory_order_release);
+  return number;
+}
+
+bool end_question(Slot& slot) {
+  Waits waits = Waits::yes;
+  if (slot.waits.compare_exchange_strong(waits, Waits::no)) return true;
+  slot.waits = Waits::yes;
+  return false;
+}
+
+void void_answers(const Log& log) {
+  for (std::size_t index = 0; index < slot_count; ++index) {
+    Slot& slot = log.slot(index);
+    if (slot.waits == Waits::no) continue;
+    // First the answer: who has seen `again` must not find it any more. If the thread takes it just before
+    // that, the new server answers once more, to nobody.
+    if (const uint32_t asked = slot.asked; slot.answered == asked) slot.answered = asked - 1;
+    Waits waits = Waits::yes;
+    slot.waits.compare_exchange_strong(waits, Waits::again);
+    futex_wake_all(slot.answered);
+  }
+}
+
 bool wait_for_answer(Slot& slot, uint32_t number, std::chrono::microseconds spin_time,
                      const std::function<bool()>& go_on) {
   const auto answered = [&] { return slot.answered.load(std::memory_order_seq_cst) == number; };

@@ -11,8 +11,15 @@ namespace jitckpt::proxy {
 // The client's side: a free slot, or slot_count if all are taken. Give it back by clearing `taken`.
 std::size_t take_slot(const Log& log);
 
-// Waits until the slot has the answer of this number. False if it will never come: `go_on`, which is asked
-// now and then, said so.
+// A new question's number. The slot waits from now on.
+uint32_t begin_question(Slot& slot);
+// False if the answer that the thread has read is void. It still waits then, for that of a new server.
+bool end_question(Slot& slot);
+// Between two servers: answers of the old one that no thread has taken are void.
+void void_answers(const Log& log);
+
+// Waits until the slot has the answer of this number. False if it is not to be waited for any more: `go_on`,
+// which is asked now and then, said so.
 bool wait_for_answer(Slot& slot, uint32_t number, std::chrono::microseconds spin_time,
                      const std::function<bool()>& go_on);
 

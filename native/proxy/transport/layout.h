@@ -58,9 +58,14 @@ struct Control {
   alignas(64) AsynchronousError errors[2];  // by library
 };
 
+// Whether the client's thread waits in its slot. `again`: a new server answers, what the old one has is void.
+enum class Waits : uint32_t { no, yes, again };
+
 // Where a thread of the client waits for its answers.
 struct Slot {
   std::atomic<uint32_t> taken;
+  std::atomic<uint32_t> asked;                 // number of the newest question; only the client uses it
+  std::atomic<Waits> waits;                    // the same
   alignas(64) std::atomic<uint32_t> answered;  // number of the newest answer
   std::atomic<uint32_t> sleeps;
   int32_t result;

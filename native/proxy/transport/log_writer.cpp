@@ -51,11 +51,17 @@ LogWriter::Place LogWriter::reserve(std::size_t content_bytes) {
   return {header, next_++};
 }
 
+void LogWriter::free_apart() {
+  free_.insert(free_.end(), apart_.begin(), apart_.end());
+  apart_.clear();
+}
+
 // Frees what is read and not kept; returns the number of the newest record that is read.
 uint64_t LogWriter::recycle() {
   const uint64_t read = log_.control().read.load(std::memory_order_acquire);
   const uint64_t kept = kept_;
   const uint64_t needless = kept == 0 ? read : std::min(read, kept - 1);
+  if (read != 0) free_apart();  // the reader has come to what follows them
   while (used_.size() > 1 && used_.front().last <= needless) {
     free_.push_back(used_.front().segment);
     used_.pop_front();
@@ -67,11 +73,11 @@ uint64_t LogWriter::recycle() {
 bool LogWriter::take_segment() {
   const uint64_t read = recycle();
   // While something is kept one segment stays free, for the records apart.
-  if (keeps() && free_.size() <= 1) {
+  while (keeps() && free_.size() <= 1) {
     const bool unread = used_.size() <= 1 || used_.front().last > read;
     if (unread) return false;
-    kept_ = 0;
-    outgrown_();
+    forget_oldest();
+    if (!keeps()) outgrown_();
     recycle();
   }
   if (free_.empty()) return false;
@@ -99,14 +105,28 @@ void LogWriter::commit(const Place& place) {
   }
 }
 
-void LogWriter::keep() {
+Position LogWriter::keep() {
   std::lock_guard lock(mutex_);
-  kept_segment_ = used_.back().segment;
-  kept_offset_ = static_cast<uint32_t>(offset_);
-  kept_ = next_;
+  keeps_.push_back(next_);
+  kept_ = keeps_.front();
+  return {used_.back().segment, static_cast<uint32_t>(offset_), next_};
 }
 
-void LogWriter::keep_nothing() { kept_ = 0; }
+void LogWriter::forget_oldest() {
+  keeps_.pop_front();
+  kept_ = keeps_.empty() ? 0 : keeps_.front();
+}
+
+void LogWriter::forget_before(const Position& kept) {
+  std::lock_guard lock(mutex_);
+  while (!keeps_.empty() && keeps_.front() < kept.sequence) forget_oldest();
+}
+
+void LogWriter::keep_nothing() {
+  std::lock_guard lock(mutex_);
+  keeps_.clear();
+  kept_ = 0;
+}
 
 bool LogWriter::is_kept(uint64_t sequence) const {
   const uint64_t kept = kept_;
@@ -118,11 +138,12 @@ void LogWriter::amend(const Place& place, std::span<const std::byte> content) {
   if (is_kept(place.sequence)) std::memcpy(place.content(), content.data(), content.size());
 }
 
-std::optional<Position> LogWriter::write_apart(const std::vector<Apart>& records) {
+std::optional<Position> LogWriter::write_apart(const std::vector<Apart>& records, const Position& then) {
   std::lock_guard lock(mutex_);
-  const Position kept{kept_segment_, kept_offset_, kept_};
-  if (kept.sequence == 0) return std::nullopt;
+  if (!is_kept(then.sequence)) return std::nullopt;
   recycle();
+  free_apart();  // the last server's
+  log_.control().read = 0;
   uint64_t sequence = first_apart;
   std::optional<Position> start;
   std::byte* segment = nullptr;
@@ -146,8 +167,7 @@ std::optional<Position> LogWriter::write_apart(const std::vector<Apart>& records
       if (free_.empty()) return std::nullopt;
       const uint32_t taken = free_.back();
       free_.pop_back();
-      used_.push_front(
-          {taken, kept.sequence - 1});  // it is free again once the reader has come to what is kept
+      apart_.push_back(taken);
       if (segment) go_to({taken, 0, sequence + 1});
       if (!start) start = Position{taken, 0, sequence};
       segment = log_.segment(taken);
@@ -155,8 +175,8 @@ std::optional<Position> LogWriter::write_apart(const std::vector<Apart>& records
     }
     append(record.call, record.device, record.content);
   }
-  if (!start) return kept;
-  go_to(kept);
+  if (!start) return then;
+  go_to(then);
   return start;
 }
 

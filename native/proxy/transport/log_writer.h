@@ -27,25 +27,25 @@ class LogWriter {
   Place reserve(std::size_t content_bytes);
   void commit(const Place& place);
 
-  // From here on nothing is used again before the next `keep` or `keep_nothing`: a new server can read it
-  // again. If that takes all segments, keeping ends by itself.
-  void keep();
+  // From here on nothing is used again until it is forgotten: a new server can read it again. Returns where
+  // that begins. If there is no more room, what has been kept longest is forgotten, up to the next `keep`.
+  Position keep();
+  void forget_before(const Position& kept);
   void keep_nothing();
   bool keeps() const { return kept_.load(std::memory_order_relaxed) != 0; }
   bool is_kept(uint64_t sequence) const;
-  uint64_t first_kept() const { return kept_; }
 
   // Overwrites the beginning of a record's content, if the record is kept.
   void amend(const Place& place, std::span<const std::byte> content);
 
-  // Records for a new server to read before what is kept; returns where they begin. Nothing if there is no
-  // room for them, or nothing is kept.
+  // Records for a new server to read before what is kept from `then` on; returns where they begin. Nothing if
+  // there is no room for them, or that is not kept. The old server is dead: nobody reads the log meanwhile.
   struct Apart {
     uint16_t call;
     int32_t device;
     std::vector<std::byte> content;
   };
-  std::optional<Position> write_apart(const std::vector<Apart>& records);
+  std::optional<Position> write_apart(const std::vector<Apart>& records, const Position& then);
 
   // The longest content of a record.
   std::size_t longest_content() const;
@@ -57,6 +57,8 @@ class LogWriter {
   };
 
   RecordHeader* header_at(std::size_t offset) const;
+  void forget_oldest();
+  void free_apart();
   uint64_t recycle();
   bool take_segment();
 
@@ -68,8 +70,9 @@ class LogWriter {
   std::vector<uint32_t> free_;
   std::size_t offset_ = 0;
   uint64_t next_ = 1;
-  std::atomic<uint64_t> kept_{0};  // number of the first record that is kept; 0: nothing is
-  uint32_t kept_segment_ = 0, kept_offset_ = 0;
+  std::vector<uint32_t> apart_;    // the segments of the records apart
+  std::deque<uint64_t> keeps_;     // numbers of the records from which on something is kept
+  std::atomic<uint64_t> kept_{0};  // the first of them; 0: nothing is
 };
 
 }  // namespace jitckpt::proxy

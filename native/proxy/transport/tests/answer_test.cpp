@@ -56,6 +56,23 @@ TEST_F(Answers, ComeThroughTheLogAndBack) {
   server.join();
 }
 
+// Between two servers: an answer that nobody has taken is void, one that was taken stays.
+TEST_F(Answers, OfAnOldServerAreVoid) {
+  Slot& slot = log.slot(3);
+  for (int servers = 0; servers < 3; ++servers) {
+    const uint32_t number = begin_question(slot);
+    answer(slot, number, 0, 0, "");
+    void_answers(log);
+    EXPECT_FALSE(end_question(slot));
+    EXPECT_FALSE(wait_for_answer(slot, number, std::chrono::microseconds(0), [] { return false; }));
+    answer(slot, number, 0, 0, "");
+    EXPECT_TRUE(end_question(slot));
+    void_answers(log);
+    EXPECT_EQ(slot.answered, number);
+    EXPECT_EQ(slot.waits, Waits::no);
+  }
+}
+
 TEST_F(Answers, NobodyWaitsForADeadServer) {
   EXPECT_FALSE(wait_for_answer(log.slot(0), 1, std::chrono::microseconds(0), [] { return false; }));
 }

@@ -122,7 +122,7 @@ TEST(Log, NeedsNoMoreMemoryThanWhatIsUnread) {
 
 // A second reader, as a new server is.
 TEST(Log, WhatIsKeptCanBeReadAgainAfterRecordsApart) {
-  SharedLog shared({4096, 16});
+  SharedLog shared({4096, 24});
   LogWriter writer(shared.log, never);
   uint16_t call = 0;
   const auto append_some = [&](int count) {
@@ -140,7 +140,12 @@ TEST(Log, WhatIsKeptCanBeReadAgainAfterRecordsApart) {
   for (int minibatch = 0; minibatch < 20; ++minibatch) {
     append_some(13);
     read_all(first);
-    writer.keep();
+    const Position older = writer.keep();
+    writer.forget_before(older);
+    append_some(4);
+    read_all(first);
+    const Position newer = writer.keep();
+    const bool from_older = minibatch % 2 == 1;
     append_some(25);
     read_all(first);
     append_some(3);  // which the first one never sees
@@ -148,14 +153,14 @@ TEST(Log, WhatIsKeptCanBeReadAgainAfterRecordsApart) {
     std::vector<LogWriter::Apart> apart;
     for (int record = 0; record < 9; ++record)
       apart.push_back({static_cast<uint16_t>(1000 + record), 1, std::vector<std::byte>(900)});
-    const auto start = writer.write_apart(apart);
+    ASSERT_TRUE(writer.write_apart(apart, newer));  // for a server that dies before it has read anything
+    const auto start = writer.write_apart(apart, from_older ? older : newer);
     ASSERT_TRUE(start);
-    shared.log.control().read = 0;
     shared.log.control().start = *start;
     LogReader second(shared.log, no_spin, never);
     std::vector<int> expected;
     for (int record = 0; record < 9; ++record) expected.push_back(1000 + record);
-    for (int record = call - 28; record < call; ++record) expected.push_back(record);
+    for (int record = call - (from_older ? 32 : 28); record < call; ++record) expected.push_back(record);
     ASSERT_EQ(read_all(second), expected);
     append_some(5);
     EXPECT_EQ(read_all(second), (std::vector<int>{call - 5, call - 4, call - 3, call - 2, call - 1}));
@@ -163,6 +168,28 @@ TEST(Log, WhatIsKeptCanBeReadAgainAfterRecordsApart) {
     shared.log.control().start = {};
     ASSERT_EQ(read_all(first).size(), 8u);
   }
+}
+
+TEST(Log, WhatIsKeptLongestIsForgottenWhereThereIsNoMoreRoom) {
+  SharedLog shared;
+  int outgrown = 0;
+  LogWriter writer(shared.log, never, [&] { ++outgrown; });
+  LogReader reader(shared.log, no_spin, never);
+  const auto append_and_read = [&] {
+    append(writer, 1, std::vector<unsigned char>(1000));
+    ASSERT_TRUE(reader.next());
+    reader.done();
+  };
+  const Position older = writer.keep();
+  for (int record = 0; record < 5; ++record) append_and_read();
+  const Position newer = writer.keep();
+  for (int record = 0; record < 5; ++record) append_and_read();
+  EXPECT_FALSE(writer.is_kept(older.sequence));
+  EXPECT_TRUE(writer.write_apart({}, newer));
+  EXPECT_EQ(outgrown, 0);
+  for (int record = 0; record < 5; ++record) append_and_read();
+  EXPECT_FALSE(writer.keeps());
+  EXPECT_EQ(outgrown, 1);
 }
 
 TEST(Log, KeepingEndsWhereThereIsNoMoreRoom) {
@@ -176,7 +203,7 @@ TEST(Log, KeepingEndsWhereThereIsNoMoreRoom) {
     reader.done();
     EXPECT_EQ(writer.keeps(), record < 9) << record;  // of 1040 bytes in 4096; one segment of four stays free
   }
-  EXPECT_FALSE(writer.write_apart({}));
+  EXPECT_FALSE(writer.write_apart({}, {0, 0, 1}));
 }
 
 TEST(Log, OnlyWhatIsKeptIsAmended) {
