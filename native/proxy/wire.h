@@ -2,6 +2,7 @@
 // are generated. Plain data, with addresses that mean the same in both processes: device memory, and pinned
 // memory.
 #pragma once
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -97,10 +98,23 @@ struct init_communicator {
   ncclUniqueId id;
   Configuration configuration;
 };
+// For the agent's ids: from now on the communicator of this key is made from another id than the program
+// says.
+struct renew_id {
+  std::array<uint8_t, 16> key;
+  ncclUniqueId id;
+};
+struct make_id {};
+struct make_id_answer {
+  ncclUniqueId id;
+};
 struct split_communicator {
   uint64_t parent, communicator;  // 0: the caller wants none
   int32_t color, key;
   Configuration configuration;
+};
+struct split_communicator_answer {
+  int32_t rank, size;
 };
 struct make_reduction {
   uint64_t communicator, reduction, device_scalar;

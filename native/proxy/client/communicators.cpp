@@ -4,7 +4,7 @@
 #include <cstring>
 #include <iterator>
 
-#include "objects.h"
+#include "connection.h"
 #include "proxy_by_hand.h"
 #include "requests.h"
 #include "thread.h"
@@ -43,6 +43,22 @@ ncclResult_t refuse_in_group() {
                 "the device proxy makes no communicators between ncclGroupStart and ncclGroupEnd");
 }
 
+// The thread's newest question has made it.
+void note_communicator(Communicator made) {
+  int32_t result = 0;
+  Connection* const connection = Connection::get(Library::nccl, result);
+  if (!connection) return;
+  made.born = this_thread().newest.sequence;
+  made.device = this_thread().device;
+  connection->communicators().add(made);
+}
+
+Communicators::Split begin_split(uint64_t parent) {
+  int32_t result = 0;
+  Connection* const connection = Connection::get(Library::nccl, result);
+  return connection ? connection->communicators().begin_split(parent) : Communicators::Split{no_key, 0};
+}
+
 std::size_t scalar_bytes(ncclDataType_t type) {
   switch (type) {
     case ncclInt64:
@@ -78,6 +94,14 @@ ncclResult_t ncclGroupEnd() {
   return result;
 }
 
+ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+  if (!id) return no_place<ncclResult_t>();
+  wire::make_id_answer answer;
+  const auto result = ask<ncclResult_t>(Call::make_id, wire::make_id{}, answer, {}, Question::makes_id);
+  if (result == ncclSuccess) *id = answer.id;
+  return result;
+}
+
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* made, int ranks, ncclUniqueId id, int rank,
                                     ncclConfig_t* configuration) {
   if (!made) return no_place<ncclResult_t>();
@@ -85,7 +109,14 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* made, int ranks, ncclUniqueId id
   const uint64_t handle = new_handle();
   const wire::init_communicator arguments{handle, ranks, rank, id, packed(configuration)};
   const auto result = ask<ncclResult_t>(Call::init_communicator, arguments);
-  if (result == ncclSuccess) note_object(handle, Call::init_communicator, bytes_of(arguments));
+  if (result == ncclSuccess) {
+    note_communicator({.handle = handle,
+                       .key = key_of(id),
+                       .parent = no_key,
+                       .rank = rank,
+                       .size = ranks,
+                       .configuration = arguments.configuration});
+  }
   *made = result == ncclSuccess ? reinterpret_cast<ncclComm_t>(handle) : nullptr;
   return result;
 }
@@ -100,9 +131,21 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t* ma
   if (this_thread().group_depth > 0) return refuse_in_group();
   const uint64_t handle = new_handle();
   const wire::split_communicator arguments{number_of(parent), handle, color, key, packed(configuration)};
-  const auto result = ask<ncclResult_t>(Call::split_communicator, arguments);
+  wire::split_communicator_answer answer;
+  const auto split = begin_split(number_of(parent));
+  const auto result = ask<ncclResult_t>(Call::split_communicator, arguments, answer);
   const bool member = result == ncclSuccess && color != NCCL_SPLIT_NOCOLOR;
-  if (member) note_object(handle, Call::split_communicator, bytes_of(arguments));
+  if (member) {
+    note_communicator({.handle = handle,
+                       .key = key_of_split(split.parent, split.number, color),
+                       .parent = split.parent,
+                       .split = split.number,
+                       .color = color,
+                       .order = key,
+                       .rank = answer.rank,
+                       .size = answer.size,
+                       .configuration = arguments.configuration});
+  }
   *made = member ? reinterpret_cast<ncclComm_t>(handle) : nullptr;
   return result;
 }

@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 
 #include "thread.h"
@@ -49,12 +50,16 @@ void end_connection() {
   State running = State::running;
   if (!state.compare_exchange_strong(running, State::ending)) return;
   Connection& ending = *connection.load();
+  ending.control_.reset();
   std::lock_guard lock(ending.mutex_);
   ending.server_.reset();
 }
 
 void forget_connection() {
-  if (state == State::running) connection.load()->server_->forget();
+  if (state == State::running) {
+    connection.load()->server_->forget();
+    if (auto& control = connection.load()->control_) control->forget();
+  }
   if (state != State::fresh) state = State::forked;
 }
 
@@ -65,7 +70,7 @@ Connection::Connection(const Settings& settings)
       log_(log_mapping_.begin(), settings.log),
       pinned_(settings.pinned_bytes),
       writer_(log_, [this] { return go_on(); }, say_unprotected) {
-  Control& control = log_.control();
+  proxy::Control& control = log_.control();
   control.magic = log_magic;
   control.table_hash = table_hash;
   control.segment_bytes = settings.log.segment_bytes;
@@ -74,6 +79,17 @@ Connection::Connection(const Settings& settings)
   control.pinned_address = reinterpret_cast<uint64_t>(pinned_.begin());
   server_ = std::make_unique<ServerProcess>(log_file_.descriptor(), pinned_.file().descriptor());
   server_->begin();
+  begun_ = true;
+  if (settings.control.empty()) return;
+  // What comes before the first minibatch is kept too: it leads from nothing to there.
+  images_.push_back({0, writer_.keep(), {}});
+  try {
+    control_ = std::make_unique<ControlThread>(*this, settings.control);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "jitckpt: %s Failures of the device won't be recovered from.\n", error.what());
+    images_.clear();
+    writer_.keep_nothing();
+  }
 }
 
 bool Connection::usable() { return state == State::fresh || state == State::running; }
@@ -101,15 +117,29 @@ Connection* Connection::get(Library library, int32_t& result) {
 
 bool Connection::go_on() {
   if (state != State::running || dead_.load(std::memory_order_acquire)) return false;
+  if (hold_.on()) return true;  // the control thread sees to the server
   // Who comes while another brings a new server in place waits here for it.
   std::lock_guard lock(mutex_);
   if (!server_ || dead_) return false;
   if (server_->alive()) return true;
   if (recover()) return true;
   death_ = "the device proxy's server " + server_->end();
+  if (const std::string why = hold_.given_up(); !why.empty()) death_ += ", and " + why;
   std::fprintf(stderr, "jitckpt: %s.\n", death_.c_str());
   dead_.store(true, std::memory_order_release);
   return false;
+}
+
+std::optional<MachineFailure> Connection::pending_failure() const {
+  for (const Library library : {Library::cudart, Library::nccl}) {
+    const AsynchronousError& error = log_.control().errors[static_cast<std::size_t>(library)];
+    if (error.origin.load(std::memory_order_acquire) == 0 || !is_of_the_machine(library, error.result))
+      continue;
+    const std::string text(error.text, strnlen(error.text, sizeof error.text));
+    const auto call = text.find(": ");  // the name of one that may be another one the next time
+    return MachineFailure{library, error.result, call == text.npos ? text : text.substr(call + 2)};
+  }
+  return std::nullopt;
 }
 
 pid_t Connection::server() {

@@ -5,10 +5,14 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "communicator_table.h"
+#include "control_thread.h"
 #include "errors.h"
+#include "hold.h"
 #include "log_writer.h"
 #include "objects.h"
 #include "pinned_memory.h"
@@ -31,6 +35,8 @@ class Connection {
   PinnedMemory& pinned() { return pinned_; }
   std::chrono::microseconds spin_time() const { return settings_.spin_time; }
   Objects& objects() { return objects_; }
+  Communicators& communicators() { return communicators_; }
+  Hold& hold() { return hold_; }
   pid_t server();
   static pid_t server_of_process();
 
@@ -49,6 +55,22 @@ class Connection {
 
   explicit Connection(const Settings& settings);
 
+  // A failure of the machine that a call has met which nobody waited for.
+  std::optional<MachineFailure> pending_failure() const;
+
+  // For the control thread, which stops the host before and lets it go on afterwards.
+  control::Stopped report();
+  void end_server();
+  void start_server();
+  std::vector<control::NamedId> make_ids();
+  int server_process_file() const { return server_->process_file(); }
+  std::string end_of_server() const { return server_->end(); }
+  // Throws std::runtime_error with a sentence.
+  void replay(const control::Replay& order);
+  bool replayed() const;
+  bool release();
+  void give_up(const std::string& why);
+
  private:
   // The device's memory as it was when a minibatch began.
   struct Copy {
@@ -60,6 +82,7 @@ class Connection {
     uint64_t state;
     Position start;  // of the log that leads on from it
     Copies copies;
+    bool whole = true;  // false while a replay comes to it: the same copy is made again
   };
   // Pinned memory that the program has freed.
   class Freed {
@@ -80,10 +103,12 @@ class Connection {
     std::vector<Piece> all_;
   };
 
+  bool is_usable(const Image& image) const { return image.whole && writer_.is_kept(image.start.sequence); }
   void forget_images(std::size_t remaining);
   cudaError_t copy_memory();
   bool recover();
-  bool replay(const Image& image);
+  bool begin_server(const Image& image, const std::vector<LogWriter::Apart>& ids,
+                    const std::vector<LogWriter::Apart>& communicators);
 
   Settings settings_;
   SharedFile log_file_;
@@ -92,15 +117,20 @@ class Connection {
   PinnedMemory pinned_;
   LogWriter writer_;
   Objects objects_;
+  Communicators communicators_;
   std::deque<Image> images_;  // the older one first
   Copies next_copies_;        // of the image that is being made
   int recoveries_ = 0;        // of the minibatch
   std::atomic<uint64_t> replayed_from_{0};
+  uint64_t replay_end_ = 0;  // number of the last record of the replay
+  bool begun_ = false;       // whether the server reads the log
   std::unique_ptr<ServerProcess> server_;
   std::mutex mutex_;
   std::atomic<bool> dead_{false};
   std::string death_;
   Freed freed_pinned_;
+  Hold hold_;
+  std::unique_ptr<ControlThread> control_;
 
   friend void end_connection();
   friend void forget_connection();

@@ -1,6 +1,7 @@
 // What a thread of the program is told of its failures, as CUDA's and NCCL's own libraries keep it.
 #pragma once
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "failures.h"
@@ -16,6 +17,19 @@ inline constexpr Library library_of<ncclResult_t> = Library::nccl;
 // The thread's newest failure, with its text; empty for what CUDA's own words say already. cudaErrorNotReady
 // and ncclInProgress are kept as CUDA and NCCL do.
 int32_t fail(Library library, int32_t result, std::string_view text);
+
+// That a call has met (failures.h).
+struct MachineFailure {
+  Library library;
+  int32_t result;
+  std::string text;
+
+  // For the agent: the same words if it happens again. What NCCL says differs by ports and times.
+  std::string describe() const {
+    const std::string number = std::to_string(result);
+    return library == Library::nccl ? "NCCL error " + number : "CUDA error " + number + ": " + text;
+  }
+};
 
 // cudaGetLastError's: what it would return now.
 cudaError_t newest_error();

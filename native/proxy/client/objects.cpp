@@ -16,15 +16,7 @@ Arguments read(const std::vector<std::byte>& content) {
 }
 
 Objects::Kind kind_of(Call call) {
-  switch (call) {
-    case Call::init_communicator:
-    case Call::split_communicator:
-      return Objects::Kind::communicators;
-    case Call::make_reduction:
-      return Objects::Kind::of_communicators;
-    default:
-      return Objects::Kind::plain;
-  }
+  return call == Call::make_reduction ? Objects::Kind::of_communicators : Objects::Kind::plain;
 }
 
 }  // namespace
@@ -41,6 +33,19 @@ void Objects::end(uint64_t key, uint64_t ended, bool keeps) {
   object->second->ended = ended;
   if (!keeps) objects_.erase(object->second);
   current_.erase(object);
+}
+
+void Objects::end_of_communicator(uint64_t communicator, uint64_t ended, bool keeps) {
+  std::vector<uint64_t> reductions;
+  {
+    std::lock_guard lock(mutex_);
+    for (const Object& object : objects_) {
+      if (object.call == Call::make_reduction && object.ended == 0 &&
+          read<wire::make_reduction>(object.content).communicator == communicator)
+        reductions.push_back(object.key);
+    }
+  }
+  for (const uint64_t reduction : reductions) end(reduction, ended, keeps);
 }
 
 void Objects::forget_ended(uint64_t before) {
@@ -69,17 +74,6 @@ std::vector<Allocation> Objects::allocations() {
   return all;
 }
 
-std::string Objects::obstacle() {
-  std::lock_guard lock(mutex_);
-  for (const Object& object : objects_) {
-    const bool meets_others =
-        object.call == Call::split_communicator ||
-        (object.call == Call::init_communicator && read<wire::init_communicator>(object.content).ranks > 1);
-    if (meets_others) return "a communicator joins it to other ranks, which would have to meet it again";
-  }
-  return "";
-}
-
 void note_object(uint64_t key, Call call, Bytes arguments, Bytes more) {
   int32_t result = 0;
   Connection* const connection = Connection::get(Library::cudart, result);
@@ -93,7 +87,11 @@ void note_object(uint64_t key, Call call, Bytes arguments, Bytes more) {
 void note_end(uint64_t key) {
   int32_t result = 0;
   Connection* const connection = Connection::get(Library::cudart, result);
-  if (connection) connection->objects().end(key, this_thread().newest.sequence, connection->writer().keeps());
+  if (!connection) return;
+  const uint64_t ended = this_thread().newest.sequence;
+  connection->objects().end(key, ended, connection->writer().keeps());
+  if (connection->communicators().end(key, ended, connection->writer().keeps()))
+    connection->objects().end_of_communicator(key, ended, connection->writer().keeps());
 }
 
 }  // namespace jitckpt::proxy::client

@@ -22,17 +22,17 @@ class Objects {
   void add(uint64_t key, uint64_t born, Call call, int32_t device, std::vector<std::byte> content);
   // ended: the number of the record that ended it. keeps: calls of before that may be made again.
   void end(uint64_t key, uint64_t ended, bool keeps);
+  // What belongs to a communicator ends with it.
+  void end_of_communicator(uint64_t communicator, uint64_t ended, bool keeps);
   // What had ended before the record of this number.
   void forget_ended(uint64_t before);
 
-  // The calls that make, in the order of old, what there was before the record of this number: of
-  // communicators, of what belongs to communicators, or all else.
-  enum class Kind : uint8_t { plain, communicators, of_communicators };
+  // The calls that make, in the order of old, what there was before the record of this number: what belongs
+  // to communicators, or all else.
+  enum class Kind : uint8_t { plain, of_communicators };
   std::vector<LogWriter::Apart> creations(uint64_t before, Kind kind);
   // The device's memory that is not ended.
   std::vector<Allocation> allocations();
-  // Why they can't be made again: the end of a sentence; empty if they can.
-  std::string obstacle();
 
  private:
   struct Object {

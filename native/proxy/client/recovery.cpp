@@ -61,20 +61,23 @@ std::vector<void*> Connection::Freed::take(uint64_t before) {
 
 // All but the newest ones, whose log is still there, with what only they need. Their memory serves the next.
 void Connection::forget_images(std::size_t remaining) {
-  std::lock_guard lock(mutex_);
-  while (!images_.empty() &&
-         (images_.size() > remaining || !writer_.is_kept(images_.front().start.sequence))) {
-    for (const auto& [address, old] : next_copies_) pinned_.release(old.copy);
-    next_copies_ = std::move(images_.front().copies);
-    images_.pop_front();
-  }
-  if (images_.empty())
-    writer_.keep_nothing();
-  else
-    writer_.forget_before(images_.front().start);
-  const uint64_t needed_from = images_.empty() ? ~uint64_t{0} : images_.front().start.sequence;
-  objects_.forget_ended(needed_from);
-  for (void* const freed : freed_pinned_.take(needed_from)) pinned_.release(freed);
+  hold_.when_free([&] {
+    std::lock_guard lock(mutex_);
+    while (!images_.empty() &&
+           (images_.size() > remaining || !writer_.is_kept(images_.front().start.sequence))) {
+      for (const auto& [address, old] : next_copies_) pinned_.release(old.copy);
+      next_copies_ = std::move(images_.front().copies);
+      images_.pop_front();
+    }
+    if (images_.empty())
+      writer_.keep_nothing();
+    else
+      writer_.forget_before(images_.front().start);
+    const uint64_t needed_from = images_.empty() ? ~uint64_t{0} : images_.front().start.sequence;
+    objects_.forget_ended(needed_from);
+    communicators_.forget_ended(needed_from);
+    for (void* const freed : freed_pinned_.take(needed_from)) pinned_.release(freed);
+  });
 }
 
 // To next_copies_.
@@ -115,25 +118,46 @@ cudaError_t Connection::copy_memory() {
 
 cudaError_t Connection::keep(uint64_t state) {
   recoveries_ = 0;
-  const std::string obstacle = objects_.obstacle();
+  std::string obstacle = hold_.given_up();
+  if (obstacle.empty()) obstacle = communicators_.obstacle(!hold_.on());
   const cudaError_t result =
       obstacle.empty()
           ? copy_memory()
           : cudaError_t(fail(Library::cudart, cudaErrorNotSupported,
                              "the device proxy can't bring this process's device back: " + obstacle));
-  if (result == cudaSuccess) {
+  if (result != cudaSuccess) {
+    forget_images(0);
+    return result;
+  }
+  hold_.when_free([&] {
     std::lock_guard lock(mutex_);
     images_.push_back({state, writer_.keep(), std::exchange(next_copies_, {})});
-  } else {
-    forget_images(0);
-  }
+  });
+  hold_.forget_failures();
   return result;
 }
 
-// The server is dead: a new one begins with the image, and makes all calls since. With mutex_ held.
-bool Connection::replay(const Image& image) {
+void Connection::end_server() {
+  std::lock_guard lock(mutex_);
+  server_->kill();
+  server_->end();
+}
+
+void Connection::start_server() {
+  std::lock_guard lock(mutex_);
+  begun_ = false;
+  server_ = std::make_unique<ServerProcess>(log_file_.descriptor(), pinned_.file().descriptor());
+}
+
+// A new server begins with the image, and makes all calls since. With mutex_ held.
+bool Connection::begin_server(const Image& image, const std::vector<LogWriter::Apart>& ids,
+                              const std::vector<LogWriter::Apart>& communicators) {
   const uint64_t from = image.start.sequence;
-  std::vector<LogWriter::Apart> calls = objects_.creations(from, Objects::Kind::plain);
+  std::vector<LogWriter::Apart> calls = ids;
+  const auto add = [&calls](const std::vector<LogWriter::Apart>& more) {
+    calls.insert(calls.end(), more.begin(), more.end());
+  };
+  add(objects_.creations(from, Objects::Kind::plain));
   std::set<int32_t> devices;
   for (const auto& [address, copy] : image.copies) {
     const wire::copy arguments{address, reinterpret_cast<uint64_t>(copy.copy), copy.allocation.bytes, 0,
@@ -143,26 +167,26 @@ bool Connection::replay(const Image& image) {
   }
   for (const int32_t device : devices)
     calls.push_back(apart(Call::cudaDeviceSynchronize, device, wire::cudaDeviceSynchronize{}));
-  for (const auto kind : {Objects::Kind::communicators, Objects::Kind::of_communicators}) {
-    for (LogWriter::Apart& call : objects_.creations(from, kind)) calls.push_back(std::move(call));
-  }
+  add(communicators);
+  add(objects_.creations(from, Objects::Kind::of_communicators));
   const auto start = writer_.write_apart(calls, image.start);
   if (!start) return false;
-  Control& control = log_.control();
-  control.start = *start;
-  control.reader_sleeps = 0;
-  for (AsynchronousError& error : control.errors) error.origin = 0;
+  log_.control().start = *start;
+  log_.control().reader_sleeps = 0;
+  for (AsynchronousError& error : log_.control().errors) error.origin = 0;
   replayed_from_ = from;
+  replay_end_ = writer_.newest();
   void_answers(log_);
   server_->begin();
+  begun_ = true;
   return true;
 }
 
-// With mutex_ held.
+// Without an agent. With mutex_ held.
 bool Connection::recover() {
-  const auto image = std::find_if(images_.rbegin(), images_.rend(),
-                                  [this](const Image& one) { return writer_.is_kept(one.start.sequence); });
-  if (image == images_.rend() || ++recoveries_ > most_recoveries || !objects_.obstacle().empty())
+  const auto image =
+      std::find_if(images_.rbegin(), images_.rend(), [this](const Image& one) { return is_usable(one); });
+  if (image == images_.rend() || ++recoveries_ > most_recoveries || !communicators_.obstacle(true).empty())
     return false;
   try {
     const std::string death = server_->end();
@@ -174,7 +198,7 @@ bool Connection::recover() {
     std::fprintf(stderr, "jitckpt: %s\n", error.what());
     return false;
   }
-  return replay(*image);
+  return begin_server(*image, {}, communicators_.creations_alone(image->start.sequence));
 }
 
 }  // namespace jitckpt::proxy::client

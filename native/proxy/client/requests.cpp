@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
+#include <optional>
 
 #include "answer.h"
 #include "connection.h"
@@ -36,6 +38,29 @@ int32_t too_many_threads(Library library) {
               "more than 256 threads use the device proxy at one time");
 }
 
+// The place of the program at which the thread is, for who compares failures.
+uint64_t place_of(const Thread& thread) { return thread.newest.sequence + 1; }
+
+// A failure of the machine: true if the call is to be made again, on another server.
+bool recovers(Connection& connection, const Thread& thread, const MachineFailure& failure,
+              const std::function<bool()>& still) {
+  return connection.hold().recovers(place_of(thread), failure.describe(), still);
+}
+
+// Calls that a program makes again and again to see whether something is over. They never wait: a watchdog
+// makes them.
+bool is_query(Call call) {
+  return call == Call::cudaEventQuery || call == Call::cudaStreamQuery || call == Call::ncclCommGetAsyncError;
+}
+
+// What a query says while the host is held: that nothing is over, and nothing has failed.
+int32_t not_over(Call call, std::span<std::byte> content) {
+  if (call != Call::ncclCommGetAsyncError) return fail(Library::cudart, cudaErrorNotReady, "");
+  const wire::ncclCommGetAsyncError_answer nothing{ncclSuccess};
+  std::memcpy(content.data(), &nothing, content.size());
+  return ncclSuccess;
+}
+
 // The failure of an earlier call that nobody waited for: for the thread that made it at its next call of that
 // library; for every thread when it waits for the device.
 int32_t take_asynchronous_error(Connection& connection, const Thread& thread, Library library,
@@ -46,6 +71,13 @@ int32_t take_asynchronous_error(Connection& connection, const Thread& thread, Li
     if (origin == 0) [[likely]]
       continue;
     const bool same_library = which == static_cast<int>(library);
+    if (is_of_the_machine(static_cast<Library>(which), error.result)) {
+      const auto failure = connection.pending_failure();
+      if (!failure || recovers(connection, thread, *failure, [&] { return error.origin != 0; })) {
+        which = -1;
+        continue;
+      }
+    }
     if (!any_thread && !(same_library && origin == thread.slot + 1)) continue;
     const int32_t result = error.result;
     char text[sizeof error.text];
@@ -64,13 +96,50 @@ struct Answer {
   char text[sizeof Slot::text] = "";
 };
 
-// Gets the answer, with its content; false if the server is gone.
-bool get_answer(Connection& connection, Thread& thread, Question question, Call call, Bytes arguments,
-                Bytes more, Answer& answer, std::span<std::byte> content) {
+// What there is to be done with an answer before the program has it.
+void settle(Connection& connection, const Thread& thread, Question question,
+            std::span<const std::byte> content) {
+  if (question == Question::allocates) connection.writer().amend(thread.newest, content);
+  if (question == Question::makes_id) {
+    wire::make_id_answer made;
+    std::memcpy(&made, content.data(), sizeof made);
+    connection.communicators().issue(made.id);
+  }
+}
+
+// The failure of the machine that the answer tells of, or that makes it worthless.
+std::optional<MachineFailure> failure_behind(Connection& connection, Library library, Call call,
+                                             const Answer& answer, std::span<const std::byte> content) {
+  if (is_of_the_machine(library, answer.result)) return MachineFailure{library, answer.result, answer.text};
+  if (call == Call::ncclCommGetAsyncError && answer.result == 0) {
+    wire::ncclCommGetAsyncError_answer state;
+    std::memcpy(&state, content.data(), sizeof state);
+    if (is_of_the_machine(Library::nccl, state.asyncError))
+      return MachineFailure{Library::nccl, state.asyncError, ""};
+  }
+  return connection.pending_failure();
+}
+
+enum class Outcome : uint8_t { answered, held, gone };
+
+// Gets the answer, with its content. held: only of queries. gone: the server is.
+Outcome get_answer(Connection& connection, Thread& thread, Library library, Question question, Call call,
+                   Bytes arguments, Bytes more, Answer& answer, std::span<std::byte> content) {
   Slot& slot = connection.log().slot(thread.slot);
   const uint32_t number = begin_question(slot);
+  const auto still = [&slot] { return slot.waits == Waits::yes; };
+  const auto is_held = [&] { return is_query(call) && connection.hold().held(); };
+  const auto go_on = [&] { return still() && !is_held() && connection.go_on(); };
+  const auto end = [&slot](Outcome outcome) {
+    slot.waits = Waits::no;
+    return outcome;
+  };
   bool there = appended(connection, thread, call, number, arguments, more);
-  const auto go_on = [&] { return slot.waits == Waits::yes && connection.go_on(); };
+  // A new server answers what it reads again; what it does not read is asked once more.
+  const auto ask_again = [&] {
+    if (thread.newest.sequence < connection.replayed_from())
+      there = appended(connection, thread, call, number, arguments, more);
+  };
   while (there) {
     if (wait_for_answer(slot, number, connection.spin_time(), go_on)) {
       answer.result = slot.result;
@@ -79,20 +148,28 @@ bool get_answer(Connection& connection, Thread& thread, Question question, Call 
         answer.text[sizeof answer.text - 1] = '\0';
       } else if (!content.empty()) {
         std::memcpy(content.data(), slot.content, content.size());
-        if (question == Question::allocates) connection.writer().amend(thread.newest, content);
+        settle(connection, thread, question, content);
       }
-      if (end_question(slot)) return true;
+      const auto failure =
+          connection.hold().on() ? failure_behind(connection, library, call, answer, content) : std::nullopt;
+      if (failure && is_query(call)) {
+        if (connection.hold().alarm(0, failure->describe(), still)) return end(Outcome::held);
+      } else if (failure && recovers(connection, thread, *failure, still)) {
+        slot.waits = Waits::yes;
+        ask_again();
+        continue;
+      }
+      if (end_question(slot)) return Outcome::answered;
+    } else if (is_held()) {
+      return end(Outcome::held);
     } else if (!connection.go_on()) {
       break;
     } else {
       slot.waits = Waits::yes;
     }
-    // A new server answers what it reads again; what it does not read is asked once more.
-    if (thread.newest.sequence < connection.replayed_from())
-      there = appended(connection, thread, call, number, arguments, more);
+    ask_again();
   }
-  slot.waits = Waits::no;
-  return false;
+  return end(Outcome::gone);
 }
 
 bool may_block(Call call) {
@@ -129,6 +206,7 @@ int32_t tell_bytes(Library library, Call call, Bytes arguments, Bytes more) {
   Thread& thread = this_thread();
   if (!has_slot(*connection, thread)) [[unlikely]]
     return too_many_threads(library);
+  connection->hold().pass();
   if ((result = take_asynchronous_error(*connection, thread, library, false)) != 0) [[unlikely]]
     return result;
   if (!appended(*connection, thread, call, 0, arguments, more)) [[unlikely]] {
@@ -148,9 +226,16 @@ int32_t ask_bytes(Library library, Question question, Call call, Bytes arguments
   if (!connection) return result;
   Thread& thread = this_thread();
   if (!has_slot(*connection, thread)) return too_many_threads(library);
+  if (!is_query(call)) {
+    connection->hold().pass();
+  } else if (connection->hold().held()) {
+    return not_over(call, answer);
+  }
   Answer given;
-  if (!get_answer(*connection, thread, question, call, arguments, more, given, answer))
-    return connection->fail_for_good(library);
+  const Outcome outcome =
+      get_answer(*connection, thread, library, question, call, arguments, more, given, answer);
+  if (outcome == Outcome::gone) return connection->fail_for_good(library);
+  if (outcome == Outcome::held) return not_over(call, answer);
   if (question != Question::looks)
     result = take_asynchronous_error(*connection, thread, library, may_block(call));
   if (result != 0) return result;
@@ -163,7 +248,8 @@ bool ask_bytes_quietly(Call call, Bytes arguments, std::span<std::byte> answer) 
   Thread& thread = this_thread();
   if (!connection || !has_slot(*connection, thread)) return false;
   Answer given;
-  return get_answer(*connection, thread, Question::looks, call, arguments, {}, given, answer) &&
+  return get_answer(*connection, thread, Library::cudart, Question::looks, call, arguments, {}, given,
+                    answer) == Outcome::answered &&
          given.result == 0;
 }
 

@@ -28,8 +28,8 @@ uint64_t number_of(Handle handle) {
 // The two ways for content of any kind; `more` follows the arguments. A result that is not 0 is noted as the
 // thread's failure. It may be that of an earlier call that nobody waited for, unless the call only looks.
 // allocates: the answer is put into the beginning of the record, so that the call gives the same when it is
-// made again.
-enum class Question : uint8_t { asks, looks, allocates };
+// made again. makes_id: the answer is an id of NCCL, which has to be made anew with a new server.
+enum class Question : uint8_t { asks, looks, allocates, makes_id };
 int32_t tell_bytes(Library library, Call call, Bytes arguments, Bytes more);
 int32_t ask_bytes(Library library, Question question, Call call, Bytes arguments, Bytes more,
                   std::span<std::byte> answer);

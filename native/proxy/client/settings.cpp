@@ -29,11 +29,13 @@ Settings read_settings() {
   const std::size_t segment =
       read_number("JITCKPT_PROXY_SEGMENT_BYTES", 4 * mebibyte, 256 * kibibyte, gibibyte) / 4096 * 4096;
   const std::size_t log = read_number("JITCKPT_PROXY_LOG_BYTES", gibibyte, 2 * segment, 1024 * gibibyte);
+  const char* const control = std::getenv("JITCKPT_PROXY_CONTROL");
   return {
       .log = {segment, log / segment},
       .pinned_bytes =
           read_number("JITCKPT_PROXY_PINNED_BYTES", 64 * gibibyte, mebibyte, 1024 * gibibyte) / 4096 * 4096,
-      .spin_time = std::chrono::microseconds(read_number("JITCKPT_PROXY_SPIN_US", 20, 0, 1'000'000))};
+      .spin_time = std::chrono::microseconds(read_number("JITCKPT_PROXY_SPIN_US", 20, 0, 1'000'000)),
+      .control = control ? control : ""};
 }
 
 }  // namespace jitckpt::proxy::client

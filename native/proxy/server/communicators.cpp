@@ -14,15 +14,32 @@ ncclConfig_t* unpacked(wire::Configuration& packed) {
   auto* const undefined = reinterpret_cast<const char*>(NCCL_CONFIG_UNDEF_PTR);
   packed.values.commName = packed.has_communicator_name ? packed.communicator_name : undefined;
   packed.values.netName = packed.has_network_name ? packed.network_name : undefined;
+  // Who asks for it waits in a thread of its own here, and a replay has to know that it is made.
+  packed.values.blocking = 1;
   return &packed.values;
 }
 
 }  // namespace
 
+int32_t serve_make_id(Request& request) {
+  // In a replay it is one that nobody knows: the new server has made another one for those that do.
+  if (!request.waited_for) return ncclSuccess;
+  return real::ncclGetUniqueId(&request.answer<wire::make_id_answer>().id);
+}
+
+int32_t serve_renew_id(Request& request) {
+  const auto arguments = request.arguments<wire::renew_id>();
+  request.server.renewed_ids.add(arguments.key, arguments.id);
+  return ncclSuccess;
+}
+
 int32_t serve_init_communicator(Request& request) {
   auto arguments = request.arguments<wire::init_communicator>();
   // Who meets nobody needs no id that others know, and one that was used before is worth nothing.
-  if (arguments.ranks == 1) real::ncclGetUniqueId(&arguments.id);
+  if (arguments.ranks == 1)
+    real::ncclGetUniqueId(&arguments.id);
+  else
+    arguments.id = request.server.renewed_ids.newest(arguments.id);
   ncclComm_t made = nullptr;
   const ncclResult_t result = real::ncclCommInitRankConfig(&made, arguments.ranks, arguments.id,
                                                            arguments.rank, unpacked(arguments.configuration));
@@ -36,8 +53,11 @@ int32_t serve_split_communicator(Request& request) {
   const ncclResult_t result =
       real::ncclCommSplit(request.server.communicators.find(arguments.parent), arguments.color, arguments.key,
                           &made, unpacked(arguments.configuration));
-  if (result == ncclSuccess && made) request.server.communicators.add(arguments.communicator, made);
-  return result;
+  if (result != ncclSuccess || !made) return result;
+  request.server.communicators.add(arguments.communicator, made);
+  auto& answer = request.answer<wire::split_communicator_answer>();
+  const ncclResult_t ranked = real::ncclCommUserRank(made, &answer.rank);
+  return ranked == ncclSuccess ? real::ncclCommCount(made, &answer.size) : ranked;
 }
 
 int32_t serve_make_reduction(Request& request) {

@@ -74,7 +74,7 @@ void Server::serve(const Record& record) {
   // Its last answer may have been another thread's here: what that has written comes before what this one
   // writes.
   slot.answered.load(std::memory_order_acquire);
-  Request request{*this, {record.content, record.bytes}, slot};
+  Request request{*this, {record.content, record.bytes}, slot, waited_for};
   int32_t result = 0;
   std::string text;
   try {

@@ -1,12 +1,14 @@
 // One server, for one process of the program: reads its log and makes its calls.
 #pragma once
 #include <cstring>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
 
 #include "failure.h"
 #include "handles.h"
+#include "identity.h"
 #include "kernels.h"
 #include "log_reader.h"
 #include "wire.h"
@@ -14,6 +16,24 @@
 namespace jitckpt::proxy {
 
 class Twin;
+
+// New ids of NCCL for communicators that were made from others in an earlier server.
+class RenewedIds {
+ public:
+  void add(const Key& key, const ncclUniqueId& id) {
+    std::lock_guard lock(mutex_);
+    ids_[key] = id;
+  }
+  ncclUniqueId newest(const ncclUniqueId& id) {
+    std::lock_guard lock(mutex_);
+    const auto renewed = ids_.find(key_of(id));
+    return renewed == ids_.end() ? id : renewed->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<Key, ncclUniqueId> ids_;
+};
 
 class Server {
  public:
@@ -32,6 +52,7 @@ class Server {
   Handles<cudaEvent_t> events;
   Handles<ncclComm_t> communicators;
   Handles<ncclRedOp_t> reductions;
+  RenewedIds renewed_ids;
   Kernels kernels;
 
  private:
@@ -52,6 +73,7 @@ struct Request {
   Server& server;
   std::span<const std::byte> content;
   Slot& slot;  // of the thread that waits; of nobody if none does
+  bool waited_for = false;
   std::size_t answer_bytes = 0;
 
   // Throws Failure if the record is too short for them.

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 
 #include "support.h"
@@ -13,13 +14,17 @@ namespace {
 std::string program;
 }
 
-pid_t find_server() {
-  std::ifstream children("/proc/self/task/" + std::to_string(getpid()) + "/children");
-  for (pid_t child; children >> child;) {
-    std::ifstream command("/proc/" + std::to_string(child) + "/cmdline");
-    std::string name;
-    std::getline(command, name, '\0');
-    if (name == PROXY_SERVER) return child;
+pid_t find_server(pid_t client) {
+  // Each thread has children of its own.
+  for (const auto& thread :
+       std::filesystem::directory_iterator("/proc/" + std::to_string(client) + "/task")) {
+    std::ifstream children(thread.path() / "children");
+    for (pid_t child; children >> child;) {
+      std::ifstream command("/proc/" + std::to_string(child) + "/cmdline");
+      std::string name;
+      std::getline(command, name, '\0');
+      if (name == PROXY_SERVER) return child;
+    }
   }
   return 0;
 }
@@ -64,7 +69,8 @@ bool alone() { return std::getenv("PROXY_TEST_ALONE") != nullptr; }
 
 int main(int argc, char** argv) {
   program = argv[0];
-  setenv("SOFTGPU_DEVICES", "2", 1);
+  const char* const devices = std::getenv("PROXY_TEST_DEVICES");
+  setenv("SOFTGPU_DEVICES", devices ? devices : "2", 1);
   setenv("SOFTGPU_MEMORY", "67108864", 1);
   setenv("JITCKPT_PROXY_SERVER", PROXY_SERVER, 0);
   unsetenv("CUDA_VISIBLE_DEVICES");

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <nccl.h>
 #include <sys/types.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <string>
@@ -81,8 +82,8 @@ class Gate {
   int* flag_ = nullptr;
 };
 
-// The server of this process; 0: none.
-pid_t find_server();
+// The server of a process of this program; 0: none.
+pid_t find_server(pid_t client = getpid());
 
 // Runs one test of this program in a process of its own, with variables NAME=VALUE, and gives back what it
 // wrote and how it ended.

@@ -128,6 +128,11 @@ void LogWriter::keep_nothing() {
   kept_ = 0;
 }
 
+uint64_t LogWriter::newest() const {
+  std::lock_guard lock(mutex_);
+  return next_ - 1;
+}
+
 bool LogWriter::is_kept(uint64_t sequence) const {
   const uint64_t kept = kept_;
   return kept != 0 && sequence >= kept;

@@ -34,6 +34,8 @@ class LogWriter {
   void keep_nothing();
   bool keeps() const { return kept_.load(std::memory_order_relaxed) != 0; }
   bool is_kept(uint64_t sequence) const;
+  // Number of the newest record.
+  uint64_t newest() const;
 
   // Overwrites the beginning of a record's content, if the record is kept.
   void amend(const Place& place, std::span<const std::byte> content);
@@ -65,7 +67,7 @@ class LogWriter {
   Log log_;
   std::function<bool()> go_on_;
   std::function<void()> outgrown_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::deque<Used> used_;  // the last is being filled
   std::vector<uint32_t> free_;
   std::size_t offset_ = 0;

@@ -1,0 +1,67 @@
+// The communicators that the process is in, as all their ranks know them, and how they are made anew.
+#pragma once
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "control_messages.h"
+#include "log_writer.h"
+#include "wire.h"
+
+namespace jitckpt::proxy::client {
+
+struct Communicator {
+  uint64_t handle = 0, born = 0;  // born: number of the record that made it
+  Key key{}, parent{};            // parent: no_key if it was not split from another
+  uint32_t split = 0;             // which of the parent's
+  int32_t color = 0, order = 0;   // of the split
+  int32_t rank = 0, size = 0, device = 0;
+  wire::Configuration configuration{};
+  uint64_t ended = 0;   // number of the record that ended it; 0: it lives
+  uint32_t splits = 0;  // that were made of it
+
+  // Whether it was there before the record of this number.
+  bool lived(uint64_t before) const { return born < before && (ended == 0 || ended >= before); }
+};
+
+class Communicators {
+ public:
+  void add(const Communicator& made);
+  // keeps: calls of before may be made again. False if there is no such communicator.
+  bool end(uint64_t handle, uint64_t ended, bool keeps);
+  // What had ended before the record of this number.
+  void forget_ended(uint64_t before);
+  std::vector<Communicator> all() const;
+
+  // A split of this communicator begins.
+  struct Split {
+    Key parent;
+    uint32_t number;
+  };
+  Split begin_split(uint64_t parent);
+
+  // This process has got the id from NCCL, so it gets new ones for those that use it.
+  void issue(const ncclUniqueId& id);
+  // For which communicators this process gets new ids: also for splits whose parent is no more, if it is the
+  // first in them.
+  std::vector<Key> to_renew() const;
+
+  // The calls that make those that there were before the record of this number: without other ranks, or as
+  // the agent says. Throws std::runtime_error with a sentence if they can't be made.
+  std::vector<LogWriter::Apart> creations_alone(uint64_t before) const;
+  std::vector<LogWriter::Apart> creations(uint64_t before, const std::vector<control::Creation>& all,
+                                          const std::vector<control::NamedId>& ids) const;
+
+  // Why they can't be made again: the end of a sentence; empty if they can. alone: without the other ranks.
+  std::string obstacle(bool alone) const;
+
+ private:
+  const Communicator* find(const Key& key, uint64_t before) const;
+
+  mutable std::mutex mutex_;
+  std::vector<Communicator> all_;  // in the order in which they were made
+  std::set<Key> issued_;
+};
+
+}  // namespace jitckpt::proxy::client

@@ -1,0 +1,99 @@
+// What a worker and its agent say to each other in a recovery, one datagram each: docs/proxy.md has the
+// table.
+#pragma once
+#include <nccl.h>
+
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "identity.h"
+
+namespace jitckpt::proxy::client::control {
+
+// Recoveries are in order. The agents count both.
+struct Number {
+  uint64_t term = 0, recovery = 0;
+  auto operator<=>(const Number&) const = default;
+};
+
+struct NamedId {
+  Key key;
+  ncclUniqueId id;
+};
+
+// Of the worker.
+struct Hello {
+  int32_t process, rank;
+  std::string table_hash;
+};
+struct Alarm {
+  uint64_t call;  // which place of the program; 0: none
+  std::string error;
+};
+struct Member {
+  Key key, parent;  // parent: no_key if it was not split from another
+  uint32_t split;   // which of the parent's
+  int32_t rank;     // in the communicator
+  uint32_t size;
+  uint64_t since, until;  // states of images that it lives in; until lasting: it lives
+};
+constexpr uint64_t lasting = ~uint64_t{0};
+struct Stopped {
+  uint64_t kept_from, kept_to;  // states of the images; kept_from > kept_to: there is none
+  uint64_t log_end;
+  uint64_t failed_call;
+  std::string error;
+  std::vector<Member> communicators;
+};
+struct Ids {
+  std::vector<NamedId> ids;
+  uint64_t ending_us, starting_us;
+};
+struct Done {
+  uint64_t image_us, communicators_us, replay_us;
+};
+
+// Of the agent.
+struct Stop {};
+struct Restart {};
+struct Creation {
+  Key parent;  // no_key: it is made from an id
+  uint32_t split;
+  Key key;  // of what this rank gets; no_key: nothing
+};
+struct Replay {
+  uint64_t state, deliver_error;
+  std::vector<NamedId> ids;
+  std::vector<Creation> creations;
+};
+struct GiveUp {
+  std::string text;
+};
+
+using FromWorker = std::variant<Hello, Alarm, Stopped, Ids, Done>;
+using FromAgent = std::variant<Stop, Restart, Replay, GiveUp>;
+
+template <class Message>
+struct Numbered {
+  Number number;
+  Message message;
+};
+
+// It can't be what the other side says; a sentence that says why.
+struct BadMessage : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+std::vector<std::byte> encode(const Numbered<FromWorker>& message);
+std::vector<std::byte> encode(const Numbered<FromAgent>& message);
+// Throw BadMessage.
+Numbered<FromWorker> decode_from_worker(std::span<const std::byte> bytes);
+Numbered<FromAgent> decode_from_agent(std::span<const std::byte> bytes);
+
+}  // namespace jitckpt::proxy::client::control

@@ -1,0 +1,201 @@
+#include "control_thread.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <stdexcept>
+#include <utility>
+
+#include "connection.h"
+
+namespace jitckpt::proxy::client {
+namespace {
+
+uint64_t microseconds_since(std::chrono::steady_clock::time_point begin) {
+  return static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begin)
+          .count());
+}
+
+int connect_to(const std::string& path) {
+  const auto failed = [&](int error) {
+    return std::runtime_error("The agent can't be reached at JITCKPT_PROXY_CONTROL=" + path + ": " +
+                              std::strerror(error) + ".");
+  };
+  sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
+  if (path.size() >= sizeof address.sun_path) throw failed(ENAMETOOLONG);
+  path.copy(address.sun_path, sizeof address.sun_path - 1);
+  const int made = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  if (made < 0) throw failed(errno);
+  if (connect(made, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+    const int error = errno;
+    close(made);
+    throw failed(error);
+  }
+  const int room = 8 << 20;  // for messages that name many communicators
+  setsockopt(made, SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
+  return made;
+}
+
+int32_t rank_of_process() {
+  const char* const rank = std::getenv("RANK");
+  return rank ? std::atoi(rank) : 0;
+}
+
+std::string hexadecimal(uint64_t number) {
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(number));
+  return text;
+}
+
+}  // namespace
+
+ControlThread::ControlThread(Connection& connection, const std::string& path)
+    : connection_(connection), socket_(connect_to(path)), news_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  say(control::Hello{getpid(), rank_of_process(), hexadecimal(table_hash)});
+  connection_.hold().begin([this] {
+    const uint64_t one = 1;
+    if (write(news_, &one, sizeof one) < 0) return;  // it has news already
+  });
+  // The program's signals are for its own threads.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::thread([this] { run(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+ControlThread::~ControlThread() {
+  ending_ = true;
+  connection_.hold().end();
+  const uint64_t one = 1;
+  if (write(news_, &one, sizeof one) == sizeof one) thread_.join();
+  close(socket_);
+  close(news_);
+}
+
+void ControlThread::forget() {
+  close(socket_);
+  close(news_);
+}
+
+void ControlThread::run() {
+  while (!ending_) {
+    const bool watches = (phase_ == Phase::watching || phase_ == Phase::replaying) && !server_known_dead_;
+    pollfd news[] = {{socket_, POLLIN, 0},
+                     {news_, POLLIN, 0},
+                     {watches ? connection_.server_process_file() : -1, POLLIN, 0}};
+    // The server says nothing when it is through.
+    poll(news, 3, phase_ == Phase::replaying ? 1 : -1);
+    if (ending_) return;
+    uint64_t count = 0;
+    while (read(news_, &count, sizeof count) > 0) {
+    }
+    if (news[0].revents != 0 && !listen()) return;
+    if (news[2].revents != 0) look_at_server();
+    if (phase_ == Phase::replaying) look_at_replay();
+    if (const Hold::Failed failed = connection_.hold().take_alarm(); !failed.error.empty()) {
+      std::fprintf(stderr, "jitckpt: %s; the program waits until its job has recovered.\n",
+                   failed.error.c_str());
+      say(control::Alarm{failed.call, failed.error});
+      if (phase_ == Phase::replaying) phase_ = Phase::watching;  // there will be another recovery
+    }
+  }
+}
+
+bool ControlThread::listen() {
+  const ssize_t length = recv(socket_, nullptr, 0, MSG_PEEK | MSG_TRUNC | MSG_DONTWAIT);
+  if (length < 0 && (errno == EAGAIN || errno == EINTR)) return true;
+  std::vector<std::byte> bytes(static_cast<std::size_t>(std::max<ssize_t>(length, 0)));
+  if (length <= 0 || recv(socket_, bytes.data(), bytes.size(), 0) != length) {
+    give_up("its agent is gone");
+    return false;
+  }
+  try {
+    const auto heard = control::decode_from_agent(bytes);
+    if (heard.number < number_) return true;
+    const bool newer = heard.number > number_;
+    number_ = heard.number;
+    const bool stops = std::holds_alternative<control::Stop>(heard.message);
+    // What does not begin a recovery belongs to the newest one; said twice, it is done once.
+    if (stops == newer || std::holds_alternative<control::GiveUp>(heard.message)) carry_out(heard.message);
+  } catch (const control::BadMessage& error) {
+    give_up(std::string("its agent has sent what can't be understood: ") + error.what());
+  }
+  return phase_ != Phase::given_up;
+}
+
+void ControlThread::carry_out(const control::FromAgent& order) {
+  try {
+    if (std::holds_alternative<control::Stop>(order)) {
+      connection_.hold().stop();
+      phase_ = Phase::stopped;
+      say(connection_.report());
+    } else if (std::holds_alternative<control::Restart>(order)) {
+      if (phase_ == Phase::stopped) restart();
+    } else if (const auto* const replays = std::get_if<control::Replay>(&order)) {
+      if (phase_ == Phase::restarted) replay(*replays);
+    } else if (const auto* const gives_up = std::get_if<control::GiveUp>(&order)) {
+      give_up(gives_up->text);
+    }
+  } catch (const std::exception& error) {
+    say(control::Alarm{0, error.what()});
+  }
+}
+
+void ControlThread::restart() {
+  const auto begin = std::chrono::steady_clock::now();
+  connection_.end_server();
+  const uint64_t ending = microseconds_since(begin);
+  const auto middle = std::chrono::steady_clock::now();
+  connection_.start_server();
+  server_known_dead_ = false;
+  control::Ids made{connection_.make_ids(), ending, 0};
+  made.starting_us = microseconds_since(middle);
+  phase_ = Phase::restarted;
+  say(std::move(made));
+}
+
+void ControlThread::replay(const control::Replay& order) {
+  replay_began_ = std::chrono::steady_clock::now();
+  connection_.replay(order);
+  phase_ = Phase::replaying;
+}
+
+void ControlThread::look_at_server() {
+  server_known_dead_ = true;
+  connection_.hold().alarm(0, "the device proxy's server " + connection_.end_of_server(),
+                           [] { return true; });
+}
+
+void ControlThread::look_at_replay() {
+  if (!connection_.replayed()) return;
+  // If something has failed in it, the alarm is what the agent hears.
+  if (!connection_.release()) return;
+  phase_ = Phase::watching;
+  say(control::Done{0, 0, microseconds_since(replay_began_)});
+}
+
+void ControlThread::give_up(const std::string& why) {
+  phase_ = Phase::given_up;
+  std::fprintf(stderr, "jitckpt: this process can't recover from failures any more: %s.\n", why.c_str());
+  connection_.give_up(why);
+}
+
+void ControlThread::say(const control::FromWorker& message) {
+  const auto bytes = control::encode({number_, message});
+  // An agent that does not listen is noticed when it is to be heard.
+  send(socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+}
+
+}  // namespace jitckpt::proxy::client

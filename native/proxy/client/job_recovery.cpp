@@ -1,0 +1,89 @@
+// A recovery of the whole job, as the agent orders it: every rank's server is replaced, and all go on from
+// one state.
+#include <algorithm>
+#include <cstdio>
+#include <stdexcept>
+#include <string>
+
+#include "connection.h"
+
+namespace jitckpt::proxy::client {
+
+control::Stopped Connection::report() {
+  std::lock_guard lock(mutex_);
+  const Hold::Failed failed = hold_.failed();
+  control::Stopped report{1, 0, writer_.newest(), failed.call, failed.error, {}};
+  std::vector<const Image*> images;
+  for (const Image& image : images_) {
+    if (is_usable(image)) images.push_back(&image);
+  }
+  if (images.empty()) return report;
+  report.kept_from = images.front()->state;
+  report.kept_to = images.back()->state;
+  for (const Communicator& one : communicators_.all()) {
+    control::Member member{one.key,          one.parent, one.split, one.rank, static_cast<uint32_t>(one.size),
+                           control::lasting, 0};
+    for (const Image* const image : images) {
+      if (!one.lived(image->start.sequence)) continue;
+      member.since = std::min(member.since, image->state);
+      member.until = one.ended == 0 ? control::lasting : image->state;
+    }
+    if (member.since != control::lasting) report.communicators.push_back(member);
+  }
+  return report;
+}
+
+std::vector<control::NamedId> Connection::make_ids() {
+  const std::vector<Key> keys = communicators_.to_renew();
+  const std::vector<ncclUniqueId> ids = server_->make_ids(keys.size());
+  std::vector<control::NamedId> named;
+  for (std::size_t i = 0; i < keys.size(); ++i) named.push_back({keys[i], ids[i]});
+  return named;
+}
+
+void Connection::replay(const control::Replay& order) {
+  hold_.replay(order.deliver_error != 0, [&] {
+    std::lock_guard lock(mutex_);
+    const auto image = std::find_if(images_.begin(), images_.end(), [&](const Image& one) {
+      return one.state == order.state && is_usable(one);
+    });
+    if (image == images_.end())
+      throw std::runtime_error("this process keeps no copy of state " + std::to_string(order.state));
+    for (auto newer = image + 1; newer != images_.end(); ++newer) newer->whole = false;
+    std::vector<LogWriter::Apart> ids;
+    for (const control::NamedId& one : order.ids) {
+      const wire::renew_id renewed{one.key, one.id};
+      const Bytes bytes = bytes_of(renewed);
+      ids.push_back({static_cast<uint16_t>(Call::renew_id), 0, {bytes.begin(), bytes.end()}});
+    }
+    const auto made = communicators_.creations(image->start.sequence, order.creations, order.ids);
+    if (!begin_server(*image, ids, made))
+      throw std::runtime_error("the log has no room for a replay: raise JITCKPT_PROXY_LOG_BYTES");
+  });
+}
+
+bool Connection::replayed() const { return log_.control().read >= replay_end_; }
+
+bool Connection::release() {
+  {
+    std::lock_guard lock(mutex_);
+    // Whether a newer image than the replay began with is the same again.
+    const bool sound = !pending_failure();
+    for (Image& image : images_) image.whole |= sound;
+  }
+  if (!hold_.release()) return false;
+  std::fprintf(stderr, "jitckpt: the device proxy's server is process %d now; the program goes on.\n",
+               server_->id());
+  return true;
+}
+
+void Connection::give_up(const std::string& why) {
+  {
+    std::lock_guard lock(mutex_);
+    writer_.keep_nothing();
+    if (!begun_) server_->kill();
+  }
+  hold_.give_up(why);
+}
+
+}  // namespace jitckpt::proxy::client

@@ -1,0 +1,215 @@
+#include "coordinator.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <set>
+#include <stdexcept>
+
+using jitckpt::proxy::no_key;
+
+Coordinator::Coordinator(int ranks)
+    : ranks_(ranks), folder_(std::filesystem::temp_directory_path() / "jitckpt-ranks-XXXXXX") {
+  if (!mkdtemp(folder_.data())) throw std::runtime_error("no temporary folder");
+  path_ = folder_ + "/agent";
+  sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
+  path_.copy(address.sun_path, sizeof address.sun_path - 1);
+  listener_ = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  if (bind(listener_, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
+      listen(listener_, ranks) != 0)
+    throw std::runtime_error(std::strerror(errno));
+  end_ = eventfd(0, EFD_CLOEXEC);
+  thread_ = std::thread([this] { run(); });
+}
+
+Coordinator::~Coordinator() {
+  const uint64_t one = 1;
+  if (write(end_, &one, sizeof one) == sizeof one) thread_.join();
+  for (const auto& [rank, worker] : workers_) close(worker.socket);
+  close(listener_);
+  close(end_);
+  std::filesystem::remove_all(folder_);
+}
+
+std::vector<Coordinator::Recovery> Coordinator::recoveries() const {
+  std::lock_guard lock(mutex_);
+  return recoveries_;
+}
+
+std::string Coordinator::complaint() const {
+  std::lock_guard lock(mutex_);
+  return complaint_;
+}
+
+void Coordinator::run() {
+  std::vector<std::byte> bytes(1 << 20);
+  for (;;) {
+    std::vector<pollfd> news{{end_, POLLIN, 0}, {listener_, POLLIN, 0}};
+    std::vector<int> ranks;
+    for (const auto& [rank, worker] : workers_) {
+      if (worker.socket < 0) continue;
+      news.push_back({worker.socket, POLLIN, 0});
+      ranks.push_back(rank);
+    }
+    poll(news.data(), news.size(), -1);
+    std::lock_guard lock(mutex_);
+    if (news[0].revents != 0) return;
+    if (news[1].revents != 0) {
+      const int socket = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
+      const ssize_t length = recv(socket, bytes.data(), bytes.size(), 0);
+      const auto hello =
+          control::decode_from_worker(std::span(bytes).first(static_cast<std::size_t>(length)));
+      const auto& said = std::get<control::Hello>(hello.message);
+      workers_[said.rank] = {socket, said.process, false, {}};
+    }
+    for (std::size_t i = 0; i < ranks.size(); ++i) {
+      if (news[i + 2].revents == 0) continue;
+      Worker& worker = workers_.at(ranks[i]);
+      const ssize_t length = recv(worker.socket, bytes.data(), bytes.size(), 0);
+      if (length <= 0) {
+        close(worker.socket);
+        worker.socket = -1;
+        // At the end of the program it is right, in a recovery it is not.
+        if (phase_ != Phase::watching && phase_ != Phase::over)
+          give_up("rank " + std::to_string(ranks[i]) + " is gone");
+        continue;
+      }
+      try {
+        hear(ranks[i], control::decode_from_worker(std::span(bytes).first(static_cast<std::size_t>(length))));
+      } catch (const std::exception& error) {
+        give_up(error.what());
+      }
+    }
+  }
+}
+
+bool Coordinator::all_answered() const {
+  return std::ranges::all_of(workers_, [](const auto& one) { return one.second.answered; });
+}
+
+void Coordinator::hear(int rank, const control::Numbered<control::FromWorker>& message) {
+  if (message.number != number_) return;
+  Worker& worker = workers_.at(rank);
+  if (std::holds_alternative<control::Alarm>(message.message)) {
+    if (phase_ != Phase::stopping && phase_ != Phase::over) begin_recovery();
+    return;
+  }
+  if (const auto* const report = std::get_if<control::Stopped>(&message.message)) worker.report = *report;
+  if (const auto* const made = std::get_if<control::Ids>(&message.message))
+    ids_.insert(ids_.end(), made->ids.begin(), made->ids.end());
+  worker.answered = true;
+  if (!all_answered()) return;
+  if (phase_ == Phase::stopping) {
+    stopped();
+  } else if (phase_ == Phase::restarting) {
+    restarted();
+  } else if (phase_ == Phase::replaying) {
+    phase_ = Phase::watching;
+    recoveries_.back().done = true;
+  }
+}
+
+void Coordinator::begin_recovery() {
+  ++number_.recovery;
+  recoveries_.emplace_back();
+  if (gives_up) return give_up("a test wants it so");
+  if (!instead.empty()) {
+    for (const auto& [rank, worker] : workers_) send(worker.socket, instead.data(), instead.size(), 0);
+    phase_ = Phase::over;
+    return;
+  }
+  if (static_cast<int>(workers_.size()) < ranks_) return give_up("not all ranks are there");
+  phase_ = Phase::stopping;
+  for (auto& [rank, worker] : workers_) {
+    worker.answered = false;
+    say(rank, control::Stop{});
+  }
+}
+
+void Coordinator::stopped() {
+  uint64_t newest = 0;
+  std::set<uint64_t> common;
+  for (const auto& [rank, worker] : workers_) {
+    const control::Stopped& report = worker.report;
+    std::set<uint64_t> kept;
+    if (report.kept_from <= report.kept_to) kept = {report.kept_from, report.kept_to};
+    if (!kept.empty()) newest = std::max(newest, *kept.rbegin());
+    if (rank == workers_.begin()->first) common = kept;
+    std::erase_if(common, [&](uint64_t state) { return !kept.contains(state); });
+  }
+  if (common.empty()) return give_up("the ranks have no state in common");
+  recoveries_.back().state = state_ = *common.rbegin();
+  recoveries_.back().newest = newest;
+  phase_ = Phase::restarting;
+  ids_.clear();
+  for (auto& [rank, worker] : workers_) {
+    worker.answered = false;
+    say(rank, control::Restart{});
+  }
+}
+
+// Of a rank: those that the communicators of all others say that it has to make, splits after what they are
+// split from.
+std::vector<control::Creation> Coordinator::creations(int rank, uint64_t state) const {
+  const auto of = [state](const Worker& worker) {
+    std::vector<control::Member> all;
+    for (const control::Member& one : worker.report.communicators) {
+      if (one.since <= state && state <= one.until) all.push_back(one);
+    }
+    return all;
+  };
+  const std::vector<control::Member> mine = of(workers_.at(rank));
+  const auto in = [&](const jitckpt::proxy::Key& key) {
+    return std::ranges::any_of(mine, [&](const control::Member& one) { return one.key == key; });
+  };
+  std::set<jitckpt::proxy::Key> known{};
+  for (const auto& [other, worker] : workers_) {
+    for (const control::Member& one : of(worker)) known.insert(one.key);
+  }
+  // By depth (no split of a split here), parent and split, so that all ranks have one order.
+  std::map<std::tuple<bool, jitckpt::proxy::Key, uint32_t>, control::Creation> calls;
+  for (const auto& [other, worker] : workers_) {
+    for (const control::Member& one : of(worker)) {
+      const bool is_split = known.contains(one.parent);
+      if (!in(is_split ? one.parent : one.key)) continue;
+      auto& call = calls[{is_split, is_split ? one.parent : one.key, one.split}];
+      call.parent = is_split ? one.parent : no_key;
+      call.split = one.split;
+      if (in(one.key)) call.key = one.key;
+    }
+  }
+  std::vector<control::Creation> order;
+  for (const auto& [place, call] : calls) order.push_back(call);
+  return order;
+}
+
+void Coordinator::restarted() {
+  phase_ = Phase::replaying;
+  std::map<int, std::pair<uint64_t, std::string>> failed;
+  for (auto& [rank, worker] : workers_) {
+    worker.answered = false;
+    failed[rank] = {worker.report.failed_call, worker.report.error};
+    const bool own = failed[rank].first != 0 && failed[rank] == failed_before_[rank];
+    recoveries_.back().delivered += own;
+    say(rank, control::Replay{state_, own, ids_, creations(rank, state_)});
+    before_replay(rank, worker.process);
+  }
+  failed_before_ = failed;
+}
+
+void Coordinator::give_up(const std::string& why) {
+  phase_ = Phase::over;
+  complaint_ = why;
+  for (const auto& [rank, worker] : workers_) say(rank, control::GiveUp{why});
+}
+
+void Coordinator::say(int rank, const control::FromAgent& message) {
+  const auto bytes = control::encode({number_, message});
+  send(workers_.at(rank).socket, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+}

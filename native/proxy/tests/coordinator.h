@@ -1,0 +1,71 @@
+// The agent of all ranks of a small job, as the tests need it: takes part in the protocol of docs/proxy.md
+// with the workers, which are processes that the test has started.
+#pragma once
+#include <array>
+#include <atomic>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "control_messages.h"
+
+namespace control = jitckpt::proxy::client::control;
+
+class Coordinator {
+ public:
+  explicit Coordinator(int ranks);
+  ~Coordinator();
+  Coordinator(const Coordinator&) = delete;
+  Coordinator& operator=(const Coordinator&) = delete;
+
+  const std::string& path() const { return path_; }
+
+  // To be set before the workers start.
+  std::function<void(int rank, pid_t worker)> before_replay = [](int, pid_t) {};  // of a rank, just ordered
+  bool gives_up = false;           // instead of the first recovery
+  std::vector<std::byte> instead;  // sent in place of the first order, if it is not empty
+
+  // What has happened, once all workers have ended.
+  struct Recovery {
+    uint64_t state = 0, newest = 0;  // newest: of all ranks' images
+    int delivered = 0;               // ranks that were told their own error
+    bool done = false;
+  };
+  std::vector<Recovery> recoveries() const;
+  std::string complaint() const;  // of the coordinator about the workers; empty: none
+
+ private:
+  enum class Phase : uint8_t { watching, stopping, restarting, replaying, over };
+  struct Worker {
+    int socket = -1;
+    pid_t process = 0;
+    bool answered = false;
+    control::Stopped report;
+  };
+  void run();
+  void hear(int rank, const control::Numbered<control::FromWorker>& message);
+  void begin_recovery();
+  void stopped();
+  void restarted();
+  void give_up(const std::string& why);
+  std::vector<control::Creation> creations(int rank, uint64_t state) const;
+  void say(int rank, const control::FromAgent& message);
+  bool all_answered() const;
+
+  const int ranks_;
+  std::string folder_, path_;
+  int listener_ = -1, end_ = -1;
+  Phase phase_ = Phase::watching;
+  control::Number number_;
+  uint64_t state_ = 0;
+  std::map<int, Worker> workers_;
+  std::vector<control::NamedId> ids_;
+  std::map<int, std::pair<uint64_t, std::string>> failed_before_;
+  mutable std::mutex mutex_;
+  std::vector<Recovery> recoveries_;
+  std::string complaint_;
+  std::thread thread_;
+};

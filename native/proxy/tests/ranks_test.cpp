@@ -1,0 +1,421 @@
+// Jobs of several ranks, whose servers die at any call: each rank's program ends as if nothing had been.
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <random>
+#include <sstream>
+#include <thread>
+
+#include "coordinator.h"
+#include "jitckpt_proxy.h"
+#include "support.h"
+
+namespace {
+
+int number_of(const char* variable, int otherwise = 0) {
+  const char* const text = std::getenv(variable);
+  return text ? std::atoi(text) : otherwise;
+}
+
+// What the ranks of a job tell each other besides NCCL: small files in a folder, as torch has its store.
+class Store {
+ public:
+  explicit Store(std::string folder) : folder_(std::move(folder)) {}
+  void set(const std::string& name, const std::string& value) const {
+    const std::string unfinished = folder_ + "/." + name;
+    std::ofstream(unfinished) << value;
+    std::filesystem::rename(unfinished, folder_ + "/" + name);
+  }
+  std::string get(const std::string& name) const {
+    while (!std::filesystem::exists(folder_ + "/" + name))
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    std::stringstream text;
+    text << std::ifstream(folder_ + "/" + name).rdbuf();
+    return text.str();
+  }
+
+ private:
+  std::string folder_;
+};
+
+void kill_server() { kill(jitckpt_proxy_server(), SIGKILL); }
+
+bool tell(pid_t server, const std::string& text) {
+  const std::string path = std::string(std::getenv("SOFTGPU_CONTROL")) + "/" + std::to_string(server);
+  sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
+  path.copy(address.sun_path, sizeof address.sun_path - 1);
+  const int connection = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  char answer[300] = "";
+  const bool told = connect(connection, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 &&
+                    send(connection, (text + "\n").data(), text.size() + 1, MSG_NOSIGNAL) > 0 &&
+                    read(connection, answer, sizeof answer - 1) > 0;
+  close(connection);
+  return told && std::string(answer).rfind("ok", 0) == 0;
+}
+
+// Tells the server of this process to suffer a fault (docs/faults.md); another one, if it is just being
+// replaced.
+void order_fault(const std::string& text) {
+  while (!tell(jitckpt_proxy_server(), text)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+// As c10d's: asks on and on whether a communicator has failed or an event is over, and must see no failure.
+class Watchdog {
+ public:
+  Watchdog(ncclComm_t communicator, cudaEvent_t event)
+      : thread_([this, communicator, event] {
+          ok(cudaSetDevice(number_of("RANK")));
+          while (!ends_) {
+            ncclResult_t state = ncclInternalError;
+            ok(ncclCommGetAsyncError(communicator, &state));
+            EXPECT_EQ(state, ncclSuccess);
+            const cudaError_t over = cudaEventQuery(event);
+            EXPECT_TRUE(over == cudaSuccess || over == cudaErrorNotReady) << over;
+            std::this_thread::sleep_for(std::chrono::milliseconds(2));
+          }
+        }) {}
+  ~Watchdog() {
+    ends_ = true;
+    thread_.join();
+  }
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
+
+ private:
+  std::atomic<bool> ends_{false};
+  std::thread thread_;
+};
+
+// One rank of a job that trains: every minibatch has collectives, a split and a communicator of its own, and
+// lets the host decide by what the device says.
+class Rank {
+ public:
+  Rank()
+      : rank_(on_own_device(number_of("RANK"))),
+        ranks_(number_of("WORLD_SIZE")),
+        store_(std::getenv("PROXY_TEST_STORE")),
+        state_(64, 5 + rank_),
+        sum_(64) {
+    ok(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    ok(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
+    ok(cudaMallocHost(reinterpret_cast<void**>(&pinned_), 4096));
+    world_ = meet("world");
+    ok(ncclCommSplit(world_, rank_ / 2, -rank_, &pair_, nullptr));
+    ncclComm_t for_a_time = nullptr;
+    ok(ncclCommSplit(world_, rank_ % 2, 0, &for_a_time, nullptr));
+    ok(ncclCommSplit(for_a_time, 0, 0, &orphan_, nullptr));
+    ok(ncclCommDestroy(for_a_time));
+  }
+  ~Rank() {
+    ok(cudaStreamSynchronize(stream_));
+    for (const ncclComm_t one : {orphan_, pair_, world_}) ok(ncclCommDestroy(one));
+    ok(cudaEventDestroy(event_));
+    ok(cudaFreeHost(pinned_));
+    ok(cudaStreamDestroy(stream_));
+  }
+  Rank(const Rank&) = delete;
+  Rank& operator=(const Rank&) = delete;
+
+  // Calls are counted; before number `at`, `happens` is called.
+  std::vector<int> minibatch(int at = -1, const std::function<void()>& happens = [] {}) {
+    int calls = 0;
+    const auto call = [&](const std::function<void()>& make) {
+      if (calls++ == at) happens();
+      make();
+    };
+    const auto all_reduce = [&](int* from, int* to, ncclComm_t communicator) {
+      call([&] { ok(ncclAllReduce(from, to, 4, ncclInt32, ncclSum, communicator, stream_)); });
+    };
+    std::vector<int> seen, host(64, 3 + rank_);
+    int* block = nullptr;
+    call([&] { launch_add(state_.get(), rank_ + 1, stream_); });
+    all_reduce(state_.get(), sum_.get(), world_);
+    call([&] { ok(cudaMalloc(reinterpret_cast<void**>(&block), 256)); });
+    call([&] { ok(cudaMemcpyAsync(block, host.data(), 256, cudaMemcpyHostToDevice, stream_)); });
+    host.assign(64, -1);
+    call([&] { ok(cudaEventRecord(event_, stream_)); });
+    call([&] { ok(cudaStreamWaitEvent(nullptr, event_, 0)); });
+    ncclUniqueId id{};
+    const std::string name = "minibatch-" + std::to_string(++minibatches_);
+    if (rank_ == 0) {
+      call([&] { ok(ncclGetUniqueId(&id)); });
+      store_.set(name, hex(id));
+    } else {
+      call([&] { ok(cudaStreamSynchronize(stream_)); });
+      id = id_of(store_.get(name).c_str());
+    }
+    ncclComm_t fresh = nullptr, half = nullptr;
+    call([&] { ok(ncclCommInitRank(&fresh, ranks_, id, ranks_ - 1 - rank_)); });
+    call([&] { ok(ncclCommSplit(world_, rank_ == 0 ? NCCL_SPLIT_NOCOLOR : 1, rank_, &half, nullptr)); });
+    all_reduce(sum_.get(), sum_.get() + 8, fresh);
+    if (half) all_reduce(sum_.get(), sum_.get() + 16, half);
+    all_reduce(sum_.get() + 8, block, pair_);
+    all_reduce(block, block + 8, orphan_);
+    call([&] {
+      ok(ncclGroupStart());
+      ok(ncclSend(block, 4, ncclInt32, (rank_ + 1) % ranks_, world_, stream_));
+      ok(ncclRecv(block + 16, 4, ncclInt32, (rank_ + ranks_ - 1) % ranks_, world_, stream_));
+      ok(ncclGroupEnd());
+    });
+    int told = 0;
+    call([&] { ok(cudaMemcpyAsync(&told, block + 16, sizeof told, cudaMemcpyDeviceToHost, stream_)); });
+    call([&] { launch_add(state_.get() + 1, told % 1000, stream_); });
+    call([&] { ok(cudaMemcpyAsync(pinned_, block, 256, cudaMemcpyDeviceToHost, stream_)); });
+    call([&] { ok(cudaStreamSynchronize(stream_)); });
+    seen.insert(seen.end(), {told, pinned_[0], pinned_[8], pinned_[30]});
+    call([&] { ok(ncclCommDestroy(fresh)); });
+    if (half) call([&] { ok(ncclCommDestroy(half)); });
+    call([&] { ok(cudaFree(block)); });
+    all_reduce(state_.get(), sum_.get() + 32, world_);
+    call([&] { launch_add(state_.get() + 2, 1, stream_); });
+    // No synchronisation here: whoever is first begins the next minibatch.
+    call([&] { ok(static_cast<cudaError_t>(jitckpt_proxy_keep(static_cast<uint64_t>(minibatches_)))); });
+    calls_ = calls;
+    return seen;
+  }
+  int calls() const { return calls_; }
+  std::vector<int> end() const {
+    auto values = state_.read(stream_);
+    values.resize(4);
+    const auto sums = sum_.read(stream_);
+    values.insert(values.end(), sums.begin(), sums.begin() + 40);
+    return values;
+  }
+
+  // A rank that has ended can't take part in a recovery any more.
+  void wait_for_all() const {
+    store_.set("over-" + std::to_string(rank_), "");
+    for (int rank = 0; rank < ranks_; ++rank) store_.get("over-" + std::to_string(rank));
+  }
+  int rank() const { return rank_; }
+  ncclComm_t world() const { return world_; }
+  cudaEvent_t event() const { return event_; }
+  cudaStream_t stream() const { return stream_; }
+  const Store& store() const { return store_; }
+
+ private:
+  static int on_own_device(int rank) {
+    ok(cudaSetDevice(rank));
+    return rank;
+  }
+  ncclComm_t meet(const std::string& name) const {
+    ncclUniqueId id{};
+    if (rank_ == 0) {
+      ok(ncclGetUniqueId(&id));
+      store_.set(name, hex(id));
+    } else {
+      id = id_of(store_.get(name).c_str());
+    }
+    ncclComm_t made = nullptr;
+    ok(ncclCommInitRank(&made, ranks_, id, rank_));
+    return made;
+  }
+
+  int rank_, ranks_;
+  Store store_;
+  int minibatches_ = 0, calls_ = 0;
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t event_ = nullptr;
+  int* pinned_ = nullptr;
+  const DeviceInts state_, sum_;
+  ncclComm_t world_ = nullptr, pair_ = nullptr, orphan_ = nullptr;
+};
+
+void print(const char* what, const std::vector<int>& numbers) {
+  std::printf("seen %s:", what);
+  for (const int number : numbers) std::printf(" %d", number);
+  std::printf("\n");
+}
+
+// PROXY_TEST_FAULT: what happens in every minibatch, from PROXY_TEST_FIRST to PROXY_TEST_LAST.
+TEST(Alone, TrainsAsARank) {
+  if (!alone() || !std::getenv("PROXY_TEST_STORE")) GTEST_SKIP() << "only for other tests";
+  {
+    const std::string fault = std::getenv("PROXY_TEST_FAULT") ? std::getenv("PROXY_TEST_FAULT") : "";
+    Rank rank;
+    const Watchdog watchdog(rank.world(), rank.event());
+    const int first = number_of("PROXY_TEST_FIRST"), last = number_of("PROXY_TEST_LAST");
+    for (int minibatch = first; minibatch < last; ++minibatch) {
+      // One rank after the other, then two at once, before each call.
+      const int choices = number_of("WORLD_SIZE") + 1, who = minibatch % choices, call = minibatch / choices;
+      const bool here = who == rank.rank() || (who == choices - 1 && rank.rank() < 2);
+      print("numbers", rank.minibatch(here && !fault.empty() ? call : -1, [&] {
+        if (fault == "kill")
+          kill_server();
+        else
+          order_fault(fault);
+      }));
+    }
+    print("end", rank.end());
+    std::printf("calls %d\n", rank.calls());
+    rank.wait_for_all();
+  }
+  std::fflush(stdout);
+}
+
+TEST(Alone, HasAnErrorOfItsOwn) {
+  if (!alone() || !std::getenv("PROXY_TEST_STORE")) GTEST_SKIP() << "only for other tests";
+  const int number = number_of("RANK");
+  Rank rank;
+  print("numbers", rank.minibatch());
+  if (number == 1) {
+    ok(cudaLaunchKernel(kernels::fail(), dim3(1), dim3(1), nullptr, 0, rank.stream()));
+    const cudaError_t error = cudaStreamSynchronize(rank.stream());
+    std::printf("seen error %d: %s\n", error, cudaGetErrorString(error));
+    rank.store().set("over", "");
+  } else {
+    rank.store().get("over");
+    print("end", rank.end());
+  }
+  std::fflush(stdout);
+  std::_Exit(testing::Test::HasFailure() ? 1 : 0);  // the device of one is broken
+}
+
+TEST(Alone, IsGivenUp) {
+  if (!alone() || !std::getenv("PROXY_TEST_STORE")) GTEST_SKIP() << "only for other tests";
+  Rank rank;
+  rank.minibatch();
+  std::printf("keep %d\n", jitckpt_proxy_keep(2));
+  if (number_of("RANK") == 0) kill_server();
+  const cudaError_t error = cudaStreamSynchronize(rank.stream());
+  std::printf("seen error %d: %s\n", error, cudaGetErrorString(error));
+  uint64_t state = 2;
+  cudaError_t kept = cudaSuccess;  // the other rank hears of it a little later
+  while (kept == cudaSuccess) kept = static_cast<cudaError_t>(jitckpt_proxy_keep(++state));
+  std::printf("seen keep %d: %s\n", kept, cudaGetErrorString(kept));
+  std::fflush(stdout);
+  std::_Exit(testing::Test::HasFailure() ? 1 : 0);
+}
+
+// A job of processes of this program, with a coordinator.
+struct Job {
+  explicit Job(int ranks) : coordinator(ranks), outputs(static_cast<std::size_t>(ranks)) {}
+  Coordinator coordinator;
+  std::vector<Ended> outputs;
+
+  void run(const std::string& test, const std::vector<std::string>& variables = {}) {
+    std::string folder = std::filesystem::temp_directory_path() / "jitckpt-store-XXXXXX";
+    ASSERT_NE(mkdtemp(folder.data()), nullptr);
+    std::vector<std::thread> processes;
+    for (std::size_t rank = 0; rank < outputs.size(); ++rank) {
+      processes.emplace_back([&, rank] {
+        std::vector<std::string> all = variables;
+        all.insert(all.end(),
+                   {"PROXY_TEST_DEVICES=4", "RANK=" + std::to_string(rank),
+                    "WORLD_SIZE=" + std::to_string(outputs.size()), "PROXY_TEST_STORE=" + folder,
+                    "SOFTGPU_CONTROL=" + folder + "/faults", "JITCKPT_PROXY_CONTROL=" + coordinator.path()});
+        outputs[rank] = run_alone(test, all);
+      });
+    }
+    for (std::thread& process : processes) process.join();
+    std::filesystem::remove_all(folder);
+    for (const Ended& ended : outputs) EXPECT_EQ(ended.status, 0) << ended.output;
+  }
+
+  // The lines of what the ranks have seen.
+  std::vector<std::string> seen() const {
+    std::vector<std::string> all;
+    for (const Ended& ended : outputs) {
+      std::istringstream lines(ended.output);
+      for (std::string line; std::getline(lines, line);) {
+        if (line.rfind("seen ", 0) == 0) all.push_back(line);
+      }
+    }
+    return all;
+  }
+};
+
+std::vector<std::string> minibatches(int first, int last) {
+  return {"PROXY_TEST_FIRST=" + std::to_string(first), "PROXY_TEST_LAST=" + std::to_string(last)};
+}
+
+void expect_recovered(
+    int ranks, int first, int last, const std::string& fault,
+    const std::function<void(Coordinator&)>& prepare = [](Coordinator&) {}) {
+  Job undisturbed(ranks), job(ranks);
+  auto variables = minibatches(first, last);
+  undisturbed.run("Alone.TrainsAsARank", variables);
+  EXPECT_TRUE(undisturbed.coordinator.recoveries().empty());
+  variables.push_back("PROXY_TEST_FAULT='" + fault + "'");
+  prepare(job.coordinator);
+  job.run("Alone.TrainsAsARank", variables);
+  EXPECT_EQ(job.seen(), undisturbed.seen());
+  EXPECT_EQ(undisturbed.seen().size(), static_cast<std::size_t>(ranks * (last - first + 1)));
+  EXPECT_EQ(job.coordinator.complaint(), "");
+  const auto recoveries = job.coordinator.recoveries();
+  EXPECT_GE(recoveries.size(), static_cast<std::size_t>(last - first));
+  if (testing::Test::HasFailure())
+    std::printf("%s\n%s\n", job.outputs[0].output.c_str(), job.outputs[1].output.c_str());
+}
+
+TEST(Ranks, ServersThatDieAtAnyCallAreReplaced) { expect_recovered(2, 0, 3 * 22, "kill"); }
+
+TEST(Ranks, FourComeBackTogether) { expect_recovered(4, 5 * 7, 5 * 10, "kill"); }
+
+TEST(Ranks, ServersThatDieInTheReplayAreReplacedAgain) {
+  std::mt19937 random(11);
+  int killed = 0;
+  expect_recovered(2, 3 * 5, 3 * 9, "kill", [&](Coordinator& coordinator) {
+    coordinator.before_replay = [&](int rank, pid_t worker) {
+      if (rank != 0 || killed++ % 2 == 1) return;
+      std::this_thread::sleep_for(std::chrono::microseconds(random() % 8000));
+      kill(find_server(worker), SIGKILL);
+    };
+  });
+  EXPECT_GE(killed, 20);
+}
+
+// Of the communicator that the watchdog asks for.
+TEST(Ranks, AnErrorOfNcclIsRecoveredFrom) {
+  expect_recovered(2, 0, 3 * 2, "kind=collective-error");
+  expect_recovered(2, 0, 3, "kind=collective-error result=system");
+}
+
+TEST(Ranks, ABrokenDeviceIsReplaced) {
+  expect_recovered(2, 3 * 3, 3 * 5, "kind=sticky");
+  expect_recovered(2, 3 * 9, 3 * 10, "kind=device-lost at=collective");
+}
+
+TEST(Ranks, AProgramsOwnErrorIsTheProgramsAgain) {
+  Job job(2);
+  job.run("Alone.HasAnErrorOfItsOwn");
+  const std::string said = job.outputs[1].output;
+  EXPECT_NE(said.find("seen error 700: an illegal memory access was encountered"), std::string::npos) << said;
+  const auto recoveries = job.coordinator.recoveries();
+  ASSERT_GE(recoveries.size(), 2u);
+  EXPECT_EQ(recoveries.back().delivered, 1);
+  EXPECT_EQ(recoveries.front().delivered, 0);
+}
+
+TEST(Ranks, WhoIsGivenUpIsTold) {
+  Job job(2);
+  job.coordinator.gives_up = true;
+  job.run("Alone.IsGivenUp");
+  const std::string killed = job.outputs[0].output, other = job.outputs[1].output;
+  EXPECT_NE(killed.find("was ended by Killed, and a test wants it so"), std::string::npos) << killed;
+  EXPECT_NE(killed.find("seen keep 801"), std::string::npos) << killed;
+  EXPECT_NE(other.find("seen error 0"), std::string::npos) << other;
+  EXPECT_NE(other.find("device back: a test wants it so"), std::string::npos) << other;
+}
+
+TEST(Ranks, AnAgentThatCantBeUnderstoodIsLeft) {
+  std::mt19937 random(3);
+  for (const std::size_t length : {1, 30, 500}) {
+    Job job(2);
+    for (std::size_t byte = 0; byte < length; ++byte)
+      job.coordinator.instead.push_back(static_cast<std::byte>(random()));
+    job.run("Alone.IsGivenUp");
+    for (const Ended& ended : job.outputs)
+      EXPECT_NE(ended.output.find("has sent what can't be understood"), std::string::npos) << ended.output;
+  }
+}
+
+}  // namespace
