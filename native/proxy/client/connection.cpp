@@ -118,13 +118,14 @@ Connection* Connection::get(Library library, int32_t& result) {
 bool Connection::go_on() {
   if (state != State::running || dead_.load(std::memory_order_acquire)) return false;
   if (hold_.on()) return true;  // the control thread sees to the server
+  const std::string why = hold_.given_up();
   // Who comes while another brings a new server in place waits here for it.
   std::lock_guard lock(mutex_);
   if (!server_ || dead_) return false;
   if (server_->alive()) return true;
   if (recover()) return true;
   death_ = "the device proxy's server " + server_->end();
-  if (const std::string why = hold_.given_up(); !why.empty()) death_ += ", and " + why;
+  if (!why.empty()) death_ += ", and " + why;
   std::fprintf(stderr, "jitckpt: %s.\n", death_.c_str());
   dead_.store(true, std::memory_order_release);
   return false;

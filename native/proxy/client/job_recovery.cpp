@@ -10,8 +10,8 @@
 namespace jitckpt::proxy::client {
 
 control::Stopped Connection::report() {
-  std::lock_guard lock(mutex_);
   const Hold::Failed failed = hold_.failed();
+  std::lock_guard lock(mutex_);
   control::Stopped report{1, 0, writer_.newest(), failed.call, failed.error, {}};
   std::vector<const Image*> images;
   for (const Image& image : images_) {

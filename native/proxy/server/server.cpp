@@ -71,9 +71,8 @@ void Server::serve(const Record& record) {
   const bool waited_for = record.answer != 0 && !is_answered(record);
   thread_local const auto nobodys = std::make_unique<Slot>();
   Slot& slot = waited_for ? log_.slot(record.slot) : *nobodys;
-  // Its last answer may have been another thread's here: what that has written comes before what this one
-  // writes.
-  slot.answered.load(std::memory_order_acquire);
+  // The caller's last answer may have been another thread's here: what that has done comes before this call.
+  log_.slot(record.slot).answered.load(std::memory_order_acquire);
   Request request{*this, {record.content, record.bytes}, slot, waited_for};
   int32_t result = 0;
   std::string text;

@@ -25,12 +25,15 @@ Coordinator::Coordinator(int ranks)
       listen(listener_, ranks) != 0)
     throw std::runtime_error(std::strerror(errno));
   end_ = eventfd(0, EFD_CLOEXEC);
+}
+
+void Coordinator::start() {
   thread_ = std::thread([this] { run(); });
 }
 
 Coordinator::~Coordinator() {
   const uint64_t one = 1;
-  if (write(end_, &one, sizeof one) == sizeof one) thread_.join();
+  if (thread_.joinable() && write(end_, &one, sizeof one) == sizeof one) thread_.join();
   for (const auto& [rank, worker] : workers_) close(worker.socket);
   close(listener_);
   close(end_);

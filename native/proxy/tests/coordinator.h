@@ -23,7 +23,10 @@ class Coordinator {
 
   const std::string& path() const { return path_; }
 
-  // To be set before the workers start.
+  // Before the workers start.
+  void start();
+
+  // To be set before `start`.
   std::function<void(int rank, pid_t worker)> before_replay = [](int, pid_t) {};  // of a rank, just ordered
   bool gives_up = false;           // instead of the first recovery
   std::vector<std::byte> instead;  // sent in place of the first order, if it is not empty

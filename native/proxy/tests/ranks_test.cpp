@@ -304,6 +304,7 @@ struct Job {
   void run(const std::string& test, const std::vector<std::string>& variables = {}) {
     std::string folder = std::filesystem::temp_directory_path() / "jitckpt-store-XXXXXX";
     ASSERT_NE(mkdtemp(folder.data()), nullptr);
+    coordinator.start();
     std::vector<std::thread> processes;
     for (std::size_t rank = 0; rank < outputs.size(); ++rank) {
       processes.emplace_back([&, rank] {

@@ -210,6 +210,25 @@ TEST(Recovery, ReductionsKeepTheirNumbers) {
   testing::internal::GetCapturedStderr();
 }
 
+TEST(Recovery, TheTimeBetweenEventsOfBeforeIsNoError) {
+  testing::internal::CaptureStderr();
+  const DeviceInts number(1);
+  cudaEvent_t begin = nullptr, end = nullptr;
+  ok(cudaEventCreate(&begin));
+  ok(cudaEventCreate(&end));
+  ok(cudaEventRecord(begin, nullptr));
+  ok(cudaEventRecord(end, nullptr));
+  ok(cudaDeviceSynchronize());
+  keep();
+  kill_server();
+  float milliseconds = -1;
+  ok(cudaEventElapsedTime(&milliseconds, begin, end));
+  EXPECT_GE(milliseconds, 0);
+  ok(cudaEventDestroy(begin));
+  ok(cudaEventDestroy(end));
+  testing::internal::GetCapturedStderr();
+}
+
 TEST(Recovery, AThreadThatWaitsDoesNotNotice) {
   testing::internal::CaptureStderr();
   const OwnStream stream;
