@@ -247,8 +247,8 @@ def _parser() -> argparse.ArgumentParser:
         "--mode",
         choices=("user", "transparent"),
         default="user",
-        help="transparent: the device is behind a proxy, and comes back if its server dies; so far for "
-        "trainings of one rank on softgpu (default user)",
+        help="transparent: the device is behind a proxy, and when it fails all ranks go back by a minibatch "
+        "in the same processes; so far on softgpu (default user)",
     )
     ours.add_argument(
         "--recovery-deadline",

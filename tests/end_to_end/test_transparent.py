@@ -1,6 +1,13 @@
-"""A script that knows nothing of jitckpt lives on when its device's server is killed."""
+"""Scripts that know nothing of jitckpt live on in the same processes, whatever befalls their devices."""
 
-from launcher import JITCKPT, Launcher
+import os
+from pathlib import Path
+
+from launcher import JITCKPT_RUN, Launcher, Result
+
+from jitckpt.events import read_events
+from jitckpt.rehearsal import lasting_shared_memory
+from jitckpt.timeline import in_words
 
 # Trains twice, once undisturbed; `place` says where in which step the server is killed: before the backward
 # pass, before the optimizer's step, after it.
@@ -45,7 +52,7 @@ print("servers:", len(servers))
 
 
 def test_a_killed_server_is_only_a_pause(launcher: Launcher) -> None:
-    command = [*JITCKPT, "run", "--standalone", "--nproc-per-node", "1", "--device", "softgpu"]
+    command = [*JITCKPT_RUN, "--nproc-per-node", "1", "--device", "softgpu"]
     script = launcher.script(SCRIPT)
     result = launcher.run(*command, "--mode", "transparent", "--warm-spares", "0", script)
     assert result.status == 0, result.err
@@ -53,3 +60,45 @@ def test_a_killed_server_is_only_a_pause(launcher: Launcher) -> None:
     assert "servers: 5" in result.out, result.out
     assert result.err.count("the program goes on") == 4
     assert "switched off" not in result.err
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "plain_ddp.py"
+TRAINING = [str(EXAMPLE), "--steps", "14", "--width", "16", "--layers", "1"]
+
+
+def seen_and_ended_with(result: Result) -> list[str]:
+    """Return all losses, and the digests of all that the ranks end with."""
+    assert result.status == 0, result.err
+    return sorted(line for line in result.out.splitlines() if line.startswith(("step ", "rank ")))
+
+
+def test_every_kind_of_failure_is_only_a_pause_for_two_ranks(launcher: Launcher) -> None:
+    # Two steps between them: a rank may be one ahead of another.
+    faults = [
+        "rank=1 step=2 phase=allreduce kind=collective-error",
+        "rank=0 step=4 phase=backward kind=sticky call=2",
+        "rank=1 step=6 phase=optimizer kind=sticky call=3",
+        "rank=0 step=8 phase=forward kind=proxy-kill",
+        "rank=0 step=10 phase=allreduce kind=driver-suspect",
+        "rank=1 step=12 phase=optimizer kind=proxy-kill",
+    ]
+    shared_memory = set(os.listdir("/dev/shm"))
+    directory = launcher.directory / "checkpoints"
+    ranks = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "2", "--warm-spares", "0"]
+    transparent = ["--mode", "transparent", "--checkpoint-dir", str(directory)]
+    result = launcher.run(
+        *ranks, *transparent, *(word for fault in faults for word in ("--fault", fault)), *TRAINING
+    )
+    assert len(seen_and_ended_with(result)) == 14 + 2
+    assert seen_and_ended_with(result) == seen_and_ended_with(launcher.run(*ranks, *TRAINING))
+    assert lasting_shared_memory(shared_memory) == []
+    assert list(launcher.directory.glob("jitckpt-*")) == []
+
+    events = read_events(directory)[0]
+    named = [event["event"] for event in events]
+    assert {event["fault"] for event in events if event["event"] == "fault"} == set(faults)
+    assert named.count("recovered") == len(faults)
+    assert named.count("proxy_connected") == 2  # the workers are the same
+    assert not {"restart", "detected", "recovery_given_up"} & set(named)
+    said = in_words(events, str(directory))
+    assert sum("in the same processes" in sentence for sentence in said) == len(faults)
