@@ -11,7 +11,7 @@ import pytest
 from conftest import PROGRAMS, Run
 
 from jitckpt.cli import chaos
-from jitckpt.cli.chaos import ChaosError
+from jitckpt.softgpu_control import ChaosError
 
 # Uses its device without torch, then tells by a line that it has heard of one on standard input.
 LISTENER = """
