@@ -1,4 +1,6 @@
 #include <dirent.h>
+#include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -53,7 +55,7 @@ ncclUniqueId id_of(const char* text) {
 Ended run_alone(const std::string& test, const std::vector<std::string>& variables) {
   std::string command = "PROXY_TEST_ALONE=1 ";
   for (const std::string& variable : variables) command += variable + " ";
-  command += program + " --gtest_filter=" + test + " 2>&1";
+  command += "exec " + program + " --gtest_filter=" + test + " 2>&1";
   FILE* const pipe = popen(command.c_str(), "r");
   Ended ended{-1, ""};
   if (!pipe) return ended;
@@ -69,6 +71,8 @@ bool alone() { return std::getenv("PROXY_TEST_ALONE") != nullptr; }
 
 int main(int argc, char** argv) {
   program = argv[0];
+  // Those of a test that is ended for taking too long end with it.
+  if (alone()) prctl(PR_SET_PDEATHSIG, SIGKILL);
   const char* const devices = std::getenv("PROXY_TEST_DEVICES");
   setenv("SOFTGPU_DEVICES", devices ? devices : "2", 1);
   setenv("SOFTGPU_MEMORY", "67108864", 1);
