@@ -4,15 +4,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
-from jitckpt import protocol
+from jitckpt import hang, protocol
 from jitckpt.console import say
 from jitckpt.events import EventLog
-from jitckpt.hang import Diagnosis, diagnose, report
-from jitckpt.stacks import read_stacks
+from jitckpt.hang import Diagnosis, diagnose
+from jitckpt.stacks import ask_for_stacks, read_stacks
 from jitckpt.workers import Worker
 
 MOST_STACKS = 8  # of late ranks, in a report
+STACK_SECONDS = 10.0  # that a report waits for those of other hosts, while ranks save
 
 
 @dataclass
@@ -29,6 +31,21 @@ class _Question:
     stopped: set[int] = field(default_factory=set)  # on other hosts
 
 
+@dataclass
+class _Report:
+    """What is to be written once the stacks of the ranks `awaited` have come from other hosts.
+
+    until: or by when. written: where ranks of this host write their stacks.
+    """
+
+    diagnosis: Diagnosis
+    directory: Path
+    until: float
+    written: list[tuple[int, BinaryIO]] = field(default_factory=list)
+    stacks: dict[int, str] = field(default_factory=dict)
+    awaited: set[int] = field(default_factory=set)
+
+
 class Investigation:
     """At most one at a time, in one start of the workers."""
 
@@ -39,22 +56,32 @@ class Investigation:
         log: EventLog,
         stall_timeout: float,
         answer_within: float,
+        *,
+        ask_for_stacks: Callable[[int], None] = lambda rank: None,
     ) -> None:
         """workers: those of this host. order: gives any rank an order, or says why that can't be done.
 
+        ask_for_stacks: asks the host of a rank for its Python stacks, for `hear_stacks`.
         Times in seconds, as for the supervisor.
         """
         self._workers, self._order, self._log = workers, order, log
         self._stall_timeout, self._answer_within = stall_timeout, answer_within
+        self._ask_for_stacks = ask_for_stacks
         self._question: _Question | None = None
         self._questions = 0
         self._failure: Diagnosis | None = None  # not reported yet
+        self._report: _Report | None = None
         self._groups: dict[frozenset[int], set[str]] = {}
 
     @property
     def next_look(self) -> float | None:
         """The monotonic time at which `verdict` should be asked, if nothing is heard before."""
         return None if self._question is None else self._question.next_look
+
+    @property
+    def report_due(self) -> float | None:
+        """The monotonic time by which a report that is begun has to be written, None if there is none."""
+        return None if self._report is None else self._report.until
 
     @property
     def blamed(self) -> tuple[int, ...]:
@@ -119,21 +146,48 @@ class Investigation:
         ]
         return ", ".join([found, *stopped])
 
-    def write_report(self, registrations: Mapping[int, protocol.Registered]) -> None:
-        """Write who waited for whom, with the late ranks' stacks, if there is something new to report."""
+    def begin_report(self, registrations: Mapping[int, protocol.Registered], directory: Path) -> None:
+        """If there is something new to report, have the late ranks, on whichever host, write their stacks.
+
+        directory: for the report.
+        """
         diagnosis, self._failure = self._failure, None
         if diagnosis is None:
             return
-        stacks = {}
-        own = [rank for rank in diagnosis.late or diagnosis.silent if rank in self._workers]
-        for rank in own[:MOST_STACKS]:
-            registration, worker = registrations[rank], self._workers[rank]
-            if registration.stack_signal and not worker.is_stopped():
-                stacks[rank] = read_stacks(worker.pid, registration.stack_signal, registration.stack_fd)
-        directory = Path(next(iter(registrations.values())).checkpoint_dir)
-        path = directory / f"hang-{self._log.restart}-{self._questions}.txt"
+        report = self._report = _Report(diagnosis, directory, time.monotonic() + STACK_SECONDS)
+        for rank in (diagnosis.late or diagnosis.silent)[:MOST_STACKS]:
+            if rank not in self._workers:
+                report.awaited.add(rank)
+                self._ask_for_stacks(rank)
+            elif (file := stacks_of(self._workers[rank], registrations.get(rank))) is not None:
+                report.written.append((rank, file))
+
+    def read_stacks(self) -> None:
+        """Read what the ranks of this host write, which may take a while."""
+        report = self._report
+        while report is not None and report.written:
+            rank, file = report.written.pop()
+            report.stacks[rank] = read_stacks(file)
+
+    def hear_stacks(self, rank: int, text: str) -> None:
+        """Take note of the Python stacks of a rank on another host, empty if there are none."""
+        if self._report is not None and rank in self._report.awaited:
+            self._report.awaited.remove(rank)
+            self._report.stacks[rank] = text
+
+    def finish_report(self, *, at_once: bool = False) -> None:
+        """Write who waited for whom, with the late ranks' stacks, if all is there or it is time."""
+        report = self._report
+        if report is None:
+            return
+        if (report.written or report.awaited) and not at_once and time.monotonic() < report.until:
+            return
+        self.read_stacks()
+        self._report = None
+        stacks = report.stacks | dict.fromkeys(report.awaited, "")
+        path = report.directory / f"hang-{self._log.restart}-{self._questions}.txt"
         try:
-            path.write_text(report(diagnosis, stacks))
+            path.write_text(hang.report(report.diagnosis, stacks))
         except OSError as error:
             say(f"the report of the hang can't be written to {path}: {error.strerror}.")
             return
@@ -148,3 +202,13 @@ class Investigation:
             problem = self._order(rank, protocol.Ask(self._questions))
             if problem is not None:
                 self._log.write("warning", rank=rank, text=f"rank {rank} can't be asked: {problem}")
+
+
+def stacks_of(worker: Worker, registration: protocol.Registered | None) -> BinaryIO | None:
+    """Have a worker write its Python stacks; return where, or None if it can't."""
+    if registration is None or not registration.stack_signal or worker.has_ended(0) or worker.is_stopped():
+        return None
+    try:
+        return ask_for_stacks(worker.pid, registration.stack_signal, registration.stack_fd)
+    except OSError:
+        return None  # it ends just now

@@ -6,6 +6,7 @@ import signal
 import time
 from dataclasses import dataclass
 from functools import cache
+from typing import BinaryIO
 
 _LOOK_SECONDS = 0.01
 
@@ -32,14 +33,24 @@ def stack_writer() -> StackWriter:
     return StackWriter(number, descriptor)
 
 
-def read_stacks(pid: int, signal_number: int, descriptor: int, within: float = 0.5) -> str:
-    """Return the stacks that a live process with a StackWriter writes now, empty if it doesn't in time.
+def ask_for_stacks(pid: int, signal_number: int, descriptor: int) -> BinaryIO:
+    """Have a live process with a StackWriter write its stacks; return where. Raises OSError if it is gone.
 
-    within: seconds. Raises OSError if its memory can't be opened.
+    Only who sees to it that the process is not reaped meanwhile may call this.
     """
-    with open(f"/proc/{pid}/fd/{descriptor}", "rb") as file:
+    file = open(f"/proc/{pid}/fd/{descriptor}", "rb")  # noqa: SIM115
+    try:
         file.seek(0, os.SEEK_END)
         os.kill(pid, signal_number)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def read_stacks(file: BinaryIO, within: float = 0.5) -> str:
+    """Return what a process that was asked for its stacks writes, empty if it doesn't in these seconds."""
+    with file:
         text, end = b"", time.monotonic() + within
         while time.monotonic() < end:
             more = file.read()

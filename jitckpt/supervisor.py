@@ -16,7 +16,7 @@ from jitckpt.copies import Copies
 from jitckpt.errors import JitckptError
 from jitckpt.events import EventLog
 from jitckpt.hosts import Arrived, Hosts, Lost
-from jitckpt.investigation import Investigation
+from jitckpt.investigation import STACK_SECONDS, Investigation, stacks_of
 from jitckpt.protocol import Message, ProtocolError
 from jitckpt.proxy_control import Proxies
 from jitckpt.recovery import (
@@ -32,6 +32,7 @@ from jitckpt.recovery import (
     training_is_over,
     whole_steps,
 )
+from jitckpt.stacks import read_stacks
 from jitckpt.workers import Worker
 
 STATUS_OF_AN_EXCEPTION = 1  # of a Python that an exception has ended
@@ -84,7 +85,14 @@ class Supervisor(threading.Thread):
         self._job = Job(ranks, time.monotonic(), save_deadline, restarts_left)
         self._registrations: dict[int, protocol.Registered] = {}
         self._trouble: str | None = None
-        self._investigation = Investigation(self._workers, self._order, log, stall_timeout, answer_within)
+        self._investigation = Investigation(
+            self._workers,
+            self._order,
+            log,
+            stall_timeout,
+            answer_within,
+            ask_for_stacks=self._ask_for_stacks,
+        )
         self.interrupts: list[int] = []
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector = selectors.DefaultSelector()
@@ -157,22 +165,26 @@ class Supervisor(threading.Thread):
             )
             absent = tuple(rank.rank for rank in self._job.ranks if rank.alive and not rank.registered)
             if not self._job.alarmed and (found := self._investigation.verdict(self._askable(), absent)):
-                self._tell_alarm("hang", found)
-                self._blame(self._investigation.blamed)
+                blamed = self._investigation.blamed
+                self._investigation.begin_report(self._registrations, self._directory())  # before ranks end
+                self._tell_alarm("hang", found, blamed)
+            self._investigation.finish_report()
             match decide(self._job):
                 case Wait(until):
-                    looks = [] if self._job.alarmed else [self._investigation.next_look]
+                    looks = [self._investigation.report_due]
+                    looks += [] if self._job.alarmed else [self._investigation.next_look]
                     looks += [] if self._proxies is None else [self._proxies.next_look]
                     first = min((one for one in (until, *looks) if one is not None), default=None)
                     self._listen(None if first is None else max(0.0, first - time.monotonic()))
                 case OrderSave(ranks):
                     self._order_save(ranks)
-                    self._investigation.write_report(self._registrations)
+                    self._investigation.read_stacks()
                 case EndRanks(kill, terminate):
                     self._end(kill, terminate)
                 case WriteLocalState():
                     self._write_local_states()
                 case Close(outcome):
+                    self._investigation.finish_report(at_once=True)
                     return outcome
 
     def _listen(self, timeout: float | None) -> None:
@@ -271,11 +283,12 @@ class Supervisor(threading.Thread):
         self._detected(cause, text)
         self._job = replace(self._job, alarmed=True)
 
-    def _tell_alarm(self, cause: str, text: str) -> None:
-        """Raise an alarm on all hosts about what only this one knows."""
+    def _tell_alarm(self, cause: str, text: str, blamed: Sequence[int] = ()) -> None:
+        """Raise an alarm on all hosts about what only this one knows; blamed: the ranks that caused it."""
         if self._hosts is not None:
-            self._hosts.broadcast({"alarm": cause, "text": text})
+            self._hosts.broadcast({"alarm": cause, "text": text, "blamed": list(blamed)})
         self._alarm(cause, text)
+        self._blame(blamed)
 
     def _ended(self, worker: Worker) -> None:
         if worker.socket.fileno() in self._selector.get_map():
@@ -374,14 +387,34 @@ class Supervisor(threading.Thread):
                 self._copies.write(self._rank(rank).rank, size, place, arrived.data)
             case {"want_save": int(step)}:
                 local_state.want_save_after([worker.ring_fd for worker in self._workers.values()], step)
-            case {"alarm": cause, "text": text}:
+            case {"alarm": cause, "text": text, "blamed": list(blamed)}:
                 if cause == "signal":
                     self._leaving.add(arrived.host)
                 self._alarm(cause, text)
+                self._blame(blamed)
+            case {"stacks_wanted": rank}:
+                self._send_stacks(arrived.host, self._workers[rank])
+            case {"stacks_of": rank}:
+                self._investigation.hear_stacks(self._rank(rank).rank, arrived.data.decode())
 
     def _tell_stopped(self, host: int, rank: int) -> None:
         assert self._hosts is not None
         self._hosts.send(host, {"stopped": rank})
+
+    def _ask_for_stacks(self, rank: int) -> None:
+        assert self._hosts is not None
+        self._hosts.send(self._hosts.host_of(rank), {"stacks_wanted": rank})
+
+    def _send_stacks(self, host: int, worker: Worker) -> None:
+        """Send another host the Python stacks of a rank; nobody waits for them here."""
+        hosts, file = self._hosts, stacks_of(worker, self._registrations.get(worker.rank))
+        assert hosts is not None
+
+        def send() -> None:
+            text = "" if file is None else read_stacks(file, STACK_SECONDS)
+            hosts.send(host, {"stacks_of": worker.rank}, text.encode())
+
+        threading.Thread(target=send, name="jitckpt-stacks", daemon=True).start()
 
     def _lose(self, lost: Lost) -> None:
         """A host is gone: its ranks have ended, as far as this job is concerned."""
@@ -459,9 +492,7 @@ class Supervisor(threading.Thread):
             self._tell_what_is_saved()
         self._job = replace(self._job, local_state_written=True)
         steps = whole_steps(self._job.ranks)
-        # The path of a lost host's rank may mean nothing here.
-        own = [one for rank, one in self._registrations.items() if rank in self._workers]
-        directory = Path((own or list(self._registrations.values()))[0].checkpoint_dir)
+        directory = self._directory()
         begun = time.monotonic()
         written: dict[int, dict[int, int]] = {}
         for rank in sorted(self._registrations):
@@ -484,6 +515,11 @@ class Supervisor(threading.Thread):
         size = sum(sum(by_step.values()) for by_step in written.values())
         by_rank = {rank: sorted(by_step) for rank, by_step in written.items()}
         self._log.write("local_state_written", steps=by_rank, bytes=size, seconds=time.monotonic() - begun)
+
+    def _directory(self) -> Path:
+        """Return this host's checkpoint directory; the path of another's may mean nothing here."""
+        own = [one for rank, one in self._registrations.items() if rank in self._workers]
+        return Path((own or list(self._registrations.values()))[0].checkpoint_dir)
 
     def _writes_for(self, rank: int) -> bool:
         """Return whether this agent has a rank's ring or the copy of a lost one, or has to say it is lost."""

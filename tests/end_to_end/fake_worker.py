@@ -8,6 +8,7 @@ from typing import Any
 
 from jitckpt import protocol
 from jitckpt.protocol import Message, Save
+from jitckpt.stacks import stack_writer
 
 RANK = int(os.environ["RANK"])
 WORLD_SIZE = int(os.environ["WORLD_SIZE"])
@@ -21,7 +22,21 @@ def say(message: Message) -> None:
 
 def register(shard: int = 0, shards: int = 1) -> None:
     directory = os.environ["JITCKPT_CHECKPOINT_DIR"]
-    say(protocol.Registered(RANK, os.getpid(), WORLD_SIZE, shard, shards, "", "builtin", directory))
+    stacks = stack_writer()
+    say(
+        protocol.Registered(
+            RANK,
+            os.getpid(),
+            WORLD_SIZE,
+            shard,
+            shards,
+            "",
+            "builtin",
+            directory,
+            stacks.signal_number,
+            stacks.descriptor,
+        )
+    )
 
 
 def await_order() -> Save:
@@ -31,9 +46,14 @@ def await_order() -> Save:
     return order
 
 
-def save(step: int, shard: int = 0) -> None:
-    """Wait for the order, play a save of `step`, and then hang as a rank in a collective does."""
+def save(step: int, shard: int = 0, after: str | None = None) -> None:
+    """Wait for the order, play a save of `step`, and then hang as a rank in a collective does.
+
+    after: it takes until this file is there.
+    """
     order = await_order()
+    if after is not None:
+        wait_for(after)
     say(protocol.SaveBegun(order.save_id, RANK, step))
     say(protocol.SaveEnded(order.save_id, RANK, shard, step, f"step-{step}", 1000, 0.1))
     hang()

@@ -30,6 +30,7 @@ class Agents:
         self.workers: list[Worker] = []
         self.logs = [EventLog(), EventLog()]
         self.supervisors: list[Supervisor] = []
+        self.blamed: list[int] = []
         self.local_states: list[tuple[int, set[int]]] = []  # of which ring, for which steps
 
     def start(self, scripts: Sequence[str], silence: float = 60.0) -> None:
@@ -52,11 +53,12 @@ class Agents:
                         heard=lambda *_: None,
                         failed=lambda *_: None,
                         write_local_states=self._write_local_states,
+                        blamed=lambda worker: self.blamed.append(worker.rank),
                     ),
                     save_id=1,
                     save_deadline=60,
                     restarts_left=1,
-                    answer_within=0.2,
+                    answer_within=600.0,  # whoever can answers, however slow this machine may be
                     hosts=self.hosts[index],
                 )
             )
@@ -89,6 +91,18 @@ class Agents:
         """Wait until both agents know that all ranks have registered."""
         while any(len(self.events("registered", host)) < len(self.workers) for host in (0, 1)):
             time.sleep(0.01)
+
+    def end_patience(self, answered: int, stopped: int) -> None:
+        """Once one rank has answered, and another is known to be stopped, wait for no other answer."""
+        investigation = self.supervisors[0]._investigation
+        while (
+            (question := investigation._question) is None
+            or answered not in question.answers
+            or stopped not in question.stopped
+        ):
+            time.sleep(0.01)
+        question.next_look = 0.0
+        os.eventfd_write(self.supervisors[0]._wake, 1)
 
     def outcomes(self) -> list[Outcome]:
         return [supervisor.result() for supervisor in self.supervisors]
@@ -147,10 +161,30 @@ def test_a_rank_that_another_host_has_stopped_is_found(agents: Agents) -> None:
     while not agents.workers[1].is_stopped():
         time.sleep(0.01)
     (agents.directory / "go").touch()
+    agents.end_patience(answered=0, stopped=1)
     assert agents.outcomes() == [Outcome.RESTART] * 2
     (detected, *_) = agents.events("detected")
     assert detected["text"].endswith("rank 1 does not answer, rank 1 is stopped")
     assert detected["cause"] == agents.events("detected", 1)[0]["cause"] == "hang"
+    assert agents.blamed == [1], "by the agent of its host, which counts how often its device failed"
+
+
+def test_the_report_of_a_hang_has_the_stacks_of_a_rank_on_another_host(agents: Agents) -> None:
+    """It lives, and has kept the others waiting for too long."""
+    agents.start(
+        [
+            "register(); wait_for(here + '/go'); report_hang(seconds=600.0); answer_one(); "
+            "save(7, after=here + '/hang-0-1.txt')",
+            "register(); answer_one(); hang()",
+        ]
+    )
+    agents.await_registrations()
+    (agents.directory / "go").touch()
+    assert agents.outcomes() == [Outcome.RESTART] * 2
+    (report,) = agents.events("hang_report")
+    text = Path(report["path"]).read_text()
+    assert "where rank 1 has not arrived" in text
+    assert "in <module>" in text.partition("Python stacks of rank 1:")[2]
 
 
 def test_an_agent_that_is_asked_to_end_takes_its_host_out(agents: Agents) -> None:

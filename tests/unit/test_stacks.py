@@ -1,12 +1,12 @@
 import os
 import threading
 
-from jitckpt.stacks import read_stacks, stack_writer
+from jitckpt.stacks import ask_for_stacks, read_stacks, stack_writer
 
 
 def test_the_stacks_are_those_of_now() -> None:
     writer = stack_writer()
     for _ in range(2):
-        text = read_stacks(os.getpid(), writer.signal_number, writer.descriptor)
+        text = read_stacks(ask_for_stacks(os.getpid(), writer.signal_number, writer.descriptor))
         assert "test_the_stacks_are_those_of_now" in text
         assert text.count("most recent call first") == threading.active_count()
