@@ -22,8 +22,10 @@
 namespace jitckpt::interpose {
 namespace {
 
-constexpr int idle_look_ms = 50;
-constexpr int busy_look_ms = 2;
+constexpr std::chrono::milliseconds busy_look_every(2);
+// Of the shortest time that a collective may take, between two looks; with what is longest and shortest.
+constexpr double looks_in_patience = 20;
+constexpr double longest_look_s = 0.1, shortest_look_s = 0.01;
 constexpr double longest_rest = 10;   // seconds until a save begins on a device that does not come to rest
 constexpr double gil_patience = 0.1;  // until threads in our calls are made to give the GIL up
 constexpr double gil_last_patience = 0.25;  // after that, until every thread is
@@ -31,16 +33,30 @@ constexpr double own_save_deadline = 300;   // of a save that no agent watches o
 constexpr double errors_kept_for = 60;      // an agent that orders no save in this time will not order one
 constexpr int exit_status = 75;             // EX_TEMPFAIL: run the job again
 
+// Seconds that every collective gets.
+double shortest_patience(const jitckpt_config_t& config) {
+  return config.hang_floor_s > 0 ? std::min(config.hang_floor_s, config.hang_timeout_s)
+                                 : config.hang_timeout_s;
+}
+
 }  // namespace
 
 Control::Control(const jitckpt_config_t& config, Library& library, watchdog::Poller& poller)
     : config_(config),
+      look_every_(look_every(config)),
       library_(library),
       poller_(poller),
       agent_(config.agent_fd),
       wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
 
 Control::~Control() { close(wake_); }
+
+std::chrono::milliseconds Control::look_every(const jitckpt_config_t& config) {
+  if (config.hang_timeout_s <= 0) return std::chrono::milliseconds(int64_t(longest_look_s * 1e3));
+  const double seconds =
+      std::clamp(shortest_patience(config) / looks_in_patience, shortest_look_s, longest_look_s);
+  return std::chrono::milliseconds(int64_t(seconds * 1e3));
+}
 
 void Control::start() {
   library_.device.clock.tick(watchdog::steady_seconds());
@@ -91,7 +107,7 @@ bool Control::save_expected() const { return holding() || library_.device.clock.
 void Control::loop() {
   thread_id_ = static_cast<pid_t>(syscall(SYS_gettid));
   while (!stopping_) {
-    wait(phase_ == Phase::running || phase_ == Phase::held ? idle_look_ms : busy_look_ms);
+    wait(phase_ == Phase::running || phase_ == Phase::held ? look_every_ : busy_look_every);
     library_.device.clock.tick(watchdog::steady_seconds());
     hear_agent();
     if (termination::arrived() && ending_ == Ending::none) order_own("SIGTERM", Ending::signal);
@@ -129,9 +145,9 @@ void Control::loop() {
   if (phase_ != Phase::running) open();
 }
 
-void Control::wait(int milliseconds) {
+void Control::wait(std::chrono::milliseconds longest) {
   pollfd sources[] = {{wake_, POLLIN, 0}, {agent_.descriptor(), POLLIN, 0}};
-  poll(sources, agent_.connected() ? 2 : 1, milliseconds);
+  poll(sources, agent_.connected() ? 2 : 1, static_cast<int>(longest.count()));
   eventfd_t value;
   eventfd_read(wake_, &value);
 }
@@ -179,9 +195,8 @@ void Control::order_own(const std::string& reason, Ending ending) {
 void Control::look_for_hang() {
   if (config_.hang_timeout_s <= 0) return;
   const double now = library_.device.clock.now();
-  const double floor = config_.hang_floor_s > 0 ? config_.hang_floor_s : config_.hang_timeout_s;
   const auto hung =
-      library_.device.watches.overdue(now, {std::min(floor, config_.hang_timeout_s), config_.hang_timeout_s});
+      library_.device.watches.overdue(now, {shortest_patience(config_), config_.hang_timeout_s});
   if (!hung) return;
   if (agent_.connected()) {
     tell_agent(messages::hang(*hung, library_.device.watches.in_flight(now)));

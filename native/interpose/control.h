@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -22,6 +23,9 @@ class Control {
  public:
   Control(const jitckpt_config_t& config, Library& library, watchdog::Poller& poller);
   ~Control();
+
+  // How often to look whether a collective hangs.
+  static std::chrono::milliseconds look_every(const jitckpt_config_t& config);
 
   void start();
   void stop();
@@ -44,7 +48,7 @@ class Control {
   enum class Ending { none, exit, signal };
 
   void loop();
-  void wait(int milliseconds);
+  void wait(std::chrono::milliseconds longest);
   void hear_agent();
   void tell_agent(const std::string& message);
   void look_for_hang();
@@ -59,6 +63,7 @@ class Control {
   void end_process();  // or, after SIGTERM, leaves it to the application's handler
 
   const jitckpt_config_t config_;
+  const std::chrono::milliseconds look_every_;
   Library& library_;
   watchdog::Poller& poller_;
   AgentChannel agent_;

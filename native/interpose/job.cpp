@@ -10,7 +10,7 @@ namespace jitckpt::interpose {
 Job::Job(const jitckpt_config_t& config, Library& library)
     : max_ahead_(config.max_ahead),
       library_(library),
-      poller_(library.device),
+      poller_(library.device, Control::look_every(config)),
       control_(config, library, poller_) {}
 
 void Job::start() {
@@ -46,7 +46,10 @@ void Job::wait_for_device() {
   while (max_ahead_ > 0 && !holding()) {
     const uint32_t seen = poller_.progress();
     if (library_.device.markers.steps_ahead() < max_ahead_ || holding()) return;
-    watchdog::without_gil(gil(), [&] { poller_.wait_for_progress(seen); });
+    watchdog::without_gil(gil(), [&] {
+      // The device may be further than the poller has seen, which looks rarely.
+      if (!poller_.look_at_markers()) poller_.wait_for_progress(seen);
+    });
   }
 }
 

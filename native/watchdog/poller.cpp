@@ -3,6 +3,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "device.h"
 #include "futex.h"
 #include "own_thread.h"
@@ -11,6 +13,10 @@ namespace jitckpt::watchdog {
 namespace {
 
 using namespace std::chrono_literals;
+
+// Before the pace of the steps is known: of a job that has just begun, the first step is awaited.
+constexpr std::chrono::microseconds first_look_every = 20ms;
+constexpr std::chrono::microseconds shortest_pause = 1ms;
 
 // FNV-1a, word by word: enough to see that something changed.
 uint64_t mix(uint64_t hash, uint64_t value) { return (hash ^ value) * 0x100000001b3; }
@@ -54,9 +60,10 @@ void Poller::run(std::function<void()> task) {
 }
 
 void Poller::wait_for_progress(uint32_t seen) {
-  if (waiting_.fetch_add(1) == 0) {
+  waiting_.fetch_add(1);
+  {
     const std::lock_guard lock(mutex_);
-    changed_.notify_all();
+    if (pause(closely_) < pausing_) changed_.notify_all();
   }
   futex_wait(progress_, seen);
   waiting_.fetch_sub(1);
@@ -68,9 +75,12 @@ void Poller::interrupt() {
 }
 
 std::chrono::microseconds Poller::pause(bool closely) const {
-  // Whoever waits is several steps ahead of the device; looks more often than this would slow its host down.
-  if (waiting_.load() > 0 || closely) return 2ms;
-  return work_.watches.empty() && work_.markers.progress().queued == 0 ? 100ms : 20ms;
+  if (closely) return 2ms;
+  const auto step = pace_.seconds();
+  if (waiting_.load() == 0) return step ? look_every_ : std::min(look_every_, first_look_every);
+  // Whoever waits is steps ahead of the device. With half of them left it has time to enqueue more.
+  const double half = step.value_or(0) * double(work_.markers.steps_ahead()) / 2;
+  return std::clamp(std::chrono::microseconds(static_cast<int64_t>(half * 1e6)), shortest_pause, look_every_);
 }
 
 void Poller::loop() {
@@ -85,10 +95,25 @@ void Poller::loop() {
     for (const auto& task : tasks) task();
     look(closely);
     lock.lock();
-    if (!stopping_ && order == order_) changed_.wait_for(lock, pause(closely));
+    if (stopping_ || order != order_) continue;
+    pausing_ = pause(closely);
+    changed_.wait_for(lock, pausing_);
+    pausing_ = {};
   }
   ended_ = true;
   changed_.notify_all();
+}
+
+bool Poller::look_at_markers() {
+  const uint64_t before = work_.markers.progress().device_ended;
+  const bool moved = work_.markers.poll(finished, [this](Event event) { work_.events.give_back(event); });
+  const uint64_t ended = work_.markers.progress().device_ended;
+  if (ended != before) {
+    const std::lock_guard lock(mutex_);
+    pace_.ended(ended, steady_seconds());
+  }
+  if (moved) interrupt();
+  return moved;
 }
 
 void Poller::look(bool closely) {
@@ -96,21 +121,21 @@ void Poller::look(bool closely) {
     const std::lock_guard lock(mutex_);
     return order_;
   }();
-  const auto streams = work_.streams.all();
   // Not before the application uses the device: we would initialise it.
-  if (!streams.empty()) {
-    use_device(streams.front().device);
+  if (const auto device = work_.streams.any_device(); device && !uses_device_) {
+    use_device(*device);
     leave_captures_alone();
+    uses_device_ = true;
   }
-  const auto recycle = [this](Event event) { work_.events.give_back(event); };
-  work_.watches.poll(finished, recycle, [this] { return work_.clock.now(); });
-  if (work_.markers.poll(finished, recycle)) interrupt();
+  work_.watches.poll(
+      finished, [this](Event event) { work_.events.give_back(event); }, [this] { return work_.clock.now(); });
+  look_at_markers();
   if (!closely) return;
 
   Observation seen;
   seen.idle = true;
   seen.signature = work_.watches.finished();
-  for (const auto& stream : streams) {
+  for (const auto& stream : work_.streams.all()) {
     use_device(stream.device);
     const StreamState state = state_of(stream.handle);
     seen.idle = seen.idle && state != StreamState::busy;

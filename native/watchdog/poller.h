@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <memory>
@@ -16,6 +17,7 @@
 #include "event_pool.h"
 #include "rest.h"
 #include "step_markers.h"
+#include "step_pace.h"
 #include "streams.h"
 #include "watch_list.h"
 
@@ -32,7 +34,9 @@ struct DeviceWork {
 
 class Poller {
  public:
-  explicit Poller(DeviceWork& work) : work_(work) {}
+  // look_every: so long work may have finished before this is known, where nobody waits for it. Each look
+  // takes a core from the host for some 50 us, most of which is waking up.
+  Poller(DeviceWork& work, std::chrono::milliseconds look_every) : work_(work), look_every_(look_every) {}
 
   void start();
   // False if the thread is stuck in a query: it is then left behind, and must find this object if it ever
@@ -47,8 +51,13 @@ class Poller {
   // Device calls that nobody should wait for.
   void run(std::function<void()> task);
 
-  // Waits until the device may have passed a step marker, or interrupt() was called. The poller looks often
-  // while somebody waits. seen: of progress(), read before the condition was found wanting.
+  // Asks the device which step markers it has passed, and tells whoever waits for that; any thread. Says
+  // whether it has passed any.
+  bool look_at_markers();
+
+  // Waits until the device may have passed a step marker, or interrupt() was called. While somebody waits the
+  // poller looks again before the device has done half of the steps that it has. seen: of progress(), read
+  // before the condition was found wanting.
   uint32_t progress() const { return progress_.load(std::memory_order_acquire); }
   void wait_for_progress(uint32_t seen);
   void interrupt();
@@ -61,15 +70,19 @@ class Poller {
   std::chrono::microseconds pause(bool closely) const;
 
   DeviceWork& work_;
+  const std::chrono::microseconds look_every_;
   std::thread thread_;
   std::atomic<pid_t> thread_id_{0};
   std::atomic<uint32_t> progress_{0};
   std::atomic<uint32_t> waiting_{0};
+  bool uses_device_ = false;  // the poller's thread
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   bool closely_ = false;
-  uint64_t order_ = 0;  // counts look_closely(true)
+  uint64_t order_ = 0;                    // counts look_closely(true)
+  std::chrono::microseconds pausing_{0};  // how long the present pause is to take
+  StepPace pace_;
   bool stopping_ = false;
   bool ended_ = false;
   std::optional<Observation> observation_;

@@ -33,6 +33,11 @@ int Streams::device_of(cudaStream_t stream) const {
   return device;
 }
 
+std::optional<int> Streams::any_device() const {
+  const std::lock_guard lock(mutex_);
+  return devices_.empty() ? std::nullopt : std::optional(devices_.front());
+}
+
 std::vector<KnownStream> Streams::all() const {
   const std::lock_guard lock(mutex_);
   std::vector<KnownStream> streams;

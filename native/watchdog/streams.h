@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -21,6 +22,9 @@ class Streams {
 
   // The device of a stream; of a default stream, the one that is current on this thread.
   int device_of(cudaStream_t stream) const;
+
+  // A device that the application uses, if it uses one yet.
+  std::optional<int> any_device() const;
 
   // All streams that may have work, a default stream for each device. A per-thread default stream
   // (cudaStreamPerThread, or code compiled with it as default) can only be asked by its own thread and is not
