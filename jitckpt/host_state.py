@@ -31,6 +31,9 @@ class Stateful(Protocol):
     def load_state_dict(self, state: Any) -> Any: ...
 
 
+_NONE = Encoded({}, {})
+
+
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the module inside DDP and torch.compile, whose names are the same with and without them."""
     while True:
@@ -50,10 +53,13 @@ class ModelState:
         self._parameters = torch_parallel.parameters(self._model)
         self._buffers: list[tuple[str, dict[str, Tensor | None], str]] = []
         self._with_extra_state: list[tuple[str, nn.Module]] = []
+        self._captured: Encoded | None = None  # the buffers, and which they were and where they lay:
+        self._seen: list[tuple[object, ...] | None] = []
         self.look_again()
 
     def look_again(self) -> None:
         """Find the buffers anew; for after the first forward pass, which may have made some."""
+        self._captured = None
         self._buffers.clear()
         self._with_extra_state.clear()
         for prefix, module in self._model.named_modules():
@@ -71,8 +77,23 @@ class ModelState:
         found = ((name, holder.get(key)) for name, holder, key in self._buffers)
         return {name: torch_parallel.local(buffer) for name, buffer in found if buffer is not None}
 
+    def capture_buffers(self) -> Encoded:
+        """Return the buffers under the name "buffers"; the same object while all are the same on a device."""
+        found = [holder.get(key) for _, holder, key in self._buffers]
+        if any(type(one) is not Tensor or one.device.type == "cpu" for one in found if one is not None):
+            return tree_codec.encode(self.buffers(), "buffers")
+        # What was captured keeps its memory, so nothing else can come to lie there.
+        seen = [one if one is None else _place_of(one) for one in found]
+        if self._captured is None or seen != self._seen:
+            self._captured, self._seen = tree_codec.encode(self.buffers(), "buffers"), seen
+        return self._captured
+
     def extra_states(self) -> dict[str, Any]:
         return {name: module.get_extra_state() for name, module in self._with_extra_state}
+
+    def capture_extra_states(self) -> Encoded:
+        """Return the extra states under the name "modules"; the same object while there are none."""
+        return tree_codec.encode(self.extra_states(), "modules") if self._with_extra_state else _NONE
 
     def restore_extra_states(self, states: Mapping[str, Any]) -> None:
         modules = dict(self._with_extra_state)
@@ -353,14 +374,13 @@ class HostState:
 
     def local(self) -> dict[str, Encoded]:
         """Return the rank-local state in named parts."""
-        parts: dict[str, Any] = {}
+        parts: dict[str, Encoded] = {}
         if self.extra is not None:
-            parts["extra"] = self.extra.state_dict()
+            parts["extra"] = tree_codec.encode(self.extra.state_dict(), "extra")
         if self.model is not None:
-            parts["buffers"] = self.model.buffers()
-            parts["modules"] = self.model.extra_states()
-        encoded = {name: tree_codec.encode(part, name) for name, part in parts.items()}
-        return {"random": self.random.capture(), **encoded}
+            parts["buffers"] = self.model.capture_buffers()
+            parts["modules"] = self.model.capture_extra_states()
+        return {"random": self.random.capture(), **parts}
 
     def shared(self) -> Shared:
         """Return the shared state as the optimizer step leaves it."""
@@ -483,6 +503,12 @@ def fingerprint(model: nn.Module | None, optimizers: Sequence[Optimizer]) -> str
     if model is None and not optimizers:
         return ""
     return torch_parallel.digest(torch_parallel.pieces(model and unwrapped(model), optimizers))
+
+
+def _place_of(tensor: Tensor) -> tuple[object, ...]:
+    """Return where a tensor's elements lie, and how they are to be read."""
+    how = (tensor.dtype, tensor.is_conj(), tensor.is_neg())
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), *how
 
 
 def _elements(value: object) -> Iterator[object]:

@@ -25,7 +25,7 @@ from jitckpt.hooks.torch_parallel import StepBarrier
 from jitckpt.hooks.torch_training import TrainingHooks
 from jitckpt.host_state import HostState, Stateful
 from jitckpt.layout import Identity
-from jitckpt.native import Native
+from jitckpt.native import Native, current_stream
 from jitckpt.periodic import PeriodicSaver, Settings
 from jitckpt.saver import SaveFunction, Saver
 from jitckpt.selection import Choice
@@ -326,7 +326,7 @@ class Job:
         self._native.step_end(step, self._stream())
         if self._periodic is not None:
             self._periodic.step_ended(step, parts, shared)
-        self._history.forget_before(self._native.progress().device_ended)
+        self._history.forget_before(step - KEPT_STEPS)  # the device has come further than that
         if not self._first_step_reported:
             self._report_first_step()
 
@@ -433,7 +433,8 @@ class Job:
         self._host.restore_local(parts)
 
     def _stream(self) -> int:
-        return torch.cuda.current_stream(self._host.device).cuda_stream
+        assert self._host.device is not None
+        return current_stream(self._host.device)
 
     def _injector(self, native: Native) -> Callable[[int, str], None] | None:
         text = os.environ.get("JITCKPT_FAULTS")

@@ -10,6 +10,7 @@ host part names. So a process may be killed at any moment.
 
 import json
 import mmap
+import operator
 import os
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,6 +25,7 @@ from torch import Tensor
 from jitckpt import layout, tensor_file
 from jitckpt.errors import SaveError
 from jitckpt.layout import Identity
+from jitckpt.native import current_stream
 from jitckpt.saves import SaveFolder
 from jitckpt.tree_codec import Encoded, Json, to_json
 
@@ -74,6 +76,11 @@ class _Slot:
     regions: dict[bool, Region] = field(default_factory=dict)
 
 
+# Memory that the device may write to stays mapped until the process ends: nobody can tell when a device that
+# hangs is done with it, and another ring in the same place could not be registered.
+_registered: list[Tensor] = []
+
+
 class Ring:
     """The writing side, in the worker. `limit`: bytes of the whole ring; they are taken only as used."""
 
@@ -95,6 +102,7 @@ class Ring:
         header = _FILE_HEADER.pack(MAGIC, slots, self.area_bytes, len(text)) + text
         self._memory[: len(header) + 16] = header + _digest(header)
         self._device_memory: Tensor | None = None
+        self._areas: dict[tuple[int, bool], tuple[int, Tensor]] = {}
 
     def wanted_step(self) -> int:
         """Return the step after which the agent wants a save; 0 if it never wanted one."""
@@ -122,17 +130,35 @@ class Ring:
         """Return the address of the area's two words (begun, ended) and the area, registered for copies."""
         if self._device_memory is None:
             self._device_memory = self._register()
-        words, area = _device_area(step % self.slots, final, self.slots, self.area_bytes)
-        base = _device_base(self.slots, self.area_bytes)
-        data = self._device_memory[area - base : area - base + self.area_bytes]
-        return self._device_memory.data_ptr() + words - base, data
+        place = step % self.slots, final
+        if place not in self._areas:
+            words, area = _device_area(*place, self.slots, self.area_bytes)
+            base = _device_base(self.slots, self.area_bytes)
+            data = self._device_memory[area - base : area - base + self.area_bytes]
+            self._areas[place] = self._device_memory.data_ptr() + words - base, data
+        return self._areas[place]
 
     def _register(self) -> Tensor:
         memory = torch.frombuffer(self._memory, dtype=torch.uint8)[
             _device_base(self.slots, self.area_bytes) :
         ]
         torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0))
+        _registered.append(memory)
         return memory
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """What the parts of the last write were, and what became of them."""
+
+    parts: dict[str, Encoded] = field(default_factory=dict)
+    trees: dict[str, Json] = field(default_factory=dict)
+    trees_text: str = "{}"
+    on_host: dict[str, Tensor] = field(default_factory=dict)
+    tensors_bytes: bytes = b""
+    on_device: dict[str, Tensor] = field(default_factory=dict)
+    entries: dict[str, tuple[str, list[int], int]] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
 
 
 class Recorder:
@@ -145,9 +171,43 @@ class Recorder:
         self._ring, self._write_word, self._warn = ring, write_word, warn
         self._too_large: set[str] = set()  # names of tensors and parts
         self._staging = _Staging()
+        self._taken = _Taken()
+        self._shapes: list[tuple[str, torch.dtype, torch.Size]] = []  # of the host's tensors,
+        self._order, self._head, _ = tensor_file.head_of({})  # and how their file begins
 
     def write(self, step: int, final: bool, parts: Mapping[str, Encoded]) -> None:
-        """Write the state after `step`, made of named parts. Never waits for the device."""
+        """Write the state after `step`, made of named parts. Never waits for the device.
+
+        A part that is the same object as the last time is taken to say the same.
+        """
+        if not self._are_as_taken(parts):
+            self._take(parts)
+        taken = self._taken
+        regions = self._ring.regions(step)
+        if taken.on_device:
+            previous = regions.get(final)
+            number = (previous.word + 1) & 0xFFFF if previous else 1  # of the writes of this step
+            regions[final] = Region((step << 16) | number, taken.entries)
+        content = _join(final, taken.trees_text, taken.tensors_bytes, regions, taken.left_out)
+        if len(content) > self._ring.area_bytes - _BLOB_HEADER.size:
+            sizes = {name: len(json.dumps(tree)) for name, tree in taken.trees.items()}
+            self._leave_out({**sizes, **taken.on_host})
+            self._taken = _Taken()
+            self.write(step, final, parts)
+            return
+        self._ring.write_host(step, content)
+        if taken.on_device:
+            words, area = self._ring.device_area(step, final)
+            stream = current_stream(self._staging.device)
+            self._write_word(words, regions[final].word, stream)
+            self._staging.copy_into(area, list(taken.on_device.values()))
+            self._write_word(words + 8, regions[final].word, stream)
+
+    def _are_as_taken(self, parts: Mapping[str, Encoded]) -> bool:
+        taken = self._taken.parts
+        return parts.keys() == taken.keys() and all(map(operator.is_, parts.values(), taken.values()))
+
+    def _take(self, parts: Mapping[str, Encoded]) -> None:
         kept = {name: part for name, part in parts.items() if name not in self._too_large}
         trees = {name: part.tree for name, part in kept.items()}
         tensors = {name: tensor for part in kept.values() for name, tensor in part.tensors.items()}
@@ -157,23 +217,20 @@ class Recorder:
         while _staged_bytes(on_device) > self._ring.area_bytes:
             del on_device[self._leave_out(on_device)]
         on_host = {name: tensor for name, tensor in tensors.items() if tensor.device.type == "cpu"}
-        regions = self._ring.regions(step)
-        if on_device:
-            previous = regions.get(final)
-            number = (previous.word + 1) & 0xFFFF if previous else 1  # of the writes of this step
-            regions[final] = Region((step << 16) | number, self._staging.arrange(on_device))
-        content = _pack(final, trees, on_host, regions, parts.keys() - kept.keys())
-        if len(content) > self._ring.area_bytes - _BLOB_HEADER.size:
-            self._leave_out({**{name: len(json.dumps(tree)) for name, tree in trees.items()}, **on_host})
-            self.write(step, final, parts)
-            return
-        self._ring.write_host(step, content)
-        if on_device:
-            words, area = self._ring.device_area(step, final)
-            stream = torch.cuda.current_stream(self._staging.device)
-            self._write_word(words, regions[final].word, stream.cuda_stream)
-            self._staging.copy_into(area, list(on_device.values()), stream)
-            self._write_word(words + 8, regions[final].word, stream.cuda_stream)
+        shapes = [(name, tensor.dtype, tensor.shape) for name, tensor in on_host.items()]
+        if shapes != self._shapes:
+            order, head, _ = tensor_file.head_of(on_host)
+            self._shapes, self._order, self._head = shapes, order, head
+        self._taken = _Taken(
+            parts=dict(parts),
+            trees=trees,
+            trees_text=to_json(trees),
+            on_host=on_host,
+            tensors_bytes=self._head + b"".join(tensor_file.bytes_of(on_host[name]) for name in self._order),
+            on_device=on_device,
+            entries=self._staging.arrange(on_device) if on_device else {},
+            left_out=tuple(parts.keys() - kept.keys()),
+        )
 
     def _leave_out(self, candidates: Mapping[str, Tensor | int]) -> str:
         """Leave the largest (tensor, or part of so many bytes) out from now on; returns its name."""
@@ -191,43 +248,64 @@ class Recorder:
 
 
 class _Staging:
-    """One flat tensor on the device, into which all tensors are gathered before one copy to the host."""
+    """One flat tensor on the device, into which all tensors are gathered before one copy to the host.
+
+    A single tensor, as it lies there, is copied at once.
+    """
 
     def __init__(self) -> None:
+        self.device = torch.device("cpu")
         self._shapes: list[tuple[str, torch.dtype, torch.Size]] = []
         self._entries: dict[str, tuple[str, list[int], int]] = {}
         self._views: dict[torch.dtype, tuple[list[int], list[Tensor]]] = {}
-        self._flat = torch.empty(0, dtype=torch.uint8)
+        self._flat: Tensor | None = None
+        self._targets: dict[tuple[int, int], Tensor] = {}  # by an area's address and the bytes to copy there
         self._last_stream: torch.cuda.Stream | None = None
-
-    @property
-    def device(self) -> torch.device:
-        return self._flat.device
 
     def arrange(self, tensors: Mapping[str, Tensor]) -> dict[str, tuple[str, list[int], int]]:
         """Return where each tensor comes to lie: its type, shape and offset."""
         shapes = [(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
         if shapes != self._shapes:
-            self._shapes, self._entries, self._views = shapes, {}, {}
-            device = next(iter(tensors.values())).device
-            self._flat = torch.empty(_staged_bytes(tensors), dtype=torch.uint8, device=device)
+            self._shapes, self._entries, self._views, self._targets = shapes, {}, {}, {}
+            self.device = next(iter(tensors.values())).device
+            self._flat = None
             offset = 0
-            for index, (name, tensor) in enumerate(tensors.items()):
-                view = self._flat[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-                indices, views = self._views.setdefault(tensor.dtype, ([], []))
-                indices.append(index)
-                views.append(view)
+            for name, tensor in tensors.items():
                 self._entries[name] = (str(tensor.dtype).removeprefix("torch."), list(tensor.shape), offset)
                 offset += _aligned(tensor.nbytes)
         return self._entries
 
-    def copy_into(self, area: Tensor, tensors: list[Tensor], stream: torch.cuda.Stream) -> None:
+    def copy_into(self, area: Tensor, tensors: list[Tensor]) -> None:
+        only = tensors[0]
+        if len(tensors) == 1 and only.is_contiguous() and not only.is_conj() and not only.is_neg():
+            self._target(area, only.nbytes).view(only.dtype).view(only.shape).copy_(only, non_blocking=True)
+            return
+        if self._flat is None:
+            self._flat = self._gathering(tensors)
+        stream = torch.cuda.current_stream(self.device)
         if self._last_stream is not None and self._last_stream != stream:
             stream.wait_stream(self._last_stream)  # the flat tensor is still being read there
         self._last_stream = stream
         for indices, views in self._views.values():
             torch._foreach_copy_(views, [tensors[index] for index in indices])
-        area[: self._flat.numel()].copy_(self._flat, non_blocking=True)
+        self._target(area, self._flat.numel()).copy_(self._flat, non_blocking=True)
+
+    def _gathering(self, tensors: list[Tensor]) -> Tensor:
+        """Return a new flat tensor, with a view for each of the others."""
+        size = sum(_aligned(tensor.nbytes) for tensor in tensors)
+        flat = torch.empty(size, dtype=torch.uint8, device=self.device)
+        for index, (tensor, (_, _, offset)) in enumerate(zip(tensors, self._entries.values(), strict=True)):
+            view = flat[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            indices, views = self._views.setdefault(tensor.dtype, ([], []))
+            indices.append(index)
+            views.append(view)
+        return flat
+
+    def _target(self, area: Tensor, size: int) -> Tensor:
+        place = area.data_ptr(), size
+        if place not in self._targets:
+            self._targets[place] = area[:size]
+        return self._targets[place]
 
 
 class Tail:
@@ -434,16 +512,19 @@ def _pack(
     regions: Mapping[bool, Region],
     left_out: Iterable[str],
 ) -> bytes:
-    document = {
-        "final": final,
-        "trees": trees,
-        "regions": {str(key).lower(): asdict(region) for key, region in regions.items()},
-        "left_out": sorted(left_out),
-    }
-    text = to_json(document).encode()
-    content = bytearray(_PART.pack(len(text)) + text)
-    tensor_file.write(content.extend, tensors)
-    return bytes(content)
+    order, head, _ = tensor_file.head_of(tensors)
+    content = head + b"".join(tensor_file.bytes_of(tensors[name]) for name in order)
+    return _join(final, to_json(trees), content, regions, left_out)
+
+
+def _join(
+    final: bool, trees_text: str, tensors: bytes, regions: Mapping[bool, Region], left_out: Iterable[str]
+) -> bytes:
+    """Return the host part of a state: `trees_text` is their JSON, `tensors` a safetensors file."""
+    where = {str(key).lower(): {"word": one.word, "entries": one.entries} for key, one in regions.items()}
+    rest = to_json({"final": final, "regions": where, "left_out": sorted(left_out)})
+    text = f'{{"trees":{trees_text},{rest[1:]}'.encode()
+    return _PART.pack(len(text)) + text + tensors
 
 
 def _unpack(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -1,6 +1,7 @@
 """The state of all random number generators of a process: Python's, numpy's, torch's and the device's.
 
-Taken several times in every minibatch, so it is made of bytes rather than of lists of numbers.
+Taken several times in every minibatch, so it is made of bytes rather than of lists of numbers, and what has
+not changed is not made anew.
 """
 
 import ctypes
@@ -25,25 +26,33 @@ class RandomState:
 
     def __init__(self, device: torch.device | None) -> None:
         self._device = device
+        self._python = _PythonState()
         self._numpy_memory = b""
         self._numpy = Encoded(None, {})
         self._numpy_has_gauss = True
+        self._seen: list[object] = []
+        self._captured = Encoded(None, {})
+        self._captured_numpy = self._captured
 
     def capture(self) -> Encoded:
-        """Return the state now, under the name "random"."""
-        version, numbers, gauss = random.getstate()
-        raw = [_PYTHON.pack(*numbers), torch.get_rng_state().numpy().tobytes()]
+        """Return the state now, under the name "random"; the same object while no generator is used."""
+        version, numbers, gauss = self._python.capture()
+        raw = [numbers, torch.default_generator.get_state().numpy().tobytes()]
         if self._device is not None:
-            raw.append(torch.cuda.get_rng_state(self._device).numpy().tobytes())
+            raw.append(_generator_of(self._device).get_state().numpy().tobytes())
         from_numpy = self._capture_numpy()
-        tree = {
-            "python": [version, tree_codec.encode(gauss, "random.gauss").tree],
-            "sizes": [len(part) for part in raw],
-            "raw": {"$tensor": "random.raw"},
-            "numpy": from_numpy.tree,
-        }
-        data = torch.frombuffer(bytearray(b"".join(raw)), dtype=torch.uint8)
-        return Encoded(tree, {"random.raw": data, **from_numpy.tensors})
+        seen: list[object] = [gauss, *raw]
+        if from_numpy is not self._captured_numpy or seen != self._seen:
+            tree = {
+                "python": [version, tree_codec.encode(gauss, "random.gauss").tree],
+                "sizes": [len(part) for part in raw],
+                "raw": {"$tensor": "random.raw"},
+                "numpy": from_numpy.tree,
+            }
+            data = torch.frombuffer(bytearray(b"".join(raw)), dtype=torch.uint8)
+            self._captured = Encoded(tree, {"random.raw": data, **from_numpy.tensors})
+            self._captured_numpy, self._seen = from_numpy, seen
+        return self._captured
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put back what `capture` returned, decoded."""
@@ -69,3 +78,37 @@ class RandomState:
             self._numpy = tree_codec.encode(state, "random.numpy")
             self._numpy_memory, self._numpy_has_gauss = memory, bool(state["has_gauss"])
         return self._numpy
+
+
+class _PythonState:
+    """Python takes 20 us to tell its state, so it is asked only if the state in memory has changed."""
+
+    def __init__(self) -> None:
+        self._generator = getattr(random.getstate, "__self__", None)
+        self._address = id(self._generator) + object.__basicsize__
+        self._memory = b""
+        self._numbers = b""
+        self._version = 0
+        # CPython keeps the next number's index and then the 624 numbers right behind the object's head.
+        numbers = random.getstate()[1]
+        self._readable = isinstance(self._generator, random.Random) and (
+            type(self._generator).__basicsize__ > object.__basicsize__ + _PYTHON.size
+            and self._read() == _PYTHON.pack(numbers[-1], *numbers[:-1])
+        )
+
+    def capture(self) -> tuple[int, bytes, float | None]:
+        """Return the version of its format, all numbers, and a normal number that is kept for later."""
+        gauss = getattr(self._generator, "gauss_next", None)
+        memory = self._read() if self._readable else b""
+        if not memory or memory != self._memory:
+            self._version, numbers, gauss = random.getstate()
+            self._numbers, self._memory = _PYTHON.pack(*numbers), memory
+        return self._version, self._numbers, gauss
+
+    def _read(self) -> bytes:
+        return ctypes.string_at(self._address, _PYTHON.size)
+
+
+def _generator_of(device: torch.device) -> torch.Generator:
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return torch.cuda.default_generators[index]

@@ -50,6 +50,20 @@ def write(
     staging: the buffers to use; else pageable ones are made, no larger than needed, if any tensor is on a
     device.
     """
+    order, head, size = head_of(tensors)
+    sink(head)
+    if staging is None and all(tensor.device.type == "cpu" for tensor in tensors.values()):
+        for name in order:
+            sink(bytes_of(tensors[name]))
+        return
+    with StagedWriter(sink, staging or Staging(min(size, DEFAULT_BYTES))) as writer:
+        for name in order:
+            if tensors[name].numel():
+                writer.add(_as_bytes(tensors[name].detach()))
+
+
+def head_of(tensors: Mapping[str, Tensor]) -> tuple[list[str], bytes, int]:
+    """Return the names in the order in which `write` writes, what it writes before them, and their bytes."""
     # Wide types first, so that every tensor is aligned to its own size.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     header: dict[str, object] = {}
@@ -72,15 +86,12 @@ def write(
         header["__metadata__"] = foreign
     text = to_json(header).encode()
     text += b" " * (-len(text) % 8)
-    sink(len(text).to_bytes(8, "little") + text)
-    if staging is None and all(tensor.device.type == "cpu" for tensor in tensors.values()):
-        for name in order:
-            sink(_as_bytes(tensors[name].detach()).numpy().data)
-        return
-    with StagedWriter(sink, staging or Staging(min(offset, DEFAULT_BYTES))) as writer:
-        for name in order:
-            if tensors[name].numel():
-                writer.add(_as_bytes(tensors[name].detach()))
+    return order, len(text).to_bytes(8, "little") + text, offset
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the elements of a tensor on the host, as `write` writes them."""
+    return _as_bytes(tensor.detach()).numpy().data
 
 
 def read(data: Path | bytes) -> dict[str, Tensor]:

@@ -58,6 +58,10 @@ def test_random_numbers_repeat(run_whole: Callable[..., str]) -> None:
     run_whole("randomness")
 
 
+def test_buffers_come_off_the_device_as_they_are(run_whole: Callable[..., str]) -> None:
+    run_whole("captured_buffers")
+
+
 def test_host_runs_ahead(run_whole: Callable[..., str]) -> None:
     run_whole("asynchronous")
 

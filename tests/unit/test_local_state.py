@@ -73,6 +73,22 @@ def test_the_last_steps_are_kept(memory: int) -> None:
     assert all(state.missing == state.left_out == () for state in states)
 
 
+def test_parts_that_are_the_same_objects_are_there_for_every_step(memory: int) -> None:
+    record = recorder(memory)
+    same = tree_codec.encode({"t": torch.arange(5)}, "extra")
+    for step in range(1, 8):
+        changing = parts(step // 2 * 2)["random"] if step % 2 else same
+        record.write(step, final=False, parts={"extra": same, "random": changing})
+        record.write(step, final=True, parts={"extra": same, "random": changing})
+    for state in local_state.read(memory):
+        changing = parts(state.step // 2 * 2)["random"] if state.step % 2 else same
+        assert state.final
+        assert state.trees == {"extra": same.tree, "random": changing.tree}
+        expected = same.tensors | changing.tensors
+        assert state.tensors.keys() == expected.keys()
+        assert all(torch.equal(state.tensors[name], value) for name, value in expected.items())
+
+
 def test_memory_is_taken_only_as_it_is_used(memory: int) -> None:
     recorder(memory, limit=1 << 30).write(1, final=True, parts=parts(1))
     assert os.fstat(memory).st_size > 1 << 29

@@ -55,3 +55,28 @@ def test_another_numpy_generator_is_kept_too() -> None:
         assert numpy.random.rand(4).tolist() == expected
     finally:
         functions.set_bit_generator(before)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_what_no_generator_has_changed_is_not_made_anew(name: str) -> None:
+    state = RandomState(None)
+    SOURCES["python normal"]()  # keeps a second number, and the next one gives that away
+    SOURCES["python normal"]()
+    numpy.random.seed(1)
+    taken = state.capture()
+    assert state.capture() is taken
+    SOURCES[name]()
+    assert state.capture() is not taken
+
+
+def test_a_generator_that_hides_its_memory_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = random.Random(7)
+
+    def hidden() -> Any:
+        return own.getstate()
+
+    monkeypatch.setattr(random, "getstate", hidden)
+    state = RandomState(None)
+    before = state.capture()
+    own.random()
+    assert state.capture().tensors["random.raw"].tolist() != before.tensors["random.raw"].tolist()
