@@ -4,7 +4,9 @@
 
 Two jobs of two softgpu ranks run at the same time, one under `jitckpt run` with jitckpt.init, the other under
 torchrun without any of its libraries but softgpu. They take turns: one makes so many steps while the other
-waits for its turn and takes no processor time. Prints the median of the ratios, pair by pair.
+waits for its turn and takes no processor time. Prints the medians of the ratios, pair by pair: of the time of
+a step, and of the processor time that both ranks take for one, which says something on a busy machine too.
+The launchers' processor time, which is none of the ranks', is printed beside.
 """
 
 import argparse
@@ -21,6 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -59,20 +62,21 @@ def train(way: str, port: int, turns: int, steps: int) -> None:
     for turn in range(turns):
         store.wait([f"{way} {turn}"])
         torch.cuda.synchronize()
-        begun = time.perf_counter()
+        begun, processor = time.perf_counter(), time.process_time()
         for step in range(turn * steps, (turn + 1) * steps):
             model(example.draw_batch(text, args, step, 0, rank), step, 1).backward()
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
         torch.cuda.synchronize()
-        store.set(f"{way} {turn} rank {rank}", str((time.perf_counter() - begun) / steps))
+        took = [(time.perf_counter() - begun) / steps, (time.process_time() - processor) / steps]
+        store.set(f"{way} {turn} rank {rank}", json.dumps(took))
     torch.distributed.destroy_process_group()
 
 
 @contextmanager
-def job(way: str, folder: str, port: int, turns: int, steps: int) -> Iterator[None]:
-    """Start a job of two ranks; in the end it has to end by itself, and well."""
+def job(way: str, folder: str, port: int, turns: int, steps: int) -> Iterator[int]:
+    """Start a job of two ranks, yield its launcher's pid; in the end it has to end by itself, and well."""
     environment = dict(os.environ)
     environment |= device.device_environment("softgpu", RANKS, device.LIBRARY_DIR, environment)
     if way == "jitckpt":
@@ -90,7 +94,7 @@ def job(way: str, folder: str, port: int, turns: int, steps: int) -> Iterator[No
     with open(path / "log", "w") as log:
         process = subprocess.Popen(command, cwd=path, env=environment, stdout=log, stderr=log)
     try:
-        yield
+        yield process.pid
         status = process.wait(timeout=60)
     finally:
         process.terminate()
@@ -99,25 +103,53 @@ def job(way: str, folder: str, port: int, turns: int, steps: int) -> Iterator[No
         sys.exit(f"The job {way} failed:\n{(path / 'log').read_text()}")
 
 
-def measure(pairs: int, steps: int) -> list[dict[str, float]]:
-    """Return the seconds of a step of both ways, pair by pair; who is first in a pair is drawn."""
+def processor_seconds(pid: int) -> float:
+    """Return what a process has taken so far, without its children."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measure(pairs: int, steps: int) -> dict[str, list[dict[str, float]]]:
+    """Return the seconds of a step of both ways, pair by pair; who is first in a pair is drawn.
+
+    "time": of the slower rank; "processor": of both ranks together; "launcher": of each job's launcher, one
+    figure for all pairs.
+    """
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=LIMIT)
     turns = WARM_UP_TURNS + pairs
-    found = []
+    found: dict[str, list[dict[str, float]]] = {"time": [], "processor": [], "launcher": []}
     with (
         tempfile.TemporaryDirectory() as folder,
-        job("jitckpt", folder, store.port, turns, steps),
-        job("plain", folder, store.port, turns, steps),
+        job("jitckpt", folder, store.port, turns, steps) as ours,
+        job("plain", folder, store.port, turns, steps) as plain,
     ):
+        launchers = {"jitckpt": ours, "plain": plain}
+        before: dict[str, float] = {}
         for turn in track(range(turns), "taking turns", console=Console(stderr=True)):
-            pair = {}
+            if turn == WARM_UP_TURNS:
+                before = {way: processor_seconds(pid) for way, pid in launchers.items()}
+            seconds, processor = {}, {}
             for way in random.sample(("jitckpt", "plain"), 2):
                 store.set(f"{way} {turn}", "go")
                 done = [f"{way} {turn} rank {rank}" for rank in range(RANKS)]
                 store.wait(done)
-                pair[way] = max(float(store.get(key)) for key in done)
-            found.append(pair)
-    return found[WARM_UP_TURNS:]
+                took = [json.loads(store.get(key)) for key in done]
+                seconds[way], processor[way] = max(one[0] for one in took), sum(one[1] for one in took)
+            if turn >= WARM_UP_TURNS:
+                found["time"].append(seconds)
+                found["processor"].append(processor)
+        found["launcher"] = [
+            {way: (processor_seconds(pid) - before[way]) / pairs / steps for way, pid in launchers.items()}
+        ]
+    return found
+
+
+def summary(pairs: list[dict[str, float]]) -> dict[str, float]:
+    """Return the medians of both ways and of the pairs' ratios, and what the middle half of these is."""
+    ratios = [pair["jitckpt"] / pair["plain"] for pair in pairs]
+    found = {way: statistics.median(pair[way] for pair in pairs) for way in ("plain", "jitckpt")}
+    found |= {"ratio": statistics.median(ratios), "pairs": len(pairs)}
+    return found | dict(zip(("ratio_low", "ratio_high"), statistics.quantiles(ratios, n=4)[::2], strict=True))
 
 
 def main() -> None:
@@ -134,20 +166,19 @@ def main() -> None:
         train(args.rank_of, args.port, args.pairs, args.steps)
         return
     pairs = measure(args.pairs, args.steps)
-    ratios = [pair["jitckpt"] / pair["plain"] for pair in pairs]
-    found = {way: statistics.median(pair[way] for pair in pairs) for way in ("plain", "jitckpt")}
-    found |= {"ratio": statistics.median(ratios), "pairs": len(pairs)}
-    found |= dict(zip(("ratio_low", "ratio_high"), statistics.quantiles(ratios, n=4)[::2], strict=True))
+    found: dict[str, Any] = summary(pairs["time"])
+    found["processor"], found["launcher"] = summary(pairs["processor"]), pairs["launcher"][0]
     if args.json:
         print(json.dumps(found))
         return
-    print(
-        f"a step under torchrun: {found['plain'] * 1e3:.2f} ms, with jitckpt: {found['jitckpt'] * 1e3:.2f} ms"
-    )
-    print(
-        f"median of the ratios of {len(pairs)} pairs: {found['ratio']:.4f} "
-        f"(middle half {found['ratio_low']:.4f} to {found['ratio_high']:.4f})"
-    )
+    for what, one in {"a step": found, "processor time of its two ranks": found["processor"]}.items():
+        print(
+            f"{what}, under torchrun: {one['plain'] * 1e3:.2f} ms, with jitckpt: "
+            f"{one['jitckpt'] * 1e3:.2f} ms\n    median of the ratios of {one['pairs']} pairs: "
+            f"{one['ratio']:.4f} (middle half {one['ratio_low']:.4f} to {one['ratio_high']:.4f})"
+        )
+    launcher = ", ".join(f"{way} {seconds * 1e6:.0f} us" for way, seconds in found["launcher"].items())
+    print(f"the launcher's processor time a step: {launcher}")
 
 
 if __name__ == "__main__":
