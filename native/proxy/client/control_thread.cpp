@@ -174,8 +174,7 @@ void ControlThread::replay(const control::Replay& order) {
 
 void ControlThread::look_at_server() {
   server_known_dead_ = true;
-  connection_.hold().alarm(0, "the device proxy's server " + connection_.end_of_server(),
-                           [] { return true; });
+  connection_.hold().alarm("the device proxy's server " + connection_.end_of_server());
 }
 
 void ControlThread::look_at_replay() {

@@ -20,18 +20,27 @@ bool Hold::raise(uint64_t call, const std::string& error, const std::function<bo
   if (!on_) return false;
   if (stopped_ || !still()) return true;
   if (delivers_) return false;
-  held_ = true;
-  if (failed_.error.empty()) {
-    failed_ = {call, error};
-    told_ = false;
-    news_();
-  }
+  note(call, error);
   return true;
+}
+
+// With mutex_ held.
+void Hold::note(uint64_t call, const std::string& error) {
+  held_ = true;
+  if (!failed_.error.empty()) return;
+  failed_ = {call, error};
+  told_ = false;
+  news_();
 }
 
 bool Hold::alarm(uint64_t call, const std::string& error, const std::function<bool()>& still) {
   std::lock_guard lock(mutex_);
   return raise(call, error, still);
+}
+
+void Hold::alarm(const std::string& error) {
+  std::lock_guard lock(mutex_);
+  if (on_ && !stopped_) note(0, error);
 }
 
 bool Hold::recovers(uint64_t call, const std::string& error, const std::function<bool()>& still) {

@@ -29,6 +29,8 @@ class Hold {
   bool recovers(uint64_t call, const std::string& error, const std::function<bool()>& still);
   // The same without waiting: from now on the host is held. False if the program is to be told.
   bool alarm(uint64_t call, const std::string& error, const std::function<bool()>& still);
+  // Something has failed that is no error of a call: there is nobody to be told.
+  void alarm(const std::string& error);
   // Why nobody recovers any more; empty if somebody does, or nobody ever did.
   std::string given_up() const;
   // The program has come to a place where what failed before does not matter any more.
@@ -56,6 +58,7 @@ class Hold {
  private:
   void wait();
   bool raise(uint64_t call, const std::string& error, const std::function<bool()>& still);
+  void note(uint64_t call, const std::string& error);
 
   std::atomic<bool> on_{false}, held_{false};
   mutable std::mutex mutex_;

@@ -200,6 +200,7 @@ void Coordinator::restarted() {
     failed[rank] = {worker.report.failed_call, worker.report.error};
     const bool own = failed[rank].first != 0 && failed[rank] == failed_before_[rank];
     recoveries_.back().delivered += own;
+    if (own) before_delivery(worker.process);
     say(rank, control::Replay{state_, own, ids_, creations(rank, state_)});
     before_replay(rank, worker.process);
   }

@@ -396,6 +396,19 @@ TEST(Ranks, AProgramsOwnErrorIsTheProgramsAgain) {
   EXPECT_EQ(recoveries.front().delivered, 0);
 }
 
+// The server dies instead of giving the error: that is no error of the program's, and has to be mended first.
+TEST(Ranks, AServerThatDiesWithAnErrorForTheProgramIsReplaced) {
+  Job job(2);
+  int killed = 0;
+  job.coordinator.before_delivery = [&](pid_t worker) {
+    if (killed++ == 0) kill(find_server(worker), SIGKILL);
+  };
+  job.run("Alone.HasAnErrorOfItsOwn");
+  const std::string said = job.outputs[1].output;
+  EXPECT_NE(said.find("seen error 700: an illegal memory access was encountered"), std::string::npos) << said;
+  EXPECT_EQ(killed, 2);
+}
+
 TEST(Ranks, WhoIsGivenUpIsTold) {
   Job job(2);
   job.coordinator.gives_up = true;
