@@ -241,7 +241,8 @@ def _parser() -> argparse.ArgumentParser:
         type=_seconds,
         metavar="SECONDS",
         help="a collective that makes no progress for so long is looked into (default: learned from the "
-        f"job's own collectives, {HANG_FLOOR:g} to {DEFAULT_HANG_TIMEOUT:g})",
+        f"job's own collectives, {HANG_FLOOR:g} to {DEFAULT_HANG_TIMEOUT:g}; in transparent mode "
+        f"{DEFAULT_HANG_TIMEOUT:g}, and of any answer of the device)",
     )
     ours.add_argument(
         "--mode",

@@ -63,7 +63,7 @@ def test_a_killed_server_is_only_a_pause(launcher: Launcher) -> None:
 
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plain_ddp.py"
-TRAINING = [str(EXAMPLE), "--steps", "14", "--width", "16", "--layers", "1"]
+TRAINING = [str(EXAMPLE), "--steps", "16", "--width", "16", "--layers", "1"]
 
 
 def seen_and_ended_with(result: Result) -> list[str]:
@@ -81,15 +81,16 @@ def test_every_kind_of_failure_is_only_a_pause_for_two_ranks(launcher: Launcher)
         "rank=0 step=8 phase=forward kind=proxy-kill",
         "rank=0 step=10 phase=allreduce kind=driver-suspect",
         "rank=1 step=12 phase=optimizer kind=proxy-kill",
+        "rank=0 step=14 phase=backward kind=network-cut",
     ]
     shared_memory = set(os.listdir("/dev/shm"))
     directory = launcher.directory / "checkpoints"
     ranks = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "2", "--warm-spares", "0"]
-    transparent = ["--mode", "transparent", "--checkpoint-dir", str(directory)]
+    transparent = ["--mode", "transparent", "--checkpoint-dir", str(directory), "--hang-timeout", "4"]
     result = launcher.run(
         *ranks, *transparent, *(word for fault in faults for word in ("--fault", fault)), *TRAINING
     )
-    assert len(seen_and_ended_with(result)) == 14 + 2
+    assert len(seen_and_ended_with(result)) == 16 + 2
     assert seen_and_ended_with(result) == seen_and_ended_with(launcher.run(*ranks, *TRAINING))
     assert lasting_shared_memory(shared_memory) == []
     assert list(launcher.directory.glob("jitckpt-*")) == []
@@ -97,8 +98,11 @@ def test_every_kind_of_failure_is_only_a_pause_for_two_ranks(launcher: Launcher)
     events = read_events(directory)[0]
     named = [event["event"] for event in events]
     assert {event["fault"] for event in events if event["event"] == "fault"} == set(faults)
-    assert named.count("recovered") == len(faults)
+    # A machine under load may be silent for longer than the hang timeout too.
+    waits = [event for event in events if event["event"] == "device_alarm" and "no answer" in event["text"]]
+    assert waits
+    assert named.count("recovered") >= len(faults)
     assert named.count("proxy_connected") == 2  # the workers are the same
     assert not {"restart", "detected", "recovery_given_up"} & set(named)
     said = in_words(events, str(directory))
-    assert sum("in the same processes" in sentence for sentence in said) == len(faults)
+    assert sum("in the same processes" in sentence for sentence in said) == named.count("recovered")

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -141,6 +142,11 @@ std::optional<MachineFailure> Connection::pending_failure() const {
     return MachineFailure{library, error.result, call == text.npos ? text : text.substr(call + 2)};
   }
   return std::nullopt;
+}
+
+std::optional<std::chrono::milliseconds> Connection::hang_time() const {
+  if (!has_kept_) return std::nullopt;
+  return settings_.hang_time * (1 << std::min(recoveries_.load(), 10));
 }
 
 pid_t Connection::server() {

@@ -1,6 +1,7 @@
 // The process's one server, and the memory that is shared with it.
 #pragma once
 #include <atomic>
+#include <chrono>
 #include <deque>
 #include <map>
 #include <memory>
@@ -57,6 +58,11 @@ class Connection {
 
   // A failure of the machine that a call has met which nobody waited for.
   std::optional<MachineFailure> pending_failure() const;
+
+  // How long a thread may wait for an answer before that counts as a hang: after each recovery twice as long,
+  // since the device may only be slow. Nothing before the first minibatch is kept: ranks come at their
+  // leisure.
+  std::optional<std::chrono::milliseconds> hang_time() const;
 
   // For the control thread, which stops the host before and lets it go on afterwards.
   control::Stopped report();
@@ -118,9 +124,10 @@ class Connection {
   LogWriter writer_;
   Objects objects_;
   Communicators communicators_;
-  std::deque<Image> images_;  // the older one first
-  Copies next_copies_;        // of the image that is being made
-  int recoveries_ = 0;        // of the minibatch
+  std::deque<Image> images_;        // the older one first
+  Copies next_copies_;              // of the image that is being made
+  std::atomic<int> recoveries_{0};  // of the minibatch
+  std::atomic<bool> has_kept_{false};
   std::atomic<uint64_t> replayed_from_{0};
   uint64_t replay_end_ = 0;  // number of the last record of the replay
   bool begun_ = false;       // whether the server reads the log

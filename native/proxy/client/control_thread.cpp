@@ -58,10 +58,18 @@ std::string hexadecimal(uint64_t number) {
   return text;
 }
 
+// How often to look for hangs, in milliseconds: often enough to find one not much later than it is one.
+int looking_time(std::optional<std::chrono::milliseconds> limit) {
+  return static_cast<int>(std::clamp<int64_t>(limit ? limit->count() / 8 : 1000, 1, 1000));
+}
+
 }  // namespace
 
 ControlThread::ControlThread(Connection& connection, const std::string& path)
-    : connection_(connection), socket_(connect_to(path)), news_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    : connection_(connection),
+      socket_(connect_to(path)),
+      news_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      hang_watch_(connection.log()) {
   say(control::Hello{getpid(), rank_of_process(), hexadecimal(table_hash)});
   connection_.hold().begin([this] {
     const uint64_t one = 1;
@@ -95,8 +103,8 @@ void ControlThread::run() {
     pollfd news[] = {{socket_, POLLIN, 0},
                      {news_, POLLIN, 0},
                      {watches ? connection_.server_process_file() : -1, POLLIN, 0}};
-    // The server says nothing when it is through.
-    poll(news, 3, phase_ == Phase::replaying ? 1 : -1);
+    // The server says nothing when it is through; a hang says nothing at all.
+    poll(news, 3, phase_ == Phase::replaying ? 1 : looking_time(connection_.hang_time()));
     if (ending_) return;
     uint64_t count = 0;
     while (read(news_, &count, sizeof count) > 0) {
@@ -104,6 +112,7 @@ void ControlThread::run() {
     if (news[0].revents != 0 && !listen()) return;
     if (news[2].revents != 0) look_at_server();
     if (phase_ == Phase::replaying) look_at_replay();
+    look_for_hangs();
     if (const Hold::Failed failed = connection_.hold().take_alarm(); !failed.error.empty()) {
       std::fprintf(stderr, "jitckpt: %s; the program waits until its job has recovered.\n",
                    failed.error.c_str());
@@ -183,6 +192,16 @@ void ControlThread::look_at_replay() {
   if (!connection_.release()) return;
   phase_ = Phase::watching;
   say(control::Done{0, 0, microseconds_since(replay_began_)});
+}
+
+void ControlThread::look_for_hangs() {
+  const auto limit = connection_.hang_time();
+  if (phase_ != Phase::watching || connection_.hold().held() || !limit) return hang_watch_.forget();
+  if (hang_watch_.longest_wait(std::chrono::steady_clock::now()) < *limit) return;
+  char text[100];
+  std::snprintf(text, sizeof text, "the device has given no answer for %g s",
+                static_cast<double>(limit->count()) / 1000);
+  connection_.hold().alarm(text);
 }
 
 void ControlThread::give_up(const std::string& why) {

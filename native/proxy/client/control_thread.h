@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "control_messages.h"
+#include "hang_watch.h"
 
 namespace jitckpt::proxy::client {
 
@@ -32,6 +33,7 @@ class ControlThread {
   void replay(const control::Replay& order);
   void look_at_server();
   void look_at_replay();
+  void look_for_hangs();
   void give_up(const std::string& why);
   void say(const control::FromWorker& message);
 
@@ -44,6 +46,7 @@ class ControlThread {
   bool server_known_dead_ = false;
   control::Number number_;  // the newest that was heard
   std::chrono::steady_clock::time_point replay_began_;
+  HangWatch hang_watch_;
   std::thread thread_;
 };
 

@@ -59,6 +59,7 @@ void Connection::replay(const control::Replay& order) {
     const auto made = communicators_.creations(image->start.sequence, order.creations, order.ids);
     if (!begin_server(*image, ids, made))
       throw std::runtime_error("the log has no room for a replay: raise JITCKPT_PROXY_LOG_BYTES");
+    ++recoveries_;
   });
 }
 

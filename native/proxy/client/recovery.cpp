@@ -133,6 +133,7 @@ cudaError_t Connection::keep(uint64_t state) {
     std::lock_guard lock(mutex_);
     images_.push_back({state, writer_.keep(), std::exchange(next_copies_, {})});
   });
+  has_kept_ = true;
   hold_.forget_failures();
   return result;
 }

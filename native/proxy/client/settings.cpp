@@ -22,6 +22,19 @@ std::size_t read_number(const char* variable, std::size_t otherwise, std::size_t
   return number;
 }
 
+std::chrono::milliseconds read_seconds(const char* variable, double otherwise) {
+  const char* const text = std::getenv(variable);
+  double seconds = otherwise;
+  if (text) {
+    const char* const end = text + std::strlen(text);
+    const auto [stop, error] = std::from_chars(text, end, seconds);
+    if (error != std::errc() || stop != end || !(seconds >= 0.001 && seconds <= 1e9))
+      throw std::runtime_error(std::string(variable) + " is '" + text +
+                               "': set it to a number of seconds from 0.001 to 1000000000.");
+  }
+  return std::chrono::milliseconds(static_cast<int64_t>(1000 * seconds));
+}
+
 }  // namespace
 
 Settings read_settings() {
@@ -35,6 +48,7 @@ Settings read_settings() {
       .pinned_bytes =
           read_number("JITCKPT_PROXY_PINNED_BYTES", 64 * gibibyte, mebibyte, 1024 * gibibyte) / 4096 * 4096,
       .spin_time = std::chrono::microseconds(read_number("JITCKPT_PROXY_SPIN_US", 20, 0, 1'000'000)),
+      .hang_time = read_seconds("JITCKPT_HANG_TIMEOUT", 60),
       .control = control ? control : ""};
 }
 

@@ -12,6 +12,7 @@ struct Settings {
   Geometry log;                         // JITCKPT_PROXY_SEGMENT_BYTES, JITCKPT_PROXY_LOG_BYTES
   std::size_t pinned_bytes;             // JITCKPT_PROXY_PINNED_BYTES: most pinned memory at one time
   std::chrono::microseconds spin_time;  // JITCKPT_PROXY_SPIN_US
+  std::chrono::milliseconds hang_time;  // JITCKPT_HANG_TIMEOUT, in seconds
   std::string control;                  // JITCKPT_PROXY_CONTROL: the agent's socket; empty: none
 };
 
