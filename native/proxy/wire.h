@@ -39,9 +39,11 @@ struct allocate_answer {
   uint64_t address;
 };
 
+// flag: which of Control::copied says that it is over, and need not be made again.
 struct copy {
   uint64_t to, from, bytes, stream;
   int32_t kind;
+  uint32_t flag;
 };
 
 // Followed by the bytes.

@@ -70,7 +70,9 @@ Connection::Connection(const Settings& settings)
       log_mapping_(log_file_),
       log_(log_mapping_.begin(), settings.log),
       pinned_(settings.pinned_bytes),
-      writer_(log_, [this] { return go_on(); }, say_unprotected) {
+      writer_(
+          log_, [this] { return go_on(); }, say_unprotected),
+      copy_flags_(log_) {
   proxy::Control& control = log_.control();
   control.magic = log_magic;
   control.table_hash = table_hash;

@@ -12,6 +12,7 @@
 
 #include "communicator_table.h"
 #include "control_thread.h"
+#include "copy_flags.h"
 #include "errors.h"
 #include "hold.h"
 #include "log_writer.h"
@@ -35,6 +36,7 @@ class Connection {
   const Log& log() const { return log_; }
   PinnedMemory& pinned() { return pinned_; }
   std::chrono::microseconds spin_time() const { return settings_.spin_time; }
+  CopyFlags& copy_flags() { return copy_flags_; }
   Objects& objects() { return objects_; }
   Communicators& communicators() { return communicators_; }
   Hold& hold() { return hold_; }
@@ -122,6 +124,7 @@ class Connection {
   Log log_;
   PinnedMemory pinned_;
   LogWriter writer_;
+  CopyFlags copy_flags_;
   Objects objects_;
   Communicators communicators_;
   std::deque<Image> images_;        // the older one first

@@ -7,6 +7,7 @@
 #include "connection.h"
 #include "proxy_by_hand.h"
 #include "requests.h"
+#include "thread.h"
 
 using namespace jitckpt::proxy;
 using namespace jitckpt::proxy::client;
@@ -70,6 +71,20 @@ cudaError_t copy_to_host(char* to, const char* from, std::size_t bytes, cudaStre
   return cudaSuccess;
 }
 
+// A replay makes it again unless it was over: the program may have put something else there since.
+cudaError_t copy_to_pinned(Connection& connection, wire::copy arguments) {
+  CopyFlags& flags = connection.copy_flags();
+  const auto flag = flags.take(connection.writer().kept_from());
+  if (!flag) {  // nobody knows then whether it is over but the thread that waits for it
+    return copy_to_host(reinterpret_cast<char*>(arguments.to), reinterpret_cast<const char*>(arguments.from),
+                        arguments.bytes, reinterpret_cast<cudaStream_t>(arguments.stream));
+  }
+  arguments.flag = *flag;
+  const auto result = tell<cudaError_t>(Call::copy, arguments);
+  flags.give(*flag, result == cudaSuccess ? this_thread().newest.sequence : 0);
+  return result;
+}
+
 enum class Returns { at_once, finished };
 
 cudaError_t copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream,
@@ -96,9 +111,14 @@ cudaError_t copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind k
     return copy_from_host(static_cast<char*>(to), static_cast<const char*>(from), bytes, stream);
   if (!where->to_device && !pinned(to, bytes))
     return copy_to_host(static_cast<char*>(to), static_cast<const char*>(from), bytes, stream);
-  const wire::copy arguments{reinterpret_cast<uint64_t>(to), reinterpret_cast<uint64_t>(from), bytes,
-                             number_of(stream), kind};
-  const auto result = tell<cudaError_t>(Call::copy, arguments);
+  const wire::copy arguments{reinterpret_cast<uint64_t>(to),
+                             reinterpret_cast<uint64_t>(from),
+                             bytes,
+                             number_of(stream),
+                             kind,
+                             no_copy_flag};
+  const auto result =
+      where->to_device ? tell<cudaError_t>(Call::copy, arguments) : copy_to_pinned(*connection, arguments);
   const bool within_device = where->to_device && where->from_device;
   if (result != cudaSuccess || returns == Returns::at_once || within_device) return result;
   return cudaStreamSynchronize(stream);

@@ -107,8 +107,12 @@ cudaError_t Connection::copy_memory() {
     }
     next_copies_.emplace(allocation.address, copy);
     const OnDevice on_device(allocation.device);
-    const wire::copy arguments{reinterpret_cast<uint64_t>(copy.copy), allocation.address, allocation.bytes, 0,
-                               cudaMemcpyDeviceToHost};
+    const wire::copy arguments{reinterpret_cast<uint64_t>(copy.copy),
+                               allocation.address,
+                               allocation.bytes,
+                               0,
+                               cudaMemcpyDeviceToHost,
+                               no_copy_flag};
     result = tell<cudaError_t>(Call::copy, arguments);
     if (result != cudaSuccess) break;
   }
@@ -161,8 +165,9 @@ bool Connection::begin_server(const Image& image, const std::vector<LogWriter::A
   add(objects_.creations(from, Objects::Kind::plain));
   std::set<int32_t> devices;
   for (const auto& [address, copy] : image.copies) {
-    const wire::copy arguments{address, reinterpret_cast<uint64_t>(copy.copy), copy.allocation.bytes, 0,
-                               cudaMemcpyHostToDevice};
+    const wire::copy arguments{
+        address,     reinterpret_cast<uint64_t>(copy.copy), copy.allocation.bytes, 0, cudaMemcpyHostToDevice,
+        no_copy_flag};
     calls.push_back(apart(Call::copy, copy.allocation.device, arguments));
     devices.insert(copy.allocation.device);
   }

@@ -11,6 +11,13 @@ namespace {
 
 void* pointer(uint64_t address) { return reinterpret_cast<void*>(address); }
 
+// The device itself sets the flag, behind the copy.
+cudaError_t set_when_over(Control& control, uint32_t flag, cudaStream_t stream) {
+  static const cudaError_t known =
+      real::cudaHostRegister(control.copied, sizeof control.copied, cudaHostRegisterPortable);
+  return known == cudaSuccess ? real::cudaMemsetAsync(&control.copied[flag], 1, 1, stream) : known;
+}
+
 }  // namespace
 
 // Memory at an address that is known: what lies in front of it is taken for a moment.
@@ -47,9 +54,16 @@ int32_t serve_allocate(Request& request) {
 
 int32_t serve_copy(Request& request) {
   const auto arguments = request.arguments<wire::copy>();
-  return real::cudaMemcpyAsync(pointer(arguments.to), pointer(arguments.from), arguments.bytes,
-                               static_cast<cudaMemcpyKind>(arguments.kind),
-                               request.server.streams.find(arguments.stream));
+  const bool has_flag = arguments.flag != no_copy_flag;
+  if (has_flag && arguments.flag >= copy_flag_count)
+    throw Failure(cudaErrorInvalidValue, "there is no such flag of a copy");
+  Control& control = request.server.control();
+  if (has_flag && control.copied[arguments.flag] != 0) return cudaSuccess;
+  const cudaStream_t stream = request.server.streams.find(arguments.stream);
+  const cudaError_t result =
+      real::cudaMemcpyAsync(pointer(arguments.to), pointer(arguments.from), arguments.bytes,
+                            static_cast<cudaMemcpyKind>(arguments.kind), stream);
+  return result == cudaSuccess && has_flag ? set_when_over(control, arguments.flag, stream) : result;
 }
 
 int32_t serve_copy_from_host(Request& request) {

@@ -48,6 +48,8 @@ class Server {
   // it.
   void serve(const Record& record);
 
+  Control& control() const { return log_.control(); }
+
   Handles<cudaStream_t> streams;
   Handles<cudaEvent_t> events;
   Handles<ncclComm_t> communicators;

@@ -171,6 +171,7 @@ class Rank {
     call([&] { ok(cudaMemcpyAsync(pinned_, block, 256, cudaMemcpyDeviceToHost, stream_)); });
     call([&] { ok(cudaStreamSynchronize(stream_)); });
     seen.insert(seen.end(), {told, pinned_[0], pinned_[8], pinned_[30]});
+    pinned_[0] = minibatches_;  // which no replay may undo
     call([&] { ok(ncclCommDestroy(fresh)); });
     if (half) call([&] { ok(ncclCommDestroy(half)); });
     call([&] { ok(cudaFree(block)); });
@@ -179,6 +180,7 @@ class Rank {
     // No synchronisation here: whoever is first begins the next minibatch.
     call([&] { ok(static_cast<cudaError_t>(jitckpt_proxy_keep(static_cast<uint64_t>(minibatches_)))); });
     calls_ = calls;
+    seen.push_back(pinned_[0]);
     return seen;
   }
   int calls() const { return calls_; }

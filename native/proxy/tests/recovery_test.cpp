@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "jitckpt_proxy.h"
+#include "layout.h"
 #include "support.h"
 
 namespace {
@@ -118,6 +119,63 @@ TEST(Recovery, AServerThatDiesAtAnyCallIsReplaced) {
     EXPECT_EQ(Minibatch(fatal).run(), undisturbed) << "killed before call " << fatal;
   const std::string said = testing::internal::GetCapturedStderr();
   EXPECT_NE(said.find("was ended by Killed; process"), std::string::npos) << said;
+}
+
+// What the program puts into pinned memory when a copy to there is over stays, though that is made again.
+TEST(Recovery, PinnedMemoryIsTheProgramsOnceACopyIsOver) {
+  testing::internal::CaptureStderr();
+  const OwnStream stream;
+  const DeviceInts number(1, 5);
+  int* pinned = nullptr;
+  ok(cudaMallocHost(reinterpret_cast<void**>(&pinned), 4096));
+  keep();
+  const auto copy = [&](int to) {
+    ok(cudaMemcpyAsync(pinned + to, number.get(), sizeof(int), cudaMemcpyDeviceToHost, stream));
+  };
+  copy(0);
+  ok(cudaStreamSynchronize(stream));
+  EXPECT_EQ(std::exchange(pinned[0], 77), 5);
+  {
+    Gate gate(stream);
+    copy(1);
+    kill_server();
+    EXPECT_EQ(number.read(), std::vector<int>{5});  // the new server has come so far
+    gate.open();
+  }
+  ok(cudaStreamSynchronize(stream));
+  EXPECT_EQ(pinned[0], 77);
+  EXPECT_EQ(pinned[1], 5);
+  // Into the same place again, without a look at the first of them.
+  launch_add(number.get(), 1, stream);
+  copy(0);
+  kill_server();
+  ok(cudaStreamSynchronize(stream));
+  EXPECT_EQ(pinned[0], 6);
+  ok(cudaFreeHost(pinned));
+  testing::internal::GetCapturedStderr();
+}
+
+// More copies than can be watched: those beyond are the same, only slower.
+TEST(Recovery, NoCopyIsTooMany) {
+  testing::internal::CaptureStderr();
+  const OwnStream stream;
+  const DeviceInts number(1, 5);
+  int* pinned = nullptr;
+  ok(cudaMallocHost(reinterpret_cast<void**>(&pinned), 4096));
+  keep();
+  for (std::size_t made = 0; made < jitckpt::proxy::copy_flag_count + 3; ++made)
+    ok(cudaMemcpyAsync(pinned, number.get(), sizeof(int), cudaMemcpyDeviceToHost, stream));
+  ok(cudaStreamSynchronize(stream));
+  EXPECT_EQ(std::exchange(pinned[0], 77), 5);
+  kill_server();
+  EXPECT_EQ(number.read(stream), std::vector<int>{5});
+  EXPECT_EQ(pinned[0], 77);
+  for (int minibatch = 0; minibatch < 2; ++minibatch) keep();
+  ok(cudaMemcpyAsync(pinned, number.get(), sizeof(int), cudaMemcpyDeviceToHost, stream));
+  ok(cudaStreamSynchronize(stream));
+  EXPECT_EQ(pinned[0], 5);
+  ok(cudaFreeHost(pinned));
+  testing::internal::GetCapturedStderr();
 }
 
 TEST(Recovery, EveryMinibatchStartsFromItsOwnState) {

@@ -49,6 +49,10 @@ struct AsynchronousError {
   char text[500];
 };
 
+// Copies into pinned memory that are watched at one time.
+constexpr std::size_t copy_flag_count = 64 * 1024;
+constexpr uint32_t no_copy_flag = ~uint32_t{0};
+
 struct Control {
   uint64_t magic, table_hash, segment_bytes, segment_count;
   uint64_t pinned_address;  // where both map the pinned memory
@@ -56,6 +60,7 @@ struct Control {
   Position start;                           // of the record that a server reads first
   alignas(64) std::atomic<uint64_t> read;   // number of the newest record that the reader is done with
   alignas(64) AsynchronousError errors[2];  // by library
+  alignas(4096) std::atomic<uint8_t> copied[copy_flag_count];  // 1: the device is through; it says so itself
 };
 
 // Whether the client's thread waits in its slot. `again`: a new server answers, what the old one has is void.

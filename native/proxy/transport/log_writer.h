@@ -34,6 +34,8 @@ class LogWriter {
   void keep_nothing();
   bool keeps() const { return kept_.load(std::memory_order_relaxed) != 0; }
   bool is_kept(uint64_t sequence) const;
+  // Number of the first record that may be read again; 0: none may.
+  uint64_t kept_from() const { return kept_.load(std::memory_order_relaxed); }
   // Number of the newest record.
   uint64_t newest() const;
 
