@@ -1,11 +1,17 @@
 """The shared host state of the last few steps, of which a save takes the one that the device has come to."""
 
+import threading
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from jitckpt.host_state import HostState, Shared
+import torch
+
+from jitckpt.host_state import HostState, Shared, differ_by_hand
+from jitckpt.stacks import code_of
 from jitckpt.tree_codec import Encoded
+
+LEARNED_STEPS = 2  # until it is known what the host usually does between two minibatches
 
 
 @dataclass(frozen=True)
@@ -13,14 +19,21 @@ class Snapshot:
     """The shared state after a step, as far as the host has come. progress: hyperparameters and schedulers.
 
     scheduler_steps_due: steps that each scheduler usually makes after an optimizer step and has not made yet.
-    scaler_update_due: scaler.update() is still to come. version: differs once any of this has changed.
+    scaler_update_due: scaler.update() is still to come.
     """
 
     shared: Shared
     progress: Encoded
     scheduler_steps_due: tuple[int, ...]
     scaler_update_due: bool
-    version: object
+
+    def says_the_same_as(self, other: "Snapshot") -> bool:
+        """Whether a save of either is the same. Of tensors on a device their names are compared."""
+        own, others = self.progress.tensors, other.progress.tensors
+        return (
+            (self.progress.tree, self.scheduler_steps_due, self.scaler_update_due, own.keys())
+            == (other.progress.tree, other.scheduler_steps_due, other.scaler_update_due, others.keys())
+        ) and all(torch.equal(own[name], others[name]) for name in own if own[name].device.type == "cpu")
 
 
 class History:
@@ -29,6 +42,9 @@ class History:
     def __init__(self, host: HostState) -> None:
         self._host = host
         self._steps: dict[int, Shared] = {}
+        self._thread = 0  # the training's
+        self._settled = 0  # how many steps have been settled here
+        self._set_by_hand = False
         # Scheduler steps made after each of the last two optimizer steps; one alone may have ended an epoch.
         self._recent: deque[tuple[int, ...]] = deque([(0,) * len(host.schedulers)], maxlen=2)
 
@@ -43,19 +59,45 @@ class History:
 
     def add(self, step: int, shared: Shared) -> None:
         """Keep the state as the optimizer step left it."""
+        self._thread = threading.get_ident()
         self._steps[step] = shared
 
     def settle(self, step: int) -> None:
         """The host has begun the next minibatch: what was still to come of `step` has come."""
         shared = self._steps.get(step)
         if shared is not None and shared.progress is None:
-            self._recent.append(self._steps_since(shared))
+            made = self._steps_since(shared)
+            self._recent.append(made)
+            self._settled += 1
+            self._set_by_hand |= differ_by_hand(shared.groups, self._host.groups(), scheduled=any(made))
             self._steps[step] = replace(shared, progress=self._host.progress())
 
     def is_settled(self, step: int) -> bool:
         """Whether nothing is still to come of `step`: the host is in the next minibatch, or further."""
         shared = self._steps.get(step)
         return shared is not None and shared.progress is not None
+
+    def is_foreseen(self, step: int) -> bool:
+        """Whether a snapshot has all that is to come of `step`, although the host may run on.
+
+        So it is where nothing but steps of schedulers ever comes, each as often as usual, and none is being
+        made now. A scheduler that is not stepped after every optimizer step may be stepped at any time, after
+        an evaluation, say; so may hyperparameters change that the training has ever set itself.
+        """
+        shared = self._steps.get(step)
+        if shared is None or self._settled < LEARNED_STEPS or self._set_by_hand or self.is_changing():
+            return False
+        return all(
+            usual > 0 and (scheduler.can_step or made >= usual)
+            for scheduler, usual, made in zip(
+                self._host.schedulers, self.usual_scheduler_steps, self._steps_since(shared), strict=True
+            )
+        )
+
+    def is_changing(self) -> bool:
+        """Whether the training thread is inside a scheduler's step or the scaler's update, or may be."""
+        code = self._host.changing_code
+        return None in code or not code.isdisjoint(code_of(self._thread))
 
     def forget_before(self, step: int) -> None:
         for old in [old for old in self._steps if old < step]:
@@ -70,9 +112,7 @@ class History:
         if shared is None:
             return None
         if shared.progress is not None:
-            return Snapshot(
-                shared, shared.progress, (0,) * len(self._host.schedulers), False, (step, "settled")
-            )
+            return Snapshot(shared, shared.progress, (0,) * len(self._host.schedulers), False)
         made = self._steps_since(shared)
         due = tuple(
             max(0, usual - count) if scheduler.can_step else 0
@@ -81,8 +121,7 @@ class History:
             )
         )
         update_due = self._host.scaler_update_is_due()
-        version = (step, made, update_due)
-        return Snapshot(shared, self._host.progress(), due, update_due, version)
+        return Snapshot(shared, self._host.progress(), due, update_due)
 
     def _steps_since(self, shared: Shared) -> tuple[int, ...]:
         return tuple(now - then for now, then in zip(self._host.counts(), shared.counts, strict=True))

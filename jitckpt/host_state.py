@@ -9,6 +9,7 @@ import inspect
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
@@ -22,6 +23,9 @@ from jitckpt.hooks import torch_parallel
 from jitckpt.random_state import RandomState
 from jitckpt.tensor_file import to_host
 from jitckpt.tree_codec import Encoded, Json
+
+SCHEDULED = frozenset({"lr", "momentum", "betas"})  # the hyperparameters that torch's schedulers set
+PLAIN = frozenset({type(None), bool, int, float, str})
 
 
 class Stateful(Protocol):
@@ -339,12 +343,14 @@ def scaler_update_is_due(scaler: Any) -> bool:
 class Shared:
     """What replicas agree on, after one step.
 
-    `counts`: of each scheduler, how often it had been stepped when the optimizer step ended. `progress`: what
-    HostState.progress says once the host has begun the next minibatch; before that there is more to come.
+    `counts`: of each scheduler, how often it had been stepped when the optimizer step ended; `groups`: the
+    hyperparameters then. `progress`: what HostState.progress says once the host has begun the next minibatch;
+    before that there is more to come.
     """
 
     optimizers: tuple[OptimizerPart, ...]
     counts: tuple[int, ...]
+    groups: list[list[dict[str, Any]]]
     progress: Encoded | None = None
 
 
@@ -368,6 +374,11 @@ class HostState:
         self.extra = extra
         self.device = device
         self.random = RandomState(device)
+        # A thread that is inside one of these is changing what progress() and scaler_state() return. None: of
+        # something that is not written in Python.
+        changing = [type(scheduler).step for scheduler in schedulers]  # type: ignore[attr-defined]
+        changing += [] if scaler is None else [type(scaler).update]
+        self.changing_code = {getattr(inspect.unwrap(one), "__code__", None) for one in changing}
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
         self.optimizers.append(OptimizerState(optimizer, len(self.optimizers)))
@@ -384,13 +395,17 @@ class HostState:
 
     def shared(self) -> Shared:
         """Return the shared state as the optimizer step leaves it."""
-        return Shared(tuple(optimizer.capture() for optimizer in self.optimizers), self.counts())
+        parts = tuple(optimizer.capture() for optimizer in self.optimizers)
+        return Shared(parts, self.counts(), self.groups())
+
+    def groups(self) -> list[list[dict[str, Any]]]:
+        """Return the hyperparameters of each optimizer's parameter groups."""
+        return [optimizer.groups() for optimizer in self.optimizers]
 
     def progress(self) -> Encoded:
         """Return what may still change between an optimizer step and the next minibatch."""
-        groups = [optimizer.groups() for optimizer in self.optimizers]
         schedulers = [scheduler.scheduler.state_dict() for scheduler in self.schedulers]
-        return tree_codec.encode({"groups": groups, "schedulers": schedulers}, "progress")
+        return tree_codec.encode({"groups": self.groups(), "schedulers": schedulers}, "progress")
 
     def parameters(self) -> dict[str, Tensor]:
         """Return the model's parameters under their names in a save."""
@@ -447,6 +462,34 @@ class HostState:
         if self.extra is not None:
             self.extra.load_state_dict(parts["extra"])
         self.random.restore(parts["random"])
+
+
+def differ_by_hand(
+    before: Sequence[Sequence[Mapping[str, Any]]],
+    after: Sequence[Sequence[Mapping[str, Any]]],
+    *,
+    scheduled: bool,
+) -> bool:
+    """Whether groups' hyperparameters differ by more than a scheduler sets; scheduled: one was stepped.
+
+    In doubt they do: of a tensor only its device could tell.
+    """
+    then, now = [*chain(*before)], [*chain(*after)]
+    return len(then) != len(now) or not all(
+        _are_kept(*pair, scheduled) for pair in zip(then, now, strict=True)
+    )
+
+
+def _are_kept(before: Mapping[str, Any], after: Mapping[str, Any], scheduled: bool) -> bool:
+    return before.keys() == after.keys() and all(
+        (scheduled and key in SCHEDULED) or _is_kept(value, after[key]) for key, value in before.items()
+    )
+
+
+def _is_kept(before: object, after: object) -> bool:
+    if isinstance(before, tuple) and isinstance(after, tuple):  # a list could be changed in its place
+        return len(before) == len(after) and all(map(_is_kept, before, after))
+    return type(before) is type(after) and type(before) in PLAIN and before == after
 
 
 def load_tensors(what: str, own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:

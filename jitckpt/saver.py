@@ -26,7 +26,8 @@ from jitckpt.tree_codec import Json
 BY_THE_LIBRARY = 0  # the id of a save that no agent ordered
 LOOK_SECONDS = 0.005
 STUCK_SECONDS = 10.0  # a device at rest that is still inside an optimizer step by then will not end it
-# So long the training thread may take to come to its next device call, or to the next minibatch.
+# So long the training thread may take to come to its next device call, or to the next minibatch, where it can
+# change what is to be saved without a device call.
 PARK_SECONDS = 5.0
 
 
@@ -92,9 +93,9 @@ class Saver:
             save_id = order.save_id
             with _quiet():
                 while True:
-                    step = self._wait_for_rest(begun + order.deadline)
+                    step, runs = self._wait_for_rest(begun + order.deadline)
                     self._report(protocol.SaveBegun(save_id, self._identity.rank, step))
-                    written = self._write(step, order.reason)
+                    written = self._write(step, order.reason, runs)
                     if written is not None:
                         break
                 if save_id == BY_THE_LIBRARY:
@@ -107,25 +108,24 @@ class Saver:
             return 1
         return 0
 
-    def _wait_for_rest(self, deadline: float) -> int:
+    def _wait_for_rest(self, deadline: float) -> tuple[int, bool]:
         """Return the newest step that the device has finished, once it is in no optimizer step.
 
         And once nothing is still to come of it on the host, such as a scheduler's step. In a backward pass
         that is so although the training thread makes no call: autograd's thread waits at the gate, and it
-        for that thread.
+        for that thread. So it is, too, where the thread sleeps or works on the host between two minibatches,
+        if all that can come is foreseen; then it may run on during the save, and True is returned beside the
+        step. A save function is not called then: nobody knows which objects of the training it reads.
         """
         begun = time.monotonic()
         while True:
             progress = self._native.progress()
             now = time.monotonic()
             no_step_yet = progress.host_begun == self._restored[0]
-            settled = (
-                no_step_yet
-                or progress.step_thread_parked
-                or self._history.is_settled(progress.device_ended)
-                or now >= begun + PARK_SECONDS
-            )
-            if progress.device_begun == progress.device_ended and settled:
+            step = progress.device_ended
+            settled = no_step_yet or progress.step_thread_parked or self._history.is_settled(step)
+            runs = not settled and self._save_function is None and self._history.is_foreseen(step)
+            if progress.device_begun == step and (settled or runs or now >= begun + PARK_SECONDS):
                 break
             if now >= min(deadline, begun + STUCK_SECONDS + PARK_SECONDS):
                 raise SaveError(
@@ -133,17 +133,22 @@ class Saver:
                     f"{now - begun:.1f} s, so its state is that of no minibatch."
                 )
             time.sleep(LOOK_SECONDS)
-        if progress.device_ended == 0:
+        if step == 0:
             raise SaveError("No minibatch is finished yet: there is nothing to save, and nothing is lost.")
-        return progress.device_ended
+        return step, runs
 
-    def _write(self, step: int, reason: str) -> tuple[Path, int] | None:
-        """Write the state after `step`; None if the job has gone on meanwhile, then nothing is left of it."""
+    def _write(self, step: int, reason: str, runs: bool) -> tuple[Path, int] | None:
+        """Write the state after `step`; None if the job has gone on meanwhile, then nothing is left of it.
+
+        runs: the training thread may run on until its next device call. What it does, it does with the GIL:
+        a scheduler's step that began before the snapshot was complete is still being made then, or has
+        changed what a later snapshot says.
+        """
         if step == self._restored[0]:
             return self._restored[1], 0
         saves.remove_old(self._root, self._identity, max(1, self._keep - 1))  # this one will be one more
         snapshot = self._history.snapshot(step)
-        if snapshot is None:
+        if snapshot is None or (runs and self._history.is_changing()):
             return None
         local = next((state for state in local_state.read(self._ring) if state.step == step), None)
         if local is None:
@@ -166,7 +171,9 @@ class Saver:
             folder.add_json(files.document, document)
             folder.add_existing()
             now = self._history.snapshot(step)
-            if now is None or now.version != snapshot.version or self._native.progress().device_begun != step:
+            if now is None or not now.says_the_same_as(snapshot):
+                return None
+            if self._native.progress().device_begun != step:
                 return None
             return folder.commit()
 

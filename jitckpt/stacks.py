@@ -3,9 +3,11 @@
 import faulthandler
 import os
 import signal
+import sys
 import time
 from dataclasses import dataclass
 from functools import cache
+from types import CodeType
 from typing import BinaryIO
 
 _LOOK_SECONDS = 0.01
@@ -31,6 +33,16 @@ def stack_writer() -> StackWriter:
     if number:
         faulthandler.register(number, descriptor, all_threads=True)
     return StackWriter(number, descriptor)
+
+
+def code_of(thread: int) -> set[CodeType]:
+    """Return the code of all functions that a thread of this process (its get_ident()) is inside of."""
+    frame = sys._current_frames().get(thread)
+    found = set()
+    while frame is not None:
+        found.add(frame.f_code)
+        frame = frame.f_back
+    return found
 
 
 def ask_for_stacks(pid: int, signal_number: int, descriptor: int) -> BinaryIO:

@@ -165,6 +165,31 @@ def test_what_was_still_due_after_the_optimizer_step_is_done_at_the_restore(
     assert without_start(result) == without_start(expected(undisturbed, name, tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("asleep", "name"), [("data", "accumulation and clipping"), ("evaluation", "gradient scaler")]
+)
+def test_a_save_does_not_wait_for_a_thread_that_works_on_the_host_alone(
+    asleep: str, name: str, tmp_path: Path, undisturbed: dict[str, dict[str, Any]]
+) -> None:
+    """Neither it nor the training that goes on from the save is changed by that."""
+    folder = tmp_path / "c"
+    options = CONFIGURATIONS[name] | {"directory": str(folder)}
+    with Worker(**options, wait_in_step=20, asleep=asleep) as worker:
+        wait_until((folder / "waiting").exists, worker)
+        ended = worker.order_save()
+        assert isinstance(ended, protocol.SaveEnded), ended
+        assert ended.step == 20
+        (folder / "go").touch()
+        worker.resume()
+        worker.wait_for(protocol.Finished)
+        assert worker.result() == expected(undisturbed, name, tmp_path)
+    assert [saves.verify(record) for record in saves.find(folder)] == [None]
+    with Worker(**options) as worker:
+        result = worker.result()
+    assert result["start"] == 20
+    assert without_start(result) == without_start(expected(undisturbed, name, tmp_path))
+
+
 @pytest.mark.usefixtures("seed")
 def test_after_a_false_alarm_the_training_goes_on_undisturbed(
     tmp_path: Path, undisturbed: dict[str, dict[str, Any]]

@@ -5,6 +5,7 @@ Its options are a JSON object in argv[1]; what it ends with goes to standard out
 
 import hashlib
 import json
+import math
 import os
 import random
 import resource
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 import jitckpt
+from jitckpt import saver
 
 OPTIONS = {
     "directory": "ckpt",
@@ -27,6 +29,9 @@ OPTIONS = {
     "micro_batches": 2,
     "scaler": False,
     "wait_in_step": None,  # after this optimizer step, before scaler and scheduler, wait for the file "go"
+    # Wait without a device call: for "data" before the next step, or in an "evaluation" before the scaler and
+    # the scheduler. The saver would wait for the thread's next call for ever.
+    "asleep": None,
     "callback": None,  # None, or what it does: save, raise, exit, collective
     "largest_file": None,  # bytes, once training has begun
     "local_state_limit": 64 << 20,
@@ -114,6 +119,15 @@ def wait_for_go(folder: Path) -> None:
         time.sleep(0.01)
 
 
+def sleep_until_go(folder: Path, weights: dict[str, Tensor]) -> None:
+    """Work on the host alone."""
+    (folder / "waiting").touch()
+    while not (folder / "go").exists():
+        for weight in weights.values():
+            weight.double().square().sum().item()
+        time.sleep(0.01)
+
+
 def main() -> None:  # noqa: PLR0912, PLR0915
     options = OPTIONS | json.loads(sys.argv[1])
     torch.manual_seed(1)
@@ -156,6 +170,8 @@ def main() -> None:  # noqa: PLR0912, PLR0915
     if options["largest_file"] is not None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (options["largest_file"],) * 2)
+    if options["asleep"]:
+        saver.PARK_SECONDS = math.inf
     for step in range(start, options["steps"]):
         for _ in range(options["micro_batches"]):
             loss = model(loader.next()).square().mean() / options["micro_batches"]
@@ -170,14 +186,20 @@ def main() -> None:  # noqa: PLR0912, PLR0915
                 scaler.unscale_(optimizer)
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 scaler.step(optimizer)
-        if step + 1 == options["wait_in_step"]:
+        waits = step + 1 == options["wait_in_step"]
+        if waits and options["asleep"] is None:
             wait_for_go(Path(options["directory"]))
+        if waits and options["asleep"] == "evaluation":
+            on_host = {name: value.cpu() for name, value in model.state_dict().items()}
+            sleep_until_go(Path(options["directory"]), on_host)
         if scaler is not None:
             scaler.update()
         for scheduler in schedulers:
             scheduler.step()
         for optimizer in optimizers:
             optimizer.zero_grad()
+        if waits and options["asleep"] == "data":
+            sleep_until_go(Path(options["directory"]), {})
         time.sleep(options["pause"])
     result = {
         "start": start,

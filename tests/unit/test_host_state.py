@@ -2,7 +2,9 @@
 
 import json
 import random
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import numpy
@@ -344,7 +346,7 @@ class TestHistory:
         later = history.snapshot(2)
         assert later is not None
         assert later.scheduler_steps_due == (0,)
-        assert later.version != early.version
+        assert not later.says_the_same_as(early)
         assert later.progress.tree["schedulers"][0]["last_epoch"] == 1
 
     @pytest.mark.parametrize(
@@ -361,6 +363,97 @@ class TestHistory:
             history.settle(step)
         assert history.usual_scheduler_steps == (usual,)
         assert History(training.host).usual_scheduler_steps == (0,)
+
+    @pytest.mark.parametrize(
+        ("between", "foreseen"),
+        [
+            ("scheduler", True),
+            ("nothing", False),  # the scheduler may be one that is stepped once an epoch
+            ("scheduler and hyperparameters", False),
+            ("metric", False),
+            ("tensor", False),
+            ("list", False),  # it may be changed in its place
+        ],
+    )
+    def test_what_comes_between_minibatches_is_foreseen_where_it_is_always_the_same(
+        self, between: str, foreseen: bool
+    ) -> None:
+        training = Training(adam)
+        (group,) = training.optimizer.param_groups
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(training.optimizer)
+        if between == "metric":
+            training.host.schedulers.append(host_state.SchedulerState(plateau))
+        if between == "tensor":
+            group["of its own"] = torch.tensor(0.5)
+        if between == "list":
+            group["of its own"] = [0.5]
+        history = History(training.host)
+        for step in range(1, 4):
+            training.optimizer.step()
+            history.add(step, training.host.shared())
+            assert history.is_foreseen(step) == (foreseen and step == 3), "two minibatches are seen before"
+            if between != "nothing":
+                training.scheduler.step()
+            if between == "metric":
+                plateau.step(1.0)
+            if between == "scheduler and hyperparameters":
+                group["weight_decay"] *= 0.5
+            assert history.is_foreseen(step) == (step == 3 and (foreseen or between == "metric"))
+            history.settle(step)
+        assert not history.is_foreseen(4)
+
+    def test_hyperparameters_that_the_training_sets_itself_are_not_foreseen(self) -> None:
+        training = Training(adam)
+        training.host.schedulers.clear()
+        history = History(training.host)
+        for step in range(1, 6):
+            training.optimizer.step()
+            history.add(step, training.host.shared())
+            assert history.is_foreseen(step) == (step == 3)
+            if step == 3:
+                training.optimizer.param_groups[0]["lr"] *= 0.5
+            history.settle(step)
+
+    def test_no_snapshot_is_taken_of_half_a_scheduler_step(self) -> None:
+        """Ask at every line that a step runs: whoever may go on sees the state before it or after it."""
+        training = Training(adam)
+        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(training.optimizer, 10)
+        both = torch.optim.lr_scheduler.ChainedScheduler([cosine], optimizer=training.optimizer)
+        training.host.schedulers[0] = host_state.SchedulerState(both)
+        training.host.changing_code = {type(both).step.__code__}
+        history = History(training.host)
+        history.add(1, training.host.shared())
+        seen: list[tuple[bool, object]] = []
+
+        def look(frame: FrameType, event: str, argument: object) -> Any:
+            seen.append((history.is_changing(), training.host.progress().tree))
+            return look
+
+        before = training.host.progress().tree
+        sys.settrace(look)
+        both.step()
+        sys.settrace(None)
+        after = training.host.progress().tree
+        clean = [tree for changing, tree in seen if not changing]
+        assert all(tree in (before, after) for tree in clean)
+        assert any(tree not in (before, after) for _, tree in seen), "there is something to be torn"
+        assert not history.is_changing()
+
+    def test_a_snapshot_says_the_same_until_something_of_it_changes(self) -> None:
+        training = Training(adam)
+        history = History(training.host)
+        history.add(1, training.host.shared())
+        first = history.snapshot(1)
+        history.settle(1)
+        settled = history.snapshot(1)
+        assert first is not None
+        assert settled is not None
+        assert settled.says_the_same_as(first)
+        history.add(1, training.host.shared())
+        training.optimizer.param_groups[0]["lr"] *= 0.5
+        changed = history.snapshot(1)
+        assert changed is not None
+        assert not changed.says_the_same_as(first)
 
     def test_due_steps_are_made_at_the_restore(self) -> None:
         first = Training(adam)

@@ -14,6 +14,7 @@ from jitckpt.history import History
 from jitckpt.host_state import HostState
 from jitckpt.layout import Identity
 from jitckpt.native import Native, Progress
+from jitckpt.saver import SaveFunction
 from jitckpt.staging import Staging
 
 STEP = 3
@@ -36,12 +37,22 @@ class Device:
         return self._progress
 
 
-def step_to_save(tmp_path: Path, progress: Progress, *, next_minibatch: bool) -> int:
-    """Ask once, after STEP; next_minibatch: the host has begun it."""
+def step_to_save(
+    tmp_path: Path,
+    progress: Progress,
+    *,
+    next_minibatch: bool,
+    seen: int = 0,
+    save_function: SaveFunction | None = None,
+) -> tuple[int, bool]:
+    """Ask once, after STEP; next_minibatch: the host has begun it. seen: minibatches since the start."""
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters())
     host = HostState(model=model, optimizers=[optimizer], schedulers=[], scaler=None, extra=None, device=None)
     history = History(host)
+    for step in range(STEP - seen, STEP):
+        history.add(step, host.shared())
+        history.settle(step)
     history.add(STEP, host.shared())
     if next_minibatch:
         history.settle(STEP)
@@ -52,7 +63,7 @@ def step_to_save(tmp_path: Path, progress: Progress, *, next_minibatch: bool) ->
         host=host,
         history=history,
         ring=-1,
-        save_function=None,
+        save_function=save_function,
         staging=Staging(1),
         report=lambda _: None,
         keep=1,
@@ -62,17 +73,32 @@ def step_to_save(tmp_path: Path, progress: Progress, *, next_minibatch: bool) ->
 
 def test_in_a_backward_pass_nobody_is_waited_for(tmp_path: Path) -> None:
     """The training thread waits for autograd's, which waits at the gate: no call of its own will come."""
-    assert step_to_save(tmp_path, IN_BACKWARD, next_minibatch=True) == STEP
+    assert step_to_save(tmp_path, IN_BACKWARD, next_minibatch=True) == (STEP, False)
 
 
 def test_what_is_still_to_come_of_the_step_is_waited_for(tmp_path: Path) -> None:
     with pytest.raises(SaveError, match="did not come to the end"):
         step_to_save(tmp_path, IN_BACKWARD, next_minibatch=False)
     at_the_gate = replace(IN_BACKWARD, step_thread_parked=True)
-    assert step_to_save(tmp_path, at_the_gate, next_minibatch=False) == STEP
+    assert step_to_save(tmp_path, at_the_gate, next_minibatch=False) == (STEP, False)
 
 
 def test_a_step_that_the_device_is_in_is_waited_for(tmp_path: Path) -> None:
     inside = replace(IN_BACKWARD, device_begun=STEP + 1, step_thread_parked=True)
     with pytest.raises(SaveError, match=f"end of optimizer step {STEP + 1}"):
         step_to_save(tmp_path, inside, next_minibatch=True)
+
+
+BETWEEN_MINIBATCHES = IN_BACKWARD  # asleep: in no call, and not at the gate either
+
+
+def test_a_thread_that_sleeps_between_minibatches_is_not_waited_for(tmp_path: Path) -> None:
+    assert step_to_save(tmp_path, BETWEEN_MINIBATCHES, next_minibatch=False, seen=2) == (STEP, True)
+
+
+def test_a_save_function_waits_for_a_thread_that_sleeps(tmp_path: Path) -> None:
+    """It may read what that thread changes when it wakes up."""
+    with pytest.raises(SaveError, match="did not come to the end"):
+        step_to_save(
+            tmp_path, BETWEEN_MINIBATCHES, next_minibatch=False, seen=2, save_function=lambda _: None
+        )
