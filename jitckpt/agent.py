@@ -498,8 +498,12 @@ class WorkerProcesses(PContext):
         """Once every rank trains there is time to get ready for the next failure."""
         self._waiting_for_first_step.discard(self._local_rank(worker))
         if not self._waiting_for_first_step and self._restarts_left > 0:
-            ready = self._spares.fill(self._commands, self._environments)
-            self._log.write("spares_started", spares=ready)
+            try:
+                ready = self._spares.fill(self._commands, self._environments)
+            except OSError as error:
+                self._log.write("warning", rank=worker.rank, text=f"There are no warm spares: {error}.")
+            else:
+                self._log.write("spares_started", spares=ready)
 
     def _fault_fired(self, text: str) -> None:
         fired = next((fault for fault in self._armed if str(fault) == text), None)

@@ -1,12 +1,16 @@
 """A warm spare: a Python that has loaded torch, jitckpt and what the training imported, before it is needed.
 
-It is run as a program by the agent. Arguments: the file descriptor of a socket to the agent, and the folder
-that Python would put first on sys.path for the training. When its order comes it becomes a worker; when the
-agent dies, or needs it no more, the socket ends, and so does the spare.
+The agent runs one process a node, the template, as a program. Arguments: the file descriptor of a socket to
+the agent, and the folder that Python would put first on sys.path for the training. The spares are forked from
+it, so torch is loaded once for all of them and for those of later failures, and its memory is shared.
+
+Each spare has a socket to the agent of its own. When its order comes it becomes a worker; when the agent dies
+or needs it no more, the socket ends, and so does the spare. The same is true of the template.
 """
 
 import array
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -16,7 +20,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 MAX_BYTES = 128 * 1024
 MODULES_IN_A_MESSAGE = 500
@@ -64,6 +68,14 @@ def first_on_path(command: Sequence[str]) -> str:
     return os.getcwd() if command[2] == "-m" else os.path.dirname(os.path.realpath(command[2]))
 
 
+def is_for_all(module: str) -> bool:
+    """Return whether a template can import this module: others may start threads, which a fork would lose.
+
+    So may torch's compiler, which starts processes that compile.
+    """
+    return module.startswith("torch.") and not module.startswith("torch._inductor")
+
+
 def importable_modules(loaded: Mapping[str, Any]) -> list[str]:
     """Return the names of the loaded modules that are installed, in the order of their loading.
 
@@ -86,14 +98,85 @@ def changed_environment(now: Mapping[str, str]) -> dict[str, str]:
 
 
 def main() -> None:
-    """Wait for the order, then be the worker."""
+    """Fork spares as the agent asks for them; in a spare, wait for the order, then be the worker."""
     control = socket.socket(fileno=int(sys.argv[1]))
     if not sys.flags.safe_path:
         sys.path[0] = sys.argv[2]
     _import(("torch.nn.parallel", "torch.distributed", "torch.optim", "jitckpt.job"))
-    order, descriptors = _await_order(control)
-    control.close()
-    _become(order, descriptors)
+    gc.freeze()  # what is never looked at for garbage stays shared with the spares
+    while (message := _receive(control)) is not None:
+        if "import" in message.content:
+            _import(message.content["import"])
+            continue
+        ours = socket.socket(fileno=message.descriptors[0])
+        try:
+            pid = _fork_spare()
+        except OSError as error:
+            control.send(json.dumps({"error": str(error)}).encode())
+        else:
+            if pid == 0:
+                control.close()
+                _be_spare(ours)
+                return
+            control.send(json.dumps({"pid": pid}).encode())
+        ours.close()
+
+
+def _fork_spare() -> int:
+    """Fork a child of the agent's, in a process group of its own; return its process id, and 0 in it.
+
+    A process whose parent has ended becomes a child of the next process above that is a subreaper, which the
+    agent is. When this returns it has done so. Raises OSError.
+    """
+    if _threads() > 1:
+        _fork_in_vain()  # OpenBLAS, for one, ends its threads before a fork, until they are needed again
+    if (threads := _threads()) > 1:
+        raise OSError(f"{threads} threads run in it, and what they have locked would stay locked in a spare")
+    read, write = os.pipe()
+    between = os.fork()
+    if between == 0:
+        os.setsid()
+        try:
+            pid = os.fork()
+        except OSError:
+            os._exit(1)
+        if pid == 0:
+            os.close(read)
+            os.close(write)
+            return 0
+        os.setpgid(pid, pid)
+        os.write(write, b"%d" % pid)
+        os._exit(0)
+    os.close(write)
+    with open(read, "rb") as pipe:
+        number = pipe.read()
+    os.waitpid(between, 0)
+    if not number:
+        raise OSError("there is no room for another process")
+    return int(number)
+
+
+def _fork_in_vain() -> None:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def _be_spare(control: socket.socket) -> None:
+    if "numpy" in sys.modules:  # else all would draw the same numbers, which new processes do not
+        sys.modules["numpy"].random.seed()
+    while (message := _receive(control)) is not None:
+        if "import" in message.content:
+            _import(message.content["import"])
+            continue
+        control.close()
+        _become(Order(**message.content), message.descriptors)
+        return
 
 
 def _import(modules: Iterable[str]) -> None:
@@ -103,20 +186,18 @@ def _import(modules: Iterable[str]) -> None:
             importlib.import_module(name)
 
 
-def _await_order(control: socket.socket) -> tuple[Order, list[int]]:
-    size = array.array("i").itemsize
-    while True:
-        data, ancillary, _, _ = control.recvmsg(MAX_BYTES, socket.CMSG_SPACE(8 * size))
-        if not data:
-            sys.exit(0)
-        message = json.loads(data)
-        if "import" in message:
-            _import(message["import"])
-            continue
-        descriptors = array.array("i")
-        for _, _, content in ancillary:
-            descriptors.frombytes(content)
-        return Order(**message), list(descriptors)
+class _Received(NamedTuple):
+    content: dict[str, Any]
+    descriptors: list[int]
+
+
+def _receive(control: socket.socket) -> _Received | None:
+    """Wait for a message; return None when no more will come."""
+    descriptors = array.array("i")
+    data, ancillary, _, _ = control.recvmsg(MAX_BYTES, socket.CMSG_SPACE(8 * descriptors.itemsize))
+    for _, _, content in ancillary:
+        descriptors.frombytes(content)
+    return _Received(json.loads(data), list(descriptors)) if data else None
 
 
 def _become(order: Order, descriptors: list[int]) -> None:

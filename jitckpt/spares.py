@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from jitckpt.spare import can_become
-from jitckpt.workers import Spare
+from jitckpt.spare_template import Spare, Template
 
 # What a Python with torch takes, generously; as much again is left to the training.
 SPARE_BYTES = 1 << 30
@@ -20,6 +20,7 @@ class Spares:
         self._modules: dict[int, list[str]] = defaultdict(list)
         self._changes: dict[int, dict[str, str]] = defaultdict(dict)
         self._waiting: dict[int, list[Spare]] = defaultdict(list)
+        self._template: Template | None = None
 
     def note_loaded(
         self, local_rank: int, modules: Iterable[str], environment: Iterable[Sequence[str]]
@@ -31,16 +32,31 @@ class Spares:
     def fill(
         self, commands: Mapping[int, Sequence[str]], environments: Mapping[int, Mapping[str, str]]
     ) -> int:
-        """Start the spares that are missing for these local ranks; return how many are ready or will be."""
+        """Start the spares that are missing for these local ranks; return how many are ready or will be.
+
+        Raises OSError if there can't be any more processes.
+        """
         wanted = self._wanted
         if wanted is None:
             wanted = 1 if available_memory() >= 2 * SPARE_BYTES * len(commands) else 0
         for local_rank, command in commands.items():
             while can_become(command) and len(self._waiting[local_rank]) < wanted:
-                environment = loading_environment(environments[local_rank], self._changes[local_rank])
-                self._waiting[local_rank].append(Spare(command, environment, self._modules[local_rank]))
-            self._modules[local_rank], self._changes[local_rank] = [], {}
+                template = self._living_template(command, list(environments.values()))
+                self._waiting[local_rank].append(template.new_spare(self._modules[local_rank]))
+            self._modules[local_rank] = []
         return sum(map(len, self._waiting.values()))
+
+    def _living_template(self, command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> Template:
+        if self._template is None or not self._template.alive():
+            self._end_template()
+            environment = loading_environment(environments[0], in_all(list(self._changes.values())))
+            self._template = Template(command, environment)
+        return self._template
+
+    def _end_template(self) -> None:
+        if self._template is not None:
+            self._template.close()
+            self._template = None
 
     def take(self, local_rank: int) -> Spare | None:
         """Return a spare for this rank, the caller's from now on, or None."""
@@ -48,9 +64,15 @@ class Spares:
 
     def close(self) -> None:
         """End all that nobody took."""
+        self._end_template()
         for spares in self._waiting.values():
             while spares:
                 spares.pop().close()
+
+
+def in_all(changes: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return the variables that all ranks have set to the same value."""
+    return dict(set.intersection(*(set(one.items()) for one in changes))) if changes else {}
 
 
 def loading_environment(environment: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:

@@ -1,6 +1,5 @@
 """The worker processes, one a rank: how they are started, spoken to and ended, and who watches the agent."""
 
-import array
 import contextlib
 import os
 import select
@@ -11,8 +10,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from jitckpt import guardian, protocol, spare
+from jitckpt import guardian, protocol
 from jitckpt.protocol import Message, ProtocolError
+from jitckpt.spare_template import ForkedProcess, Spare
 
 
 class Worker:
@@ -31,7 +31,7 @@ class Worker:
         ring_fd: int,
         stdout: str | None,
         stderr: str | None,
-        warm: "Spare | None" = None,
+        warm: Spare | None = None,
     ) -> None:
         """Start `command`; stdout and stderr are files to write to, empty or None for the agent's own.
 
@@ -44,6 +44,7 @@ class Worker:
         self.socket.setblocking(False)
         files = [open(path, "w") if path else None for path in (stdout, stderr)]  # noqa: SIM115
         descriptors = {"JITCKPT_AGENT_FD": theirs.fileno(), "JITCKPT_STATE_FD": self.ring_fd}
+        self._process: subprocess.Popen[bytes] | ForkedProcess
         try:
             if warm is None:
                 self._process = subprocess.Popen(
@@ -115,63 +116,12 @@ class Worker:
 
     def close(self) -> None:
         """Close the agent's ends of the socket and the ring."""
+        with contextlib.suppress(ChildProcessError):  # what it had started and the agent has adopted
+            while os.waitid(os.P_PGID, self.pid, os.WEXITED | os.WNOHANG):
+                pass
         self.socket.close()
         os.close(self.ring_fd)
         os.close(self.pidfd)
-
-
-class Spare:
-    """A process that can become a worker in no time (see spare.py)."""
-
-    def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], modules: Sequence[str]
-    ) -> None:
-        """Start one for `command` (spare.can_become), with `environment`; `modules` are imported early."""
-        self._environment = environment
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        program = [command[0], "-u", "-c", "from jitckpt.spare import main; main()"]
-        try:
-            self._process = subprocess.Popen(
-                [*program, str(theirs.fileno()), spare.first_on_path(command)],
-                env=environment,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
-        finally:
-            theirs.close()
-        self._socket.setblocking(False)
-        for message in spare.import_messages(modules):
-            with contextlib.suppress(BlockingIOError):  # too many to be told: those are imported later
-                self._socket.send(message)
-
-    def become(
-        self, command: Sequence[str], environment: Mapping[str, str], descriptors: Mapping[str, int]
-    ) -> "subprocess.Popen[bytes]":
-        """Have it run `command`; return its process, which is the caller's from now on.
-
-        descriptors: copies of these are given to it, the numbers in the variables of these names; "1" and "2"
-        become its output. Raises OSError if it can't be told; it is ended then.
-        """
-        changes: dict[str, str | None] = {
-            name: value for name, value in environment.items() if self._environment.get(name) != value
-        }
-        changes |= {name: None for name in self._environment if name not in environment}
-        try:
-            order = spare.encode_order(spare.Order(changes, list(command[1:]), list(descriptors)))
-            rights = array.array("i", descriptors.values()).tobytes()
-            self._socket.sendmsg([order], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
-        except (OSError, ValueError) as error:
-            self.close()
-            raise OSError(f"A warm spare could not be told to become a worker: {error}.") from error
-        self._socket.close()
-        return self._process
-
-    def close(self) -> None:
-        """End it: it is not needed."""
-        self._socket.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
 
 
 class Guardian:

@@ -1,5 +1,6 @@
 """Workers that were started before they were needed are as good as new ones."""
 
+import contextlib
 import json
 import os
 import signal
@@ -28,6 +29,7 @@ FAILS_ONCE = """
         "rank": os.environ["RANK"],
         "warm": "jitckpt.spare" in sys.modules,
         "unbuffered": sys.stdout.write_through,
+        "group": os.getpgid(0) == os.getpid(),
     }
     Path(f"seen-{fake_worker.RESTART}-{fake_worker.RANK}.json").write_text(json.dumps(seen))
     print("out", fake_worker.RESTART)
@@ -57,9 +59,16 @@ def have_spares(launcher: Launcher) -> bool:
     return path.exists() and any(event["event"] == "spares_started" for event in events(launcher))
 
 
-def spares(launcher: Launcher) -> list[int]:
-    pids = launcher.survivors()
-    return [pid for pid in pids if b"jitckpt.spare" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+def spares(launcher: Launcher, agent: int) -> list[int]:
+    """The spares, which are the agent's children, and the process that they are forked from."""
+    found = []
+    for pid in launcher.survivors():
+        # What stands between the template and a spare may be gone by now.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            if parent == agent and b"jitckpt.spare" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
 
 
 def is_dead(pid: int) -> bool:
@@ -114,8 +123,8 @@ def test_a_dead_spare_does_no_harm(launcher: Launcher) -> None:
     script = launcher.script(FAILS_ONCE)
     process = launcher.start(*RUN, "--nproc-per-node", "2", script)
     launcher.wait_until(lambda: have_spares(launcher))
-    launcher.wait_until(lambda: len(spares(launcher)) == 2)
-    killed = spares(launcher)
+    launcher.wait_until(lambda: len(spares(launcher, process.pid)) == 3)
+    killed = spares(launcher, process.pid)
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
     launcher.wait_until(lambda: all(map(is_dead, killed)))

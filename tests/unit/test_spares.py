@@ -2,11 +2,16 @@ import json
 import os
 import sys
 import types
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from jitckpt import spare, spares
+from jitckpt import spare, spare_template, spares
 from jitckpt.spare import Order, can_become, encode_order, importable_modules
+from jitckpt.spare_template import Template
+
+COMMAND = [sys.executable, "-u", "train.py"]
 
 
 def test_only_python_with_a_script_or_module_can_be_warm() -> None:
@@ -64,3 +69,77 @@ def test_changed_variables_are_those_set_after_the_start(monkeypatch: pytest.Mon
 
 def test_memory_is_known() -> None:
     assert 0 < spares.available_memory() < 1 << 60
+
+
+def test_variables_are_learned_if_all_ranks_have_set_them_alike() -> None:
+    assert spares.in_all([]) == {}
+    assert spares.in_all([{"A": "1", "DEVICE": "0"}, {"A": "1", "DEVICE": "1"}]) == {"A": "1"}
+    assert spares.in_all([{"A": "1"}, {}]) == {}
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """Of a template for which numpy is all there is of torch: it is loaded in no time."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("import numpy")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    return {**os.environ, "PYTHONPATH": path}
+
+
+@pytest.fixture
+def template(environment: dict[str, str]) -> Iterator[Template]:
+    template = Template(COMMAND, environment)
+    yield template
+    template.close()
+
+
+def test_spares_run_the_script_with_random_numbers_of_their_own(template: Template, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, sys, numpy\n"
+        "facts = [os.environ['RANK'], sys.argv[1], os.getppid(), os.getpgid(0) == os.getpid()]\n"
+        "print(*facts, numpy.random.random(), file=open(sys.argv[1], 'w'))\n"
+        "sys.exit(int(sys.argv[1][-1]))"
+    )
+    made = [template.new_spare(["json"]), template.new_spare([])]
+    results = [tmp_path / "result-3", tmp_path / "result-4"]
+    processes = [
+        one.become([*COMMAND[:2], str(script), str(result)], {"RANK": str(rank)}, {})
+        for rank, (one, result) in enumerate(zip(made, results, strict=True))
+    ]
+    assert [process.wait() for process in processes] == [3, 4]
+    facts = [result.read_text().split() for result in results]
+    numbers = {line.pop() for line in facts}
+    assert facts == [[str(rank), str(results[rank]), str(os.getpid()), "True"] for rank in (0, 1)]
+    assert len(numbers) == 2
+
+
+def test_a_template_with_threads_is_not_forked(environment: dict[str, str], tmp_path: Path) -> None:
+    code = "import threading, time; threading.Thread(target=time.sleep, args=[99], daemon=True).start()"
+    (tmp_path / "torch" / "__init__.py").write_text(code)
+    template = Template(COMMAND, environment)
+    try:
+        with pytest.raises(OSError, match=r"told to become a worker: \d+ threads run in it"):
+            template.new_spare([]).become(COMMAND, {}, {})
+    finally:
+        template.close()
+
+
+def test_a_template_that_is_killed_while_it_loads_has_no_spares(template: Template) -> None:
+    made = [template.new_spare([]), template.new_spare([])]
+    template.close()
+    assert not template.alive()
+    for one in made:
+        with pytest.raises(OSError, match="told to become a worker: the process they are forked from"):
+            one.become(COMMAND, {}, {})
+
+
+def test_a_template_that_does_not_answer_is_ended(
+    template: Template, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spare_template, "LOADING_SECONDS", 1e-6)
+    with pytest.raises(OSError, match="could not be told to become a worker"):
+        template.new_spare([]).become(COMMAND, {}, {})
+    assert not template.alive()
+    with pytest.raises(OSError, match="Broken pipe"):
+        template.new_spare([])
