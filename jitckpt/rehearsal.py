@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -24,9 +25,11 @@ STEP_LINE = re.compile(r"step (\d+) of (\d+)")
 # In the environment of every process of a run, so that those that it leaves behind are found.
 MARK = "JITCKPT_REHEARSAL"
 LAUNCHER = -1  # in the place of a rank: `jitckpt run` itself
+NOBODY = -2  # in the place of a rank: what happens befalls no process
 CHECKPOINTS, OUTPUT = "ckpt", "output.txt"
 LOOK_SECONDS = 0.01
 STAY_SECONDS = 5.0
+_running: set[str] = set()  # marks of the jobs that this process runs now
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,62 @@ class Strike:
     def __str__(self) -> str:
         when = f"{1000 * self.delay:.0f} ms after {self.event}"
         restarted = f" of restart {self.restart}" if self.restart else ""
-        return f"rank={self.rank} {signal.Signals(self.signal).name} {when}{restarted}"
+        whom = "launcher" if self.rank == LAUNCHER else f"rank={self.rank}"
+        return f"{whom} {self._what()} {when}{restarted}"
+
+    def happen(self, folder: Path, mark: str) -> bool:
+        """Strike the job in this folder; return whether somebody was there to be hit."""
+        return signal_rank(folder, self, mark)
+
+    def _what(self) -> str:
+        return signal.Signals(self.signal).name
+
+
+@dataclass(frozen=True)
+class FullDisk(Strike):
+    """From then on the rank's process can write no more than `size` bytes into a file, as on a full disk."""
+
+    size: int = 0
+
+    def happen(self, folder: Path, mark: str) -> bool:
+        """Hit the rank's process of that start, and no later one."""
+        registered = [e["pid"] for e in events_in(folder) if _is_registration(e, self)]
+        if not registered or not has_mark(registered[-1], mark):
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            resource.prlimit(registered[-1], resource.RLIMIT_FSIZE, (self.size, self.size))
+            return True
+        return False
+
+    def _what(self) -> str:
+        return f"disk full after {self.size} bytes"
+
+
+@dataclass(frozen=True)
+class Unwritable(Strike):
+    """Nothing can be made in the checkpoint directory, until the job restarts; without effect on root."""
+
+    def __str__(self) -> str:
+        return super().__str__().replace(f"rank={NOBODY} ", "", 1)
+
+    def happen(self, folder: Path, mark: str) -> bool:
+        """Change the directory's mode, and change it back once the ranks are started again."""
+        directory = folder / CHECKPOINTS
+        directory.chmod(0o555)
+        try:
+            while processes_with(mark) and not any(e["event"] == "restart" for e in events_in(folder)):
+                time.sleep(LOOK_SECONDS)
+        finally:
+            directory.chmod(0o755)
+        return True
+
+    def _what(self) -> str:
+        return "checkpoint directory unwritable"
+
+
+def _is_registration(event: Event, what: Strike) -> bool:
+    found = event["event"], event["restart"], event.get("rank")
+    return found == ("registered", what.restart, what.rank)
 
 
 @dataclass(frozen=True)
@@ -111,6 +169,7 @@ def run_job(
     whole_command += ["--hang-timeout", str(hang_timeout)]
     whole_command += [word for fault in faults for word in ("--fault", fault)]
     mark = f"{MARK}={uuid.uuid4()}"
+    _running.add(mark)
     variables = {
         MARK: mark.removeprefix(f"{MARK}="),
         "JITCKPT_REHEARSAL_DIR": str(folder),
@@ -153,6 +212,7 @@ def run_job(
         if process.poll() is None:  # we have been interrupted
             kill_all(mark)
             process.wait()
+        _running.discard(mark)
     seconds = time.monotonic() - began
     if seconds > time_limit:
         raise TimeoutError(f"The job did not end in {time_limit:.0f} s, see {folder / OUTPUT}.")
@@ -195,12 +255,18 @@ def processes_with(mark: str) -> list[tuple[int, str]]:
     """Return process id and name of all processes that have this variable in their environment."""
     found = []
     for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            if entry.name.isdigit() and has_mark(int(entry.name), mark):
                 found.append((int(entry.name), (entry / "comm").read_text().strip()))
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue  # it has just ended, or it is another user's
     return found
+
+
+def has_mark(pid: int, mark: str) -> bool:
+    """Return whether there is such a process, with this variable in its environment."""
+    try:
+        return mark.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return False  # it has just ended, or it is another user's
 
 
 def lasting_shared_memory(before: set[str]) -> list[str]:
@@ -234,6 +300,12 @@ def _links(folder: Path) -> Iterator[str]:
                 yield os.readlink(link)
 
 
+def kill_running() -> None:
+    """Kill all jobs that other threads run; their `run_job` returns then."""
+    for mark in tuple(_running):
+        kill_all(mark)
+
+
 def kill_all(mark: str) -> None:
     for pid, _ in processes_with(mark):
         with contextlib.suppress(ProcessLookupError):
@@ -246,7 +318,7 @@ def strike(what: Strike, folder: Path, mark: str, over: threading.Event, struck:
         if any((e["event"], e["restart"]) == (what.event, what.restart) for e in events_in(folder)):
             over.wait(what.delay)
             while not over.wait(LOOK_SECONDS):  # a worker that is to be hit at its start may not be there yet
-                if signal_rank(folder, what, mark):
+                if what.happen(folder, mark):
                     struck.append(what)
                     return
 

@@ -1,14 +1,24 @@
 """Trials of a job: where each is hit, chosen by a seed, and what is expected of it afterwards."""
 
+import os
 import random
+import signal
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from jitckpt.faults import SILENT_KINDS, phases_of
 from jitckpt.final_state import FinalState
-from jitckpt.rehearsal import Run, Strike
+from jitckpt.rehearsal import LAUNCHER, NOBODY, FullDisk, Run, Strike, Unwritable
 
 FROM_OUTSIDE = "signal"  # a SIGKILL at any time, not in a chosen phase
+# A rank is killed, and another's disk is full before its save is written, or nobody can write at all.
+FULL_DISK, UNWRITABLE = "full-disk", "unwritable"
+# The launcher is killed, and one of the saves that it leaves may be cut off; or it is asked to end. Then the
+# same command is given again.
+LAUNCHER_KILLED, SAVE_CUT_OFF, PREEMPTION = "launcher", "cut-save", "preemption"
+STOPPING_KINDS = (LAUNCHER_KILLED, SAVE_CUT_OFF, PREEMPTION)
+TRIAL_KINDS = (FROM_OUTSIDE, FULL_DISK, UNWRITABLE, *STOPPING_KINDS)
 # When a second failure comes, after which event of which start, and within how many seconds of it.
 SECOND_MOMENTS = (("save_ordered", 0, 0.3), ("restart", 1, 4.0), ("registered", 1, 0.5))
 NOTHING_YET = "No minibatch is finished yet"  # then nothing is saved and nothing is lost
@@ -16,15 +26,34 @@ NOTHING_YET = "No minibatch is finished yet"  # then nothing is saved and nothin
 
 @dataclass(frozen=True)
 class Trial:
-    """One run with a failure, and perhaps a second one. kind: of the first failure."""
+    """One run with a failure, and perhaps a second one. kind: of the first failure.
+
+    cut: which of the files that the ranks saved is cut off before the job is started again, and where, as
+    shares of their number and of its size. must_be_saved: a rank that can save is left whenever the first
+    ones fail, so no more than the minibatch under way may be lost.
+    """
 
     number: int
     kind: str
     faults: tuple[str, ...]
     strikes: tuple[Strike, ...]
+    cut: tuple[float, float] | None = None
+    must_be_saved: bool = True
 
     def __str__(self) -> str:
-        return ", then ".join([*self.faults, *map(str, self.strikes)])
+        cut = [] if self.cut is None else ["a save cut off"]
+        return ", then ".join([*self.faults, *map(str, self.strikes), *cut])
+
+    @property
+    def failures(self) -> int:
+        """How many processes fail, at least if nothing else comes before."""
+        return len(self.faults) + sum(type(strike) is Strike for strike in self.strikes)
+
+    def missed(self, run: Run) -> bool:
+        """Return whether the first strike hit nobody, or a job that was over before it."""
+        first = [strike for strike in self.strikes if strike.event == "first_step"]
+        over = self.kind in STOPPING_KINDS and bool(run.final)
+        return over or (bool(first) and not any(strike in run.struck for strike in first))
 
 
 @dataclass(frozen=True)
@@ -59,16 +88,30 @@ def choose_trial(
     """Return the `number`-th trial of the seed; it does not depend on the others.
 
     steps: of the whole job. step_seconds: their mean duration, for signals from outside. kinds: to choose
-    from, of faults.FATAL_KINDS and FROM_OUTSIDE. second: hit a rank again while the job saves, restarts or
-    restores. two_at_once: the first failure is that of two ranks.
+    from, of faults.FATAL_KINDS and TRIAL_KINDS. second: hit a rank again while the job saves, restarts or
+    restores. two_at_once: the first failure is that of two ranks. Both are for kinds that hit ranks alone.
     """
     chance = random.Random(f"{seed} {number}")
     rank, kind = chance.randrange(ranks), chance.choice(list(kinds))
+    # Not among the last steps: a signal to a rank that has ended hits nobody.
+    delay = round(chance.uniform(0, steps * step_seconds * 3 / 4), 4)
+    if kind in STOPPING_KINDS:
+        signum = signal.SIGTERM if kind == PREEMPTION else signal.SIGKILL
+        strike = Strike(LAUNCHER, "first_step", delay, signal=signum)
+        cut = (chance.random(), chance.random()) if kind == SAVE_CUT_OFF else None
+        return Trial(number, kind, (), (strike,), cut, must_be_saved=cut is None)
+    if kind in (FULL_DISK, UNWRITABLE):
+        # The disk comes first, and the failure in the second half.
+        other = (rank + chance.randrange(1, ranks)) % ranks
+        step, phase = chance.randint(steps // 2, steps - 1), chance.choice(phases_of("kill"))
+        disk: Strike = Unwritable(NOBODY, "first_step", 0.0)
+        if kind == FULL_DISK:
+            disk = FullDisk(other, "first_step", 0.0, size=int(10 ** chance.uniform(0, 6)))
+        fault = f"rank={rank} step={step} phase={phase} kind=kill"
+        return Trial(number, kind, (fault,), (disk,), must_be_saved=kind == FULL_DISK and ranks > 2)
     faults: tuple[str, ...] = ()
     strikes: list[Strike] = []
     if kind == FROM_OUTSIDE:
-        # Not among the last steps: a signal to a rank that has ended hits nobody.
-        delay = round(chance.uniform(0, steps * step_seconds * 3 / 4), 4)
         strikes.append(Strike(rank, "first_step", delay))
     else:
         step = chance.randint(min(2, steps - 1), steps - 1)
@@ -77,13 +120,24 @@ def choose_trial(
         other = (rank + chance.randrange(1, ranks)) % ranks
         faults += tuple(fault.replace(f"rank={rank} ", f"rank={other} ", 1) for fault in faults)
         strikes += [replace(strike, rank=other) for strike in strikes]
+    failed = {rank, other} if two_at_once else {rank}
     if second:
         event, restart, within = chance.choice(SECOND_MOMENTS)
         # A save is made by the others; a restart is everybody's.
-        failed = {rank, other} if two_at_once else {rank}
         others = [one for one in range(ranks) if one not in failed or restart] or [rank]
         strikes.append(Strike(chance.choice(others), event, round(chance.uniform(0, within), 4), restart))
-    return Trial(number, kind, faults, tuple(strikes))
+        failed |= set() if restart else {strikes[-1].rank}
+    return Trial(number, kind, faults, tuple(strikes), must_be_saved=len(failed) < ranks or ranks == 1)
+
+
+def cut_off(trial: Trial, directory: Path) -> Path:
+    """Cut one of the files that the ranks have saved in this checkpoint directory; return which."""
+    assert trial.cut is not None
+    which, where = trial.cut
+    files = sorted(directory.glob("step-*/rank-*/*"))
+    file = files[int(which * len(files))]
+    os.truncate(file, int(where * file.stat().st_size))
+    return file
 
 
 def judge(trial: Trial, run: Run, undisturbed: Run, ignored: Collection[str] = ()) -> Verdict:
@@ -101,10 +155,9 @@ def judge(trial: Trial, run: Run, undisturbed: Run, ignored: Collection[str] = (
     if not recoveries or not (run.restarts or too_late):
         reasons.append(f"{run.restarts} restarts, {len(recoveries)} failures detected")
     redone = [recovery.redone for recovery in recoveries if recovery.redone is not None]
-    only_failure = len(trial.faults) + len(trial.strikes) == 1
-    if only_failure and len(recoveries) > 1:
+    if trial.failures == 1 and len(recoveries) > 1:
         reasons.append(f"{len(recoveries)} failures detected instead of 1")
-    if only_failure and recoveries and not redone and not (too_late or _had_nothing_to_save(run)):
+    if trial.must_be_saved and recoveries and not redone and not (too_late or _had_nothing_to_save(run)):
         reasons.append("all minibatches redone")
     if any(number > 1 for number in redone):
         reasons.append(f"{' and '.join(map(str, redone))} minibatches redone")
@@ -121,6 +174,30 @@ def judge(trial: Trial, run: Run, undisturbed: Run, ignored: Collection[str] = (
         failures=len(recoveries),
         reason="; ".join(reasons),
     )
+
+
+def judge_resumed(
+    trial: Trial, stopped: Run, resumed: Run, undisturbed: Run, *, saved: int, ignored: Collection[str] = ()
+) -> Verdict:
+    """Return the same of a job whose launcher was ended, and which the same command took up again.
+
+    saved: the newest step that a rank saved, 0 if none did.
+    """
+    step = next((event["step"] for event in resumed.events if event["event"] == "restored"), 0)
+    redone = max(saved, *(number for _, number in stopped.steps), 0) - step + 1
+    ended = 1 if trial.kind == PREEMPTION else -signal.SIGKILL
+    reasons = [] if stopped.status == ended else [f"ended with status {stopped.status} instead of {ended}"]
+    if resumed.status != 0:
+        reasons.append(f"ended with status {resumed.status} when it was taken up again")
+    else:
+        reasons += differences(resumed, undisturbed, ignored)
+    if resumed.recoveries:
+        reasons.append(f"{len(resumed.recoveries)} failures detected when it was taken up again")
+    if trial.must_be_saved and redone > 1:
+        reasons.append(f"{redone} minibatches redone")
+    reasons += [f"left behind {thing}" for run in (stopped, resumed) for thing in run.left_behind]
+    seconds = stopped.seconds + resumed.seconds
+    return Verdict(str(trial), step, redone, None, seconds, 1, "; ".join(reasons))
 
 
 def _was_over(run: Run) -> bool:

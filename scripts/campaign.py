@@ -2,10 +2,20 @@
 
 import argparse
 import json
+import os
 import random
+import resource
 import shlex
+import shutil
+import statistics
 import sys
 import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import takewhile
 from pathlib import Path
@@ -14,14 +24,34 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from jitckpt import saves
+from jitckpt.events import FILE_NAME
 from jitckpt.faults import FATAL_KINDS
-from jitckpt.rehearsal import OUTPUT, Run, end_in_order_on_sigterm, run_job
-from jitckpt.trials import FROM_OUTSIDE, Trial, Verdict, choose_trial, is_silent, judge, steps_of
+from jitckpt.rehearsal import CHECKPOINTS, OUTPUT, Run, end_in_order_on_sigterm, kill_running, run_job
+from jitckpt.trials import (
+    FROM_OUTSIDE,
+    STOPPING_KINDS,
+    TRIAL_KINDS,
+    UNWRITABLE,
+    Trial,
+    Verdict,
+    choose_trial,
+    cut_off,
+    is_silent,
+    judge,
+    judge_resumed,
+    steps_of,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = tuple(ROOT / "examples" / f"train_{name}.py" for name in ("gpt", "loop_without_sync", "convnet"))
+START = Path(__file__).parent / "campaign_start"  # what every Python process of a trial does first
 SILENT_TIMEOUT = 15.0  # seconds until a stopped rank is missed
+TIME_LIMIT = 1800.0  # seconds of a job, on a machine under load
 SAVE_DEADLINE = "30"  # seconds; a stopped rank does not save, and is waited for if no other could
+ATTEMPTS = 5  # at a trial whose job was over before its failure came, as on a machine under load
+# Root writes where it may not, unless it gives that up.
+WITHOUT_PRIVILEGES = ("setpriv", "--bounding-set=-all", "--inh-caps=-all") if os.geteuid() == 0 else ("env",)
 # The examples leave these generators to chance, and use none of them.
 UNSEEDED = ("random numbers, Python's", "random numbers, numpy's")
 
@@ -35,6 +65,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("example", type=Path, nargs="?", help="default: those of examples/, by turns")
     parser.add_argument("--trials", type=int, default=20, help="how many runs (default 20)")
     parser.add_argument("--first", type=int, default=1, metavar="N", help="begin with trial N (default 1)")
+    parser.add_argument("--parallel", type=int, default=1, metavar="N", help="trials at a time (default 1)")
+    parser.add_argument(
+        "--minutes", type=float, metavar="N", help="begin no trial later than that (default: begin all)"
+    )
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIR", help="keep saves, events and output of all runs there"
+    )
     parser.add_argument("--seed", type=int, default=0, help="chooses the failures (default 0)")
     parser.add_argument("--steps", type=int, default=40, help="optimizer steps of each run (default 40)")
     parser.add_argument(
@@ -44,7 +81,8 @@ def parse_arguments() -> argparse.Namespace:
         "--kinds",
         type=lambda text: tuple(text.split(",")),
         default=(FROM_OUTSIDE, "kill", "exit", "exception", "stop"),
-        help=f"{FROM_OUTSIDE} (SIGKILL at any time) or kinds of faults: {', '.join(FATAL_KINDS)}",
+        help=f"{', '.join(TRIAL_KINDS)} (docs/faults.md) or kinds of faults: {', '.join(FATAL_KINDS)}; one "
+        "that is named twice comes twice as often (default signal,kill,exit,exception,stop)",
     )
     parser.add_argument(
         "--second",
@@ -69,13 +107,13 @@ def parse_arguments() -> argparse.Namespace:
     for path in args.example:
         if not path.is_file():
             parser.error(f"there is no script {path}")
-    if args.trials < 1 or args.first < 1 or args.steps < 8:
-        parser.error("--trials and --first must be at least 1 and --steps at least 8")
-    unknown = set(args.kinds) - {FROM_OUTSIDE, *FATAL_KINDS}
-    if unknown:
-        parser.error(
-            f"--kinds: {', '.join(sorted(unknown))} is none of {FROM_OUTSIDE}, {', '.join(FATAL_KINDS)}"
-        )
+    if args.trials < 1 or args.first < 1 or args.parallel < 1 or args.steps < 8:
+        parser.error("--trials, --first and --parallel must be at least 1 and --steps at least 8")
+    known = (*TRIAL_KINDS, *FATAL_KINDS)
+    if unknown := set(args.kinds) - set(known):
+        parser.error(f"--kinds: {', '.join(sorted(unknown))} is none of {', '.join(known)}")
+    if args.keep is not None and args.keep.exists():
+        parser.error(f"{args.keep} is there already; name a folder that is not")
     return args
 
 
@@ -87,34 +125,38 @@ def counts(text: str) -> tuple[int, ...]:
 
 
 class Campaign:
-    """The undisturbed runs, each made once, and the trials."""
+    """The undisturbed runs, each made once, and the trials; of these several threads may make some each."""
 
     def __init__(self, args: argparse.Namespace, folder: Path) -> None:
         self.args, self.folder = args, folder
         self.undisturbed: dict[tuple[Path, int], Run] = {}
+        self.making_undisturbed = threading.Lock()
+        self.last_begin = None if args.minutes is None else time.monotonic() + 60 * args.minutes
+        self.over = threading.Event()
 
     def place(self, number: int) -> tuple[Path, int]:
         """Return example and number of ranks of a trial."""
         examples, ranks = self.args.example, self.args.ranks
         return examples[number % len(examples)], ranks[number // len(examples) % len(ranks)]
 
-    def chance(self, number: int) -> float:
-        return random.Random(f"{self.args.seed} {number} at once").random()
+    def chance(self, number: int, what: str) -> float:
+        return random.Random(f"{self.args.seed} {number} {what}").random()
 
-    def command(self, example: Path) -> list[str]:
-        return [
-            "--save-deadline",
-            SAVE_DEADLINE,
-            str(example),
-            "--steps",
-            str(self.args.steps),
-            *self.args.arguments,
-        ]
+    def command(self, example: Path, options: Sequence[str] = (), privileged: bool = True) -> list[str]:
+        program = [] if privileged else ["--no-python", *WITHOUT_PRIVILEGES, sys.executable, "-u"]
+        training = [str(example), "--steps", str(self.args.steps), *self.args.arguments]
+        return ["--save-deadline", SAVE_DEADLINE, *options, *program, *training]
 
     def reference(self, example: Path, ranks: int) -> Run:
+        with self.making_undisturbed:
+            return self.made_reference(example, ranks)
+
+    def made_reference(self, example: Path, ranks: int) -> Run:
         if (example, ranks) not in self.undisturbed:
             folder = self.folder / f"{example.stem}-{ranks}"
-            run = run_job(self.command(example), folder, ranks=ranks)
+            # No failure follows, so no spares are needed.
+            command = self.command(example, ["--max-restarts", "0"])
+            run = run_job(command, folder, ranks=ranks, time_limit=TIME_LIMIT)
             if run.status != 0 or run.left_behind or steps_of(run) != self.args.steps:
                 said = (folder / OUTPUT).read_text()[-4000:]
                 raise SystemExit(
@@ -124,7 +166,8 @@ class Campaign:
             self.undisturbed[example, ranks] = run
         return self.undisturbed[example, ranks]
 
-    def trial(self, number: int) -> tuple[Trial, Verdict]:
+    def choose(self, number: int) -> tuple[Trial, Run]:
+        """Return a trial, and the undisturbed run that it is compared with."""
         args = self.args
         example, ranks = self.place(number)
         undisturbed = self.reference(example, ranks)
@@ -135,23 +178,55 @@ class Campaign:
             steps=args.steps,
             step_seconds=undisturbed.step_seconds,
             kinds=args.kinds,
-            second=number * args.second % 1 < args.second,
-            two_at_once=ranks >= 4 and self.chance(number) < args.two_at_once,
+            second=self.chance(number, "again") < args.second,
+            two_at_once=ranks >= 4 and self.chance(number, "at once") < args.two_at_once,
         )
-        folder = self.folder / str(number)
-        timeout = SILENT_TIMEOUT if is_silent(trial.kind) else 60.0
-        try:
-            run = run_job(
-                self.command(example),
-                folder,
-                ranks=ranks,
-                faults=trial.faults,
-                strikes=trial.strikes,
-                hang_timeout=timeout,
-            )
-        except TimeoutError as error:
-            return trial, Verdict(str(trial), None, None, None, None, 0, str(error))
-        return trial, judge(trial, run, undisturbed, UNSEEDED)
+        return trial, undisturbed
+
+    def trial(self, number: int) -> tuple[Trial, Verdict, list[str]] | None:
+        """Make a trial; return it with the ends of what it said if it did not pass; None if time is up."""
+        if self.over.is_set() or (self.last_begin is not None and time.monotonic() > self.last_begin):
+            return None
+        trial, undisturbed = self.choose(number)
+        for attempt in range(1, ATTEMPTS + 1):
+            folder = self.folder / f"{number}-{attempt}"
+            try:
+                verdict = self.attempt(trial, folder, undisturbed)
+            except TimeoutError as error:
+                verdict = Verdict(str(trial), None, None, None, None, 0, str(error))
+            if self.over.is_set():
+                return None
+            if verdict is not None:
+                outputs = sorted(folder.rglob(OUTPUT)) if verdict.reason else []
+                return trial, verdict, [path.read_text()[-4000:] for path in outputs]
+        reason = f"in {ATTEMPTS} attempts the job was over before its failure came"
+        return trial, Verdict(str(trial), None, None, None, None, 0, reason), []
+
+    def attempt(self, trial: Trial, folder: Path, undisturbed: Run) -> Verdict | None:
+        """Return what came of a trial, None if its failure came too late."""
+        example, ranks = self.place(trial.number)
+        options = ["--max-restarts", str(trial.failures)]
+        run = run_job(
+            self.command(example, options, privileged=trial.kind != UNWRITABLE),
+            folder,
+            ranks=ranks,
+            faults=trial.faults,
+            strikes=trial.strikes,
+            hang_timeout=SILENT_TIMEOUT if is_silent(trial.kind) else 60.0,
+            time_limit=TIME_LIMIT,
+        )
+        if trial.missed(run):
+            return None
+        if trial.kind not in STOPPING_KINDS:
+            return judge(trial, run, undisturbed, UNSEEDED)
+        directory, again = folder / CHECKPOINTS, folder / "again"
+        saved = max((record.step for record in saves.find(directory) if record.kind == "rank"), default=0)
+        if trial.cut is not None and saved > 0:
+            cut_off(trial, directory)
+        shutil.copytree(directory, again / CHECKPOINTS, ignore=shutil.ignore_patterns(FILE_NAME))
+        options = ["--max-restarts", "0"]
+        resumed = run_job(self.command(example, options), again, ranks=ranks, time_limit=TIME_LIMIT)
+        return judge_resumed(trial, run, resumed, undisturbed, saved=saved, ignored=UNSEEDED)
 
 
 def tell(console: Console, campaign: Campaign, verdicts: dict[int, Verdict]) -> None:
@@ -166,31 +241,78 @@ def tell(console: Console, campaign: Campaign, verdicts: dict[int, Verdict]) -> 
         place = (str(number), example.stem.removeprefix("train_"), str(ranks), verdict.failure)
         table.add_row(*place, step, redone, recovery, verdict.reason or "equal bit for bit")
     console.print(table)
+    console.print(in_figures(list(verdicts.values())), highlight=False)
     passed = sum(not verdict.reason for verdict in verdicts.values())
     console.print("Bit for bit equal to the undisturbed run, with nothing left behind:")
     console.print(f"{passed} of {len(verdicts)}", highlight=False)
 
 
+def in_figures(verdicts: Sequence[Verdict]) -> str:
+    """Return how long recoveries took, what was done again, and the processor time."""
+    sentences = []
+    if times := sorted(v.recovery_seconds for v in verdicts if v.recovery_seconds is not None):
+        most = times[min(len(times) - 1, len(times) * 9 // 10)]
+        sentences.append(
+            f"From a failure's detection to the slowest rank's first new step: median "
+            f"{statistics.median(times):.1f} s, 90 % within {most:.1f} s, at most {times[-1]:.1f} s."
+        )
+    redone = Counter(v.redone for v in verdicts)
+    counts = ", ".join(
+        f"{'all' if number is None else number} in {redone[number]}"
+        for number in sorted(redone, key=lambda number: (number is None, number))
+    )
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    each = (used.ru_utime + used.ru_stime) / max(1, len(verdicts))
+    sentences.append(f"Minibatches redone: {counts} trials. Processor time of a trial: {each:.1f} s.")
+    return "\n".join(sentences)
+
+
+def in_short(trial: Trial, verdict: Verdict) -> str:
+    said = verdict.reason or "equal bit for bit"
+    recovery = "" if verdict.recovery_seconds is None else f", {verdict.recovery_seconds:.2f} s"
+    step = "" if verdict.step is None else f" (from step {verdict.step}, redone {verdict.redone}{recovery})"
+    return f"trial {trial.number}: {trial}{step}: {said}"
+
+
+@contextmanager
+def folder_for(keep: Path | None) -> Iterator[Path]:
+    if keep is not None:
+        keep.mkdir(parents=True)
+        yield keep.absolute()
+        return
+    with tempfile.TemporaryDirectory(prefix="jitckpt-campaign-") as temporary:
+        yield Path(temporary)
+
+
 def main() -> int:
     args = parse_arguments()
     end_in_order_on_sigterm()
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(START), os.environ.get("PYTHONPATH"))))
     console = Console(stderr=args.json, width=None if sys.stdout.isatty() else 180)
     numbers = range(args.first, args.first + args.trials)
     verdicts: dict[int, Verdict] = {}
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("trials"), TimeRemainingColumn())
-    with (
-        tempfile.TemporaryDirectory(prefix="jitckpt-campaign-") as temporary,
-        Progress(*columns, console=Console(stderr=True), transient=True) as progress,
-    ):
-        campaign = Campaign(args, Path(temporary))
-        for number in progress.track(numbers):
-            trial, verdicts[number] = campaign.trial(number)
-            said = verdicts[number].reason or "equal bit for bit"
-            console.print(f"trial {number}: {trial}: {said}", highlight=False, soft_wrap=True)
-            if verdicts[number].reason:
-                output = (campaign.folder / str(number) / OUTPUT).read_text()[-4000:]
-                console.print(output, markup=False, highlight=False, soft_wrap=True)
-    passed = all(not verdict.reason for verdict in verdicts.values())
+    progress = Progress(*columns, console=Console(stderr=True), transient=True)
+    with folder_for(args.keep) as folder, progress:
+        campaign = Campaign(args, folder)
+        pool = ThreadPoolExecutor(args.parallel)
+        try:
+            for made in progress.track(pool.map(campaign.trial, numbers), total=args.trials):
+                if made is None:
+                    break
+                trial, verdict, output = made
+                verdicts[trial.number] = verdict
+                said = "\n".join((in_short(trial, verdict), *output))
+                console.print(said, markup=False, highlight=False, soft_wrap=True)
+        finally:
+            campaign.over.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            kill_running()
+            pool.shutdown()
+    if len(verdicts) < args.trials:
+        left = args.trials - len(verdicts)
+        console.print(f"No time was left for {left} of {args.trials} trials.", highlight=False)
+    passed = len(verdicts) == args.trials and all(not verdict.reason for verdict in verdicts.values())
     if args.json:
         command = shlex.join(["scripts/fault-campaign", *sys.argv[1:]])
         results = {number: asdict(verdict) for number, verdict in verdicts.items()}

@@ -1,9 +1,13 @@
 """Where trials are hit, and what is said of runs that went wrong."""
 
+import json
 import os
 import signal
 import subprocess
+import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +16,39 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jitckpt import rehearsal
+from jitckpt.events import FILE_NAME
 from jitckpt.faults import FATAL_KINDS, parse_fault, phases_of
 from jitckpt.final_state import FinalState
-from jitckpt.rehearsal import Run, Strike, processes_with, unused_shared_memory
-from jitckpt.trials import FROM_OUTSIDE, Trial, choose_trial, differences, judge, steps_of
+from jitckpt.rehearsal import (
+    CHECKPOINTS,
+    LAUNCHER,
+    MARK,
+    NOBODY,
+    FullDisk,
+    Run,
+    Strike,
+    Unwritable,
+    kill_running,
+    processes_with,
+    run_job,
+    unused_shared_memory,
+)
+from jitckpt.trials import (
+    FULL_DISK,
+    LAUNCHER_KILLED,
+    PREEMPTION,
+    SAVE_CUT_OFF,
+    STOPPING_KINDS,
+    TRIAL_KINDS,
+    UNWRITABLE,
+    Trial,
+    choose_trial,
+    cut_off,
+    differences,
+    judge,
+    judge_resumed,
+    steps_of,
+)
 
 
 def event(name: str, clock: float, restart: int, **details: object) -> dict[str, object]:
@@ -37,7 +70,8 @@ EVENTS = (
 FINAL = {rank: FinalState(11, {"parameters": "aa", "random numbers": f"b{rank}"}, ()) for rank in (0, 1)}
 GOOD = Run(0, 12.0, ((1.0, 1),), FINAL, EVENTS, (), ())
 TRIAL = Trial(1, "kill", ("rank=1 step=8 phase=forward kind=kill",), ())
-TWICE = replace(TRIAL, strikes=(Strike(0, "save_ordered", 0.02),))
+TWICE = replace(TRIAL, strikes=(Strike(0, "save_ordered", 0.02),), must_be_saved=False)
+LOST = (*EVENTS[:4], event("not_saved", 5.1, 0, text="nobody could"), EVENTS[6], EVENTS[8])
 
 
 def test_a_good_run_has_no_reason_against_it() -> None:
@@ -70,7 +104,7 @@ def final_of(rank: int, **changes: object) -> dict[int, FinalState]:
             "2 minibatches redone",
         ),
         (
-            replace(GOOD, events=(*EVENTS[:4], event("not_saved", 5.1, 0, text="nobody could"), EVENTS[6])),
+            replace(GOOD, events=LOST),
             "all minibatches redone",
         ),
         (
@@ -100,9 +134,10 @@ def test_after_the_training_a_failure_costs_nothing_but_the_exit_status() -> Non
 
 
 def test_two_failures_may_take_all_replicas_but_change_no_result() -> None:
-    lost = (*EVENTS[:4], event("not_saved", 5.1, 0, text="nobody could"), EVENTS[6], EVENTS[8])
-    assert judge(TWICE, replace(GOOD, events=lost), GOOD).reason == ""
-    assert "differ" in judge(TWICE, replace(GOOD, events=lost, final=final_of(1, digests={})), GOOD).reason
+    assert judge(TWICE, replace(GOOD, events=LOST), GOOD).reason == ""
+    assert "differ" in judge(TWICE, replace(GOOD, events=LOST, final=final_of(1, digests={})), GOOD).reason
+    others_live = replace(TWICE, must_be_saved=True)
+    assert judge(others_live, replace(GOOD, events=LOST), GOOD).reason == "all minibatches redone"
 
 
 def test_parts_that_differ_by_nature_are_left_out() -> None:
@@ -120,7 +155,7 @@ def test_without_any_final_state_nothing_is_equal() -> None:
     seed=st.integers(0, 99),
     number=st.integers(0, 999),
     size=st.tuples(st.integers(2, 8), st.integers(3, 100)),
-    kinds=st.sets(st.sampled_from([FROM_OUTSIDE, *FATAL_KINDS]), min_size=1).map(sorted),
+    kinds=st.sets(st.sampled_from([*TRIAL_KINDS, *FATAL_KINDS]), min_size=1).map(sorted),
     more=st.tuples(st.booleans(), st.booleans()),
 )
 def test_trials_are_within_the_job_and_the_same_every_time(
@@ -142,14 +177,25 @@ def test_trials_are_within_the_job_and_the_same_every_time(
     )
     assert trial == again
     assert trial.kind in kinds
-    assert len(trial.faults) + len(trial.strikes) == 1 + two + second
-    at_once = [*trial.faults, *trial.strikes[: len(trial.strikes) - second]]
-    assert len({str(one).split()[0] for one in at_once}) == 1 + two, "different ranks"
     hit = [parse_fault(fault) for fault in trial.faults]
     assert all(fault.rank < ranks and 1 <= fault.step < steps and fault.phase != "any" for fault in hit)
     assert all(strike.rank < ranks and 0 <= strike.delay <= max(4.0, steps * 0.1) for strike in trial.strikes)
+    if trial.kind in STOPPING_KINDS:
+        assert [strike.rank for strike in trial.strikes] == [LAUNCHER]
+        assert trial.must_be_saved == (trial.cut is None) == (trial.kind != SAVE_CUT_OFF)
+        return
+    if trial.kind in (FULL_DISK, UNWRITABLE):
+        (fault,), (disk,) = hit, trial.strikes
+        assert (trial.failures, disk.rank == fault.rank) == (1, False)
+        assert trial.must_be_saved == (trial.kind == FULL_DISK and ranks > 2)
+        return
+    assert trial.failures == len(trial.faults) + len(trial.strikes) == 1 + two + second
+    at_once = [*trial.faults, *trial.strikes[: len(trial.strikes) - second]]
+    assert len({str(one).split()[0] for one in at_once}) == 1 + two, "different ranks"
     if second and trial.strikes[-1].event == "save_ordered" and hit and ranks > len(hit):
         assert trial.strikes[-1].rank not in [fault.rank for fault in hit], "a rank that failed does not save"
+    dead = {str(one).split()[0] for one in [*at_once, *(s for s in trial.strikes if not s.restart)]}
+    assert trial.must_be_saved == (len(dead) < ranks)
 
 
 def test_each_kind_has_its_phases() -> None:
@@ -160,6 +206,119 @@ def test_each_kind_has_its_phases() -> None:
 def test_a_strike_says_when_and_whom_it_hits() -> None:
     strike = Strike(3, "restart", 1.5, 1, signal.SIGSTOP)
     assert str(strike) == "rank=3 SIGSTOP 1500 ms after restart of restart 1"
+    assert str(Strike(LAUNCHER, "first_step", 0.1)) == "launcher SIGKILL 100 ms after first_step"
+    full = FullDisk(1, "first_step", 0.0, size=7)
+    assert str(full) == "rank=1 disk full after 7 bytes 0 ms after first_step"
+    unwritable = Unwritable(NOBODY, "first_step", 0.0)
+    assert str(unwritable) == "checkpoint directory unwritable 0 ms after first_step"
+
+
+STOPPED = replace(GOOD, status=-signal.SIGKILL, final={}, events=EVENTS[:2], steps=((1.0, 6), (1.1, 7)))
+RESUMED = replace(GOOD, events=(EVENTS[0], event("restored", 1.0, 0, rank=0, step=7), *EVENTS[-1:]))
+KILLED = Trial(1, LAUNCHER_KILLED, (), (Strike(LAUNCHER, "first_step", 0.1),))
+
+
+def test_the_same_command_takes_a_job_up_again_whose_launcher_was_ended() -> None:
+    verdict = judge_resumed(KILLED, STOPPED, RESUMED, GOOD, saved=7)
+    assert (verdict.reason, verdict.step, verdict.redone, verdict.seconds) == ("", 7, 1, 24.0)
+    asked = replace(KILLED, kind=PREEMPTION)
+    assert judge_resumed(asked, replace(STOPPED, status=1), RESUMED, GOOD, saved=7).reason == ""
+    damaged = replace(KILLED, kind=SAVE_CUT_OFF, cut=(0.5, 0.5), must_be_saved=False)
+    again = replace(RESUMED, events=(EVENTS[0], *EVENTS[-1:]))
+    assert judge_resumed(damaged, STOPPED, again, GOOD, saved=7).reason == ""
+
+
+@pytest.mark.parametrize(
+    ("stopped", "resumed", "saved", "reason"),
+    [
+        (replace(STOPPED, status=1), RESUMED, 7, "ended with status 1 instead of -9"),
+        (STOPPED, replace(RESUMED, status=1), 7, "ended with status 1 when it was taken up again"),
+        (STOPPED, replace(RESUMED, final={}), 7, "rank 0 did not come to its end; rank 1 did not come to"),
+        (STOPPED, RESUMED, 8, "2 minibatches redone"),
+        (replace(STOPPED, steps=((1.0, 9),)), RESUMED, 7, "3 minibatches redone"),
+        (replace(STOPPED, left_behind=("process 5",)), RESUMED, 7, "left behind process 5"),
+        (STOPPED, replace(RESUMED, left_behind=("process 5",)), 7, "left behind process 5"),
+        (STOPPED, replace(RESUMED, events=(EVENTS[2], RESUMED.events[1])), 7, "1 failures detected when it"),
+    ],
+)
+def test_what_is_wrong_with_a_job_that_was_taken_up_again(
+    stopped: Run, resumed: Run, saved: int, reason: str
+) -> None:
+    assert judge_resumed(KILLED, stopped, resumed, GOOD, saved=saved).reason.startswith(reason)
+
+
+def test_a_strike_that_comes_too_late_is_missed() -> None:
+    assert KILLED.missed(GOOD), "nobody was hit"
+    hit = replace(STOPPED, struck=KILLED.strikes)
+    assert not KILLED.missed(hit)
+    assert KILLED.missed(replace(hit, final=FINAL)), "the training was at its end"
+    assert not TWICE.missed(GOOD), "the second failure may come too late"
+
+
+def test_a_save_is_cut_off_somewhere(tmp_path: Path) -> None:
+    for name in ("rank-00000/state.json", "rank-00000/metadata.json", "local-00000/metadata.json"):
+        (tmp_path / "step-0000000007" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "step-0000000007" / name).write_bytes(b"0123456789")
+    file = cut_off(replace(KILLED, cut=(0.6, 0.35)), tmp_path)
+    assert file == tmp_path / "step-0000000007/rank-00000/state.json"
+    assert file.read_bytes() == b"012"
+
+
+def test_a_disk_is_full_for_the_process_of_one_start(tmp_path: Path) -> None:
+    mark = f"{MARK}=test-{os.getpid()}"
+    program = "input(); file = open('file', 'wb', 0); file.write(bytes(9)); file.write(b'0')"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=os.environ | {MARK: f"test-{os.getpid()}"},
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with process:
+        full = FullDisk(1, "first_step", 0.0, size=9)
+        assert not full.happen(tmp_path, mark), "it has not registered"
+        (tmp_path / CHECKPOINTS).mkdir()
+        registered = event("registered", 1.0, 0, rank=1, pid=process.pid)
+        (tmp_path / CHECKPOINTS / FILE_NAME).write_text(json.dumps(registered) + "\n")
+        assert not replace(full, restart=1).happen(tmp_path, mark)
+        while not full.happen(tmp_path, mark):  # it has not its environment yet
+            time.sleep(0.01)
+        _, said = process.communicate(b"\n")
+    assert b"File too large" in said
+    assert (tmp_path / "file").stat().st_size == 9
+    assert not full.happen(tmp_path, mark), "it has ended"
+
+
+def test_a_directory_can_t_be_written_until_the_restart(tmp_path: Path) -> None:
+    directory = tmp_path / CHECKPOINTS
+    directory.mkdir()
+    (directory / FILE_NAME).touch()
+    mark = f"{MARK}=test-{os.getpid()}"
+    with subprocess.Popen(["sleep", "60"], env=os.environ | {MARK: mark.removeprefix(f"{MARK}=")}) as sleeper:
+        try:
+            while not processes_with(mark):
+                time.sleep(0.01)
+            strike = Unwritable(NOBODY, "first_step", 0.0)
+            thread = threading.Thread(target=strike.happen, args=(tmp_path, mark))
+            thread.start()
+            while directory.stat().st_mode & 0o200:
+                time.sleep(0.01)
+            with (directory / FILE_NAME).open("a") as events:
+                events.write(json.dumps(event("restart", 1.0, 1)) + "\n")
+            thread.join()
+        finally:
+            sleeper.kill()
+    assert directory.stat().st_mode & 0o777 == 0o755
+
+
+def test_jobs_of_other_threads_can_be_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rehearsal, "JITCKPT", [sys.executable, "-c", "import time; time.sleep(60)"])
+    with ThreadPoolExecutor() as pool:
+        run = pool.submit(run_job, [], tmp_path / "job")
+        while not run.done():
+            kill_running()
+            time.sleep(0.01)
+    assert run.result().status == -signal.SIGKILL
 
 
 def test_a_process_that_is_left_behind_is_found() -> None:
