@@ -4,6 +4,7 @@ import ctypes
 import errno
 import json
 import os
+import queue
 import shutil
 import threading
 import time
@@ -145,6 +146,7 @@ class HashedFile:
     def __init__(self, path: Path) -> None:
         self._file = open(path, "xb", buffering=0)  # noqa: SIM115
         self._hash = xxhash.xxh3_128()
+        self._beside: _Hasher | None = None
         self.size = 0
 
     def write(self, data: bytes | memoryview) -> None:
@@ -152,14 +154,15 @@ class HashedFile:
             self._hash.update(data)
             self._append(data)
             return
-        beside = threading.Thread(target=self._hash.update, args=(data,), name="jitckpt-checksum")
-        beside.start()
+        if self._beside is None:
+            self._beside = _Hasher(self._hash)
+        self._beside.begin(data)
         try:
             begin = self.size
             self._append(data)
             _begin_sync(self._file.fileno(), begin, len(data))
         finally:
-            beside.join()  # the caller uses the piece's memory again
+            self._beside.wait()  # the caller uses the piece's memory again
 
     def _append(self, data: bytes | memoryview) -> None:
         rest = memoryview(data)
@@ -177,9 +180,42 @@ class HashedFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._beside is not None:
+            self._beside.end()
         with self._file:
             if kind is None:
                 os.fsync(self._file.fileno())
+
+
+class _Hasher:
+    """A thread that takes pieces into a checksum, one at a time: to start one for each piece is slower."""
+
+    def __init__(self, checksum: xxhash.xxh3_128) -> None:
+        self._checksum = checksum
+        self._pieces: queue.SimpleQueue[bytes | memoryview | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="jitckpt-checksum", daemon=True)
+        self._thread.start()
+
+    def begin(self, piece: bytes | memoryview) -> None:
+        self._pieces.put(piece)
+
+    def wait(self) -> None:
+        if error := self._done.get():
+            raise error
+
+    def end(self) -> None:
+        self._pieces.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (piece := self._pieces.get()) is not None:
+            try:
+                self._checksum.update(piece)
+            except BaseException as error:
+                self._done.put(error)
+            else:
+                self._done.put(None)
 
 
 def open_directory(root: Path, job: str | None = None) -> str:

@@ -8,6 +8,7 @@ the device.
 import queue
 import threading
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,11 +22,15 @@ class Staging:
     """Host buffers for one stream of bytes at a time, each of at most BUFFER_BYTES; at least two."""
 
     def __init__(self, size: int = DEFAULT_BYTES, *, pinned: bool = False) -> None:
-        """size: bytes in all. pinned: page-locked, which needs a device that answers."""
+        """size: bytes in all. pinned: page-locked, which needs a device that answers, torch's current one."""
         count = max(2, size // BUFFER_BYTES)
         each = max(1, min(BUFFER_BYTES, size // count))
-        self.pinned = pinned
         self.buffers = [torch.empty(each, dtype=torch.uint8, pin_memory=pinned) for _ in range(count)]
+        self.device = torch.device("cuda", torch.cuda.current_device()) if pinned else None
+        # After which a buffer is filled from that device. Torch makes an event when it is first recorded.
+        self.filled = [torch.cuda.Event() for _ in self.buffers] if pinned else []
+        for event in self.filled:
+            event.record()
 
 
 class StagedWriter:
@@ -36,12 +41,12 @@ class StagedWriter:
 
     def __init__(self, sink: Sink, staging: Staging) -> None:
         self._sink, self._staging = sink, staging
-        self._free: queue.SimpleQueue[Tensor] = queue.SimpleQueue()
-        for buffer in staging.buffers:
-            self._free.put(buffer)
-        self._full: queue.SimpleQueue[tuple[Tensor, int] | None] = queue.SimpleQueue()
+        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()  # buffers by their numbers
+        for number in range(len(staging.buffers)):
+            self._free.put(number)
+        self._full: queue.SimpleQueue[_Full | None] = queue.SimpleQueue()
         self._current, self._used = self._free.get(), 0
-        self._device: torch.device | None = None  # from which some of the current buffer is still on its way
+        self._on_its_way = False  # what some of the current buffer will hold
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._write, name="jitckpt-writer", daemon=True)
 
@@ -58,38 +63,50 @@ class StagedWriter:
             self._raise()
 
     def add(self, data: Tensor) -> None:
-        """Append the bytes of a contiguous one-dimensional tensor of uint8, on the host or a device."""
-        on_device = data.device.type != "cpu"
+        """Append the bytes of a contiguous one-dimensional tensor of uint8, on the host or a device.
+
+        A device tensor must not change until the `with` statement has been left.
+        """
         begin = 0
         while begin < data.numel():
-            count = min(data.numel() - begin, self._current.numel() - self._used)
-            if on_device:
-                self._device = data.device
-            piece = self._current[self._used : self._used + count]
-            piece.copy_(data[begin : begin + count], non_blocking=self._staging.pinned)
+            buffer = self._staging.buffers[self._current]
+            count = min(data.numel() - begin, buffer.numel() - self._used)
+            piece = buffer[self._used : self._used + count]
+            later = data.device == self._staging.device
+            piece.copy_(data[begin : begin + count], non_blocking=later)
+            self._on_its_way |= later
             begin, self._used = begin + count, self._used + count
-            if self._used == self._current.numel():
+            if self._used == buffer.numel():
                 self._hand_over()
                 self._raise()
 
     def _hand_over(self) -> None:
         if self._used == 0:
             return
-        if self._device is not None and self._staging.pinned:
-            torch.cuda.current_stream(self._device).synchronize()
-        self._full.put((self._current, self._used))
-        self._current, self._used, self._device = self._free.get(), 0, None
+        filled = None
+        if self._on_its_way:
+            filled = self._staging.filled[self._current]
+            filled.record(torch.cuda.current_stream(self._staging.device))
+        self._full.put(_Full(self._current, self._used, filled))
+        self._current, self._used, self._on_its_way = self._free.get(), 0, False
 
     def _write(self) -> None:
         while (full := self._full.get()) is not None:
-            buffer, used = full
             if self._error is None:
                 try:
-                    self._sink(buffer[:used].numpy().data)
+                    if full.filled is not None:
+                        full.filled.synchronize()
+                    self._sink(self._staging.buffers[full.number][: full.used].numpy().data)
                 except BaseException as error:
                     self._error = error  # raised where the caller can see it
-            self._free.put(buffer)
+            self._free.put(full.number)
 
     def _raise(self) -> None:
         if self._error is not None:
             raise self._error
+
+
+class _Full(NamedTuple):
+    number: int
+    used: int
+    filled: torch.cuda.Event | None
