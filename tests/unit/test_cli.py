@@ -42,6 +42,10 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["run", "--nproc-per-node", "0", __file__], "--nproc-per-node must be at least 1, not 0"),
         (["run", "--nnodes", "2", __file__], "--nnodes 2 needs --rdzv-backend c10d and --rdzv-endpoint"),
         (["run", "--nnodes", "1:2", __file__], "--nnodes 1:2: the saves of a job are for its number"),
+        (
+            ["run", "--mode", "transparent", "--device", "softgpu", "--nnodes", "2", __file__],
+            "--mode transparent with --nnodes 2: so far only the ranks of one host recover",
+        ),
         (["run", "--nnodes", "x", __file__], "invalid literal for int() with base 10: 'x'"),
         (["run", "--secret-file", "/dev/null", __file__], "/dev/null has 0 bytes; a secret needs 16"),
         (["run", "--secret-file", "nowhere", __file__], "nowhere can't be read: No such file"),
