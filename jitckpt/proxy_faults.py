@@ -1,5 +1,6 @@
 """Rehearsed failures of a worker in transparent mode: they befall the server that has its device."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -48,16 +49,32 @@ class Server:
         if not server:
             raise FaultError(f"Fault {str(spec)!r}: this process has no device yet.")
         if spec.kind == "proxy-kill":
-            os.kill(server, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # just ended, for another rank's failure
+                os.kill(server, signal.SIGKILL)
             return
-        # The server has still to read what this process has said so far.
-        torch.cuda.synchronize()
-        path = Path(os.environ[softgpu_control.VARIABLE]) / str(server)
-        status, sentence = softgpu_control.order(path, spec.for_the_device())
+        status, sentence = self._order(spec.for_the_device())
         if status != "ok":
             raise FaultError(f"Fault {str(spec)!r}: {sentence}")
         if spec.kind in faults.FAILURES_OF_MEMORY and spec.call is None:
             faults.ask_for_memory()
+
+    def _order(self, fault: str) -> tuple[str, str]:
+        """Tell the server, or the one that takes its place meanwhile; return what it answers."""
+        while True:
+            # The server has still to read what this process has said so far, and a recovery to end.
+            torch.cuda.synchronize()
+            server = self._process.jitckpt_proxy_server()
+            try:
+                answer = softgpu_control.order(
+                    Path(os.environ[softgpu_control.VARIABLE]) / str(server), fault
+                )
+            except softgpu_control.ChaosError as error:
+                answer = "gone", str(error)
+            if answer[0] != "gone":
+                return answer
+            torch.cuda.synchronize()
+            if self._process.jitckpt_proxy_server() == server:
+                return answer
 
 
 def _report(spec: FaultSpec) -> None:

@@ -64,6 +64,25 @@ def test_the_servers_device_is_told(ordered: list[str], fault: str, told: str) -
     assert ordered == ["synchronized", told]
 
 
+def test_a_server_that_takes_anothers_place_is_told(ordered: list[str]) -> None:
+    """The first one is gone for another rank's failure; a recovery puts the next in its place."""
+    servers = iter([6, 6, 7, 7])
+    process = SimpleNamespace(jitckpt_proxy_server=lambda: next(servers))
+    Server(process).befall(parse_fault("rank=1 step=2 phase=optimizer kind=ecc call=3"))
+    assert ordered == ["synchronized"] * 3 + ["kind=ecc call=3"]
+
+
+def test_a_server_that_can_not_be_reached_is_named(ordered: list[str]) -> None:
+    with pytest.raises(FaultError, match=r"Process 6 can't be reached at .*: No such file or directory"):
+        server(6).befall(parse_fault("rank=1 step=2 phase=optimizer kind=ecc call=3"))
+
+
+def test_a_server_that_is_dead_already_is_not_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+        server(process.pid).befall(parse_fault("rank=1 step=2 phase=forward kind=proxy-kill"))
+
+
 def test_what_the_server_refuses_is_told(ordered: list[str]) -> None:
     with pytest.raises(FaultError, match="no memory here"):
         server(7).befall(parse_fault("rank=1 step=2 phase=forward kind=oom call=1"))
