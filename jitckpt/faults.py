@@ -26,7 +26,7 @@ DEVICE_KINDS = (*FAILURES_OF_THE_DEVICE, *FAILURES_OF_MEMORY, *FAILURES_OF_THE_N
 PROXY_KINDS = ("proxy-kill", "driver-suspect")
 KINDS = (*SIGNALS, "exception", "exit", *DEVICE_KINDS, *PROXY_KINDS)
 # Those that transparent mode brings a rank back from.
-TRANSPARENT_KINDS = (*PROXY_KINDS, "collective-error", *FAILURES_OF_THE_DEVICE)
+TRANSPARENT_KINDS = (*PROXY_KINDS, *FAILURES_OF_THE_NETWORK, *FAILURES_OF_THE_DEVICE)
 # Those after which a job can't go on as it is, and those of them that only the hang timeout finds.
 FATAL_KINDS = (*SIGNALS, "exception", "exit", *FAILURES_OF_THE_DEVICE, "oom", *FAILURES_OF_THE_NETWORK)
 SILENT_KINDS = ("stop", "collective-hang", "network-cut")

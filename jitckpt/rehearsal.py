@@ -24,6 +24,7 @@ JITCKPT = [sys.executable, "-P", "-c", "import sys; from jitckpt.cli import main
 STEP_LINE = re.compile(r"step (\d+) of (\d+)")
 # In the environment of every process of a run, so that those that it leaves behind are found.
 MARK = "JITCKPT_REHEARSAL"
+SERVER = "jitckpt-proxy-s"  # the name of a device proxy's server, as the kernel keeps it
 LAUNCHER = -1  # in the place of a rank: `jitckpt run` itself
 NOBODY = -2  # in the place of a rank: what happens befalls no process
 CHECKPOINTS, OUTPUT = "ckpt", "output.txt"
@@ -58,6 +59,25 @@ class Strike:
 
     def _what(self) -> str:
         return signal.Signals(self.signal).name
+
+
+@dataclass(frozen=True)
+class ServerStrike(Strike):
+    """A signal to the server that has the rank's device, in transparent mode."""
+
+    def happen(self, folder: Path, mark: str) -> bool:
+        """Hit the newest one."""
+        named = [pid for pid, name in processes_with(mark) if name.startswith(SERVER)]
+        servers = [pid for pid in named if is_worker(pid, self.rank)]  # it has its worker's environment
+        if not servers:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(max(servers, key=_start_time), self.signal)
+            return True
+        return False
+
+    def _what(self) -> str:
+        return f"server {super()._what()}"
 
 
 @dataclass(frozen=True)

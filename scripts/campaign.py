@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import takewhile
 from pathlib import Path
 
@@ -24,9 +24,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from jitckpt import saves
+from jitckpt import saves, trials_in_place
 from jitckpt.events import FILE_NAME
-from jitckpt.faults import FATAL_KINDS
+from jitckpt.faults import FATAL_KINDS, TRANSPARENT_KINDS
 from jitckpt.rehearsal import CHECKPOINTS, OUTPUT, Run, end_in_order_on_sigterm, kill_running, run_job
 from jitckpt.trials import (
     FROM_OUTSIDE,
@@ -45,8 +45,11 @@ from jitckpt.trials import (
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = tuple(ROOT / "examples" / f"train_{name}.py" for name in ("gpt", "loop_without_sync", "convnet"))
+PLAIN = (ROOT / "examples" / "plain_ddp.py",)  # knows nothing of jitckpt, and prints what it ends with
+USER_KINDS = (FROM_OUTSIDE, "kill", "exit", "exception", "stop")
 START = Path(__file__).parent / "campaign_start"  # what every Python process of a trial does first
 SILENT_TIMEOUT = 15.0  # seconds until a stopped rank is missed
+SILENT_IN_PLACE = 5.0  # the same in transparent mode, where a false alarm costs little
 TIME_LIMIT = 1800.0  # seconds of a job, on a machine under load
 SAVE_DEADLINE = "30"  # seconds; a stopped rank does not save, and is waited for if no other could
 ATTEMPTS = 5  # at a trial whose job was over before its failure came, as on a machine under load
@@ -80,36 +83,41 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--kinds",
         type=lambda text: tuple(text.split(",")),
-        default=(FROM_OUTSIDE, "kill", "exit", "exception", "stop"),
         help=f"{', '.join(TRIAL_KINDS)} (docs/faults.md) or kinds of faults: {', '.join(FATAL_KINDS)}; one "
-        "that is named twice comes twice as often (default signal,kill,exit,exception,stop)",
+        f"that is named twice comes twice as often (default {','.join(USER_KINDS)}); in transparent mode, "
+        f"and by default all: {', '.join(TRANSPARENT_KINDS)}",
     )
     parser.add_argument(
         "--second",
         type=float,
         default=0.3,
         metavar="SHARE",
-        help="of the trials in which a rank fails again, in a save, restart or restore (default 0.3)",
+        help="of the trials in which a rank fails again, while the job recovers (default 0.3)",
     )
     parser.add_argument(
         "--two-at-once",
         type=float,
         default=0.0,
         metavar="SHARE",
-        help="of the trials of 4 ranks and more in which two fail at once (default 0)",
+        help="of the trials of 4 ranks and more, in transparent mode of 2, in which two fail at once "
+        "(default 0)",
     )
-    parser.add_argument("--mode", choices=("user",), default="user", help="of protection (default user)")
+    parser.add_argument(
+        "--mode", choices=("user", "transparent"), default="user", help="of protection (default user)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object and no table")
     own = list(takewhile(lambda word: word != "--", sys.argv[1:]))
     args = parser.parse_args(own)
     args.arguments = sys.argv[len(own) + 2 :]
-    args.example = (args.example.resolve(),) if args.example else EXAMPLES
+    transparent = args.mode == "transparent"
+    args.example = (args.example.resolve(),) if args.example else PLAIN if transparent else EXAMPLES
     for path in args.example:
         if not path.is_file():
             parser.error(f"there is no script {path}")
     if args.trials < 1 or args.first < 1 or args.parallel < 1 or args.steps < 8:
         parser.error("--trials, --first and --parallel must be at least 1 and --steps at least 8")
-    known = (*TRIAL_KINDS, *FATAL_KINDS)
+    known = TRANSPARENT_KINDS if transparent else (*TRIAL_KINDS, *FATAL_KINDS)
+    args.kinds = args.kinds or (TRANSPARENT_KINDS if transparent else USER_KINDS)
     if unknown := set(args.kinds) - set(known):
         parser.error(f"--kinds: {', '.join(sorted(unknown))} is none of {', '.join(known)}")
     if args.keep is not None and args.keep.exists():
@@ -156,7 +164,7 @@ class Campaign:
             folder = self.folder / f"{example.stem}-{ranks}"
             # No failure follows, so no spares are needed.
             command = self.command(example, ["--max-restarts", "0"])
-            run = run_job(command, folder, ranks=ranks, time_limit=TIME_LIMIT)
+            run = self.ended(run_job(command, folder, ranks=ranks, time_limit=TIME_LIMIT), folder)
             if run.status != 0 or run.left_behind or steps_of(run) != self.args.steps:
                 said = (folder / OUTPUT).read_text()[-4000:]
                 raise SystemExit(
@@ -165,6 +173,10 @@ class Campaign:
                 )
             self.undisturbed[example, ranks] = run
         return self.undisturbed[example, ranks]
+
+    def ended(self, run: Run, folder: Path) -> Run:
+        """Return the run with what its ranks ended with."""
+        return run
 
     def choose(self, number: int) -> tuple[Trial, Run]:
         """Return a trial, and the undisturbed run that it is compared with."""
@@ -227,6 +239,41 @@ class Campaign:
         options = ["--max-restarts", "0"]
         resumed = run_job(self.command(example, options), again, ranks=ranks, time_limit=TIME_LIMIT)
         return judge_resumed(trial, run, resumed, undisturbed, saved=saved, ignored=UNSEEDED)
+
+
+class CampaignInPlace(Campaign):
+    """Of transparent mode, and of a script that itself prints what it ends with."""
+
+    def ended(self, run: Run, folder: Path) -> Run:
+        return replace(run, final=trials_in_place.final_as_printed((folder / OUTPUT).read_text()))
+
+    def choose(self, number: int) -> tuple[Trial, Run]:
+        example, ranks = self.place(number)
+        trial = trials_in_place.choose_trial(
+            self.args.seed,
+            number,
+            ranks=ranks,
+            steps=self.args.steps,
+            kinds=self.args.kinds,
+            second=self.chance(number, "again") < self.args.second,
+            two_at_once=self.chance(number, "at once") < self.args.two_at_once,
+        )
+        return trial, self.reference(example, ranks)
+
+    def attempt(self, trial: Trial, folder: Path, undisturbed: Run) -> Verdict | None:
+        example, ranks = self.place(trial.number)
+        options = ["--mode", "transparent", "--warm-spares", "0"]
+        options += ["--checkpoint-dir", str(folder / CHECKPOINTS)]
+        run = run_job(
+            self.command(example, options),
+            folder,
+            ranks=ranks,
+            faults=trial.faults,
+            strikes=trial.strikes,
+            hang_timeout=SILENT_IN_PLACE if is_silent(trial.kind) else 60.0,
+            time_limit=TIME_LIMIT,
+        )
+        return trials_in_place.judge(trial, self.ended(run, folder), undisturbed)
 
 
 def tell(console: Console, campaign: Campaign, verdicts: dict[int, Verdict]) -> None:
@@ -294,7 +341,7 @@ def main() -> int:
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("trials"), TimeRemainingColumn())
     progress = Progress(*columns, console=Console(stderr=True), transient=True)
     with folder_for(args.keep) as folder, progress:
-        campaign = Campaign(args, folder)
+        campaign = (CampaignInPlace if args.mode == "transparent" else Campaign)(args, folder)
         pool = ThreadPoolExecutor(args.parallel)
         try:
             for made in progress.track(pool.map(campaign.trial, numbers), total=args.trials):

@@ -1,0 +1,85 @@
+"""Trials of transparent mode: servers fail, and the same workers go on."""
+
+import random
+from collections.abc import Iterator, Sequence
+
+from jitckpt.events import Event
+from jitckpt.faults import FAILURES_OF_THE_DEVICE, keys_of, phases_of
+from jitckpt.final_state import FinalState
+from jitckpt.rehearsal import Run, ServerStrike, Strike
+from jitckpt.timeline_transparent import transparent_recoveries
+from jitckpt.trials import Trial, Verdict, differences, is_silent
+
+
+def choose_trial(
+    seed: int, number: int, *, ranks: int, steps: int, kinds: Sequence[str], second: bool, two_at_once: bool
+) -> Trial:
+    """Return the `number`-th trial of transparent mode, of faults.TRANSPARENT_KINDS.
+
+    second: a server is killed while the recovery is under way. two_at_once: two ranks fail.
+    """
+    chance = random.Random(f"{seed} {number}")
+    rank, kind = chance.randrange(ranks), chance.choice(list(kinds))
+    # There must be calls left for the device to count: a step has many kernels, but few collectives. What
+    # makes no sound is found from the first whole step on.
+    step = chance.randint(2 if is_silent(kind) else 1, steps - 3)
+    phase = chance.choice(phases_of(kind))
+    most = 12 if kind in FAILURES_OF_THE_DEVICE else 2
+    counts = "call" in keys_of(kind) and phase != "allreduce"
+    call = f" call={chance.randint(1, most)}" if counts else ""
+    faults: tuple[str, ...] = (f"rank={rank} step={step} phase={phase} kind={kind}{call}",)
+    if two_at_once:
+        other = (rank + chance.randrange(1, ranks)) % ranks
+        faults += (faults[0].replace(f"rank={rank} ", f"rank={other} ", 1),)
+    strikes: tuple[Strike, ...] = ()
+    if second:
+        event = chance.choice(("recovery_begun", "server_restarted", "calls_made_again"))
+        delay = round(chance.uniform(0, 0.3), 4)
+        strikes = (ServerStrike(chance.randrange(ranks), event, delay),)
+    return Trial(number, kind, faults, strikes)
+
+
+def final_as_printed(output: str) -> dict[int, FinalState]:
+    """Return what examples/plain_ddp.py, which knows nothing of jitckpt, has printed of its ranks' end."""
+    steps = [line for line in output.splitlines() if line.startswith("step ")]
+    ends = [line.split(": final state ") for line in output.splitlines() if ": final state " in line]
+    return {
+        int(rank.removeprefix("rank ")): FinalState(len(steps), {"state": digest, "steps": str(steps)}, ())
+        for rank, digest in ends
+    }
+
+
+def judge(trial: Trial, run: Run, undisturbed: Run) -> Verdict:
+    """Return whether a run in transparent mode ended as the undisturbed one, in the same worker processes."""
+    reasons = [f"ended with status {run.status}"] if run.status else differences(run, undisturbed)
+    found = transparent_recoveries(run.events)
+    if run.restarts:
+        reasons.append("the workers were started again")
+    workers = {event["pid"] for event in run.events if event["event"] == "proxy_connected"}
+    if len(workers) != len(undisturbed.final):
+        reasons.append(f"{len(workers)} processes have had a device, instead of {len(undisturbed.final)}")
+    if not found:
+        reasons.append("no recovery")
+    reasons += [one.given_up for one in found if one.given_up is not None]
+    reasons += [f"left behind {thing}" for thing in run.left_behind]
+    return Verdict(
+        failure=str(trial),
+        step=found[-1].state if found else None,
+        redone=max(_redone(run.events), default=None),
+        recovery_seconds=max((one.seconds for one in found), default=None),
+        seconds=run.seconds,
+        failures=sum(one.attempts for one in found),
+        reason="; ".join(reasons),
+    )
+
+
+def _redone(events: Sequence[Event]) -> Iterator[int]:
+    """Yield of each recovery how many minibatches some rank made again at most, with the one under way."""
+    for recovered in events:
+        if recovered["event"] != "recovered":
+            continue
+        newest = recovered["state"]
+        for event in events:
+            if event["event"] == "rank_stopped" and event["recovery"] == recovered["recovery"]:
+                newest = max([newest, *event["states"]])
+        yield newest - recovered["state"] + 1

@@ -1,0 +1,100 @@
+"""Where trials of transparent mode are hit, and what is said of runs that went wrong."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jitckpt.faults import TRANSPARENT_KINDS, parse_fault
+from jitckpt.final_state import FinalState
+from jitckpt.rehearsal import Run, ServerStrike
+from jitckpt.trials import Trial, differences
+from jitckpt.trials_in_place import choose_trial, final_as_printed, judge
+
+
+def event(name: str, clock: float, restart: int, **details: object) -> dict[str, object]:
+    return {"event": name, "time": clock, "clock": clock, "restart": restart, **details}
+
+
+TRIAL = Trial(1, "sticky", ("rank=1 step=8 phase=forward kind=sticky",), ())
+FINAL = {rank: FinalState(11, {"state": "aa"}, ()) for rank in (0, 1)}
+UNDISTURBED = Run(0, 10.0, (), FINAL, (), (), ())
+IN_PLACE = Run(
+    0,
+    12.0,
+    (),
+    FINAL,
+    (
+        event("job_started", 0.0, 0),
+        event("proxy_connected", 1.0, 0, rank=0, pid=10),
+        event("proxy_connected", 1.0, 0, rank=1, pid=11),
+        event("device_alarm", 5.0, 0, rank=1, call=0, text="its server was ended by Killed"),
+        event("recovery_begun", 5.0, 0, recovery=1),
+        event("rank_stopped", 5.1, 0, rank=0, recovery=1, states=[7, 8], seconds=0.1),
+        event("rank_stopped", 5.1, 0, rank=1, recovery=1, states=[6, 7], seconds=0.1),
+        event("recovered", 7.5, 0, recovery=1, state=7, seconds=2.5),
+    ),
+    (),
+    (),
+)
+RESTARTED = replace(IN_PLACE, events=(*IN_PLACE.events, event("restart", 8.0, 1)))
+
+
+@given(st.integers(), st.integers(1, 10), st.integers(2, 8), st.booleans(), st.booleans())
+def test_trials_in_place_are_ones_that_can_happen(
+    seed: int, number: int, ranks: int, second: bool, two_at_once: bool
+) -> None:
+    trial = choose_trial(
+        seed, number, ranks=ranks, steps=8, kinds=TRANSPARENT_KINDS, second=second, two_at_once=two_at_once
+    )
+    faults = [parse_fault(text) for text in trial.faults]
+    assert len({fault.rank for fault in faults}) == len(faults) == 1 + two_at_once
+    assert all(fault.kind in TRANSPARENT_KINDS and fault.step <= 5 for fault in faults)
+    assert all(0 <= fault.rank < ranks for fault in faults)
+    assert [type(strike) for strike in trial.strikes] == [ServerStrike] * second
+    assert ("server SIGKILL" in str(trial)) == second
+
+
+def test_what_a_script_has_printed_of_its_end_is_read() -> None:
+    output = "step 1: loss 2.5\nrank 1: final state ab\nstep 2: loss 2\nnoise\nrank 0: final state cd\n"
+    final = final_as_printed(output)
+    assert {rank: (one.step, one.digests["state"]) for rank, one in final.items()} == {
+        1: (2, "ab"),
+        0: (2, "cd"),
+    }
+    other = final_as_printed(output.replace("2.5", "2.6"))
+    assert differences(replace(IN_PLACE, final=final), replace(IN_PLACE, final=other)) != []
+
+
+def test_a_run_that_went_on_in_place_has_no_reason_against_it() -> None:
+    verdict = judge(TRIAL, IN_PLACE, UNDISTURBED)
+    assert (verdict.reason, verdict.step, verdict.recovery_seconds, verdict.failures) == ("", 7, 2.5, 1)
+    assert verdict.redone == 2
+
+
+@pytest.mark.parametrize(
+    ("run", "reason"),
+    [
+        (replace(IN_PLACE, status=1), "ended with status 1"),
+        (
+            replace(IN_PLACE, final=FINAL | {1: FinalState(11, {"state": "ab"}, ())}),
+            "rank 1: state differ",
+        ),
+        (replace(IN_PLACE, events=IN_PLACE.events[:3]), "no recovery"),
+        (
+            replace(IN_PLACE, events=IN_PLACE.events[:2] + IN_PLACE.events[3:]),
+            "1 processes have had a device, instead of 2",
+        ),
+        (RESTARTED, "the workers were started again"),
+        (replace(IN_PLACE, left_behind=("/dev/shm/x",)), "left behind /dev/shm/x"),
+        (
+            replace(
+                IN_PLACE, events=(*IN_PLACE.events[:5], event("recovery_given_up", 6.0, 0, text="no, never"))
+            ),
+            "no, never",
+        ),
+    ],
+)
+def test_what_went_wrong_in_place_is_told(run: Run, reason: str) -> None:
+    assert judge(TRIAL, run, UNDISTURBED).reason == reason
