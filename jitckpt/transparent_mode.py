@@ -32,7 +32,7 @@ class MinibatchKeeper:
         """A minibatch begins. If it can't be kept, transparent mode ends and training goes on."""
         if self._off:
             return
-        error = self._process.jitckpt_proxy_keep(ctypes.c_uint64(step))
+        error = self._process.jitckpt_proxy_keep()
         if error:
             self._off = True
             reason = self._process.cudaGetErrorString(error).decode()

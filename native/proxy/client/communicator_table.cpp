@@ -120,6 +120,11 @@ std::vector<LogWriter::Apart> Communicators::creations(uint64_t before,
   return calls;
 }
 
+bool Communicators::joins_ranks() const {
+  std::lock_guard lock(mutex_);
+  return std::ranges::any_of(all_, [](const Communicator& one) { return one.ended == 0 && one.size > 1; });
+}
+
 std::string Communicators::obstacle(bool alone) const {
   std::lock_guard lock(mutex_);
   std::set<Key> keys;

@@ -33,6 +33,8 @@ class Communicators {
   // What had ended before the record of this number.
   void forget_ended(uint64_t before);
   std::vector<Communicator> all() const;
+  // Whether there is one of several ranks.
+  bool joins_ranks() const;
 
   // A split of this communicator begins.
   struct Split {

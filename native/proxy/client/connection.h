@@ -44,7 +44,9 @@ class Connection {
   static pid_t server_of_process();
 
   // See jitckpt_proxy.h.
-  cudaError_t keep(uint64_t state);
+  cudaError_t keep();
+  // This rank has a call with others: it can't end before they have come as far.
+  void communicates() { has_communicated_.store(true, std::memory_order_relaxed); }
   // Number of the first record that the server reads, or has read, of those that threads have written.
   uint64_t replayed_from() const { return replayed_from_; }
   // Gives pinned memory back, as soon as no call will be made again that used it.
@@ -87,7 +89,7 @@ class Connection {
   };
   using Copies = std::map<uint64_t, Copy>;  // by address
   struct Image {
-    uint64_t state;
+    uint64_t state;  // images are numbered; all ranks have the same
     Position start;  // of the log that leads on from it
     Copies copies;
     bool whole = true;  // false while a replay comes to it: the same copy is made again
@@ -128,9 +130,11 @@ class Connection {
   Objects objects_;
   Communicators communicators_;
   std::deque<Image> images_;        // the older one first
+  uint64_t states_ = 0;             // number of the newest image
   Copies next_copies_;              // of the image that is being made
   std::atomic<int> recoveries_{0};  // of the minibatch
   std::atomic<bool> has_kept_{false};
+  std::atomic<bool> has_communicated_{false};  // since the newest image
   std::atomic<uint64_t> replayed_from_{0};
   uint64_t replay_end_ = 0;  // number of the last record of the replay
   bool begun_ = false;       // whether the server reads the log

@@ -2,19 +2,18 @@
 // it.
 #ifndef JITCKPT_PROXY_H
 #define JITCKPT_PROXY_H
-#include <stdint.h>
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 #define JITCKPT_PROXY_CALL __attribute__((visibility("default")))
 
-// A minibatch begins, from a state of this number (of optimizer steps that were made; larger than at the last
-// call): from here on a server that dies is replaced by a new one, which gets the device's memory as it is
-// now and then makes all calls since. Copies all memory of the devices to the host, and waits for them; no
-// other thread may put work on the device meanwhile. What the call before this one has kept stays as well.
-// Returns 0, or the CUDA error of the thread, with its text for cudaGetErrorString.
-JITCKPT_PROXY_CALL int jitckpt_proxy_keep(uint64_t state);
+// A minibatch begins: from here on a server that dies is replaced by a new one, which gets the device's
+// memory as it is now and then makes all calls since. Copies all memory of the devices to the host, and waits
+// for them; no other thread may put work on the device meanwhile. What the call before this one has kept
+// stays as well. Does nothing if there are other ranks and this one has said nothing to any since the last
+// call. Returns 0, or the CUDA error of the thread, with its text for cudaGetErrorString.
+JITCKPT_PROXY_CALL int jitckpt_proxy_keep(void);
 
 // The process id of the server; 0: there is none (yet).
 JITCKPT_PROXY_CALL int jitckpt_proxy_server(void);

@@ -120,10 +120,14 @@ cudaError_t Connection::copy_memory() {
   return result == cudaSuccess ? synchronize(allocations) : result;
 }
 
-cudaError_t Connection::keep(uint64_t state) {
-  recoveries_ = 0;
+cudaError_t Connection::keep() {
   std::string obstacle = hold_.given_up();
   if (obstacle.empty()) obstacle = communicators_.obstacle(!hold_.on());
+  // Ranks are as far apart as from one word between them to the next, and have to have an image in common: so
+  // there is no more than one of each such time (several optimizers, one after the other).
+  if (obstacle.empty() && communicators_.joins_ranks() && !has_communicated_.exchange(false))
+    return cudaSuccess;
+  recoveries_ = 0;
   const cudaError_t result =
       obstacle.empty()
           ? copy_memory()
@@ -135,7 +139,7 @@ cudaError_t Connection::keep(uint64_t state) {
   }
   hold_.when_free([&] {
     std::lock_guard lock(mutex_);
-    images_.push_back({state, writer_.keep(), std::exchange(next_copies_, {})});
+    images_.push_back({++states_, writer_.keep(), std::exchange(next_copies_, {})});
   });
   has_kept_ = true;
   hold_.forget_failures();
@@ -212,10 +216,10 @@ bool Connection::recover() {
 using namespace jitckpt::proxy;
 using namespace jitckpt::proxy::client;
 
-int jitckpt_proxy_keep(uint64_t state) {
+int jitckpt_proxy_keep(void) {
   int32_t result = 0;
   Connection* const connection = Connection::get(Library::cudart, result);
-  return connection ? connection->keep(state) : result;
+  return connection ? connection->keep() : result;
 }
 
 int jitckpt_proxy_server(void) { return Connection::usable() ? Connection::server_of_process() : 0; }

@@ -260,6 +260,8 @@ const std::byte* staging_memory() {
 
 int32_t tell_collective_bytes(Call call, Bytes arguments) {
   Thread& thread = this_thread();
+  int32_t result = 0;
+  if (Connection* const connection = Connection::get(Library::nccl, result)) connection->communicates();
   if (thread.group_depth == 0) return tell_bytes(Library::nccl, call, arguments, {});
   const wire::GroupedCall header{static_cast<uint16_t>(call), static_cast<uint32_t>(arguments.size())};
   const Bytes header_bytes = bytes_of(header);

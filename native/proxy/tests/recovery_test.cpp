@@ -17,10 +17,7 @@
 
 namespace {
 
-void keep() {
-  static std::atomic<uint64_t> state{0};
-  ok(static_cast<cudaError_t>(jitckpt_proxy_keep(++state)));
-}
+void keep() { ok(static_cast<cudaError_t>(jitckpt_proxy_keep())); }
 
 void kill_server() {
   const pid_t server = jitckpt_proxy_server();
@@ -319,7 +316,7 @@ TEST(Recovery, ACommunicatorWithOthersIsRefused) {
   std::thread process([&] { other = run_alone("Alone.JoinsTheOther", {"PROXY_TEST_ID=" + hex(id)}); });
   ncclComm_t both = nullptr;
   ok(ncclCommInitRank(&both, 2, id, 0));
-  EXPECT_EQ(jitckpt_proxy_keep(1), cudaErrorNotSupported);
+  EXPECT_EQ(jitckpt_proxy_keep(), cudaErrorNotSupported);
   EXPECT_NE(std::string(cudaGetErrorString(cudaErrorNotSupported)).find("joins it to other ranks"),
             std::string::npos);
   EXPECT_EQ(cudaGetLastError(), cudaErrorNotSupported);
