@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.launcher import api as launcher
 
-from jitckpt import faults, fetch, hosts, local_state, protocol, rendezvous, saves
+from jitckpt import faults, fetch, hosts, local_state, protocol, quorum, rendezvous, saves
 from jitckpt.console import say
 from jitckpt.copies import Copier
 from jitckpt.errors import HostsError, JitckptError
@@ -43,6 +43,7 @@ from jitckpt.proxy_control import VARIABLE as PROXY_CONTROL
 from jitckpt.proxy_control import ControlSocket, Proxies
 from jitckpt.recovery import Outcome
 from jitckpt.spares import Spares
+from jitckpt.stores import LastingRendezvous, StoreGone
 from jitckpt.supervisor import Reports, Supervisor
 from jitckpt.suspects import VARIABLE, NoDeviceError, Suspects, without
 from jitckpt.timeline import show_size
@@ -69,6 +70,8 @@ class Settings:
     faults: tuple[FaultSpec, ...]
     host_timeout: float
     recovery_deadline: float | None  # for each order of a transparent recovery; None: user-level mode
+    fixed_place: int | None  # of this host among all (--node-rank)
+    silent_hosts_are_dead: bool  # the user knows that none is only cut off
     secret: bytes | None  # of this job, for agents on several hosts; None: one is made
 
 
@@ -97,6 +100,13 @@ class Agent(LocalElasticAgent):
         self._config = config
         self._settings = settings
         self._log = log
+        self._lasting: LastingRendezvous | None = None
+        if config.max_nodes > 1:
+            spec = self._worker_group.spec
+            self._lasting = LastingRendezvous(
+                config, spec.rdzv_handler, settings.host_timeout, settings.fixed_place
+            )
+            spec.rdzv_handler = self._lasting
         self._armed = [fault.with_phase() for fault in settings.faults]
         self._spares = Spares(settings.warm_spares)
         self._suspects = Suspects()
@@ -143,27 +153,23 @@ class Agent(LocalElasticAgent):
         spec = worker_group.spec
         if processes is not None and self._config.max_nodes == 1 and spec.rdzv_handler.use_agent_store:
             return  # a host alone knows its ranks; they get a fresh store when they are started
-        before, self._hosts = self._hosts, None
-        # Torch would go on with the address of a host that may be gone, and the keys of workers that are.
-        spec.rdzv_handler._bootstrap_store_info = None
         again = "Start the same command on all hosts again; the job goes on from its newest save."
         timeout = rendezvous.join_timeout(self._config)
+        before = self._hosts
         try:
             if before is not None and processes is not None:
-                before.close()
-                gone = processes.supervisor.gone_hosts
+                gone, leaving = processes.supervisor.gone_hosts, processes.supervisor.leaving
+                assert self._lasting is not None
+                self._lasting.failed(before, leaving, self._settings.silent_hosts_are_dead)
                 if not gone and self._meet_again(worker_group):
                     return
-                spec.rdzv_handler = rendezvous.handler_after_failure(
-                    self._config, spec.rdzv_handler, worker_group.store
-                )
                 if gone and self._log.leading:
                     places = ", ".join(map(before.name, sorted(gone)))
                     say(f"waiting for others in the place of {places}, for at most {timeout:g} s.")
-            super()._rendezvous(worker_group)
-            if worker_group.group_world_size > 1:
-                self._meetings = 0
-                self._meet(worker_group)
+            deadline = time.monotonic() + timeout
+            while not self._come_together(worker_group):
+                if time.monotonic() > deadline:
+                    raise RendezvousTimeoutError("hosts or stores were lost again and again")
         except RendezvousTimeoutError as error:
             count = self._config.max_nodes
             raise HostsError(f"{count} hosts did not come together in {timeout:g} s. {again}") from error
@@ -171,6 +177,31 @@ class Agent(LocalElasticAgent):
             raise HostsError(
                 f"The hosts did not come together: {error.__cause__ or error} {again}"
             ) from error
+        finally:
+            if before is not None and self._hosts is not before:
+                before.close()
+
+    def _come_together(self, worker_group: Any) -> bool:
+        """Meet the other hosts in torch's rendezvous; return whether none, nor its store, was lost there."""
+        try:
+            super()._rendezvous(worker_group)
+            if worker_group.group_world_size > 1:
+                self._meetings = 0
+                self._meet(worker_group)
+        except (DistError, StoreGone) as lost:
+            self._log.write("warning", text=f"the hosts have to meet once more: {lost}")
+            return False
+        return True
+
+    def _assign_worker_ranks(self, *arguments: Any, **named: Any) -> Any:
+        assign = partial(super()._assign_worker_ranks, *arguments, **named)
+        return assign() if self._lasting is None else self._lasting.guarded(assign)
+
+    def _exit_barrier(self) -> None:
+        barrier: Callable[[], None] = super()._exit_barrier
+        # All ranks have succeeded, and a host with the store that is gone waits for nobody.
+        with suppress(StoreGone):
+            barrier() if self._lasting is None else self._lasting.guarded(barrier)
 
     def _meet_again(self, worker_group: Any) -> bool:
         """Meet the same hosts in the same places, without torch's rendezvous, which takes seconds.
@@ -180,14 +211,16 @@ class Agent(LocalElasticAgent):
         self._meetings += 1
         try:
             self._meet(worker_group)
-        except DistError as error:
+        except (DistError, StoreGone) as error:
             self._log.write("warning", text=f"not all hosts came back: {error}")
             return False
         return True
 
     def _meet(self, worker_group: Any) -> None:
         """Connect to the agents on the other hosts, count restarts as they do, give the workers a store."""
-        spec, index = worker_group.spec, worker_group.group_rank
+        assert self._lasting is not None
+        spec, index, lasting = worker_group.spec, worker_group.group_rank, self._lasting
+        pasts = lasting.pasts(index)
         listener = hosts.listen(spec.local_addr)
         self._worker_store = (
             TCPStore(spec.local_addr, 0, is_master=True, wait_for_workers=False) if index == 0 else None
@@ -199,15 +232,17 @@ class Agent(LocalElasticAgent):
             restarts=spec.max_restarts - self._remaining_restarts,
             directory=self._directory(),
             worker_store=0 if self._worker_store is None else self._worker_store.port,
+            reserve=lasting.reserve(),
+            has_store=lasting.has_store,
+            pasts=pasts,
         )
+        store, prefix = worker_group.store, f"jitckpt/{self._meetings}"
+        place = (index, worker_group.group_world_size)
+        exchange = partial(rendezvous.exchange, store, prefix, place, own, self._settings.secret)
         try:
-            met, secret = rendezvous.exchange(
-                worker_group.store,
-                f"jitckpt/{self._meetings}",
-                (index, worker_group.group_world_size),
-                own,
-                self._settings.secret,
-            )
+            met, secret = lasting.guarded(exchange)
+            _check_quorum(met)
+            lasting.agree(met, index, max(host.restarts for host in met), store, prefix)
         except BaseException:
             listener.close()
             raise
@@ -559,6 +594,15 @@ class WorkerProcesses(PContext):
         self._guardian.close()
         for worker in self._workers.values():
             worker.close()
+
+
+def _check_quorum(met: Sequence[Host]) -> None:
+    """Refuse to go on where others, who can't be seen, may go on without these."""
+    if few := quorum.missing([past for host in met for past in host.pasts]):
+        raise HostsError(
+            f"Only {few[0]} of {few[1]} hosts that may be alive have come together: the others may go on "
+            "without them, so these end. The same command on all hosts goes on from the newest save."
+        )
 
 
 def write_local_states(ring_fd: int, directory: Path, steps: set[int]) -> dict[int, int]:

@@ -25,5 +25,9 @@ class HostsError(JitckptError):
     """The hosts of a job can't work together (any more)."""
 
 
+class NotNeeded(JitckptError):
+    """A host stood by, and the job has ended without it."""
+
+
 class RehearsedFailure(JitckptError):
     """The exception that `--fault '... kind=exception'` raises in the training thread."""

@@ -18,6 +18,7 @@ from typing import Any
 
 from jitckpt import link
 from jitckpt.link import Header, LinkError
+from jitckpt.quorum import Past
 
 HEARTBEAT = 1.0  # seconds
 GREETING_SECONDS = 10.0
@@ -33,6 +34,9 @@ class Host:
     restarts: int
     directory: str = ""  # for checkpoints, if it is known
     worker_store: int = 0  # on the first host: the port of the workers' store
+    reserve: int = 0  # the port of a store that takes the place of the rendezvous' store if that is lost
+    has_store: bool = False  # the rendezvous' store is on this host
+    pasts: tuple[Past, ...] = ()  # what is known here of the start before this one
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,11 @@ class Hosts:
     def name(self, host: int) -> str:
         """Return a host's name for the user."""
         return f"host {host} ({self.all[host].address})"
+
+    @property
+    def lost(self) -> frozenset[int]:
+        """The hosts that are lost by now."""
+        return frozenset(self._lost)
 
     def host_of(self, rank: int) -> int:
         """Return which host has this rank."""

@@ -1,30 +1,19 @@
-"""How the agents of a job on several hosts find each other: by torch's rendezvous.
-
-One of them holds its store. If that host is lost, the others wait for another that takes its address.
-"""
+"""What the agents of a job on several hosts tell each other when they meet, and which address is whose."""
 
 import contextlib
 import json
 import secrets
 import socket
-import threading
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from torch.distributed.elastic.rendezvous import (
-    RendezvousHandler,
-    RendezvousParameters,
-    rendezvous_handler_registry,
-)
-from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
-from jitckpt.console import say
 from jitckpt.errors import HostsError
 from jitckpt.hosts import Host
 from jitckpt.layout import parse_object
+from jitckpt.quorum import Past
 
 DEFAULT_PORT = 29400  # as torch has it
 DEFAULT_TIMEOUT = 600.0
@@ -37,8 +26,6 @@ class Store(Protocol):
     def set(self, key: str, value: str, /) -> None: ...
 
     def get(self, key: str, /) -> bytes: ...
-
-    def check(self, keys: list[str], /) -> bool: ...
 
 
 def exchange(
@@ -59,6 +46,14 @@ def exchange(
     return [_host(parse_object(store.get(f"{prefix}/host/{i}"), f"Host {i}")) for i in range(count)], secret
 
 
+def agree(store: Store, prefix: str, place: tuple[int, int]) -> None:
+    """Wait until all hosts of an exchange know the same and go on. Raises DistError if one does not."""
+    index, count = place
+    store.set(f"{prefix}/agreed/{index}", "yes")
+    for other in range(count):
+        store.get(f"{prefix}/agreed/{other}")
+
+
 def _host(told: Mapping[str, Any]) -> Host:
     return Host(
         str(told["address"]),
@@ -67,36 +62,35 @@ def _host(told: Mapping[str, Any]) -> Host:
         int(told["restarts"]),
         str(told["directory"]),
         int(told["worker_store"]),
+        int(told["reserve"]),
+        bool(told["has_store"]),
+        tuple(map(past_of, told["pasts"])),
     )
 
 
-def handler_after_failure(
-    config: LaunchConfig, handler: RendezvousHandler, store: Store
-) -> RendezvousHandler:
-    """Return the handler to go on with: `handler` if its store is still there, else one with a new store.
-
-    Waits for one as long as for hosts that join; raises HostsError if none comes.
-    """
-    host, port = parse_rendezvous_endpoint(config.rdzv_endpoint, DEFAULT_PORT)
-    if answers(host, port) and _is_alive(store):
-        return handler
-    # Its heartbeats may hang in a connection to nobody: nobody waits for them.
-    threading.Thread(target=handler._stop_heartbeats, daemon=True).start()  # type: ignore[attr-defined]
-    handler.shutdown = lambda: True  # type: ignore[method-assign]
-    timeout = join_timeout(config)
-    say(
-        f"the host that held the rendezvous' store at {config.rdzv_endpoint} is gone. Start the same command "
-        f"on it, or on another that takes its address; this host waits for it, for at most {timeout:g} s."
+def past_of(told: Mapping[str, Any]) -> Past:
+    """Return what was told as JSON."""
+    return Past(
+        str(told["start"]),
+        int(told["number"]),
+        int(told["hosts"]),
+        int(told["place"]),
+        int(told["holder"]),
+        tuple(map(int, told["ended"])),
+        bool(told["votes"]),
     )
-    deadline = time.monotonic() + timeout
-    while not answers(host, port):
-        if time.monotonic() > deadline:
-            raise HostsError(
-                f"No host with the address {host} has come in {timeout:g} s. Start the job on all hosts "
-                "again, with an --rdzv-endpoint that is one of them; it goes on from its newest save."
-            )
-        time.sleep(1)
-    return rendezvous_handler_registry.create_handler(_of_client(config))
+
+
+def places(wishes: Sequence[int | None]) -> list[int]:
+    """Return the place of each host, as it wishes; None: whichever is free. HostsError for two alike."""
+    wished = [wish for wish in wishes if wish is not None]
+    if twice := sorted({wish for wish in wished if wished.count(wish) > 1}):
+        raise HostsError(
+            f"{wished.count(twice[0])} hosts were started with --node-rank {twice[0]}; every host needs its "
+            "own."
+        )
+    free = iter(sorted(set(range(len(wishes))) - set(wished)))
+    return [next(free) if wish is None else wish for wish in wishes]
 
 
 def join_timeout(config: LaunchConfig) -> float:
@@ -111,27 +105,6 @@ def answers(host: str, port: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _is_alive(store: Store) -> bool:
-    """Return whether it is the same store: another on the same port does not know this connection."""
-    try:
-        store.check(["jitckpt"])
-    except RuntimeError:  # DistError is one
-        return False
-    return True
-
-
-def _of_client(config: LaunchConfig) -> RendezvousParameters:
-    return RendezvousParameters(
-        backend=config.rdzv_backend,
-        endpoint=config.rdzv_endpoint,
-        run_id=config.run_id,
-        min_nodes=config.min_nodes,
-        max_nodes=config.max_nodes,
-        local_addr=config.local_addr,
-        **(config.rdzv_configs | {"is_host": False}),
-    )
 
 
 def own_address(towards: str) -> str:

@@ -78,7 +78,7 @@ class Supervisor(threading.Thread):
         self._save_id = save_id
         self._hosts, self._proxies = hosts, proxies
         self._lost_hosts: set[int] = set()
-        self._leaving: set[int] = set()  # hosts whose agents were asked to end
+        self.leaving: set[int] = set()  # hosts whose agents were asked to end
         self._copies = Copies()  # of the rings of another host's ranks
         numbers = set(self._workers) if hosts is None else {rank for host in hosts.all for rank in host.ranks}
         ranks = tuple(Rank(rank, own=rank in self._workers) for rank in sorted(numbers))
@@ -347,7 +347,7 @@ class Supervisor(threading.Thread):
     @property
     def gone_hosts(self) -> set[int]:
         """The hosts that will not start the ranks again: they are lost, or were asked to end."""
-        return self._lost_hosts | self._leaving
+        return self._lost_hosts | self.leaving
 
     def _leads(self) -> bool:
         return self._hosts is None or self._leader() == self._hosts.index
@@ -389,7 +389,7 @@ class Supervisor(threading.Thread):
                 local_state.want_save_after([worker.ring_fd for worker in self._workers.values()], step)
             case {"alarm": cause, "text": text, "blamed": list(blamed)}:
                 if cause == "signal":
-                    self._leaving.add(arrived.host)
+                    self.leaving.add(arrived.host)
                 self._alarm(cause, text)
                 self._blame(blamed)
             case {"stacks_wanted": rank}:

@@ -24,7 +24,7 @@ from jitckpt.agent import Settings, launch
 from jitckpt.cli.exec import DEFAULT_DEVICES, add_device_argument
 from jitckpt.console import say
 from jitckpt.device import LIBRARY_DIR, check_libraries, choose_device, device_environment
-from jitckpt.errors import HostsError
+from jitckpt.errors import HostsError, NotNeeded
 from jitckpt.events import EventLog
 from jitckpt.faults import DEVICE_KINDS, PROXY_KINDS, FaultError, FaultSpec, parse_fault
 from jitckpt.guardian import remove_if_empty
@@ -37,6 +37,7 @@ DEFAULT_MAX_RESTARTS = 3
 DEFAULT_HANG_TIMEOUT = 60.0
 HANG_FLOOR = 5.0
 LEAST_SECRET = 16  # bytes
+NO_MASTER = "127.0.0.1"  # where --master-addr is not given
 
 # For --run-path torch calls this function in a process that it forks or spawns; here a worker is a command.
 RUN_PATH = """\
@@ -79,6 +80,8 @@ def main(arguments: list[str]) -> int:
             faults=tuple(args.fault),
             host_timeout=args.host_timeout,
             recovery_deadline=args.recovery_deadline if transparent else None,
+            fixed_place=args.fixed_place,
+            silent_hosts_are_dead=args.silent_hosts == "dead",
             secret=args.secret_file,
             devices=_devices(kind, config.nproc_per_node),
             exclude_suspect=args.exclude_suspect,
@@ -105,6 +108,10 @@ def _launch(
     except HostsError as error:
         say(str(error))
         return 1
+    except NotNeeded as error:
+        outcome = "ended without this host"
+        say(str(error))
+        return 0
     except SignalException as interruption:
         outcome = f"was ended by {interruption.sigval.name}"
         return 1
@@ -172,6 +179,7 @@ def _check(args: argparse.Namespace, kind: str) -> None:
 
 
 def _check_hosts(args: argparse.Namespace) -> None:
+    args.fixed_place = None
     least, most = torchrun.parse_min_max_nnodes(args.nnodes)
     if most == 1 or args.standalone:
         return
@@ -186,10 +194,26 @@ def _check_hosts(args: argparse.Namespace) -> None:
             f"--nnodes {args.nnodes}: the saves of a job are for its number of ranks, so give one number; "
             "agents that are started beyond it stand by for a host that is lost"
         )
+    if args.rdzv_backend == "static" and (args.rdzv_endpoint or args.master_addr != NO_MASTER):
+        _make_dynamic(args, most)
     if args.rdzv_backend != "c10d" or not args.rdzv_endpoint:
-        raise ValueError(f"--nnodes {args.nnodes} needs --rdzv-backend c10d and --rdzv-endpoint HOST:PORT")
+        raise ValueError(
+            f"--nnodes {args.nnodes} needs --rdzv-backend c10d and --rdzv-endpoint HOST:PORT, or "
+            "--master-addr HOST and --node-rank"
+        )
     if args.local_addr is None:
         args.local_addr = own_address(parse_rendezvous_endpoint(args.rdzv_endpoint, 0)[0])
+
+
+def _make_dynamic(args: argparse.Namespace, hosts: int) -> None:
+    """Meet as with c10d where the user has given every host its place: torch's own has no second meeting."""
+    if not 0 <= args.node_rank < hosts:
+        raise ValueError(f"--node-rank {args.node_rank}: with --nnodes {hosts} it is from 0 to {hosts - 1}")
+    args.fixed_place = args.node_rank
+    args.rdzv_endpoint = args.rdzv_endpoint or f"{args.master_addr}:{args.master_port}"
+    args.rdzv_backend = "c10d"
+    has_store = f"is_host={'true' if args.node_rank == 0 else 'false'}"
+    args.rdzv_conf = f"{args.rdzv_conf},{has_store}" if args.rdzv_conf else has_store
 
 
 def _check_script(args: argparse.Namespace) -> None:
@@ -278,6 +302,13 @@ def _parser() -> argparse.ArgumentParser:
         default=10.0,
         metavar="SECONDS",
         help="of several hosts one that is silent for so long is lost (default 10)",
+    )
+    ours.add_argument(
+        "--silent-hosts",
+        choices=("cut-off", "dead"),
+        default="cut-off",
+        help="what a host is taken for that has become silent. cut-off: it may live, so only the greater "
+        "part of the hosts goes on without the others; dead: you know that it does not (default cut-off)",
     )
     ours.add_argument(
         "--secret-file",

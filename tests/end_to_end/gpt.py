@@ -1,4 +1,4 @@
-"""The small training on two ranks that failures must not change."""
+"""The small training that failures must not change."""
 
 import re
 from pathlib import Path
@@ -6,13 +6,20 @@ from pathlib import Path
 from launcher import JITCKPT_RUN
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_gpt.py"
-RUN = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "2", "--warm-spares", "0"]
 STEPS = 12
 TRAINING = [str(EXAMPLE), "--steps", str(STEPS), "--layers", "1", "--width", "32", "--length", "16"]
 
 
-def digests(out: str) -> list[str]:
-    """Return what both ranks print of their final parameters and buffers."""
+def run_of(ranks: int) -> list[str]:
+    """Return the command, without the training, that runs so many ranks on one host."""
+    return [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", str(ranks), "--warm-spares", "0"]
+
+
+RUN = run_of(2)
+
+
+def digests(out: str, ranks: int = 2) -> list[str]:
+    """Return what all ranks print of their final parameters and buffers."""
     lines = sorted(line for line in out.splitlines() if re.match(r"rank \d: parameters ", line))
-    assert len(lines) == 2, out
+    assert len(lines) == ranks, out
     return lines

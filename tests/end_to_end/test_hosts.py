@@ -4,13 +4,13 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
-from gpt import TRAINING, digests
+from gpt import TRAINING, digests, run_of
 from launcher import JITCKPT, Launcher
 from namespaces import Namespaces, ip, namespaces
 
@@ -18,7 +18,8 @@ from jitckpt import local_state, saves
 from jitckpt.events import read_events
 
 STORE = "10.79.0.1:29400"
-RUN = [*JITCKPT, "run", "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", STORE]
+RUN = [*JITCKPT, "run", "--nnodes"]
+MEET = ["--rdzv-backend", "c10d", "--rdzv-endpoint", STORE]
 # As torchrun has it where a host has several ranks: sums depend on it.
 THREADS = ["OMP_NUM_THREADS=1"]
 OPTIONS = ["--nproc-per-node", "1", "--device", "softgpu", "--warm-spares", "0"]
@@ -46,7 +47,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[Namespaces]:
-    with namespaces() as found:
+    with namespaces(3) as found:
         yield found
 
 
@@ -56,11 +57,19 @@ class Job:
     def __init__(self, launcher: Launcher, hosts: Namespaces) -> None:
         self.launcher, self.hosts = launcher, hosts
 
-    def start(self, host: int, *command: str, directory: Path | None = None) -> "subprocess.Popen[str]":
-        """directory: of this host alone."""
+    def start(
+        self,
+        host: int,
+        *command: str,
+        directory: Path | None = None,
+        meet: Sequence[str] = MEET,
+        count: int = 2,
+    ) -> "subprocess.Popen[str]":
+        """directory: of this host alone. count: of the job's hosts."""
         own = [] if directory is None else ["--checkpoint-dir", str(directory / "ckpt")]
         where = ["env", "-C", str(directory or self.launcher.directory)]
-        return self.launcher.start(*self.hosts.on(host), *where, *THREADS, *RUN, *OPTIONS, *own, *command)
+        run = [*THREADS, *RUN, str(count), *meet, *OPTIONS, *own]
+        return self.launcher.start(*self.hosts.on(host), *where, *run, *command)
 
     def kill(self, host: int) -> None:
         """Kill all processes of a host at once."""
@@ -117,6 +126,17 @@ def await_line(agent: "subprocess.Popen[str]", text: str) -> None:
     raise AssertionError(agent.communicate()[1])
 
 
+def until_told(agent: "subprocess.Popen[str]", text: str) -> str:
+    """Return what an agent says up to this."""
+    assert agent.stderr is not None
+    told = ""
+    for line in agent.stderr:
+        told += line
+        if text in line:
+            return told
+    raise AssertionError(told)
+
+
 def test_a_killed_rank_on_one_host_changes_no_bit(job: Job, undisturbed: list[str]) -> None:
     """The ranks of both hosts save and start again, and one of the agents tells of it.
 
@@ -168,7 +188,54 @@ def test_a_lost_host_loses_nothing(job: Job, tmp_path: Path, undisturbed: list[s
     assert digests(ends[0].out + ends[1].out) == undisturbed
     err = ends[0].err + ends[1].err
     assert "host 0 (10.79.0.1) with rank 0 is lost: the connection has ended" in err
-    assert "the host that held the rendezvous' store at 10.79.0.1:29400 is gone." in err
+    assert f"the host that held the rendezvous' store at {STORE} is gone, or cut off. Start the same" in err
     assert "from the others, in 2 saves" in ends[0].err, "the other rank's, and the local state of its own"
     assert "from the others, in 2 saves" in ends[1].err
     assert "own state" not in err, "no rank lost what it alone knew"
+
+
+def test_of_three_hosts_two_go_on_without_the_one_with_the_store(job: Job) -> None:
+    """The store is at another then, and the first, whose machine has started anew, finds its way there."""
+    undisturbed = job.launcher.run(*run_of(3), *TRAINING)
+    shutil.rmtree(job.launcher.directory / "ckpt")
+    command = [job.launcher.script(PAUSING), *TRAINING]
+    agents = [job.start(host, *command, count=3) for host in range(3)]
+    await_line(agents[0], "pauses\n")
+    holders = [(agents[0], 0), (agents[1], 0), (agents[1], 1), (agents[2], 2)]
+    job.launcher.wait_until(partial(keep_one_step, holders))
+    step = newest(agents[0], 0)
+    job.kill(0)
+    told = until_told(agents[1], "The store is at 10.79.0.2:")
+    assert f"the host that held the rendezvous' store at {STORE} is gone." in told
+    (job.launcher.directory / "go").touch()
+    agents[0] = job.start(0, *command, count=3)
+    ends = [job.launcher.finish(agent) for agent in agents]
+    assert [end.status for end in ends] == [0, 0, 0], told + "".join(end.err for end in ends)
+    assert digests("".join(end.out for end in ends), 3) == digests(undisturbed.out, 3)
+    assert "own state" not in told + "".join(end.err for end in ends), "no rank lost what it alone knew"
+    events, _ = read_events(job.launcher.directory / "ckpt")
+    restored = [event["step"] for event in events if event["event"] == "restored"]
+    assert restored == [step] * 3, "nothing was done again but the minibatch of the failure"
+
+
+def test_a_cable_that_is_cut_for_a_while_splits_no_job(job: Job, undisturbed: list[str]) -> None:
+    """Each host thinks that the other is lost; the one with the store waits for another, the other for it.
+
+    They were started as in a Slurm script, the first on host 1.
+    """
+    command = ["--host-timeout", "2", "--rdzv-conf", "keep_alive_interval=1"]
+    command += [job.launcher.script(PAUSING), *TRAINING]
+    master = ["--master-addr", "10.79.0.2", "--master-port", "29400"]
+    agents = [
+        job.start(host, *command, meet=[*master, "--node-rank", str(place)])
+        for place, host in ((0, 1), (1, 0))
+    ]
+    await_line(agents[0], "pauses\n")
+    with job.hosts.cable_cut():
+        told = until_told(agents[1], "It waits for at most 600 s.")
+    (job.launcher.directory / "go").touch()
+    ends = [job.launcher.finish(agent) for agent in agents]
+    assert [end.status for end in ends] == [0, 0], told + ends[0].err + ends[1].err
+    assert digests(ends[0].out + ends[1].out) == undisturbed
+    assert "the host that held the rendezvous' store at 10.79.0.2:29400 is gone, or cut off." in told
+    assert "host 1 (10.79.0.1) with rank 1 is lost: it has said nothing for 2 s" in ends[0].err

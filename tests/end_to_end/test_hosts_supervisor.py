@@ -214,6 +214,24 @@ def test_a_host_whose_connection_ends_counts_as_killed(
         assert f"rank {rank}'s own state (random numbers, buffers ...) is lost: {why}" in err
 
 
+def test_a_host_that_is_lost_during_a_save_stops_no_save(agents: Agents) -> None:
+    slow = "register(); save(7, after=here + '/lost')"
+    agents.start([slow, slow, slow, "register(); wait_for(here + '/go'); die()"])
+    agents.await_registrations()
+    (agents.directory / "go").touch()
+    while not all(agents.events("save_ordered", host) for host in (0, 1)):
+        time.sleep(0.01)
+    agents.hosts[0]._in_loop(agents.hosts[0]._writers[1].close)
+    while not all(
+        any(event["cause"] == "host" for event in agents.events("detected", host)) for host in (0, 1)
+    ):
+        time.sleep(0.01)
+    (agents.directory / "lost").touch()
+    assert agents.outcomes() == [Outcome.RESTART] * 2
+    assert [event["step"] for host in (0, 1) for event in agents.events("saved", host)] == [7, 7]
+    assert [supervisor.gone_hosts for supervisor in agents.supervisors] == [{1}, {0}]
+
+
 @pytest.mark.parametrize(
     "nonsense",
     [

@@ -11,9 +11,12 @@ import torch
 from torch.distributed.launcher.api import LaunchConfig
 
 from jitckpt import layout, local_state, saves, tree_codec
-from jitckpt.agent import Agent, WorkerProcesses, write_local_states
+from jitckpt.agent import Agent, WorkerProcesses, _check_quorum, write_local_states
+from jitckpt.errors import HostsError
+from jitckpt.hosts import Host
 from jitckpt.layout import Identity
 from jitckpt.local_state import Recorder, Ring
+from jitckpt.quorum import Past
 from jitckpt.saves import SaveFolder
 from jitckpt.workers import Worker
 
@@ -94,6 +97,15 @@ def test_what_an_earlier_start_has_written_is_not_lost(dead_worker: Worker, tmp_
     assert write_local_states(other, tmp_path, {7}) == {}, "that is another rank's"
     os.close(fresh)
     os.close(other)
+
+
+def test_too_few_of_the_last_start_do_not_go_on() -> None:
+    """One of three was cut off, and has found two new hosts: the other two may have done so as well."""
+    new = [Host("10.0.0.2", 1, (place,), 0) for place in (1, 2)]
+    cut_off = Host("10.0.0.1", 1, (0,), 1, pasts=(Past("start", 0, 3, 0, 0),))
+    with pytest.raises(HostsError, match=r"Only 1 of 3 hosts that may be alive have come together"):
+        _check_quorum([cut_off, *new])
+    _check_quorum([replace(cut_off, pasts=(Past("start", 0, 3, 0, 0, ended=(1,)),)), *new])
 
 
 def test_a_host_alone_starts_its_ranks_again_without_another_rendezvous() -> None:

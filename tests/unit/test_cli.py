@@ -41,6 +41,10 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["run", "--nproc-per-node", "many", __file__], "Unsupported nproc_per_node value: many"),
         (["run", "--nproc-per-node", "0", __file__], "--nproc-per-node must be at least 1, not 0"),
         (["run", "--nnodes", "2", __file__], "--nnodes 2 needs --rdzv-backend c10d and --rdzv-endpoint"),
+        (
+            ["run", "--nnodes", "2", "--master-addr", "h", "--node-rank", "2", __file__],
+            "--node-rank 2: with --nnodes 2 it is from 0 to 1",
+        ),
         (["run", "--nnodes", "1:2", __file__], "--nnodes 1:2: the saves of a job are for its number"),
         (
             ["run", "--mode", "transparent", "--device", "softgpu", "--nnodes", "2", __file__],

@@ -1,0 +1,65 @@
+"""Which hosts may go on together after others were lost, so that two halves never both do. Pure.
+
+A host that is silent may be dead, or cut off and of the opinion that it is the others who are lost. Every
+host has one vote on how each start that it took part in goes on, and gives it to the first meeting at which
+it agrees. More than half of the votes are needed, so of each start only one other can follow. Hosts that
+have said that they end will never vote, and are not counted; hosts that are new have no vote.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+STORE = -1  # the place of the store at which a start has met
+HEARD = -2  # the place of a host that stood by
+
+
+@dataclass(frozen=True)
+class Past:
+    """What a host, or a store, knows of the newest start of the workers that it took part in, or heard of.
+
+    start: by which all hosts of it know each other. number: higher for later ones. hosts: how many there
+    were. place: this host's among them, STORE or HEARD. holder: the place of the host with the rendezvous'
+    store, -1 if it was none of them. ended: the places of those that never come again. votes: the host still
+    has its vote.
+    """
+
+    start: str
+    number: int
+    hosts: int
+    place: int
+    holder: int
+    ended: tuple[int, ...] = ()
+    votes: bool = True
+
+
+def may_go_on(hosts: int, ended: Collection[int], voters: Collection[int], holder: int) -> bool:
+    """Return whether the hosts `voters`, places in a start of so many, may go on without the others.
+
+    Half of the votes are enough with the holder's. Of two hosts each may go on, but see `missing`.
+    """
+    electors = set(range(hosts)) - (set(ended) - set(voters))
+    given = electors.intersection(voters)
+    if hosts <= 2:
+        return bool(given)
+    return 2 * len(given) > len(electors) or (2 * len(given) == len(electors) > 0 and holder in given)
+
+
+def missing(pasts: Collection[Past]) -> tuple[int, int] | None:
+    """Return None if the hosts that have met with these pasts may go on together.
+
+    Else how many of the newest start are here, and of how many. Hosts that took part in an earlier start only
+    were cut off since, and count as new ones.
+
+    The store of two hosts never moves. If the same store is still there, it knows the newest start; if not,
+    the host that had it is gone, and no start of which that was one can go on elsewhere.
+    """
+    newest = max(pasts, key=lambda past: (past.number, past.start), default=None)
+    if newest is None:
+        return None
+    here = [past for past in pasts if past.start == newest.start]
+    voters = {past.place for past in here if past.votes and past.place >= 0}
+    ended = {place for past in here for place in past.ended} - voters
+    is_sure = newest.hosts > 2 or newest.holder >= 0 or any(past.place == STORE for past in here)
+    if is_sure and may_go_on(newest.hosts, ended, voters, newest.holder):
+        return None
+    return len(voters), newest.hosts - len(ended)

@@ -1,0 +1,267 @@
+"""Where the agents of several hosts, all in this process, go when the rendezvous' store is lost."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.rendezvous import (
+    RendezvousParameters,
+    rendezvous_handler_registry,
+)
+from torch.distributed.launcher.api import LaunchConfig
+
+from jitckpt import hosts
+from jitckpt.errors import HostsError, NotNeeded
+from jitckpt.hosts import Host, Hosts
+from jitckpt.quorum import STORE, Past, missing
+from jitckpt.stores import LastingRendezvous, LastStart, Place, StoreGone, is_closed, within
+
+HERE = "127.0.0.1"
+
+
+def config(port: int, count: int, join_timeout: int = 60) -> LaunchConfig:
+    return LaunchConfig(
+        min_nodes=count,
+        max_nodes=count,
+        nproc_per_node=1,
+        run_id="job",
+        rdzv_backend="c10d",
+        rdzv_endpoint=f"{HERE}:{port}",
+        rdzv_configs={"join_timeout": join_timeout},
+        local_addr=HERE,
+    )
+
+
+def agent(
+    port: int, count: int, inner: Any = None, patience: float = 60.0, join_timeout: int = 60
+) -> LastingRendezvous:
+    """Return an agent that has no store at the endpoint itself."""
+    settings = config(port, count, join_timeout)
+    parameters = RendezvousParameters("c10d", f"{HERE}:{port}", "job", count, count, HERE, is_host=False)
+    rendezvous = LastingRendezvous(
+        settings, inner or rendezvous_handler_registry.create_handler(parameters), patience
+    )
+    rendezvous.has_store = False
+    return rendezvous
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor() as pool:
+        yield pool
+
+
+@pytest.fixture
+def free_port() -> Iterator[int]:
+    """A port on which nobody listens, nor can."""
+    with socket.socket() as taken:
+        taken.bind((HERE, 0))
+        yield taken.getsockname()[1]
+
+
+class LastStarts:
+    """Agents as hosts 1, 2 ... of a start of whom host 0, with the store, is lost."""
+
+    def __init__(self) -> None:
+        self.met: list[Hosts] = []
+
+    def __call__(self, agents: list[LastingRendezvous], threads: ThreadPoolExecutor) -> list[Hosts]:
+        told = [Host(HERE, 1, (0,), 0, reserve=1, has_store=True)]
+        told += [Host(HERE, 1, (place,), 0, reserve=one.reserve()) for place, one in enumerate(agents, 1)]
+        agents[0].inner._store.set("start/agreed/0", "yes")
+        all_agree = [
+            threads.submit(one.agree, told, place, 0, one.inner._store, "start")
+            for place, one in enumerate(agents, 1)
+        ]
+        for one in all_agree:
+            one.result()
+        for place in range(1, len(told)):
+            self.met.append(Hosts(place, told, hosts.listen(HERE), b"secret", 60.0))
+            self.met[-1]._lost.add(0)
+        return self.met
+
+
+@pytest.fixture
+def last_start() -> Iterator[LastStarts]:
+    starts = LastStarts()
+    yield starts
+    for met in starts.met:
+        met.close()
+
+
+def meet(*waiting: "Future[Any]") -> None:
+    """See that all have met at one store."""
+    infos = [one.result(60) for one in waiting]
+    assert sorted(info.rank for info in infos) == list(range(len(infos)))
+    for info in infos:
+        info.store.set(f"met/{info.rank}", "yes")
+    for info in infos:
+        assert [info.store.get(f"met/{rank}") for rank in range(len(infos))] == [b"yes"] * len(infos)
+
+
+def test_those_that_are_left_meet_at_the_first_ones_store_with_who_stands_by(
+    threads: ThreadPoolExecutor, last_start: LastStarts, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
+    port = store.port
+    first, second, stands_by = (agent(port, 3) for _ in range(3))
+    lasts = last_start([first, second], threads)
+    waiting = threads.submit(stands_by.next_rendezvous)
+    while not stands_by._reserves:
+        assert not waiting.done()
+        time.sleep(0.01)
+    del store
+    others = []
+    for one, met in zip((second, first), reversed(lasts), strict=True):
+        one.failed(met, [], silent_are_dead=False)
+        others.append(threads.submit(one.next_rendezvous))
+    meet(waiting, *others)
+    assert "The store is at 127.0.0.1:" in capsys.readouterr().err
+    assert (first.has_store, second.has_store, stands_by.has_store) == (True, False, False)
+    pasts = [past for one in (first, second, stands_by) for past in one.pasts(0)]
+    assert missing(pasts) is None
+    assert missing(list(stands_by.pasts(0))) == (0, 3), "new hosts alone do not go on: the store says why"
+
+    # Another host is started at the first address, with a store of its own: it finds its way, and stands by.
+    again = TCPStore(HERE, port, is_master=True, wait_for_workers=False)
+    late = agent(port, 3)
+    waiting = threads.submit(late.next_rendezvous)
+    while late._place != first._place:
+        assert not waiting.done()
+        time.sleep(0.01)
+    assert again.check(["jitckpt/job/moved"])
+    while not late.inner._state_holder.state.redundancy_list:
+        assert not waiting.done()
+        time.sleep(0.01)
+    assert first.shutdown()
+    with pytest.raises(NotNeeded):
+        waiting.result(60)
+
+
+def test_who_stands_by_ends_when_all_hosts_have_ended(threads: ThreadPoolExecutor, free_port: int) -> None:
+    store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
+    stands_by = agent(store.port, 2)
+    told = {"start": asdict(Past("start", 0, 2, STORE, 0)), "reserves": [[HERE, free_port]] * 2}
+    store.set(stands_by._key("start"), json.dumps(told))
+    waiting = threads.submit(stands_by.next_rendezvous)
+    while not stands_by._reserves:
+        assert not waiting.done()
+        time.sleep(0.01)
+    del store
+    with pytest.raises(NotNeeded, match="The job has ended; this host stood by"):
+        waiting.result(60)
+
+
+def test_who_may_be_cut_off_waits_and_ends_in_time(
+    threads: ThreadPoolExecutor, last_start: LastStarts, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of three sees nobody: the others may have gone on."""
+    store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
+    one, other = (agent(store.port, 3, join_timeout=1) for _ in range(2))
+    met, _ = last_start([one, other], threads)
+    met._lost.add(2)
+    del store
+    one.failed(met, [], silent_are_dead=False)
+    with pytest.raises(HostsError, match=r"In 1 s no host with the address 127.0.0.1 has come"):
+        one.next_rendezvous()
+    assert "this host sees 1 of 3 hosts that may be alive" in capsys.readouterr().err
+
+
+def test_of_two_hosts_the_one_that_is_left_waits_for_the_address(
+    threads: ThreadPoolExecutor, last_start: LastStarts, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
+    port = store.port
+    one = agent(port, 2)
+    (met,) = last_start([one], threads)
+    del store
+    one.failed(met, [], silent_are_dead=False)
+    waiting = threads.submit(one.next_rendezvous)
+    told = ""
+    while "or on another that takes the address 127.0.0.1. It waits" not in told:
+        assert not waiting.done()
+        told += capsys.readouterr().err
+        time.sleep(0.01)
+    again = TCPStore(HERE, port, is_master=True, wait_for_workers=False)
+    new = threads.submit(agent(port, 2).next_rendezvous)
+    meet(waiting, new)
+    assert again.check(["torch.rendezvous.job"])
+    assert missing(list(one.pasts(0))) is None
+
+
+def test_a_silent_host_is_dead_where_the_user_says_so(
+    threads: ThreadPoolExecutor, last_start: LastStarts
+) -> None:
+    store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
+    one, other = (agent(store.port, 3) for _ in range(2))
+    met, _ = last_start([one, other], threads)
+    met._lost.add(2)
+    assert one._start is not None
+    assert not LastStart(one._start, met, frozenset(), silent_are_dead=False).may_move
+    assert LastStart(one._start, met, frozenset(), silent_are_dead=True).may_move
+    assert LastStart(one._start, met, frozenset({0, 2}), silent_are_dead=False).may_move, "they said they end"
+
+
+def test_a_host_that_has_agreed_to_go_on_does_not_vote_again(
+    threads: ThreadPoolExecutor, last_start: LastStarts
+) -> None:
+    """The store was lost before the others agreed: they may have, and gone on."""
+    store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
+    one, other = (agent(store.port, 3, patience=1.0) for _ in range(2))
+    met, _ = last_start([one, other], threads)
+    one.failed(met, [], silent_are_dead=False)
+    agreeing = threads.submit(one.agree, met.all, 1, 1, one.inner._store, "again")
+    assert store.get("again/agreed/1") == b"yes"
+    del store
+    with pytest.raises((StoreGone, DistError)):
+        agreeing.result(60)
+    with pytest.raises(StoreGone):
+        one.pasts(0)
+    (past,) = one.pasts(1)
+    assert not past.votes
+
+
+def test_no_call_to_a_store_that_never_answers_is_waited_for() -> None:
+    """As a process that is stopped: its kernel takes the connection, and that is all."""
+
+    class Inner:
+        _store = None
+
+        def next_rendezvous(self) -> None:
+            threading.Event().wait()
+
+        def _stop_heartbeats(self) -> None:
+            pass
+
+        class _state_holder:
+            class _backend:
+                pass
+
+        shutdown = next_rendezvous
+
+    with hosts.listen(HERE) as stopped:
+        one = agent(stopped.getsockname()[1], 2, inner=Inner(), patience=1.0, join_timeout=1)
+        assert one.shutdown() is False
+        with pytest.raises(HostsError, match=r"In 1 s no host"):
+            one.next_rendezvous()
+
+
+def test_a_call_that_ends_in_time_says_what_came_of_it() -> None:
+    assert within(60, lambda: 7) == 7
+    with pytest.raises(KeyError):
+        within(60, lambda: dict[str, int]()["x"])
+    with pytest.raises(TimeoutError):
+        within(0.01, threading.Event().wait)
+
+
+def test_only_who_is_refused_is_closed(free_port: int) -> None:
+    assert is_closed(Place(HERE, free_port))
+    with hosts.listen(HERE) as alive:
+        assert not is_closed(Place(HERE, alive.getsockname()[1]))
