@@ -605,12 +605,13 @@ def _check_quorum(met: Sequence[Host]) -> None:
         )
 
 
-def write_local_states(ring_fd: int, directory: Path, steps: set[int]) -> dict[int, int]:
+def write_local_states(ring_fd: int, directory: Path, steps: set[int], by: str = "") -> dict[int, int]:
     """Write what a rank alone knew after each step that any rank has saved; return the bytes by step.
 
     Those that an earlier start has written are among them, with 0 bytes. steps: those known to be saved,
     maybe on other hosts. What is on the disk counts as well: a rank may have been ended between the end of
-    its save and its report. Raises SaveError if something can't be read or written.
+    its save and its report. by: who writes, if that is another than the rank's host. Raises SaveError if
+    something can't be read or written.
     """
     found = [record for record in saves.find(directory) if record.metadata]
     saved = {record.step for record in found if record.kind == "rank"}
@@ -622,7 +623,7 @@ def write_local_states(ring_fd: int, directory: Path, steps: set[int]) -> dict[i
         for record in found
         if record.kind == "local" and identity is not None and record.rank == identity.rank
     }
-    written = {step: local_state.write_save(ring_fd, directory, step) for step in (saved | steps) & kept}
+    written = {step: local_state.write_save(ring_fd, directory, step, by) for step in (saved | steps) & kept}
     return {step: size for step, size in sorted((there | written).items()) if step in saved | steps}
 
 

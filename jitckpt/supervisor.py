@@ -45,7 +45,8 @@ class Reports:
     heard: Callable[[Worker, Message], None]  # every message
     failed: Callable[[Worker, int, bool], None]  # with the exit code, and whether the agent killed it
     # Of a rank, from its ring, into a directory, for these steps and all saved there; the bytes by step.
-    write_local_states: Callable[[int, Path, set[int]], dict[int, int]]
+    # The last is who writes, "" for the rank's own host.
+    write_local_states: Callable[[int, Path, set[int], str], dict[int, int]]
     blamed: Callable[[Worker], None] = lambda worker: None  # it has failed by itself, and before all others
 
 
@@ -500,7 +501,9 @@ class Supervisor(threading.Thread):
                 continue
             try:
                 ring = self._workers[rank].ring_fd if rank in self._workers else self._copies.rings[rank]
-                written[rank] = self._reports.write_local_states(ring, directory, steps)
+                # The host may only be cut off, and write the same into a directory that all share.
+                by = "" if rank in self._workers else "copy"
+                written[rank] = self._reports.write_local_states(ring, directory, steps, by)
                 missing = bool(steps) and max(steps) not in written[rank]
                 memory = "its memory" if rank in self._workers else "the copy of its memory"
                 lost = f"{memory} has none of step {max(steps)}." if missing else ""

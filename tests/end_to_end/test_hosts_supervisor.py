@@ -83,7 +83,7 @@ class Agents:
             stderr=None,
         )
 
-    def _write_local_states(self, ring: int, _directory: Path, steps: set[int]) -> dict[int, int]:
+    def _write_local_states(self, ring: int, _directory: Path, steps: set[int], _by: str) -> dict[int, int]:
         self.local_states.append((ring, steps))
         return dict.fromkeys(steps, 100)
 

@@ -67,7 +67,7 @@ class Job:
     def _failed(self, worker: Worker, exit_code: int, killed_by_agent: bool) -> None:
         self.failed[worker.rank] = (exit_code, killed_by_agent)
 
-    def _write_local_states(self, ring: int, directory: Path, _steps: set[int]) -> dict[int, int]:
+    def _write_local_states(self, ring: int, directory: Path, _steps: set[int], _by: str) -> dict[int, int]:
         rank = next(worker.rank for worker in self.workers if worker.ring_fd == ring)
         self.local_states.append((rank, directory))
         if rank == 2:

@@ -85,6 +85,15 @@ def test_a_step_that_was_saved_on_another_host_counts_too(dead_worker: Worker, t
     assert local_steps(tmp_path) == [6]
 
 
+def test_a_copy_is_written_beside_what_the_host_itself_writes(dead_worker: Worker, tmp_path: Path) -> None:
+    """A host that is cut off only, and the one that keeps its copy, in a directory that both share."""
+    save(tmp_path, 7)
+    with SaveFolder(tmp_path, DEAD, 7, "local", "ring") as folder:
+        folder.add_json("state.json", {})
+        assert list(write_local_states(dead_worker.ring_fd, tmp_path, set(), "copy")) == [7]
+        assert (folder.path / "state.json").exists()
+
+
 def test_what_an_earlier_start_has_written_is_not_lost(dead_worker: Worker, tmp_path: Path) -> None:
     """A second failure comes before the first step after a restart: the new ring has nothing yet."""
     save(tmp_path, 7)
