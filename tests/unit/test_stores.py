@@ -214,9 +214,10 @@ def test_a_host_that_has_agreed_to_go_on_does_not_vote_again(
 ) -> None:
     """The store was lost before the others agreed: they may have, and gone on."""
     store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
-    one, other = (agent(store.port, 3, patience=1.0) for _ in range(2))
+    one, other = (agent(store.port, 3) for _ in range(2))
     met, _ = last_start([one, other], threads)
     one.failed(met, [], silent_are_dead=False)
+    one._patience = 1.0  # from now on no answer is what is looked for
     agreeing = threads.submit(one.agree, met.all, 1, 1, one.inner._store, "again")
     assert store.get("again/agreed/1") == b"yes"
     del store
