@@ -69,8 +69,9 @@ class History:
             made = self._steps_since(shared)
             self._recent.append(made)
             self._settled += 1
-            self._set_by_hand |= differ_by_hand(shared.groups, self._host.groups(), scheduled=any(made))
-            self._steps[step] = replace(shared, progress=self._host.progress())
+            groups = self._host.groups()
+            self._set_by_hand |= differ_by_hand(shared.groups, groups, scheduled=any(made))
+            self._steps[step] = replace(shared, progress=self._host.progress(groups))
 
     def is_settled(self, step: int) -> bool:
         """Whether nothing is still to come of `step`: the host is in the next minibatch, or further."""

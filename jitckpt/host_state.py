@@ -36,6 +36,7 @@ class Stateful(Protocol):
 
 
 _NONE = Encoded({}, {})
+_NONE_OTHERS = Encoded([], {})
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -110,19 +111,22 @@ class ModelState:
 class OptimizerPart:
     """What an optimizer's state was after a step.
 
-    numbers: by key (such as Adam's "step") the type of its tensors of one number on the host, the parameters'
-    numbers and the values. others: what else is on the host. device: tensors there, by reference and name;
-    of DTensors this rank's part, and in `placements` how they lie.
+    numbers: by key (such as Adam's "step") whose tensors of one number on the host they are, by the
+    parameters' numbers, and a tensor of their values. others: what else is on the host. device: tensors
+    there, by reference and name; of DTensors this rank's part, and in `placements` how they lie.
     """
 
-    numbers: dict[str, tuple[torch.dtype, list[int], list[Any]]]
+    numbers: dict[str, tuple[list[int], Tensor]]
     others: Encoded
     device: dict[str, Tensor]
     placements: dict[str, Json]
 
     def on_host(self) -> Encoded:
         """Return what is on the host, for the save."""
-        numbers = tree_codec.encode(self.numbers, "numbers")
+        listed = {
+            key: (values.dtype, where, values.tolist()) for key, (where, values) in self.numbers.items()
+        }
+        numbers = tree_codec.encode(listed, "numbers")
         tree = {"numbers": numbers.tree, "others": self.others.tree, "placements": self.placements}
         return Encoded(tree, self.others.tensors)
 
@@ -182,13 +186,13 @@ class OptimizerState:
     def capture(self) -> "OptimizerPart":
         if not self._is_as_seen():
             self._look()
-        numbers = {key: list(map(Tensor.item, found)) for key, (_, found) in self._numbers.items()}
-        others = [(number, key, state[key]) for number, state, key in self._others]
+        others = _NONE_OTHERS
+        if self._others:
+            listed = [(number, key, state[key]) for number, state, key in self._others]
+            others = tree_codec.encode(listed, f"{self._name}.others")
         return OptimizerPart(
-            numbers={
-                key: (found[0].dtype, where, numbers[key]) for key, (where, found) in self._numbers.items()
-            },
-            others=tree_codec.encode(others, f"{self._name}.others"),
+            numbers={key: (where, torch.stack(found)) for key, (where, found) in self._numbers.items()},
+            others=others,
             device=self._device,
             placements=self._placements,
         )
@@ -402,10 +406,14 @@ class HostState:
         """Return the hyperparameters of each optimizer's parameter groups."""
         return [optimizer.groups() for optimizer in self.optimizers]
 
-    def progress(self) -> Encoded:
-        """Return what may still change between an optimizer step and the next minibatch."""
+    def progress(self, groups: list[list[dict[str, Any]]] | None = None) -> Encoded:
+        """Return what may still change between an optimizer step and the next minibatch.
+
+        groups: what groups() says now, where the caller has asked already.
+        """
+        groups = self.groups() if groups is None else groups
         schedulers = [scheduler.scheduler.state_dict() for scheduler in self.schedulers]
-        return tree_codec.encode({"groups": self.groups(), "schedulers": schedulers}, "progress")
+        return tree_codec.encode({"groups": groups, "schedulers": schedulers}, "progress")
 
     def parameters(self) -> dict[str, Tensor]:
         """Return the model's parameters under their names in a save."""

@@ -342,7 +342,7 @@ class Job:
         ring_fd = local_state.create() if given is None else int(given)
         os.set_inheritable(ring_fd, False)  # not for programs that the training starts
         ring = local_state.Ring(ring_fd, self.identity, KEPT_STEPS, local_state_limit)
-        self._recorder = local_state.Recorder(ring, native.write_word, self._warn)
+        self._recorder = local_state.Recorder(ring, native.write_area, self._warn)
         self._saver = Saver(
             root=self.root,
             identity=self.identity,

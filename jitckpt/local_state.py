@@ -8,13 +8,14 @@ it begins to write an area and one after it has ended; an area is whole if both 
 host part names. So a process may be killed at any moment.
 """
 
+import ctypes
 import json
 import mmap
 import operator
 import os
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ class Region:
 
     word: int
     entries: dict[str, tuple[str, list[int], int]]  # name: type, shape, offset
+    text: str = ""  # of the entries, as JSON, where it is known already
 
 
 @dataclass
@@ -101,8 +103,7 @@ class Ring:
         text = json.dumps(asdict(identity)).encode()
         header = _FILE_HEADER.pack(MAGIC, slots, self.area_bytes, len(text)) + text
         self._memory[: len(header) + 16] = header + _digest(header)
-        self._device_memory: Tensor | None = None
-        self._areas: dict[tuple[int, bool], tuple[int, Tensor]] = {}
+        self._device_memory: int | None = None  # the address that its first byte has there
 
     def wanted_step(self) -> int:
         """Return the step after which the agent wants a save; 0 if it never wanted one."""
@@ -126,17 +127,13 @@ class Ring:
             slot.step, slot.regions = step, {}
         return slot.regions
 
-    def device_area(self, step: int, final: bool) -> tuple[int, Tensor]:
-        """Return the address of the area's two words (begun, ended) and the area, registered for copies."""
+    def device_area(self, step: int, final: bool) -> tuple[int, int]:
+        """Return the addresses of the area's two words (begun, ended) and of the area, for the device."""
         if self._device_memory is None:
-            self._device_memory = self._register()
-        place = step % self.slots, final
-        if place not in self._areas:
-            words, area = _device_area(*place, self.slots, self.area_bytes)
-            base = _device_base(self.slots, self.area_bytes)
-            data = self._device_memory[area - base : area - base + self.area_bytes]
-            self._areas[place] = self._device_memory.data_ptr() + words - base, data
-        return self._areas[place]
+            memory = self._register()
+            self._device_memory = memory.data_ptr() - _device_base(self.slots, self.area_bytes)
+        words, area = _device_area(step % self.slots, final, self.slots, self.area_bytes)
+        return self._device_memory + words, self._device_memory + area
 
     def _register(self) -> Tensor:
         memory = torch.frombuffer(self._memory, dtype=torch.uint8)[
@@ -155,9 +152,11 @@ class _Taken:
     trees: dict[str, Json] = field(default_factory=dict)
     trees_text: str = "{}"
     on_host: dict[str, Tensor] = field(default_factory=dict)
+    data: dict[str, bytes] = field(default_factory=dict)  # of those
     tensors_bytes: bytes = b""
     on_device: dict[str, Tensor] = field(default_factory=dict)
     entries: dict[str, tuple[str, list[int], int]] = field(default_factory=dict)
+    entries_text: str = "{}"
     left_out: tuple[str, ...] = ()
 
 
@@ -165,10 +164,13 @@ class Recorder:
     """Writes one rank's local states into its ring, device tensors by asynchronous copies."""
 
     def __init__(
-        self, ring: Ring, write_word: Callable[[int, int, int], None], warn: Callable[[str], None]
+        self,
+        ring: Ring,
+        write_area: Callable[[tuple[int, int], int, tuple[int, int], int], None],
+        warn: Callable[[str], None],
     ) -> None:
-        """write_word(address, value, stream): have the device write 8 bytes in the order of the stream."""
-        self._ring, self._write_word, self._warn = ring, write_word, warn
+        """write_area: as Native's."""
+        self._ring, self._write_area, self._warn = ring, write_area, warn
         self._too_large: set[str] = set()  # names of tensors and parts
         self._staging = _Staging()
         self._taken = _Taken()
@@ -180,14 +182,14 @@ class Recorder:
 
         A part that is the same object as the last time is taken to say the same.
         """
-        if not self._are_as_taken(parts):
+        if not self._are_as_taken(parts) and not self._take_values(parts):
             self._take(parts)
         taken = self._taken
         regions = self._ring.regions(step)
         if taken.on_device:
             previous = regions.get(final)
             number = (previous.word + 1) & 0xFFFF if previous else 1  # of the writes of this step
-            regions[final] = Region((step << 16) | number, taken.entries)
+            regions[final] = Region((step << 16) | number, taken.entries, taken.entries_text)
         content = _join(final, taken.trees_text, taken.tensors_bytes, regions, taken.left_out)
         if len(content) > self._ring.area_bytes - _BLOB_HEADER.size:
             sizes = {name: len(json.dumps(tree)) for name, tree in taken.trees.items()}
@@ -197,15 +199,38 @@ class Recorder:
             return
         self._ring.write_host(step, content)
         if taken.on_device:
-            words, area = self._ring.device_area(step, final)
-            stream = current_stream(self._staging.device)
-            self._write_word(words, regions[final].word, stream)
-            self._staging.copy_into(area, list(taken.on_device.values()))
-            self._write_word(words + 8, regions[final].word, stream)
+            area = self._ring.device_area(step, final)
+            source = self._staging.gather(list(taken.on_device.values()))
+            self._write_area(area, regions[final].word, source, current_stream(self._staging.device))
 
     def _are_as_taken(self, parts: Mapping[str, Encoded]) -> bool:
         taken = self._taken.parts
         return parts.keys() == taken.keys() and all(map(operator.is_, parts.values(), taken.values()))
+
+    def _take_values(self, parts: Mapping[str, Encoded]) -> bool:
+        """Take parts of which nothing but values on the host is new since the last time; False for others."""
+        taken = self._taken
+        if parts.keys() != taken.parts.keys():
+            return False
+        new: dict[str, Tensor] = {}
+        for name, part in parts.items():
+            if part is not taken.parts[name]:
+                if part.tree is not taken.parts[name].tree:
+                    return False
+                new |= part.tensors
+        for name, tensor in new.items():
+            before = taken.on_host.get(name)
+            if (
+                before is None
+                or tensor.device.type != "cpu"
+                or (tensor.dtype, tensor.shape) != (before.dtype, before.shape)
+            ):
+                return False
+        on_host = taken.on_host | new
+        data = taken.data | {name: _bytes_of(tensor) for name, tensor in new.items()}
+        content = b"".join([self._head, *map(data.__getitem__, self._order)])
+        self._taken = replace(taken, parts=dict(parts), on_host=on_host, data=data, tensors_bytes=content)
+        return True
 
     def _take(self, parts: Mapping[str, Encoded]) -> None:
         kept = {name: part for name, part in parts.items() if name not in self._too_large}
@@ -221,14 +246,18 @@ class Recorder:
         if shapes != self._shapes:
             order, head, _ = tensor_file.head_of(on_host)
             self._shapes, self._order, self._head = shapes, order, head
+        data = {name: _bytes_of(tensor) for name, tensor in on_host.items()}
+        entries = self._staging.arrange(on_device) if on_device else {}
         self._taken = _Taken(
             parts=dict(parts),
             trees=trees,
             trees_text=to_json(trees),
             on_host=on_host,
-            tensors_bytes=self._head + b"".join(tensor_file.bytes_of(on_host[name]) for name in self._order),
+            data=data,
+            tensors_bytes=b"".join([self._head, *map(data.__getitem__, self._order)]),
             on_device=on_device,
-            entries=self._staging.arrange(on_device) if on_device else {},
+            entries=entries,
+            entries_text=to_json(entries),
             left_out=tuple(parts.keys() - kept.keys()),
         )
 
@@ -248,10 +277,7 @@ class Recorder:
 
 
 class _Staging:
-    """One flat tensor on the device, into which all tensors are gathered before one copy to the host.
-
-    A single tensor, as it lies there, is copied at once.
-    """
+    """One flat tensor on the device, into which all tensors are gathered before one copy to the host."""
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
@@ -259,14 +285,13 @@ class _Staging:
         self._entries: dict[str, tuple[str, list[int], int]] = {}
         self._views: dict[torch.dtype, tuple[list[int], list[Tensor]]] = {}
         self._flat: Tensor | None = None
-        self._targets: dict[tuple[int, int], Tensor] = {}  # by an area's address and the bytes to copy there
         self._last_stream: torch.cuda.Stream | None = None
 
     def arrange(self, tensors: Mapping[str, Tensor]) -> dict[str, tuple[str, list[int], int]]:
         """Return where each tensor comes to lie: its type, shape and offset."""
         shapes = [(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
         if shapes != self._shapes:
-            self._shapes, self._entries, self._views, self._targets = shapes, {}, {}, {}
+            self._shapes, self._entries, self._views = shapes, {}, {}
             self.device = next(iter(tensors.values())).device
             self._flat = None
             offset = 0
@@ -275,11 +300,11 @@ class _Staging:
                 offset += _aligned(tensor.nbytes)
         return self._entries
 
-    def copy_into(self, area: Tensor, tensors: list[Tensor]) -> None:
+    def gather(self, tensors: list[Tensor]) -> tuple[int, int]:
+        """Return where to copy how many bytes from: a single tensor's own, if it lies as there."""
         only = tensors[0]
         if len(tensors) == 1 and only.is_contiguous() and not only.is_conj() and not only.is_neg():
-            self._target(area, only.nbytes).view(only.dtype).view(only.shape).copy_(only, non_blocking=True)
-            return
+            return only.data_ptr(), only.nbytes
         if self._flat is None:
             self._flat = self._gathering(tensors)
         stream = torch.cuda.current_stream(self.device)
@@ -288,7 +313,7 @@ class _Staging:
         self._last_stream = stream
         for indices, views in self._views.values():
             torch._foreach_copy_(views, [tensors[index] for index in indices])
-        self._target(area, self._flat.numel()).copy_(self._flat, non_blocking=True)
+        return self._flat.data_ptr(), self._flat.nbytes
 
     def _gathering(self, tensors: list[Tensor]) -> Tensor:
         """Return a new flat tensor, with a view for each of the others."""
@@ -300,12 +325,6 @@ class _Staging:
             indices.append(index)
             views.append(view)
         return flat
-
-    def _target(self, area: Tensor, size: int) -> Tensor:
-        place = area.data_ptr(), size
-        if place not in self._targets:
-            self._targets[place] = area[:size]
-        return self._targets[place]
 
 
 class Tail:
@@ -517,14 +536,22 @@ def _pack(
     return _join(final, to_json(trees), content, regions, left_out)
 
 
+_JSON = {True: "true", False: "false"}
+
+
 def _join(
     final: bool, trees_text: str, tensors: bytes, regions: Mapping[bool, Region], left_out: Iterable[str]
 ) -> bytes:
     """Return the host part of a state: `trees_text` is their JSON, `tensors` a safetensors file."""
-    where = {str(key).lower(): {"word": one.word, "entries": one.entries} for key, one in regions.items()}
-    rest = to_json({"final": final, "regions": where, "left_out": sorted(left_out)})
-    text = f'{{"trees":{trees_text},{rest[1:]}'.encode()
-    return _PART.pack(len(text)) + text + tensors
+    where = ",".join(
+        f'"{_JSON[key]}":{{"word":{one.word},"entries":{one.text or to_json(one.entries)}}}'
+        for key, one in regions.items()
+    )
+    left_out_text = to_json(sorted(left_out)) if left_out else "[]"
+    text = (
+        f'{{"final":{_JSON[final]},"left_out":{left_out_text},"regions":{{{where}}},"trees":{trees_text}}}'
+    ).encode()
+    return b"".join((_PART.pack(len(text)), text, tensors))
 
 
 def _unpack(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -560,6 +587,11 @@ def _digest(*parts: bytes) -> bytes:
     for part in parts:
         digest.update(part)
     return digest.digest()
+
+
+def _bytes_of(tensor: Tensor) -> bytes:
+    """Return the elements of a tensor on the host that tree_codec has made."""
+    return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
 
 
 def _aligned(size: int) -> int:

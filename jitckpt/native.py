@@ -10,7 +10,7 @@ from cffi import FFI
 
 from jitckpt.errors import NativeError
 
-ABI = 2
+ABI = 3
 
 # The declarations of native/interpose/jitckpt.h; a test compares the two.
 DECLARATIONS = """
@@ -50,6 +50,8 @@ int jitckpt_step_end(uint64_t step, void* stream);
 void jitckpt_get_progress(jitckpt_progress_t* progress);
 
 int jitckpt_write_word(uint64_t* registered_host, uint64_t value, void* stream);
+int jitckpt_write_area(uint64_t* words, uint64_t value, void* target, const void* device_source, size_t bytes,
+                       void* stream);
 int jitckpt_report(const char* json, size_t length);
 int jitckpt_collectives(char* json, size_t capacity);
 void jitckpt_resume(void);
@@ -177,6 +179,16 @@ class Native:
         """Have the device write 8 bytes of registered host memory, in the order of the stream."""
         target = self._ffi.cast("uint64_t*", address)
         self._check(self._library.jitckpt_write_word(target, value, self._pointer(stream)))
+
+    def write_area(self, area: tuple[int, int], value: int, source: tuple[int, int], stream: int) -> None:
+        """Have the device write a word, then copy bytes to the host, then write the word behind it.
+
+        area: the addresses of two words, which get `value`, and of the bytes, in registered host memory.
+        source: the address of the bytes in device memory, and how many.
+        """
+        words, target = self._ffi.cast("uint64_t*", area[0]), self._pointer(area[1])
+        start, stream_ = self._pointer(source[0]), self._pointer(stream)
+        self._check(self._library.jitckpt_write_area(words, value, target, start, source[1], stream_))
 
     def report(self, message: bytes) -> None:
         """Send one message to the agent; raises NativeError if there is none or it does not answer."""

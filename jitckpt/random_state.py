@@ -30,28 +30,37 @@ class RandomState:
         self._numpy_memory = b""
         self._numpy = Encoded(None, {})
         self._numpy_has_gauss = True
-        self._seen: list[object] = []
+        # What the last capture returned, and of what it was made:
         self._captured = Encoded(None, {})
-        self._captured_numpy = self._captured
+        self._raw: list[bytes] = []
+        self._gauss: float | None = None
+        self._from_numpy = self._captured
 
     def capture(self) -> Encoded:
         """Return the state now, under the name "random"; the same object while no generator is used."""
         version, numbers, gauss = self._python.capture()
-        raw = [numbers, torch.default_generator.get_state().numpy().tobytes()]
+        raw = [numbers, _bytes_of(torch.default_generator.get_state())]
         if self._device is not None:
-            raw.append(_generator_of(self._device).get_state().numpy().tobytes())
+            raw.append(_bytes_of(_generator_of(self._device).get_state()))
         from_numpy = self._capture_numpy()
-        seen: list[object] = [gauss, *raw]
-        if from_numpy is not self._captured_numpy or seen != self._seen:
+        same_tree = (
+            gauss is self._gauss
+            and from_numpy is self._from_numpy
+            and list(map(len, raw)) == list(map(len, self._raw))
+        )
+        if same_tree and raw == self._raw:
+            return self._captured
+        tree = self._captured.tree  # the same object as long as it says the same
+        if not same_tree:
             tree = {
                 "python": [version, tree_codec.encode(gauss, "random.gauss").tree],
                 "sizes": [len(part) for part in raw],
                 "raw": {"$tensor": "random.raw"},
                 "numpy": from_numpy.tree,
             }
-            data = torch.frombuffer(bytearray(b"".join(raw)), dtype=torch.uint8)
-            self._captured = Encoded(tree, {"random.raw": data, **from_numpy.tensors})
-            self._captured_numpy, self._seen = from_numpy, seen
+        data = torch.frombuffer(bytearray(b"".join(raw)), dtype=torch.uint8)
+        self._captured = Encoded(tree, {"random.raw": data, **from_numpy.tensors})
+        self._raw, self._gauss, self._from_numpy = raw, gauss, from_numpy
         return self._captured
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -107,6 +116,10 @@ class _PythonState:
 
     def _read(self) -> bytes:
         return ctypes.string_at(self._address, _PYTHON.size)
+
+
+def _bytes_of(tensor: Tensor) -> bytes:
+    return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
 
 
 def _generator_of(device: torch.device) -> torch.Generator:

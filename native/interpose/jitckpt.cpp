@@ -66,6 +66,26 @@ int add_marker(uint64_t step, void* stream, bool is_end) {
   return 0;
 }
 
+cudaError_t enqueue_word(uint64_t* registered_host, uint64_t value, cudaStream_t stream) {
+  struct Word {
+    uint64_t* where;
+    uint64_t value;
+  };
+  auto word = std::make_unique<Word>(Word{registered_host, value});
+  const auto write = [](void* argument) {
+    const std::unique_ptr<Word> owned(static_cast<Word*>(argument));
+    __atomic_store_n(owned->where, owned->value, __ATOMIC_RELEASE);
+  };
+  const cudaError_t result = real::cudaLaunchHostFunc(stream, write, word.get());
+  if (result == cudaSuccess) word.release();
+  return result;
+}
+
+int answer(cudaError_t result, const char* what) {
+  if (result == cudaSuccess) return 0;
+  return fail(std::string("The device refused ") + what + ": " + real::cudaGetErrorString(result) + ".");
+}
+
 }  // namespace
 
 int jitckpt_abi(void) { return JITCKPT_ABI; }
@@ -147,23 +167,20 @@ void jitckpt_get_progress(jitckpt_progress_t* progress) {
 }
 
 int jitckpt_write_word(uint64_t* registered_host, uint64_t value, void* stream) {
-  struct Word {
-    uint64_t* where;
-    uint64_t value;
-  };
   const Passage passage(Gate::waits);
-  auto word = std::make_unique<Word>(Word{registered_host, value});
-  const auto write = [](void* argument) {
-    const std::unique_ptr<Word> owned(static_cast<Word*>(argument));
-    __atomic_store_n(owned->where, owned->value, __ATOMIC_RELEASE);
-  };
-  const cudaError_t result = real::cudaLaunchHostFunc(static_cast<cudaStream_t>(stream), write, word.get());
-  if (result != cudaSuccess) {
-    return fail(std::string("The device refused the write of a word: ") + real::cudaGetErrorString(result) +
-                ".");
-  }
-  word.release();
-  return 0;
+  return answer(enqueue_word(registered_host, value, static_cast<cudaStream_t>(stream)),
+                "the write of a word");
+}
+
+int jitckpt_write_area(uint64_t* words, uint64_t value, void* target, const void* device_source, size_t bytes,
+                       void* stream) {
+  const Passage passage(Gate::waits);
+  const auto on_stream = static_cast<cudaStream_t>(stream);
+  cudaError_t result = enqueue_word(words, value, on_stream);
+  if (result == cudaSuccess && bytes > 0)
+    result = real::cudaMemcpyAsync(target, device_source, bytes, cudaMemcpyDeviceToHost, on_stream);
+  if (result == cudaSuccess) result = enqueue_word(words + 1, value, on_stream);
+  return answer(result, "a copy of this rank's own state");
 }
 
 int jitckpt_report(const char* json, size_t length) {

@@ -12,7 +12,7 @@
 extern "C" {
 #endif
 
-#define JITCKPT_ABI 2
+#define JITCKPT_ABI 3
 
 typedef struct {
   uint64_t host_begun, host_ended;      // newest step whose begin/end the host has passed
@@ -32,7 +32,7 @@ typedef struct {
   double hang_timeout_s;  // a watched collective that makes no progress for so long hangs; <= 0: never
   double hang_floor_s;    // > 0: learned from the job's own collectives, between this and hang_timeout_s
   double settle_s;        // the device is at rest when nothing has moved for so long
-  uint32_t max_ahead;     // jitckpt_step_begin waits while so many steps are unfinished on the device
+  uint32_t max_ahead;  // where so many steps are unfinished on the device jitckpt_step_begin waits for half
   jitckpt_save_fn save;
   // The interpreter's functions, all five (or none, in a process without Python):
   int (*gil_check)(void);      // PyGILState_Check
@@ -58,6 +58,10 @@ void jitckpt_get_progress(jitckpt_progress_t* progress);
 
 int jitckpt_write_word(uint64_t* registered_host, uint64_t value,
                        void* stream);  // stream-ordered write of 8 bytes
+// In the order of the stream: value to words[0], the bytes to target, value to words[1]. All of the host's
+// memory is registered.
+int jitckpt_write_area(uint64_t* words, uint64_t value, void* target, const void* device_source, size_t bytes,
+                       void* stream);
 int jitckpt_report(const char* json,
                    size_t length);  // one message to the agent, atomically; -1 without an agent
 int jitckpt_collectives(char* json,

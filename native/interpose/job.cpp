@@ -43,9 +43,13 @@ bool Job::communicator_failed(ncclComm_t communicator, ncclResult_t result) {
 }
 
 void Job::wait_for_device() {
-  while (max_ahead_ > 0 && !holding()) {
+  if (max_ahead_ == 0) return;
+  uint64_t most = max_ahead_ - 1;
+  while (!holding()) {
     const uint32_t seen = poller_.progress();
-    if (library_.device.markers.steps_ahead() < max_ahead_ || holding()) return;
+    if (library_.device.markers.steps_ahead() <= most || holding()) return;
+    // Who has had to wait goes on with several steps in one go, which find their code in the caches.
+    most = max_ahead_ / 2;
     watchdog::without_gil(gil(), [&] {
       // The device may be further than the poller has seen, which looks rarely.
       if (!poller_.look_at_markers()) poller_.wait_for_progress(seen);

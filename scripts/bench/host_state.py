@@ -56,7 +56,7 @@ def main() -> None:
         model=model, optimizers=[optimizer], schedulers=[scheduler], scaler=None, extra=None, device=device
     )
     ring = Ring(local_state.create(), Identity("j", "f", 1, 0, 0, 1), 10, 64 << 20)
-    recorder = Recorder(ring, Native().write_word if on_device else lambda *_: None, print)
+    recorder = Recorder(ring, Native().write_area if on_device else lambda *_: None, print)
     history = History(host)
     step = 0
 

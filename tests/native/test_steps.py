@@ -18,6 +18,8 @@ def test_markers_tell_what_the_device_has_finished(run_program: Callable[..., An
     assert seen["parked"], "the next step waits for the resume"
     assert seen["held"]["rest"] == "idle"
     assert (seen["word_before"], seen["word_after"]) == (0, 2**63 + 5)
+    assert seen["area_before"] == [0]
+    assert seen["area_after"] == [[2**63 + 6, 2**63 + 6], [7]]
 
 
 def test_back_pressure_gives_way_to_a_save(run_program: Callable[..., Any]) -> None:

@@ -38,7 +38,7 @@ class Warnings:
 
 
 def recorder(memory: int, limit: int = LIMIT, warn: Warnings | None = None) -> Recorder:
-    def no_device(address: int, value: int, stream: int) -> None:
+    def no_device(area: tuple[int, int], value: int, source: tuple[int, int], stream: int) -> None:
         raise AssertionError("there is no device")
 
     return Recorder(Ring(memory, IDENTITY, SLOTS, limit), no_device, warn or Warnings())
@@ -87,6 +87,23 @@ def test_parts_that_are_the_same_objects_are_there_for_every_step(memory: int) -
         expected = same.tensors | changing.tensors
         assert state.tensors.keys() == expected.keys()
         assert all(torch.equal(state.tensors[name], value) for name, value in expected.items())
+
+
+def test_new_values_under_the_same_tree_are_there_for_every_step(memory: int) -> None:
+    record = recorder(memory)
+    same = tree_codec.encode({"t": torch.arange(5)}, "extra")
+    other = tree_codec.encode([1, torch.ones(2)], "other")
+    for step in range(1, 8):
+        values = torch.arange(step, step + 5 + step // 6)  # longer in the end
+        extra = tree_codec.Encoded(same.tree, {"extra.t": values})
+        record.write(step, final=step % 2 == 0, parts={"extra": extra, "other": other})
+    for state in local_state.read(memory):
+        assert state.final == (state.step % 2 == 0)
+        assert state.trees == {"extra": same.tree, "other": other.tree}
+        assert torch.equal(
+            state.tensors["extra.t"], torch.arange(state.step, state.step + 5 + state.step // 6)
+        )
+        assert torch.equal(state.tensors["other.1"], torch.ones(2))
 
 
 def test_memory_is_taken_only_as_it_is_used(memory: int) -> None:

@@ -1,6 +1,7 @@
 """Step markers: what the device has finished, back-pressure, and a save ordered inside an optimizer step."""
 
 import ctypes
+import struct
 from typing import Any
 
 from harness import Blocker, HostThread, Job, check, device, finish, malloc, new_stream, progress, wait_for
@@ -69,6 +70,17 @@ def main() -> None:
     blocker.release()
     check(device.cudaStreamSynchronize(stream))
     results["word_after"] = word.value
+
+    area = (ctypes.c_uint8 * (16 + SIZE.value))()
+    check(device.cudaHostRegister(area, ctypes.c_size_t(len(area)), 0))
+    check(device.cudaMemsetAsync(buffer, 7, SIZE, stream))
+    blocker = Blocker(stream)
+    target = ctypes.byref(area, 16)
+    check(device.jitckpt_write_area(area, ctypes.c_uint64(2**63 + 6), target, buffer, SIZE, stream))
+    results["area_before"] = sorted(set(area))
+    blocker.release()
+    check(device.cudaStreamSynchronize(stream))
+    results["area_after"] = [struct.unpack("QQ", bytes(area[:16])), sorted(set(area[16:]))]
     finish(held=held, in_save=in_save[0], **results)
 
 

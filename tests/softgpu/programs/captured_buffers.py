@@ -11,10 +11,14 @@ from jitckpt.host_state import ModelState
 from jitckpt.layout import Identity
 from jitckpt.local_state import Recorder, Ring
 
+TO_HOST = 2  # cudaMemcpyDeviceToHost
 
-def write_word(address: int, value: int, stream: int) -> None:
+
+def write_area(area: tuple[int, int], value: int, source: tuple[int, int], stream: int) -> None:
     torch.cuda.synchronize()
-    ctypes.c_uint64.from_address(address).value = value
+    copy, (words, target), (start, size) = ctypes.CDLL(None).cudaMemcpy, area, source
+    assert copy(ctypes.c_void_p(target), ctypes.c_void_p(start), ctypes.c_size_t(size), TO_HOST) == 0
+    (ctypes.c_uint64 * 2).from_address(words)[:] = [value, value]
 
 
 def model_with(buffers: dict[str, Tensor]) -> nn.Module:
@@ -31,7 +35,7 @@ def kept(memory: int) -> dict[str, Tensor]:
 def check(buffers: dict[str, Tensor]) -> None:
     model = model_with(buffers)
     state, memory = ModelState(model), local_state.create()
-    recorder = Recorder(Ring(memory, Identity("j", "f", 1, 0, 0, 1), 4, 2 << 20), write_word, print)
+    recorder = Recorder(Ring(memory, Identity("j", "f", 1, 0, 0, 1), 4, 2 << 20), write_area, print)
 
     def write(step: int) -> None:
         recorder.write(step, final=True, parts={"buffers": state.capture_buffers()})
