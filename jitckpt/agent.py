@@ -64,6 +64,7 @@ class Settings:
     staging: int  # bytes
     device_environment: Mapping[str, str]
     warm_spares: int | None  # for each rank; None for one where memory allows
+    warm_start: bool  # fork all workers from one process that has loaded torch, those of the first start too
     devices: tuple[str, ...]  # of this host, as in CUDA_VISIBLE_DEVICES
     exclude_suspect: bool
     temporary: Path | None  # a folder of the launcher's that goes with it
@@ -425,6 +426,10 @@ class WorkerProcesses(PContext):
             self._control = ControlSocket()
         try:
             for local_rank in range(self.nprocs):
+                self._prepare_worker(local_rank)
+            if self._settings.warm_start:
+                self._spares.fill(self._commands, self._environments, at_least=1)
+            for local_rank in range(self.nprocs):
                 self._workers[local_rank] = self._start_worker(local_rank)
         except BaseException:
             for worker in self._workers.values():
@@ -474,7 +479,7 @@ class WorkerProcesses(PContext):
         copier.start()
         return copier
 
-    def _start_worker(self, local_rank: int) -> Worker:
+    def _prepare_worker(self, local_rank: int) -> None:
         environment = {**os.environ, **self.envs[local_rank], **self._settings.device_environment}
         environment["JITCKPT_HANG_TIMEOUT"] = str(self._settings.hang_timeout)
         environment["JITCKPT_HANG_FLOOR"] = str(self._settings.hang_floor)
@@ -496,6 +501,9 @@ class WorkerProcesses(PContext):
             index = next(name for name in inspect.signature(wrap).parameters if name.endswith("_index"))
             command = wrap(command, numa_options=self._numa_options, **{index: local_rank})
         self._commands[local_rank], self._environments[local_rank] = command, environment
+
+    def _start_worker(self, local_rank: int) -> Worker:
+        command, environment = self._commands[local_rank], self._environments[local_rank]
         start = partial(
             Worker,
             rank=int(environment["RANK"]),

@@ -23,6 +23,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 MAX_BYTES = 128 * 1024
+# What every training loads sooner or later: torch's optimizers import its compiler's front when first used.
+MODULES = ("torch.nn.parallel", "torch.distributed", "torch.optim", "torch._dynamo", "jitckpt.job")
 MODULES_IN_A_MESSAGE = 500
 
 
@@ -103,7 +105,7 @@ def main() -> None:
     if not sys.flags.safe_path:
         sys.path[0] = sys.argv[2]
     gc.disable()  # modules are no garbage, and to look for some takes a third of the time of their import
-    _import(("torch.nn.parallel", "torch.distributed", "torch.optim", "jitckpt.job"))
+    _import(MODULES)
     gc.freeze()  # what is never looked at stays shared with the spares
     gc.enable()
     while (message := _receive(control)) is not None:

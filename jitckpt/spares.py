@@ -30,15 +30,21 @@ class Spares:
         self._changes[local_rank].update((name, value) for name, value in environment)
 
     def fill(
-        self, commands: Mapping[int, Sequence[str]], environments: Mapping[int, Mapping[str, str]]
+        self,
+        commands: Mapping[int, Sequence[str]],
+        environments: Mapping[int, Mapping[str, str]],
+        at_least: int = 0,
     ) -> int:
         """Start the spares that are missing for these local ranks; return how many are ready or will be.
+
+        at_least: so many for each, however little memory there is.
 
         Raises OSError if there can't be any more processes.
         """
         wanted = self._wanted
         if wanted is None:
             wanted = 1 if available_memory() >= 2 * SPARE_BYTES * len(commands) else 0
+        wanted = max(wanted, at_least)
         for local_rank, command in commands.items():
             while can_become(command) and len(self._waiting[local_rank]) < wanted:
                 template = self._living_template(command, list(environments.values()))

@@ -153,7 +153,7 @@ class Campaign:
     def command(self, example: Path, options: Sequence[str] = (), privileged: bool = True) -> list[str]:
         program = [] if privileged else ["--no-python", *WITHOUT_PRIVILEGES, sys.executable, "-u"]
         training = [str(example), "--steps", str(self.args.steps), *self.args.arguments]
-        return ["--save-deadline", SAVE_DEADLINE, *options, *program, *training]
+        return ["--warm-start", "--save-deadline", SAVE_DEADLINE, *options, *program, *training]
 
     def reference(self, example: Path, ranks: int) -> Run:
         with self.making_undisturbed:

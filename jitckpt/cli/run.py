@@ -72,6 +72,7 @@ def main(arguments: list[str]) -> int:
             stall_timeout=args.stall_timeout,
             staging=args.staging << 20,
             warm_spares=args.warm_spares,
+            warm_start=args.warm_start,
             device_environment={
                 **device_environment(kind, config.nproc_per_node, LIBRARY_DIR, os.environ, proxy=transparent),
                 **fault_folder,
@@ -330,6 +331,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="processes for each rank that have loaded torch before a failure needs them (default: 1 where "
         "memory allows)",
+    )
+    ours.add_argument(
+        "--warm-start",
+        action="store_true",
+        help="fork all workers, those of the first start too, from one process that has loaded torch",
     )
     ours.add_argument(
         "--exclude-suspect",
