@@ -12,7 +12,8 @@ TRAINING = [str(EXAMPLE), "--steps", str(STEPS), "--layers", "1", "--width", "32
 
 def run_of(ranks: int) -> list[str]:
     """Return the command, without the training, that runs so many ranks on one host."""
-    return [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", str(ranks), "--warm-spares", "0"]
+    options = ["--nproc-per-node", str(ranks), "--warm-spares", "0", "--warm-start"]
+    return [*JITCKPT_RUN, "--device", "softgpu", *options]
 
 
 RUN = run_of(2)

@@ -22,7 +22,7 @@ RUN = [*JITCKPT, "run", "--nnodes"]
 MEET = ["--rdzv-backend", "c10d", "--rdzv-endpoint", STORE]
 # As torchrun has it where a host has several ranks: sums depend on it.
 THREADS = ["OMP_NUM_THREADS=1"]
-OPTIONS = ["--nproc-per-node", "1", "--device", "softgpu", "--warm-spares", "0"]
+OPTIONS = ["--nproc-per-node", "1", "--device", "softgpu", "--warm-spares", "0", "--warm-start"]
 
 # Runs the training, and pauses it after a step of the first and of the second start.
 PAUSING = """

@@ -9,7 +9,7 @@ from launcher import JITCKPT_RUN, Launcher
 
 from jitckpt import saves
 
-RUN = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "2", "--warm-spares", "0"]
+RUN = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "2", "--warm-spares", "0", "--warm-start"]
 TRAINING = """
 import hashlib, os, random, signal, sys, time
 from pathlib import Path

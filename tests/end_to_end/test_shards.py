@@ -12,7 +12,7 @@ from launcher import JITCKPT_RUN, Launcher, Result
 from jitckpt import saves
 
 TRAINING = str(Path(__file__).parent / "sharded_training.py")
-RUN = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "4", "--warm-spares", "0"]
+RUN = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "4", "--warm-spares", "0", "--warm-start"]
 PROTECTED = [*RUN, "--checkpoint-dir", "ckpt", "--max-restarts", "1", TRAINING]
 FORMS = ["fsdp2", "tensor", "pipeline", "zero"]
 

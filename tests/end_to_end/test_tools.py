@@ -11,7 +11,18 @@ EXAMPLE = str(Path(__file__).parents[2] / "examples" / "train_convnet.py")
 def test_a_training_is_verified_inspected_and_drawn(launcher: Launcher, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     verify = [*JITCKPT, "verify", "--device", "softgpu", "--trials", "1", "--seed", "1", "--kinds", "kill"]
-    script = ["--warm-spares", "0", EXAMPLE, "--steps", "6", "--batch", "4", "--channels", "4"]
+    script = [
+        "--warm-spares",
+        "0",
+        "--warm-start",
+        EXAMPLE,
+        "--steps",
+        "6",
+        "--batch",
+        "4",
+        "--channels",
+        "4",
+    ]
     verified = launcher.run(*verify, "--keep", str(kept), "--", *script)
     assert verified.status == 0, verified.out + verified.err
     assert verified.out.endswith("\n1 of 1\n")

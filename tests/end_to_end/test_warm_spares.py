@@ -119,6 +119,15 @@ def test_a_spare_runs_a_module_and_ends_with_its_status(launcher: Launcher) -> N
     assert warm["argv"] == cold["argv"]
 
 
+def test_with_a_warm_start_no_worker_loads_torch_itself(launcher: Launcher) -> None:
+    script = launcher.script(FAILS_ONCE)
+    (launcher.directory / "both-first-steps").touch()
+    result = launcher.run(*RUN, "--warm-spares", "0", "--warm-start", "--nproc-per-node", "2", script)
+    assert result.status == 0, result.err
+    assert [event["rank"] for event in events(launcher) if event["event"] == "spare_used"] == [0, 1, 0, 1]
+    assert all(seen(launcher, restart, rank)["warm"] for restart in (0, 1) for rank in (0, 1))
+
+
 def test_a_dead_spare_does_no_harm(launcher: Launcher) -> None:
     script = launcher.script(FAILS_ONCE)
     process = launcher.start(*RUN, "--nproc-per-node", "2", script)

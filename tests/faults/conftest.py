@@ -45,7 +45,17 @@ def train(
     """
     own = ["--no-python", *program] if program else []
     return run_job(
-        ["--warm-spares", "0", "--max-restarts", "9", *options, *own, str(TRAINING), *arguments],
+        [
+            "--warm-spares",
+            "0",
+            "--warm-start",
+            "--max-restarts",
+            "9",
+            *options,
+            *own,
+            str(TRAINING),
+            *arguments,
+        ],
         folder,
         ranks=ranks,
         faults=faults,

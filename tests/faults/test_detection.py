@@ -24,7 +24,7 @@ class Waited:
 @pytest.fixture(scope="module")
 def waited(tmp_path_factory: pytest.TempPathFactory) -> Waited:
     folder = tmp_path_factory.mktemp("patience") / "job"
-    options = ["--warm-spares", "0", "--stall-timeout", "10"]
+    options = ["--warm-spares", "0", "--warm-start", "--stall-timeout", "10"]
     run = run_job([*options, str(TRAINING)], folder, hang_timeout=1)
     pauses = [json.loads(line) for line in (folder / "pauses").read_text().splitlines()]
     (report,) = folder.glob("ckpt/hang-0-*.txt")
