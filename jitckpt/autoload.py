@@ -4,6 +4,9 @@ import ctypes
 import os
 from pathlib import Path
 
+# The variables that `begin` goes by.
+VARIABLES = ("JITCKPT_STEPS_RECORD", "JITCKPT_MODE")
+
 
 def load() -> None:
     """Put softgpu's operators and jitckpt's hooks in place where the environment asks for them.
@@ -12,6 +15,11 @@ def load() -> None:
     the device would fail.
     """
     _load_operators()
+    begin()
+
+
+def begin() -> None:
+    """Put the hooks of this rank in place that its environment asks for: a spare has it only at its order."""
     if folder := os.environ.get("JITCKPT_STEPS_RECORD"):
         from jitckpt import step_record
 

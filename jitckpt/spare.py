@@ -22,6 +22,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
+from jitckpt import autoload
+
 MAX_BYTES = 128 * 1024
 # What every training loads sooner or later: torch's optimizers import its compiler's front when first used.
 MODULES = ("torch.nn.parallel", "torch.distributed", "torch.optim", "torch._dynamo", "jitckpt.job")
@@ -127,7 +129,7 @@ def main() -> None:
 
 
 def _fork_spare() -> int:
-    """Fork a child of the agent's, in a process group of its own; return its process id, and 0 in it.
+    """Fork a child of the agent's, in a session of its own; return its process id, and 0 in it.
 
     A process whose parent has ended becomes a child of the next process above that is a subreaper, which the
     agent is. When this returns it has done so. Raises OSError.
@@ -139,18 +141,16 @@ def _fork_spare() -> int:
     read, write = os.pipe()
     between = os.fork()
     if between == 0:
-        os.setsid()
         try:
-            pid = os.fork()
+            if os.fork() != 0:
+                os._exit(0)
         except OSError:
             os._exit(1)
-        if pid == 0:
-            os.close(read)
-            os.close(write)
-            return 0
-        os.setpgid(pid, pid)
-        os.write(write, b"%d" % pid)
-        os._exit(0)
+        os.setsid()
+        os.write(write, b"%d" % os.getpid())
+        os.close(read)
+        os.close(write)
+        return 0
     os.close(write)
     with open(read, "rb") as pipe:
         number = pipe.read()
@@ -216,6 +216,7 @@ def _become(order: Order, descriptors: list[int]) -> None:
             os.close(descriptor)
         else:
             os.environ[name] = str(descriptor)
+    autoload.begin()
     _, *rest = order.arguments  # -u: as this process runs already
     if rest[0] == "-m":
         sys.argv = rest[1:]

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from jitckpt import autoload
 from jitckpt.spare import can_become
 from jitckpt.spare_template import Spare, Template
 
@@ -84,8 +85,10 @@ def in_all(changes: Sequence[Mapping[str, str]]) -> dict[str, str]:
 def loading_environment(environment: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:
     """Return the variables for a spare: libraries read some when they are loaded, so those of the training.
 
-    But those for the loader and for Python itself came too late for the training, and do so here.
+    But those for the loader and for Python itself came too late for the training, and do so here. And what
+    hooks a rank gets depends on the rank.
     """
+    environment = {name: value for name, value in environment.items() if name not in autoload.VARIABLES}
     ours = {name: value for name, value in changes.items() if not name.startswith(("LD_", "PYTHON"))}
     return {**environment, **ours}
 

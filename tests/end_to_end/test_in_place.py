@@ -11,7 +11,8 @@ RANKS = 4
 
 def test_every_way_to_be_parallel_lives_on_in_place(tmp_path: Path) -> None:
     folder = tmp_path / "job"
-    options = ["--mode", "transparent", "--warm-spares", "0", "--checkpoint-dir", str(folder / CHECKPOINTS)]
+    options = ["--mode", "transparent", "--warm-spares", "0", "--warm-start"]
+    options += ["--checkpoint-dir", str(folder / CHECKPOINTS)]
     # While the first recovery is under way another server is killed.
     strike = ServerStrike(3, "recovery_begun", 0.02)
     run = run_job([*options, str(TRAINING)], folder, ranks=RANKS, strikes=[strike])

@@ -85,7 +85,16 @@ def test_every_kind_of_failure_is_only_a_pause_for_two_ranks(launcher: Launcher)
     ]
     shared_memory = set(os.listdir("/dev/shm"))
     directory = launcher.directory / "checkpoints"
-    ranks = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "2", "--warm-spares", "0"]
+    ranks = [
+        *JITCKPT_RUN,
+        "--device",
+        "softgpu",
+        "--nproc-per-node",
+        "2",
+        "--warm-spares",
+        "0",
+        "--warm-start",
+    ]
     transparent = ["--mode", "transparent", "--checkpoint-dir", str(directory), "--hang-timeout", "4"]
     result = launcher.run(
         *ranks, *transparent, *(word for fault in faults for word in ("--fault", fault)), *TRAINING

@@ -29,7 +29,7 @@ FAILS_ONCE = """
         "rank": os.environ["RANK"],
         "warm": "jitckpt.spare" in sys.modules,
         "unbuffered": sys.stdout.write_through,
-        "group": os.getpgid(0) == os.getpid(),
+        "leads": (os.getsid(0), os.getpgid(0)) == (os.getpid(), os.getpid()),
     }
     Path(f"seen-{fake_worker.RESTART}-{fake_worker.RANK}.json").write_text(json.dumps(seen))
     print("out", fake_worker.RESTART)

@@ -61,6 +61,10 @@ def test_variables_that_came_too_late_for_the_training_stay_as_they_were() -> No
     }
 
 
+def test_hooks_that_depend_on_the_rank_come_with_the_order() -> None:
+    assert spares.loading_environment({"JITCKPT_MODE": "transparent", "JITCKPT_STEPS_RECORD": "f"}, {}) == {}
+
+
 def test_changed_variables_are_those_set_after_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SET_BY_A_TEST", "1")
     assert spare.changed_environment(os.environ)["SET_BY_A_TEST"] == "1"
