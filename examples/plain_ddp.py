@@ -64,7 +64,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         if rank == 0:
-            print(f"step {step}: loss {loss.item():.9g}", flush=True)
+            print(f"step {step}: loss {loss.item():.9g}\n", end="", flush=True)
     # One write with its newline: the ranks share their output.
     print(f"rank {rank}: final state {digest(model, optimizer)}\n", end="", flush=True)
     torch.distributed.destroy_process_group()
