@@ -23,6 +23,7 @@ with torch.cuda.stream(stream):
 end.synchronize()
 assert end.query()
 assert start.elapsed_time(end) > 0
+torch.cuda.synchronize("cuda:1")  # whose own stream has made the copy to `back`
 assert torch.equal(back, values)
 
 torch.cuda.current_stream().wait_stream(stream)
