@@ -110,7 +110,8 @@ def test_every_kind_of_failure_is_only_a_pause_for_two_ranks(launcher: Launcher)
     # A machine under load may be silent for longer than the hang timeout too.
     waits = [event for event in events if event["event"] == "device_alarm" and "no answer" in event["text"]]
     assert waits
-    assert named.count("recovered") >= len(faults)
+    # Rank 1 waits for no result, so its host may be ahead: two failures may be recovered from at once.
+    assert all("recovered" in named[place:] for place, name in enumerate(named) if name == "fault")
     assert named.count("proxy_connected") == 2  # the workers are the same
     assert not {"restart", "detected", "recovery_given_up"} & set(named)
     said = in_words(events, str(directory))
