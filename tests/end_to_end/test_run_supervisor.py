@@ -411,8 +411,10 @@ def test_asked_to_end_the_job_saves_first(start: Starter) -> None:
 
 
 def test_asked_twice_to_end_nothing_is_waited_for(start: Starter) -> None:
-    job = start("ignore_sigterm(); open(here + '/there', 'w'); hang()", "hang()")
-    while not (start.directory / "there").exists():
+    # The first signal is passed on to them, and would end them before the second.
+    waits = "signal.signal(signal.SIGINT, signal.SIG_IGN); open(f'{here}/there-{RANK}', 'w'); hang()"
+    job = start(waits, waits)
+    while not all((start.directory / f"there-{rank}").exists() for rank in (0, 1)):
         pass
     job.supervisor.interrupt(signal.SIGINT)
     job.supervisor.interrupt(signal.SIGINT)
