@@ -106,7 +106,7 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     if not sys.flags.safe_path:
         sys.path[0] = sys.argv[2]
-    gc.disable()  # modules are no garbage, and to look for some takes a third of the time of their import
+    gc.disable()  # modules are no garbage
     _import(MODULES)
     gc.freeze()  # what is never looked at stays shared with the spares
     gc.enable()

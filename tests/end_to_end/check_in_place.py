@@ -1,6 +1,6 @@
 """Transparent mode: trainings of many ways to be parallel live on in the same processes.
 
-Not among the tests that run by themselves: in one of five runs the job was restarted; why is not known yet.
+Not among the tests that run by themselves: in one of four runs the job was restarted; why is not known yet.
 """
 
 from pathlib import Path
