@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import psutil
 import pytest
 from launcher import Launcher, python_path
 
@@ -124,8 +125,8 @@ class Starter:
         return job
 
 
-def children() -> list[str]:
-    return [pid for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()]
+def children() -> list[psutil.Process]:
+    return psutil.Process().children()
 
 
 def is_running(pid: int) -> bool:
