@@ -245,6 +245,11 @@ class Proxies:
                 )
             case "recovery_given_up":
                 self._say(str(details["text"]))
+            case "straggler":
+                self._say(
+                    f"rank {details['rank']} has let others wait for {details['seconds']:.0f} s. Its device "
+                    "has not failed: its program does something else. The others go on once it does."
+                )
 
 
 def _session(process: int) -> int | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from jitckpt.transparent import coordination, messages
+from jitckpt.transparent import coordination, messages, stragglers
 from jitckpt.transparent.communicators import Creation
 from jitckpt.transparent.coordination import Coordinator, Number, Participant
 from jitckpt.transparent.decision import FallBack, Plan
@@ -28,6 +28,7 @@ from jitckpt.transparent.orders import (
 from jitckpt.transparent.report import Failure, Report
 
 MICROSECONDS = 1e6
+NOT_YET = "it has not used its device yet"
 
 
 class Note(Protocol):
@@ -44,7 +45,7 @@ class _Rank:
     """
 
     participant: Participant
-    gone: str = "it has not used its device yet"
+    gone: str = NOT_YET
     told: ToProxy | None = None
     asked_at: float = 0.0
     due: float | None = None
@@ -63,6 +64,8 @@ class Agreement:
         self._ranks = {rank: _Rank(Participant(rank)) for rank in ranks}
         self._deadline, self._tell, self._note = deadline, tell, note
         self._began = 0.0
+        self._standings: dict[int, messages.Standing] = {}  # the answers to the newest question
+        self._blamed: set[int] = set()  # ranks that have been called late
         self._noted = self._coordinator
 
     @property
@@ -109,6 +112,8 @@ class Agreement:
             case messages.Alarm(_, call, error):
                 self._note("device_alarm", rank=rank, call=call, text=error)
                 one.participant = one.participant.failed()
+            case messages.Standing() if self._coordinator.phase == "watching":
+                self._look_for_a_hang(rank, message)
             case messages.Stopped() if one.participant.phase == "stopping":
                 report = report_of(rank, message, one.failure)
                 one.failure = report.failure
@@ -144,6 +149,37 @@ class Agreement:
                     replay=message.replay / MICROSECONDS,
                     seconds=now - one.asked_at,
                 )
+
+    def _look_for_a_hang(self, rank: int, standing: messages.Standing) -> None:
+        """A rank has waited for too long, or answers what it waits for. Begin a recovery if the job hangs."""
+        if standing.too_long and (not self._standings or rank in self._standings):
+            self._standings = {}
+            for other, one in self._ranks.items():
+                if other != rank and not one.gone:
+                    self._tell(other, messages.Ask(one.participant.recovery))
+        elif not self._standings:
+            return  # the answer to an older question
+        self._standings[rank] = standing
+        # Who has ended makes no calls any more. Who has made none yet may be waited for.
+        absent = {other for other, one in self._ranks.items() if one.gone == NOT_YET}
+        if any(not one.gone and other not in self._standings for other, one in self._ranks.items()):
+            return
+        found = dict.fromkeys(absent, messages.Standing(standing.recovery, 0, 0, ())) | self._standings
+        self._standings = {}
+        waiting = sorted(other for other, one in found.items() if one.too_long)
+        if not waiting:
+            return
+        seconds = found[waiting[0]].waited / MICROSECONDS
+        late = stragglers.late(found)
+        if not late:
+            text = f"the device has given no answer for {seconds:.3g} s"
+            self._note("device_alarm", rank=waiting[0], call=0, text=text)
+            self._ranks[waiting[0]].participant = self._ranks[waiting[0]].participant.failed()
+        for other in sorted(late - self._blamed):
+            # One that waits itself by now was perhaps no later than the hang.
+            if 2 * found[other].waited < found[waiting[0]].limit:
+                self._blamed.add(other)
+                self._note("straggler", rank=other, waiting=waiting, seconds=seconds)
 
     def _agree(self, now: float) -> None:
         """Let coordinator and participants hear each other until nobody has news; tell the proxies."""

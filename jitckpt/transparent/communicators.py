@@ -11,6 +11,20 @@ class CommunicatorError(JitckptError):
 
 
 FOREVER = (1 << 64) - 1
+EVERYBODY = -1
+
+
+@dataclass(frozen=True)
+class Count:
+    """The calls with others that a rank had made on a communicator when it came to a state; FOREVER: now.
+
+    peer: a rank in the communicator; EVERYBODY: `sent` counts collectives, and splits of it.
+    """
+
+    state: int
+    peer: int
+    sent: int
+    received: int
 
 
 @dataclass(frozen=True)
@@ -19,6 +33,7 @@ class Place:
 
     rank, size: its place there, and how many there are. since, until: the first and the last state, of those
     that the host keeps, that the communicator lives in; FOREVER: it lives still.
+    counts: of these states; none where there were no calls.
     """
 
     key: str
@@ -28,6 +43,7 @@ class Place:
     size: int
     since: int = 0
     until: int = FOREVER
+    counts: tuple[Count, ...] = ()
 
 
 @dataclass(frozen=True)

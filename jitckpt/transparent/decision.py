@@ -5,9 +5,10 @@ again. docs/transparent.md says why that is exact.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from jitckpt.transparent import cuts
 from jitckpt.transparent.communicators import CommunicatorError, calls_of, creation_order, joined
 from jitckpt.transparent.orders import (
     Abort,
@@ -69,9 +70,35 @@ def decide(reports: Sequence[Report], restorable: bool = False) -> Plan | FallBa
             f"the worker process of {_listed(dead)} has ended; transparent mode brings back devices and "
             "their servers, not worker processes",
         )
+    decided = _with_one_number(reports, restorable)
+    counted = any(place.counts for report in reports for place in report.communicators)
+    if isinstance(decided, Plan) or not counted or not all(report.host_copies for report in reports):
+        return decided
+    # Ranks that make unequally many steps number their states differently.
+    places = {report.rank: report.communicators for report in reports}
+    chosen = cuts.newest_that_fit(places, {report.rank: report.host_copies for report in reports})
+    if isinstance(chosen, cuts.Misfit):
+        return _fall_back(reports, restorable, _unfit(chosen.reason))
+    by = {rank: max(chosen.values()) - state for rank, state in chosen.items()}
+    plan = _with_one_number([report.moved(by[report.rank]) for report in reports], restorable)
+    if isinstance(plan, FallBack):
+        return decided
+    orders = {rank: tuple(_moved(order, -by[rank]) for order in own) for rank, own in plan.orders.items()}
+    return replace(plan, orders=orders)
+
+
+def _moved(order: Order, by: int) -> Order:
+    """Return the same order for a rank whose states have other numbers."""
+    if isinstance(order, Abort | MakeCommunicators | RestartServer | DeliverError | Resume):
+        return order
+    return replace(order, state=order.state + by)
+
+
+def _with_one_number(reports: Sequence[Report], restorable: bool) -> Plan | FallBack:
+    """Return the same if all ranks mean the same by the number of a state."""
     obstacle = ""
     for state in sorted({state for report in reports for state in _own_states(report)}, reverse=True):
-        obstacle_here = _obstacle(state, reports)
+        obstacle_here = _obstacle(state, reports) or _misfit(state, reports)
         if not obstacle_here:
             try:
                 return _plan(state, reports)
@@ -131,6 +158,21 @@ def _obstacle(state: int, reports: Sequence[Report]) -> str:
                 "further data-parallel replica of it would have protected the job"
             )
     return ""
+
+
+def _misfit(state: int, reports: Sequence[Report]) -> str:
+    """Return why the copies of that state are not one state of the job; "" if they are."""
+    places = {report.rank: report.communicators for report in reports}
+    copies = {report.rank: state for report in reports if state in report.host_copies}
+    reasons = cuts.ahead(places, copies).values()
+    return _unfit(next(iter(reasons))) if reasons else ""
+
+
+def _unfit(reason: str) -> str:
+    return (
+        f"the states that the ranks keep do not fit each other: {reason}; all ranks have to make their "
+        "optimizer steps between the same calls to each other"
+    )
 
 
 def _plan(state: int, reports: Sequence[Report]) -> Plan:

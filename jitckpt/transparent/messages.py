@@ -9,10 +9,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from jitckpt.errors import JitckptError
-from jitckpt.transparent.communicators import Place
+from jitckpt.transparent.communicators import Count, Place
 from jitckpt.transparent.coordination import Number
 
-VERSION = 1
+VERSION = 2
 MAX_BYTES = 128 * 1024  # a socket's buffer holds it, whatever else is in there
 MAX_TEXT = 4096
 KEY_BYTES = 16
@@ -101,6 +101,24 @@ class Done(Message):
 
 
 @dataclass(frozen=True)
+class Standing(Message):
+    """What a rank waits for; told when it is asked, and when it has waited for too long.
+
+    waited: microseconds, since some thread waits for one answer of its device. limit: from when on that is
+    too long; 0: it never is. communicators: with the counts until now; also those that it is about to make.
+    """
+
+    waited: int
+    limit: int
+    communicators: tuple[Place, ...]
+
+    @property
+    def too_long(self) -> bool:
+        """Whether its device counts as hanging."""
+        return 0 < self.limit <= self.waited
+
+
+@dataclass(frozen=True)
 class Stop(Message):
     """Order: hold the host before its next call, whatever is under way; answer Stopped."""
 
@@ -130,8 +148,13 @@ class GiveUp(Message):
     reason: str
 
 
-FromProxy = Hello | Alarm | Stopped | Ids | Done
-ToProxy = Stop | Restart | Replay | GiveUp
+@dataclass(frozen=True)
+class Ask(Message):
+    """Question: what do you wait for? Answered by Standing."""
+
+
+FromProxy = Hello | Alarm | Stopped | Ids | Done | Standing
+ToProxy = Stop | Restart | Replay | GiveUp | Ask
 
 _KINDS: dict[int, type[Any]] = {
     1: Hello,
@@ -139,26 +162,31 @@ _KINDS: dict[int, type[Any]] = {
     3: Stopped,
     4: Ids,
     5: Done,
+    6: Standing,
     16: Stop,
     17: Restart,
     18: Replay,
     19: GiveUp,
+    20: Ask,
 }
 _TEXT, _KEY = "text", "key"  # a key is written in hex here; an empty one is all zeros there
 # Of each field what `struct` calls it, or _TEXT or _KEY, or the class of which it is a list.
 _FORMS: dict[type[Any], tuple[Any, ...]] = {
     Id: (_KEY, "128s"),
-    Place: (_KEY, _KEY, "I", "i", "I", "Q", "Q"),
+    Count: ("Q", "i", "Q", "Q"),
+    Place: (_KEY, _KEY, "I", "i", "I", "Q", "Q", Count),
     Making: (_KEY, "I", _KEY),
     Hello: ("i", "i", _TEXT),
     Alarm: ("Q", _TEXT),
     Stopped: ("Q", "Q", "Q", "Q", _TEXT, Place),
     Ids: (Id, "Q", "Q"),
     Done: ("Q", "Q", "Q"),
+    Standing: ("Q", "Q", Place),
     Stop: (),
     Restart: (),
     Replay: ("Q", "Q", Id, Making),
     GiveUp: (_TEXT,),
+    Ask: (),
 }
 _HEADER = struct.Struct("<IIQQ")
 

@@ -1,9 +1,9 @@
 """What a rank says of itself once it has been stopped, from which a recovery is decided."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from jitckpt.transparent.communicators import Place
+from jitckpt.transparent.communicators import FOREVER, Place
 
 # healthy: it works. suspect: it can be read, but its driver or network may be damaged. empty: a new server
 # works, and holds no state yet. lost: nothing can be read from it, or its server is dead.
@@ -72,3 +72,26 @@ class Report:
     def keeps(self, state: int) -> bool:
         """Whether the host has what this rank alone knows of that state, and the calls since."""
         return self.kept_from <= state <= self.kept_to
+
+    def moved(self, by: int) -> "Report":
+        """Return the same of a rank that numbers its states differently."""
+        return replace(
+            self,
+            begun=self.begun + by,
+            ended=self.ended + by,
+            ready=self.ready + by,
+            kept_from=self.kept_from + by,
+            kept_to=self.kept_to + by,
+            host_ended=self.host_ended + by,
+            host_copies=frozenset(state + by for state in self.host_copies),
+            communicators=tuple(_moved(place, by) for place in self.communicators),
+        )
+
+
+def _moved(place: Place, by: int) -> Place:
+    return replace(
+        place,
+        since=place.since + by,
+        until=place.until if place.until == FOREVER else place.until + by,
+        counts=tuple(replace(count, state=count.state + by) for count in place.counts),
+    )

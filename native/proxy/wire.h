@@ -125,11 +125,6 @@ struct make_reduction {
   ncclScalarResidence_t residence;
 };
 
-struct device_count {};
-struct device_count_answer {
-  int32_t count;
-};
-
 struct pci_bus_id {
   int32_t device;
 };

@@ -1,7 +1,4 @@
-"""Transparent mode: trainings of many ways to be parallel live on in the same processes.
-
-Not among the tests that run by themselves: in one of four runs the job was restarted; why is not known yet.
-"""
+"""Transparent mode: trainings of many ways to be parallel live on in the same processes."""
 
 from pathlib import Path
 

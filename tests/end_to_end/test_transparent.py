@@ -116,3 +116,98 @@ def test_every_kind_of_failure_is_only_a_pause_for_two_ranks(launcher: Launcher)
     assert not {"restart", "detected", "recovery_given_up"} & set(named)
     said = in_words(events, str(directory))
     assert sum("in the same processes" in sentence for sentence in said) == named.count("recovered")
+
+
+# Two stages, each with an optimizer of its own; the second leaves out a step, so the ranks number what they
+# keep differently. In the second training servers are killed, and then rank 1 lets the other wait.
+STAGES = """
+import contextlib, ctypes, os, signal, sys, time
+from pathlib import Path
+import torch
+from torch import distributed as dist, nn
+
+proxy = ctypes.CDLL(None)
+rank = int(os.environ["RANK"])
+events = Path(sys.argv[1]) / "events.jsonl"
+LEAST, MOST = 5, 100
+
+def happened(event):
+    return events.read_text().count('"' + event + '"')
+
+def kill_server():
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(proxy.jitckpt_proxy_server(), signal.SIGKILL)
+
+def be_late():
+    torch.cuda.synchronize()
+    recoveries, begin = happened("recovery_begun"), time.monotonic()
+    while time.monotonic() - begin < (LEAST if happened("straggler") else MOST):
+        time.sleep(0.1)
+    print(f"recoveries meanwhile: {happened('recovery_begun') - recoveries}\\n", end="", flush=True)
+
+def train(happenings=None):
+    torch.manual_seed(rank)
+    stage = nn.Linear(8, 8).cuda()
+    optimizer = torch.optim.AdamW(stage.parameters())
+    seen = []
+    for step in range(1, 9):
+        there = torch.randn(4, 8).cuda()
+        if rank == 0:
+            output = stage(there)
+            dist.send(output.detach(), 1)
+            dist.recv(there, 1)
+            output.backward(there)
+        else:
+            dist.recv(there, 0)
+            there.requires_grad_()
+            loss = stage(there).square().mean()
+            loss.backward()
+            dist.send(there.grad, 0)
+            seen.append(loss.item())
+        if happenings:
+            happenings.get((rank, step), lambda: None)()
+        if (rank, step) != (1, 2):
+            optimizer.step()
+        optimizer.zero_grad()
+    return seen, [tensor.cpu() for tensor in stage.state_dict().values()]
+
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl")
+seen, state = train()
+again, same = train({(0, 3): kill_server, (1, 5): kill_server, (1, 7): be_late})
+dist.barrier()
+torch.cuda.synchronize()
+print(f"rank {rank}, equal: {seen == again and all(map(torch.equal, state, same))}\\n", end="", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_of_unequally_many_steps_live_on_and_one_that_is_only_late_is_waited_for(
+    launcher: Launcher,
+) -> None:
+    directory = launcher.directory / "checkpoints"
+    command = [*JITCKPT_RUN, "--nproc-per-node", "2", "--device", "softgpu", "--mode", "transparent"]
+    command += [
+        "--warm-start",
+        "--warm-spares",
+        "0",
+        "--hang-timeout",
+        "2",
+        "--checkpoint-dir",
+        str(directory),
+    ]
+    result = launcher.run(*command, launcher.script(STAGES), str(directory))
+    assert result.status == 0, result.err
+    for line in ("rank 0, equal: True", "rank 1, equal: True", "recoveries meanwhile: 0"):
+        assert line in result.out.splitlines(), result.out + result.err
+    events = read_events(directory)[0]
+    named = [event["event"] for event in events]
+    assert 1 in {event["rank"] for event in events if event["event"] == "straggler"}
+    assert "rank 1 has let others wait for" in result.err
+    assert named.count("proxy_connected") == 2
+    assert not {"restart", "recovery_given_up"} & set(named)
+    kept = {(event["recovery"], event["rank"]): event["states"] for event in events if "states" in event}
+    recoveries = {recovery for recovery, _ in kept}
+    assert len(recoveries) >= 2
+    # Rank 0 has numbered one more since the first training, and another one since step 2 of the second.
+    assert any(min(kept[one, 0]) > max(kept[one, 1]) for one in recoveries)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transparent_proxies import PAIR, WORLD, Proxy
 
 from jitckpt.transparent.agreement import Agreement, replay
-from jitckpt.transparent.messages import FromProxy, GiveUp, Making, Replay, Restart, Stop, ToProxy
+from jitckpt.transparent.messages import Ask, FromProxy, GiveUp, Making, Replay, Restart, Stop, ToProxy
 from jitckpt.transparent.orders import Abort
 
 DEADLINE = 60.0
@@ -48,7 +48,8 @@ class Job:
         if way < 0:
             self.agreement.hear(~way, self.said[~way].popleft(), self.now)
         else:
-            answer = self.proxies[way].hear(self.to[way].popleft())
+            order, proxy = self.to[way].popleft(), self.proxies[way]
+            answer = proxy.standing() if isinstance(order, Ask) else proxy.hear(order)
             if answer is not None:
                 self.said[way].append(answer)
 
@@ -227,6 +228,75 @@ def test_who_has_nothing_to_go_back_to_ends_it() -> None:
     late.hear(0, early.proxies[0].alarm(), 0.0)
     assert isinstance(told[0], GiveUp)
     assert "rank 1 is gone: it has not used its device yet" in told[0].reason
+
+
+def test_ranks_that_number_their_states_differently_go_back_to_one_state_of_the_job() -> None:
+    """Rank 1 has left out a step: its state 6 is what the others call 7."""
+    now = Job(
+        Proxy(0, 3, kept=(6, 7), made={6: 60, 7: 70}),
+        Proxy(1, 3, kept=(5, 6), made={5: 60, 6: 70}),
+        Proxy(2, 3, kept=(6, 7), made={6: 60, 7: 70}),
+    )
+    now.alarm(0)
+    now.run()
+    assert [proxy.state for proxy in now.proxies.values()] == [7, 6, 7]
+    assert not any(proxy.held for proxy in now.proxies.values())
+    # Rank 1 is also behind: no state of rank 0 is as old as its newest.
+    now = Job(Proxy(0, 2, kept=(6, 7), made={6: 60, 7: 70}), Proxy(1, 2, kept=(4, 5), made={4: 40, 5: 50}))
+    now.alarm(0)
+    now.run()
+    for proxy in now.proxies.values():
+        assert f"rank 0 has made 60 of the collectives in the communicator {WORLD}" in proxy.given_up
+        assert "before its state 6, rank 1 50 before its state 5" in proxy.given_up
+
+
+def waiting(now: Job, *ranks: int) -> None:
+    """Some ranks have waited for too long, and tell that again and again."""
+    for rank in ranks:
+        now.proxies[rank].waited = 61_000_000
+    for _ in range(3):
+        for rank in ranks:
+            now.said[rank].append(now.proxies[rank].standing())
+        now.run()
+
+
+def test_a_job_that_hangs_is_brought_back() -> None:
+    now = Job(*(Proxy(rank, 3, made={0: 12}) for rank in range(3)))
+    # Rank 2 has made the call too, and its host is busy; rank 1 makes its next one when it has this answer.
+    now.proxies[2].made[0] = 13
+    waiting(now, 0, 1)
+    now.goes_on(state=7)
+    assert now.named("device_alarm")[0] == {
+        "rank": 0,
+        "call": 0,
+        "text": "the device has given no answer for 61 s",
+    }
+    assert not now.named("straggler")
+
+
+def test_a_rank_that_is_only_late_is_waited_for_and_named_once() -> None:
+    now = Job(*(Proxy(rank, 3, made={0: 12}) for rank in range(3)))
+    now.proxies[2].made[0] = 11
+    waiting(now, 1)
+    waiting(now, 0, 1)
+    assert not now.named("recovery_begun")
+    assert [one["rank"] for one in now.named("straggler")] == [2]
+    # It comes, and then the network is cut.
+    now.proxies[2].made[0] = 12
+    waiting(now, 0, 1)
+    now.goes_on(state=7)
+
+
+def test_a_rank_that_has_not_used_its_device_yet_is_late() -> None:
+    early = Job(Proxy(0, 2, made={0: 12}))
+    events: list[str] = []
+    late = Agreement(
+        [0, 1], DEADLINE, lambda rank, order: None, lambda event, **details: events.append(event)
+    )
+    late.hear(0, early.proxies[0].hello(), 0.0)
+    early.proxies[0].waited = 61_000_000
+    late.hear(0, early.proxies[0].standing(), 0.0)
+    assert events == ["straggler"]
 
 
 def test_an_id_that_nobody_renews_ends_it() -> None:

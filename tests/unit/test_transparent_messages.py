@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jitckpt.transparent import messages
-from jitckpt.transparent.communicators import FOREVER, Place
+from jitckpt.transparent.communicators import EVERYBODY, FOREVER, Count, Place
 from jitckpt.transparent.messages import (
     MAX_BYTES,
     Alarm,
+    Ask,
     Done,
     GiveUp,
     Hello,
@@ -22,6 +23,7 @@ from jitckpt.transparent.messages import (
     MessageError,
     Replay,
     Restart,
+    Standing,
     Stop,
     Stopped,
     decode,
@@ -34,7 +36,8 @@ keys = st.binary(min_size=16, max_size=16).map(lambda key: key.hex() if any(key)
 texts = st.text(st.characters(codec="utf-8"), max_size=100)
 numbers = st.tuples(u64, u64)
 ids = st.lists(st.builds(Id, keys, st.binary(min_size=128, max_size=128)), max_size=4).map(tuple)
-places = st.lists(st.builds(Place, keys, keys, u32, i32, u32, u64, u64), max_size=4).map(tuple)
+counts = st.lists(st.builds(Count, u64, i32, u64, u64), max_size=3).map(tuple)
+places = st.lists(st.builds(Place, keys, keys, u32, i32, u32, u64, u64, counts), max_size=4).map(tuple)
 makings = st.lists(st.builds(Making, keys, u32, keys), max_size=4).map(tuple)
 MESSAGES: st.SearchStrategy[Any] = st.one_of(
     st.builds(Hello, numbers, i32, i32, texts),
@@ -42,6 +45,8 @@ MESSAGES: st.SearchStrategy[Any] = st.one_of(
     st.builds(Stopped, numbers, u64, u64, u64, u64, texts, places),
     st.builds(Ids, numbers, ids, u64, u64),
     st.builds(Done, numbers, u64, u64, u64),
+    st.builds(Standing, numbers, u64, u64, places),
+    st.builds(Ask, numbers),
     st.builds(Stop, numbers),
     st.builds(Restart, numbers),
     st.builds(Replay, numbers, u64, u64, ids, makings),
@@ -81,14 +86,15 @@ def test_any_bytes_are_refused_or_understood(data: bytes) -> None:
 
 
 def test_the_bytes_are_those_that_the_other_side_writes() -> None:
-    hello = struct.pack("<IIQQ", 1, 1, 0, 7) + struct.pack("<iiI", 300, 2, 2) + b"ab"
+    hello = struct.pack("<IIQQ", 1, 2, 0, 7) + struct.pack("<iiI", 300, 2, 2) + b"ab"
     assert decode(hello) == Hello((0, 7), 300, 2, "ab")
     key, parent = bytes(range(16)), bytes(16)
-    stopped = struct.pack("<IIQQ", 3, 1, 0, 1) + struct.pack("<QQQQI", 4, 5, 90, 80, 4) + b"lost"
+    stopped = struct.pack("<IIQQ", 3, 2, 0, 1) + struct.pack("<QQQQI", 4, 5, 90, 80, 4) + b"lost"
     stopped += struct.pack("<I", 1) + key + parent + struct.pack("<IiIQQ", 0, 1, 2, 1, FOREVER)
-    place = Place(key.hex(), "", 0, 1, 2, 1, FOREVER)
+    stopped += struct.pack("<IQiQQ", 1, 4, -1, 70, 0)
+    place = Place(key.hex(), "", 0, 1, 2, 1, FOREVER, (Count(4, EVERYBODY, 70, 0),))
     assert decode(stopped) == Stopped((0, 1), 4, 5, 90, 80, "lost", (place,))
-    replay = struct.pack("<IIQQ", 18, 1, 0, 1) + struct.pack("<QQII", 5, 1, 0, 1)
+    replay = struct.pack("<IIQQ", 18, 2, 0, 1) + struct.pack("<QQII", 5, 1, 0, 1)
     replay += parent + b"\3\0\0\0" + key
     assert encode(Replay((0, 1), 5, 1, (), (Making("", 3, key.hex()),))) == replay
 
@@ -106,7 +112,7 @@ def test_what_cant_be_sent_is_refused_by_name() -> None:
 
 
 def test_another_version_is_named() -> None:
-    with pytest.raises(MessageError, match="version 2 of its messages, this agent 1: install jitckpt again"):
-        decode(struct.pack("<IIQQ", 16, 2, 0, 1))
-    with pytest.raises(MessageError, match="unknown kind 6"):
-        decode(struct.pack("<IIQQ", 6, 1, 0, 1))
+    with pytest.raises(MessageError, match="version 1 of its messages, this agent 2: install jitckpt again"):
+        decode(struct.pack("<IIQQ", 16, 1, 0, 1))
+    with pytest.raises(MessageError, match="unknown kind 7"):
+        decode(struct.pack("<IIQQ", 7, 2, 0, 1))

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from jitckpt.transparent.communicators import FOREVER, Place
+from jitckpt.transparent.communicators import EVERYBODY, FOREVER, Count, Place
 from jitckpt.transparent.coordination import Number
 from jitckpt.transparent.messages import (
     Alarm,
@@ -16,6 +16,7 @@ from jitckpt.transparent.messages import (
     Ids,
     Replay,
     Restart,
+    Standing,
     Stop,
     Stopped,
     ToProxy,
@@ -30,6 +31,8 @@ class Proxy:
     """One rank of `size`. state: what its device holds; None: nothing yet. kept: the states of its images.
 
     failing: the call that fails whenever it is made, with its error. orders: all that it has carried out.
+    made: by state the collectives that it had made in the world; 0: until now. waited: microseconds, for its
+    device.
     """
 
     rank: int
@@ -45,6 +48,8 @@ class Proxy:
     issues: Sequence[str] = (WORLD,)
     failed: tuple[int, str] = (0, "")
     orders: list[ToProxy] = field(default_factory=list)
+    made: dict[int, int] = field(default_factory=dict)
+    waited: int = 0
 
     def hello(self) -> Hello:
         return Hello(self.recovery, 100 + self.rank, self.rank, "cafe")
@@ -54,8 +59,15 @@ class Proxy:
         return Alarm(self.recovery, call, error)
 
     def places(self) -> tuple[Place, ...]:
-        pair = [Place(PAIR, WORLD, 1, self.rank, 2, since=7)] if self.rank < 2 <= self.size else []
-        return (Place(WORLD, "", 0, self.rank, self.size, 0, FOREVER), *pair)
+        since = max(self.made, default=7)
+        pair = [Place(PAIR, WORLD, 1, self.rank, 2, since)] if self.rank < 2 <= self.size else []
+        counts = tuple(Count(state, EVERYBODY, made, 0) for state, made in self.made.items() if state)
+        return (Place(WORLD, "", 0, self.rank, self.size, 0, FOREVER, counts), *pair)
+
+    def standing(self) -> Standing:
+        counts = (Count(FOREVER, EVERYBODY, self.made.get(0, 0), 0),)
+        places = (Place(WORLD, "", 0, self.rank, self.size, 0, FOREVER, counts),)
+        return Standing(self.recovery, self.waited, 60_000_000, places)
 
     def hear(self, order: ToProxy) -> FromProxy | None:
         """Carry out an order; return the answer."""

@@ -55,10 +55,43 @@ std::vector<Communicator> Communicators::all() const {
   return all_;
 }
 
+void Communicators::count(const Exchange& exchange) {
+  std::lock_guard lock(mutex_);
+  for (Communicator& one : all_) {
+    if (one.handle != exchange.communicator) continue;
+    Counted& counted = one.counts[exchange.peer];
+    ++(exchange.receives ? counted.received : counted.sent);
+  }
+}
+
+std::map<uint64_t, Counts> Communicators::counts() const {
+  std::lock_guard lock(mutex_);
+  std::map<uint64_t, Counts> all;
+  for (const Communicator& one : all_) all[one.handle] = one.counts;
+  return all;
+}
+
+void Communicators::begin(const Communicator& awaited) {
+  std::lock_guard lock(mutex_);
+  awaited_.push_back(awaited);
+}
+
+void Communicators::end_waiting(uint64_t handle) {
+  std::lock_guard lock(mutex_);
+  std::erase_if(awaited_, [handle](const Communicator& one) { return one.handle == handle; });
+}
+
+std::vector<Communicator> Communicators::awaited() const {
+  std::lock_guard lock(mutex_);
+  return awaited_;
+}
+
 Communicators::Split Communicators::begin_split(uint64_t parent) {
   std::lock_guard lock(mutex_);
   for (Communicator& one : all_) {
-    if (one.handle == parent && one.ended == 0) return {one.key, one.splits++};
+    if (one.handle != parent || one.ended != 0) continue;
+    ++one.counts[control::everybody].sent;  // all of its ranks take part, whatever they get
+    return {one.key, one.splits++};
   }
   return {no_key, 0};  // the call will fail
 }

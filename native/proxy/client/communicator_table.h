@@ -1,5 +1,6 @@
 // The communicators that the process is in, as all their ranks know them, and how they are made anew.
 #pragma once
+#include <map>
 #include <mutex>
 #include <set>
 #include <string>
@@ -11,6 +12,18 @@
 
 namespace jitckpt::proxy::client {
 
+// The calls that this rank has made with others: with everybody, or with a peer.
+struct Counted {
+  uint64_t sent = 0, received = 0;  // of collectives: sent
+};
+using Counts = std::map<int32_t, Counted>;  // by the peer's rank in the communicator; control::everybody
+// One such call.
+struct Exchange {
+  uint64_t communicator = 0;
+  int32_t peer = control::everybody;
+  bool receives = false;
+};
+
 struct Communicator {
   uint64_t handle = 0, born = 0;  // born: number of the record that made it
   Key key{}, parent{};            // parent: no_key if it was not split from another
@@ -20,6 +33,7 @@ struct Communicator {
   wire::Configuration configuration{};
   uint64_t ended = 0;   // number of the record that ended it; 0: it lives
   uint32_t splits = 0;  // that were made of it
+  Counts counts{};
 
   // Whether it was there before the record of this number.
   bool lived(uint64_t before) const { return born < before && (ended == 0 || ended >= before); }
@@ -35,6 +49,14 @@ class Communicators {
   std::vector<Communicator> all() const;
   // Whether there is one of several ranks.
   bool joins_ranks() const;
+
+  void count(const Exchange& exchange);
+  std::map<uint64_t, Counts> counts() const;  // by handle
+
+  // One is being made, for which this rank waits for the others; it is in no other list meanwhile.
+  void begin(const Communicator& awaited);
+  void end_waiting(uint64_t handle);
+  std::vector<Communicator> awaited() const;
 
   // A split of this communicator begins.
   struct Split {
@@ -63,6 +85,7 @@ class Communicators {
 
   mutable std::mutex mutex_;
   std::vector<Communicator> all_;  // in the order in which they were made
+  std::vector<Communicator> awaited_;
   std::set<Key> issued_;
 };
 

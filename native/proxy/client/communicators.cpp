@@ -53,6 +53,25 @@ void note_communicator(Communicator made) {
   connection->communicators().add(made);
 }
 
+// While the thread waits for the other ranks of a communicator.
+class Awaited {
+ public:
+  explicit Awaited(const Communicator& communicator) : handle_(communicator.handle) {
+    int32_t result = 0;
+    connection_ = Connection::get(Library::nccl, result);
+    if (connection_) connection_->communicators().begin(communicator);
+  }
+  ~Awaited() {
+    if (connection_) connection_->communicators().end_waiting(handle_);
+  }
+  Awaited(const Awaited&) = delete;
+  Awaited& operator=(const Awaited&) = delete;
+
+ private:
+  Connection* connection_ = nullptr;
+  uint64_t handle_;
+};
+
 Communicators::Split begin_split(uint64_t parent) {
   int32_t result = 0;
   Connection* const connection = Connection::get(Library::nccl, result);
@@ -91,6 +110,8 @@ ncclResult_t ncclGroupEnd() {
   const wire::collective_group arguments{std::exchange(thread.grouped_calls, 0)};
   const auto result = tell<ncclResult_t>(Call::collective_group, arguments, thread.group);
   thread.group.clear();
+  const auto exchanges = std::exchange(thread.exchanges, {});
+  if (result == ncclSuccess) count(exchanges);
   return result;
 }
 
@@ -108,15 +129,15 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* made, int ranks, ncclUniqueId id
   if (this_thread().group_depth > 0) return refuse_in_group();
   const uint64_t handle = new_handle();
   const wire::init_communicator arguments{handle, ranks, rank, id, packed(configuration)};
+  const Communicator communicator{.handle = handle,
+                                  .key = key_of(id),
+                                  .parent = no_key,
+                                  .rank = rank,
+                                  .size = ranks,
+                                  .configuration = arguments.configuration};
+  const Awaited awaited(communicator);
   const auto result = ask<ncclResult_t>(Call::init_communicator, arguments);
-  if (result == ncclSuccess) {
-    note_communicator({.handle = handle,
-                       .key = key_of(id),
-                       .parent = no_key,
-                       .rank = rank,
-                       .size = ranks,
-                       .configuration = arguments.configuration});
-  }
+  if (result == ncclSuccess) note_communicator(communicator);
   *made = result == ncclSuccess ? reinterpret_cast<ncclComm_t>(handle) : nullptr;
   return result;
 }

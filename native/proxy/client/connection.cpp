@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <thread>
 
 #include "thread.h"
 
@@ -95,6 +96,8 @@ Connection::Connection(const Settings& settings)
   }
 }
 
+bool Connection::ending() { return state == State::ending; }
+
 bool Connection::usable() { return state == State::fresh || state == State::running; }
 
 Connection* Connection::get(Library library, int32_t& result) {
@@ -152,8 +155,21 @@ std::optional<std::chrono::milliseconds> Connection::hang_time() const {
 }
 
 pid_t Connection::server() {
+  for (;;) {
+    hold_.pass();
+    {
+      std::lock_guard lock(mutex_);
+      if (!server_) return 0;
+      if (!server_->has_ended()) return server_->id();
+      if (!hold_.on()) return 0;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // another takes its place
+  }
+}
+
+std::string Connection::end_of_server() {
   std::lock_guard lock(mutex_);
-  return server_ ? server_->id() : 0;
+  return server_->end();
 }
 
 pid_t Connection::server_of_process() {

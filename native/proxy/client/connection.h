@@ -31,6 +31,7 @@ class Connection {
 
   // Whether the process may ask for a server at all: false in a forked child and while the process ends.
   static bool usable();
+  static bool ending();
 
   LogWriter& writer() { return writer_; }
   const Log& log() const { return log_; }
@@ -40,6 +41,7 @@ class Connection {
   Objects& objects() { return objects_; }
   Communicators& communicators() { return communicators_; }
   Hold& hold() { return hold_; }
+  // The server's process; 0: there is none any more. Waits while another takes its place.
   pid_t server();
   static pid_t server_of_process();
 
@@ -70,11 +72,15 @@ class Connection {
 
   // For the control thread, which stops the host before and lets it go on afterwards.
   control::Stopped report();
-  void end_server();
-  void start_server();
+  control::Standing standing(std::chrono::steady_clock::duration waited) const;
+  // Ends the server and starts another. Throws std::runtime_error with a sentence.
+  struct Replaced {
+    std::chrono::steady_clock::duration ending, starting;
+  };
+  Replaced replace_server();
   std::vector<control::NamedId> make_ids();
   int server_process_file() const { return server_->process_file(); }
-  std::string end_of_server() const { return server_->end(); }
+  std::string end_of_server();
   // Throws std::runtime_error with a sentence.
   void replay(const control::Replay& order);
   bool replayed() const;
@@ -92,7 +98,8 @@ class Connection {
     uint64_t state;  // images are numbered; all ranks have the same
     Position start;  // of the log that leads on from it
     Copies copies;
-    bool whole = true;  // false while a replay comes to it: the same copy is made again
+    std::map<uint64_t, Counts> counts{};  // of the calls before, by the communicator's handle
+    bool whole = true;                    // false while a replay comes to it: the same copy is made again
   };
   // Pinned memory that the program has freed.
   class Freed {

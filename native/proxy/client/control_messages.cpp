@@ -7,7 +7,7 @@
 namespace jitckpt::proxy::client::control {
 namespace {
 
-constexpr uint32_t version = 1;
+constexpr uint32_t version = 2;
 constexpr uint32_t first_of_worker = 1, first_of_agent = 16;  // kinds, in the order of the variants
 
 // Both go over the fields of a message in their order; little-endian, as all that CUDA runs on.
@@ -66,7 +66,8 @@ void fields(Do& each, auto& m) {
   const auto all = [&each](auto&... values) { (each(values), ...); };
   if constexpr (std::is_same_v<Message, NamedId>) all(m.key, m.id);
   if constexpr (std::is_same_v<Message, Member>)
-    all(m.key, m.parent, m.split, m.rank, m.size, m.since, m.until);
+    all(m.key, m.parent, m.split, m.rank, m.size, m.since, m.until, m.counts);
+  if constexpr (std::is_same_v<Message, Count>) all(m.state, m.peer, m.sent, m.received);
   if constexpr (std::is_same_v<Message, Creation>) all(m.parent, m.split, m.key);
   if constexpr (std::is_same_v<Message, Hello>) all(m.process, m.rank, m.table_hash);
   if constexpr (std::is_same_v<Message, Alarm>) all(m.call, m.error);
@@ -74,6 +75,7 @@ void fields(Do& each, auto& m) {
     all(m.kept_from, m.kept_to, m.log_end, m.failed_call, m.error, m.communicators);
   if constexpr (std::is_same_v<Message, Ids>) all(m.ids, m.ending_us, m.starting_us);
   if constexpr (std::is_same_v<Message, Done>) all(m.image_us, m.communicators_us, m.replay_us);
+  if constexpr (std::is_same_v<Message, Standing>) all(m.waited_us, m.limit_us, m.communicators);
   if constexpr (std::is_same_v<Message, Replay>) all(m.state, m.deliver_error, m.ids, m.creations);
   if constexpr (std::is_same_v<Message, GiveUp>) all(m.text);
 }
@@ -120,7 +122,8 @@ Numbered<Message> decode(std::span<const std::byte> bytes, uint32_t first) {
   Numbered<Message> message;
   reader(kind);
   reader(spoken);
-  if (spoken != version) throw BadMessage("it is of version " + std::to_string(spoken) + ", not 1");
+  if (spoken != version)
+    throw BadMessage("it is of version " + std::to_string(spoken) + ", not " + std::to_string(version));
   reader(message.number);
   message.message = read<Message>(reader, kind - first);
   if (!reader.at_end()) throw BadMessage("it is longer than it should be");

@@ -36,14 +36,22 @@ struct Alarm {
   uint64_t call;  // which place of the program; 0: none
   std::string error;
 };
+constexpr uint64_t lasting = ~uint64_t{0};
+// The calls that the rank had made on a communicator when an image was made.
+struct Count {
+  uint64_t state;  // of the image; lasting: the calls until now
+  int32_t peer;    // rank in the communicator; everybody: collectives
+  uint64_t sent, received;
+};
+constexpr int32_t everybody = -1;
 struct Member {
   Key key, parent;  // parent: no_key if it was not split from another
   uint32_t split;   // which of the parent's
   int32_t rank;     // in the communicator
   uint32_t size;
   uint64_t since, until;  // states of images that it lives in; until lasting: it lives
+  std::vector<Count> counts;
 };
-constexpr uint64_t lasting = ~uint64_t{0};
 struct Stopped {
   uint64_t kept_from, kept_to;  // states of the images; kept_from > kept_to: there is none
   uint64_t log_end;
@@ -57,6 +65,11 @@ struct Ids {
 };
 struct Done {
   uint64_t image_us, communicators_us, replay_us;
+};
+struct Standing {
+  uint64_t waited_us;  // that some thread has waited for one answer of the device
+  uint64_t limit_us;   // from when on that is too long; 0: it never is
+  std::vector<Member> communicators;
 };
 
 // Of the agent.
@@ -75,9 +88,10 @@ struct Replay {
 struct GiveUp {
   std::string text;
 };
+struct Ask {};
 
-using FromWorker = std::variant<Hello, Alarm, Stopped, Ids, Done>;
-using FromAgent = std::variant<Stop, Restart, Replay, GiveUp>;
+using FromWorker = std::variant<Hello, Alarm, Stopped, Ids, Done, Standing>;
+using FromAgent = std::variant<Stop, Restart, Replay, GiveUp, Ask>;
 
 template <class Message>
 struct Numbered {

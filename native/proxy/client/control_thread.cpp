@@ -21,10 +21,8 @@
 namespace jitckpt::proxy::client {
 namespace {
 
-uint64_t microseconds_since(std::chrono::steady_clock::time_point begin) {
-  return static_cast<uint64_t>(
-      std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begin)
-          .count());
+uint64_t microseconds(std::chrono::steady_clock::duration time) {
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(time).count());
 }
 
 int connect_to(const std::string& path) {
@@ -154,6 +152,8 @@ void ControlThread::carry_out(const control::FromAgent& order) {
       if (phase_ == Phase::stopped) restart();
     } else if (const auto* const replays = std::get_if<control::Replay>(&order)) {
       if (phase_ == Phase::restarted) replay(*replays);
+    } else if (std::holds_alternative<control::Ask>(order)) {
+      tell_standing();
     } else if (const auto* const gives_up = std::get_if<control::GiveUp>(&order)) {
       give_up(gives_up->text);
     }
@@ -163,14 +163,11 @@ void ControlThread::carry_out(const control::FromAgent& order) {
 }
 
 void ControlThread::restart() {
-  const auto begin = std::chrono::steady_clock::now();
-  connection_.end_server();
-  const uint64_t ending = microseconds_since(begin);
-  const auto middle = std::chrono::steady_clock::now();
-  connection_.start_server();
+  const Connection::Replaced replaced = connection_.replace_server();
   server_known_dead_ = false;
-  control::Ids made{connection_.make_ids(), ending, 0};
-  made.starting_us = microseconds_since(middle);
+  const auto began = std::chrono::steady_clock::now() - replaced.starting;
+  control::Ids made{connection_.make_ids(), microseconds(replaced.ending), 0};
+  made.starting_us = microseconds(std::chrono::steady_clock::now() - began);
   phase_ = Phase::restarted;
   say(std::move(made));
 }
@@ -191,17 +188,20 @@ void ControlThread::look_at_replay() {
   // If something has failed in it, the alarm is what the agent hears.
   if (!connection_.release()) return;
   phase_ = Phase::watching;
-  say(control::Done{0, 0, microseconds_since(replay_began_)});
+  say(control::Done{0, 0, microseconds(std::chrono::steady_clock::now() - replay_began_)});
 }
 
 void ControlThread::look_for_hangs() {
   const auto limit = connection_.hang_time();
   if (phase_ != Phase::watching || connection_.hold().held() || !limit) return hang_watch_.forget();
-  if (hang_watch_.longest_wait(std::chrono::steady_clock::now()) < *limit) return;
-  char text[100];
-  std::snprintf(text, sizeof text, "the device has given no answer for %g s",
-                static_cast<double>(limit->count()) / 1000);
-  connection_.hold().alarm(text);
+  const auto now = std::chrono::steady_clock::now();
+  if (hang_watch_.longest_wait(now) < *limit || now - told_at_ < *limit / 4) return;
+  told_at_ = now;
+  tell_standing();
+}
+
+void ControlThread::tell_standing() {
+  say(connection_.standing(hang_watch_.longest_wait(std::chrono::steady_clock::now())));
 }
 
 void ControlThread::give_up(const std::string& why) {

@@ -15,7 +15,8 @@ extern "C" {
 // call. Returns 0, or the CUDA error of the thread, with its text for cudaGetErrorString.
 JITCKPT_PROXY_CALL int jitckpt_proxy_keep(void);
 
-// The process id of the server; 0: there is none (yet).
+// The process id of the server; 0: there is none (yet, or any more). While all ranks recover it waits for the
+// new one.
 JITCKPT_PROXY_CALL int jitckpt_proxy_server(void);
 
 #ifdef __cplusplus

@@ -8,6 +8,18 @@
 #include "connection.h"
 
 namespace jitckpt::proxy::client {
+namespace {
+
+control::Member member_of(const Communicator& one) {
+  return {one.key, one.parent, one.split, one.rank, static_cast<uint32_t>(one.size), control::lasting, 0, {}};
+}
+
+void add_counts(control::Member& member, uint64_t state, const Counts& counts) {
+  for (const auto& [peer, counted] : counts)
+    member.counts.push_back({state, peer, counted.sent, counted.received});
+}
+
+}  // namespace
 
 control::Stopped Connection::report() {
   const Hold::Failed failed = hold_.failed();
@@ -21,16 +33,36 @@ control::Stopped Connection::report() {
   report.kept_from = images.front()->state;
   report.kept_to = images.back()->state;
   for (const Communicator& one : communicators_.all()) {
-    control::Member member{one.key,          one.parent, one.split, one.rank, static_cast<uint32_t>(one.size),
-                           control::lasting, 0};
+    control::Member member = member_of(one);
     for (const Image* const image : images) {
       if (!one.lived(image->start.sequence)) continue;
       member.since = std::min(member.since, image->state);
       member.until = one.ended == 0 ? control::lasting : image->state;
+      if (const auto counts = image->counts.find(one.handle); counts != image->counts.end())
+        add_counts(member, image->state, counts->second);
     }
     if (member.since != control::lasting) report.communicators.push_back(member);
   }
   return report;
+}
+
+control::Standing Connection::standing(std::chrono::steady_clock::duration waited) const {
+  using std::chrono::duration_cast, std::chrono::microseconds;
+  const auto limit = hang_time();
+  control::Standing standing{static_cast<uint64_t>(duration_cast<microseconds>(waited).count()),
+                             limit ? static_cast<uint64_t>(microseconds(*limit).count()) : 0,
+                             {}};
+  const auto add = [&standing](const Communicator& one) {
+    control::Member& member = standing.communicators.emplace_back(member_of(one));
+    member.since = 0;
+    member.until = control::lasting;
+    add_counts(member, control::lasting, one.counts);
+  };
+  for (const Communicator& one : communicators_.all()) {
+    if (one.ended == 0) add(one);
+  }
+  for (const Communicator& one : communicators_.awaited()) add(one);
+  return standing;
 }
 
 std::vector<control::NamedId> Connection::make_ids() {

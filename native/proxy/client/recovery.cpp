@@ -139,23 +139,24 @@ cudaError_t Connection::keep() {
   }
   hold_.when_free([&] {
     std::lock_guard lock(mutex_);
-    images_.push_back({++states_, writer_.keep(), std::exchange(next_copies_, {})});
+    images_.push_back({++states_, writer_.keep(), std::exchange(next_copies_, {}), communicators_.counts()});
   });
   has_kept_ = true;
   hold_.forget_failures();
   return result;
 }
 
-void Connection::end_server() {
+// In one go: nobody gets the number of a process that is no more.
+Connection::Replaced Connection::replace_server() {
+  using Clock = std::chrono::steady_clock;
   std::lock_guard lock(mutex_);
+  const auto begin = Clock::now();
   server_->kill();
   server_->end();
-}
-
-void Connection::start_server() {
-  std::lock_guard lock(mutex_);
+  const auto ended = Clock::now();
   begun_ = false;
   server_ = std::make_unique<ServerProcess>(log_file_.descriptor(), pinned_.file().descriptor());
+  return {ended - begin, Clock::now() - ended};
 }
 
 // A new server begins with the image, and makes all calls since. With mutex_ held.

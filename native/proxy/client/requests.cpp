@@ -47,11 +47,19 @@ bool recovers(Connection& connection, const Thread& thread, const MachineFailure
   return connection.hold().recovers(place_of(thread), failure.describe(), still);
 }
 
-// Calls that a program makes again and again to see whether something is over. They never wait: a watchdog
-// makes them.
+// Calls that a program makes again and again to see whether something is over.
 bool is_query(Call call) {
   return call == Call::cudaEventQuery || call == Call::cudaStreamQuery || call == Call::ncclCommGetAsyncError;
 }
+
+bool may_block(Call call) {
+  return call == Call::cudaStreamSynchronize || call == Call::cudaDeviceSynchronize ||
+         call == Call::cudaEventSynchronize || call == Call::copy_to_host;
+}
+
+// A watchdog's queries never wait: it would take that for a hang. But a thread that has waited for the device
+// itself may know what is over, and torch's timers raise an error if a query says otherwise.
+bool only_watches(const Thread& thread, Call call) { return is_query(call) && !thread.has_waited; }
 
 // What a query says while the host is held: that nothing is over, and nothing has failed.
 int32_t not_over(Call call, std::span<std::byte> content) {
@@ -128,7 +136,8 @@ Outcome get_answer(Connection& connection, Thread& thread, Library library, Ques
   Slot& slot = connection.log().slot(thread.slot);
   const uint32_t number = begin_question(slot);
   const auto still = [&slot] { return slot.waits == Waits::yes; };
-  const auto is_held = [&] { return is_query(call) && connection.hold().held(); };
+  const bool watches = only_watches(thread, call);
+  const auto is_held = [&] { return watches && connection.hold().held(); };
   const auto go_on = [&] { return still() && !is_held() && connection.go_on(); };
   const auto end = [&slot](Outcome outcome) {
     slot.waits = Waits::no;
@@ -152,7 +161,7 @@ Outcome get_answer(Connection& connection, Thread& thread, Library library, Ques
       }
       const auto failure =
           connection.hold().on() ? failure_behind(connection, library, call, answer, content) : std::nullopt;
-      if (failure && is_query(call)) {
+      if (failure && watches) {
         if (connection.hold().alarm(0, failure->describe(), still)) return end(Outcome::held);
       } else if (failure && recovers(connection, thread, *failure, still)) {
         slot.waits = Waits::yes;
@@ -170,11 +179,6 @@ Outcome get_answer(Connection& connection, Thread& thread, Library library, Ques
     ask_again();
   }
   return end(Outcome::gone);
-}
-
-bool may_block(Call call) {
-  return call == Call::cudaStreamSynchronize || call == Call::cudaDeviceSynchronize ||
-         call == Call::cudaEventSynchronize || call == Call::copy_to_host;
 }
 
 }  // namespace
@@ -223,10 +227,13 @@ int32_t ask_bytes(Library library, Question question, Call call, Bytes arguments
                   std::span<std::byte> answer) {
   int32_t result = 0;
   Connection* const connection = Connection::get(library, result);
+  // A watchdog still asks while the process ends: it must not take that for a failure.
+  if (!connection && is_query(call) && Connection::ending()) return not_over(call, answer);
   if (!connection) return result;
   Thread& thread = this_thread();
   if (!has_slot(*connection, thread)) return too_many_threads(library);
-  if (!is_query(call)) {
+  thread.has_waited |= may_block(call);
+  if (!only_watches(thread, call)) {
     connection->hold().pass();
   } else if (connection->hold().held()) {
     return not_over(call, answer);
@@ -258,11 +265,24 @@ const std::byte* staging_memory() {
   return Connection::get(Library::cudart, result)->log().slot(this_thread().slot).staging;
 }
 
-int32_t tell_collective_bytes(Call call, Bytes arguments) {
+void count(std::span<const Exchange> exchanges) {
+  int32_t result = 0;
+  Connection* const connection = Connection::get(Library::nccl, result);
+  for (const Exchange& exchange : exchanges) {
+    if (connection) connection->communicators().count(exchange);
+  }
+}
+
+int32_t tell_collective_bytes(Call call, Bytes arguments, const Exchange& exchange) {
   Thread& thread = this_thread();
   int32_t result = 0;
   if (Connection* const connection = Connection::get(Library::nccl, result)) connection->communicates();
-  if (thread.group_depth == 0) return tell_bytes(Library::nccl, call, arguments, {});
+  if (thread.group_depth == 0) {
+    result = tell_bytes(Library::nccl, call, arguments, {});
+    if (result == 0) count(std::span(&exchange, 1));
+    return result;
+  }
+  thread.exchanges.push_back(exchange);
   const wire::GroupedCall header{static_cast<uint16_t>(call), static_cast<uint32_t>(arguments.size())};
   const Bytes header_bytes = bytes_of(header);
   thread.group.insert(thread.group.end(), header_bytes.begin(), header_bytes.end());

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <span>
 
+#include "communicator_table.h"
 #include "errors.h"
 
 namespace jitckpt::proxy::client {
@@ -33,7 +34,9 @@ enum class Question : uint8_t { asks, looks, allocates, makes_id };
 int32_t tell_bytes(Library library, Call call, Bytes arguments, Bytes more);
 int32_t ask_bytes(Library library, Question question, Call call, Bytes arguments, Bytes more,
                   std::span<std::byte> answer);
-int32_t tell_collective_bytes(Call call, Bytes arguments);
+int32_t tell_collective_bytes(Call call, Bytes arguments, const Exchange& exchange);
+// Such calls are in the log.
+void count(std::span<const Exchange> exchanges);
 
 // Where an answer to copy_to_host lies.
 const std::byte* staging_memory();
@@ -48,7 +51,12 @@ Result tell(Call call, const Arguments& arguments, Bytes more = {}) {
 
 template <class Result, class Arguments>
 Result tell_collective(Call call, const Arguments& arguments) {
-  return Result(tell_collective_bytes(call, bytes_of(arguments)));
+  Exchange exchange{arguments.comm};
+  if constexpr (requires { arguments.peer; }) {
+    exchange.peer = arguments.peer;
+    exchange.receives = call == Call::ncclRecv;
+  }
+  return Result(tell_collective_bytes(call, bytes_of(arguments), exchange));
 }
 
 template <class Result, class Arguments>

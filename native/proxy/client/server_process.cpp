@@ -158,7 +158,8 @@ void ServerProcess::begin() { say(wire::begin); }
 // If the server is dead, whoever waits for it finds that out.
 void ServerProcess::say(uint32_t word) { send(socket_, &word, sizeof word, MSG_NOSIGNAL); }
 
-void ServerProcess::kill() { ::kill(process_, SIGKILL); }
+// By its file: the number may be another process's by now.
+void ServerProcess::kill() { syscall(SYS_pidfd_send_signal, process_file_, SIGKILL, nullptr, 0); }
 
 ServerProcess::~ServerProcess() { stop(); }
 

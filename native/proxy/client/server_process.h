@@ -26,6 +26,8 @@ class ServerProcess {
   pid_t id() const { return process_; }
   bool alive() const;
   int process_file() const { return process_file_; }
+  // Whether its process number may be another's by now.
+  bool has_ended() const { return reaped_; }
   // How it ended, as the end of a sentence.
   std::string end() const;
 

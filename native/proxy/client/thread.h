@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "communicator_table.h"
 #include "log_writer.h"
 
 namespace jitckpt::proxy::client {
@@ -12,12 +13,14 @@ struct Thread {
   int device = 0;                 // that cudaSetDevice chose
   std::size_t slot = slot_count;  // where it waits for answers; slot_count: none yet
 
+  bool has_waited = false;              // for the device
   LogWriter::Place newest{nullptr, 0};  // of its newest call
 
   // Between ncclGroupStart and the ncclGroupEnd that belongs to it.
   int group_depth = 0;
   uint32_t grouped_calls = 0;
   std::vector<std::byte> group;
+  std::vector<Exchange> exchanges;
 
   ~Thread();
 };

@@ -34,12 +34,18 @@ class Drawn {
   }
   FromWorker of_worker() {
     const auto small = [this] { return static_cast<int32_t>(number()); };
+    const auto count = [&] { return Count{number(), small(), number(), number()}; };
     const auto member = [&] {
-      return Member{
-          key(),    key(),   static_cast<uint32_t>(number()), small(), static_cast<uint32_t>(number()),
-          number(), number()};
+      return Member{key(),
+                    key(),
+                    static_cast<uint32_t>(number()),
+                    small(),
+                    static_cast<uint32_t>(number()),
+                    number(),
+                    number(),
+                    several(count)};
     };
-    switch (random_() % 5) {
+    switch (random_() % 6) {
       case 0:
         return Hello{small(), small(), text()};
       case 1:
@@ -48,18 +54,22 @@ class Drawn {
         return Stopped{number(), number(), number(), number(), text(), several(member)};
       case 3:
         return Ids{several([this] { return named_id(); }), number(), number()};
+      case 4:
+        return Standing{number(), number(), several(member)};
       default:
         return Done{number(), number(), number()};
     }
   }
   FromAgent of_agent() {
     const auto creation = [this] { return Creation{key(), static_cast<uint32_t>(number()), key()}; };
-    switch (random_() % 4) {
+    switch (random_() % 5) {
       case 0:
         return Stop{};
       case 1:
-        return Restart{};
+        return Ask{};
       case 2:
+        return Restart{};
+      case 3:
         return Replay{number(), random_() % 2, several([this] { return named_id(); }), several(creation)};
       default:
         return GiveUp{text()};
@@ -90,7 +100,7 @@ TEST(ControlMessages, ComeBackAsTheyWere) {
 }
 
 TEST(ControlMessages, AreLaidOutAsTheAgentReadsThem) {
-  const std::vector<unsigned char> expected{18, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0,
+  const std::vector<unsigned char> expected{18, 0, 0, 0, 2, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0,
                                             3,  0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0,
                                             1,  0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
   const auto bytes = encode({Number{2, 3}, FromAgent(Replay{5, 1, {}, {}})});

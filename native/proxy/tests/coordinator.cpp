@@ -45,6 +45,11 @@ std::vector<Coordinator::Recovery> Coordinator::recoveries() const {
   return recoveries_;
 }
 
+std::pair<int, int> Coordinator::compared() const {
+  std::lock_guard lock(mutex_);
+  return {collectives_, pairs_};
+}
+
 std::string Coordinator::complaint() const {
   std::lock_guard lock(mutex_);
   return complaint_;
@@ -103,6 +108,10 @@ void Coordinator::hear(int rank, const control::Numbered<control::FromWorker>& m
     if (phase_ != Phase::stopping && phase_ != Phase::over) begin_recovery();
     return;
   }
+  if (const auto* const standing = std::get_if<control::Standing>(&message.message)) {
+    if (phase_ == Phase::watching && standing->waited_us >= standing->limit_us) begin_recovery();
+    return;
+  }
   if (const auto* const report = std::get_if<control::Stopped>(&message.message)) worker.report = *report;
   if (const auto* const made = std::get_if<control::Ids>(&message.message))
     ids_.insert(ids_.end(), made->ids.begin(), made->ids.end());
@@ -149,11 +158,34 @@ void Coordinator::stopped() {
   if (common.empty()) return give_up("the ranks have no state in common");
   recoveries_.back().state = state_ = *common.rbegin();
   recoveries_.back().newest = newest;
+  compare_counts();
   phase_ = Phase::restarting;
   ids_.clear();
   for (auto& [rank, worker] : workers_) {
     worker.answered = false;
     say(rank, control::Restart{});
+  }
+}
+
+// What one rank had sent another when the state began, that one had received.
+void Coordinator::compare_counts() {
+  std::map<jitckpt::proxy::Key, std::map<std::pair<int, int>, std::set<uint64_t>>> exchanged;
+  for (const auto& [rank, worker] : workers_) {
+    for (const control::Member& one : worker.report.communicators) {
+      for (const control::Count& count : one.counts) {
+        if (count.state != state_) continue;
+        const bool collective = count.peer == control::everybody;
+        if (collective || count.sent > 0)
+          exchanged[one.key][{collective ? count.peer : one.rank, count.peer}].insert(count.sent);
+        if (count.received > 0) exchanged[one.key][{count.peer, one.rank}].insert(count.received);
+      }
+    }
+  }
+  for (const auto& [key, counts] : exchanged) {
+    for (const auto& [pair, found] : counts) {
+      if (found.size() > 1) complaint_ = "ranks differ in what they have exchanged before a state";
+      ++(pair.first == control::everybody ? collectives_ : pairs_);
+    }
   }
 }
 

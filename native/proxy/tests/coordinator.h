@@ -39,6 +39,8 @@ class Coordinator {
     bool done = false;
   };
   std::vector<Recovery> recoveries() const;
+  // How many numbers were compared: of collectives, and of what one rank had sent another.
+  std::pair<int, int> compared() const;
   std::string complaint() const;  // of the coordinator about the workers; empty: none
 
  private:
@@ -53,6 +55,7 @@ class Coordinator {
   void hear(int rank, const control::Numbered<control::FromWorker>& message);
   void begin_recovery();
   void stopped();
+  void compare_counts();
   void restarted();
   void give_up(const std::string& why);
   std::vector<control::Creation> creations(int rank, uint64_t state) const;
@@ -71,5 +74,6 @@ class Coordinator {
   mutable std::mutex mutex_;
   std::vector<Recovery> recoveries_;
   std::string complaint_;
+  int collectives_ = 0, pairs_ = 0;
   std::thread thread_;
 };

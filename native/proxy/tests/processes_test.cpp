@@ -39,6 +39,26 @@ TEST(Processes, TheDeviceIsTheServersAlone) {
   EXPECT_NE(server.find("memfd:jitckpt-pinned"), std::string::npos);
 }
 
+TEST(Alone, EndsWithAWatchdog) {
+  if (!alone()) GTEST_SKIP() << "only for other tests";
+  static ncclComm_t communicator = nullptr;
+  // Runs after the device proxy has ended, whose turn is set when the device is first used.
+  std::atexit([] {
+    ncclResult_t state = ncclInternalError;
+    const ncclResult_t asked = ncclCommGetAsyncError(communicator, &state);
+    std::printf("asked %d, state %d, stream %d\n", asked, state, cudaStreamQuery(nullptr));
+  });
+  ncclUniqueId id{};
+  ok(ncclGetUniqueId(&id));
+  ok(ncclCommInitRank(&communicator, 1, id, 0));
+}
+
+TEST(Processes, AQueryAtTheEndOfTheProcessFindsNoFailure) {
+  const Ended ended = run_alone("Alone.EndsWithAWatchdog");
+  EXPECT_EQ(ended.status, 0) << ended.output;
+  EXPECT_NE(ended.output.find("asked 0, state 0, stream 600"), std::string::npos) << ended.output;
+}
+
 TEST(Processes, AForkedChildHasNoDevice) {
   const DeviceInts number(1, 4);
   const pid_t child = fork();

@@ -46,7 +46,11 @@ class Store {
   std::string folder_;
 };
 
-void kill_server() { kill(jitckpt_proxy_server(), SIGKILL); }
+void kill_server() {
+  const pid_t server = jitckpt_proxy_server();
+  ASSERT_GT(server, 0);  // else all processes of this group would be meant
+  kill(server, SIGKILL);
+}
 
 bool tell(pid_t server, const std::string& text) {
   const std::string path = std::string(std::getenv("SOFTGPU_CONTROL")) + "/" + std::to_string(server);
@@ -170,6 +174,8 @@ class Rank {
     call([&] { launch_add(state_.get() + 1, told % 1000, stream_); });
     call([&] { ok(cudaMemcpyAsync(pinned_, block, 256, cudaMemcpyDeviceToHost, stream_)); });
     call([&] { ok(cudaStreamSynchronize(stream_)); });
+    // What has been waited for is over, whatever befalls the devices meanwhile.
+    for (int query = 0; query < 200; ++query) ok(cudaEventQuery(event_));
     seen.insert(seen.end(), {told, pinned_[0], pinned_[8], pinned_[30]});
     pinned_[0] = minibatches_;  // which no replay may undo
     call([&] { ok(ncclCommDestroy(fresh)); });
@@ -360,6 +366,8 @@ void expect_recovered(
   EXPECT_EQ(job.seen(), undisturbed.seen());
   EXPECT_EQ(undisturbed.seen().size(), static_cast<std::size_t>(ranks * (last - first + 1)));
   EXPECT_EQ(job.coordinator.complaint(), "");
+  EXPECT_GT(job.coordinator.compared().first, 0);
+  EXPECT_GT(job.coordinator.compared().second, 0);
   const auto recoveries = job.coordinator.recoveries();
   EXPECT_GE(recoveries.size(), static_cast<std::size_t>(last - first - calm));
   if (testing::Test::HasFailure())
