@@ -183,7 +183,11 @@ def client_entry(call: Carried) -> str:
     body.append(f"const wire::{call.name} arguments{{{', '.join(members)}}};")
     if call.runs == "tells":
         function = "tell_collective" if call.kind == "collective" else "tell"
-        body.append(f"return client::{function}<{p.result}>(Call::{call.name}, arguments);")
+        told = f"client::{function}<{p.result}>(Call::{call.name}, arguments)"
+        if not makes and not call.destroys:
+            body.append(f"return {told};")
+            return definition(p.declaration(), body)
+        body.append(f"const auto result = {told};")
     else:
         answer = ""
         function = "look" if call.kind == "query" else "ask"
@@ -194,14 +198,14 @@ def client_entry(call: Carried) -> str:
         body.append(f"const auto result = {asked};")
         for field in outs:
             body.append(f"if (result == {p.result}(0) && {field.name}) *{field.name} = answer.{field.name};")
-        for field in makes:
-            body.append(f"if (result != {p.result}(0)) return result;")
-            noted = f"made_{field.name}, Call::{call.name}, client::bytes_of(arguments)"
-            body.append(f"client::note_object({noted});")
-            body.append(f"*{field.name} = reinterpret_cast<{field.pointee}>(made_{field.name});")
-        if call.destroys:
-            body.append(f"if (result == {p.result}(0)) client::note_end(client::number_of({call.destroys}));")
-        body.append("return result;")
+    for field in makes:
+        body.append(f"if (result != {p.result}(0)) return result;")
+        noted = f"made_{field.name}, Call::{call.name}, client::bytes_of(arguments)"
+        body.append(f"client::note_object({noted});")
+        body.append(f"*{field.name} = reinterpret_cast<{field.pointee}>(made_{field.name});")
+    if call.destroys:
+        body.append(f"if (result == {p.result}(0)) client::note_end(client::number_of({call.destroys}));")
+    body.append("return result;")
     return definition(p.declaration(), body)
 
 

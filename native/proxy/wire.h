@@ -125,6 +125,11 @@ struct make_reduction {
   ncclScalarResidence_t residence;
 };
 
+struct device_count {};
+struct device_count_answer {
+  int32_t count;
+};
+
 struct pci_bus_id {
   int32_t device;
 };

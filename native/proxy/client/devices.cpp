@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "connection.h"
 #include "proxy_by_hand.h"
 #include "requests.h"
 #include "thread.h"
@@ -11,13 +12,23 @@
 using namespace jitckpt::proxy;
 using namespace jitckpt::proxy::client;
 
+// Asked once: it never changes, and torch wants to know before every launch.
+cudaError_t cudaGetDeviceCount(int* count) {
+  static std::atomic<int> known{0};
+  if (!count) return no_place<cudaError_t>();
+  int32_t failure = 0;
+  if (!Connection::get(Library::cudart, failure)) return cudaError_t(failure);
+  *count = known.load(std::memory_order_relaxed);
+  if (*count != 0) return cudaSuccess;
+  wire::device_count_answer answer;
+  const auto result = look<cudaError_t>(Call::device_count, wire::device_count{}, answer);
+  if (result == cudaSuccess) known = *count = answer.count;
+  return result;
+}
+
 cudaError_t cudaSetDevice(int device) {
-  static std::atomic<int> known_count{0};
-  int count = known_count.load(std::memory_order_relaxed);
-  if (count == 0) {
-    if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) return error;
-    known_count = count;
-  }
+  int count = 0;
+  if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) return error;
   if (device < 0 || device >= count)
     return cudaError_t(fail(Library::cudart, cudaErrorInvalidDevice, "there is no device of this number"));
   this_thread().device = device;

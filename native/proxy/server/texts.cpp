@@ -6,6 +6,10 @@
 
 namespace jitckpt::proxy {
 
+int32_t serve_device_count(Request& request) {
+  return real::cudaGetDeviceCount(&request.answer<wire::device_count_answer>().count);
+}
+
 int32_t serve_pci_bus_id(Request& request) {
   auto& answer = request.answer<wire::pci_bus_id_answer>();
   return real::cudaDeviceGetPCIBusId(answer.text, sizeof answer.text,

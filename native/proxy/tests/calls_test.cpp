@@ -1,5 +1,10 @@
 // The calls of one process, as a program makes them.
+#include <signal.h>
+
+#include <chrono>
+#include <condition_variable>
 #include <cstring>
+#include <mutex>
 #include <random>
 #include <thread>
 
@@ -34,6 +39,38 @@ TEST(Calls, ManyThreadsCallAtOnce) {
   }
   for (auto& caller : callers) caller.join();
   EXPECT_EQ(sums.read(), std::vector<int>(threads, rounds * (rounds + 1) / 2));
+}
+
+// What torch does for each launch or collective waits for no answer: a server that stands still has it later.
+TEST(Calls, CountingDevicesAndMakingEventsNeedNoAnswer) {
+  int before = 0, after = 0;
+  ok(cudaGetDeviceCount(&before));
+  const DeviceInts number(1);
+  ok(cudaDeviceSynchronize());
+  const pid_t server = find_server();
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool made = false;
+  ASSERT_EQ(kill(server, SIGSTOP), 0);
+  std::thread last_resort([&] {
+    std::unique_lock lock(mutex);
+    EXPECT_TRUE(changed.wait_for(lock, std::chrono::seconds(20), [&] { return made; }));
+    kill(server, SIGCONT);
+  });
+  cudaEvent_t event = nullptr;
+  ok(cudaGetDeviceCount(&after));
+  ok(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  ok(cudaEventRecord(event, nullptr));
+  ok(cudaEventDestroy(event));
+  {
+    std::lock_guard lock(mutex);
+    made = true;
+  }
+  changed.notify_one();
+  last_resort.join();
+  EXPECT_EQ(after, before);
+  launch_add(number.get(), 1);
+  EXPECT_EQ(number.read(), std::vector<int>{1});
 }
 
 TEST(Calls, AThreadThatWaitsForTheDeviceHoldsUpNoOther) {
