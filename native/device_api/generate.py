@@ -15,13 +15,14 @@ from typing import Any
 
 from clang import cindex  # type: ignore[import-untyped]
 
-HEADERS = "#include <cuda_runtime_api.h>\n#include <nccl.h>\n"
+HEADERS = '#include "libraries.h"\n'
 GATED = {"enqueue", "synchronous", "collective", "rendezvous"}
 # nccl.h includes these types without using them, and they need more headers than torch's wheels bring.
 UNUSED_HEADERS = ["-D__CUDA_FP16_H__", "-D__CUDA_BF16_H__", "-D__CUDA_FP8_H__"]
 KINDS = GATED | {"order", "query", "create", "destroy", "free", "other"}
 FIELDS = {"kind", "save", "observe", "device", "host", "either", "count", "prototype", "newer"}
-PROXY_FIELDS = {"proxy", "out", "makes", "destroys", "kernel"}  # see generate_proxy.py
+# See generate_proxy.py.
+PROXY_FIELDS = {"proxy", "out", "makes", "destroys", "kernel", "sets", "scalars", "result", "bytes", "in"}
 DO_NOT_EDIT = (
     "// Written by native/device_api/generate.py from calls.toml and NVIDIA's headers: change those.\n"
 )
@@ -76,7 +77,7 @@ def read_prototypes(include: list[str], extra: str, defines: list[str]) -> dict[
     """Every function that the headers declare, by name; `extra` are declarations that they lack."""
     source = HEADERS + 'extern "C" {\n' + extra + "}\n"
     arguments = ["-x", "c++", "-std=c++20", *UNUSED_HEADERS, *defines]
-    for folder in include:
+    for folder in [str(Path(__file__).parent), *include]:  # libraries.h lies here
         arguments += ["-isystem", folder]
     unit = cindex.Index.create().parse("calls.cpp", args=arguments, unsaved_files=[("calls.cpp", source)])
     problems = [str(d) for d in unit.diagnostics if d.severity >= cindex.Diagnostic.Error]
@@ -98,11 +99,23 @@ class Source:
 def read_source(path: Path, include: list[str]) -> Source:
     table = tomllib.loads(path.read_text())
     messages = table.pop("proxy", {})
-    entries = {name: (library, entry) for library, calls in table.items() for name, entry in calls.items()}
+    entries = {
+        name: (library, entry)
+        for library, calls in table.items()
+        for names, entry in calls.items()
+        for name in spelled_out(names)
+    }
     extra = "".join(entry["prototype"] + ";\n" for _, entry in entries.values() if "prototype" in entry)
     plain = read_prototypes(include, extra, [])
     twins = read_prototypes(include, extra, ["-DCUDA_API_PER_THREAD_DEFAULT_STREAM"])
     return Source(entries, messages, plain, twins)
+
+
+def spelled_out(names: str) -> list[str]:
+    """What a key of the table stands for: cublas[SD]gemm_v2 is cublasSgemm_v2 and cublasDgemm_v2."""
+    head, bracket, rest = names.partition("[")
+    letters, _, tail = rest.partition("]")
+    return [head + letter + tail for letter in letters] if bracket else [names]
 
 
 def functions_in(cursor: Any) -> Iterator[Any]:

@@ -29,14 +29,23 @@ HANDLES = {
     "cudaEvent_t": "events",
     "ncclComm_t": "communicators",
     "ncclRedOp_t": "reductions",
+    "cublasHandle_t": "blas_handles",
+    "cublasLtHandle_t": "blas_handles",  # torch uses one handle for both
+    "cublasLtMatmulDesc_t": "matmul_descriptions",
+    "cublasLtMatrixLayout_t": "matrix_layouts",
+    "cublasLtMatmulPreference_t": "matmul_preferences",
 }
+LIBRARIES = ("cuda", "nccl", "cublas")  # how their calls begin
 CARRIED = ("tells", "asks", "waits")
-RESULTS = {"cudaError_t": "cudaErrorNotSupported", "ncclResult_t": "ncclInvalidUsage"}
+RESULTS = ("cudaError_t", "ncclResult_t", "cublasStatus_t")
 
 
 @dataclass(frozen=True)
 class Field:
-    """An argument on the wire: `kind` is value, pointer, handle, kernel, out, makes or destroys."""
+    """An argument on the wire.
+
+    kind: value, pointer, handle, kernel, out, makes, destroys, scalar, result, bytes or in.
+    """
 
     argument: Argument
     kind: str
@@ -47,8 +56,8 @@ class Field:
 
     @property
     def pointee(self) -> str:
-        """What an out argument points to."""
-        return self.argument.type.removesuffix("*").strip()
+        """What an argument points to."""
+        return bare(self.argument.type.removesuffix("*"))
 
     @property
     def table(self) -> str:
@@ -57,8 +66,20 @@ class Field:
 
     @property
     def member(self) -> str:
-        kept = {"value": self.argument.type, "pointer": self.argument.type}
+        kept = {
+            "value": self.argument.type,
+            "pointer": self.argument.type,
+            "scalar": "Scalar",
+            "in": f"Given<{self.pointee}>",
+        }
         return f"{kept.get(self.kind, 'uint64_t')} {self.name};"
+
+    @property
+    def answered(self) -> str:
+        """Its member in the answer."""
+        if self.kind == "result":
+            return f"alignas(16) std::byte {self.name}[16];"
+        return f"{self.pointee} {self.name};"
 
 
 @dataclass(frozen=True)
@@ -70,14 +91,15 @@ class Carried:
     runs: str
     kind: str  # what calls.toml says of it
     destroys: str  # the argument that ends; may be empty
+    sets: str  # the handle whose setting it is; may be empty
     fields: tuple[Field, ...]
 
     @property
     def name(self) -> str:
         return self.prototype.name
 
-    def of_kind(self, kind: str) -> list[Field]:
-        return [field for field in self.fields if field.kind == kind]
+    def of_kind(self, *kinds: str) -> list[Field]:
+        return [field for field in self.fields if field.kind in kinds]
 
 
 @dataclass(frozen=True)
@@ -93,26 +115,26 @@ def bare(type_name: str) -> str:
 
 
 def field_of(prototype: Prototype, argument: Argument, entry: dict[str, Any]) -> Field:
-    pointers = [*entry.get("device", []), *entry.get("either", [])]
-    if argument.name in entry.get("out", []):
-        kind = "out"
-    elif argument.name == entry.get("makes"):
-        kind = "makes"
-    elif argument.name == entry.get("destroys") and bare(argument.type) in HANDLES:
-        kind = "destroys"
-    elif argument.name in entry.get("kernel", []):
-        kind = "kernel"
-    elif bare(argument.type) in HANDLES:
+    kind = kinds_of(entry).get(argument.name)
+    if kind == "destroys" and bare(argument.type) not in HANDLES:
+        kind = "pointer"  # memory
+    if kind is None and bare(argument.type) in HANDLES:
         kind = "handle"
-    elif argument.name in pointers:
-        kind = "pointer"
-    elif "*" in argument.type:
+    if kind is None and "*" in argument.type:
         raise TableError(f"{prototype.name}: nothing says what the pointer {argument.name!r} is to the proxy")
-    else:
-        kind = "value"
-    if (kind in ("out", "makes")) != argument.type.endswith("*") and kind not in ("pointer", "kernel"):
+    kind = kind or "value"
+    behind_pointers = ("out", "makes", "scalar", "result", "bytes", "in")
+    if (kind in behind_pointers) != argument.type.endswith("*") and kind not in ("pointer", "kernel"):
         raise TableError(f"{prototype.name}: {argument.name!r} can't be of the kind {kind!r}")
     return Field(argument, kind)
+
+
+def kinds_of(entry: dict[str, Any]) -> dict[str, str]:
+    """What a row says of its arguments, by name."""
+    lists = {"device": "pointer", "either": "pointer", "kernel": "kernel", "scalars": "scalar", "in": "in"}
+    kinds = {name: kind for key, kind in lists.items() for name in entry.get(key, [])}
+    kinds |= {entry[key]: key for key in ("makes", "destroys", "result") if key in entry}
+    return kinds | dict.fromkeys(entry.get("bytes", {}), "bytes") | dict.fromkeys(entry.get("out", []), "out")
 
 
 def read_table(path: Path, include: list[str]) -> Table:
@@ -122,17 +144,17 @@ def read_table(path: Path, include: list[str]) -> Table:
     by_hand: list[Prototype] = []
     refused: list[Prototype] = []
     for name, prototype in (source.twins | source.plain).items():
-        if not name.removeprefix("__").startswith(("cuda", "nccl")):
+        if not name.removeprefix("__").startswith(LIBRARIES):
             continue
         library, entry = source.entries.get(name, ("", {}))
         how = entry.get("proxy")
         if how in CARRIED:
             fields = tuple(field_of(prototype, argument, entry) for argument in prototype.arguments)
-            named = [*entry.get("out", []), *entry.get("kernel", [])]
-            named += [entry[one] for one in ("makes", "destroys") if one in entry]
-            if missing := set(named) - set(prototype.names()):
+            named = {*kinds_of(entry), *entry.get("bytes", {}).values(), entry.get("sets")} - {None}
+            if missing := named - set(prototype.names()):
                 raise TableError(f"{name} has no arguments {sorted(missing)}")
-            carried.append(Carried(prototype, library, how, entry["kind"], entry.get("destroys", ""), fields))
+            ends, sets = entry.get("destroys", ""), entry.get("sets", "")
+            carried.append(Carried(prototype, library, how, entry["kind"], ends, sets, fields))
         elif how == "client":
             by_hand.append(prototype)
         elif how is not None:
@@ -147,8 +169,8 @@ def agreed(table: Table, hash_of_more: bytes) -> str:
     names = [*table.messages, *(call.name for call in table.carried)]
     body = [f"enum class Call : uint16_t {{ {', '.join(names)}, count }};", "namespace wire {"]
     for call in table.carried:
-        members = [field.member for field in call.fields if field.kind != "out"]
-        answers = [f"{field.pointee} {field.name};" for field in call.of_kind("out")]
+        members = [field.member for field in call.fields if field.kind not in ("out", "bytes")]
+        answers = [field.answered for field in call.of_kind("out", "result")]
         body.append(f"struct {call.name} {{ {' '.join(members)} }};")
         if answers:
             body.append(f"struct {call.name}_answer {{ {' '.join(answers)} }};")
@@ -156,63 +178,97 @@ def agreed(table: Table, hash_of_more: bytes) -> str:
     text = "\n".join(body)
     digest = hashlib.sha256(text.encode() + hash_of_more).hexdigest()[:16]
     return (
-        f"{DO_NOT_EDIT}#pragma once\n{HEADERS}#include <cstdint>\n\nnamespace jitckpt::proxy {{\n"
+        f'{DO_NOT_EDIT}#pragma once\n{HEADERS}#include "wire_parts.h"\n\nnamespace jitckpt::proxy {{\n'
         f"inline constexpr uint64_t table_hash = 0x{digest}u;\n{text}\n}}  // namespace jitckpt::proxy\n"
     )
 
 
-def client_entry(call: Carried) -> str:
-    p = call.prototype
-    outs, makes = call.of_kind("out"), call.of_kind("makes")
-    body = [f"if (!{field.name}) return client::no_place<{p.result}>();" for field in makes]
-    body += [
-        f"const uint64_t kernel_{field.name} = client::kernel_number({field.name});\n"
-        f"  if (kernel_{field.name} == 0) return client::newest_error();"
-        for field in call.of_kind("kernel")
-    ]
-    body += [f"const uint64_t made_{field.name} = client::new_handle();" for field in makes]
-    sent = {
+def scalar(call: Carried, field: Field) -> str:
+    """How the client packs a scalar: the pointer mode is that of the handle, or of the description."""
+    arguments = {argument.type: argument.name for argument in call.prototype.arguments}
+    if description := arguments.get("cublasLtMatmulDesc_t"):
+        return f"client::scalar({description}, {field.name}, client::Factor::{field.name})"
+    handle = arguments["cublasHandle_t"]
+    if field.pointee == "void":
+        return f"client::scalar({handle}, {field.name}, client::scalar_bytes(computeType, Ctype))"
+    return f"client::scalar({handle}, {field.name}, sizeof *{field.name})"
+
+
+def sent(call: Carried, field: Field) -> str:
+    """What the client puts into a record for an argument."""
+    return {
         "value": "{0}",
         "pointer": "{0}",
         "handle": "client::number_of({0})",
         "destroys": "client::number_of({0})",
         "makes": "made_{0}",
         "kernel": "kernel_{0}",
-    }
-    members = [f".{f.name} = {sent[f.kind].format(f.name)}" for f in call.fields if f.kind != "out"]
+        "in": "client::given({0})",
+        "result": "client::result_address(handle, {0})",
+        "scalar": scalar(call, field) if field.kind == "scalar" else "",
+    }[field.kind].format(field.name)
+
+
+def client_entry(call: Carried) -> str:
+    p = call.prototype
+    success = f"{p.result}(0)"
+    content = call.of_kind("bytes")
+    body = [f"if (!{field.name}) return client::no_place<{p.result}>();" for field in call.of_kind("makes")]
+    body += [
+        f"const uint64_t kernel_{field.name} = client::kernel_number({field.name});\n"
+        f"  if (kernel_{field.name} == 0) return client::newest_error();"
+        for field in call.of_kind("kernel")
+    ]
+    body += [f"const uint64_t made_{field.name} = client::new_handle();" for field in call.of_kind("makes")]
+    members = [f".{f.name} = {sent(call, f)}" for f in call.fields if f.kind not in ("out", "bytes")]
     body.append(f"const wire::{call.name} arguments{{{', '.join(members)}}};")
+    more = ""
+    for field in content:
+        body.append(f"const client::Bytes more = client::bytes_at({field.name}, sizeInBytes);")
+        more = ", more"
+    tell = "tell_collective" if call.kind == "collective" else "tell"
+    told = f"client::{tell}<{p.result}>(Call::{call.name}, arguments{more})"
+    noted = f"Call::{call.name}, client::bytes_of(arguments)"
+    results = call.of_kind("result")
+    for field in results:  # on the device: nobody waits for it
+        body.append(f"if (arguments.{field.name} != 0) return {told};")
+    outs = call.of_kind("out", "result")
     if call.runs == "tells":
-        function = "tell_collective" if call.kind == "collective" else "tell"
-        told = f"client::{function}<{p.result}>(Call::{call.name}, arguments)"
-        if not makes and not call.destroys:
-            body.append(f"return {told};")
-            return definition(p.declaration(), body)
-        body.append(f"const auto result = {told};")
+        if not (call.of_kind("makes") or call.destroys or call.sets):
+            return definition(p.declaration(), [*body, f"return {told};"])
+        asked = told
     else:
-        answer = ""
         function = "look" if call.kind == "query" else "ask"
         if outs:
             body.append(f"wire::{call.name}_answer answer;")
-            answer = ", answer"
-        asked = f"client::{function}<{p.result}>(Call::{call.name}, arguments{answer})"
-        body.append(f"const auto result = {asked};")
-        for field in outs:
-            body.append(f"if (result == {p.result}(0) && {field.name}) *{field.name} = answer.{field.name};")
-    for field in makes:
-        body.append(f"if (result != {p.result}(0)) return result;")
-        noted = f"made_{field.name}, Call::{call.name}, client::bytes_of(arguments)"
-        body.append(f"client::note_object({noted});")
+        asked = f"client::{function}<{p.result}>(Call::{call.name}, arguments{', answer' if outs else ''})"
+    # Not "result": so some call's argument is named.
+    body.append(f"const {p.result} outcome = {asked};")
+    for field in outs:
+        size = "client::bytes_of_type(resultType)" if field.pointee == "void" else f"sizeof *{field.name}"
+        source = f"answer.{field.name}" if field.kind == "result" else f"&answer.{field.name}"
+        copy = f"std::memcpy({field.name}, {source}, {size});"
+        body.append(f"if (outcome == {success} && {field.name}) {copy}")
+    for field in call.of_kind("makes"):
+        body.append(f"if (outcome != {success}) return outcome;")
+        body.append(f"client::note_object(made_{field.name}, {noted});")
         body.append(f"*{field.name} = reinterpret_cast<{field.pointee}>(made_{field.name});")
+    if call.sets:
+        which = "static_cast<uint64_t>(attr)" if "attr" in p.names() else "0"
+        body.append(
+            f"if (outcome == {success}) client::note_setting(client::number_of({call.sets}), {which}, "
+            f"{noted}{more});"
+        )
     if call.destroys:
-        body.append(f"if (result == {p.result}(0)) client::note_end(client::number_of({call.destroys}));")
-    body.append("return result;")
-    return definition(p.declaration(), body)
+        body.append(f"if (outcome == {success}) client::note_end(client::number_of({call.destroys}));")
+    return definition(p.declaration(), [*body, "return outcome;"])
 
 
 def client(table: Table) -> str:
     lines = [
         DO_NOT_EDIT,
-        '#include "kernels.h"\n#include "objects.h"\n#include "requests.h"\n',
+        "#include <cstring>\n",
+        *(f'#include "{name}.h"' for name in ("blas", "kernels", "objects", "requests")),
         'using namespace jitckpt::proxy;\n#pragma GCC visibility push(default)\nextern "C" {',
     ]
     lines += [client_entry(call) for call in table.carried]
@@ -233,38 +289,50 @@ def by_hand(table: Table) -> str:
     return "\n".join(lines)
 
 
-def service(call: Carried) -> str:
-    p = call.prototype
-    outs, makes, destroys = call.of_kind("out"), call.of_kind("makes"), call.of_kind("destroys")
-    uses = [field for field in call.fields if field.kind not in ("out",)]
-    body = []
-    if uses:
-        body.append(f"const auto arguments = request.arguments<wire::{call.name}>();")
-    else:
-        body.append("static_cast<void>(request);")
-    if outs:
-        body.append(f"auto& answer = request.answer<wire::{call.name}_answer>();")
-    body += [f"{field.pointee} made{{}};" for field in makes]
-    given = {
+def given(call: Carried, field: Field) -> str:
+    """What the server gives to the real call for an argument."""
+    found = f"request.server.{field.table}.find(arguments.{field.name})" if bare_handle(field) else ""
+    if bare(field.argument.type) == "cublasLtHandle_t":
+        found = f"reinterpret_cast<cublasLtHandle_t>({found})"
+    type_name = field.argument.type
+    return {
         "value": "arguments.{0}",
         "pointer": "arguments.{0}",
-        "handle": "request.server.{1}.find(arguments.{0})",
-        "destroys": "request.server.{1}.find(arguments.{0})",
+        "handle": found,
+        "destroys": found,
         "makes": "&made",
         "kernel": "request.server.kernels.stub(arguments.{0})",
         "out": "&answer.{0}",
-    }
-    names = [
-        given[f.kind].format(f.name, f.table if f.kind in ("handle", "destroys") else "") for f in call.fields
-    ]
-    body.append(f"const auto result = real::{call.name}({', '.join(names)});")
+        "scalar": f"static_cast<{type_name}>(arguments.{{0}}.pointer())",
+        "in": "arguments.{0}.pointer()",
+        "result": f"arguments.{{0}} ? reinterpret_cast<{type_name}>(arguments.{{0}}) "
+        f": reinterpret_cast<{type_name}>(answer.{{0}})",
+        "bytes": f"request.content_after<wire::{call.name}>(arguments.sizeInBytes)",
+    }[field.kind].format(field.name)
+
+
+def bare_handle(field: Field) -> bool:
+    return field.kind in ("handle", "destroys")
+
+
+def service(call: Carried) -> str:
+    p = call.prototype
+    body = []
+    if any(field.kind != "out" for field in call.fields):
+        body.append(f"const auto arguments = request.arguments<wire::{call.name}>();")
+    else:
+        body.append("static_cast<void>(request);")
+    if call.of_kind("out", "result"):
+        body.append(f"auto& answer = request.answer<wire::{call.name}_answer>();")
+    body += [f"{field.pointee} made{{}};" for field in call.of_kind("makes")]
+    body.append(f"const auto result = real::{call.name}({', '.join(given(call, f) for f in call.fields)});")
     body += [
         f"if (result == {p.result}(0)) request.server.{field.table}.add(arguments.{field.name}, made);"
-        for field in makes
+        for field in call.of_kind("makes")
     ]
     body += [
         f"if (result == {p.result}(0)) request.server.{field.table}.remove(arguments.{field.name});"
-        for field in destroys
+        for field in call.of_kind("destroys")
     ]
     body.append("return result;")
     return definition(f"int32_t serve_{call.name}(Request& request)", body)

@@ -3,7 +3,7 @@
 #include <dlfcn.h>
 
 #include <cstdio>
-#include <iterator>
+#include <span>
 
 namespace jitckpt::real {
 namespace {
@@ -12,9 +12,16 @@ namespace {
 // loaded.
 constexpr const char* cudart_names[] = {"libcudart.so.13", "libcudart.so.12"};
 constexpr const char* nccl_names[] = {"libnccl.so.2"};
+constexpr const char* cublas_names[] = {"libcublas.so.13", "libcublas.so.12", "libcublasLt.so.13",
+                                        "libcublasLt.so.12"};
 
-template <std::size_t Count>
-void* find_loaded(const char* const (&libraries)[Count], const char* name) noexcept {
+std::span<const char* const> names_of(Library library) noexcept {
+  return library == Library::cudart ? std::span<const char* const>(cudart_names)
+         : library == Library::nccl ? std::span<const char* const>(nccl_names)
+                                    : std::span<const char* const>(cublas_names);
+}
+
+void* find_loaded(std::span<const char* const> libraries, const char* name) noexcept {
   for (const char* library : libraries) {
     void* handle = dlopen(library, RTLD_NOLOAD | RTLD_LAZY);
     void* symbol = handle ? dlsym(handle, name) : nullptr;
@@ -28,10 +35,10 @@ void* find_loaded(const char* const (&libraries)[Count], const char* name) noexc
 
 void* find(Library library, const char* name) noexcept {
   if (void* symbol = dlsym(RTLD_NEXT, name)) return symbol;
-  void* symbol = library == Library::nccl ? find_loaded(nccl_names, name) : find_loaded(cudart_names, name);
+  void* symbol = find_loaded(names_of(library), name);
   if (!symbol) {
     std::fprintf(stderr, "jitckpt: %s was called, but no library that is loaded has it: load %s first.\n",
-                 name, library == Library::nccl ? nccl_names[0] : cudart_names[0]);
+                 name, names_of(library)[0]);
   }
   return symbol;
 }

@@ -1,15 +1,14 @@
 // The real device calls behind ours. The generated real_calls.h has one function for each, in namespace
 // jitckpt::real, so that nothing in this library can reach its own entry points by accident.
 #pragma once
-#include <cuda_runtime_api.h>
-#include <nccl.h>
-
 #include <atomic>
 #include <type_traits>
 
+#include "libraries.h"
+
 namespace jitckpt::real {
 
-enum class Library { cudart, nccl };
+enum class Library { cudart, nccl, cublas };
 
 // The next definition after ours, or nullptr; says on stderr what is missing, once a call.
 void* find(Library library, const char* name) noexcept;
@@ -48,6 +47,8 @@ Result missing() noexcept {
     return cudaErrorSharedObjectSymbolNotFound;
   } else if constexpr (std::is_same_v<Result, ncclResult_t>) {
     return ncclSystemError;
+  } else if constexpr (std::is_same_v<Result, cublasStatus_t>) {
+    return CUBLAS_STATUS_NOT_INITIALIZED;
   } else if constexpr (std::is_same_v<Result, const char*>) {
     return "its library is not loaded";
   } else {

@@ -23,6 +23,9 @@ struct Greeting {
 
 constexpr uint32_t begin = ~uint32_t{0};
 
+// 0, cudaStreamLegacy and cudaStreamPerThread stand for themselves.
+constexpr uint64_t named_streams = 3;
+
 // Followed by attribute_count cudaLaunchAttribute, then parameter_bytes of parameters.
 struct launch {
   uint64_t kernel, stream, shared_bytes;
@@ -78,6 +81,22 @@ constexpr std::size_t most_parameters = 512;
 struct find_kernel_answer {
   uint32_t parameter_count, parameter_bytes;
   Parameter parameters[most_parameters];
+};
+
+// Followed by the path of cuBLAS, where the program has loaded it.
+struct make_blas {
+  uint64_t handle, path_bytes;
+};
+
+constexpr std::size_t most_heuristics = 16;
+// layouts: of A, B, C and D.
+struct matmul_heuristic {
+  uint64_t handle, description, layouts[4], preference;
+  int32_t requested;
+};
+struct matmul_heuristic_answer {
+  int32_t found;
+  cublasLtMatmulHeuristicResult_t results[most_heuristics];
 };
 
 struct register_host {

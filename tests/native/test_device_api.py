@@ -39,23 +39,31 @@ def include() -> list[str]:
     return [*map(str, cuda), str(SITE / "nvidia" / "nccl" / "include"), *own]
 
 
-def symbols_that_torch_needs() -> set[str]:
+def symbols_that_torch_needs(pattern: str, libraries: str = "*.so") -> set[str]:
     needed: set[str] = set()
-    for library in (SITE / "torch" / "lib").glob("*.so"):
+    for library in (SITE / "torch" / "lib").glob(libraries):
         listed = subprocess.run(
             ["nm", "-D", "--undefined-only", library], capture_output=True, text=True, check=True
         ).stdout
         names = (line.split()[-1].split("@")[0] for line in listed.splitlines())
-        needed |= {name for name in names if re.match(r"(__)?cuda[A-Z]|nccl[A-Z]", name)}
+        needed |= {name for name in names if re.match(pattern, name)}
     return needed
 
 
 def test_the_table_has_every_call_that_torch_makes() -> None:
     table = tomllib.loads((ROOM / "calls.toml").read_text())
     known = set(table["cudart"]) | set(table["nccl"])
-    needed = symbols_that_torch_needs()
+    needed = symbols_that_torch_needs(r"(__)?cuda[A-Z]|nccl[A-Z]")
     assert len(needed) > 100, "the symbols of torch's libraries could not be read"
     assert needed - known == set()
+
+
+def test_the_proxy_carries_what_torch_calls_of_cublas(generate: ModuleType) -> None:
+    table = tomllib.loads((ROOM / "calls.toml").read_text())
+    known = {name for names in table["cublas"] for name in generate.spelled_out(names)}
+    needed = symbols_that_torch_needs(r"cublas(Lt)?[A-Z]", "libtorch_cuda.so")
+    assert len(needed) > 50, "the symbols of torch's library could not be read"
+    assert needed - known == {"cublasLtGetVersion"}, "which needs no device"
 
 
 @pytest.mark.parametrize(

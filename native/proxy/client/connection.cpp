@@ -26,16 +26,19 @@ std::string& start_failure() {
 }
 
 int32_t unusable(Library library) {
-  const bool nccl = library == Library::nccl;
   switch (state) {
     case State::forked:
-      return fail(library, nccl ? int{ncclInvalidUsage} : int{cudaErrorInitializationError},
-                  "a forked process can't use the device that its parent opened before; start it with spawn "
-                  "instead");
+      return fail(
+          library,
+          in_words_of(library, cudaErrorInitializationError, ncclInvalidUsage, CUBLAS_STATUS_NOT_INITIALIZED),
+          "a forked process can't use the device that its parent opened before; start it with spawn "
+          "instead");
     case State::ending:
-      return fail(library, nccl ? int{ncclSystemError} : int{cudaErrorCudartUnloading}, "");
+      return fail(
+          library,
+          in_words_of(library, cudaErrorCudartUnloading, ncclSystemError, CUBLAS_STATUS_NOT_INITIALIZED), "");
     default:
-      return fail(library, nccl ? int{ncclSystemError} : int{cudaErrorDevicesUnavailable}, start_failure());
+      return fail(library, device_gone(library), start_failure());
   }
 }
 
@@ -188,8 +191,7 @@ void Connection::release_pinned(void* pointer) {
 int32_t Connection::fail_for_good(Library library) {
   if (state != State::running) return unusable(library);
   std::lock_guard lock(mutex_);
-  return fail(library, library == Library::nccl ? int{ncclSystemError} : int{cudaErrorDevicesUnavailable},
-              death_);
+  return fail(library, device_gone(library), death_);
 }
 
 }  // namespace jitckpt::proxy::client

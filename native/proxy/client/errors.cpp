@@ -17,8 +17,8 @@ namespace {
 // No std::string: threads may call while their other thread-local objects are destroyed already.
 struct ThreadErrors {
   cudaError_t last = cudaSuccess;
-  int32_t explained[2] = {0, 0};
-  char text[2][1200] = {"", ""};
+  int32_t explained[library_count] = {};
+  char text[library_count][1200] = {};
 };
 
 ThreadErrors& thread_errors() {
@@ -76,7 +76,9 @@ int32_t refuse_by_name(Library library, const char* function) {
     std::lock_guard lock(*mutex);
     if (named->try_emplace(function, true).second) std::fprintf(stderr, "jitckpt: %s.\n", text.c_str());
   }
-  return fail(library, library == Library::nccl ? int{ncclInvalidUsage} : int{cudaErrorNotSupported}, text);
+  return fail(library,
+              in_words_of(library, cudaErrorNotSupported, ncclInvalidUsage, CUBLAS_STATUS_NOT_SUPPORTED),
+              text);
 }
 
 }  // namespace jitckpt::proxy::client

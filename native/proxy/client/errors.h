@@ -13,6 +13,8 @@ template <class Result>
 constexpr Library library_of = Library::cudart;
 template <>
 inline constexpr Library library_of<ncclResult_t> = Library::nccl;
+template <>
+inline constexpr Library library_of<cublasStatus_t> = Library::cublas;
 
 // The thread's newest failure, with its text; empty for what CUDA's own words say already. cudaErrorNotReady
 // and ncclInProgress are kept as CUDA and NCCL do.
@@ -27,9 +29,15 @@ struct MachineFailure {
   // For the agent: the same words if it happens again. What NCCL says differs by ports and times.
   std::string describe() const {
     const std::string number = std::to_string(result);
-    return library == Library::nccl ? "NCCL error " + number : "CUDA error " + number + ": " + text;
+    if (library == Library::cudart) return "CUDA error " + number + ": " + text;
+    return (library == Library::nccl ? "NCCL error " : "cuBLAS status ") + number;
   }
 };
+
+// What a library says without its device.
+constexpr int32_t device_gone(Library library) {
+  return in_words_of(library, cudaErrorDevicesUnavailable, ncclSystemError, CUBLAS_STATUS_NOT_INITIALIZED);
+}
 
 // cudaGetLastError's: what it would return now.
 cudaError_t newest_error();
@@ -45,10 +53,10 @@ Result refuse(const char* function) {
 // The caller gave a null pointer for something that is made.
 template <class Result>
 Result no_place() {
-  return Result(
-      fail(library_of<Result>,
-           library_of<Result> == Library::nccl ? int{ncclInvalidArgument} : int{cudaErrorInvalidValue},
-           "no place to put the result"));
+  return Result(fail(library_of<Result>,
+                     in_words_of(library_of<Result>, cudaErrorInvalidValue, ncclInvalidArgument,
+                                 CUBLAS_STATUS_INVALID_VALUE),
+                     "no place to put the result"));
 }
 
 }  // namespace jitckpt::proxy::client

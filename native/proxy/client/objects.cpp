@@ -1,5 +1,6 @@
 #include "objects.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "connection.h"
@@ -15,6 +16,12 @@ Arguments read(const std::vector<std::byte>& content) {
   return arguments;
 }
 
+bool copy_front(const std::vector<std::byte>& content, std::span<std::byte> to) {
+  if (content.size() < to.size()) return false;
+  std::copy_n(content.begin(), to.size(), to.begin());
+  return true;
+}
+
 Objects::Kind kind_of(Call call) {
   return call == Call::make_reduction ? Objects::Kind::of_communicators : Objects::Kind::plain;
 }
@@ -26,13 +33,44 @@ void Objects::add(uint64_t key, uint64_t born, Call call, int32_t device, std::v
   current_[key] = objects_.insert(objects_.end(), {key, born, 0, call, device, std::move(content)});
 }
 
+void Objects::end(std::list<Object>::iterator object, uint64_t ended, bool keeps) {
+  object->ended = ended;
+  if (!keeps) objects_.erase(object);
+}
+
 void Objects::end(uint64_t key, uint64_t ended, bool keeps) {
   std::lock_guard lock(mutex_);
   const auto object = current_.find(key);
   if (object == current_.end()) return;
-  object->second->ended = ended;
-  if (!keeps) objects_.erase(object->second);
+  end(object->second, ended, keeps);
   current_.erase(object);
+  auto setting = settings_.lower_bound({key, Call{}, 0});
+  while (setting != settings_.end() && std::get<0>(setting->first) == key) {
+    end(setting->second, ended, keeps);
+    setting = settings_.erase(setting);
+  }
+}
+
+void Objects::set(uint64_t owner, uint64_t which, uint64_t born, Call call, int32_t device,
+                  std::vector<std::byte> content, bool keeps) {
+  std::lock_guard lock(mutex_);
+  const auto made = objects_.insert(objects_.end(), {0, born, 0, call, device, std::move(content)});
+  const auto [setting, fresh] = settings_.try_emplace({owner, call, which}, made);
+  if (fresh) return;
+  end(setting->second, born, keeps);
+  setting->second = made;
+}
+
+bool Objects::made_by(uint64_t key, std::span<std::byte> content) {
+  std::lock_guard lock(mutex_);
+  const auto object = current_.find(key);
+  return object != current_.end() && copy_front(object->second->content, content);
+}
+
+bool Objects::setting(uint64_t owner, Call call, uint64_t which, std::span<std::byte> content) {
+  std::lock_guard lock(mutex_);
+  const auto setting = settings_.find({owner, call, which});
+  return setting != settings_.end() && copy_front(setting->second->content, content);
 }
 
 void Objects::end_of_communicator(uint64_t communicator, uint64_t ended, bool keeps) {
@@ -56,9 +94,18 @@ void Objects::forget_ended(uint64_t before) {
 std::vector<LogWriter::Apart> Objects::creations(uint64_t before, Kind kind) {
   std::lock_guard lock(mutex_);
   std::vector<LogWriter::Apart> calls;
+  const auto lived = [before](const Object& object) {
+    return object.born < before && (object.ended == 0 || object.ended >= before);
+  };
+  // A program may end a stream that cuBLAS was told to use, if it does not use it any more.
+  const auto is_void = [&](const Object& object) {
+    if (object.call != Call::cublasSetStream_v2) return false;
+    const uint64_t stream = read<wire::cublasSetStream_v2>(object.content).streamId;
+    return stream >= wire::named_streams &&
+           std::ranges::none_of(objects_, [&](const Object& one) { return one.key == stream && lived(one); });
+  };
   for (const Object& object : objects_) {
-    const bool lived = object.born < before && (object.ended == 0 || object.ended >= before);
-    if (!lived || kind_of(object.call) != kind) continue;
+    if (!lived(object) || kind_of(object.call) != kind || is_void(object)) continue;
     calls.push_back({static_cast<uint16_t>(object.call), object.device, object.content});
     if (object.call == Call::cudaEventCreateWithFlags) {
       // Whoever asks for the time since an event of before, as torch's DDP does in a forward pass, gets no
@@ -90,6 +137,29 @@ void note_object(uint64_t key, Call call, Bytes arguments, Bytes more) {
   content.insert(content.end(), more.begin(), more.end());
   const Thread& thread = this_thread();
   connection->objects().add(key, thread.newest.sequence, call, thread.device, std::move(content));
+}
+
+void note_setting(uint64_t owner, uint64_t which, Call call, Bytes arguments, Bytes more) {
+  int32_t result = 0;
+  Connection* const connection = Connection::get(Library::cudart, result);
+  if (!connection) return;
+  std::vector<std::byte> content(arguments.begin(), arguments.end());
+  content.insert(content.end(), more.begin(), more.end());
+  const Thread& thread = this_thread();
+  connection->objects().set(owner, which, thread.newest.sequence, call, thread.device, std::move(content),
+                            connection->writer().keeps());
+}
+
+bool made_by(uint64_t key, std::span<std::byte> content) {
+  int32_t result = 0;
+  Connection* const connection = Connection::get(Library::cudart, result);
+  return connection && connection->objects().made_by(key, content);
+}
+
+bool setting(uint64_t owner, Call call, uint64_t which, std::span<std::byte> content) {
+  int32_t result = 0;
+  Connection* const connection = Connection::get(Library::cudart, result);
+  return connection && connection->objects().setting(owner, call, which, content);
 }
 
 void note_end(uint64_t key) {

@@ -34,8 +34,7 @@ bool has_slot(Connection& connection, Thread& thread) {
 }
 
 int32_t too_many_threads(Library library) {
-  return fail(library, library == Library::nccl ? int{ncclSystemError} : int{cudaErrorDevicesUnavailable},
-              "more than 256 threads use the device proxy at one time");
+  return fail(library, device_gone(library), "more than 256 threads use the device proxy at one time");
 }
 
 // The place of the program at which the thread is, for who compares failures.
@@ -73,7 +72,7 @@ int32_t not_over(Call call, std::span<std::byte> content) {
 // library; for every thread when it waits for the device.
 int32_t take_asynchronous_error(Connection& connection, const Thread& thread, Library library,
                                 bool any_thread) {
-  for (int which = 0; which < 2; ++which) {
+  for (int which = 0; which < int{library_count}; ++which) {
     AsynchronousError& error = connection.log().control().errors[which];
     uint32_t origin = error.origin.load(std::memory_order_acquire);
     if (origin == 0) [[likely]]
@@ -93,8 +92,9 @@ int32_t take_asynchronous_error(Connection& connection, const Thread& thread, Li
     text[sizeof text - 1] = '\0';
     if (!error.origin.compare_exchange_strong(origin, 0)) continue;  // another thread was told
     if (same_library) return fail(library, result, text);
-    return fail(library, library == Library::nccl ? int{ncclUnhandledCudaError} : int{cudaErrorUnknown},
-                text);
+    return fail(
+        library,
+        in_words_of(library, cudaErrorUnknown, ncclUnhandledCudaError, CUBLAS_STATUS_EXECUTION_FAILED), text);
   }
   return 0;
 }
@@ -217,7 +217,7 @@ int32_t tell_bytes(Library library, Call call, Bytes arguments, Bytes more) {
     if (arguments.size() + more.size() <= connection->writer().longest_content())
       return connection->fail_for_good(library);
     return fail(
-        library, library == Library::nccl ? int{ncclSystemError} : int{cudaErrorInvalidValue},
+        library, in_words_of(library, cudaErrorInvalidValue, ncclSystemError, CUBLAS_STATUS_INVALID_VALUE),
         "one call is longer than a segment of the device proxy's log: raise JITCKPT_PROXY_SEGMENT_BYTES");
   }
   return 0;

@@ -64,10 +64,8 @@ const Kernels::Kernel& Kernels::at(uint64_t number) {
 
 int32_t serve_find_kernel(Request& request) {
   const auto arguments = request.arguments<wire::find_kernel>();
-  const auto rest = request.rest<wire::find_kernel>();
-  if (rest.size() < arguments.path_bytes)
-    throw Failure(cudaErrorInvalidValue, "a library's path is longer than its record");
-  const std::string path(reinterpret_cast<const char*>(rest.data()), arguments.path_bytes);
+  const void* const content = request.content_after<wire::find_kernel>(arguments.path_bytes);
+  const std::string path(static_cast<const char*>(content), arguments.path_bytes);
   const auto& kernel = request.server.kernels.add(arguments.kernel, path, arguments.offset);
   auto& answer = request.answer<wire::find_kernel_answer>();
   answer.parameter_count = static_cast<uint32_t>(kernel.parameters.size());

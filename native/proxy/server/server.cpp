@@ -16,6 +16,7 @@ std::string describe(Library library, int32_t result) {
     const char* const text = real::ncclGetLastError(nullptr);
     return text ? text : "";
   }
+  if (library == Library::cublas) return "cuBLAS status " + std::to_string(result);
   real::cudaGetLastError();
   return result == cudaErrorNotReady ? "" : real::cudaGetErrorString(static_cast<cudaError_t>(result));
 }
@@ -37,10 +38,15 @@ bool is_unfinished(cudaError_t state) {
 }  // namespace
 
 Server::Server(Log log)
-    : streams("stream", cudaErrorInvalidResourceHandle, 3),  // 0, cudaStreamLegacy and cudaStreamPerThread
+    : streams("stream", cudaErrorInvalidResourceHandle, wire::named_streams),
       events("event", cudaErrorInvalidResourceHandle, 0),
       communicators("communicator", ncclInvalidArgument, 0),
       reductions("reduction", ncclInvalidArgument, ncclNumOps),
+      blas_handles("cuBLAS handle", CUBLAS_STATUS_NOT_INITIALIZED, 0),
+      matmul_descriptions("description of a product", CUBLAS_STATUS_INVALID_VALUE,
+                          1),  // null stands for itself
+      matrix_layouts("matrix layout", CUBLAS_STATUS_INVALID_VALUE, 1),
+      matmul_preferences("preference", CUBLAS_STATUS_INVALID_VALUE, 1),
       log_(log) {
   for (std::size_t slot = 0; slot < slot_count; ++slot) answered_[slot] = log.slot(slot).answered;
 }

@@ -54,6 +54,10 @@ class Server {
   Handles<cudaEvent_t> events;
   Handles<ncclComm_t> communicators;
   Handles<ncclRedOp_t> reductions;
+  Handles<cublasHandle_t> blas_handles;
+  Handles<cublasLtMatmulDesc_t> matmul_descriptions;
+  Handles<cublasLtMatrixLayout_t> matrix_layouts;
+  Handles<cublasLtMatmulPreference_t> matmul_preferences;
   RenewedIds renewed_ids;
   Kernels kernels;
 
@@ -92,6 +96,14 @@ struct Request {
   template <class Arguments>
   std::span<const std::byte> rest() const {
     return content.subspan(sizeof(Arguments));
+  }
+
+  // So many bytes behind the arguments. Throws Failure if they are not all there.
+  template <class Arguments>
+  const void* content_after(std::size_t bytes) const {
+    if (content.size() < sizeof(Arguments) || content.size() - sizeof(Arguments) < bytes)
+      throw Failure(cudaErrorInvalidValue, "a record is shorter than it says");
+    return content.data() + sizeof(Arguments);
   }
 
   template <class Answer>

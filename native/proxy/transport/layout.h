@@ -42,6 +42,9 @@ struct Position {
 // from here on: they stand apart, and the last of them leads back.
 constexpr uint64_t first_apart = uint64_t{1} << 63;
 
+// Whose calls are carried (failures.h).
+constexpr std::size_t library_count = 3;
+
 // The newest failure of a call that nobody waited for.
 struct AsynchronousError {
   std::atomic<uint32_t> origin;  // slot of the thread that called, plus 1; 0: no failure
@@ -57,9 +60,9 @@ struct Control {
   uint64_t magic, table_hash, segment_bytes, segment_count;
   uint64_t pinned_address;  // where both map the pinned memory
   alignas(64) std::atomic<uint32_t> reader_sleeps;
-  Position start;                           // of the record that a server reads first
-  alignas(64) std::atomic<uint64_t> read;   // number of the newest record that the reader is done with
-  alignas(64) AsynchronousError errors[2];  // by library
+  Position start;                          // of the record that a server reads first
+  alignas(64) std::atomic<uint64_t> read;  // number of the newest record that the reader is done with
+  alignas(64) AsynchronousError errors[library_count];         // by library
   alignas(4096) std::atomic<uint8_t> copied[copy_flag_count];  // 1: the device is through; it says so itself
 };
 
