@@ -7,7 +7,8 @@ import sys
 def say(text: str) -> None:
     """Print a line on stderr. Where nobody reads it any more (a closed terminal), go on without."""
     try:
-        print(f"jitckpt: {text}", file=sys.stderr, flush=True)
+        # With its end in one piece: unbuffered, another process's line might come between.
+        print(f"jitckpt: {text}\n", end="", file=sys.stderr, flush=True)
     except OSError:
         # A recovery must not fail because of it, nor the exit of the process, which flushes stderr.
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115

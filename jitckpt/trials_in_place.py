@@ -49,6 +49,12 @@ def final_as_printed(output: str) -> dict[int, FinalState]:
     }
 
 
+def came_too_late(run: Run) -> bool:
+    """Return whether a failure came when a rank had ended already, which can't take part in a recovery."""
+    found = [event["text"] for event in run.events if event["event"] == "recovery_given_up"]
+    return any("ended with exit status 0" in text or "has hung up" in text for text in found)
+
+
 def judge(trial: Trial, run: Run, undisturbed: Run) -> Verdict:
     """Return whether a run in transparent mode ended as the undisturbed one, in the same worker processes."""
     reasons = [f"ended with status {run.status}"] if run.status else differences(run, undisturbed)

@@ -273,6 +273,8 @@ class CampaignInPlace(Campaign):
             hang_timeout=SILENT_IN_PLACE if is_silent(trial.kind) else 60.0,
             time_limit=TIME_LIMIT,
         )
+        if trials_in_place.came_too_late(run):
+            return None
         return trials_in_place.judge(trial, self.ended(run, folder), undisturbed)
 
 

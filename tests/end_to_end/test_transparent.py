@@ -48,18 +48,43 @@ torch.cuda.synchronize()
 seen_again, state_again = train({(2, "forward"), (3, "backward"), (4, "end"), (6, "forward")})
 print("equal:", seen == seen_again and all(map(torch.equal, state, state_again)), len(state))
 print("servers:", len(servers))
+
+# Errors of the script's own, the last one of a kernel. No other device would mend them.
+def attempt(what):
+    try:
+        print(what())
+    except Exception as error:
+        print(type(error).__name__, str(error).splitlines()[0])
+
+attempt(lambda: torch.ones(3, 5, device="cuda") @ torch.ones(4, 1, device="cuda"))
+attempt(lambda: torch.empty(1 << 50, device="cuda"))
+print(torch.arange(4, device="cuda").tolist())
+attempt(lambda: torch.ones(4, device="cuda")[torch.tensor([9]).cuda()].item())
+attempt(lambda: torch.ones(4, device="cuda").sum().item())
 """
+# What CUDA and torch say without jitckpt.
+ERRORS = [
+    "RuntimeError mat1 and mat2 shapes cannot be multiplied (3x5 and 4x1)",
+    "OutOfMemoryError CUDA out of memory. Tried to allocate 4194304.00 GiB.",
+    "[0, 1, 2, 3]",
+    "AcceleratorError CUDA error: device-side assert triggered: aten_call",
+    "AcceleratorError CUDA error: device-side assert triggered: aten_call",
+]
 
 
-def test_a_killed_server_is_only_a_pause(launcher: Launcher) -> None:
+def test_a_killed_server_is_only_a_pause_but_an_error_of_the_script_is_the_scripts(
+    launcher: Launcher,
+) -> None:
     command = [*JITCKPT_RUN, "--nproc-per-node", "1", "--device", "softgpu"]
     script = launcher.script(SCRIPT)
     result = launcher.run(*command, "--mode", "transparent", "--warm-spares", "0", script)
     assert result.status == 0, result.err
     assert "equal: True 27" in result.out, result.out
     assert "servers: 5" in result.out, result.out
-    assert result.err.count("the program goes on") == 4
+    assert result.err.count("was ended by Killed; the program waits") == 4
     assert "switched off" not in result.err
+    said = result.out.splitlines()[2:]
+    assert [line.startswith(start) for line, start in zip(said, ERRORS, strict=True)] == [True] * 5, said
 
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plain_ddp.py"

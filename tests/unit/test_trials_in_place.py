@@ -10,7 +10,7 @@ from jitckpt.faults import TRANSPARENT_KINDS, parse_fault
 from jitckpt.final_state import FinalState
 from jitckpt.rehearsal import Run, ServerStrike
 from jitckpt.trials import Trial, differences
-from jitckpt.trials_in_place import choose_trial, final_as_printed, judge
+from jitckpt.trials_in_place import came_too_late, choose_trial, final_as_printed, judge
 
 
 def event(name: str, clock: float, restart: int, **details: object) -> dict[str, object]:
@@ -71,6 +71,18 @@ def test_a_run_that_went_on_in_place_has_no_reason_against_it() -> None:
     verdict = judge(TRIAL, IN_PLACE, UNDISTURBED)
     assert (verdict.reason, verdict.step, verdict.recovery_seconds, verdict.failures) == ("", 7, 2.5, 1)
     assert verdict.redone == 2
+
+
+def test_a_failure_after_the_end_of_a_rank_came_too_late() -> None:
+    given_up = "A transparent recovery is impossible: rank 0 is gone: {}."
+    for why, late in (
+        ("its device proxy has hung up", True),
+        ("its worker process ended with exit status 0", True),
+        ("its worker process was killed by SIGKILL", False),
+    ):
+        last = event("recovery_given_up", 9.0, 0, text=given_up.format(why))
+        assert came_too_late(replace(IN_PLACE, events=(*IN_PLACE.events, last))) == late
+    assert not came_too_late(IN_PLACE)
 
 
 @pytest.mark.parametrize(

@@ -145,9 +145,8 @@ std::optional<MachineFailure> Connection::pending_failure() const {
     const AsynchronousError& error = log_.control().errors[static_cast<std::size_t>(library)];
     if (error.origin.load(std::memory_order_acquire) == 0 || !is_of_the_machine(library, error.result))
       continue;
-    const std::string text(error.text, strnlen(error.text, sizeof error.text));
-    const auto call = text.find(": ");  // the name of one that may be another one the next time
-    return MachineFailure{library, error.result, call == text.npos ? text : text.substr(call + 2)};
+    return MachineFailure{library, error.result,
+                          std::string(error.text, strnlen(error.text, sizeof error.text))};
   }
   return std::nullopt;
 }

@@ -94,8 +94,10 @@ void Server::serve(const Record& record) {
   if (waited_for) {
     answer(slot, record.answer, result, request.answer_bytes, text);
   } else if (result != 0 && (record.answer == 0 || is_of_the_machine(service.library, result))) {
-    // Also where an earlier server has answered: that was no such failure.
-    report(record, result, std::string(service.name) + ": " + text);
+    // Also where an earlier server has answered: that was no such failure. A failure of the machine has the
+    // library's own words alone: any later call would give them.
+    const bool named = !is_of_the_machine(service.library, result);
+    report(record, result, named ? std::string(service.name) + ": " + text : text);
   }
 }
 
