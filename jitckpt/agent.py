@@ -38,10 +38,12 @@ from jitckpt.errors import HostsError, JitckptError
 from jitckpt.events import EventLog
 from jitckpt.faults import FaultSpec
 from jitckpt.hosts import Host, Hosts
+from jitckpt.layout import Identity
 from jitckpt.protocol import Message
 from jitckpt.proxy_control import VARIABLE as PROXY_CONTROL
 from jitckpt.proxy_control import ControlSocket, Proxies
 from jitckpt.recovery import Outcome
+from jitckpt.saves import SaveRecord
 from jitckpt.spares import Spares
 from jitckpt.stores import LastingRendezvous, StoreGone
 from jitckpt.supervisor import Reports, Supervisor
@@ -254,7 +256,7 @@ class Agent(LocalElasticAgent):
         directory = Path(own.directory or told) if told else None
         serve = partial(fetch.serve, directory)
         self._hosts = Hosts(index, met, listener, secret, self._settings.host_timeout, serve=serve)
-        self._hosts.connect(self._settings.host_timeout)
+        self._hosts.connect(hosts.PATIENCE * self._settings.host_timeout)
         self._log.leading = index == 0
         if directory is not None:
             self._fetch(self._hosts, directory)
@@ -441,6 +443,7 @@ class WorkerProcesses(PContext):
             raise
         workers = list(self._workers.values())
         self._guardian = Guardian(workers, self._settings.save_deadline, self._settings.temporary)
+        self._copier = self._copier_of_rings()
         self.supervisor = Supervisor(
             workers=workers,
             log=self._log,
@@ -449,6 +452,7 @@ class WorkerProcesses(PContext):
                 failed=self._failed,
                 write_local_states=write_local_states,
                 blamed=self._blamed,
+                last_copy=(lambda: None) if self._copier is None else self._copier.look,
             ),
             save_id=self._log.restart + 1,
             save_deadline=self._settings.save_deadline,
@@ -458,7 +462,8 @@ class WorkerProcesses(PContext):
             proxies=self._proxies(),
         )
         self.supervisor.start()
-        self._copier = self._start_copier()
+        if self._copier is not None:
+            self._copier.start()
         self._open = True
 
     def _proxies(self) -> Proxies | None:
@@ -469,15 +474,19 @@ class WorkerProcesses(PContext):
         sessions = {worker.rank: worker.pid for worker in self._workers.values()}
         return Proxies(self._control, sessions, self._log, say=say, deadline=deadline, hosts=self._hosts)
 
-    def _start_copier(self) -> Copier | None:
-        """Have another host keep copies of the rings."""
+    def _copier_of_rings(self) -> Copier | None:
+        """Return what has another host keep copies of the rings."""
         if self._hosts is None:
             return None
         rings = {worker.rank: worker.ring_fd for worker in self._workers.values()}
         keeper = self._hosts.keeper(self._hosts.index)
-        copier = Copier(rings, partial(self._hosts.send, keeper), partial(self._hosts.waiting, keeper))
-        copier.start()
-        return copier
+        return Copier(
+            rings,
+            partial(self._hosts.send, keeper),
+            partial(self._hosts.waiting, keeper),
+            partial(self._hosts.confirm, keeper),
+            [worker.copies for worker in self._workers.values() if worker.copies is not None],
+        )
 
     def _prepare_worker(self, local_rank: int) -> None:
         environment = {**os.environ, **self.envs[local_rank], **self._settings.device_environment}
@@ -511,6 +520,7 @@ class WorkerProcesses(PContext):
             environment=environment,
             stdout=self.stdouts[local_rank],
             stderr=self.stderrs[local_rank],
+            is_copied=self._hosts is not None,
         )
         spare = self._spares.take(local_rank)
         if spare is not None:
@@ -625,14 +635,20 @@ def write_local_states(ring_fd: int, directory: Path, steps: set[int], by: str =
     saved = {record.step for record in found if record.kind == "rank"}
     kept = {state.step for state in local_state.read(ring_fd)}
     identity = local_state.read_identity(ring_fd)
-    # A start that ends before its first step is done has nothing newer than what it began with.
-    there = {
-        record.step: 0
-        for record in found
-        if record.kind == "local" and identity is not None and record.rank == identity.rank
-    }
-    written = {step: local_state.write_save(ring_fd, directory, step, by) for step in (saved | steps) & kept}
+    # A start that ends before its first step is done has nothing newer than what it began with; and of the
+    # rank's host and the one that keeps a copy the first may have written it.
+    there = {record.step: 0 for record in found if _is_local_state_of(record, identity)}
+    needed = ((saved | steps) & kept) - there.keys()
+    written = {step: local_state.write_save(ring_fd, directory, step, by) for step in needed}
     return {step: size for step, size in sorted((there | written).items()) if step in saved | steps}
+
+
+def _is_local_state_of(record: SaveRecord, identity: Identity | None) -> bool:
+    """Return whether this is a whole state of the rank's own."""
+    if record.metadata is None or identity is None or record.kind != "local":
+        return False
+    found = record.metadata.identity
+    return (found.job, found.rank) == (identity.job, identity.rank) and saves.verify(record) is None
 
 
 def _signal_exception(signum: int) -> SignalException:

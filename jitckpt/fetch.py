@@ -41,18 +41,21 @@ class Fetched:
     seconds: float
 
 
-def wanted(held: Mapping[int, Sequence[Metadata]], own: int, ranks: Collection[int]) -> tuple[Fetch, ...]:
+def wanted(
+    held: Mapping[int, Sequence[Metadata]], own: int, ranks: Collection[int], kept: Collection[int] = ()
+) -> tuple[Fetch, ...]:
     """Return what the host `own` has to fetch, so that its ranks can go on from the step that all will take.
 
     held: every host's finished saves. The step is the newest for which every shard is saved somewhere. A host
-    needs one save of every shard, each of its ranks' own save if there is one, and else its local state.
+    needs one save of every shard, each of its ranks' own save if there is one, and else its local state; and
+    the local states of the ranks `kept`, whose host may be lost with its disk.
     """
     everywhere = {save for saves_of_host in held.values() for save in saves_of_host}
     for step in sorted({save.step for save in everywhere}, reverse=True):
         of_step = [save for save in everywhere if save.step == step]
         by_job = _whole(of_step)
         if by_job is not None:
-            return _missing(held, own, ranks, by_job)
+            return _missing(held, own, ranks, kept, by_job)
     return ()
 
 
@@ -68,7 +71,11 @@ def _whole(of_step: Sequence[Metadata]) -> list[Metadata] | None:
 
 
 def _missing(
-    held: Mapping[int, Sequence[Metadata]], own: int, ranks: Collection[int], found: Sequence[Metadata]
+    held: Mapping[int, Sequence[Metadata]],
+    own: int,
+    ranks: Collection[int],
+    kept: Collection[int],
+    found: Sequence[Metadata],
 ) -> tuple[Fetch, ...]:
     here = {_key(save) for save in held.get(own, ()) if save in found}
     elsewhere = {
@@ -81,6 +88,7 @@ def _missing(
     for rank in sorted(ranks):
         replica, local = ("rank", rank), ("local", rank)
         needed.append(replica if replica in here or replica in elsewhere else local)
+    needed += [("local", rank) for rank in sorted(kept)]
     have = {save.identity.shard for save in found if _key(save) in here | set(needed) and save.kind == "rank"}
     for shard in range(found[0].identity.shards):
         if shard not in have:
@@ -160,7 +168,7 @@ async def _fetch(hosts: Hosts, directory: Path) -> Fetched | None:
                 writer.write(link.encode({"list": True}))
                 held[host] = _parse((await _answer(reader))[1])
     sizes: list[int] = []
-    while needed := wanted(held, hosts.index, hosts.all[hosts.index].ranks):
+    while needed := wanted(held, hosts.index, hosts.all[hosts.index].ranks, hosts.kept):
         one = needed[0]
         saves.open_directory(directory, one.save.identity.job)
         async with hosts.visit(one.host) as (reader, writer):
@@ -208,6 +216,9 @@ async def _answer(reader: asyncio.StreamReader) -> tuple[link.Header, bytes]:
 
 def _parse(listing: bytes) -> list[Metadata]:
     try:
-        return [layout.parse_metadata(text.encode()) for text in json.loads(listing)]
+        texts = json.loads(listing)
+        if not isinstance(texts, list):
+            raise TypeError(f"{type(texts).__name__} instead of a list")
+        return [layout.parse_metadata(text.encode()) for text in texts]
     except (ValueError, TypeError, AttributeError) as error:
         raise LinkError(f"Another host's list of saves makes no sense: {error}.") from error

@@ -1,12 +1,15 @@
 """The agents of one job on several hosts: connections between all of them, for one start of the workers.
 
 A thread with an event loop of its own does the talking, so nobody who sends ever waits. The supervisor takes
-what arrives. A host is lost when its connection ends or is silent for too long: an agent with nothing to say
-sends an empty message every second.
+what arrives. A host is lost when its connection ends, or when its machine does not acknowledge for too long
+what was sent: an agent with nothing to say sends an empty message every second. Machines acknowledge however
+busy their agents are: an agent whose machine does, and that itself says nothing, has more time.
 """
 
 import asyncio
 import contextlib
+import errno
+import itertools
 import os
 import socket
 import threading
@@ -21,7 +24,9 @@ from jitckpt.link import Header, LinkError
 from jitckpt.quorum import Past
 
 HEARTBEAT = 1.0  # seconds
-GREETING_SECONDS = 10.0
+PATIENCE = 6  # times the seconds that a machine may be silent, for an agent on a machine that is not
+# What the kernel says of a connection whose other end is silent.
+SILENT_ERRORS = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
 @dataclass(frozen=True)
@@ -72,13 +77,18 @@ class Hosts:
         *,
         serve: Visit | None = None,
     ) -> None:
-        """listener: a listening socket, this object's from now on. silence: seconds until one is lost.
+        """listener: a listening socket, this object's from now on. silence: seconds until a machine that
+        does not answer is lost; an agent has PATIENCE times as long.
 
         serve: looks after an agent that visits, until it raises LinkError.
         """
         self.index, self.all = index, tuple(hosts)
         self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # readable when something is to be taken
         self._listener, self._secret, self._silence, self._serve = listener, secret, silence, serve
+        self._patience = PATIENCE * silence
+        self._numbers = itertools.count()
+        self._beats_missed: dict[int, int] = {}
+        self._receipts: dict[int, dict[int, Callable[[], None]]] = {host: {} for host in range(len(hosts))}
         self._inbox: deque[Arrived | Lost] = deque()
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._lost: set[int] = set()
@@ -113,6 +123,10 @@ class Hosts:
         """Send a message, to a host that is lost in vain. Never waits. Raises LinkError if it is too long."""
         self._in_loop(self._write, (host,), link.encode(header, data))
 
+    def confirm(self, host: int, received: Callable[[], None]) -> None:
+        """Call `received`, on another thread, once a host has all that was sent to it before, or is lost."""
+        self._in_loop(self._ask_for_receipt, host, received)
+
     def broadcast(self, header: Header) -> None:
         """Send a message to all other hosts."""
         self._in_loop(self._write, tuple(self._connected), link.encode(header))
@@ -125,6 +139,11 @@ class Hosts:
     def keeper(self, host: int) -> int:
         """Return which host keeps copies of this one's rank-local states."""
         return (host + 1) % len(self.all)
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The ranks of whose local states this host keeps copies."""
+        return self.all[self.index - 1].ranks
 
     def take(self) -> list[Arrived | Lost]:
         """Return what has come since the last time, oldest first."""
@@ -154,6 +173,9 @@ class Hosts:
     async def _talk(self) -> None:
         server = await asyncio.start_server(self._called, sock=self._listener)
         callers = [asyncio.create_task(self._call(host)) for host in range(self.index)]
+        callers += [
+            asyncio.create_task(self._await_call(host)) for host in range(self.index + 1, len(self.all))
+        ]
         heart = asyncio.create_task(self._beat())
         await self._closing.wait()
         server.close()
@@ -169,12 +191,25 @@ class Hosts:
         await asyncio.gather(*others, return_exceptions=True)
 
     async def _beat(self) -> None:
+        """Say that this agent lives, and count for how many beats of its own the others have said nothing.
+
+        In seconds an agent that was itself held up would take all others for silent: it has not listened.
+        """
+        beat = min(HEARTBEAT, self._silence)
         while True:
             self._write(tuple(self._writers), link.encode({}))
-            await asyncio.sleep(HEARTBEAT)
+            await asyncio.sleep(beat)
+            for host in self._writers.keys() - self._lost:
+                self._beats_missed[host] += 1
+                if self._beats_missed[host] * beat > self._patience:
+                    self._lose(host, f"its agent has said nothing for {self._patience:g} s")
+                    self._writers[host].close()
 
     async def _call(self, host: int) -> None:
-        """Connect to a host with a lower number; it listened before it told anybody its address."""
+        """Connect to a host with a lower number; it listened before it told anybody its address.
+
+        Whether its agent is busy or not, the machine answers, or says that nobody listens there any more.
+        """
         try:
             reader, writer = await self._reach(host)
         except LinkError as error:
@@ -182,6 +217,20 @@ class Hosts:
             return
         writer.write(link.encode({"host": self.index}))
         await self._converse(host, reader, writer)
+
+    async def _await_call(self, host: int) -> None:
+        """Wait for the call of a host with a higher number, as long as its agent is there."""
+        there = self.all[host]
+        while host not in self._writers and host not in self._lost:
+            try:
+                _, writer = await self._open(host)
+                writer.close()
+            except OSError as error:
+                if host not in self._writers:  # which it may be by now
+                    reason = f"{there.address} port {there.port} can't be reached: {self._said(error)}"
+                    self._lose(host, _clause(reason))
+                return
+            await asyncio.sleep(HEARTBEAT)
 
     @contextlib.asynccontextmanager
     async def visit(self, host: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
@@ -196,17 +245,43 @@ class Hosts:
     async def _reach(self, host: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         there = self.all[host]
         try:
-            async with asyncio.timeout(GREETING_SECONDS):
-                reader, writer = await asyncio.open_connection(there.address, there.port)
-                await link.introduce(reader, writer, self._secret)
+            reader, writer = await self._open(host)
+            try:
+                async with asyncio.timeout(self._patience):
+                    await link.introduce(reader, writer, self._secret)
+            except BaseException:
+                writer.close()
+                raise
         except (LinkError, OSError) as error:  # TimeoutError is an OSError
-            said = str(error) or f"it does not answer within {GREETING_SECONDS:g} s"
-            raise LinkError(f"{there.address} port {there.port} can't be reached: {said}") from error
+            raise LinkError(
+                f"{there.address} port {there.port} can't be reached: {self._said(error)}"
+            ) from error
         return reader, writer
+
+    async def _open(self, host: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect to the machine. Raises OSError if it refuses, or is silent twice.
+
+        Once may be the fault of this agent, if it was held up.
+        """
+        there = self.all[host]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._silence):
+                return await asyncio.open_connection(there.address, there.port)
+        async with asyncio.timeout(self._silence):
+            return await asyncio.open_connection(there.address, there.port)
+
+    def _said(self, error: Exception) -> str:
+        return str(error) or f"it does not answer within {self._silence:g} s"
+
+    def _watch(self, writer: asyncio.StreamWriter) -> None:
+        """Have the kernel end the connection if what was sent is not acknowledged."""
+        connection = writer.get_extra_info("socket")
+        milliseconds = max(1, int(self._silence * 1000))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
     async def _called(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            async with asyncio.timeout(GREETING_SECONDS):
+            async with asyncio.timeout(self._patience):
                 await link.admit(reader, writer, self._secret)
                 header, _ = await link.receive(reader)
             host = header.get("host")
@@ -222,18 +297,28 @@ class Hosts:
             writer.close()
 
     async def _converse(self, host: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._watch(writer)
+        self._beats_missed[host] = 0
         self._writers[host] = writer
         self._connected[host].set()
         try:
             while True:
-                async with asyncio.timeout(self._silence):
-                    header, data = await link.receive(reader)
+                header, data = await link.receive(reader)
+                self._beats_missed[host] = 0
+                match header:
+                    case {"receipt": number}:
+                        writer.write(link.encode({"received": number}))
+                        continue
+                    case {"received": number}:
+                        self._receipts.get(host, {}).pop(number, _nothing)()
+                        continue
                 if header:
                     self._put(Arrived(host, header, data))
-        except TimeoutError:
-            self._lose(host, f"it has said nothing for {self._silence:g} s")
         except LinkError as error:
-            self._lose(host, _clause(str(error)))
+            cause = error.__cause__
+            silent = isinstance(cause, OSError) and cause.errno in SILENT_ERRORS
+            said = f"it has said nothing for {self._silence:g} s" if silent else _clause(str(error))
+            self._lose(host, said)
         finally:
             writer.close()
 
@@ -242,6 +327,16 @@ class Hosts:
             self._lost.add(host)
             self._connected[host].set()
             self._put(Lost(host, reason))
+            for received in self._receipts.pop(host).values():
+                received()
+
+    def _ask_for_receipt(self, host: int, received: Callable[[], None]) -> None:
+        if host in self._lost:
+            received()
+            return
+        number = next(self._numbers)
+        self._receipts[host][number] = received
+        self._write((host,), link.encode({"receipt": number}))
 
     def _put(self, what: Arrived | Lost) -> None:
         self._inbox.append(what)
@@ -252,6 +347,10 @@ class Hosts:
             writer = self._writers.get(host)
             if writer is not None and not writer.is_closing():
                 writer.write(message)
+
+
+def _nothing() -> None:
+    """Do nothing, in the place of what is not known."""
 
 
 def _clause(sentence: str) -> str:

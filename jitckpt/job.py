@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from jitckpt import faults, final_state, host_state, local_state, protocol, saves, selection, spare
+from jitckpt.copies import Asker
 from jitckpt.errors import CheckpointError, JitckptError, NativeError, SaveError, TreeError
 from jitckpt.events import EventLog
 from jitckpt.exceptions import ExceptionHook
@@ -187,6 +188,7 @@ class Job:
         self._hooks: TrainingHooks | None = None
         self._saver: Saver | None = None
         self._barrier: StepBarrier | None = None
+        self._copies: Asker | None = None
         self._exception_hook: ExceptionHook | None = None
         self._periodic_settings = periodic
         self._periodic: PeriodicSaver | None = None
@@ -302,6 +304,8 @@ class Job:
 
     def forward_ended(self, step: int) -> None:
         self._recorder.write(step, final=False, parts=self._host.local())
+        if self._copies is not None:
+            self._copies.wait(step)
 
     def step_begun(self, step: int) -> None:
         assert self._native is not None
@@ -343,6 +347,9 @@ class Job:
         os.set_inheritable(ring_fd, False)  # not for programs that the training starts
         ring = local_state.Ring(ring_fd, self.identity, KEPT_STEPS, local_state_limit)
         self._recorder = local_state.Recorder(ring, native.write_area, self._warn)
+        asker = os.environ.get("JITCKPT_COPIES_FD")
+        if asker is not None:
+            self._copies = Asker(int(asker), self._warn)
         self._saver = Saver(
             root=self.root,
             identity=self.identity,

@@ -189,7 +189,7 @@ def run_job(
     whole_command += ["--hang-timeout", str(hang_timeout)]
     whole_command += [word for fault in faults for word in ("--fault", fault)]
     mark = f"{MARK}={uuid.uuid4()}"
-    _running.add(mark)
+    note_running(mark)
     variables = {
         MARK: mark.removeprefix(f"{MARK}="),
         "JITCKPT_REHEARSAL_DIR": str(folder),
@@ -232,7 +232,7 @@ def run_job(
         if process.poll() is None:  # we have been interrupted
             kill_all(mark)
             process.wait()
-        _running.discard(mark)
+        note_ended(mark)
     seconds = time.monotonic() - began
     if seconds > time_limit:
         raise TimeoutError(f"The job did not end in {time_limit:.0f} s, see {folder / OUTPUT}.")
@@ -318,6 +318,16 @@ def _links(folder: Path) -> Iterator[str]:
         for link in folder.iterdir():
             with contextlib.suppress(OSError):
                 yield os.readlink(link)
+
+
+def note_running(mark: str) -> None:
+    """Have `kill_running` end the job of this mark, too."""
+    _running.add(mark)
+
+
+def note_ended(mark: str) -> None:
+    """The job of this mark has ended."""
+    _running.discard(mark)
 
 
 def kill_running() -> None:

@@ -120,7 +120,10 @@ class SaveFolder:
                     self._files.append(FileEntry(name, path.stat().st_size, checksum(path)))
 
     def commit(self) -> tuple[Path, int]:
-        """Make the save whole; returns its folder and the bytes written in all."""
+        """Make the save whole; returns its folder and the bytes written in all.
+
+        Another host may write the same local state into a directory that all share: then the first stays.
+        """
         metadata = Metadata(
             self._identity, self._kind, self._saver, self._step, time.time(), tuple(self._files)
         ).to_json()
@@ -129,7 +132,11 @@ class SaveFolder:
             replaced = self.path.with_name(f"replaced-{self._place.name}")
             if self._place.exists():
                 self._place.rename(replaced)
-            self.path.rename(self._place)
+            try:
+                self.path.rename(self._place)
+            except OSError as error:
+                if self._kind != "local" or error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
             if replaced.exists():
                 shutil.rmtree(replaced)
             _sync(self._place.parent)

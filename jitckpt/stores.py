@@ -51,6 +51,7 @@ from jitckpt.rendezvous import (
 
 LOOK_SECONDS = 1.0
 REDIRECT_SECONDS = 2.0
+PIECES = 10  # of a time that is waited for
 NOT_NEEDED = "The job has ended; this host stood by and was not needed."
 
 Value = TypeVar("Value")
@@ -427,14 +428,19 @@ class LastingRendezvous(RendezvousHandler):
 
 
 def within(seconds: float, call: Callable[[], Value]) -> Value:
-    """Return what the call returns; raise TimeoutError if it does not in time, and forget it."""
+    """Return what the call returns; raise TimeoutError if it does not in time, and forget it.
+
+    The time is waited for in pieces: one in which this whole process was held up counts as one.
+    """
     answers: queue.SimpleQueue[Callable[[], Value]] = queue.SimpleQueue()
     _in_thread(call, answers)
-    try:
-        answer = answers.get(timeout=seconds)
-    except queue.Empty:
-        raise TimeoutError(f"no answer within {seconds:g} s") from None
-    return answer()
+    for _ in range(PIECES):
+        try:
+            answer = answers.get(timeout=seconds / PIECES)
+        except queue.Empty:
+            continue
+        return answer()
+    raise TimeoutError(f"no answer within {seconds:g} s")
 
 
 def _in_thread(call: Callable[[], Value], answers: "queue.SimpleQueue[Callable[[], Value]]") -> None:

@@ -48,6 +48,8 @@ class Reports:
     # The last is who writes, "" for the rank's own host.
     write_local_states: Callable[[int, Path, set[int], str], dict[int, int]]
     blamed: Callable[[Worker], None] = lambda worker: None  # it has failed by itself, and before all others
+    # A rank has ended, and the other hosts are about to be told: send who keeps a copy of its ring the rest.
+    last_copy: Callable[[], None] = lambda: None
 
 
 class Supervisor(threading.Thread):
@@ -307,6 +309,7 @@ class Supervisor(threading.Thread):
         if rank.raised:
             exit_code, told = STATUS_OF_AN_EXCEPTION, "nothing"  # it has failed, though we may have ended it
         if self._hosts is not None:
+            self._reports.last_copy()
             self._hosts.broadcast({"rank": worker.rank, "exit_code": exit_code, "told": told})
         if exit_code != 0:
             self._reports.failed(worker, exit_code, told == "kill" and exit_code == -signal.SIGKILL)
@@ -489,6 +492,10 @@ class Supervisor(threading.Thread):
             self._say("no rank has called jitckpt.init, so there is no state to save.")
 
     def _write_local_states(self) -> None:
+        """Write what this host's ranks alone knew, and those whose rings it keeps copies of.
+
+        A host may be lost before it has written its own, and its disk at any later time.
+        """
         if self._job.ending_since is None:  # all ranks have ended by themselves
             self._tell_what_is_saved()
         self._job = replace(self._job, local_state_written=True)
@@ -497,11 +504,12 @@ class Supervisor(threading.Thread):
         begun = time.monotonic()
         written: dict[int, dict[int, int]] = {}
         for rank in sorted(self._registrations):
-            if not self._writes_for(rank):
+            answers = self._answers_for(rank)
+            if not answers and rank not in self._copies.rings:
                 continue
             try:
                 ring = self._workers[rank].ring_fd if rank in self._workers else self._copies.rings[rank]
-                # The host may only be cut off, and write the same into a directory that all share.
+                # The rank's host may write the same at the same time into a directory that all share.
                 by = "" if rank in self._workers else "copy"
                 written[rank] = self._reports.write_local_states(ring, directory, steps, by)
                 missing = bool(steps) and max(steps) not in written[rank]
@@ -511,7 +519,7 @@ class Supervisor(threading.Thread):
                 lost = "the host that had a copy of it is lost, too, or had none yet."
             except (JitckptError, OSError) as error:
                 lost = str(error)
-            if lost:
+            if lost and answers:
                 text = f"rank {rank}'s own state (random numbers, buffers ...) is lost: {lost}"
                 self._log.write("warning", rank=rank, text=text)
                 say(text)
@@ -524,8 +532,8 @@ class Supervisor(threading.Thread):
         own = [one for rank, one in self._registrations.items() if rank in self._workers]
         return Path((own or list(self._registrations.values()))[0].checkpoint_dir)
 
-    def _writes_for(self, rank: int) -> bool:
-        """Return whether this agent has a rank's ring or the copy of a lost one, or has to say it is lost."""
+    def _answers_for(self, rank: int) -> bool:
+        """Return whether it is this agent that has to say so if a rank's own state is lost."""
         if rank in self._workers or self._hosts is None:
             return True
         host = self._hosts.host_of(rank)

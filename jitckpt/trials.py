@@ -10,6 +10,7 @@ from pathlib import Path
 from jitckpt.faults import SILENT_KINDS, phases_of
 from jitckpt.final_state import FinalState
 from jitckpt.rehearsal import LAUNCHER, NOBODY, FullDisk, Run, Strike, Unwritable
+from jitckpt.rehearsal_hosts import HostStrike
 
 FROM_OUTSIDE = "signal"  # a SIGKILL at any time, not in a chosen phase
 # A rank is killed, and another's disk is full before its save is written, or nobody can write at all.
@@ -47,7 +48,8 @@ class Trial:
     @property
     def failures(self) -> int:
         """How many processes fail, at least if nothing else comes before."""
-        return len(self.faults) + sum(type(strike) is Strike for strike in self.strikes)
+        ending = (Strike, HostStrike)
+        return len(self.faults) + sum(type(strike) in ending for strike in self.strikes)
 
     def missed(self, run: Run) -> bool:
         """Return whether the first strike hit nobody, or a job that was over before it."""

@@ -19,7 +19,8 @@ class Worker:
     """A worker in a session and process group of its own, with a socket to the agent and a shared ring.
 
     ring_fd: the memory that outlives it. pidfd: readable when the worker has ended; the worker stays a
-    zombie until `reap`, so that its process id means nobody else.
+    zombie until `reap`, so that its process id means nobody else. copies: None, or a socket by which the
+    worker asks, with the number of a step, to be answered once another host has a copy of that state.
     """
 
     def __init__(
@@ -32,18 +33,27 @@ class Worker:
         stdout: str | None,
         stderr: str | None,
         warm: Spare | None = None,
+        is_copied: bool = False,
     ) -> None:
         """Start `command`; stdout and stderr are files to write to, empty or None for the agent's own.
 
         ring_fd: a memfd, which this object closes in the end. warm: a spare that runs the command instead of
-        a new process. Raises OSError if there is no such program, or the spare has died.
+        a new process. is_copied: another host keeps a copy of the ring. Raises OSError if there is no such
+        program, or the spare has died.
         """
         self.rank = rank
         self.ring_fd = ring_fd
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.setblocking(False)
+        self.copies: socket.socket | None = None
+        given = [theirs]
         files = [open(path, "w") if path else None for path in (stdout, stderr)]  # noqa: SIM115
         descriptors = {"JITCKPT_AGENT_FD": theirs.fileno(), "JITCKPT_STATE_FD": self.ring_fd}
+        if is_copied:
+            self.copies, asked = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self.copies.setblocking(False)
+            given.append(asked)
+            descriptors["JITCKPT_COPIES_FD"] = asked.fileno()
         self._process: subprocess.Popen[bytes] | ForkedProcess
         try:
             if warm is None:
@@ -59,11 +69,12 @@ class Worker:
                 outputs = {str(number): file.fileno() for number, file in enumerate(files, 1) if file}
                 self._process = warm.become(command, environment, descriptors | outputs)
         except OSError:
-            self.socket.close()
+            self._close_sockets()
             os.close(self.ring_fd)
             raise
         finally:
-            theirs.close()
+            for end in given:
+                end.close()
             for file in files:
                 if file is not None:
                     file.close()
@@ -119,9 +130,14 @@ class Worker:
         with contextlib.suppress(ChildProcessError):  # what it had started and the agent has adopted
             while os.waitid(os.P_PGID, self.pid, os.WEXITED | os.WNOHANG):
                 pass
-        self.socket.close()
+        self._close_sockets()
         os.close(self.ring_fd)
         os.close(self.pidfd)
+
+    def _close_sockets(self) -> None:
+        self.socket.close()
+        if self.copies is not None:
+            self.copies.close()
 
 
 class Guardian:

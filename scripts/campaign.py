@@ -24,10 +24,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from jitckpt import saves, trials_in_place
+from jitckpt import saves, trials_hosts, trials_in_place
 from jitckpt.events import FILE_NAME
 from jitckpt.faults import FATAL_KINDS, TRANSPARENT_KINDS
 from jitckpt.rehearsal import CHECKPOINTS, OUTPUT, Run, end_in_order_on_sigterm, kill_running, run_job
+from jitckpt.rehearsal_hosts import HOSTS, run_on_hosts
 from jitckpt.trials import (
     FROM_OUTSIDE,
     STOPPING_KINDS,
@@ -50,6 +51,8 @@ USER_KINDS = (FROM_OUTSIDE, "kill", "exit", "exception", "stop")
 START = Path(__file__).parent / "campaign_start"  # what every Python process of a trial does first
 SILENT_TIMEOUT = 15.0  # seconds until a stopped rank is missed
 SILENT_IN_PLACE = 5.0  # the same in transparent mode, where a false alarm costs little
+HOST_TIMEOUT = "4"  # seconds, less than users have, so that slow hosts are taken for lost ones if ever
+TIME_LIMIT_ON_HOSTS = 400.0  # hosts wait for others for 600 s
 TIME_LIMIT = 1800.0  # seconds of a job, on a machine under load
 SAVE_DEADLINE = "30"  # seconds; a stopped rank does not save, and is waited for if no other could
 ATTEMPTS = 5  # at a trial whose job was over before its failure came, as on a machine under load
@@ -85,7 +88,8 @@ def parse_arguments() -> argparse.Namespace:
         type=lambda text: tuple(text.split(",")),
         help=f"{', '.join(TRIAL_KINDS)} (docs/faults.md) or kinds of faults: {', '.join(FATAL_KINDS)}; one "
         f"that is named twice comes twice as often (default {','.join(USER_KINDS)}); in transparent mode, "
-        f"and by default all: {', '.join(TRANSPARENT_KINDS)}",
+        f"and by default all: {', '.join(TRANSPARENT_KINDS)}; on hosts, and by default all: "
+        f"{', '.join(trials_hosts.HOST_KINDS)}",
     )
     parser.add_argument(
         "--second",
@@ -103,21 +107,27 @@ def parse_arguments() -> argparse.Namespace:
         "(default 0)",
     )
     parser.add_argument(
-        "--mode", choices=("user", "transparent"), default="user", help="of protection (default user)"
+        "--mode",
+        choices=("user", "transparent", "hosts"),
+        default="user",
+        help="of protection; hosts: user-level mode on three hosts, network namespaces (default user)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object and no table")
     own = list(takewhile(lambda word: word != "--", sys.argv[1:]))
     args = parser.parse_args(own)
     args.arguments = sys.argv[len(own) + 2 :]
-    transparent = args.mode == "transparent"
+    transparent, on_hosts = args.mode == "transparent", args.mode == "hosts"
     args.example = (args.example.resolve(),) if args.example else PLAIN if transparent else EXAMPLES
+    if on_hosts:
+        args.ranks = (HOSTS,)
     for path in args.example:
         if not path.is_file():
             parser.error(f"there is no script {path}")
     if args.trials < 1 or args.first < 1 or args.parallel < 1 or args.steps < 8:
         parser.error("--trials, --first and --parallel must be at least 1 and --steps at least 8")
-    known = TRANSPARENT_KINDS if transparent else (*TRIAL_KINDS, *FATAL_KINDS)
-    args.kinds = args.kinds or (TRANSPARENT_KINDS if transparent else USER_KINDS)
+    own_kinds = TRANSPARENT_KINDS if transparent else trials_hosts.HOST_KINDS if on_hosts else None
+    known = own_kinds or (*TRIAL_KINDS, *FATAL_KINDS)
+    args.kinds = args.kinds or own_kinds or USER_KINDS
     if unknown := set(args.kinds) - set(known):
         parser.error(f"--kinds: {', '.join(sorted(unknown))} is none of {', '.join(known)}")
     if args.keep is not None and args.keep.exists():
@@ -278,6 +288,42 @@ class CampaignInPlace(Campaign):
         return trials_in_place.judge(trial, self.ended(run, folder), undisturbed)
 
 
+class CampaignOnHosts(Campaign):
+    """Of one rank on each of three hosts, which have one checkpoint directory or one each."""
+
+    def choose(self, number: int) -> tuple[Trial, Run]:
+        undisturbed = self.reference(*self.place(number))
+        trial = trials_hosts.choose_trial(
+            self.args.seed,
+            number,
+            steps=self.args.steps,
+            step_seconds=undisturbed.step_seconds,
+            kinds=self.args.kinds,
+            second=self.chance(number, "again") < self.args.second,
+        )
+        return trial, undisturbed
+
+    def attempt(self, trial: Trial, folder: Path, undisturbed: Run) -> Verdict | None:
+        example, _ = self.place(trial.number)
+        options = ["--warm-spares", "0", "--max-restarts", str(trial.failures)]
+        options += ["--host-timeout", HOST_TIMEOUT, "--rdzv-conf", "keep_alive_interval=2"]
+        run = run_on_hosts(
+            self.command(example, options),
+            folder,
+            own_directories=trials_hosts.has_own_directories(self.args.seed, trial.number),
+            faults=trial.faults,
+            strikes=trial.strikes,
+            time_limit=TIME_LIMIT_ON_HOSTS,
+        )
+        if trials_hosts.missed(trial, run):
+            return None
+        said = "".join(path.read_text() for path in folder.rglob(OUTPUT))
+        return trials_hosts.judge_on_hosts(trial, run, undisturbed, said, UNSEEDED)
+
+
+CAMPAIGNS = {"user": Campaign, "transparent": CampaignInPlace, "hosts": CampaignOnHosts}
+
+
 def tell(console: Console, campaign: Campaign, verdicts: dict[int, Verdict]) -> None:
     table = Table(title=f"{campaign.args.steps} steps, seed {campaign.args.seed}", title_justify="left")
     left = ("example", "failure", "verdict")
@@ -343,7 +389,7 @@ def main() -> int:
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("trials"), TimeRemainingColumn())
     progress = Progress(*columns, console=Console(stderr=True), transient=True)
     with folder_for(args.keep) as folder, progress:
-        campaign = (CampaignInPlace if args.mode == "transparent" else Campaign)(args, folder)
+        campaign = CAMPAIGNS[args.mode](args, folder)
         pool = ThreadPoolExecutor(args.parallel)
         try:
             for made in progress.track(pool.map(campaign.trial, numbers), total=args.trials):

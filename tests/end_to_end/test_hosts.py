@@ -45,6 +45,29 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+# Runs the training; rank 1 stops in the first restart before jitckpt knows of it, and in the second while it
+# loads a save.
+STOPPING = """
+import os, runpy, sys, time
+
+def stop():
+    print("stops", flush=True)
+    time.sleep(600)
+
+restart, rank = os.environ["JITCKPT_RESTART"], os.environ["RANK"]
+if (restart, rank) == ("1", "1"):
+    stop()
+if (restart, rank) == ("2", "1"):
+    from jitckpt import saves
+    saves.read = lambda record: stop()
+if (restart, rank) == ("1", "0"):
+    print("started", flush=True)
+sys.path.insert(0, os.path.dirname(sys.argv[1]))
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[Namespaces]:
     with namespaces(3) as found:
@@ -189,9 +212,43 @@ def test_a_lost_host_loses_nothing(job: Job, tmp_path: Path, undisturbed: list[s
     err = ends[0].err + ends[1].err
     assert "host 0 (10.79.0.1) with rank 0 is lost: the connection has ended" in err
     assert f"the host that held the rendezvous' store at {STORE} is gone, or cut off. Start the same" in err
-    assert "from the others, in 2 saves" in ends[0].err, "the other rank's, and the local state of its own"
-    assert "from the others, in 2 saves" in ends[1].err
+    three = "the other rank's, the local state of its own, and that of the rank that it keeps copies of"
+    assert "from the others, in 3 saves" in ends[0].err, three
+    assert "from the others, in 3 saves" in ends[1].err, three
     assert "own state" not in err, "no rank lost what it alone knew"
+
+
+def test_a_host_that_is_lost_in_a_restart_or_a_restore_loses_nothing(
+    job: Job, tmp_path: Path, undisturbed: list[str]
+) -> None:
+    """Its rank has made no step since the last save, which the host has with its rank's own state.
+
+    Each time its disk is lost, too: the other host has fetched all that it needs, and kept a copy of the own
+    state of the rank that is lost.
+    """
+    training = ["--rdzv-conf", "keep_alive_interval=1", job.launcher.script(STOPPING), *TRAINING]
+    command = ["--fault", "rank=0 step=5 phase=backward kind=kill", *training]
+    directories = [tmp_path / "host-0", tmp_path / "host-1"]
+    for directory in directories:
+        directory.mkdir()
+    agents = [job.start(host, *command, directory=directories[host]) for host in (0, 1)]
+    await_line(agents[0], "started\n")
+    for _ in range(2):
+        await_line(agents[1], "stops\n")
+        job.kill(1)
+        shutil.rmtree(directories[1] / "ckpt")
+        agents[1] = job.start(1, *training, directory=directories[1])
+    ends = [job.launcher.finish(agent) for agent in agents]
+    err = ends[0].err + ends[1].err
+    assert [end.status for end in ends] == [0, 0], err
+    assert digests(ends[0].out + ends[1].out) == undisturbed
+    assert "own state" not in err, "no rank lost what it alone knew"
+    assert "no state of its own" not in err
+    events, _ = read_events(directories[0] / "ckpt")
+    restored = [(event["restart"], event["step"]) for event in events if event["event"] == "restored"]
+    (step,) = {event["step"] for event in events if event["event"] == "saved"}
+    assert {number for _, number in restored} == {step}, "nothing was done again but one minibatch"
+    assert max(number for number, _ in restored) == 3
 
 
 def test_of_three_hosts_two_go_on_without_the_one_with_the_store(job: Job) -> None:

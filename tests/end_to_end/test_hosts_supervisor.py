@@ -6,6 +6,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ class Agents:
         self.supervisors: list[Supervisor] = []
         self.blamed: list[int] = []
         self.local_states: list[tuple[int, set[int]]] = []  # of which ring, for which steps
+        self.copies: list[bytes] = []  # of rings, that were written
 
     def start(self, scripts: Sequence[str], silence: float = 60.0) -> None:
         half = len(scripts) // 2
@@ -54,6 +56,7 @@ class Agents:
                         failed=lambda *_: None,
                         write_local_states=self._write_local_states,
                         blamed=lambda worker: self.blamed.append(worker.rank),
+                        last_copy=partial(self._last_copy, index),
                     ),
                     save_id=1,
                     save_deadline=60,
@@ -83,8 +86,16 @@ class Agents:
             stderr=None,
         )
 
-    def _write_local_states(self, ring: int, _directory: Path, steps: set[int], _by: str) -> dict[int, int]:
-        self.local_states.append((ring, steps))
+    def _last_copy(self, index: int) -> None:
+        """Send the other host, which keeps copies, the last piece of the rings of this one's ranks."""
+        for rank in self.hosts[index].all[index].ranks:
+            self.hosts[index].send(1 - index, {"ring": rank, "size": 6, "at": 0}, b"ring %d" % rank)
+
+    def _write_local_states(self, ring: int, _directory: Path, steps: set[int], by: str) -> dict[int, int]:
+        if by:
+            self.copies.append(os.pread(ring, 6, 0))
+        else:
+            self.local_states.append((ring, steps))
         return dict.fromkeys(steps, 100)
 
     def await_registrations(self) -> None:
@@ -148,6 +159,9 @@ def test_the_ranks_of_all_hosts_save_and_one_replica_is_enough(agents: Agents) -
         assert texts == ["rank 2 was killed by SIGKILL"]
     assert sorted(ring for ring, _ in agents.local_states) == sorted(one.ring_fd for one in agents.workers)
     assert all(steps == {7} for _, steps in agents.local_states)
+    assert sorted(agents.copies) == [b"ring 0", b"ring 1", b"ring 2", b"ring 3"], (
+        "the other host has written them too, up to the end: a host may be lost before it has written its own"
+    )
 
 
 def test_a_rank_that_another_host_has_stopped_is_found(agents: Agents) -> None:

@@ -94,6 +94,39 @@ def test_a_copy_is_written_beside_what_the_host_itself_writes(dead_worker: Worke
         assert (folder.path / "state.json").exists()
 
 
+def test_what_is_there_whole_is_not_written_again(dead_worker: Worker, tmp_path: Path) -> None:
+    """By the rank's host, or by the one that keeps a copy; what is damaged is replaced."""
+    save(tmp_path, 7)
+    assert write_local_states(dead_worker.ring_fd, tmp_path, set(), "copy")[7] > 0
+    assert write_local_states(dead_worker.ring_fd, tmp_path, set()) == {7: 0}
+    (local,) = [record for record in saves.find(tmp_path) if record.kind == "local"]
+    (local.path / "state.json").write_text("{}")
+    assert write_local_states(dead_worker.ring_fd, tmp_path, set())[7] > 0
+    assert saves.verify(local) is None
+
+
+def test_of_two_hosts_that_write_the_same_at_once_the_first_has_written_it(
+    dead_worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between this one's look and its last rename comes the other, in a directory that both share."""
+    save(tmp_path, 7)
+    commit = SaveFolder.commit
+
+    def commit_second(folder: SaveFolder) -> tuple[Path, int]:
+        monkeypatch.setattr(SaveFolder, "commit", commit)
+        exists, there = Path.exists, folder.path.with_name("local-00001")
+        monkeypatch.setattr(Path, "exists", lambda path: path != there and exists(path))
+        local_state.write_save(dead_worker.ring_fd, tmp_path, 7, "first")
+        return folder.commit()
+
+    monkeypatch.setattr(SaveFolder, "commit", commit_second)
+    assert list(write_local_states(dead_worker.ring_fd, tmp_path, set(), "copy")) == [7]
+    monkeypatch.undo()
+    (local,) = [record for record in saves.find(tmp_path) if record.kind == "local"]
+    assert saves.verify(local) is None
+    assert [path.name for path in local.path.parent.iterdir() if "unfinished" in path.name] == []
+
+
 def test_what_an_earlier_start_has_written_is_not_lost(dead_worker: Worker, tmp_path: Path) -> None:
     """A second failure comes before the first step after a restart: the new ring has nothing yet."""
     save(tmp_path, 7)

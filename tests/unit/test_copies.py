@@ -2,8 +2,11 @@
 
 import os
 import random
+import socket
 import struct
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jitckpt import local_state, tree_codec
-from jitckpt.copies import Copier, Copies
+from jitckpt.copies import Asker, Copier, Copies
 from jitckpt.layout import Identity
 from jitckpt.link import Header
 from jitckpt.local_state import LocalState, Recorder, Region, Ring
@@ -136,6 +139,62 @@ def test_a_second_training_of_the_same_process_starts_with_an_empty_copy(pair: P
     pair.arrive()
     assert equal(*pair.states())
     assert [state.step for state in pair.states()[1]] == [1]
+
+
+@pytest.fixture
+def asking() -> Iterator[tuple[socket.socket, Asker, list[str]]]:
+    """The agent's end of a rank's socket, the rank's side, and its warnings."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    warnings: list[str] = []
+    asker = Asker(theirs.detach(), warnings.append)
+    with ours, asker._socket:
+        yield ours, asker, warnings
+
+
+def test_a_rank_waits_until_the_other_host_has_its_state(
+    pair: Pair, asking: tuple[socket.socket, Asker, list[str]]
+) -> None:
+    """Of the step that it asks for: what was sent before it asked does not count."""
+    agents_end, asker, warnings = asking
+    confirmed: list[Callable[[], None]] = []
+    pair.copier = Copier(
+        {3: pair.memory},
+        lambda *sent: pair.on_the_way.append(sent),
+        lambda: 0,
+        confirmed.append,
+        [agents_end],
+    )
+    recorder(pair).write(7, final=False, parts=parts(7, 10))
+    waiting = threading.Thread(target=asker.wait, args=(7,))
+    waiting.start()
+    pair.copier.start()
+    while not confirmed:
+        time.sleep(0.001)
+    pair.arrive()
+    assert [state.step for state in pair.states()[1]] == [7], "all is on its way before it is confirmed"
+    assert waiting.is_alive()
+    confirmed[0]()
+    waiting.join(60)
+    assert not waiting.is_alive()
+    pair.copier.stop()
+    assert warnings == []
+
+
+def test_a_rank_waits_for_no_copy_for_ever(asking: tuple[socket.socket, Asker, list[str]]) -> None:
+    agents_end, asker, warnings = asking
+    asker._socket.settimeout(0.01)
+    asker.wait(7)
+    asker.wait(8)
+    (warning,) = warnings
+    assert "of step 7; the training goes on. If this host is lost now, that may be lost, too." in warning
+    agents_end.send((7).to_bytes(8, "little"))  # late answers are to none of what it asks now
+    agents_end.send((9).to_bytes(8, "little"))
+    asker._socket.settimeout(60)
+    asker.wait(9)
+    agents_end.close()
+    asker.wait(10)
+    asker.wait(11)
+    assert len(warnings) == 1, "the agent has ended: so will the rank"
 
 
 @pytest.mark.parametrize("place", [-1, 4090, 1 << 50])

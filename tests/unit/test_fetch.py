@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from jitckpt import fetch, hosts, link, saves
@@ -44,6 +44,16 @@ def test_a_new_host_fetches_a_replica_and_its_ranks_own_states() -> None:
         ("rank", 1),
     }
     assert all(one.host == 0 for one in fetched)
+
+
+def test_a_host_fetches_the_own_states_of_the_ranks_that_it_keeps_copies_of() -> None:
+    """Their host may be lost, with its disk, before it has made another step."""
+    first = [save(5, "rank", 0), save(5, "local", 0), save(5, "local", 3)]
+    second = [save(5, "rank", 1), save(5, "local", 1)]
+    held = {0: first, 1: second, 2: []}
+    assert wanted(held, 1, [1], kept=[0]) == (Fetch(0, save(5, "local", 0)),)
+    assert wanted(held | {1: [*second, save(5, "local", 0)]}, 1, [1], kept=[0]) == ()
+    assert wanted(held, 1, [1], kept=[2]) == (), "nobody has it"
 
 
 def test_a_ranks_own_save_is_better_than_a_replicas() -> None:
@@ -162,6 +172,7 @@ def test_only_files_of_saves_are_given(met: list[Hosts], file: object) -> None:
     assert "There is no" in asyncio.run(ask())
 
 
+@example(b"{}")
 @given(st.binary(max_size=50) | st.from_type(type(None)).map(lambda _: b"[1]"))
 def test_a_listing_that_makes_no_sense_is_refused(listing: bytes) -> None:
     if listing == b"[]":

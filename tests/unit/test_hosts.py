@@ -2,6 +2,8 @@
 
 import select
 import socket
+import threading
+import time
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -100,15 +102,72 @@ def test_a_host_with_another_secret_is_lost(meeting: Meeting) -> None:
     assert lost.reason.endswith("The other agent hung up: the two may not have the same secret")
 
 
-def test_a_silent_host_is_lost(meeting: Meeting) -> None:
-    """It is there, and says nothing: stopped, or the cable is out."""
+def test_an_agent_that_says_nothing_is_lost_at_last(meeting: Meeting) -> None:
+    """Its machine answers: it may be busy, and has more time than a machine that does not."""
     a, _ = meeting.prepare(2, silence=0.2)
     a._thread.start()
     with socket.create_connection((a.all[0].address, a.all[0].port)) as silent:
         greeting = silent.recv(100)
         ours = bytes(32)
         silent.sendall(ours + link._proof(SECRET, b"caller", greeting[8:], ours) + link.encode({"host": 1}))
-        assert take(a) == Lost(1, "it has said nothing for 0.2 s")
+        assert take(a) == Lost(1, "its agent has said nothing for 1.2 s")
+
+
+def test_an_agent_that_was_held_up_itself_takes_no_other_for_silent(meeting: Meeting) -> None:
+    """A save, or a busy machine, holds its threads up for longer than the others may be silent."""
+    a, b = meeting.prepare(2)
+    a._silence, a._patience = 0.2, 0.2 * hosts.PATIENCE
+    b._thread.start()
+    a.connect(PATIENCE)
+    held_up = threading.Event()
+
+    def hold_up() -> None:
+        held_up.set()
+        time.sleep(2 * a._patience)
+
+    a._in_loop(hold_up)
+    assert held_up.wait(PATIENCE)
+    b.send(0, {"still": "here"})
+    assert take(a) == Arrived(1, {"still": "here"}, b"")
+
+
+def test_who_is_called_waits_no_longer_than_the_caller_lives(meeting: Meeting) -> None:
+    """It has met the others, and dies before it calls: nobody listens there any more."""
+    a, b = meeting.prepare(2)
+    b.close()
+    meeting.hosts.remove(b)
+    a.connect(PATIENCE)
+    lost = take(a)
+    assert isinstance(lost, Lost)
+    assert "can't be reached" in lost.reason
+
+
+def test_who_is_called_waits_for_a_busy_caller(meeting: Meeting) -> None:
+    """Its machine accepts connections, though the agent says nothing yet: no limit but that of `connect`."""
+    a, b = meeting.prepare(2)
+    a._silence = 0.1
+    a._thread.start()
+    time.sleep(1)
+    b.connect(PATIENCE)
+    b.send(0, {"at": "last"})
+    assert take(a) == Arrived(1, {"at": "last"}, b"")
+
+
+def test_who_sends_is_told_when_the_other_has_it(meeting: Meeting) -> None:
+    a, b = meeting.meet(2)
+    has_it, nobody_answers, is_lost = threading.Event(), threading.Event(), threading.Event()
+    a.send(1, {"a": "piece"})
+    a.confirm(1, has_it.set)
+    assert has_it.wait(PATIENCE)
+    assert take(b) == Arrived(0, {"a": "piece"}, b""), "it had come by then"
+    b._in_loop(b._closing.set)  # it reads nothing any more
+    a.confirm(1, nobody_answers.set)
+    b.close()
+    meeting.hosts.remove(b)
+    assert nobody_answers.wait(PATIENCE)
+    assert isinstance(take(a), Lost)
+    a.confirm(1, is_lost.set)
+    assert is_lost.wait(PATIENCE)
 
 
 def test_strangers_and_impostors_change_nothing(meeting: Meeting) -> None:

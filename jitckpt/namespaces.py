@@ -1,0 +1,102 @@
+"""Hosts that have a network of their own each, on one machine: network namespaces joined by cables."""
+
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from jitckpt.errors import HostsError
+
+LISTENS = "0A"  # the state of a socket in /proc/net/tcp
+PLUGGED_IN_SECONDS = 30.0
+
+
+def ip(arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run iproute2's `ip`."""
+    return subprocess.run(["ip", *arguments.split()], capture_output=True, text=True, check=False)
+
+
+@dataclass(frozen=True)
+class Namespaces:
+    """On all hosts the cable is called `cable`; host 0 has the address 10.79.0.1, host 1 has 10.79.0.2 ..."""
+
+    names: tuple[str, ...]
+
+    def on(self, host: int) -> list[str]:
+        """Return what comes before a command that is to run there."""
+        return ["ip", "netns", "exec", self.names[host]]
+
+    def processes(self, host: int) -> list[int]:
+        """Return the processes that run there."""
+        return [int(pid) for pid in ip(f"netns pids {self.names[host]}").stdout.split()]
+
+    def listening(self, host: int) -> list[str]:
+        """Return the local addresses, as in /proc/net/tcp, of the sockets that listen there."""
+        lines = ip(f"netns exec {self.names[host]} cat /proc/net/tcp /proc/net/tcp6").stdout.splitlines()
+        sockets = [line.split() for line in lines if ":" in line.split()[0]]
+        return [fields[1] for fields in sockets if fields[3] == LISTENS]
+
+    @contextmanager
+    def cable_cut(self) -> Iterator[None]:
+        """Cut the cable, so that nobody hears of the end of a connection, and mend it in the end."""
+        _do(f"-n {self.names[0]} link set cable down")
+        try:
+            yield
+        finally:
+            _do(f"-n {self.names[0]} link set cable up")
+
+
+@contextmanager
+def namespaces(count: int = 2) -> Iterator[Namespaces]:
+    """Make so many hosts, 2 or 3; of three, host 1 is also the switch between the others.
+
+    Raises HostsError where they can't be made.
+    """
+    names = tuple(f"jitckpt-{uuid.uuid4().hex[:8]}-{host}" for host in range(count))
+    try:
+        for step in [*(f"netns add {name}" for name in names), *_steps(names)]:
+            _do(step)
+        deadline = time.monotonic() + PLUGGED_IN_SECONDS
+        for name in names:  # the kernel takes its time to see that it is plugged in
+            while "state UP" not in ip(f"-n {name} link show cable").stdout:
+                if time.monotonic() > deadline:
+                    raise HostsError(f"The cable of {name} has not come up in {PLUGGED_IN_SECONDS:g} s.")
+        yield Namespaces(names)
+    finally:
+        for name in names:
+            ip(f"netns delete {name}")
+
+
+def _do(step: str) -> None:
+    try:
+        done = ip(step)
+    except FileNotFoundError as error:
+        raise HostsError("The command ip is not there: install the package iproute2.") from error
+    if done.returncode != 0:
+        raise HostsError(
+            f"This user may not make network namespaces, or change them: 'ip {step}' says: "
+            f"{done.stderr.strip()}. Root may."
+        )
+
+
+def _steps(names: Sequence[str]) -> list[str]:
+    first, second, *others = names
+    if others:
+        (third,) = others
+        steps = [f"-n {second} link add cable type bridge"]
+        for number, name in ((0, first), (2, third)):
+            steps += [
+                f"link add cable netns {name} type veth peer name port{number} netns {second}",
+                f"-n {second} link set port{number} master cable up",
+            ]
+    else:
+        steps = [f"link add cable netns {first} type veth peer name cable netns {second}"]
+    for host, name in enumerate(names):
+        steps += [
+            f"-n {name} link set lo up",
+            f"-n {name} address add 10.79.0.{host + 1}/24 dev cable",
+            f"-n {name} link set cable up",
+        ]
+    return steps
