@@ -40,8 +40,10 @@ class Driver {
       return pick<Value>({CUDA_R_16F, CUDA_R_32F, CUDA_R_64F, CUDA_C_32F, CUDA_C_64F});
     else if constexpr (std::is_same_v<Value, cublasComputeType_t>)
       return pick<Value>({CUBLAS_COMPUTE_16F, CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_64F, CUBLAS_COMPUTE_32I});
+    else if constexpr (std::is_same_v<Value, cublasLtMatmulDescAttributes_t>)
+      return static_cast<Value>(3 + random_() % 3);  // none that the echo has to understand
     else if constexpr (std::is_enum_v<Value>)
-      return static_cast<Value>(3 + random_() % 3);  // no attribute that the echo has to understand
+      return static_cast<Value>(random_() % 2);  // all have these
     else
       return static_cast<Value>(random_());
   }
