@@ -16,6 +16,12 @@ Arguments read(const std::vector<std::byte>& content) {
   return arguments;
 }
 
+std::vector<std::byte> joined(Bytes arguments, Bytes more) {
+  std::vector<std::byte> content(arguments.begin(), arguments.end());
+  content.insert(content.end(), more.begin(), more.end());
+  return content;
+}
+
 bool copy_front(const std::vector<std::byte>& content, std::span<std::byte> to) {
   if (content.size() < to.size()) return false;
   std::copy_n(content.begin(), to.size(), to.begin());
@@ -133,21 +139,17 @@ void note_object(uint64_t key, Call call, Bytes arguments, Bytes more) {
   int32_t result = 0;
   Connection* const connection = Connection::get(Library::cudart, result);
   if (!connection) return;
-  std::vector<std::byte> content(arguments.begin(), arguments.end());
-  content.insert(content.end(), more.begin(), more.end());
   const Thread& thread = this_thread();
-  connection->objects().add(key, thread.newest.sequence, call, thread.device, std::move(content));
+  connection->objects().add(key, thread.newest.sequence, call, thread.device, joined(arguments, more));
 }
 
 void note_setting(uint64_t owner, uint64_t which, Call call, Bytes arguments, Bytes more) {
   int32_t result = 0;
   Connection* const connection = Connection::get(Library::cudart, result);
   if (!connection) return;
-  std::vector<std::byte> content(arguments.begin(), arguments.end());
-  content.insert(content.end(), more.begin(), more.end());
   const Thread& thread = this_thread();
-  connection->objects().set(owner, which, thread.newest.sequence, call, thread.device, std::move(content),
-                            connection->writer().keeps());
+  connection->objects().set(owner, which, thread.newest.sequence, call, thread.device,
+                            joined(arguments, more), connection->writer().keeps());
 }
 
 bool made_by(uint64_t key, std::span<std::byte> content) {
