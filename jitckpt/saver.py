@@ -99,7 +99,7 @@ class Saver:
                     if written is not None:
                         break
                 if save_id == BY_THE_LIBRARY:
-                    self._write_local_states(step)
+                    self._write_local_states()
             path, size = written
             shard, rank, seconds = self._identity.shard, self._identity.rank, time.monotonic() - begun
             self._report(protocol.SaveEnded(save_id, rank, shard, step, str(path), size, seconds))
@@ -194,11 +194,10 @@ class Saver:
         with torch.cuda.stream(torch.cuda.Stream(self._host.device)):
             save_function(context)
 
-    def _write_local_states(self, step: int) -> None:
-        """No agent will: write those around `step`, because replicas may differ by one."""
+    def _write_local_states(self) -> None:
+        """No agent will. All: replicas' saves are as far apart as their hosts were ahead of their devices."""
         for state in local_state.read(self._ring):
-            if abs(state.step - step) <= 1:
-                local_state.write_save(self._ring, self._root, state.step)
+            local_state.write_save(self._ring, self._root, state.step)
 
     def _failure(self, save_id: int, step: int | None, error: BaseException) -> protocol.SaveFailed:
         text = "".join(traceback.format_exception(error))

@@ -1,5 +1,6 @@
 """When a save may begin. The device is played by numbers; the rest is real."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -8,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from jitckpt import saver
+from jitckpt import layout, local_state, protocol, saver, tree_codec
 from jitckpt.errors import SaveError
 from jitckpt.history import History
 from jitckpt.host_state import HostState
@@ -102,3 +103,38 @@ def test_a_save_function_waits_for_a_thread_that_sleeps(tmp_path: Path) -> None:
         step_to_save(
             tmp_path, BETWEEN_MINIBATCHES, next_minibatch=False, seen=2, save_function=lambda _: None
         )
+
+
+def test_without_an_agent_all_own_states_are_written(tmp_path: Path) -> None:
+    """Other ranks may save several steps later than this one: their devices had that much before them."""
+    identity = Identity("job", "", 2, 0, 0, 1)
+    ring = local_state.create()
+    try:
+        recorder = local_state.Recorder(local_state.Ring(ring, identity, 8, 2 << 20), no_device, pytest.fail)
+        for step in range(1, 7):
+            recorder.write(step, final=False, parts={"random": tree_codec.encode(step, "random")})
+        host = HostState(model=None, optimizers=[], schedulers=[], scaler=None, extra=None, device=None)
+        said: list[protocol.Message] = []
+        asked = saver.Saver(
+            root=tmp_path,
+            identity=identity,
+            native=cast(Native, Device(IN_BACKWARD)),
+            host=host,
+            history=History(host),
+            ring=ring,
+            save_function=None,
+            staging=Staging(1),
+            report=said.append,
+            keep=1,
+        )
+        asked.restored(STEP, tmp_path)  # so there is nothing else to be written
+        order = protocol.Save(save_id=saver.BY_THE_LIBRARY, reason="agent", deadline=0.0)
+        assert asked(protocol.encode(order)) == 0, said
+    finally:
+        os.close(ring)
+    written = sorted(path.parent.name for path in tmp_path.glob("*/local-*"))
+    assert written == [layout.step_folder(step) for step in range(1, 7)]
+
+
+def no_device(*_: object) -> None:
+    raise AssertionError("there is no device")
