@@ -42,7 +42,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Every rank's waits; who is late: awaited by others, waiting for nobody; who has not answered."""
+    """Every rank's waits; who is late: awaited by others, in no collective; who has not answered."""
 
     waits: tuple[Waiting, ...]
     late: tuple[int, ...]
@@ -71,9 +71,9 @@ class Diagnosis:
             return f"{longest}; {_does_not_answer(self.silent)}"
         if self.late:
             return str(longest)
-        if longest.late:
-            return f"{longest}; all ranks wait for each other in a circle"
-        return str(longest)
+        if stuck := [waiting for waiting in self.waits if not waiting.late]:
+            return str(max(stuck, key=lambda waiting: waiting.seconds))
+        return f"{longest}; all ranks wait for each other in a circle"
 
 
 @dataclass
@@ -136,7 +136,9 @@ def diagnose(
                     dimension=_dimension(known, size, answers.keys() - known, groups or {}),
                 )
             )
-    waiting = {wait.rank for wait in waits if wait.late}
+    # One that is in a collective itself keeps nobody waiting by what it does on the host, even if all others
+    # have arrived there, or are through: as after a broadcast, which its sender leaves first.
+    waiting = {wait.rank for wait in waits}
     awaited = {rank for wait in waits for rank in wait.late}
     return Diagnosis(tuple(waits), tuple(sorted(awaited - waiting)), tuple(sorted(silent)))
 

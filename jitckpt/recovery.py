@@ -1,12 +1,14 @@
 """What the agent does when a rank fails: a pure function from what is known to the next action."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Literal
 
 # Seconds that a rank which can't save gets between SIGTERM and SIGKILL, as under torchrun.
 TERMINATION_GRACE = 30.0
+# Seconds in which ranks that have not said which step they save may still say so once a step is whole.
+NEWER_STEP_GRACE = 0.25
 
 
 @dataclass(frozen=True)
@@ -16,9 +18,10 @@ class Rank:
     exit_code: None while it lives; minus the signal's number where a signal ended it.
     raised: an exception has ended its program; its process may take a while to end.
     registered: it has called jitckpt.init. reachable: it can still be given orders (its socket is open and
-    its training has not finished). shard: what it holds, of `shards` in one replica. saved_step: the step of
-    its save, once `save` is "ended". told: how the agent has begun to end it. own: it runs on this host; the
-    others' agents see the same facts and end their ranks themselves. finished: its script is at its end.
+    its training has not finished). shard: what it holds, of `shards` in one replica. saving_step: the step
+    that it has begun to save. saved_step: the step of its save, once `save` is "ended". told: how the agent
+    has begun to end it. own: it runs on this host; the others' agents see the same facts and end their ranks
+    themselves. finished: its script is at its end.
     """
 
     rank: int
@@ -29,6 +32,7 @@ class Rank:
     shard: int = 0
     shards: int = 1
     save: Literal["none", "ordered", "ended", "failed"] = "none"
+    saving_step: int | None = None
     saved_step: int | None = None
     told: Literal["nothing", "terminate", "kill"] = "nothing"
     own: bool = True
@@ -55,9 +59,9 @@ class Job:
     """What the agent knows of all ranks. Times in seconds, of one monotonic clock.
 
     alarmed: a rank has reported a hang or an error of NCCL. interrupted: the agent was asked to end
-    (preemption); impatient: asked again. save_ordered_at, ending_since: when the first save was ordered, when
-    the agent began to end the ranks. local_state_written: the rank-local states lie in the checkpoint
-    directory.
+    (preemption); impatient: asked again. save_ordered_at, whole_at, ending_since: when the first save was
+    ordered, when a step was first whole, when the agent began to end the ranks. local_state_written: the
+    rank-local states lie in the checkpoint directory.
     """
 
     ranks: tuple[Rank, ...]
@@ -68,6 +72,7 @@ class Job:
     interrupted: bool = False
     impatient: bool = False
     save_ordered_at: float | None = None
+    whole_at: float | None = None
     ending_since: float | None = None
     local_state_written: bool = False
 
@@ -121,10 +126,11 @@ Action = Wait | OrderSave | EndRanks | WriteLocalState | Close
 def decide(job: Job) -> Action:
     """Return the next thing to do.
 
-    Ranks are ended only when one whole replica of every shard is saved, or no rank can still save, or
-    `save_deadline` is over, or the user is impatient. A rank that ends successfully is no failure. Each agent
-    decides for itself and acts on the ranks of its host; those of a host that is lost count as killed. What
-    fails once the whole training has ended is a failure, but nothing is done again for it.
+    Ranks are ended only when one whole replica of every shard is saved, and no newer step is just being made
+    whole, or no rank can still save, or `save_deadline` is over, or the user is impatient. A rank that ends
+    successfully is no failure. Each agent decides for itself and acts on the ranks of its host; those of a
+    host that is lost count as killed. What fails once the whole training has ended is a failure, but nothing
+    is done again for it.
     """
     live = [rank for rank in job.ranks if rank.alive and (rank.own or not job.impatient)]
     failed = job.interrupted or any(rank.failed for rank in job.ranks)
@@ -160,14 +166,39 @@ def whole_steps(ranks: Iterable[Rank]) -> set[int]:
 
 def _save(job: Job) -> Action | None:
     """What is still to do for the save; None if there is no more to wait for."""
-    if job.impatient or whole_steps(job.ranks):
+    if job.impatient:
         return None
     able = [rank for rank in job.ranks if rank.can_save]
+    if whole := whole_steps(job.ranks):
+        return _save_of_newer_step(job, able, max(whole))
     deadline = None if job.save_ordered_at is None else job.save_ordered_at + job.save_deadline
     if not able or (deadline is not None and job.now >= deadline):
         return None
     unordered = tuple(rank.rank for rank in able if rank.save == "none")
     return OrderSave(unordered) if unordered else Wait(deadline)
+
+
+def _save_of_newer_step(job: Job, able: list[Rank], whole: int) -> Action | None:
+    """Wait for the save of a step after `whole`, if it can become whole as well; None if it can't.
+
+    A rank whose host was held before the optimizer step saves one step less than a replica whose host was
+    held after it. Ended as soon as the first has saved, the job would lose a minibatch more than it has to.
+    Ranks save side by side, so the newer step is waited for as long as the first took; and a rank that does
+    not come to its save, such as one whose device hangs, is not waited for.
+    """
+    if job.whole_at is None:
+        return None
+    took = 0.0 if job.save_ordered_at is None else job.whole_at - job.save_ordered_at
+    saving = [rank for rank in able if rank.save == "ordered"]
+    if any(rank.saving_step is None for rank in saving) and job.now < job.whole_at + NEWER_STEP_GRACE:
+        return Wait(job.whole_at + NEWER_STEP_GRACE)
+    newer = {rank.saving_step for rank in saving if rank.saving_step is not None} - set(range(whole + 1))
+    done = tuple(
+        replace(rank, save="ended", saved_step=rank.saving_step) if rank in saving else rank
+        for rank in job.ranks
+    )
+    until = job.whole_at + took + NEWER_STEP_GRACE
+    return Wait(until) if newer & whole_steps(done) and job.now < until else None
 
 
 def _end(job: Job, live: list[Rank]) -> Action:

@@ -261,8 +261,10 @@ class Supervisor(threading.Thread):
                 self._investigation.hear(rank, message)
             case protocol.NcclError():
                 self._alarm("nccl_error", f"{message.operation} of rank {rank} failed: {message.text}")
+            case protocol.SaveBegun(save_id=self._save_id):
+                self._change(rank, saving_step=message.step)
             case protocol.SaveEnded(save_id=self._save_id):
-                self._change(rank, save="ended", saved_step=message.step)
+                self._saved(rank, message.step)
             case protocol.SaveFailed(save_id=self._save_id):
                 self._change(rank, save="failed")
                 self._say(f"rank {rank} could not save: {message.reason}")
@@ -281,6 +283,11 @@ class Supervisor(threading.Thread):
         self._registrations[rank] = message
         self._change(rank, registered=True, reachable=True, shard=message.shard, shards=message.shards)
         self._log.open(Path(message.checkpoint_dir))
+
+    def _saved(self, rank: int, step: int) -> None:
+        self._change(rank, save="ended", saved_step=step)
+        if self._job.whole_at is None and whole_steps(self._job.ranks):
+            self._job = replace(self._job, whole_at=time.monotonic())
 
     def _alarm(self, cause: str, text: str) -> None:
         self._detected(cause, text)

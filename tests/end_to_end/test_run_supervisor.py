@@ -222,6 +222,30 @@ def test_the_whole_replica_that_comes_first_is_enough(start: Starter) -> None:
     assert set(job.events("ranks_ended")[0]["kill"]) == {0, 1}
 
 
+def test_a_replica_that_is_a_step_ahead_is_waited_for(start: Starter) -> None:
+    job = start(
+        """
+        register()
+        order = await_order()
+        say(protocol.SaveBegun(order.save_id, RANK, 8))
+        wait_for(f"{here}/saved")
+        say(protocol.SaveEnded(order.save_id, RANK, 0, 8, "step-8", 1000, 0.1))
+        hang()
+        """,
+        """
+        register()
+        order = await_order()
+        time.sleep(1)  # the other gets as long again
+        say(protocol.SaveEnded(order.save_id, RANK, 0, 7, "step-7", 1000, 0.1))
+        open(f"{here}/saved", "w").close()
+        hang()
+        """,
+        "register(); die()",
+    )
+    assert job.supervisor.result() is Outcome.RESTART
+    assert job.events("saved")[0]["step"] == 8
+
+
 def test_every_shard_must_be_saved(start: Starter) -> None:
     job = start(
         "register(0, 2); open(here + '/0', 'w'); save(7, shard=0)",

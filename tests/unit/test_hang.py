@@ -54,6 +54,18 @@ def test_where_all_have_arrived_nobody_is_late() -> None:
     assert str(diagnosis).endswith("of ranks 0 to 1, where all have arrived")
 
 
+def test_a_rank_that_hangs_alone_where_all_have_arrived_is_no_straggler() -> None:
+    """Rank 0 has left the broadcast, and waits for rank 1 in what comes next."""
+    answers = {
+        0: answer(place(0, 2, 8), collectives=[waiting(8, seconds=20.0)]),
+        1: answer(place(1, 2, 7), collectives=[waiting(7)]),
+    }
+    diagnosis = diagnose(answers, [])
+    assert diagnosis.stragglers == ()
+    assert str(diagnosis).startswith("rank 1 has waited 9.0 s in ncclAllReduce number 7")
+    assert str(diagnosis).endswith("where all have arrived")
+
+
 def test_a_rank_that_does_not_answer_is_no_straggler() -> None:
     diagnosis = diagnose({0: answer(place(0, 2, 7), collectives=[waiting(7)])}, [1])
     assert diagnosis.late == (1,)
@@ -182,15 +194,14 @@ def test_ranks_in_words() -> None:
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=6))
 def test_in_one_communicator_the_last_are_late(sequences: list[int]) -> None:
-    """Every rank waits in its newest collective; those with the fewest have nobody to wait for."""
+    """Every rank waits in its newest collective, but for those that have not come to the first."""
     size = len(sequences)
     answers = {
         rank: answer(place(rank, size, number), collectives=[waiting(number)] if number else [])
         for rank, number in enumerate(sequences)
     }
     diagnosis = diagnose(answers, [])
-    least = min(sequences)
-    expected = () if max(sequences) == least else tuple(r for r, n in enumerate(sequences) if n == least)
+    expected = tuple(rank for rank, number in enumerate(sequences) if number == 0) if any(sequences) else ()
     assert diagnosis.late == expected
 
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jitckpt.recovery import (
+    NEWER_STEP_GRACE,
     TERMINATION_GRACE,
     Close,
     EndRanks,
@@ -32,6 +33,7 @@ class Behaviour:
     exit_code: int
     raises: float | None
     alarm: float | None
+    begins_save: float | None  # seconds after the order; None: only with its answer
     answers_order: float | None  # seconds after the order
     answer: str  # ended, failed, or die
     steps_ahead: int
@@ -59,6 +61,8 @@ class Simulation:
         job = Job(tuple(self.ranks), self.now, DEADLINE, self.restarts_left)
         for _ in range(1000):
             job = replace(job, ranks=tuple(self.ranks), now=self.now)
+            if job.whole_at is None and whole_steps(self.ranks):
+                job = replace(job, whole_at=self.now)
             match decide(job):
                 case Close(outcome):
                     return outcome, job
@@ -85,6 +89,9 @@ class Simulation:
             assert self.ranks[i].save == "none"
             self.change(i, save="ordered")
             answers = self.behaviours[i].answers_order
+            begins = self.behaviours[i].begins_save
+            if begins is not None and (answers is None or begins < answers):
+                self.due.append((self.now + begins, i, "begun"))
             if answers is not None:
                 self.due.append((self.now + answers, i, self.behaviours[i].answer))
 
@@ -132,6 +139,8 @@ class Simulation:
                 self.change(i, exit_code=-9)
             case "terminated":
                 self.change(i, exit_code=-15)
+            case "begun":
+                self.change(i, saving_step=10 + behaviour.steps_ahead)
             case "ended":
                 self.change(i, save="ended", saved_step=10 + behaviour.steps_ahead)
             case "failed":
@@ -161,6 +170,7 @@ behaviours = st.builds(
     exit_code=st.sampled_from([0, 0, 1, -9]),
     raises=st.none() | seconds,
     alarm=st.none() | seconds,
+    begins_save=st.none() | seconds,
     answers_order=st.none() | seconds,
     answer=st.sampled_from(["ended", "ended", "failed", "die"]),
     steps_ahead=st.integers(0, 1),
@@ -204,7 +214,9 @@ def test_the_time_from_the_failure_to_the_end_is_limited(simulation: Simulation)
     simulation.interrupts = [*simulation.interrupts, 150.0]
     simulation.run()
     if simulation.trouble_at is not None:
-        assert simulation.now <= simulation.trouble_at + 200 + DEADLINE + TERMINATION_GRACE
+        # A newer step is waited for at most as long as the first took, which the deadline limits.
+        longest = 200 + 2 * DEADLINE + NEWER_STEP_GRACE + TERMINATION_GRACE
+        assert simulation.now <= simulation.trouble_at + longest
 
 
 def registered(rank: int, **fields: object) -> Rank:
@@ -263,6 +275,43 @@ def test_shards_of_different_steps_are_no_whole_replica() -> None:
     assert decide(job(*ranks, save_ordered_at=99.0)) == Wait(159.0)
     saved = (*ranks[:2], replace(ranks[2], save="ended", saved_step=8), ranks[3])
     assert whole_steps(saved) == {8}
+
+
+def test_a_newer_step_that_is_being_saved_is_waited_for() -> None:
+    """Rank 0's host was held before the optimizer step, rank 1's after it."""
+    ranks = (
+        registered(0, save="ended", saved_step=7),
+        registered(1, save="ordered", saving_step=8),
+        registered(2, exit_code=-9),
+    )
+    saving = job(*ranks, save_ordered_at=98.0, whole_at=100.0)
+    until = 102.0 + NEWER_STEP_GRACE
+    assert decide(saving) == Wait(until)
+    assert decide(replace(saving, now=until)) == EndRanks(kill=(0, 1), terminate=())
+    for end in ({"save": "ended", "saved_step": 8}, {"save": "failed"}, {"exit_code": -9}):
+        over = replace(saving, ranks=(ranks[0], replace(ranks[1], **end), ranks[2]))
+        assert isinstance(decide(over), EndRanks)
+    older = replace(saving, ranks=(ranks[0], replace(ranks[1], saving_step=7), ranks[2]))
+    assert isinstance(decide(older), EndRanks)
+
+
+def test_a_newer_step_that_cannot_become_whole_is_not_waited_for() -> None:
+    ranks = (
+        registered(0, shard=0, shards=2, save="ended", saved_step=7),
+        registered(1, shard=1, shards=2, save="ended", saved_step=7),
+        registered(2, shard=0, shards=2, save="ordered", saving_step=8),
+        registered(3, shard=1, shards=2, exit_code=-9),
+    )
+    assert isinstance(decide(job(*ranks, save_ordered_at=99.0, whole_at=100.0)), EndRanks)
+    both = (*ranks[:3], replace(ranks[3], exit_code=None, save="ordered", saving_step=8))
+    assert isinstance(decide(job(*both, save_ordered_at=99.0, whole_at=100.0)), Wait)
+
+
+def test_a_rank_that_has_not_begun_to_save_gets_a_moment_to_say_of_which_step() -> None:
+    ranks = (registered(0, save="ended", saved_step=7), registered(1, save="ordered"), KILLED)
+    saving = job(*ranks, save_ordered_at=98.0, whole_at=100.0)
+    assert decide(saving) == Wait(100.0 + NEWER_STEP_GRACE)
+    assert isinstance(decide(replace(saving, now=100.0 + NEWER_STEP_GRACE)), EndRanks)
 
 
 def test_a_second_failure_during_the_save() -> None:
