@@ -59,6 +59,20 @@ struct copy_to_host {
   uint64_t from, bytes, stream;
 };
 
+// The device's memory is to be copied to the host once all calls before are over, unless that has been done.
+// Images are numbered from 1. Followed by Range[ranges].
+struct keep_image {
+  uint64_t image, ranges;
+};
+struct Range {
+  uint64_t from, to, bytes;
+  int32_t device;
+};
+struct newest_image {};
+struct newest_image_answer {
+  uint64_t image;
+};
+
 // Followed by calls: GroupedCall and content each, both aligned as records are. The server makes them between
 // ncclGroupStart and ncclGroupEnd.
 struct collective_group {

@@ -91,15 +91,15 @@ class Connection {
   // The device's memory as it was when a minibatch began.
   struct Copy {
     Allocation allocation;
-    void* copy;  // pinned
+    void* copy;          // pinned
+    bool taken = false;  // for a newer image
   };
   using Copies = std::map<uint64_t, Copy>;  // by address
   struct Image {
     uint64_t state;  // images are numbered; all ranks have the same
     Position start;  // of the log that leads on from it
     Copies copies;
-    std::map<uint64_t, Counts> counts{};  // of the calls before, by the communicator's handle
-    bool whole = true;                    // false while a replay comes to it: the same copy is made again
+    std::map<uint64_t, Counts> counts;  // of the calls before, by the communicator's handle
   };
   // Pinned memory that the program has freed.
   class Freed {
@@ -120,9 +120,10 @@ class Connection {
     std::vector<Piece> all_;
   };
 
-  bool is_usable(const Image& image) const { return image.whole && writer_.is_kept(image.start.sequence); }
+  bool is_usable(const Image& image) const;
   void forget_images(std::size_t remaining);
-  cudaError_t copy_memory();
+  cudaError_t wait_for_newest_image();
+  cudaError_t make_image();
   bool recover();
   bool begin_server(const Image& image, const std::vector<LogWriter::Apart>& ids,
                     const std::vector<LogWriter::Apart>& communicators);
@@ -136,9 +137,8 @@ class Connection {
   CopyFlags copy_flags_;
   Objects objects_;
   Communicators communicators_;
-  std::deque<Image> images_;        // the older one first
+  std::deque<Image> images_;        // the oldest first; the newest may not be whole yet
   uint64_t states_ = 0;             // number of the newest image
-  Copies next_copies_;              // of the image that is being made
   std::atomic<int> recoveries_{0};  // of the minibatch
   std::atomic<bool> has_kept_{false};
   std::atomic<bool> has_communicated_{false};  // since the newest image

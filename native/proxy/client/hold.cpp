@@ -19,7 +19,7 @@ void Hold::when_free(const std::function<void()>& work) {
 bool Hold::raise(uint64_t call, const std::string& error, const std::function<bool()>& still) {
   if (!on_) return false;
   if (stopped_ || !still()) return true;
-  if (delivers_) return false;
+  if (delivers_ > 0) return false;
   note(call, error);
   return true;
 }
@@ -57,7 +57,7 @@ std::string Hold::given_up() const {
 
 void Hold::forget_failures() {
   std::lock_guard lock(mutex_);
-  delivers_ = false;
+  if (delivers_ > 0) --delivers_;
 }
 
 void Hold::begin(std::function<void()> news) {
@@ -77,7 +77,7 @@ void Hold::replay(bool deliver_errors, const std::function<void()>& work) {
   work();
   failed_ = {};
   told_ = true;
-  delivers_ = deliver_errors;
+  delivers_ = deliver_errors ? 2 : 0;
   stopped_ = false;
 }
 

@@ -33,7 +33,8 @@ class Hold {
   void alarm(const std::string& error);
   // Why nobody recovers any more; empty if somebody does, or nobody ever did.
   std::string given_up() const;
-  // The program has come to a place where what failed before does not matter any more.
+  // The program begins a minibatch, and its device is no more than one behind: two of them after the one in
+  // which it was told of a failure, that does not matter any more.
   void forget_failures();
 
   // For the control thread. news: called, from any thread, when there is an alarm.
@@ -65,8 +66,8 @@ class Hold {
   std::condition_variable changed_;
   std::function<void()> news_;
   bool stopped_ = false;  // between the order to stop and the replay: what fails then is of no interest
-  bool delivers_ = false;
-  bool told_ = true;  // whether the agent has heard of `failed_`
+  int delivers_ = 0;      // in how many minibatches still the program is told of failures
+  bool told_ = true;      // whether the agent has heard of `failed_`
   Failed failed_;
   std::string given_up_;
 };

@@ -24,6 +24,8 @@ void add_counts(control::Member& member, uint64_t state, const Counts& counts) {
 control::Stopped Connection::report() {
   const Hold::Failed failed = hold_.failed();
   std::lock_guard lock(mutex_);
+  // What is reported stays.
+  log_.control().images = Images::frozen;
   control::Stopped report{1, 0, writer_.newest(), failed.call, failed.error, {}};
   std::vector<const Image*> images;
   for (const Image& image : images_) {
@@ -81,7 +83,6 @@ void Connection::replay(const control::Replay& order) {
     });
     if (image == images_.end())
       throw std::runtime_error("this process keeps no copy of state " + std::to_string(order.state));
-    for (auto newer = image + 1; newer != images_.end(); ++newer) newer->whole = false;
     std::vector<LogWriter::Apart> ids;
     for (const control::NamedId& one : order.ids) {
       const wire::renew_id renewed{one.key, one.id};
@@ -98,12 +99,6 @@ void Connection::replay(const control::Replay& order) {
 bool Connection::replayed() const { return log_.control().read >= replay_end_; }
 
 bool Connection::release() {
-  {
-    std::lock_guard lock(mutex_);
-    // Whether a newer image than the replay began with is the same again.
-    const bool sound = !pending_failure();
-    for (Image& image : images_) image.whole |= sound;
-  }
   if (!hold_.release()) return false;
   std::fprintf(stderr, "jitckpt: the device proxy's server is process %d now; the program goes on.\n",
                server_->id());
@@ -114,6 +109,7 @@ void Connection::give_up(const std::string& why) {
   {
     std::lock_guard lock(mutex_);
     writer_.keep_nothing();
+    log_.control().images = Images::unwanted;
     if (!begun_) server_->kill();
   }
   hold_.give_up(why);

@@ -25,28 +25,6 @@ LogWriter::Apart apart(Call call, int32_t device, const Arguments& arguments) {
   return {static_cast<uint16_t>(call), device, {bytes.begin(), bytes.end()}};
 }
 
-// The thread's device, for a moment.
-class OnDevice {
- public:
-  explicit OnDevice(int32_t device) : before_(this_thread().device) { this_thread().device = device; }
-  ~OnDevice() { this_thread().device = before_; }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-
- private:
-  int32_t before_;
-};
-
-cudaError_t synchronize(const std::vector<Allocation>& allocations) {
-  std::set<int32_t> devices;
-  for (const Allocation& allocation : allocations) devices.insert(allocation.device);
-  for (const int32_t device : devices) {
-    const OnDevice on_device(device);
-    if (const cudaError_t error = cudaDeviceSynchronize(); error != cudaSuccess) return error;
-  }
-  return cudaSuccess;
-}
-
 }  // namespace
 
 std::vector<void*> Connection::Freed::take(uint64_t before) {
@@ -59,14 +37,22 @@ std::vector<void*> Connection::Freed::take(uint64_t before) {
   return taken;
 }
 
-// All but the newest ones, whose log is still there, with what only they need. Their memory serves the next.
+// Image k + 2 is written over image k.
+bool Connection::is_usable(const Image& image) const {
+  const proxy::Control& control = log_.control();
+  return writer_.is_kept(image.start.sequence) && image.state <= control.image_whole &&
+         control.image_begun < image.state + 2;
+}
+
+// All but the newest ones, whose log is still there, with what only they need. None may be under way.
 void Connection::forget_images(std::size_t remaining) {
   hold_.when_free([&] {
     std::lock_guard lock(mutex_);
     while (!images_.empty() &&
            (images_.size() > remaining || !writer_.is_kept(images_.front().start.sequence))) {
-      for (const auto& [address, old] : next_copies_) pinned_.release(old.copy);
-      next_copies_ = std::move(images_.front().copies);
+      for (const auto& [address, copy] : images_.front().copies) {
+        if (!copy.taken) pinned_.release(copy.copy);
+      }
       images_.pop_front();
     }
     if (images_.empty())
@@ -80,44 +66,57 @@ void Connection::forget_images(std::size_t remaining) {
   });
 }
 
-// To next_copies_.
-cudaError_t Connection::copy_memory() {
-  const std::vector<Allocation> allocations = objects_.allocations();
-  // Before the older image is overwritten: what this rank has waited for, the others have begun, so they have
-  // the image that stays.
-  if (const cudaError_t error = synchronize(allocations); error != cudaSuccess) return error;
-  forget_images(1);
-  Copies before = std::move(next_copies_);
-  next_copies_.clear();
-  cudaError_t result = cudaSuccess;
-  for (const Allocation& allocation : allocations) {
+// The server answers when it has come past that image's place in the log.
+cudaError_t Connection::wait_for_newest_image() {
+  wire::newest_image_answer newest{};
+  const auto result = ask<cudaError_t>(Call::newest_image, wire::newest_image{}, newest);
+  if (result != cudaSuccess || newest.image >= states_) return result;
+  return cudaError_t(
+      fail(Library::cudart, cudaErrorUnknown, "the device's memory could not be copied to the host"));
+}
+
+// The server makes it when it comes to the record. It goes over what the last but one has, which stays until
+// then: what this rank has waited for, the others have begun, so they have the last one by then.
+cudaError_t Connection::make_image() {
+  forget_images(2);
+  Copies none;
+  Copies& before = images_.size() == 2 ? images_.front().copies : none;
+  Copies copies;
+  std::vector<wire::Range> ranges;
+  std::vector<Copy*> taken;
+  std::vector<void*> allocated;
+  for (const Allocation& allocation : objects_.allocations()) {
     Copy copy{allocation, nullptr};
     const auto old = before.find(allocation.address);
     if (old != before.end() && old->second.allocation.bytes == allocation.bytes) {
       copy.copy = old->second.copy;
-      before.erase(old);
+      taken.push_back(&old->second);
+    } else if ((copy.copy = pinned_.allocate(allocation.bytes))) {
+      allocated.push_back(copy.copy);
     } else {
-      copy.copy = pinned_.allocate(allocation.bytes);
+      for (void* const piece : allocated) pinned_.release(piece);
+      return cudaError_t(fail(Library::cudart, cudaErrorMemoryAllocation,
+                              "no room for copies of the device's memory: raise JITCKPT_PROXY_PINNED_BYTES"));
     }
-    if (!copy.copy) {
-      result =
-          cudaError_t(fail(Library::cudart, cudaErrorMemoryAllocation,
-                           "no room for copies of the device's memory: raise JITCKPT_PROXY_PINNED_BYTES"));
-      break;
-    }
-    next_copies_.emplace(allocation.address, copy);
-    const OnDevice on_device(allocation.device);
-    const wire::copy arguments{reinterpret_cast<uint64_t>(copy.copy),
-                               allocation.address,
-                               allocation.bytes,
-                               0,
-                               cudaMemcpyDeviceToHost,
-                               no_copy_flag};
-    result = tell<cudaError_t>(Call::copy, arguments);
-    if (result != cudaSuccess) break;
+    ranges.push_back(
+        {allocation.address, reinterpret_cast<uint64_t>(copy.copy), allocation.bytes, allocation.device});
+    copies.emplace(allocation.address, copy);
   }
-  for (const auto& [address, old] : before) pinned_.release(old.copy);
-  return result == cudaSuccess ? synchronize(allocations) : result;
+  const uint64_t state = states_ + 1;
+  const auto result = tell<cudaError_t>(Call::keep_image, wire::keep_image{state, ranges.size()},
+                                        std::as_bytes(std::span(ranges)));
+  if (result != cudaSuccess) {
+    for (void* const piece : allocated) pinned_.release(piece);
+    return result;
+  }
+  for (Copy* const copy : taken) copy->taken = true;
+  hold_.when_free([&] {
+    std::lock_guard lock(mutex_);
+    states_ = state;
+    images_.push_back({state, writer_.keep(), std::move(copies), communicators_.counts()});
+  });
+  // Without an older one there is nothing to go back to before.
+  return images_.size() == 1 ? wait_for_newest_image() : cudaSuccess;
 }
 
 cudaError_t Connection::keep() {
@@ -127,23 +126,24 @@ cudaError_t Connection::keep() {
   // there is no more than one of each such time (several optimizers, one after the other).
   if (obstacle.empty() && communicators_.joins_ranks() && !has_communicated_.exchange(false))
     return cudaSuccess;
+  if (!obstacle.empty()) {
+    writer_.keep_nothing();
+    return cudaError_t(fail(Library::cudart, cudaErrorNotSupported,
+                            "the device proxy can't bring this process's device back: " + obstacle));
+  }
+  // So the program is no more than a minibatch ahead of its device, and no image is under way here.
+  if (const cudaError_t result = wait_for_newest_image(); result != cudaSuccess) {
+    writer_.keep_nothing();
+    return result;
+  }
   recoveries_ = 0;
-  const cudaError_t result =
-      obstacle.empty()
-          ? copy_memory()
-          : cudaError_t(fail(Library::cudart, cudaErrorNotSupported,
-                             "the device proxy can't bring this process's device back: " + obstacle));
-  if (result != cudaSuccess) {
+  hold_.forget_failures();
+  if (const cudaError_t result = make_image(); result != cudaSuccess) {
     forget_images(0);
     return result;
   }
-  hold_.when_free([&] {
-    std::lock_guard lock(mutex_);
-    images_.push_back({++states_, writer_.keep(), std::exchange(next_copies_, {}), communicators_.counts()});
-  });
   has_kept_ = true;
-  hold_.forget_failures();
-  return result;
+  return cudaSuccess;
 }
 
 // In one go: nobody gets the number of a process that is no more.
@@ -184,9 +184,10 @@ bool Connection::begin_server(const Image& image, const std::vector<LogWriter::A
   if (!start) return false;
   log_.control().start = *start;
   log_.control().reader_sleeps = 0;
+  log_.control().images = Images::made;
   for (AsynchronousError& error : log_.control().errors) error.origin = 0;
   replayed_from_ = from;
-  replay_end_ = writer_.newest();
+  log_.control().replay_end = replay_end_ = writer_.newest();
   void_answers(log_);
   server_->begin();
   begun_ = true;

@@ -53,7 +53,7 @@ bool is_query(Call call) {
 
 bool may_block(Call call) {
   return call == Call::cudaStreamSynchronize || call == Call::cudaDeviceSynchronize ||
-         call == Call::cudaEventSynchronize || call == Call::copy_to_host;
+         call == Call::cudaEventSynchronize || call == Call::copy_to_host || call == Call::newest_image;
 }
 
 // A watchdog's queries never wait: it would take that for a hang. But a thread that has waited for the device

@@ -4,6 +4,7 @@
 #include <mutex>
 #include <type_traits>
 #include <unordered_map>
+#include <vector>
 
 #include "failure.h"
 
@@ -33,6 +34,12 @@ class Handles {
   void add(uint64_t number, Handle handle) {
     std::lock_guard lock(mutex_);
     handles_[number] = handle;
+  }
+  std::vector<Handle> all() {
+    std::lock_guard lock(mutex_);
+    std::vector<Handle> found;
+    for (const auto& [number, handle] : handles_) found.push_back(handle);
+    return found;
   }
   void remove(uint64_t number) {
     std::lock_guard lock(mutex_);

@@ -1,6 +1,11 @@
 #include "server.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <thread>
 
 #include "answer.h"
 #include "real_calls.h"
@@ -21,14 +26,6 @@ std::string describe(Library library, int32_t result) {
   return result == cudaErrorNotReady ? "" : real::cudaGetErrorString(static_cast<cudaError_t>(result));
 }
 
-// Of this thread. A device that can't be chosen is one that fails the call itself.
-void choose_device(int device) {
-  thread_local int current = 0;
-  if (device == current) return;
-  if (real::cudaSetDevice(device) != cudaSuccess) real::cudaGetLastError();
-  current = device;
-}
-
 bool is_unfinished(cudaError_t state) {
   if (state != cudaErrorNotReady) return false;
   real::cudaGetLastError();
@@ -36,6 +33,13 @@ bool is_unfinished(cudaError_t state) {
 }
 
 }  // namespace
+
+void choose_device(int device) {
+  thread_local int current = 0;
+  if (device == current) return;
+  if (real::cudaSetDevice(device) != cudaSuccess) real::cudaGetLastError();
+  current = device;
+}
 
 Server::Server(Log log)
     : streams("stream", cudaErrorInvalidResourceHandle, wire::named_streams),
@@ -55,10 +59,13 @@ Server::~Server() = default;
 
 void Server::run(std::chrono::microseconds spin_time, std::function<bool()> go_on) {
   LogReader reader(log_, spin_time, std::move(go_on));
+  if (const uint64_t end = log_.control().replay_end; end != 0)
+    std::thread([this, end] { watch_replay(end); }).detach();  // the process ends before this server does
   while (const auto record = reader.next()) {
     if (record->call >= static_cast<uint16_t>(Call::count))
       throw DamagedLog("Record " + std::to_string(record->sequence) +
                        " of the log names a call that there is not.");
+    if (record->sequence < first_apart) record_ = record->sequence;
     if (services[record->call].runs == Runs::waits && record->answer != 0 && !is_answered(*record) &&
         has_to_wait(*record)) {
       auto& twin = twins_[record->slot];
@@ -68,6 +75,18 @@ void Server::run(std::chrono::microseconds spin_time, std::function<bool()> go_o
       serve(*record);
     }
     reader.done();
+  }
+}
+
+// While the program is held, nobody else sees that a collective has failed, for which the reader may wait.
+void Server::watch_replay(uint64_t end) {
+  while (record_ <= end) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    if (const std::string failure = failed_collective(); !failure.empty() && record_ <= end) {
+      std::fprintf(stderr, "jitckpt: the device proxy's server: a collective fails in the replay: %s\n",
+                   failure.c_str());
+      _exit(1);
+    }
   }
 }
 
@@ -82,6 +101,9 @@ void Server::serve(const Record& record) {
   Request request{*this, {record.content, record.bytes}, slot, waited_for};
   int32_t result = 0;
   std::string text;
+  const auto call = static_cast<Call>(record.call);
+  std::shared_lock ends_communicator(communicators_stay_, std::defer_lock);
+  if (call == Call::ncclCommDestroy || call == Call::ncclCommAbort) ends_communicator.lock();
   try {
     result = service.serve(request);
     if (result != 0) text = describe(service.library, result);
@@ -89,6 +111,7 @@ void Server::serve(const Record& record) {
     result = failure.result;
     text = failure.what();
   }
+  if (ends_communicator.owns_lock()) ends_communicator.unlock();
   if (result != 0 && record.sequence >= first_apart)
     throw Different(std::string(service.name) + ", which had succeeded before, fails: " + text);
   if (waited_for) {
@@ -97,8 +120,25 @@ void Server::serve(const Record& record) {
     // Also where an earlier server has answered: that was no such failure. A failure of the machine has the
     // library's own words alone: any later call would give them.
     const bool named = !is_of_the_machine(service.library, result);
-    report(record, result, named ? std::string(service.name) + ": " + text : text);
+    report(service.library, record.slot, result, named ? std::string(service.name) + ": " + text : text);
   }
+  if (is_of_the_machine(service.library, result)) has_failed_ = true;
+}
+
+std::string Server::failed_collective() {
+  // Nothing where another thread is about to end a communicator.
+  const std::unique_lock lock(communicators_stay_, std::try_to_lock);
+  if (!lock) return "";
+  for (const ncclComm_t communicator : communicators.all()) {
+    ncclResult_t state = ncclSuccess;
+    if (real::ncclCommGetAsyncError(communicator, &state) == ncclSuccess &&
+        is_of_the_machine(Library::nccl, state)) {
+      report(Library::nccl, 0, state, describe(Library::nccl, state));
+      has_failed_ = true;
+      return "NCCL error " + std::to_string(state);
+    }
+  }
+  return "";
 }
 
 // Where the device has finished what a call would wait for, the reader makes the call itself: a twin would
@@ -132,13 +172,13 @@ bool Server::is_answered(const Record& record) const {
 }
 
 // The first failure is kept until the client has taken note: the later ones follow from it.
-void Server::report(const Record& record, int32_t result, const std::string& text) {
-  AsynchronousError& error = log_.control().errors[static_cast<std::size_t>(services[record.call].library)];
+void Server::report(Library library, uint32_t slot, int32_t result, const std::string& text) {
+  AsynchronousError& error = log_.control().errors[static_cast<std::size_t>(library)];
   std::lock_guard lock(errors_);
   if (error.origin.load(std::memory_order_acquire) != 0) return;
   error.result = result;
   put_text(error.text, sizeof error.text, text);
-  error.origin.store(record.slot + 1u, std::memory_order_release);
+  error.origin.store(slot + 1u, std::memory_order_release);
 }
 
 }  // namespace jitckpt::proxy

@@ -1,12 +1,15 @@
 // One server, for one process of the program: reads its log and makes its calls.
 #pragma once
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <shared_mutex>
 #include <span>
 
 #include "failure.h"
+#include "failures.h"
 #include "handles.h"
 #include "identity.h"
 #include "kernels.h"
@@ -49,6 +52,10 @@ class Server {
   void serve(const Record& record);
 
   Control& control() const { return log_.control(); }
+  // Whether a call has failed in such a way that what follows may be wrong.
+  bool has_failed() const { return has_failed_; }
+  // Takes note if a collective has failed, which may never end; returns what it is, empty if none has.
+  std::string failed_collective();
 
   Handles<cudaStream_t> streams;
   Handles<cudaEvent_t> events;
@@ -64,15 +71,22 @@ class Server {
  private:
   bool is_answered(const Record& record) const;
   bool has_to_wait(const Record& record);
-  void report(const Record& record, int32_t result, const std::string& text);
+  void watch_replay(uint64_t end);
+  void report(Library library, uint32_t slot, int32_t result, const std::string& text);
 
   Log log_;
+  std::atomic<uint64_t> record_{0};  // that the reader is at
   std::mutex errors_;
+  std::atomic<bool> has_failed_{false};
+  std::shared_mutex communicators_stay_;  // shared: by who ends one
   std::unique_ptr<Twin> twins_[slot_count];
   // What an earlier server has answered: those calls are made again for what they do, and their answers
   // thrown away.
   uint32_t answered_[slot_count];
 };
+
+// Of this thread. A device that can't be chosen is one that fails the call itself.
+void choose_device(int device);
 
 // A call that is being served.
 struct Request {

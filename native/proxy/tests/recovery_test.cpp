@@ -188,6 +188,31 @@ TEST(Recovery, EveryMinibatchStartsFromItsOwnState) {
   testing::internal::GetCapturedStderr();
 }
 
+// A minibatch begins for the program while the device is in the one before. If the server dies meanwhile, the
+// image of the one before serves.
+TEST(Recovery, AMinibatchBeginsBeforeItsImageIsMade) {
+  testing::internal::CaptureStderr();
+  const OwnStream stream;
+  const DeviceInts number(1);
+  keep();
+  for (int minibatch = 0, expected = 0; minibatch < 3; ++minibatch) {
+    Gate gate(stream);
+    launch_add(number.get(), 1, stream);
+    keep();
+    launch_add(number.get(), 10, stream);
+    kill_server();
+    gate.open();
+    expected += 11;
+    EXPECT_EQ(number.read(stream), std::vector<int>{expected});
+    keep();
+    launch_add(number.get(), 100, stream);
+    kill_server();
+    expected += 100;
+    EXPECT_EQ(number.read(stream), std::vector<int>{expected});
+  }
+  testing::internal::GetCapturedStderr();
+}
+
 // What the program frees and makes stays in order over the minibatches that are kept, also where the server
 // dies while a minibatch is being kept.
 TEST(Recovery, AServerThatDiesWhileAMinibatchIsKeptIsReplaced) {

@@ -56,13 +56,22 @@ struct AsynchronousError {
 constexpr std::size_t copy_flag_count = 64 * 1024;
 constexpr uint32_t no_copy_flag = ~uint32_t{0};
 
+// What becomes of images that are not begun yet. frozen: one of those that there are is needed, so the server
+// waits for what it is told.
+enum class Images : uint32_t { made, frozen, unwanted };
+
 struct Control {
   uint64_t magic, table_hash, segment_bytes, segment_count;
   uint64_t pinned_address;  // where both map the pinned memory
   alignas(64) std::atomic<uint32_t> reader_sleeps;
   Position start;                          // of the record that a server reads first
+  uint64_t replay_end;                     // number of the last record that an earlier server may have read
   alignas(64) std::atomic<uint64_t> read;  // number of the newest record that the reader is done with
-  alignas(64) AsynchronousError errors[library_count];         // by library
+  alignas(64) AsynchronousError errors[library_count];  // by library
+  // Of the images: copies of the device's memory, which the server makes one after the other, each over the
+  // last but one. The newest that it has begun, and the newest that is whole.
+  alignas(64) std::atomic<uint64_t> image_begun, image_whole;
+  std::atomic<Images> images;
   alignas(4096) std::atomic<uint8_t> copied[copy_flag_count];  // 1: the device is through; it says so itself
 };
 

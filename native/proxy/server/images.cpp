@@ -1,0 +1,90 @@
+// Images: copies of the device's memory as it is between two minibatches, in memory that outlives this
+// process.
+#include <chrono>
+#include <future>
+#include <set>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "failure.h"
+#include "real_calls.h"
+#include "server.h"
+#include "services.h"
+
+namespace jitckpt::proxy {
+namespace {
+
+std::vector<wire::Range> ranges_of(const Request& request, uint64_t count) {
+  const auto rest = request.rest<wire::keep_image>();
+  if (count > rest.size() / sizeof(wire::Range))
+    throw Failure(cudaErrorInvalidValue, "an image's record is shorter than it says");
+  std::vector<wire::Range> ranges(count);
+  if (count != 0) std::memcpy(ranges.data(), rest.data(), count * sizeof(wire::Range));
+  return ranges;
+}
+
+cudaError_t synchronize(const std::set<int32_t>& devices) {
+  for (const int32_t device : devices) {
+    choose_device(device);
+    if (const cudaError_t error = real::cudaDeviceSynchronize(); error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+// Waits until the devices have come to rest; not if a collective has failed, or nobody wants the image.
+cudaError_t wait_for(const std::set<int32_t>& devices, Server& server) {
+  std::packaged_task<cudaError_t()> task([devices] { return synchronize(devices); });
+  std::future<cudaError_t> result = task.get_future();
+  std::thread(std::move(task)).detach();  // if it never ends, the process will be ended
+  while (result.wait_for(std::chrono::milliseconds(20)) != std::future_status::ready) {
+    server.failed_collective();
+    if (server.has_failed() || server.control().images == Images::unwanted) return cudaSuccess;
+  }
+  return result.get();
+}
+
+// From here on what the image is written over counts for nothing. False if it is not wanted any more.
+bool begin(Control& control, uint64_t image) {
+  for (;;) {
+    control.image_begun = image;  // sequentially consistent, as the client's own order is
+    const Images images = control.images;
+    if (images == Images::made) return true;
+    control.image_begun = image - 1;
+    if (images == Images::unwanted) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+}  // namespace
+
+// The reader itself waits for the device here: the log is where the calls that come after wait, and nothing
+// can write to what is copied.
+int32_t serve_keep_image(Request& request) {
+  const auto arguments = request.arguments<wire::keep_image>();
+  const std::vector<wire::Range> ranges = ranges_of(request, arguments.ranges);
+  Control& control = request.server.control();
+  if (arguments.image <= control.image_whole) return cudaSuccess;
+  std::set<int32_t> devices;
+  for (const wire::Range& range : ranges) devices.insert(range.device);
+  if (const cudaError_t error = wait_for(devices, request.server); error != cudaSuccess) return error;
+  if (request.server.has_failed()) return cudaSuccess;  // who waits for the image is told of that
+  if (!begin(control, arguments.image)) return cudaSuccess;
+  for (const wire::Range& range : ranges) {
+    choose_device(range.device);
+    const cudaError_t error =
+        real::cudaMemcpyAsync(reinterpret_cast<void*>(range.to), reinterpret_cast<const void*>(range.from),
+                              range.bytes, cudaMemcpyDeviceToHost, nullptr);
+    if (error != cudaSuccess) return error;
+  }
+  if (const cudaError_t error = synchronize(devices); error != cudaSuccess) return error;
+  control.image_whole = arguments.image;
+  return cudaSuccess;
+}
+
+int32_t serve_newest_image(Request& request) {
+  request.answer<wire::newest_image_answer>().image = request.server.control().image_whole;
+  return cudaSuccess;
+}
+
+}  // namespace jitckpt::proxy
