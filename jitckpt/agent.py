@@ -45,7 +45,7 @@ from jitckpt.proxy_control import ControlSocket, Proxies
 from jitckpt.recovery import Outcome
 from jitckpt.saves import SaveRecord
 from jitckpt.spares import Spares
-from jitckpt.stores import LastingRendezvous, StoreGone
+from jitckpt.stores import Apart, LastingRendezvous, StoreGone
 from jitckpt.supervisor import Reports, Supervisor
 from jitckpt.suspects import VARIABLE, NoDeviceError, Suspects, without
 from jitckpt.timeline import show_size
@@ -191,7 +191,7 @@ class Agent(LocalElasticAgent):
             if worker_group.group_world_size > 1:
                 self._meetings = 0
                 self._meet(worker_group)
-        except (DistError, StoreGone) as lost:
+        except (DistError, StoreGone, Apart) as lost:
             self._log.write("warning", text=f"the hosts have to meet once more: {lost}")
             return False
         return True
@@ -214,7 +214,7 @@ class Agent(LocalElasticAgent):
         self._meetings += 1
         try:
             self._meet(worker_group)
-        except (DistError, StoreGone) as error:
+        except (DistError, StoreGone, Apart) as error:
             self._log.write("warning", text=f"not all hosts came back: {error}")
             return False
         return True
@@ -238,6 +238,7 @@ class Agent(LocalElasticAgent):
             reserve=lasting.reserve(),
             has_store=lasting.has_store,
             pasts=pasts,
+            agent=lasting.agent,
         )
         store, prefix = worker_group.store, f"jitckpt/{self._meetings}"
         place = (index, worker_group.group_world_size)
@@ -245,18 +246,24 @@ class Agent(LocalElasticAgent):
         try:
             met, secret = lasting.guarded(exchange)
             _check_quorum(met)
-            lasting.agree(met, index, max(host.restarts for host in met), store, prefix)
+            lasting.agree(met, index, store, prefix)
         except BaseException:
             listener.close()
             raise
-        worker_group.master_addr, worker_group.master_port = met[0].address, met[0].worker_store
-        self._remaining_restarts = spec.max_restarts - max(host.restarts for host in met)
         # Who is new goes by what the others say: the same script uses the same directory.
         told = next((host.directory for host in met if host.directory), "")
         directory = Path(own.directory or told) if told else None
-        serve = partial(fetch.serve, directory)
-        self._hosts = Hosts(index, met, listener, secret, self._settings.host_timeout, serve=serve)
-        self._hosts.connect(hosts.PATIENCE * self._settings.host_timeout)
+        timeout, serve = self._settings.host_timeout, partial(fetch.serve, directory)
+        connected = Hosts(index, met, listener, secret, timeout, serve=serve)
+        connected.connect(hosts.PATIENCE * timeout)
+        try:
+            lasting.begin(connected, self._settings.silent_hosts_are_dead)
+        except Apart:
+            connected.close()
+            raise
+        self._hosts = connected
+        worker_group.master_addr, worker_group.master_port = met[0].address, met[0].worker_store
+        self._remaining_restarts = spec.max_restarts - max(host.restarts for host in met)
         self._log.leading = index == 0
         if directory is not None:
             self._fetch(self._hosts, directory)
@@ -616,7 +623,8 @@ class WorkerProcesses(PContext):
 
 def _check_quorum(met: Sequence[Host]) -> None:
     """Refuse to go on where others, who can't be seen, may go on without these."""
-    if few := quorum.missing([past for host in met for past in host.pasts]):
+    pasts = [past for host in met for past in host.pasts]
+    if few := quorum.missing(pasts, {host.agent for host in met}):
         raise HostsError(
             f"Only {few[0]} of {few[1]} hosts that may be alive have come together: the others may go on "
             "without them, so these end. The same command on all hosts goes on from the newest save."

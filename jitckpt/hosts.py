@@ -41,7 +41,8 @@ class Host:
     worker_store: int = 0  # on the first host: the port of the workers' store
     reserve: int = 0  # the port of a store that takes the place of the rendezvous' store if that is lost
     has_store: bool = False  # the rendezvous' store is on this host
-    pasts: tuple[Past, ...] = ()  # what is known here of the start before this one
+    pasts: tuple[Past, ...] = ()  # what is known here of the starts before this one
+    agent: str = ""  # by which it is known as the same in all meetings
 
 
 @dataclass(frozen=True)
@@ -306,10 +307,10 @@ class Hosts:
                 header, data = await link.receive(reader)
                 self._beats_missed[host] = 0
                 match header:
-                    case {"receipt": number}:
+                    case {"receipt": int(number)}:
                         writer.write(link.encode({"received": number}))
                         continue
-                    case {"received": number}:
+                    case {"received": int(number)}:
                         self._receipts.get(host, {}).pop(number, _nothing)()
                         continue
                 if header:

@@ -65,6 +65,7 @@ def _host(told: Mapping[str, Any]) -> Host:
         int(told["reserve"]),
         bool(told["has_store"]),
         tuple(map(past_of, told["pasts"])),
+        str(told["agent"]),
     )
 
 
@@ -77,7 +78,7 @@ def past_of(told: Mapping[str, Any]) -> Past:
         int(told["place"]),
         int(told["holder"]),
         tuple(map(int, told["ended"])),
-        bool(told["votes"]),
+        tuple(map(str, told["in_doubt"])),
     )
 
 

@@ -5,10 +5,14 @@ first of those that still see each other puts its own in its place, and all go t
 know of each other's reserves, hosts that stand by read of them in the store while it is there, and who is
 started anew at the old address finds a note in its store. No call to a store is waited for without a limit:
 one to a process that is stopped never returns.
+
+The store may be lost at any moment of a meeting, too: until the hosts of the next start are connected, each
+goes by those of the last one that it still sees, and where their stores are.
 """
 
 import json
 import queue
+import secrets
 import socket
 import threading
 import time
@@ -59,6 +63,10 @@ Value = TypeVar("Value")
 
 class StoreGone(JitckptError):
     """The store is lost, or the job has gone to another one."""
+
+
+class Apart(JitckptError):
+    """Hosts that have agreed on a start do not reach each other."""
 
 
 @dataclass(frozen=True)
@@ -140,9 +148,10 @@ class LastingRendezvous(RendezvousHandler):
         self._kept: list[Any] = []  # stores that others may still ask for the way
         self._reserves: list[Place] = []  # of the hosts of the newest start that is known
         self._moved: Place | None = None  # where a note in the store says that the job is
-        self._start: Past | None = None  # the newest in which this host took part
+        self.agent = secrets.token_hex(8)  # by which the others know this one in all meetings
+        self._start: Past | None = None  # the newest that has begun here
         self._last: LastStart | None = None  # the same, if it has failed
-        self._votes = True
+        self._agreed: list[Past] = []  # the newest to which all have, and those after it that are in doubt
         self._heard: Past | None = None  # the newest that a store has told of
         self._client: Any = None
         self._left = False
@@ -151,35 +160,47 @@ class LastingRendezvous(RendezvousHandler):
     # What an agent tells the others, and hears.
 
     def reserve(self) -> int:
-        """Have a new store in reserve; return its port."""
-        self._reserve = TCPStore(self._address, 0, is_master=True, wait_for_workers=False)
+        """Have a store in reserve; return its port."""
+        if self._reserve is None:  # else it stays where the others know it
+            self._reserve = TCPStore(self._address, 0, is_master=True, wait_for_workers=False)
         return int(self._reserve.port)
 
     def pasts(self, index: int) -> tuple[Past, ...]:
         """Return what this host has to tell at a meeting; the first tells what the store knows, too."""
-        own = []
-        if (last := self._last) is not None:
-            # Of two hosts each may vote again: both votes are given at the one place where their store is.
-            votes = self._votes or last.start.hosts == 2
-            own = [replace(last.start, ended=tuple(sorted(last.ended)), votes=votes)]
-        elif self._heard is not None:
+        own, last = list(self._agreed), self._last
+        if last is not None:
+            ended = tuple(sorted(last.ended))
+            own = [replace(past, ended=ended) if past.start == last.start.start else past for past in own]
+        elif not own and self._heard is not None:
             own = [replace(self._heard, place=HEARD)]
         told = self.guarded(self._read).start if index == 0 else None
         return (*own, *([] if told is None else [told]))
 
-    def agree(self, hosts: Sequence[Host], index: int, number: int, store: Store, prefix: str) -> None:
-        """Begin start `number` with these hosts, if all of them do. Raises StoreGone and DistError."""
+    def agree(self, hosts: Sequence[Host], index: int, store: Store, prefix: str) -> None:
+        """Agree with these hosts to start, if all of them do. Raises StoreGone and DistError."""
         told = json.dumps([(host.address, host.port) for host in hosts])
         holder = next((place for place, host in enumerate(hosts) if host.has_store), -1)
+        number = 1 + max((past.number for host in hosts for past in host.pasts), default=-1)
         start = Past(sha256(told.encode()).hexdigest(), number, len(hosts), index, holder)
-        reserves = [Place(host.address, host.reserve) for host in hosts]
-        self._votes = False  # whatever comes of it: the others may go on, counting on this host
+        # Whatever comes of it: the others may go on, counting on this host.
+        self._agreed.append(replace(start, in_doubt=tuple(host.agent for host in hosts)))
         self.guarded(lambda: agree(store, prefix, (index, len(hosts))))
-        self._start, self._last, self._votes = start, None, True
-        self.has_store, self._reserves = index == holder, reserves
+        self._agreed, self.has_store = [start], index == holder
         # For those that stand by. Each host writes it before its ranks start, so where new hosts meet while
         # some of these may run, the new ones know.
-        self.guarded(lambda: self._tell_store(start))
+        self.guarded(lambda: self._tell_store(start, _reserves(hosts)))
+
+    def begin(self, met: Hosts, silent_are_dead: bool) -> None:
+        """Begin the start that was agreed on, with its hosts connected.
+
+        Raises Apart if those that are connected are too few to go on without the others: some of those may
+        not know that all have agreed, and look for the others at the last start's places.
+        """
+        (start,) = self._agreed
+        now = LastStart(start, met, frozenset(), silent_are_dead)
+        if not now.may_go_on:
+            raise Apart(f"of {start.hosts} hosts that agreed to start only {len(now.together)} are left")
+        self._start, self._last, self._reserves = start, None, _reserves(met.all)
 
     def failed(self, met: Hosts, leaving: Collection[int], silent_are_dead: bool) -> None:
         """Take note of how the last start has ended. leaving: hosts that have said that they end."""
@@ -283,15 +304,11 @@ class LastingRendezvous(RendezvousHandler):
         keys = [self._key("moved"), self._key("start")]
         return _notes(*(json.loads(client.get(key)) if client.check([key]) else None for key in keys))
 
-    def _tell_store(self, start: Past) -> None:
+    def _tell_store(self, start: Past, reserves: Sequence[Place]) -> None:
         """Leave word of a start, unless there is some of a later one."""
-        key, told, known = self._key("start"), self._told(start), ""
+        key, told, known = self._key("start"), _told(start, reserves), ""
         while not known or json.loads(known)["start"]["number"] < start.number:
             known = self.inner._store.compare_set(key, known, told).decode()
-
-    def _told(self, start: Past) -> str:
-        reserves = [(place.address, place.port) for place in self._reserves]
-        return json.dumps({"start": asdict(replace(start, place=STORE, votes=False)), "reserves": reserves})
 
     def _is_redundant(self) -> bool:
         return self.inner._this_node in self.inner._state_holder.state.redundancy_list
@@ -368,7 +385,7 @@ class LastingRendezvous(RendezvousHandler):
         return None if self._reserve is None else Place(self._address, self._reserve.port)
 
     def _give_store(self, start: Past) -> Place | None:
-        self._reserve.set(self._key("start"), self._told(start))
+        self._reserve.set(self._key("start"), _told(start, self._reserves))
         place = self._reserved()
         say(
             f"the host that held the rendezvous' store at {self._place} is gone. The store is at {place} "
@@ -460,6 +477,16 @@ def _raising(error: BaseException) -> Callable[[], Any]:
         raise error
 
     return fail
+
+
+def _reserves(hosts: Sequence[Host]) -> list[Place]:
+    return [Place(host.address, host.reserve) for host in hosts]
+
+
+def _told(start: Past, reserves: Sequence[Place]) -> str:
+    """Return what a store says of a start."""
+    places = [(place.address, place.port) for place in reserves]
+    return json.dumps({"start": asdict(replace(start, place=STORE)), "reserves": places})
 
 
 def _notes(moved: Any, told: Any) -> Notes:

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -18,7 +19,6 @@ from jitckpt import local_state, saves
 from jitckpt.events import read_events
 
 STORE = "10.79.0.1:29400"
-RUN = [*JITCKPT, "run", "--nnodes"]
 MEET = ["--rdzv-backend", "c10d", "--rdzv-endpoint", STORE]
 # As torchrun has it where a host has several ranks: sums depend on it.
 THREADS = ["OMP_NUM_THREADS=1"]
@@ -68,6 +68,34 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+# `jitckpt`, whose agent stops at the second meeting, when all others have agreed to start.
+AGREEING = """
+import sys, time
+from jitckpt import cli, stores
+
+agree, meetings = stores.agree, []
+
+def stop(store, prefix, place):
+    meetings.append(prefix)
+    if len(meetings) == 2:
+        for other in range(1, place[1]):
+            store.get(f"{prefix}/agreed/{other}")
+        print("all others agree", flush=True)
+        time.sleep(600)
+    agree(store, prefix, place)
+
+stores.agree = stop
+sys.exit(cli.main())
+"""
+
+
+@pytest.fixture(scope="module")
+def undisturbed_of_three(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    result = Launcher(tmp_path_factory.mktemp("undisturbed")).run(*run_of(3), *TRAINING)
+    assert result.status == 0, result.err
+    return digests(result.out, 3)
+
+
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[Namespaces]:
     with namespaces(3) as found:
@@ -87,11 +115,12 @@ class Job:
         directory: Path | None = None,
         meet: Sequence[str] = MEET,
         count: int = 2,
+        jitckpt: Sequence[str] = JITCKPT,
     ) -> "subprocess.Popen[str]":
-        """directory: of this host alone. count: of the job's hosts."""
+        """directory: of this host alone. count: of the job's hosts. jitckpt: the command."""
         own = [] if directory is None else ["--checkpoint-dir", str(directory / "ckpt")]
         where = ["env", "-C", str(directory or self.launcher.directory)]
-        run = [*THREADS, *RUN, str(count), *meet, *OPTIONS, *own]
+        run = [*THREADS, *jitckpt, "run", "--nnodes", str(count), *meet, *OPTIONS, *own]
         return self.launcher.start(*self.hosts.on(host), *where, *run, *command)
 
     def kill(self, host: int) -> None:
@@ -251,10 +280,10 @@ def test_a_host_that_is_lost_in_a_restart_or_a_restore_loses_nothing(
     assert max(number for number, _ in restored) == 3
 
 
-def test_of_three_hosts_two_go_on_without_the_one_with_the_store(job: Job) -> None:
+def test_of_three_hosts_two_go_on_without_the_one_with_the_store(
+    job: Job, undisturbed_of_three: list[str]
+) -> None:
     """The store is at another then, and the first, whose machine has started anew, finds its way there."""
-    undisturbed = job.launcher.run(*run_of(3), *TRAINING)
-    shutil.rmtree(job.launcher.directory / "ckpt")
     command = [job.launcher.script(PAUSING), *TRAINING]
     agents = [job.start(host, *command, count=3) for host in range(3)]
     await_line(agents[0], "pauses\n")
@@ -268,11 +297,35 @@ def test_of_three_hosts_two_go_on_without_the_one_with_the_store(job: Job) -> No
     agents[0] = job.start(0, *command, count=3)
     ends = [job.launcher.finish(agent) for agent in agents]
     assert [end.status for end in ends] == [0, 0, 0], told + "".join(end.err for end in ends)
-    assert digests("".join(end.out for end in ends), 3) == digests(undisturbed.out, 3)
+    assert digests("".join(end.out for end in ends), 3) == undisturbed_of_three
     assert "own state" not in told + "".join(end.err for end in ends), "no rank lost what it alone knew"
     events, _ = read_events(job.launcher.directory / "ckpt")
     restored = [event["step"] for event in events if event["event"] == "restored"]
     assert restored == [step] * 3, "nothing was done again but the minibatch of the failure"
+
+
+def test_the_host_with_the_store_is_lost_while_all_agree_to_start_again(
+    job: Job, undisturbed_of_three: list[str]
+) -> None:
+    """The others have agreed, and can't know whether all have, and whether somebody runs by now."""
+    command = ["--rdzv-conf", "keep_alive_interval=1", job.launcher.script(PAUSING), *TRAINING]
+    (job.launcher.directory / "go").touch()
+    stopping = [sys.executable, job.launcher.script(AGREEING, "agreeing.py")]
+    fault = ["--fault", "rank=2 step=5 phase=backward kind=kill"]
+    agents = [job.start(0, *command, count=3, jitckpt=stopping)]
+    agents += [job.start(host, *fault, *command, count=3) for host in (1, 2)]
+    await_line(agents[0], "all others agree\n")
+    job.kill(0)
+    told = until_told(agents[1], "The store is at 10.79.0.2:")
+    agents[0] = job.start(0, *command, count=3)
+    ends = [job.launcher.finish(agent) for agent in agents]
+    said = told + "".join(end.err for end in ends)
+    assert [end.status for end in ends] == [0, 0, 0], said
+    assert digests("".join(end.out for end in ends), 3) == undisturbed_of_three
+    assert "own state" not in said, "no rank lost what it alone knew"
+    events, _ = read_events(job.launcher.directory / "ckpt")
+    restored = [(event["restart"], event["step"]) for event in events if event["event"] == "restored"]
+    assert restored == [(1, 4)] * 3, "the start to which not all agreed is none"
 
 
 def test_a_cable_that_is_cut_for_a_while_splits_no_job(job: Job, undisturbed: list[str]) -> None:

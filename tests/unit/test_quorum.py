@@ -1,5 +1,6 @@
 """Who may go on after hosts were lost: one start has at most one that follows it, whatever happens."""
 
+import itertools
 from dataclasses import dataclass, field, replace
 
 from hypothesis import given, settings
@@ -8,20 +9,25 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from jitckpt.quorum import HEARD, STORE, Past, may_go_on, missing
 
+NUMBERS = itertools.count()
+
 
 @dataclass
 class Process:
-    """An agent: the newest start it took part in, and who has told it that it ends."""
+    """An agent: the newest start it took part in, who has told it that it ends, what it agreed to since."""
 
     start: Past | None = None
     heard: Past | None = None
     ended: set[int] = field(default_factory=set)
-    votes: bool = True
+    in_doubt: list[Past] = field(default_factory=list)
+    agent: str = field(default_factory=lambda: str(next(NUMBERS)))
 
     def told(self) -> list[Past]:
-        if self.start is None:
-            return [] if self.heard is None else [replace(self.heard, place=HEARD)]
-        return [replace(self.start, ended=tuple(sorted(self.ended)), votes=self.votes)]
+        if self.start is not None:
+            return [replace(self.start, ended=tuple(sorted(self.ended))), *self.in_doubt]
+        if self.heard is not None and not self.in_doubt:
+            return [replace(self.heard, place=HEARD)]
+        return list(self.in_doubt)
 
 
 class Job(RuleBasedStateMachine):
@@ -37,23 +43,32 @@ class Job(RuleBasedStateMachine):
     def start(self, hosts: int, data: st.DataObject) -> None:
         self.hosts, self.followers, self.count = hosts, {}, 0
         self.processes = [Process() for _ in range(hosts)]
-        self.members: dict[str, list[Process]] = {}
-        self._go_on(self.processes, set(range(hosts)), data)
+        self.members: dict[str, list[Process]] = {}  # of the starts to which all have agreed
+        self._meet(self.processes, data)
 
-    def _go_on(self, met: list[Process], hear: set[int], data: st.DataObject) -> None:
-        """hear: who hears that all have agreed, before the store is lost."""
-        holder = data.draw(st.integers(-1, self.hosts - 1), "holder")
-        newest = max((one.start for one in met if one.start is not None), key=_age, default=None)
+    def _meet(self, met: list[Process], data: st.DataObject) -> None:
+        """All agree, or some, or none, before the store is lost; who hears that all have, begins."""
+        pasts = [past for one in met for past in one.told()]
         self.count += 1
-        name = f"start {self.count}"
-        self.members[name] = list(met)
-        if newest is not None:
-            self.followers.setdefault(newest.start, []).append(name)
-        number = 0 if newest is None else newest.number + 1
+        name, number = f"start {self.count}", 1 + max((past.number for past in pasts), default=0)
+        holder = data.draw(st.integers(-1, self.hosts - 1), "holder")
+        in_doubt = tuple(one.agent for one in met)
         self.processes += [one for one in met if all(one is not known for known in self.processes)]
-        for place in hear:
-            one = met[place]
-            one.start, one.ended, one.votes = Past(name, number, self.hosts, place, holder), set(), True
+        places = range(self.hosts)
+        all_agree = data.draw(st.booleans(), "all agree")
+        for place in places if all_agree else data.draw(st.sets(st.sampled_from(places)), "agree"):
+            met[place].in_doubt.append(Past(name, number, self.hosts, place, holder, (), in_doubt))
+            if sum(any(past.start == name for past in one.in_doubt) for one in met) == self.hosts:
+                self._go_on(met, name, pasts, data)
+
+    def _go_on(self, met: list[Process], name: str, pasts: list[Past], data: st.DataObject) -> None:
+        """All have agreed, and so somebody may know it and run."""
+        before = max((past for past in pasts if past.start in self.members), key=_age, default=None)
+        if before is not None:
+            self.followers.setdefault(before.start, []).append(name)
+        self.members[name] = list(met)
+        for one in data.draw(st.permutations(met))[: data.draw(st.integers(0, self.hosts), "hear")]:
+            one.start, one.ended, one.in_doubt = replace(one.in_doubt[-1], in_doubt=()), set(), []
 
     @rule(data=st.data())
     def meet(self, data: st.DataObject) -> None:
@@ -66,14 +81,9 @@ class Job(RuleBasedStateMachine):
             old = (old + data.draw(st.permutations(others)))[: self.hosts]
         met = old + [Process() for _ in range(self.hosts - len(old))]
         pasts = [past for one in met for past in one.told()]
-        if not pasts or missing(pasts) is not None:
+        if not pasts or missing(pasts, {one.agent for one in met}) is not None:
             return  # those who meet where no start was are another job
-        agreed = data.draw(st.sets(st.integers(0, self.hosts - 1)), "agree before the store is lost")
-        agreed = set(range(self.hosts)) if data.draw(st.booleans(), "all agree") else agreed
-        for place in agreed:
-            met[place].votes = False
-        if len(agreed) == self.hosts:
-            self._go_on(met, data.draw(st.sets(st.sampled_from(range(self.hosts)), min_size=1), "hear"), data)
+        self._meet(met, data)
 
     @rule(data=st.data())
     def die(self, data: st.DataObject) -> None:
@@ -84,7 +94,7 @@ class Job(RuleBasedStateMachine):
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
         """A host says to the others of its start that it ends, while its ranks run; some of them hear it."""
-        speaking = [one for one in self.processes if one.start is not None and one.votes]
+        speaking = [one for one in self.processes if one.start is not None and not one.in_doubt]
         if len(speaking) < 2:
             return
         leaver = data.draw(st.sampled_from(speaking))
@@ -105,7 +115,7 @@ class Job(RuleBasedStateMachine):
 
 
 def _is_same(one: Past | None, other: Past | None) -> bool:
-    return one is not None and other is not None and one.start == other.start
+    return one is other if one is None or other is None else one.start == other.start
 
 
 def _age(past: Past) -> tuple[int, str]:
@@ -140,10 +150,10 @@ class JobOfTwo(RuleBasedStateMachine):
             return  # new hosts that meet where nobody has heard of the job are another one
         self.count += 1
         place = next((place for place, one in enumerate(met) if one is self.holder), -1)
-        start = Past(f"start {self.count}", self.count, 2, STORE, place, votes=False)
+        start = Past(f"start {self.count}", self.count, 2, STORE, place)
         self.known = [start]
         for number, one in enumerate(met):
-            one.start = replace(start, place=number, votes=True)
+            one.start = replace(start, place=number)
         self.running.append(met)
 
     @rule(data=st.data())
@@ -202,13 +212,13 @@ def test_of_two_hosts_each_goes_on_where_the_store_is() -> None:
     assert not may_go_on(2, [], [], holder=0), "only new ones, and the others may run"
     alone = Past("start", 0, 2, 0, holder=-1)
     assert missing([alone]) == (1, 2), "another may have gone on where the store was, which is lost"
-    assert missing([alone, replace(alone, place=STORE, votes=False)]) is None, "the store says that none has"
+    assert missing([alone, replace(alone, place=STORE)]) is None, "the store says that none has"
 
 
 def test_only_the_newest_start_counts_and_new_hosts_do_not() -> None:
     cut_off = Past("first", 0, 3, 0, 0)
     others = [Past("second", 1, 3, place, 0) for place in range(3)]
-    store = Past("second", 1, 3, STORE, 0, votes=False)
+    store = Past("second", 1, 3, STORE, 0)
     assert missing([]) is None, "a job begins"
     assert missing([store]) == (0, 3), "its hosts may run somewhere"
     assert missing([replace(store, place=HEARD)]) == (0, 3)
@@ -216,4 +226,17 @@ def test_only_the_newest_start_counts_and_new_hosts_do_not() -> None:
     assert missing([cut_off, others[1]]) == (1, 3)
     assert missing([cut_off]) == (1, 3)
     assert missing([replace(others[1], ended=(0, 2)), cut_off]) is None
-    assert missing([others[0], replace(others[1], votes=False)]) == (1, 3), "it may have gone on elsewhere"
+
+
+def test_a_start_of_which_nobody_knows_whether_all_agreed() -> None:
+    """The first host's store is lost, with it, while all agree on the second start."""
+    first = [Past("first", 0, 3, place, 0) for place in range(3)]
+    second = [Past("second", 1, 3, place, 0, in_doubt=("a", "b", "c")) for place in range(3)]
+    both = {"b", "c"}
+    assert missing([first[1], first[2]], both) is None, "neither has agreed"
+    assert missing([first[1], second[1], first[2]], both) is None, "one never will, so all is as before"
+    assert missing([first[1], second[1], first[2], second[2]], both) is None, "most of both starts"
+    assert missing([first[1], second[1], replace(second[2], in_doubt=())], both) is None, "one knows it"
+    assert missing([first[1], second[1]], {"b", "new"}) == (1, 3), "the others may have gone on"
+    more = [Past("first", 0, 5, place, 0) for place in range(5)]
+    assert missing([more[1], second[1], more[2], second[2]], both) == (2, 5), "as many of one start only"

@@ -26,7 +26,7 @@ class Store:
 
 
 def test_hosts_learn_of_each_other_and_of_the_secret_through_the_store() -> None:
-    past = Past("start", 1, 2, 0, 1, ended=(1,), votes=False)
+    past = Past("start", 1, 2, 0, 1, ended=(1,), in_doubt=("a", "b"))
     store, own = Store(), Host("10.0.0.1", 7000, (0, 1), 2, "ckpt", 1, 2, True, (past,))
     alone, secret = rendezvous.exchange(store, "first", (0, 1), own, None)
     assert alone == [own]

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -21,7 +21,7 @@ from jitckpt import hosts
 from jitckpt.errors import HostsError, NotNeeded
 from jitckpt.hosts import Host, Hosts
 from jitckpt.quorum import STORE, Past, missing
-from jitckpt.stores import LastingRendezvous, LastStart, Place, StoreGone, is_closed, within
+from jitckpt.stores import Apart, LastingRendezvous, LastStart, Place, StoreGone, is_closed, within
 
 HERE = "127.0.0.1"
 
@@ -74,16 +74,20 @@ class LastStarts:
 
     def __call__(self, agents: list[LastingRendezvous], threads: ThreadPoolExecutor) -> list[Hosts]:
         told = [Host(HERE, 1, (0,), 0, reserve=1, has_store=True)]
-        told += [Host(HERE, 1, (place,), 0, reserve=one.reserve()) for place, one in enumerate(agents, 1)]
+        told += [
+            Host(HERE, 1, (place,), 0, reserve=one.reserve(), agent=one.agent)
+            for place, one in enumerate(agents, 1)
+        ]
         agents[0].inner._store.set("start/agreed/0", "yes")
         all_agree = [
-            threads.submit(one.agree, told, place, 0, one.inner._store, "start")
+            threads.submit(one.agree, told, place, one.inner._store, "start")
             for place, one in enumerate(agents, 1)
         ]
         for one in all_agree:
             one.result()
         for place in range(1, len(told)):
             self.met.append(Hosts(place, told, hosts.listen(HERE), b"secret", 60.0))
+            agents[place - 1].begin(self.met[-1], silent_are_dead=False)
             self.met[-1]._lost.add(0)
         return self.met
 
@@ -209,24 +213,42 @@ def test_a_silent_host_is_dead_where_the_user_says_so(
     assert LastStart(one._start, met, frozenset({0, 2}), silent_are_dead=False).may_move, "they said they end"
 
 
-def test_a_host_that_has_agreed_to_go_on_does_not_vote_again(
-    threads: ThreadPoolExecutor, last_start: LastStarts
+@pytest.mark.parametrize("hears", [False, True], ids=["nobody knows", "one knows"])
+def test_a_store_that_is_lost_while_all_agree_costs_no_wait(
+    threads: ThreadPoolExecutor, last_start: LastStarts, hears: bool
 ) -> None:
-    """The store was lost before the others agreed: they may have, and gone on."""
+    """Host 0 is lost, with the store, once both others have agreed; one of them may know that all have."""
     store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
     one, other = (agent(store.port, 3) for _ in range(2))
-    met, _ = last_start([one, other], threads)
-    one.failed(met, [], silent_are_dead=False)
-    one._patience = 1.0  # from now on no answer is what is looked for
-    agreeing = threads.submit(one.agree, met.all, 1, 1, one.inner._store, "again")
-    assert store.get("again/agreed/1") == b"yes"
+    lasts = last_start([one, other], threads)
+    for agreeing, met in zip((one, other), lasts, strict=True):
+        agreeing.failed(met, [], silent_are_dead=False)
+        agreeing._patience = 1.0  # from now on no answer is what is looked for
+        assert agreeing.reserve() == met.all[met.index].reserve, "where the others look for it"
+    told = [replace(host, pasts=one.pasts(1)) for host in lasts[0].all]
+    waiting = [threads.submit(other.agree, told, 2, other.inner._store, "again")]
+    assert store.get("again/agreed/2") == b"yes"
+    if hears:
+        for place in (0, 2):
+            store.set(f"one hears/agreed/{place}", "yes")
+        one.agree(told, 1, one.inner._store, "one hears")
+        alone = Hosts(1, told, hosts.listen(HERE), b"secret", 60.0)
+        last_start.met.append(alone)
+        alone._lost.update({0, 2})
+        with pytest.raises(Apart, match="of 3 hosts that agreed to start only 1 are left"):
+            one.begin(alone, silent_are_dead=False)
+    else:
+        waiting.append(threads.submit(one.agree, told, 1, one.inner._store, "again"))
+        assert store.get("again/agreed/1") == b"yes"
     del store
-    with pytest.raises((StoreGone, DistError)):
-        agreeing.result(60)
-    with pytest.raises(StoreGone):
-        one.pasts(0)
-    (past,) = one.pasts(1)
-    assert not past.votes
+    for agreed in waiting:
+        with pytest.raises((StoreGone, DistError)):
+            agreed.result(60)
+    new = agent(one.reserve(), 3)
+    meet(*(threads.submit(left.next_rendezvous) for left in (other, one, new)))
+    assert [len(left.pasts(1)) for left in (one, other)] == [1 if hears else 2, 2]
+    assert missing([*one.pasts(1), *other.pasts(1)], {one.agent, other.agent, new.agent}) is None
+    assert missing(other.pasts(1), {other.agent}) == (1, 3), "the others may have gone on"
 
 
 def test_no_call_to_a_store_that_never_answers_is_waited_for() -> None:
