@@ -2,6 +2,11 @@
 
 Taken several times in every minibatch, so it is made of bytes rather than of lists of numbers, and what has
 not changed is not made anew.
+
+Python's and numpy's generators are Mersenne Twisters: 624 numbers, and the index of the next to be drawn.
+Every draw moves the index; after the last all numbers are made anew, and a seed makes all of them anew, too.
+So the index and the first numbers tell whether anything has changed, and the other 2.4 kB, which are no
+longer in the processor's caches, need not be read.
 """
 
 import ctypes
@@ -18,7 +23,9 @@ from jitckpt import tree_codec
 from jitckpt.tree_codec import Encoded
 
 _PYTHON = struct.Struct("625I")
-_NUMPY_BYTES = 625 * 4  # of the Mersenne Twister's state in memory
+_NUMBER = 4  # bytes
+_PEEKED = 16 * _NUMBER  # at the beginning of the state; the first number is the same for all seeds
+_NUMPY_INDEX = 624 * _NUMBER  # where in the state it lies; in Python's it is the first
 
 
 class RandomState:
@@ -27,6 +34,8 @@ class RandomState:
     def __init__(self, device: torch.device | None) -> None:
         self._device = device
         self._python = _PythonState()
+        self._numpy_generator: object = None
+        self._numpy_address = 0  # of its state, if that is a Mersenne Twister's
         self._numpy_memory = b""
         self._numpy = Encoded(None, {})
         self._numpy_has_gauss = True
@@ -79,9 +88,14 @@ class RandomState:
         A second normal number, kept for later, is not seen there: with one kept, it is asked in any case.
         """
         generator = numpy.random.mtrand._rand._bit_generator
+        if generator is not self._numpy_generator:
+            self._numpy_generator, self._numpy_address = generator, 0
+            if type(generator) is numpy.random.MT19937:
+                self._numpy_address = generator.ctypes.state_address
         memory = b""
-        if type(generator) is numpy.random.MT19937:
-            memory = ctypes.string_at(generator.ctypes.state_address, _NUMPY_BYTES)
+        if self._numpy_address:
+            memory = ctypes.string_at(self._numpy_address, _PEEKED)
+            memory += ctypes.string_at(self._numpy_address + _NUMPY_INDEX, _NUMBER)
         if not memory or memory != self._numpy_memory or self._numpy_has_gauss:
             state: Any = numpy.random.get_state(legacy=False)
             self._numpy = tree_codec.encode(state, "random.numpy")
@@ -102,20 +116,20 @@ class _PythonState:
         numbers = random.getstate()[1]
         self._readable = isinstance(self._generator, random.Random) and (
             type(self._generator).__basicsize__ > object.__basicsize__ + _PYTHON.size
-            and self._read() == _PYTHON.pack(numbers[-1], *numbers[:-1])
+            and self._read(_PYTHON.size) == _PYTHON.pack(numbers[-1], *numbers[:-1])
         )
 
     def capture(self) -> tuple[int, bytes, float | None]:
         """Return the version of its format, all numbers, and a normal number that is kept for later."""
         gauss = getattr(self._generator, "gauss_next", None)
-        memory = self._read() if self._readable else b""
+        memory = self._read(_PEEKED) if self._readable else b""
         if not memory or memory != self._memory:
             self._version, numbers, gauss = random.getstate()
             self._numbers, self._memory = _PYTHON.pack(*numbers), memory
         return self._version, self._numbers, gauss
 
-    def _read(self) -> bytes:
-        return ctypes.string_at(self._address, _PYTHON.size)
+    def _read(self, size: int) -> bytes:
+        return ctypes.string_at(self._address, size)
 
 
 def _bytes_of(tensor: Tensor) -> bytes:

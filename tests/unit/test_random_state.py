@@ -69,6 +69,26 @@ def test_what_no_generator_has_changed_is_not_made_anew(name: str) -> None:
     assert state.capture() is not taken
 
 
+@pytest.mark.parametrize("change", ["seed", "a whole round"])
+@pytest.mark.parametrize("module", [random, numpy.random], ids=["python", "numpy"])
+def test_a_change_that_leaves_the_index_where_it_was_is_seen(module: Any, change: str) -> None:
+    state = RandomState(None)
+    module.seed(1)
+    for seed in range(2, 5):
+        before = state.capture()
+        if change == "seed":
+            module.seed(seed)
+        else:  # a number of 53 bits takes two of the 624
+            for _ in range(312):
+                module.random()
+        now = state.capture()
+        assert now is not before
+        expected = module.random()
+        state.restore(tree_codec.decode(now.tree, now.tensors))
+        assert module.random() == expected
+        state.restore(tree_codec.decode(now.tree, now.tensors))
+
+
 def test_a_generator_that_hides_its_memory_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     own = random.Random(7)
 
