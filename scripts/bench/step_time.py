@@ -1,12 +1,16 @@
 """What jitckpt costs an optimizer step of examples/train_gpt.py: with it and under plain torchrun, in turn.
 
-    .venv/bin/python scripts/bench/step_time.py [--pairs 30] [--steps 20] [--json]
+    .venv/bin/python scripts/bench/step_time.py [--jobs 7] [--pairs 8] [--steps 20] [--json]
 
 Two jobs of two softgpu ranks run at the same time, one under `jitckpt run` with jitckpt.init, the other under
 torchrun without any of its libraries but softgpu. They take turns: one makes so many steps while the other
 waits for its turn and takes no processor time. Prints the medians of the ratios, pair by pair: of the time of
 a step, and of the processor time that both ranks take for one, which says something on a busy machine too.
 The launchers' processor time, which is none of the ranks', is printed beside.
+
+Two processes of the same job differ in speed as well, by where their memory lies and on which core they run,
+and keep that difference as long as they live. So all is done `--jobs` times with new processes, and each
+one's median is printed: they tell how sure the figure is.
 """
 
 import argparse
@@ -38,6 +42,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 RANKS = 2
 LIMIT = timedelta(minutes=3)
 WARM_UP_TURNS = 2
+WAYS = ("plain", "jitckpt")
 
 
 def train(way: str, port: int, turns: int, steps: int) -> None:
@@ -129,7 +134,7 @@ def measure(pairs: int, steps: int) -> dict[str, list[dict[str, float]]]:
             if turn == WARM_UP_TURNS:
                 before = {way: processor_seconds(pid) for way, pid in launchers.items()}
             seconds, processor = {}, {}
-            for way in random.sample(("jitckpt", "plain"), 2):
+            for way in random.sample(WAYS, 2):
                 store.set(f"{way} {turn}", "go")
                 done = [f"{way} {turn} rank {rank}" for rank in range(RANKS)]
                 store.wait(done)
@@ -144,19 +149,25 @@ def measure(pairs: int, steps: int) -> dict[str, list[dict[str, float]]]:
     return found
 
 
-def summary(pairs: list[dict[str, float]]) -> dict[str, float]:
-    """Return the medians of both ways and of the pairs' ratios, and what the middle half of these is."""
-    ratios = [pair["jitckpt"] / pair["plain"] for pair in pairs]
-    found = {way: statistics.median(pair[way] for pair in pairs) for way in ("plain", "jitckpt")}
-    found |= {"ratio": statistics.median(ratios), "pairs": len(pairs)}
-    return found | dict(zip(("ratio_low", "ratio_high"), statistics.quantiles(ratios, n=4)[::2], strict=True))
+def summary(jobs: list[list[dict[str, float]]]) -> dict[str, Any]:
+    """Return the medians of both ways and of the pairs' ratios, what the middle half of these is, and each
+    job's median.
+    """
+    pairs = [pair for job in jobs for pair in job]
+    ratios = [[pair["jitckpt"] / pair["plain"] for pair in job] for job in jobs]
+    every = [ratio for job in ratios for ratio in job]
+    found: dict[str, Any] = {way: statistics.median(pair[way] for pair in pairs) for way in WAYS}
+    found |= {"ratio": statistics.median(every), "pairs": len(every)}
+    found |= {"jobs": sorted(statistics.median(job) for job in ratios)}
+    return found | dict(zip(("ratio_low", "ratio_high"), statistics.quantiles(every, n=4)[::2], strict=True))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--pairs", type=int, default=30, help="(default 30)")
+    parser.add_argument("--jobs", type=int, default=7, help="of each way, one after the other (default 7)")
+    parser.add_argument("--pairs", type=int, default=8, help="of turns of a job (default 8)")
     parser.add_argument("--steps", type=int, default=20, help="of a turn (default 20)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of words")
     parser.add_argument("--rank-of", help=argparse.SUPPRESS)
@@ -165,9 +176,12 @@ def main() -> None:
     if args.rank_of:
         train(args.rank_of, args.port, args.pairs, args.steps)
         return
-    pairs = measure(args.pairs, args.steps)
-    found: dict[str, Any] = summary(pairs["time"])
-    found["processor"], found["launcher"] = summary(pairs["processor"]), pairs["launcher"][0]
+    measured = [measure(args.pairs, args.steps) for _ in range(args.jobs)]
+    found = summary([job["time"] for job in measured])
+    found["processor"] = summary([job["processor"] for job in measured])
+    found["launcher"] = {
+        way: statistics.median(job["launcher"][0][way] for job in measured) for way in reversed(WAYS)
+    }
     if args.json:
         print(json.dumps(found))
         return
@@ -175,7 +189,8 @@ def main() -> None:
         print(
             f"{what}, under torchrun: {one['plain'] * 1e3:.2f} ms, with jitckpt: "
             f"{one['jitckpt'] * 1e3:.2f} ms\n    median of the ratios of {one['pairs']} pairs: "
-            f"{one['ratio']:.4f} (middle half {one['ratio_low']:.4f} to {one['ratio_high']:.4f})"
+            f"{one['ratio']:.4f} (middle half {one['ratio_low']:.4f} to {one['ratio_high']:.4f})\n"
+            f"    each job's median: {' '.join(f'{ratio:.4f}' for ratio in one['jobs'])}"
         )
     launcher = ", ".join(f"{way} {seconds * 1e6:.0f} us" for way, seconds in found["launcher"].items())
     print(f"the launcher's processor time a step: {launcher}")
