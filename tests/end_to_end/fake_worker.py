@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import time
+from pathlib import Path
 from typing import Any
 
 from jitckpt import protocol
@@ -119,4 +120,12 @@ def die(signum: int = signal.SIGKILL) -> None:
 def wait_for(path: str) -> Any:
     """Wait until another rank has made this file."""
     while not os.path.exists(path):
+        time.sleep(0.005)
+
+
+def wait_until_logged(event: str, times: int) -> None:
+    """Wait until the agent has heard of so many: what several ranks say it may hear in any order."""
+    log = Path(os.environ["JITCKPT_CHECKPOINT_DIR"], "events.jsonl")
+    wait_for(str(log))
+    while log.read_text().count(f'"{event}"') < times:
         time.sleep(0.005)

@@ -337,7 +337,7 @@ def test_a_straggler_is_waited_for(start: Starter) -> None:
     job = start(
         """
         register()
-        wait_for(here + '/registered')
+        wait_until_logged('registered', 2)
         report_hang()
         answer_one()
         wait_for(here + '/arrived')
@@ -346,7 +346,6 @@ def test_a_straggler_is_waited_for(start: Starter) -> None:
         """,
         """
         register()
-        open(here + '/registered', 'w')
         answer_one()
         place['sequence'] = 7
         open(here + '/arrived', 'w')
