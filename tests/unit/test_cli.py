@@ -86,7 +86,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
             "Don't use both the '--no-python' flag and the '--module' flag",
         ),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    ids=lambda value: " ".join(value).replace(str(os.getpid()), "PID") if isinstance(value, list) else "",
 )
 def test_a_wrong_call_is_explained(
     arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

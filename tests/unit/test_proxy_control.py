@@ -125,6 +125,7 @@ def test_a_folder_with_a_long_path_is_not_used(tmp_path: Path, monkeypatch: pyte
         (encode(Hello((0, 0), os.getpid(), 2, "cafe")), "says that it is rank 2"),
         (encode(Hello((0, 0), os.getpid(), 3, "cafe")), "says that it is rank 3"),
     ],
+    ids=["nothing", "nonsense", "done", "stop", "rank 2", "rank 3"],
 )
 def test_strangers_are_not_listened_to(host: Host, first: bytes, why: str | None) -> None:
     client = host.connect(first)
