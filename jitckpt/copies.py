@@ -2,14 +2,15 @@
 
 A ring (local_state.py) is copied piece by piece, each to the place where it lies in the original; so the
 copy is a ring like any other, whole up to the last piece that came. A thread looks for what is new. A rank
-asks, and waits, for the copy of what it knows of a minibatch before it takes part in its collectives: without
-them no other rank gets to the end of the minibatch, and saves a step of which only this host had the state.
+asks, and waits, for the copy of what it knows of a minibatch before it takes part in a collective without
+which no other rank gets to the end of the minibatch, and saves a step of which only this host had the state.
 """
 
 import os
 import selectors
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -21,7 +22,8 @@ from jitckpt.link import Header
 
 LOOK_SECONDS = 0.01  # shorter than what is left of a minibatch after its forward pass
 ANSWER_SECONDS = 5.0  # that a rank waits for a copy
-STEP_BYTES = 8
+DEVICE_SECONDS = 0.0005  # between two looks whether the device has come there
+QUESTION_BYTES = 8
 MOST_WAITING = 64 << 20  # bytes that are not sent yet; more than that and the network can't follow
 MOST_BYTES = 1 << 40  # of a ring, which takes no more memory than is written
 
@@ -56,22 +58,22 @@ class Copier(threading.Thread):
             asked = self._asked()
             if asked or self._waiting() < MOST_WAITING:
                 self.look()
-            for asker, step in asked:
-                self._confirm(partial(_answer, asker, step))
+            for asker, question in asked:
+                self._confirm(partial(_answer, asker, question))
 
     def _asked(self) -> list[tuple[socket.socket, bytes]]:
-        """Return who has asked, and for which step, in the next moment."""
+        """Return who has asked, and what, in the next moment."""
         if not self._askers.get_map():
             self._stopping.wait(LOOK_SECONDS)
         asked = []
         for key, _ in self._askers.select(LOOK_SECONDS):
             asker = cast(socket.socket, key.fileobj)
             try:
-                step = asker.recv(STEP_BYTES)
+                question = asker.recv(QUESTION_BYTES)
             except ConnectionError:
-                step = b""
-            if step:
-                asked.append((asker, step))
+                question = b""
+            if question:
+                asked.append((asker, question))
             else:
                 self._askers.unregister(asker)  # its rank has ended
         return asked
@@ -95,9 +97,9 @@ class Copier(threading.Thread):
         self._askers.close()
 
 
-def _answer(asker: socket.socket, step: bytes) -> None:
+def _answer(asker: socket.socket, question: bytes) -> None:
     with suppress(OSError):  # its rank has ended
-        asker.send(step)
+        asker.send(question)
 
 
 class Asker:
@@ -109,16 +111,23 @@ class Asker:
         self._socket.settimeout(ANSWER_SECONDS)
         self._warn = warn
         self._is_open, self._has_warned = True, False
+        self._question = 0
 
-    def wait(self, step: int) -> None:
-        """Wait for the copy of the state that was last written for this step, but not for ever."""
+    def wait(self, step: int, is_written: Callable[[], bool] = lambda: True) -> None:
+        """Wait for the copy of the state that was last written for this step, but not for ever.
+
+        is_written: whether the device has written its part, which takes as long as it takes.
+        """
+        while self._is_open and not is_written():
+            time.sleep(DEVICE_SECONDS)
         if not self._is_open:
             return
-        wanted = step.to_bytes(STEP_BYTES, "little")
+        self._question += 1
+        wanted = self._question.to_bytes(QUESTION_BYTES, "little")
         try:
             self._socket.send(wanted)
-            # An older answer is to what was not waited for any more; at the agent's end comes an empty one.
-            while self._socket.recv(STEP_BYTES) not in (wanted, b""):
+            # An older answer is to what was not waited for; at the agent's end comes an empty one.
+            while self._socket.recv(QUESTION_BYTES) not in (wanted, b""):
                 pass
         except TimeoutError:
             if not self._has_warned:

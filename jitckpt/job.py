@@ -8,6 +8,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from jitckpt.native import Native, current_stream
 from jitckpt.periodic import PeriodicSaver, Settings
 from jitckpt.saver import SaveFunction, Saver
 from jitckpt.selection import Choice
-from jitckpt.shards import Layout, agree, hear_first
+from jitckpt.shards import Layout, agree, any_rank, hear_first
 from jitckpt.stacks import stack_writer
 from jitckpt.staging import DEFAULT_BYTES, Staging
 
@@ -41,6 +42,7 @@ LAST_LOOK_SECONDS = 1.0
 # Where no agent asks the other ranks: shortly before c10d's own watchdog would end the process.
 DEFAULT_HANG_TIMEOUT = 540.0
 DEFAULT_DIRECTORY = "ckpt"
+COPIES_FD = "JITCKPT_COPIES_FD"  # there are several hosts, and this one's agent has copies made on another
 # Set by whoever tries a job out: its saves go there, whatever the script says, and its final state's digests.
 REHEARSAL_DIR = "JITCKPT_REHEARSAL_DIR"
 
@@ -75,8 +77,10 @@ def init(
     shard, shards: which part of the state this rank holds, where replicas are split up over ranks. Where the
     model is given it is found by itself; give both on all ranks or on none.
     step_barrier: let no rank begin an optimizer step before every rank's gradients are there, by an
-    all-reduce of one element over all ranks (default: where there is more than one shard). Without it shards
-    may be a step apart when a failure comes, and then no step is whole.
+    all-reduce of one element over all ranks (default: where there is more than one shard; and on several
+    hosts where a rank keeps something of its own on its device, such as BatchNorm's statistics). Without it
+    shards may be a step apart when a failure comes, and then no step is whole; and a host that is lost may
+    have had the only copy of what its devices kept.
     save_every: save after each step that is a multiple of it, beside the training, for failures that no
     replica survives; takes as much page-locked host memory as the state of this rank. One replica of each
     shard writes. keep: how many whole saves stay.
@@ -126,7 +130,7 @@ def init(
         schedulers=schedulers,
         scaler=scaler,
         extra=extra,
-        step_barrier=shards > 1 if step_barrier is None else step_barrier,
+        step_barrier=True if step_barrier is None and shards > 1 else step_barrier,
         periodic=Settings(save_every, keep, layout is None or layout.shards.index(shard) == rank),
         local_state_limit=local_state_limit,
     )
@@ -178,10 +182,11 @@ class Job:
         schedulers: list[Stateful],
         scaler: Any,
         extra: Stateful | None,
-        step_barrier: bool,
+        step_barrier: bool | None,
         periodic: Settings,
         local_state_limit: int,
     ) -> None:
+        """step_barrier: None for where what the device keeps has to be on another host before the step."""
         self.root, self.identity = root, identity
         self._save_function = save_function
         self._native: Native | None = None
@@ -206,8 +211,11 @@ class Job:
             extra=extra,
             device=device,
         )
-        self._host.local()  # whatever can't be saved is refused here and now
+        parts = self._host.local().values()  # whatever can't be saved is refused here and now
         self._host.progress()
+        if step_barrier is None:
+            tensors = [tensor for part in parts for tensor in part.tensors.values()]
+            step_barrier = _on_some_rank(identity, any(tensor.device.type != "cpu" for tensor in tensors))
         self._history = History(self._host)
         try:
             native = Native()
@@ -304,8 +312,8 @@ class Job:
 
     def forward_ended(self, step: int) -> None:
         self._recorder.write(step, final=False, parts=self._host.local())
-        if self._copies is not None:
-            self._copies.wait(step)
+        if self._copies is not None and self._barrier is None:
+            self._copies.wait(step)  # the next collective may be the last that the others need
 
     def step_begun(self, step: int) -> None:
         assert self._native is not None
@@ -316,6 +324,8 @@ class Job:
         if self._periodic is not None:
             self._periodic.step_begins()
         if self._barrier is not None:
+            if self._copies is not None:  # without this rank's part in the barrier no other makes the step
+                self._copies.wait(step, partial(self._ring.is_written, step))
             self._native.step_enter()
             self._barrier.enqueue()
         self._native.step_begin(step, self._stream())
@@ -345,9 +355,9 @@ class Job:
         given = os.environ.get("JITCKPT_STATE_FD")
         ring_fd = local_state.create() if given is None else int(given)
         os.set_inheritable(ring_fd, False)  # not for programs that the training starts
-        ring = local_state.Ring(ring_fd, self.identity, KEPT_STEPS, local_state_limit)
+        ring = self._ring = local_state.Ring(ring_fd, self.identity, KEPT_STEPS, local_state_limit)
         self._recorder = local_state.Recorder(ring, native.write_area, self._warn)
-        asker = os.environ.get("JITCKPT_COPIES_FD")
+        asker = os.environ.get(COPIES_FD)
         if asker is not None:
             self._copies = Asker(int(asker), self._warn)
         self._saver = Saver(
@@ -574,6 +584,14 @@ def _told_by_first(what: str, rank: int, value: str) -> str | None:
     if not (several and torch.distributed.is_available() and torch.distributed.is_initialized()):
         return None
     return hear_first(torch.distributed.distributed_c10d._get_default_store(), what, rank, value)
+
+
+def _on_some_rank(identity: Identity, value: bool) -> bool:
+    """Return whether it is so on some rank, where there are several hosts."""
+    if COPIES_FD not in os.environ or not torch.distributed.is_initialized():
+        return False
+    store = torch.distributed.distributed_c10d._get_default_store()
+    return any_rank(store, "a device keeps a state of its own", identity.rank, identity.world_size, value)
 
 
 def _layout(

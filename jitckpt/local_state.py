@@ -127,6 +127,15 @@ class Ring:
             slot.step, slot.regions = step, {}
         return slot.regions
 
+    def is_written(self, step: int) -> bool:
+        """Return whether the device has written all of its areas of this step that it was told to."""
+        slot = step % self.slots
+        for final, region in self.regions(step).items():
+            words, _ = _device_area(slot, final, self.slots, self.area_bytes)
+            if _WORD.unpack_from(self._memory, words + _WORD.size) != (region.word,):
+                return False
+        return True
+
     def device_area(self, step: int, final: bool) -> tuple[int, int]:
         """Return the addresses of the area's two words (begun, ended) and of the area, for the device."""
         if self._device_memory is None:

@@ -186,6 +186,20 @@ def hear_first(store: Store, what: str, rank: int, value: str) -> str:
         raise JitckptError(f"Rank {rank} did not hear from rank 0 which {what} it is: {error}.") from error
 
 
+def any_rank(store: Store, what: str, rank: int, world_size: int, value: bool) -> bool:
+    """Return whether `value` is true on some rank. All have to call it; JitckptError if one does not."""
+    _Agreements.made += 1
+    prefix = f"jitckpt/{os.environ.get('JITCKPT_RESTART', '0')}/{what}-{_Agreements.made}"
+    try:
+        store.set(f"{prefix}/{rank}", str(value))
+        if rank == 0:
+            told = [store.get(f"{prefix}/{other}") for other in range(world_size)]
+            store.set(f"{prefix}/any", str(b"True" in told))
+        return store.get(f"{prefix}/any") == b"True"
+    except RuntimeError as error:
+        raise JitckptError(f"Rank {rank} did not hear from the others whether {what}: {error}.") from error
+
+
 class _Agreements:
     made = 0  # all ranks agree equally often, so this numbers the keys alike on all of them
 

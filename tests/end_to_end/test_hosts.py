@@ -68,6 +68,38 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+# Runs the training; in the first start rank 1 stops when its device has ended a step, before the next one.
+WAITING = """
+import os, runpy, sys, time
+
+sys.path.insert(0, os.path.dirname(sys.argv[1]))
+import results, torch
+
+queued = results.DoneSteps.queued
+
+def stop(done, step):
+    queued(done, step)
+    if (os.environ["JITCKPT_RESTART"], os.environ["RANK"], step) == ("0", "1", 3):
+        torch.cuda.synchronize()
+        print("stops", flush=True)
+        time.sleep(600)
+
+results.DoneSteps.queued = stop
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+# `jitckpt`, whose agent copies what is new when a rank asks for it, and at no other time.
+COPYING = """
+import sys
+from jitckpt import cli, copies
+
+copies.MOST_WAITING = 0
+sys.exit(cli.main())
+"""
+
+
 # `jitckpt`, whose agent stops at the second meeting, when all others have agreed to start.
 AGREEING = """
 import sys, time
@@ -245,6 +277,24 @@ def test_a_lost_host_loses_nothing(job: Job, tmp_path: Path, undisturbed: list[s
     assert "from the others, in 3 saves" in ends[0].err, three
     assert "from the others, in 3 saves" in ends[1].err, three
     assert "own state" not in err, "no rank lost what it alone knew"
+
+
+def test_what_a_device_keeps_is_on_another_host_before_any_rank_has_made_the_step(
+    job: Job, undisturbed: list[str]
+) -> None:
+    """The host is lost right after the step; its agent copies what its rank asks for, and no more."""
+    command = ["--rdzv-conf", "keep_alive_interval=1", job.launcher.script(WAITING), *TRAINING]
+    copying = [sys.executable, job.launcher.script(COPYING, "copying.py")]
+    agents = [job.start(host, *command, jitckpt=copying) for host in (0, 1)]
+    await_line(agents[1], "stops\n")
+    job.kill(1)
+    agents[1] = job.start(1, *command, jitckpt=copying)
+    ends = [job.launcher.finish(agent) for agent in agents]
+    err = ends[0].err + ends[1].err
+    assert [end.status for end in ends] == [0, 0], err
+    assert "own state" not in err, "no rank lost what it alone knew"
+    assert "Restart 1 went on from step 3, with at most 1 minibatch done again" in err
+    assert digests(ends[0].out + ends[1].out) == undisturbed
 
 
 def test_a_host_that_is_lost_in_a_restart_or_a_restore_loses_nothing(

@@ -180,6 +180,28 @@ def test_a_rank_waits_until_the_other_host_has_its_state(
     assert warnings == []
 
 
+def test_a_rank_asks_for_a_copy_once_the_device_has_written_its_part(
+    pair: Pair, asking: tuple[socket.socket, Asker, list[str]]
+) -> None:
+    agents_end, asker, _ = asking
+    ring = Ring(pair.memory, IDENTITY, SLOTS, LIMIT)
+    ring.regions(6)[True] = Region(0x60001, {})  # of another step, and never written
+    ring.regions(7).update({final: Region(0x70001 + final, {}) for final in (False, True)})
+    waiting = threading.Thread(target=asker.wait, args=(7, lambda: ring.is_written(7)))
+    waiting.start()
+    agents_end.setblocking(False)
+    for final in (True, False):
+        with pytest.raises(BlockingIOError):
+            agents_end.recv(8)
+        assert not ring.is_written(7)
+        words, _ = local_state._device_area(7 % SLOTS, final, SLOTS, ring.area_bytes)
+        os.pwrite(pair.memory, struct.pack("<2Q", 0x70001 + final, 0x70001 + final), words)
+    agents_end.settimeout(60)
+    agents_end.send(agents_end.recv(8))
+    waiting.join(60)
+    assert not waiting.is_alive()
+
+
 def test_a_rank_waits_for_no_copy_for_ever(asking: tuple[socket.socket, Asker, list[str]]) -> None:
     agents_end, asker, warnings = asking
     asker._socket.settimeout(0.01)
@@ -187,8 +209,8 @@ def test_a_rank_waits_for_no_copy_for_ever(asking: tuple[socket.socket, Asker, l
     asker.wait(8)
     (warning,) = warnings
     assert "of step 7; the training goes on. If this host is lost now, that may be lost, too." in warning
-    agents_end.send((7).to_bytes(8, "little"))  # late answers are to none of what it asks now
-    agents_end.send((9).to_bytes(8, "little"))
+    agents_end.send((1).to_bytes(8, "little"))  # late answers are to none of what it asks now
+    agents_end.send((3).to_bytes(8, "little"))
     asker._socket.settimeout(60)
     asker.wait(9)
     agents_end.close()
