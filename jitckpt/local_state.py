@@ -37,6 +37,7 @@ _BLOB_HEADER = struct.Struct("<QQQ16s")  # sequence, step, length, checksum of t
 _WORD = struct.Struct("<Q")
 _PART = struct.Struct("<I")
 _WANTED = PAGE - _WORD.size
+LAST_STEP = 1 << 63
 MARGIN = 3  # steps until a save that is asked for: all ranks have to hear of it before
 
 

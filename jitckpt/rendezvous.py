@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from torch.distributed.launcher.api import LaunchConfig
 
-from jitckpt.errors import HostsError
+from jitckpt.errors import HostsError, JitckptError
 from jitckpt.hosts import Host
 from jitckpt.layout import parse_object
 from jitckpt.quorum import Past
@@ -35,7 +35,8 @@ def exchange(
 
     prefix: of the keys, which are new for every exchange. place: the number of this host, and of how many.
     Without a secret of one's own the host 0 makes one, which is as safe as the store. Raises
-    torch.distributed.DistError if a host or the store has died in the meantime.
+    torch.distributed.DistError if a host or the store has died in the meantime, HostsError if one says
+    nonsense.
     """
     index, count = place
     store.set(f"{prefix}/host/{index}", json.dumps(asdict(own)))
@@ -43,7 +44,7 @@ def exchange(
         if index == 0:
             store.set(f"{prefix}/secret", secrets.token_hex())
         secret = store.get(f"{prefix}/secret")
-    return [_host(parse_object(store.get(f"{prefix}/host/{i}"), f"Host {i}")) for i in range(count)], secret
+    return [_told_by(i, store.get(f"{prefix}/host/{i}")) for i in range(count)], secret
 
 
 def agree(store: Store, prefix: str, place: tuple[int, int]) -> None:
@@ -52,6 +53,16 @@ def agree(store: Store, prefix: str, place: tuple[int, int]) -> None:
     store.set(f"{prefix}/agreed/{index}", "yes")
     for other in range(count):
         store.get(f"{prefix}/agreed/{other}")
+
+
+def _told_by(number: int, text: bytes) -> Host:
+    try:
+        return _host(parse_object(text, f"Host {number}"))
+    except (JitckptError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise HostsError(
+            f"What host {number} tells of itself makes no sense ({error!r:.200}). All hosts need the same "
+            "version of jitckpt."
+        ) from error
 
 
 def _host(told: Mapping[str, Any]) -> Host:

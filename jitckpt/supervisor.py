@@ -35,6 +35,7 @@ from jitckpt.recovery import (
 from jitckpt.stacks import read_stacks
 from jitckpt.workers import Worker
 
+TOLD = ("nothing", "kill", "terminate")  # to a rank before it ended
 STATUS_OF_AN_EXCEPTION = 1  # of a Python that an exception has ended
 
 
@@ -375,38 +376,43 @@ class Supervisor(threading.Thread):
             else:
                 try:
                     self._hear_host(arrived)
-                except (JitckptError, KeyError, TypeError, ValueError, AttributeError) as error:
+                except (JitckptError, KeyError, ValueError, OSError) as error:
                     text = f"{self._hosts.name(arrived.host)} says what makes no sense: {error!r}"
                     self._log.write("warning", text=text)
 
     def _hear_host(self, arrived: Arrived) -> None:
         match arrived.header:
-            case {"rank": rank, "said": said}:
+            case {"rank": int(rank), "said": str(said)}:
                 self._hear(self._rank(rank).rank, protocol.decode(said.encode()))
-            case {"rank": rank, "exit_code": exit_code, "told": told}:
-                self._has_ended(self._rank(rank).rank, int(exit_code), told)
-            case {"rank": rank, "order": order}:
+            case {"rank": int(rank), "exit_code": int(exit_code), "told": str(told)} if told in TOLD:
+                self._has_ended(self._rank(rank).rank, exit_code, told)
+            case {"rank": int(rank), "order": str(order)}:
                 worker = self._workers[rank]
                 if worker.is_stopped():
                     self._tell_stopped(arrived.host, rank)
                 worker.send(protocol.decode(order.encode()))  # who can't be asked does not answer
             case {"proxy": _} if self._proxies is not None:
                 self._proxies.hear_host(arrived)
-            case {"stopped": rank}:
+            case {"stopped": int(rank)}:
                 self._investigation.hear_stopped(self._rank(rank).rank)
-            case {"ring": rank, "size": size, "at": place}:
+            case {"ring": int(rank), "size": int(size), "at": int(place)}:
                 self._copies.write(self._rank(rank).rank, size, place, arrived.data)
-            case {"want_save": int(step)}:
+            case {"want_save": int(step)} if 0 < step < local_state.LAST_STEP:
                 local_state.want_save_after([worker.ring_fd for worker in self._workers.values()], step)
-            case {"alarm": cause, "text": text, "blamed": list(blamed)}:
-                if cause == "signal":
-                    self.leaving.add(arrived.host)
-                self._alarm(cause, text)
-                self._blame(blamed)
-            case {"stacks_wanted": rank}:
+            case {"alarm": str(cause), "text": str(text), "blamed": list(blamed)}:
+                self._hear_alarm(arrived.host, cause, text, [self._rank(rank).rank for rank in blamed])
+            case {"stacks_wanted": int(rank)}:
                 self._send_stacks(arrived.host, self._workers[rank])
-            case {"stacks_of": rank}:
+            case {"stacks_of": int(rank)}:
                 self._investigation.hear_stacks(self._rank(rank).rank, arrived.data.decode())
+            case unknown:
+                raise ValueError(f"{unknown!r:.200}")
+
+    def _hear_alarm(self, host: int, cause: str, text: str, blamed: Sequence[int]) -> None:
+        if cause == "signal":
+            self.leaving.add(host)
+        self._alarm(cause, text)
+        self._blame(blamed)
 
     def _tell_stopped(self, host: int, rank: int) -> None:
         assert self._hosts is not None

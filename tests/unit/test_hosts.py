@@ -5,8 +5,11 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jitckpt import hosts, link
 from jitckpt.hosts import Arrived, Host, Hosts, Lost
@@ -168,6 +171,31 @@ def test_who_sends_is_told_when_the_other_has_it(meeting: Meeting) -> None:
     assert isinstance(take(a), Lost)
     a.confirm(1, is_lost.set)
     assert is_lost.wait(PATIENCE)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def test_nonsense_from_another_host_ends_no_connection(meeting: Meeting) -> None:
+    a, b = meeting.meet(2)
+
+    @settings(max_examples=50, deadline=None)
+    @given(st.sampled_from(["received", "receipt", "host", "visit"]), json_values)
+    def say(key: str, value: Any) -> None:
+        b.send(0, {key: value})
+        b.send(0, {"still": "here"})
+        while (said := a.take()) == [] or said[-1] != Arrived(1, {"still": "here"}, b""):
+            assert not any(isinstance(one, Lost) for one in said)
+            assert said or select.select([a.wake], [], [], PATIENCE)[0]
+
+    say()
+    has_it = threading.Event()
+    a.confirm(1, has_it.set)
+    assert has_it.wait(PATIENCE)
 
 
 def test_strangers_and_impostors_change_nothing(meeting: Meeting) -> None:

@@ -1,6 +1,8 @@
 """How hosts find each other."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -44,6 +46,28 @@ def test_who_wishes_a_place_gets_it_and_the_others_get_the_rest(count: int, data
     got = rendezvous.places(wishes)
     assert sorted(got) == list(range(count))
     assert all(wish in (None, place) for wish, place in zip(wishes, got, strict=True))
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.sampled_from([*asdict(Host("a", 1, (0,), 0)), "all", "none"]), json_values)
+def test_a_host_that_tells_nonsense_is_named(key: str, value: Any) -> None:
+    told = asdict(Host("10.0.0.1", 1, (0,), 0, pasts=(Past("start", 1, 2, 0, 1),)))
+    told = value if key == "all" else {} if key == "none" else told | {key: value}
+    store, own = Store(), Host("10.0.0.2", 1, (1,), 0)
+    store.set("x/host/0", json.dumps(told))
+    try:
+        found, _ = rendezvous.exchange(store, "x", (1, 2), own, b"secret")
+    except HostsError as error:
+        said = str(error)
+    else:
+        said = "" if found[1] == own else "not what was told"
+    assert said == "" or said.startswith("What host 0 tells of itself makes no sense")
 
 
 def test_two_hosts_with_the_same_place_are_told_so() -> None:

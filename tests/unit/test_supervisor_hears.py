@@ -1,0 +1,97 @@
+"""What a supervisor hears from another host: whatever it says, the supervisor goes on."""
+
+import os
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jitckpt import protocol
+from jitckpt.events import EventLog
+from jitckpt.hosts import Arrived, Host
+from jitckpt.recovery import decide
+from jitckpt.supervisor import Reports, Supervisor
+
+
+class TwoHosts:
+    """Of which this is the first; what the other says comes from the test."""
+
+    index, all, wake = 0, (Host("a", 1, (0,), 0), Host("b", 1, (1,), 0)), -1
+
+    def __init__(self, said: list[Arrived]) -> None:
+        self.said = said
+
+    def take(self) -> list[Arrived]:
+        return self.said
+
+    def name(self, host: int) -> str:
+        return f"host {host}"
+
+    def host_of(self, rank: int) -> int:
+        return rank
+
+    def send(self, *_: object) -> None:
+        pass
+
+    broadcast = send
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+# What agents say, with something else in the place of parts of it.
+KEYS = [
+    ("rank", "said"),
+    ("rank", "exit_code", "told"),
+    ("rank", "order"),
+    ("proxy",),
+    ("proxy", "gone"),
+    ("stopped",),
+    ("ring", "size", "at"),
+    ("want_save",),
+    ("alarm", "text", "blamed"),
+    ("stacks_wanted",),
+    ("stacks_of",),
+    ("something else",),
+]
+sensible = st.sampled_from(
+    [0, 1, "kill", "nothing", -9, 4096, [1], protocol.encode(protocol.Resume()).decode()]
+)
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> Arrived:
+    header = {key: draw(sensible | json_values) for key in draw(st.sampled_from(KEYS))}
+    return Arrived(1, header, draw(st.binary(max_size=8)))
+
+
+@settings(deadline=None)
+@given(st.lists(messages(), max_size=5))
+def test_nonsense_from_another_host_is_noted_and_passed_over(said: list[Arrived]) -> None:
+    hosts: Any = TwoHosts(said)
+    log = EventLog()
+    reports = Reports(heard=lambda *_: None, failed=lambda *_: None, write_local_states=lambda *_: {})
+    supervisor = Supervisor(
+        workers=[], log=log, reports=reports, save_id=1, save_deadline=60, restarts_left=1, hosts=hosts
+    )
+    supervisor._hear_hosts()
+    decide(supervisor._job)
+    supervisor._copies.close()
+    os.close(supervisor._wake)
+    for event in log.events:
+        assert event["event"] != "warning" or "host 1 says what makes no sense" in event["text"]
+
+
+def test_what_makes_no_sense_is_noted() -> None:
+    log = EventLog()
+    hosts: Any = TwoHosts([Arrived(1, {"rank": [], "exit_code": 0, "told": {}}, b"")])
+    reports = Reports(heard=lambda *_: None, failed=lambda *_: None, write_local_states=lambda *_: {})
+    supervisor = Supervisor(
+        workers=[], log=log, reports=reports, save_id=1, save_deadline=60, restarts_left=1, hosts=hosts
+    )
+    supervisor._hear_hosts()
+    os.close(supervisor._wake)
+    (event,) = log.events
+    assert "host 1 says what makes no sense: ValueError" in event["text"]
