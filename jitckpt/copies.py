@@ -22,7 +22,8 @@ from jitckpt.link import Header
 
 LOOK_SECONDS = 0.01  # shorter than what is left of a minibatch after its forward pass
 ANSWER_SECONDS = 5.0  # that a rank waits for a copy
-DEVICE_SECONDS = 0.0005  # between two looks whether the device has come there
+# Between two looks whether the device has come there: seconds, and a part of the time that it has taken.
+DEVICE_SECONDS, DEVICE_PART = 0.0005, 0.05
 QUESTION_BYTES = 8
 MOST_WAITING = 64 << 20  # bytes that are not sent yet; more than that and the network can't follow
 MOST_BYTES = 1 << 40  # of a ring, which takes no more memory than is written
@@ -118,8 +119,9 @@ class Asker:
 
         is_written: whether the device has written its part, which takes as long as it takes.
         """
+        begun = time.monotonic()
         while self._is_open and not is_written():
-            time.sleep(DEVICE_SECONDS)
+            time.sleep(max(DEVICE_SECONDS, DEVICE_PART * (time.monotonic() - begun)))
         if not self._is_open:
             return
         self._question += 1
