@@ -13,6 +13,7 @@ from pathlib import Path
 
 from jitckpt import final_state, rehearsal
 from jitckpt.events import Event, read_events
+from jitckpt.final_state import FinalState
 from jitckpt.namespaces import Namespaces, namespaces
 from jitckpt.rehearsal import (
     CHECKPOINTS,
@@ -72,7 +73,7 @@ class JobOnHosts:
         temporary.mkdir(exist_ok=True)
         variables = {
             MARK: self.mark.removeprefix(f"{MARK}="),
-            "JITCKPT_REHEARSAL_DIR": str(self.folder),
+            "JITCKPT_REHEARSAL_DIR": str(place),
             "TMPDIR": str(temporary),
             "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "torch-cache"),
             "OMP_NUM_THREADS": "1",  # as torchrun has it where a host has several ranks: sums depend on it
@@ -119,6 +120,13 @@ class JobOnHosts:
             with contextlib.suppress(FileNotFoundError):  # nothing is there yet, or any more
                 found += read_events(place / CHECKPOINTS)[0]
         return sorted(found, key=lambda event: event["clock"])
+
+    def final(self) -> dict[int, FinalState]:
+        """Return what the ranks of all hosts ended with."""
+        found: dict[int, FinalState] = {}
+        for host in range(HOSTS):
+            found |= final_state.read(self._place(host) / final_state.FOLDER)
+        return found
 
     def wait(self, time_limit: float) -> int:
         """Wait until the agents of all hosts have ended; return the highest status. Raises TimeoutError."""
@@ -226,7 +234,7 @@ def run_on_hosts(
         status,
         time.monotonic() - began,
         tuple(job.steps),
-        final_state.read(folder / final_state.FOLDER),
+        job.final(),
         tuple(job.events()),
         tuple(job.struck),
         tuple(left_behind),

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jitckpt import final_state
 from jitckpt.events import FILE_NAME
 from jitckpt.faults import parse_fault
 from jitckpt.final_state import FinalState
 from jitckpt.namespaces import Namespaces
-from jitckpt.rehearsal import CHECKPOINTS, Run
+from jitckpt.rehearsal import CHECKPOINTS, OUTPUT, Run
 from jitckpt.rehearsal_hosts import HOSTS, HostStrike, JobOnHosts
 from jitckpt.trials import Trial
 from jitckpt.trials_hosts import (
@@ -116,6 +117,27 @@ class Machines(Namespaces):
 
     def listening(self, host: int) -> list[str]:
         return ["0100007F:1F90"] if self.running.get(host) and host == 2 else []
+
+
+class Telling(Machines):
+    """Hosts that say where what a rank writes would go, and do nothing else."""
+
+    def on(self, host: int) -> list[str]:
+        return ["sh", "-c", 'echo "$JITCKPT_REHEARSAL_DIR"; echo "$@"', "sh"]
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["a disk of its own", "one disk"])
+def test_a_host_writes_to_its_own_disk_or_to_the_one_of_all(tmp_path: Path, own: bool) -> None:
+    job = JobOnHosts(["train.py"], tmp_path, Telling(("a", "b", "c")), own_directories=own)
+    job.start(1)
+    job.end()
+    disk = tmp_path / "disk-1" if own else tmp_path
+    ranks, agent = (tmp_path / "host-1-0" / OUTPUT).read_text().splitlines()
+    assert ranks == str(disk)
+    assert f"--checkpoint-dir {disk / CHECKPOINTS} train.py" in agent
+    state = FinalState(8, {}, ())
+    final_state.write(disk / final_state.FOLDER, 1, state)
+    assert job.final() == {1: state}
 
 
 def test_a_host_dies_whole_with_its_disk(tmp_path: Path) -> None:
