@@ -1,12 +1,14 @@
 #include "coordinator.h"
 
 #include <poll.h>
+#include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <set>
@@ -14,9 +16,21 @@
 
 using jitckpt::proxy::no_key;
 
-Coordinator::Coordinator(int ranks)
-    : ranks_(ranks), folder_(std::filesystem::temp_directory_path() / "jitckpt-ranks-XXXXXX") {
-  if (!mkdtemp(folder_.data())) throw std::runtime_error("no temporary folder");
+std::string temporary_folder(const std::string& prefix) {
+  const std::filesystem::path all = std::filesystem::temp_directory_path();
+  for (const auto& entry : std::filesystem::directory_iterator(all)) {
+    const std::string name = entry.path().filename();
+    if (name.rfind(prefix, 0) != 0) continue;
+    const int owner = std::atoi(name.c_str() + prefix.size());
+    std::error_code gone;  // another test may remove it, too
+    if (owner > 0 && kill(owner, 0) != 0 && errno == ESRCH) std::filesystem::remove_all(entry.path(), gone);
+  }
+  std::string folder = all / (prefix + std::to_string(getpid()) + "-XXXXXX");
+  if (!mkdtemp(folder.data())) throw std::runtime_error("no temporary folder");
+  return folder;
+}
+
+Coordinator::Coordinator(int ranks) : ranks_(ranks), folder_(temporary_folder("jitckpt-ranks-")) {
   path_ = folder_ + "/agent";
   sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
   path_.copy(address.sun_path, sizeof address.sun_path - 1);

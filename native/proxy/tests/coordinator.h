@@ -14,6 +14,9 @@
 
 namespace control = jitckpt::proxy::client::control;
 
+// Makes a folder of this process's own; removes those of processes that were killed and left theirs.
+std::string temporary_folder(const std::string& prefix);
+
 class Coordinator {
  public:
   explicit Coordinator(int ranks);

@@ -315,8 +315,7 @@ struct Job {
   std::vector<Ended> outputs;
 
   void run(const std::string& test, const std::vector<std::string>& variables = {}) {
-    std::string folder = std::filesystem::temp_directory_path() / "jitckpt-store-XXXXXX";
-    ASSERT_NE(mkdtemp(folder.data()), nullptr);
+    const std::string folder = temporary_folder("jitckpt-store-");
     coordinator.start();
     std::vector<std::thread> processes;
     for (std::size_t rank = 0; rank < outputs.size(); ++rank) {
