@@ -226,7 +226,9 @@ def test_a_killed_rank_on_one_host_changes_no_bit(job: Job, undisturbed: list[st
 
     Before that the other agent was asked, by SIGUSR2, for a save beside the training.
     """
-    command = ["--fault", "rank=1 step=11 phase=backward kind=kill", job.launcher.script(PAUSING), *TRAINING]
+    # Early, so that the save is written by the time of the failure.
+    pausing = job.launcher.script(PAUSING.replace("step 3 of", "step 1 of"))
+    command = ["--fault", "rank=1 step=12 phase=backward kind=kill", pausing, *TRAINING]
     agents = [job.start(host, *command) for host in (0, 1)]
     await_line(agents[0], "pauses\n")
     agents[1].send_signal(signal.SIGUSR2)
@@ -236,8 +238,8 @@ def test_a_killed_rank_on_one_host_changes_no_bit(job: Job, undisturbed: list[st
     first, second = (job.launcher.finish(agent) for agent in agents)
     assert (first.status, second.status) == (0, 0), first.err + second.err
     assert digests(first.out + second.out) == undisturbed
-    assert "The state after step 10 was saved" in first.err
-    assert "Restart 1 went on from step 10, with at most 1 minibatch done again" in first.err
+    assert "The state after step 11 was saved" in first.err
+    assert "Restart 1 went on from step 11, with at most 1 minibatch done again" in first.err
     assert "The job succeeded after 1 restart." in first.err
     assert "own state" not in first.err + second.err, "no rank lost what it alone knew"
     told = [line for line in second.err.splitlines() if line.startswith("jitckpt:")]
