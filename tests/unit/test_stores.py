@@ -24,6 +24,7 @@ from jitckpt.quorum import STORE, Past, missing
 from jitckpt.stores import Apart, LastingRendezvous, LastStart, Place, StoreGone, is_closed, within
 
 HERE = "127.0.0.1"
+AGENTS: list[LastingRendezvous] = []  # of the test that runs
 
 
 def config(port: int, count: int, join_timeout: int = 60) -> LaunchConfig:
@@ -49,7 +50,21 @@ def agent(
         settings, inner or rendezvous_handler_registry.create_handler(parameters), patience
     )
     rendezvous.has_store = False
+    AGENTS.append(rendezvous)
     return rendezvous
+
+
+@pytest.fixture(autouse=True)
+def end() -> Iterator[None]:
+    """Let no thread of an agent call a store while the interpreter ends: that would abort the process."""
+    yield
+    while AGENTS:
+        one = AGENTS.pop()
+        one._place = Place("nowhere", 0)
+        one.inner._stop_heartbeats()
+    for thread in threading.enumerate():
+        if thread.name == "jitckpt-redirect":
+            thread.join(60)
 
 
 @pytest.fixture
