@@ -130,7 +130,8 @@ class Telling(Machines):
 def test_a_host_writes_to_its_own_disk_or_to_the_one_of_all(tmp_path: Path, own: bool) -> None:
     job = JobOnHosts(["train.py"], tmp_path, Telling(("a", "b", "c")), own_directories=own)
     job.start(1)
-    job.end()
+    assert job.agents[1].wait() == 0
+    job.end()  # kills what still runs
     disk = tmp_path / "disk-1" if own else tmp_path
     ranks, agent = (tmp_path / "host-1-0" / OUTPUT).read_text().splitlines()
     assert ranks == str(disk)
