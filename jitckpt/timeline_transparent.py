@@ -9,7 +9,7 @@ from jitckpt.events import Event
 # The steps of a recovery, by the event that ends one of a rank.
 STEPS = {
     "rank_stopped": "to stop",
-    "server_restarted": "for new servers",
+    "server_restarted": "for its server",
     "calls_made_again": "for images, communicators and the calls since then",
 }
 
@@ -20,7 +20,7 @@ class TransparentRecovery:
 
     found: wall time. attempts: how often it was begun anew, failures during it included. state: the optimizer
     steps after which the ranks went on; None if they gave up. steps: what the slowest rank took for each of
-    STEPS in the last attempt.
+    STEPS in the last attempt. replaced: the ranks whose servers were ended in it.
     """
 
     restart: int
@@ -32,6 +32,7 @@ class TransparentRecovery:
     state: int | None
     seconds: float
     steps: dict[str, float]
+    replaced: list[int]
     given_up: str | None
 
 
@@ -73,6 +74,11 @@ def _recovery(events: Sequence[Event], fault: str | None) -> TransparentRecovery
         state=last["state"] if recovered else None,
         seconds=last["clock"] - first["clock"],
         steps=steps,
+        replaced=sorted(
+            e["rank"]
+            for e in events
+            if e["event"] == "server_restarted" and e["recovery"] == newest and not e.get("stays")
+        ),
         given_up=None if recovered else last["text"],
     )
 
@@ -90,5 +96,13 @@ def told(recovery: TransparentRecovery) -> list[str]:
     return [
         begun,
         f"All ranks went on from the state after step {recovery.state} in the same processes, "
-        f"{recovery.seconds:.2f} s later{again}. The slowest rank took {parts}.",
+        f"{recovery.seconds:.2f} s later{again}. The slowest rank took {parts}. "
+        f"{_servers(recovery.replaced)}.",
     ]
+
+
+def _servers(replaced: Sequence[int]) -> str:
+    if not replaced:
+        return "All servers stayed"
+    whose = "rank" if len(replaced) == 1 else "ranks"
+    return f"New servers: of {whose} {', '.join(map(str, replaced))}"

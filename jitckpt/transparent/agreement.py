@@ -1,8 +1,9 @@
 """Drives a job's recoveries: between the messages of device proxies and coordination.py's state machines.
 
-The mechanism has few steps so far: every recovery ends all servers, and each rank gets a state back from an
-image that its own host keeps. So a device counts as lost, whatever has failed, and of all orders there are
-those for a rank that restores a copy of its own.
+The mechanism has few steps so far: in every recovery all servers begin anew, and each rank gets a state
+back from an image that its own host keeps. So a device counts as lost, whatever has failed, and of all
+orders there are those for a rank that restores a copy of its own. A server that is at no fault begins anew
+in the same process.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -66,6 +67,7 @@ class Agreement:
         self._began = 0.0
         self._standings: dict[int, messages.Standing] = {}  # the answers to the newest question
         self._blamed: set[int] = set()  # ranks that have been called late
+        self._hangs = False  # whether a hang is what is recovered from
         self._noted = self._coordinator
 
     @property
@@ -133,6 +135,7 @@ class Agreement:
                     "server_restarted",
                     rank=rank,
                     recovery=message.recovery[1],
+                    stays=bool(message.stays),
                     ending=message.ending / MICROSECONDS,
                     starting=message.starting / MICROSECONDS,
                     seconds=now - one.asked_at,
@@ -174,6 +177,7 @@ class Agreement:
         if not late:
             text = f"the device has given no answer for {seconds:.3g} s"
             self._note("device_alarm", rank=waiting[0], call=0, text=text)
+            self._hangs = True
             self._ranks[waiting[0]].participant = self._ranks[waiting[0]].participant.failed()
         for other in sorted(late - self._blamed):
             # One that waits itself by now was perhaps no later than the hang.
@@ -260,12 +264,16 @@ class Agreement:
             case "given up" if participant.decided is not None:
                 return messages.GiveUp(participant.recovery, participant.decided.reason)
             case "carrying out" if isinstance(participant.order, RestartServer):
-                return messages.Restart(participant.recovery)
+                return messages.Restart(participant.recovery, int(self._servers_may_stay()))
             case "carrying out":
                 ids = self._ids()
                 rest = participant.orders[participant.carried_out :]
                 return None if ids is None else replay(participant.rank, participant.recovery, rest, ids)
         return None
+
+    def _servers_may_stay(self) -> bool:
+        """Return False where a hang says nothing of its cause, or servers that stayed have not helped."""
+        return not self._hangs and self._coordinator.attempts <= 1
 
     def _note_progress(self, now: float) -> None:
         """Note what the coordinator has come to."""
@@ -279,6 +287,7 @@ class Agreement:
             self._note("recovery_planned", recovery=after.recovery[1], state=after.decided.state)
         elif after.phase == "watching" and before.phase == "ordering":
             seconds = now - self._began
+            self._hangs = False
             self._note("recovered", recovery=after.recovery[1], state=after.last_state, seconds=seconds)
         elif after.phase == "giving up" and before.phase != "giving up":
             assert isinstance(after.decided, FallBack)

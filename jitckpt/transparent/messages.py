@@ -12,7 +12,7 @@ from jitckpt.errors import JitckptError
 from jitckpt.transparent.communicators import Count, Place
 from jitckpt.transparent.coordination import Number
 
-VERSION = 2
+VERSION = 3
 MAX_BYTES = 128 * 1024  # a socket's buffer holds it, whatever else is in there
 MAX_TEXT = 4096
 KEY_BYTES = 16
@@ -84,11 +84,15 @@ class Stopped(Message):
 
 @dataclass(frozen=True)
 class Ids(Message):
-    """A new server runs, with new unique ids for those that this process issued. Times in microseconds."""
+    """A server is ready, with new unique ids for those that this process issued. Times in microseconds.
+
+    ending: of bringing the old one to rest, or to its end. stays: 1 if it is the one that is ready.
+    """
 
     ids: tuple[Id, ...]
     ending: int
     starting: int
+    stays: int
 
 
 @dataclass(frozen=True)
@@ -125,7 +129,12 @@ class Stop(Message):
 
 @dataclass(frozen=True)
 class Restart(Message):
-    """Order: end the server and start a new one; answer Ids."""
+    """Order: have the server drop all that it has made, or end it and start a new one; answer Ids.
+
+    may_stay: 0 if a new one is wanted in any case.
+    """
+
+    may_stay: int
 
 
 @dataclass(frozen=True)
@@ -179,11 +188,11 @@ _FORMS: dict[type[Any], tuple[Any, ...]] = {
     Hello: ("i", "i", _TEXT),
     Alarm: ("Q", _TEXT),
     Stopped: ("Q", "Q", "Q", "Q", _TEXT, Place),
-    Ids: (Id, "Q", "Q"),
+    Ids: (Id, "Q", "Q", "Q"),
     Done: ("Q", "Q", "Q"),
     Standing: ("Q", "Q", Place),
     Stop: (),
-    Restart: (),
+    Restart: ("Q",),
     Replay: ("Q", "Q", Id, Making),
     GiveUp: (_TEXT,),
     Ask: (),

@@ -14,14 +14,15 @@ namespace jitckpt::proxy::wire {
 constexpr int socket_file = 3, log_file = 4, pinned_file = 5;
 
 // The server's first words over the socket. Then the client asks for ids, as many as it says, and is sent
-// them one by one; `begin` makes the server read the log.
+// them one by one; `begin` makes the server read the log. `reset` makes it stop that and drop all that it has
+// made; if it can, it says `reset` and is where it was after the greeting, else it ends.
 struct Greeting {
   uint64_t table_hash;
   int32_t ready;  // 0: `text` says why not
   char text[500];
 };
 
-constexpr uint32_t begin = ~uint32_t{0};
+constexpr uint32_t begin = ~uint32_t{0}, reset = begin - 1;
 
 // 0, cudaStreamLegacy and cudaStreamPerThread stand for themselves.
 constexpr uint64_t named_streams = 3;

@@ -546,7 +546,7 @@ def recover():
     now = hear(messages.Stop).recovery
     tell(messages.Stopped(now, 6, 7, 90, 0, "", ()))
     hear(messages.Restart)
-    tell(messages.Ids(now, (), 0, 0))
+    tell(messages.Ids(now, (), 0, 0, 1))
     assert hear(messages.Replay).state == 7
     tell(messages.Done(now, 0, 0, 0))
 

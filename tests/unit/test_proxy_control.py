@@ -154,7 +154,7 @@ def test_a_recovery_over_the_sockets() -> None:
     host.listen()
     assert host.proxies.next_look is not None
     play(host, proxies)
-    assert [(proxy.state, proxy.held, proxy.server) for proxy in proxies] == [(7, False, 1)] * 2
+    assert [(proxy.state, proxy.held, proxy.server) for proxy in proxies] == [(7, False, 0)] * 2
     assert host.proxies.next_look is None
     assert len(host.said) == 1
     assert host.said[0].startswith(
@@ -202,7 +202,7 @@ def test_two_hosts_agree_through_the_first() -> None:
     hosts[1].clients[1].send(encode(proxies[1].alarm()))
     hosts[1].listen()
     exchange()
-    assert [(proxy.state, proxy.held, proxy.server) for proxy in proxies] == [(7, False, 1)] * 2
+    assert [(proxy.state, proxy.held, proxy.server) for proxy in proxies] == [(7, False, 0)] * 2
     assert "recovered" in hosts[0].events()
     assert hosts[1].proxies.next_look is None
     # Without the first nobody agrees any more.

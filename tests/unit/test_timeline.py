@@ -169,7 +169,8 @@ def recovered_in_place(story: Story) -> Story:
     story.add("recovery_begun", recovery=2)
     for event, seconds in (("rank_stopped", 0.25), ("server_restarted", 1.0), ("calls_made_again", 2.0)):
         for rank in (0, 1):
-            story.add(event, rank=rank, recovery=2, seconds=seconds + rank / 4)
+            stays = {"stays": rank == 0} if event == "server_restarted" else {}
+            story.add(event, rank=rank, recovery=2, seconds=seconds + rank / 4, **stays)
     return story.add("recovered", recovery=2, state=7, seconds=11.0)
 
 
@@ -182,8 +183,8 @@ def test_a_transparent_recovery_is_told_with_its_steps() -> None:
     assert begun.endswith(": CUDA error 700 (rank 1) (rehearsed: rank=1 step=8 phase=optimizer kind=sticky).")
     assert went_on == (
         "All ranks went on from the state after step 7 in the same processes, 11.00 s later, at attempt 2. "
-        "The slowest rank took 0.50 s to stop, 1.25 s for new servers, 2.25 s for images, communicators and "
-        "the calls since then."
+        "The slowest rank took 0.50 s to stop, 1.25 s for its server, 2.25 s for images, communicators and "
+        "the calls since then. New servers: of rank 1."
     )
     assert second.endswith(": NCCL error 6 (rank 0).")
     assert given_up == "A transparent recovery is impossible: rank 1 is gone."
@@ -198,4 +199,5 @@ def test_a_transparent_recovery_is_one_of_the_documents(
     assert main(["timeline", "--json", str(tmp_path)]) == 0
     (one,) = json.loads(capsys.readouterr().out)["jobs"][0]["transparent_recoveries"]
     assert (one["rank"], one["attempts"], one["state"], one["given_up"]) == (1, 2, 7, None)
+    assert one["replaced"] == [1]
     assert one["steps"] == {"rank_stopped": 0.5, "server_restarted": 1.25, "calls_made_again": 2.25}

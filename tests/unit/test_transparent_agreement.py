@@ -104,6 +104,22 @@ def test_all_ranks_go_back_to_the_newest_state_that_all_have(size: int) -> None:
     assert now.named("calls_made_again")[0]["replay"] == pytest.approx(3e-6)
 
 
+def test_servers_stay_unless_that_has_not_helped() -> None:
+    now = job()
+    now.alarm(1)
+    now.run()
+    assert [proxy.server for proxy in now.proxies.values()] == [0, 0]
+    now.alarm(0)  # before there is a newer state
+    now.run()
+    assert [proxy.server for proxy in now.proxies.values()] == [1, 1]
+    for proxy in now.proxies.values():
+        proxy.kept = (7, 8)
+    now.alarm(0)
+    now.run()
+    now.goes_on(state=8)
+    assert [proxy.server for proxy in now.proxies.values()] == [1, 1]
+
+
 def test_communicators_are_made_where_they_lived_splits_after_their_parents() -> None:
     both, third = (Making("", 0, WORLD), Making(WORLD, 1, PAIR)), (Making("", 0, WORLD), Making(WORLD, 1, ""))
     now = job(3)
@@ -272,6 +288,8 @@ def test_a_job_that_hangs_is_brought_back() -> None:
         "text": "the device has given no answer for 61 s",
     }
     assert not now.named("straggler")
+    # Nobody knows which is at fault.
+    assert [proxy.server for proxy in now.proxies.values()] == [len(now.named("recovery_begun"))] * 3
 
 
 def test_a_rank_that_is_only_late_is_waited_for_and_named_once() -> None:

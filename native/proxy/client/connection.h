@@ -73,11 +73,13 @@ class Connection {
   // For the control thread, which stops the host before and lets it go on afterwards.
   control::Stopped report();
   control::Standing standing(std::chrono::steady_clock::duration waited) const;
-  // Ends the server and starts another. Throws std::runtime_error with a sentence.
-  struct Replaced {
+  // Brings the server to rest, so that it can begin anew; if that fails, or may not be, ends it and starts
+  // another. Throws std::runtime_error with a sentence.
+  struct Restarted {
     std::chrono::steady_clock::duration ending, starting;
+    bool stays;
   };
-  Replaced replace_server();
+  Restarted restart_server(bool may_stay);
   std::vector<control::NamedId> make_ids();
   int server_process_file() const { return server_->process_file(); }
   std::string end_of_server();

@@ -62,6 +62,7 @@ struct Stopped {
 struct Ids {
   std::vector<NamedId> ids;
   uint64_t ending_us, starting_us;
+  uint64_t stays;  // 1: the server is the same as before
 };
 struct Done {
   uint64_t image_us, communicators_us, replay_us;
@@ -74,7 +75,9 @@ struct Standing {
 
 // Of the agent.
 struct Stop {};
-struct Restart {};
+struct Restart {
+  uint64_t may_stay;  // 0: the server is replaced in any case
+};
 struct Creation {
   Key parent;  // no_key: it is made from an id
   uint32_t split;

@@ -148,8 +148,8 @@ void ControlThread::carry_out(const control::FromAgent& order) {
       connection_.hold().stop();
       phase_ = Phase::stopped;
       say(connection_.report());
-    } else if (std::holds_alternative<control::Restart>(order)) {
-      if (phase_ == Phase::stopped) restart();
+    } else if (const auto* const restarts = std::get_if<control::Restart>(&order)) {
+      if (phase_ == Phase::stopped) restart(*restarts);
     } else if (const auto* const replays = std::get_if<control::Replay>(&order)) {
       if (phase_ == Phase::restarted) replay(*replays);
     } else if (std::holds_alternative<control::Ask>(order)) {
@@ -162,11 +162,11 @@ void ControlThread::carry_out(const control::FromAgent& order) {
   }
 }
 
-void ControlThread::restart() {
-  const Connection::Replaced replaced = connection_.replace_server();
+void ControlThread::restart(const control::Restart& order) {
+  const Connection::Restarted restarted = connection_.restart_server(order.may_stay != 0);
   server_known_dead_ = false;
-  const auto began = std::chrono::steady_clock::now() - replaced.starting;
-  control::Ids made{connection_.make_ids(), microseconds(replaced.ending), 0};
+  const auto began = std::chrono::steady_clock::now() - restarted.starting;
+  control::Ids made{connection_.make_ids(), microseconds(restarted.ending), 0, restarted.stays};
   made.starting_us = microseconds(std::chrono::steady_clock::now() - began);
   phase_ = Phase::restarted;
   say(std::move(made));

@@ -29,7 +29,7 @@ class ControlThread {
   // False: there is nothing to be heard any more.
   bool listen();
   void carry_out(const control::FromAgent& order);
-  void restart();
+  void restart(const control::Restart& order);
   void replay(const control::Replay& order);
   void look_at_server();
   void look_at_replay();

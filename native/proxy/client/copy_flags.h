@@ -19,6 +19,8 @@ class CopyFlags {
   std::optional<uint32_t> take(uint64_t kept_from);
   // The copy's record; 0: there is none, the flag is free.
   void give(uint32_t flag, uint64_t record);
+  // Between two servers: copies that were over only since the old one was stopped are not.
+  void forget_what_was_set_free();
 
  private:
   Log log_;

@@ -18,6 +18,8 @@ namespace {
 
 // A failure that comes back each time the calls are made again is the program's own, or the machine's.
 constexpr int most_recoveries = 2;  // in one minibatch
+// A server whose device has not come to rest by then is ended.
+constexpr auto longest_reset = std::chrono::seconds(5);
 
 template <class Arguments>
 LogWriter::Apart apart(Call call, int32_t device, const Arguments& arguments) {
@@ -120,8 +122,10 @@ cudaError_t Connection::make_image() {
 }
 
 cudaError_t Connection::keep() {
+  // First this: who gives up says why, and then that there is nobody any more.
+  const bool alone = !hold_.on();
   std::string obstacle = hold_.given_up();
-  if (obstacle.empty()) obstacle = communicators_.obstacle(!hold_.on());
+  if (obstacle.empty()) obstacle = communicators_.obstacle(alone);
   // Ranks are as far apart as from one word between them to the next, and have to have an image in common: so
   // there is no more than one of each such time (several optimizers, one after the other).
   if (obstacle.empty() && communicators_.joins_ranks() && !has_communicated_.exchange(false))
@@ -147,16 +151,20 @@ cudaError_t Connection::keep() {
 }
 
 // In one go: nobody gets the number of a process that is no more.
-Connection::Replaced Connection::replace_server() {
+Connection::Restarted Connection::restart_server(bool may_stay) {
   using Clock = std::chrono::steady_clock;
   std::lock_guard lock(mutex_);
   const auto begin = Clock::now();
-  server_->kill();
-  server_->end();
+  const bool stays = may_stay && begun_ && server_->alive() && server_->reset(longest_reset);
+  if (!stays) {
+    server_->kill();
+    server_->end();
+  }
+  copy_flags_.forget_what_was_set_free();
   const auto ended = Clock::now();
   begun_ = false;
-  server_ = std::make_unique<ServerProcess>(log_file_.descriptor(), pinned_.file().descriptor());
-  return {ended - begin, Clock::now() - ended};
+  if (!stays) server_ = std::make_unique<ServerProcess>(log_file_.descriptor(), pinned_.file().descriptor());
+  return {ended - begin, Clock::now() - ended, stays};
 }
 
 // A new server begins with the image, and makes all calls since. With mutex_ held.

@@ -155,6 +155,14 @@ std::vector<ncclUniqueId> ServerProcess::make_ids(std::size_t count) {
 
 void ServerProcess::begin() { say(wire::begin); }
 
+bool ServerProcess::reset(std::chrono::milliseconds within) {
+  say(wire::reset);
+  pollfd news{socket_, POLLIN, 0};
+  uint32_t said = 0;
+  return poll(&news, 1, static_cast<int>(within.count())) == 1 &&
+         recv(socket_, &said, sizeof said, 0) == sizeof said && said == wire::reset;
+}
+
 // If the server is dead, whoever waits for it finds that out.
 void ServerProcess::say(uint32_t word) { send(socket_, &word, sizeof word, MSG_NOSIGNAL); }
 

@@ -3,6 +3,7 @@
 #include <nccl.h>
 #include <sys/types.h>
 
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,9 @@ class ServerProcess {
   // Before `begin`: new ids of NCCL, which the server listens for. Throws std::runtime_error.
   std::vector<ncclUniqueId> make_ids(std::size_t count);
   void begin();
+  // After `begin`: the server stops and drops what it has made, so that it is as it was before. False if it
+  // can't, or does not within this time.
+  bool reset(std::chrono::milliseconds within);
   void kill();
 
   pid_t id() const { return process_; }

@@ -49,7 +49,10 @@ int32_t serve_allocate(Request& request) {
     throw Different("the device does not give memory at the addresses of before");
   if (result != cudaSuccess) return result;
   answer.address = reinterpret_cast<uint64_t>(memory);
-  return cudaSuccess;
+  int32_t device = 0;
+  result = real::cudaGetDevice(&device);
+  request.server.memory.add(answer.address, device);
+  return result;
 }
 
 int32_t serve_copy(Request& request) {
@@ -91,11 +94,16 @@ int32_t serve_register_host(Request& request) {
   static_assert(cudaHostAllocPortable == cudaHostRegisterPortable &&
                 cudaHostAllocMapped == cudaHostRegisterMapped);
   const unsigned flags = arguments.flags & (cudaHostRegisterPortable | cudaHostRegisterMapped);
-  return real::cudaHostRegister(pointer(arguments.address), arguments.bytes, flags);
+  const cudaError_t result = real::cudaHostRegister(pointer(arguments.address), arguments.bytes, flags);
+  if (result == cudaSuccess) request.server.host_memory.add(arguments.address, 0);
+  return result;
 }
 
 int32_t serve_unregister_host(Request& request) {
-  return real::cudaHostUnregister(pointer(request.arguments<wire::unregister_host>().address));
+  const uint64_t address = request.arguments<wire::unregister_host>().address;
+  const cudaError_t result = real::cudaHostUnregister(pointer(address));
+  if (result == cudaSuccess) request.server.host_memory.remove(address);
+  return result;
 }
 
 }  // namespace jitckpt::proxy

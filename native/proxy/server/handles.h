@@ -45,6 +45,13 @@ class Handles {
     std::lock_guard lock(mutex_);
     handles_.erase(number);
   }
+  // Leaves none.
+  std::vector<Handle> take() {
+    std::vector<Handle> found = all();
+    std::lock_guard lock(mutex_);
+    handles_.clear();
+    return found;
+  }
 
  private:
   const char* what_;
@@ -52,6 +59,27 @@ class Handles {
   uint64_t named_;
   std::mutex mutex_;
   std::unordered_map<uint64_t, Handle> handles_;
+};
+
+// Memory that has been made here, with its device.
+class Memory {
+ public:
+  void add(uint64_t address, int32_t device) {
+    std::lock_guard lock(mutex_);
+    pieces_[address] = device;
+  }
+  void remove(uint64_t address) {
+    std::lock_guard lock(mutex_);
+    pieces_.erase(address);
+  }
+  std::unordered_map<uint64_t, int32_t> all() {
+    std::lock_guard lock(mutex_);
+    return pieces_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<uint64_t, int32_t> pieces_;
 };
 
 }  // namespace jitckpt::proxy

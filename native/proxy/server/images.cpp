@@ -45,13 +45,14 @@ cudaError_t wait_for(const std::set<int32_t>& devices, Server& server) {
 }
 
 // From here on what the image is written over counts for nothing. False if it is not wanted any more.
-bool begin(Control& control, uint64_t image) {
+bool begin(Server& server, uint64_t image) {
+  Control& control = server.control();
   for (;;) {
     control.image_begun = image;  // sequentially consistent, as the client's own order is
     const Images images = control.images;
     if (images == Images::made) return true;
     control.image_begun = image - 1;
-    if (images == Images::unwanted) return false;
+    if (images == Images::unwanted || server.has_failed()) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
@@ -69,7 +70,7 @@ int32_t serve_keep_image(Request& request) {
   for (const wire::Range& range : ranges) devices.insert(range.device);
   if (const cudaError_t error = wait_for(devices, request.server); error != cudaSuccess) return error;
   if (request.server.has_failed()) return cudaSuccess;  // who waits for the image is told of that
-  if (!begin(control, arguments.image)) return cudaSuccess;
+  if (!begin(request.server, arguments.image)) return cudaSuccess;
   for (const wire::Range& range : ranges) {
     choose_device(range.device);
     const cudaError_t error =

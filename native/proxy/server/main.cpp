@@ -9,6 +9,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <functional>
+#include <memory>
 #include <stdexcept>
 #include <thread>
 
@@ -24,6 +26,12 @@ void greet(const char* failure) {
   wire::Greeting greeting{table_hash, failure == nullptr, {}};
   put_text(greeting.text, sizeof greeting.text, failure ? failure : "");
   if (send(wire::socket_file, &greeting, sizeof greeting, MSG_NOSIGNAL) != sizeof greeting) _exit(0);
+}
+
+[[noreturn]] void fail(const std::exception& error) {
+  std::fprintf(stderr, "jitckpt: the device proxy's server: %s\n", error.what());
+  greet(error.what());
+  _exit(1);
 }
 
 // Returns once the client has said something or ended: the socket ends with its last holder, the process
@@ -51,10 +59,31 @@ void make_ids(int client_process) {
   }
 }
 
-// Ends this process with the client's.
-void end_with(int client_process) {
+// While the log is read: ends this process with the client's, or has the server stop.
+void listen(int client_process, Server& server) {
+  uint32_t said = 0;
   wait_for_client(client_process);
-  _exit(0);
+  if (recv(wire::socket_file, &said, sizeof said, 0) != sizeof said || said != wire::reset) _exit(0);
+  server.stop();
+}
+
+// Serves one log after the other, each from its own beginning; the process lives on between them.
+[[noreturn]] void serve(const Log& log, int client_process) {
+  const char* const spin = std::getenv("JITCKPT_PROXY_SPIN_US");  // which the client has checked
+  for (;;) {
+    make_ids(client_process);
+    const auto server = std::make_unique<Server>(log);
+    std::thread listener(listen, client_process, std::ref(*server));
+    try {
+      server->run(std::chrono::microseconds(spin ? std::atoi(spin) : 20));
+    } catch (const std::exception& error) {
+      fail(error);
+    }
+    listener.join();
+    if (!server->drop_all()) _exit(1);
+    if (send(wire::socket_file, &wire::reset, sizeof wire::reset, MSG_NOSIGNAL) != sizeof wire::reset)
+      _exit(0);
+  }
 }
 
 int run(pid_t client) {
@@ -70,17 +99,10 @@ int run(pid_t client) {
     const Log log(log_mapping.begin(), read_geometry(log_mapping.begin(), log_mapping.bytes()));
     const Mapping pinned(pinned_file, reinterpret_cast<void*>(log.control().pinned_address));
     greet(nullptr);
-    make_ids(client_process);
-    std::thread(end_with, client_process).detach();
-    const char* const spin = std::getenv("JITCKPT_PROXY_SPIN_US");  // which the client has checked
-    Server server(log);
-    server.run(std::chrono::microseconds(spin ? std::atoi(spin) : 20), [] { return true; });
+    serve(log, client_process);
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "jitckpt: the device proxy's server: %s\n", error.what());
-    greet(error.what());
-    return 1;
+    fail(error);
   }
-  return 0;
 }
 
 }  // namespace

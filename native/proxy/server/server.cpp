@@ -26,6 +26,25 @@ std::string describe(Library library, int32_t result) {
   return result == cudaErrorNotReady ? "" : real::cudaGetErrorString(static_cast<cudaError_t>(result));
 }
 
+// Of communicators, which are at no other thread's disposal meanwhile.
+bool changes_communicators(Call call) {
+  return call == Call::init_communicator || call == Call::split_communicator ||
+         call == Call::ncclCommDestroy || call == Call::ncclCommAbort || call == Call::ncclCommFinalize ||
+         call == Call::ncclCommRevoke;
+}
+
+class Counted {
+ public:
+  Counted(std::atomic<int>& count, bool counts) : count_(count), counts_(counts) { count_ += counts_; }
+  ~Counted() { count_ -= counts_; }
+  Counted(const Counted&) = delete;
+  Counted& operator=(const Counted&) = delete;
+
+ private:
+  std::atomic<int>& count_;
+  int counts_;
+};
+
 bool is_unfinished(cudaError_t state) {
   if (state != cudaErrorNotReady) return false;
   real::cudaGetLastError();
@@ -57,11 +76,12 @@ Server::Server(Log log)
 
 Server::~Server() = default;
 
-void Server::run(std::chrono::microseconds spin_time, std::function<bool()> go_on) {
-  LogReader reader(log_, spin_time, std::move(go_on));
+void Server::run(std::chrono::microseconds spin_time) {
+  LogReader reader(log_, spin_time, [this] { return !stops_; });
   if (const uint64_t end = log_.control().replay_end; end != 0)
-    std::thread([this, end] { watch_replay(end); }).detach();  // the process ends before this server does
+    replay_watch_ = std::thread([this, end] { watch_replay(end); });
   while (const auto record = reader.next()) {
+    if (stops_) break;
     if (record->call >= static_cast<uint16_t>(Call::count))
       throw DamagedLog("Record " + std::to_string(record->sequence) +
                        " of the log names a call that there is not.");
@@ -76,13 +96,14 @@ void Server::run(std::chrono::microseconds spin_time, std::function<bool()> go_o
     }
     reader.done();
   }
+  reads_ = false;
 }
 
 // While the program is held, nobody else sees that a collective has failed, for which the reader may wait.
 void Server::watch_replay(uint64_t end) {
-  while (record_ <= end) {
+  while (record_ <= end && !stops_) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    if (const std::string failure = failed_collective(); !failure.empty() && record_ <= end) {
+    if (const std::string failure = failed_collective(); !failure.empty() && record_ <= end && !stops_) {
       std::fprintf(stderr, "jitckpt: the device proxy's server: a collective fails in the replay: %s\n",
                    failure.c_str());
       _exit(1);
@@ -91,6 +112,8 @@ void Server::watch_replay(uint64_t end) {
 }
 
 void Server::serve(const Record& record) {
+  const Counted changing(changing_, changes_communicators(static_cast<Call>(record.call)));
+  if (stops_) return;
   choose_device(record.device);
   const Service& service = services[record.call];
   const bool waited_for = record.answer != 0 && !is_answered(record);
@@ -112,6 +135,10 @@ void Server::serve(const Record& record) {
     text = failure.what();
   }
   if (ends_communicator.owns_lock()) ends_communicator.unlock();
+  if (result == 0 && call == Call::cudaFree)
+    memory.remove(reinterpret_cast<uint64_t>(request.arguments<wire::cudaFree>().devPtr));
+  if (is_of_the_machine(service.library, result)) note_failure(service.library, result);
+  if (stops_) return;
   if (result != 0 && record.sequence >= first_apart)
     throw Different(std::string(service.name) + ", which had succeeded before, fails: " + text);
   if (waited_for) {
@@ -122,7 +149,14 @@ void Server::serve(const Record& record) {
     const bool named = !is_of_the_machine(service.library, result);
     report(service.library, record.slot, result, named ? std::string(service.name) + ": " + text : text);
   }
-  if (is_of_the_machine(service.library, result)) has_failed_ = true;
+}
+
+// Only one failure of NCCL says that it lies elsewhere.
+void Server::note_failure(Library library, int32_t result) {
+  // What an abort lets fail says nothing.
+  if (stops_ && library == Library::nccl) return;
+  has_failed_ = true;
+  if (library != Library::nccl || result != ncclRemoteError) is_suspect_ = true;
 }
 
 std::string Server::failed_collective() {
@@ -135,6 +169,7 @@ std::string Server::failed_collective() {
         is_of_the_machine(Library::nccl, state)) {
       report(Library::nccl, 0, state, describe(Library::nccl, state));
       has_failed_ = true;
+      if (state != ncclRemoteError) is_suspect_ = true;
       return "NCCL error " + std::to_string(state);
     }
   }

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <shared_mutex>
 #include <span>
+#include <thread>
 
 #include "failure.h"
 #include "failures.h"
@@ -43,17 +44,23 @@ class Server {
   explicit Server(Log log);
   ~Server();
 
-  // Serves the calls of the log until go_on, which is asked now and then, says that there will be no more.
-  // Throws DamagedLog.
-  void run(std::chrono::microseconds spin_time, std::function<bool()> go_on);
+  // Serves the calls of the log until it is stopped. Throws DamagedLog, or Different.
+  void run(std::chrono::microseconds spin_time);
+
+  // By another thread: has `run` return, and aborts all communicators. From here on nothing is answered, and
+  // what the device does counts for nothing. Ends the process if a communicator can't be aborted.
+  void stop();
+  // After both: waits until the device has come to rest and ends all that has been made here. False if that
+  // does not do, or something has failed that may be amiss in this process.
+  bool drop_all();
 
   // Makes one call: by the reader's thread in the log's order, or by the twin of the thread that waits for
   // it.
   void serve(const Record& record);
 
   Control& control() const { return log_.control(); }
-  // Whether a call has failed in such a way that what follows may be wrong.
-  bool has_failed() const { return has_failed_; }
+  // Whether a call has failed in such a way that what follows may be wrong, or nobody wants to know.
+  bool has_failed() const { return has_failed_ || stops_; }
   // Takes note if a collective has failed, which may never end; returns what it is, empty if none has.
   std::string failed_collective();
 
@@ -65,6 +72,7 @@ class Server {
   Handles<cublasLtMatmulDesc_t> matmul_descriptions;
   Handles<cublasLtMatrixLayout_t> matrix_layouts;
   Handles<cublasLtMatmulPreference_t> matmul_preferences;
+  Memory memory, host_memory;  // of the device; page-locked
   RenewedIds renewed_ids;
   Kernels kernels;
 
@@ -72,12 +80,17 @@ class Server {
   bool is_answered(const Record& record) const;
   bool has_to_wait(const Record& record);
   void watch_replay(uint64_t end);
+  void note_failure(Library library, int32_t result);
   void report(Library library, uint32_t slot, int32_t result, const std::string& text);
 
   Log log_;
   std::atomic<uint64_t> record_{0};  // that the reader is at
   std::mutex errors_;
   std::atomic<bool> has_failed_{false};
+  std::atomic<bool> is_suspect_{false};  // what has failed may be amiss in this process
+  std::atomic<bool> stops_{false}, reads_{true};
+  std::atomic<int> changing_{0};  // calls that make or end a communicator just now
+  std::thread replay_watch_;
   std::shared_mutex communicators_stay_;  // shared: by who ends one
   std::unique_ptr<Twin> twins_[slot_count];
   // What an earlier server has answered: those calls are made again for what they do, and their answers

@@ -53,7 +53,7 @@ class Drawn {
       case 2:
         return Stopped{number(), number(), number(), number(), text(), several(member)};
       case 3:
-        return Ids{several([this] { return named_id(); }), number(), number()};
+        return Ids{several([this] { return named_id(); }), number(), number(), random_() % 2};
       case 4:
         return Standing{number(), number(), several(member)};
       default:
@@ -68,7 +68,7 @@ class Drawn {
       case 1:
         return Ask{};
       case 2:
-        return Restart{};
+        return Restart{random_() % 2};
       case 3:
         return Replay{number(), random_() % 2, several([this] { return named_id(); }), several(creation)};
       default:
@@ -100,7 +100,7 @@ TEST(ControlMessages, ComeBackAsTheyWere) {
 }
 
 TEST(ControlMessages, AreLaidOutAsTheAgentReadsThem) {
-  const std::vector<unsigned char> expected{18, 0, 0, 0, 2, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0,
+  const std::vector<unsigned char> expected{18, 0, 0, 0, 3, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0,
                                             3,  0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0,
                                             1,  0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
   const auto bytes = encode({Number{2, 3}, FromAgent(Replay{5, 1, {}, {}})});

@@ -119,16 +119,18 @@ void Coordinator::hear(int rank, const control::Numbered<control::FromWorker>& m
   if (message.number != number_) return;
   Worker& worker = workers_.at(rank);
   if (std::holds_alternative<control::Alarm>(message.message)) {
-    if (phase_ != Phase::stopping && phase_ != Phase::over) begin_recovery();
+    if (phase_ != Phase::stopping && phase_ != Phase::over) begin_recovery(phase_ == Phase::watching);
     return;
   }
   if (const auto* const standing = std::get_if<control::Standing>(&message.message)) {
-    if (phase_ == Phase::watching && standing->waited_us >= standing->limit_us) begin_recovery();
+    if (phase_ == Phase::watching && standing->waited_us >= standing->limit_us) begin_recovery(false);
     return;
   }
   if (const auto* const report = std::get_if<control::Stopped>(&message.message)) worker.report = *report;
-  if (const auto* const made = std::get_if<control::Ids>(&message.message))
+  if (const auto* const made = std::get_if<control::Ids>(&message.message)) {
     ids_.insert(ids_.end(), made->ids.begin(), made->ids.end());
+    if (made->stays) recoveries_.back().stayed.insert(rank);
+  }
   worker.answered = true;
   if (!all_answered()) return;
   if (phase_ == Phase::stopping) {
@@ -141,7 +143,8 @@ void Coordinator::hear(int rank, const control::Numbered<control::FromWorker>& m
   }
 }
 
-void Coordinator::begin_recovery() {
+void Coordinator::begin_recovery(bool may_stay) {
+  may_stay_ = may_stay;
   ++number_.recovery;
   recoveries_.emplace_back();
   if (gives_up) return give_up("a test wants it so");
@@ -177,7 +180,8 @@ void Coordinator::stopped() {
   ids_.clear();
   for (auto& [rank, worker] : workers_) {
     worker.answered = false;
-    say(rank, control::Restart{});
+    before_restart(rank, worker.process);
+    say(rank, control::Restart{may_stay_});
   }
 }
 

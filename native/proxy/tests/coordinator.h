@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -30,6 +31,8 @@ class Coordinator {
   void start();
 
   // To be set before `start`.
+  std::function<void(int rank, pid_t worker)> before_restart = [](int, pid_t) {
+  };  // of a rank, not ordered yet
   std::function<void(int rank, pid_t worker)> before_replay = [](int, pid_t) {};  // of a rank, just ordered
   std::function<void(pid_t worker)> before_delivery = [](pid_t) {};  // of its own error, not ordered yet
   bool gives_up = false;                                             // instead of the first recovery
@@ -40,6 +43,7 @@ class Coordinator {
     uint64_t state = 0, newest = 0;  // newest: of all ranks' images
     int delivered = 0;               // ranks that were told their own error
     bool done = false;
+    std::set<int> stayed{};  // ranks that have the same server as before
   };
   std::vector<Recovery> recoveries() const;
   // How many numbers were compared: of collectives, and of what one rank had sent another.
@@ -56,7 +60,7 @@ class Coordinator {
   };
   void run();
   void hear(int rank, const control::Numbered<control::FromWorker>& message);
-  void begin_recovery();
+  void begin_recovery(bool may_stay);
   void stopped();
   void compare_counts();
   void restarted();
@@ -71,6 +75,7 @@ class Coordinator {
   Phase phase_ = Phase::watching;
   control::Number number_;
   uint64_t state_ = 0;
+  bool may_stay_ = false;  // servers
   std::map<int, Worker> workers_;
   std::vector<control::NamedId> ids_;
   std::map<int, std::pair<uint64_t, std::string>> failed_before_;

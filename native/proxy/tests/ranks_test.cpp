@@ -11,8 +11,10 @@
 #include <fstream>
 #include <functional>
 #include <random>
+#include <set>
 #include <sstream>
 #include <thread>
+#include <utility>
 
 #include "coordinator.h"
 #include "jitckpt_proxy.h"
@@ -192,6 +194,14 @@ class Rank {
     seen.push_back(pinned_[0]);
     return seen;
   }
+  // With a copy behind the collective, which must not count if that is aborted.
+  int sum_of_all() {
+    launch_add(state_.get() + 2, 1, stream_);
+    ok(ncclAllReduce(state_.get(), sum_.get() + 48, 4, ncclInt32, ncclSum, world_, stream_));
+    ok(cudaMemcpyAsync(pinned_ + 100, sum_.get() + 48, sizeof(int), cudaMemcpyDeviceToHost, stream_));
+    ok(cudaStreamSynchronize(stream_));
+    return pinned_[100];
+  }
   int calls() const { return calls_; }
   std::vector<int> end() const {
     auto values = state_.read(stream_);
@@ -269,6 +279,32 @@ TEST(Alone, TrainsAsARank) {
     }
     print("end", rank.end());
     std::printf("calls %d\n", rank.calls());
+    rank.wait_for_all();
+  }
+  std::fflush(stdout);
+}
+
+// One failure of rank 0, while no communicator is made or ended.
+TEST(Alone, SaysWhoseServerStays) {
+  if (!alone() || !std::getenv("PROXY_TEST_STORE")) GTEST_SKIP() << "only for other tests";
+  {
+    Rank rank;
+    const Watchdog watchdog(rank.world(), rank.event());
+    const std::string own = std::to_string(rank.rank()), other = std::to_string(1 - rank.rank());
+    const std::string fault = std::getenv("PROXY_TEST_FAULT") ? std::getenv("PROXY_TEST_FAULT") : "";
+    print("numbers", rank.minibatch());
+    ok(cudaStreamSynchronize(rank.stream()));
+    const pid_t server = jitckpt_proxy_server();
+    rank.store().set("there-" + own, "");
+    rank.store().get("there-" + other);
+    if (fault == "kill" && rank.rank() == 0)
+      kill_server();
+    else if (!fault.empty() && rank.rank() == 0)
+      order_fault(fault);
+    print("sum", {rank.sum_of_all()});
+    print("numbers", rank.minibatch());
+    print("end", rank.end());
+    std::printf("server %s\n", jitckpt_proxy_server() == server ? "stays" : "is new");
     rank.wait_for_all();
   }
   std::fflush(stdout);
@@ -372,6 +408,49 @@ void expect_recovered(
   EXPECT_GE(recoveries.size(), static_cast<std::size_t>(last - first - calm));
   if (testing::Test::HasFailure())
     std::printf("%s\n%s\n", job.outputs[0].output.c_str(), job.outputs[1].output.c_str());
+}
+
+// Runs Alone.SaysWhoseServerStays, and returns the ranks whose servers are the same in the end.
+std::set<int> who_stays(
+    const std::string& fault, const std::function<void(Coordinator&)>& prepare = [](Coordinator&) {}) {
+  static const std::vector<std::string> undisturbed = [] {
+    Job job(2);
+    job.run("Alone.SaysWhoseServerStays");
+    EXPECT_TRUE(job.coordinator.recoveries().empty());
+    return job.seen();
+  }();
+  Job job(2);
+  prepare(job.coordinator);
+  job.run("Alone.SaysWhoseServerStays", {"PROXY_TEST_FAULT='" + fault + "'"});
+  EXPECT_EQ(job.seen(), undisturbed);
+  EXPECT_EQ(job.coordinator.complaint(), "");
+  EXPECT_GE(job.coordinator.recoveries().size(), 1u);
+  std::set<int> stay;
+  for (int rank = 0; rank < 2; ++rank) {
+    const std::string& said = job.outputs[static_cast<std::size_t>(rank)].output;
+    if (said.find("\nserver stays") != std::string::npos) stay.insert(rank);
+  }
+  return stay;
+}
+
+TEST(Ranks, OnlyServersThatMayBeAtFaultAreReplaced) {
+  EXPECT_EQ(who_stays("kind=collective-error"), (std::set<int>{0, 1}));
+  EXPECT_EQ(who_stays("kind=collective-error result=system"), std::set<int>{1});
+  EXPECT_EQ(who_stays("kind=sticky"), std::set<int>{1});
+  EXPECT_EQ(who_stays("kill"), std::set<int>{1});
+}
+
+TEST(Ranks, AServerThatDoesNotComeToRestIsReplaced) {
+  for (const int signal : {SIGKILL, SIGSTOP}) {
+    bool sent = false;
+    const auto stay = who_stays("kind=collective-error", [&](Coordinator& coordinator) {
+      coordinator.before_restart = [&](int rank, pid_t worker) {
+        if (rank == 0 && !std::exchange(sent, true)) kill(find_server(worker), signal);
+      };
+    });
+    EXPECT_EQ(stay, std::set<int>{1});
+    EXPECT_TRUE(sent);
+  }
 }
 
 TEST(Ranks, ServersThatDieAtAnyCallAreReplaced) { expect_recovered(2, 0, 3 * 24, "kill"); }

@@ -72,6 +72,10 @@ struct Control {
   // last but one. The newest that it has begun, and the newest that is whole.
   alignas(64) std::atomic<uint64_t> image_begun, image_whole;
   std::atomic<Images> images;
+  // What a server that is stopped sets free by aborting collectives counts for nothing: 1 once it has put
+  // here what `copied` was before.
+  std::atomic<uint32_t> stopped;
+  std::atomic<uint8_t> copied_before[copy_flag_count];
   alignas(4096) std::atomic<uint8_t> copied[copy_flag_count];  // 1: the device is through; it says so itself
 };
 

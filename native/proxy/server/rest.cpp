@@ -1,0 +1,81 @@
+// A server that stays while its job recovers: what is under way ends and counts for nothing, and what has
+// been made here is dropped. Then it begins like a new one, but with its libraries and kernels loaded.
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <set>
+#include <thread>
+
+#include "futex.h"
+#include "real_calls.h"
+#include "server.h"
+#include "twin.h"
+
+namespace jitckpt::proxy {
+namespace {
+
+// With calls that may return by themselves.
+constexpr auto patience = std::chrono::milliseconds(100);
+
+template <class Predicate>
+bool soon(const Predicate& predicate) {
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  while (!predicate()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+  return true;
+}
+
+}  // namespace
+
+void Server::stop() {
+  stops_ = true;
+  Control& control = log_.control();
+  // Kernels and copies behind a collective that is aborted run with whatever it has left. Those copies that
+  // are not over by now are to be made again, whatever the device says from here on.
+  for (std::size_t flag = 0; flag < copy_flag_count; ++flag)
+    control.copied_before[flag].store(control.copied[flag], std::memory_order_relaxed);
+  control.stopped = 1;
+  // NCCL wants nobody else in a call for a communicator that is aborted; but the reader may wait for just
+  // that.
+  soon([&] {
+    control.reader_sleeps = 0;
+    futex_wake_all(control.reader_sleeps);
+    return !reads_;
+  });
+  // One that is being made or ended can't be aborted.
+  if (!soon([this] { return changing_ == 0; })) _exit(1);
+  failed_collective();
+  const std::unique_lock lock(communicators_stay_);
+  for (const ncclComm_t communicator : communicators.take()) real::ncclCommAbort(communicator);
+}
+
+bool Server::drop_all() {
+  for (auto& twin : twins_) twin.reset();
+  if (replay_watch_.joinable()) replay_watch_.join();
+  if (is_suspect_) return false;
+  std::set<int32_t> devices;
+  for (const auto& [address, device] : memory.all()) devices.insert(device);
+  bool well = true;
+  const auto check = [&well](auto result) { well &= static_cast<int>(result) == 0; };
+  for (const int32_t device : devices) {
+    choose_device(device);
+    check(real::cudaDeviceSynchronize());
+  }
+  for (const auto preference : matmul_preferences.all())
+    check(real::cublasLtMatmulPreferenceDestroy(preference));
+  for (const auto layout : matrix_layouts.all()) check(real::cublasLtMatrixLayoutDestroy(layout));
+  for (const auto description : matmul_descriptions.all())
+    check(real::cublasLtMatmulDescDestroy(description));
+  for (const auto handle : blas_handles.all()) check(real::cublasDestroy_v2(handle));
+  for (const auto event : events.all()) check(real::cudaEventDestroy(event));
+  for (const auto stream : streams.all()) check(real::cudaStreamDestroy(stream));
+  for (const auto& [address, device] : memory.all()) check(real::cudaFree(reinterpret_cast<void*>(address)));
+  for (const auto& [address, device] : host_memory.all())
+    check(real::cudaHostUnregister(reinterpret_cast<void*>(address)));
+  return well;
+}
+
+}  // namespace jitckpt::proxy
