@@ -140,6 +140,12 @@ bool Connection::go_on() {
   return false;
 }
 
+bool Connection::nothing_has_failed() const {
+  const proxy::Control& control = log_.control();
+  const auto is_unset = [](const AsynchronousError& error) { return error.origin == 0; };
+  return !dead_ && control.collective_failed == 0 && std::ranges::all_of(control.errors, is_unset);
+}
+
 std::optional<MachineFailure> Connection::pending_failure() const {
   for (const Library library : {Library::cudart, Library::nccl}) {
     const AsynchronousError& error = log_.control().errors[static_cast<std::size_t>(library)];

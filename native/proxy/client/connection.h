@@ -62,6 +62,8 @@ class Connection {
 
   explicit Connection(const Settings& settings);
 
+  // As far as is known here, and the server said by itself.
+  bool nothing_has_failed() const;
   // A failure of the machine that a call has met which nobody waited for.
   std::optional<MachineFailure> pending_failure() const;
 

@@ -54,7 +54,7 @@ void Server::stop() {
 
 bool Server::drop_all() {
   for (auto& twin : twins_) twin.reset();
-  if (replay_watch_.joinable()) replay_watch_.join();
+  if (watch_.joinable()) watch_.join();
   if (is_suspect_) return false;
   std::set<int32_t> devices;
   for (const auto& [address, device] : memory.all()) devices.insert(device);

@@ -78,8 +78,8 @@ Server::~Server() = default;
 
 void Server::run(std::chrono::microseconds spin_time) {
   LogReader reader(log_, spin_time, [this] { return !stops_; });
-  if (const uint64_t end = log_.control().replay_end; end != 0)
-    replay_watch_ = std::thread([this, end] { watch_replay(end); });
+  log_.control().collective_failed = 0;
+  watch_ = std::thread([this] { watch_collectives(); });
   while (const auto record = reader.next()) {
     if (stops_) break;
     if (record->call >= static_cast<uint16_t>(Call::count))
@@ -99,15 +99,20 @@ void Server::run(std::chrono::microseconds spin_time) {
   reads_ = false;
 }
 
-// While the program is held, nobody else sees that a collective has failed, for which the reader may wait.
-void Server::watch_replay(uint64_t end) {
-  while (record_ <= end && !stops_) {
+// The program asks again and again whether a collective has failed; it is answered on its own side as long as
+// nothing is said here. While it is held, nobody else sees that one has failed for which the reader may wait.
+void Server::watch_collectives() {
+  const uint64_t replay_end = log_.control().replay_end;
+  while (!stops_) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    if (const std::string failure = failed_collective(); !failure.empty() && record_ <= end && !stops_) {
-      std::fprintf(stderr, "jitckpt: the device proxy's server: a collective fails in the replay: %s\n",
-                   failure.c_str());
-      _exit(1);
-    }
+    if (state_of_collectives() == ncclSuccess) continue;
+    log_.control().collective_failed = 1;
+    if (record_ > replay_end) continue;
+    const std::string failure = failed_collective();
+    if (failure.empty() || stops_) continue;
+    std::fprintf(stderr, "jitckpt: the device proxy's server: a collective fails in the replay: %s\n",
+                 failure.c_str());
+    _exit(1);
   }
 }
 
@@ -159,21 +164,24 @@ void Server::note_failure(Library library, int32_t result) {
   if (library != Library::nccl || result != ncclRemoteError) is_suspect_ = true;
 }
 
-std::string Server::failed_collective() {
+ncclResult_t Server::state_of_collectives() {
   // Nothing where another thread is about to end a communicator.
   const std::unique_lock lock(communicators_stay_, std::try_to_lock);
-  if (!lock) return "";
+  if (!lock) return ncclSuccess;
   for (const ncclComm_t communicator : communicators.all()) {
     ncclResult_t state = ncclSuccess;
-    if (real::ncclCommGetAsyncError(communicator, &state) == ncclSuccess &&
-        is_of_the_machine(Library::nccl, state)) {
-      report(Library::nccl, 0, state, describe(Library::nccl, state));
-      has_failed_ = true;
-      if (state != ncclRemoteError) is_suspect_ = true;
-      return "NCCL error " + std::to_string(state);
-    }
+    if (real::ncclCommGetAsyncError(communicator, &state) == ncclSuccess && state != ncclSuccess) return state;
   }
-  return "";
+  return ncclSuccess;
+}
+
+std::string Server::failed_collective() {
+  const ncclResult_t state = state_of_collectives();
+  if (!is_of_the_machine(Library::nccl, state)) return "";
+  report(Library::nccl, 0, state, describe(Library::nccl, state));
+  has_failed_ = true;
+  if (state != ncclRemoteError) is_suspect_ = true;
+  return "NCCL error " + std::to_string(state);
 }
 
 // Where the device has finished what a call would wait for, the reader makes the call itself: a twin would

@@ -79,7 +79,8 @@ class Server {
  private:
   bool is_answered(const Record& record) const;
   bool has_to_wait(const Record& record);
-  void watch_replay(uint64_t end);
+  void watch_collectives();
+  ncclResult_t state_of_collectives();
   void note_failure(Library library, int32_t result);
   void report(Library library, uint32_t slot, int32_t result, const std::string& text);
 
@@ -90,7 +91,7 @@ class Server {
   std::atomic<bool> is_suspect_{false};  // what has failed may be amiss in this process
   std::atomic<bool> stops_{false}, reads_{true};
   std::atomic<int> changing_{0};  // calls that make or end a communicator just now
-  std::thread replay_watch_;
+  std::thread watch_;
   std::shared_mutex communicators_stay_;  // shared: by who ends one
   std::unique_ptr<Twin> twins_[slot_count];
   // What an earlier server has answered: those calls are made again for what they do, and their answers

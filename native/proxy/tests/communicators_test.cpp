@@ -1,10 +1,13 @@
 // NCCL through the proxy: two ranks, a process each.
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <future>
 #include <string>
 #include <thread>
 
@@ -67,6 +70,25 @@ TEST(Communicators, TwoRanksMeetThroughTheirServers) {
   process.join();
   ok(cudaSetDevice(0));
   EXPECT_EQ(other.status, 0) << other.output;
+}
+
+// C10d's watchdog asks several times a step.
+TEST(Communicators, WhileNothingHasFailedTheServerIsNotAsked) {
+  ncclUniqueId id;
+  ncclComm_t alone = nullptr;
+  ok(ncclGetUniqueId(&id));
+  ok(ncclCommInitRank(&alone, 1, id, 0));
+  kill(find_server(), SIGSTOP);
+  auto asked = std::async(std::launch::async, [alone] {
+    ncclResult_t state = ncclInternalError;
+    ok(ncclCommGetAsyncError(alone, &state));
+    return state;
+  });
+  const bool answered = asked.wait_for(std::chrono::seconds(20)) == std::future_status::ready;
+  kill(find_server(), SIGCONT);
+  EXPECT_TRUE(answered);
+  EXPECT_EQ(asked.get(), ncclSuccess);
+  ok(ncclCommDestroy(alone));
 }
 
 }  // namespace
