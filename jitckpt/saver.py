@@ -92,14 +92,16 @@ class Saver:
                 raise SaveError(f"An order of the type {order.type} came where a save order belongs.")
             save_id = order.save_id
             with _quiet():
-                while True:
-                    step, runs = self._wait_for_rest(begun + order.deadline)
-                    self._report(protocol.SaveBegun(save_id, self._identity.rank, step))
-                    written = self._write(step, order.reason, runs)
-                    if written is not None:
-                        break
-                if save_id == BY_THE_LIBRARY:
-                    self._write_local_states()
+                try:
+                    while True:
+                        step, runs = self._wait_for_rest(begun + order.deadline)
+                        self._report(protocol.SaveBegun(save_id, self._identity.rank, step))
+                        written = self._write(step, order, runs)
+                        if written is not None:
+                            break
+                finally:  # others may have saved, and need this rank's part of that
+                    if save_id == BY_THE_LIBRARY:
+                        self._write_local_states()
             path, size = written
             shard, rank, seconds = self._identity.shard, self._identity.rank, time.monotonic() - begun
             self._report(protocol.SaveEnded(save_id, rank, shard, step, str(path), size, seconds))
@@ -137,7 +139,7 @@ class Saver:
             raise SaveError("No minibatch is finished yet: there is nothing to save, and nothing is lost.")
         return step, runs
 
-    def _write(self, step: int, reason: str, runs: bool) -> tuple[Path, int] | None:
+    def _write(self, step: int, order: protocol.Save, runs: bool) -> tuple[Path, int] | None:
         """Write the state after `step`; None if the job has gone on meanwhile, then nothing is left of it.
 
         runs: the training thread may run on until its next device call. What it does, it does with the GIL:
@@ -146,7 +148,8 @@ class Saver:
         """
         if step == self._restored[0]:
             return self._restored[1], 0
-        saves.remove_old(self._root, self._identity, max(1, self._keep - 1))  # this one will be one more
+        if order.save_id != BY_THE_LIBRARY:  # then ranks are steps apart, and some still write
+            saves.remove_old(self._root, self._identity, max(1, self._keep - 1))  # this one will be one more
         snapshot = self._history.snapshot(step)
         if snapshot is None or (runs and self._history.is_changing()):
             return None
@@ -154,7 +157,7 @@ class Saver:
         if local is None:
             raise SaveError(f"This rank's own state after step {step} is not whole in memory.")
         document, tensors = document_of(
-            self._host, self._history, snapshot, step=step, reason=reason, local=local.document()
+            self._host, self._history, snapshot, step=step, reason=order.reason, local=local.document()
         )
         tensors |= local.tensors
         saver: layout.SaverName = "builtin" if self._save_function is None else "callback"
@@ -165,7 +168,7 @@ class Saver:
                     tensors |= optimizer.device
             else:
                 state = host_state.spelled_out(document, {name: to_host(tensors[name]) for name in tensors})
-                self._call(self._save_function, folder.path, step, reason, state)
+                self._call(self._save_function, folder.path, step, order.reason, state)
             files = layout.state_files(saver)
             folder.add_tensors(files.tensors, tensors, self._staging)
             folder.add_json(files.document, document)

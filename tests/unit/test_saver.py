@@ -1,7 +1,8 @@
 """When a save may begin. The device is played by numbers; the rest is real."""
 
 import os
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
@@ -16,6 +17,7 @@ from jitckpt.host_state import HostState
 from jitckpt.layout import Identity
 from jitckpt.native import Native, Progress
 from jitckpt.saver import SaveFunction
+from jitckpt.saves import SaveFolder
 from jitckpt.staging import Staging
 
 STEP = 3
@@ -105,35 +107,75 @@ def test_a_save_function_waits_for_a_thread_that_sleeps(tmp_path: Path) -> None:
         )
 
 
-def test_without_an_agent_all_own_states_are_written(tmp_path: Path) -> None:
-    """Other ranks may save several steps later than this one: their devices had that much before them."""
-    identity = Identity("job", "", 2, 0, 0, 1)
-    ring = local_state.create()
-    try:
-        recorder = local_state.Recorder(local_state.Ring(ring, identity, 8, 2 << 20), no_device, pytest.fail)
-        for step in range(1, 7):
-            recorder.write(step, final=False, parts={"random": tree_codec.encode(step, "random")})
+@dataclass
+class Alone:
+    """A rank whose agent has died, with the states of steps 1 to 6 in its memory."""
+
+    root: Path
+    ring: int
+    identity: Identity = field(default_factory=lambda: Identity("job", "", 2, 0, 0, 1))
+    said: list[protocol.Message] = field(default_factory=list)
+
+    def save(self, progress: Progress, *, restored: int = 0) -> int:
+        """Return what the library is told. restored: the step that the job went on from."""
         host = HostState(model=None, optimizers=[], schedulers=[], scaler=None, extra=None, device=None)
-        said: list[protocol.Message] = []
+        history = History(host)
+        history.add(STEP, host.shared())
+        history.settle(STEP)
         asked = saver.Saver(
-            root=tmp_path,
-            identity=identity,
-            native=cast(Native, Device(IN_BACKWARD)),
+            root=self.root,
+            identity=self.identity,
+            native=cast(Native, Device(progress)),
             host=host,
-            history=History(host),
-            ring=ring,
+            history=history,
+            ring=self.ring,
             save_function=None,
             staging=Staging(1),
-            report=said.append,
+            report=self.said.append,
             keep=1,
         )
-        asked.restored(STEP, tmp_path)  # so there is nothing else to be written
-        order = protocol.Save(save_id=saver.BY_THE_LIBRARY, reason="agent", deadline=0.0)
-        assert asked(protocol.encode(order)) == 0, said
-    finally:
-        os.close(ring)
-    written = sorted(path.parent.name for path in tmp_path.glob("*/local-*"))
-    assert written == [layout.step_folder(step) for step in range(1, 7)]
+        asked.restored(restored, self.root)
+        return asked(protocol.encode(protocol.Save(saver.BY_THE_LIBRARY, reason="agent", deadline=0.0)))
+
+    def own_states(self) -> list[str]:
+        return sorted(path.parent.name for path in self.root.glob("*/local-*"))
+
+
+ALL_STEPS = [layout.step_folder(step) for step in range(1, 7)]
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Alone]:
+    rank = Alone(tmp_path, local_state.create())
+    ring = local_state.Ring(rank.ring, rank.identity, 8, 2 << 20)
+    recorder = local_state.Recorder(ring, no_device, pytest.fail)
+    for step in range(1, 7):
+        recorder.write(step, final=False, parts={"random": tree_codec.encode(step, "random")})
+    yield rank
+    os.close(rank.ring)
+
+
+def test_without_an_agent_all_own_states_are_written(alone: Alone) -> None:
+    """Other ranks may save several steps later than this one: their devices had that much before them."""
+    assert alone.save(IN_BACKWARD, restored=STEP) == 0, alone.said
+    assert alone.own_states() == ALL_STEPS
+
+
+def test_without_an_agent_own_states_are_written_even_if_the_save_fails(alone: Alone) -> None:
+    inside_a_step = replace(IN_BACKWARD, device_begun=STEP + 1)
+    assert alone.save(inside_a_step) == 1
+    assert isinstance(alone.said[-1], protocol.SaveFailed)
+    assert alone.own_states() == ALL_STEPS
+
+
+def test_without_an_agent_no_rank_removes_what_another_still_writes(alone: Alone) -> None:
+    """A third has saved a later step already, so this one's would be old."""
+    other = replace(alone.identity, rank=1)
+    with SaveFolder(alone.root, other, STEP + 3, "rank", "builtin") as folder:
+        folder.commit()
+    with SaveFolder(alone.root, other, STEP, "rank", "builtin") as folder:
+        assert alone.save(IN_BACKWARD) == 0, alone.said
+        folder.commit()
 
 
 def no_device(*_: object) -> None:
