@@ -97,6 +97,9 @@ int run(pid_t client) {
     const SharedFile log_file(wire::log_file), pinned_file(wire::pinned_file);
     const Mapping log_mapping(log_file);
     const Log log(log_mapping.begin(), read_geometry(log_mapping.begin(), log_mapping.bytes()));
+    if (log.control().table_hash != table_hash)
+      throw std::runtime_error(
+          "the program's library knows other calls: it is of a different version. Install jitckpt again");
     const Mapping pinned(pinned_file, reinterpret_cast<void*>(log.control().pinned_address));
     greet(nullptr);
     serve(log, client_process);

@@ -170,7 +170,8 @@ ncclResult_t Server::state_of_collectives() {
   if (!lock) return ncclSuccess;
   for (const ncclComm_t communicator : communicators.all()) {
     ncclResult_t state = ncclSuccess;
-    if (real::ncclCommGetAsyncError(communicator, &state) == ncclSuccess && state != ncclSuccess) return state;
+    if (real::ncclCommGetAsyncError(communicator, &state) == ncclSuccess && state != ncclSuccess)
+      return state;
   }
   return ncclSuccess;
 }

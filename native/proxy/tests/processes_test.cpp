@@ -1,5 +1,6 @@
 // The server as a process, and what becomes of the client without it.
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -8,6 +9,7 @@
 #include <sstream>
 #include <thread>
 
+#include "proxy_calls.h"
 #include "support.h"
 
 namespace {
@@ -135,6 +137,39 @@ TEST(Alone, AsksForMemory) {
   void* memory = nullptr;
   const cudaError_t error = cudaMalloc(&memory, 8);
   std::printf("%d: %s\n", error, cudaGetErrorString(error));
+}
+
+// A copy of the server's program with another hash of the table of calls.
+class OtherVersion {
+ public:
+  OtherVersion() : path_(testing::TempDir() + "other-version-" + std::to_string(getpid())) {
+    std::string program = text_of(PROXY_SERVER);
+    const auto bytes = [](uint64_t number) {
+      return std::string(reinterpret_cast<char*>(&number), sizeof number);
+    };
+    for (std::size_t at = 0; (at = program.find(bytes(jitckpt::proxy::table_hash), at)) != program.npos;
+         ++changed_)
+      program.replace(at, sizeof jitckpt::proxy::table_hash, bytes(jitckpt::proxy::table_hash + 1));
+    std::ofstream(path_, std::ios::binary) << program;
+    chmod(path_.c_str(), 0700);
+  }
+  ~OtherVersion() { unlink(path_.c_str()); }
+  OtherVersion(const OtherVersion&) = delete;
+  OtherVersion& operator=(const OtherVersion&) = delete;
+  const std::string& path() const { return path_; }
+  int changed() const { return changed_; }
+
+ private:
+  std::string path_;
+  int changed_ = 0;
+};
+
+TEST(Processes, AServerOfAnotherVersionIsRefusedAndRefuses) {
+  const OtherVersion server;
+  ASSERT_GT(server.changed(), 0);
+  const Ended ended = run_alone("Alone.AsksForMemory", {"JITCKPT_PROXY_SERVER=" + server.path()});
+  EXPECT_NE(ended.output.find("the program's library knows other calls"), std::string::npos) << ended.output;
+  EXPECT_NE(ended.output.find("server knows other calls than its client"), std::string::npos) << ended.output;
 }
 
 TEST(Processes, WhatKeepsTheServerFromStartingIsSaid) {

@@ -68,7 +68,8 @@ struct Control {
   uint64_t replay_end;                     // number of the last record that an earlier server may have read
   alignas(64) std::atomic<uint64_t> read;  // number of the newest record that the reader is done with
   alignas(64) AsynchronousError errors[library_count];  // by library
-  std::atomic<uint32_t> collective_failed;  // 1: ask the server which, and how; so it is a moment later at most
+  std::atomic<uint32_t>
+      collective_failed;  // 1: ask the server which, and how; so it is a moment later at most
   // Of the images: copies of the device's memory, which the server makes one after the other, each over the
   // last but one. The newest that it has begun, and the newest that is whole.
   alignas(64) std::atomic<uint64_t> image_begun, image_whole;
