@@ -135,6 +135,8 @@ class Agent(LocalElasticAgent):
             self._spares.close()
             if self._hosts is not None:
                 self._hosts.close()
+            if self._lasting is not None:
+                self._lasting.close()
             for number, handler in before.items():
                 signal.signal(number, handler)
 

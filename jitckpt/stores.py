@@ -156,6 +156,8 @@ class LastingRendezvous(RendezvousHandler):
         self._client: Any = None
         self._left = False
         self._stands_by = False
+        self._closing = threading.Event()
+        self._redirecting: list[threading.Thread] = []
 
     # What an agent tells the others, and hears.
 
@@ -206,6 +208,14 @@ class LastingRendezvous(RendezvousHandler):
         """Take note of how the last start has ended. leaving: hosts that have said that they end."""
         assert self._start is not None
         self._last = LastStart(self._start, met, frozenset(leaving), silent_are_dead)
+
+    def close(self) -> None:
+        """End the threads that call stores: one that does while the interpreter ends aborts the process."""
+        self._closing.set()
+        with suppress(TimeoutError):  # a call that never returns does no harm
+            within(self._patience, self.inner._stop_heartbeats)
+        for thread in self._redirecting:
+            thread.join(self._patience)
 
     # What torch's agent asks.
 
@@ -417,7 +427,8 @@ class LastingRendezvous(RendezvousHandler):
         self._place, self._left, self.has_store = place, False, gives
         if gives:
             self._reserve = None
-            threading.Thread(target=self._redirect, name="jitckpt-redirect", daemon=True).start()
+            self._redirecting.append(threading.Thread(target=self._redirect, daemon=True))
+            self._redirecting[-1].start()
         return True
 
     def _leave(self) -> None:
@@ -436,12 +447,12 @@ class LastingRendezvous(RendezvousHandler):
     def _redirect(self) -> None:
         """While this host gives the store, leave a note where one is started at the job's first address."""
         place = self._place
-        while self._place == place:
+        while self._place == place and not self._closing.is_set():
             if answers(self._origin.address, self._origin.port):
                 note = json.dumps([place.address, place.port])
                 with suppress(RuntimeError):  # it has ended just now; another may come
                     self._connect(self._origin).set(self._key("moved"), note)
-            time.sleep(REDIRECT_SECONDS)
+            self._closing.wait(REDIRECT_SECONDS)
 
 
 def within(seconds: float, call: Callable[[], Value]) -> Value:

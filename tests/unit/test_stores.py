@@ -56,15 +56,9 @@ def agent(
 
 @pytest.fixture(autouse=True)
 def end() -> Iterator[None]:
-    """Let no thread of an agent call a store while the interpreter ends: that would abort the process."""
     yield
     while AGENTS:
-        one = AGENTS.pop()
-        one._place = Place("nowhere", 0)
-        one.inner._stop_heartbeats()
-    for thread in threading.enumerate():
-        if thread.name == "jitckpt-redirect":
-            thread.join(60)
+        AGENTS.pop().close()
 
 
 @pytest.fixture
