@@ -240,6 +240,7 @@ class Job:
         choice = selection.choose(found, self.identity, saves.verify)
         _check_step(self.root, self.identity.rank, 0 if choice is None else choice.step)
         if choice is None:
+            saves.set_aside_after(self.root, 0, self.identity.rank)  # what an earlier try left
             return 0
         for reason in choice.reasons:
             self._warn(f"A save was passed over: {reason}")

@@ -222,6 +222,19 @@ def test_before_the_first_step_there_is_nothing_to_save_and_it_says_so(tmp_path:
     assert saves.find(tmp_path) == []
 
 
+def test_a_fresh_start_has_nothing_of_what_an_earlier_try_left(tmp_path: Path) -> None:
+    """Nobody had saved a step, so what this rank alone knew of its first ones is not of this try."""
+    with Worker(directory=str(tmp_path), pause=0.02) as worker:
+        step = worker.wait_for(protocol.FirstStep).step
+        worker.process.kill()
+        worker.process.wait()
+        local_state.write_save(worker.ring, tmp_path, step)
+    assert [record.kind for record in saves.find(tmp_path)] == ["local"]
+    with Worker(directory=str(tmp_path), pause=0.02) as worker:
+        assert worker.wait_for(protocol.FirstStep).step == 1
+        assert saves.find(tmp_path) == []
+
+
 def test_a_save_before_a_new_step_names_the_save_that_was_restored(tmp_path: Path) -> None:
     options: dict[str, Any] = {"directory": str(tmp_path), "steps": 30}
     with Worker(**options, pause=0.005) as worker:
