@@ -254,9 +254,7 @@ def test_every_shard_must_be_saved(start: Starter) -> None:
         wait_for(here + '/0')
         open(here + '/1', 'w')
         order = await_order()
-        wait_for(here + '/events.jsonl')
-        while 'save_ended' not in open(here + '/events.jsonl').read():
-            time.sleep(0.005)
+        wait_until_logged('save_ended', 1)
         time.sleep(0.1)  # a wrong agent would have ended this rank by now
         say(protocol.SaveEnded(order.save_id, RANK, 1, 7, 'path', 1000, 0.1))
         hang()
@@ -286,8 +284,7 @@ def test_another_replica_serves_if_one_cannot_save(start: Starter) -> None:
         register()
         wait_for(here + '/0')
         open(here + '/there', 'w')
-        while 'save_failed' not in open(here + '/events.jsonl').read():
-            time.sleep(0.005)
+        wait_until_logged('save_failed', 1)
         save(7)
         """,
         DIES_WHEN_ALL_ARE_THERE,
@@ -492,13 +489,11 @@ def test_a_rank_whose_training_has_finished_is_not_asked_to_save(start: Starter)
 def test_what_ends_after_the_training_restarts_nothing(start: Starter) -> None:
     """As where the interpreter or a library fails while the process ends."""
     job = start(
-        "register(); say(protocol.Finished(RANK, 9, at_exit=True)); open(here + '/there', 'w')",
+        "register(); say(protocol.Finished(RANK, 9, at_exit=True))",
         """
         register()
         say(protocol.Finished(RANK, 9, at_exit=True))
-        wait_for(here + '/there')
-        while open(here + '/events.jsonl').read().count('"finished"') < 2:
-            time.sleep(0.005)
+        wait_until_logged('finished', 2)
         die(signal.SIGSEGV)
         """,
         restarts_left=3,
