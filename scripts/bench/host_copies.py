@@ -10,7 +10,6 @@ medians of the differences, round by round, of a step's time and of a rank's pro
 """
 
 import argparse
-import importlib
 import json
 import os
 import random
@@ -19,16 +18,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
+from gpt_training import GptTraining
 
 import jitckpt
 from jitckpt.namespaces import namespaces
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 HOSTS = 2
 LIMIT = 550  # seconds
 AS_EVER, UNCONFIRMED, BARE, EARLY = "as ever", "without waiting", "without the barrier", "waiting early"
@@ -38,19 +35,11 @@ RESULT = "result: "
 
 def train(rounds: int, steps: int) -> None:
     """One rank; rank 0 prints for each round and way the seconds of a step, and of the processor."""
-    sys.path.insert(0, str(EXAMPLES))
-    sys.argv = ["train_gpt.py"]
-    example = importlib.import_module("train_gpt")
-    args = example.parse_arguments()
-    args.steps = (rounds + 1) * len(WAYS) * steps
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     torch.distributed.init_process_group("nccl")
     rank = torch.distributed.get_rank()
-    corpus, kinds = example.standard_library()
-    text = corpus.to("cuda")
-    torch.manual_seed(args.seed)
-    model = DistributedDataParallel(example.GPT(kinds, args).to("cuda"))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate)
+    training = GptTraining((rounds + 1) * len(WAYS) * steps)
+    model, optimizer = training.model, training.optimizer
     job = jitckpt.init(checkpoint_dir="ckpt", model=model, optimizer=optimizer)
     copies, barrier = job._copies, job._barrier
     assert copies is not None
@@ -65,7 +54,7 @@ def train(rounds: int, steps: int) -> None:
             torch.distributed.barrier()
             begun, processor = time.perf_counter(), time.process_time()
             for _ in range(steps):
-                model(example.draw_batch(text, args, step, 0, rank), step, 1).backward()
+                training.backward(step)
                 optimizer.step()
                 optimizer.zero_grad()
                 step += 1

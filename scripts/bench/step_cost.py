@@ -11,10 +11,8 @@ the process takes of a step in the training, medians of turns.
 """
 
 import argparse
-import importlib
 import json
 import statistics
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -25,15 +23,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from gpt_training import GptTraining
 from rich.console import Console
 from rich.table import Table
 from torch.distributed import HashStore  # type: ignore[attr-defined]
-from torch.nn.parallel import DistributedDataParallel
 
 import jitckpt
 from jitckpt.job import Job
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 HOOKS = ("minibatch_begun", "forward_ended", "step_begun", "step_ended")
 WARM_UP_TURNS = 2
 ROUNDS = 20
@@ -65,27 +62,18 @@ class Training:
     """Of examples/train_gpt.py, one rank; makes so many steps when told to."""
 
     def __init__(self, steps: int, folder: str) -> None:
-        sys.path.insert(0, str(EXAMPLES))
-        sys.argv = ["train_gpt.py"]
-        self._example = importlib.import_module("train_gpt")
-        self._args = self._example.parse_arguments()
-        self._args.steps = steps
         torch.distributed.init_process_group("nccl", store=HashStore(), rank=0, world_size=1)
-        corpus, kinds = self._example.standard_library()
-        self._text = corpus.to("cuda")
-        torch.manual_seed(self._args.seed)
-        self._model = DistributedDataParallel(self._example.GPT(kinds, self._args).to("cuda"))
-        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=self._args.learning_rate)
+        self._gpt = GptTraining(steps)
+        model, self._optimizer = self._gpt.model, self._gpt.optimizer
         self._scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self._optimizer, T_max=steps)
         self._step = 0
         self.job = jitckpt.init(
-            checkpoint_dir=folder, model=self._model, optimizer=self._optimizer, scheduler=self._scheduler
+            checkpoint_dir=folder, model=model, optimizer=self._optimizer, scheduler=self._scheduler
         )
 
     def make(self, steps: int) -> None:
         for _ in range(steps):
-            batch = self._example.draw_batch(self._text, self._args, self._step, 0, 0)
-            self._model(batch, self._step, 1).backward()
+            self._gpt.backward(self._step)
             self._optimizer.step()
             self._scheduler.step()
             self._optimizer.zero_grad()

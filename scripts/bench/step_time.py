@@ -14,7 +14,6 @@ one's median is printed: they tell how sure the figure is.
 """
 
 import argparse
-import importlib
 import json
 import os
 import random
@@ -30,15 +29,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gpt_training import GptTraining
 from rich.console import Console
 from rich.progress import track
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
-from torch.nn.parallel import DistributedDataParallel
 
 import jitckpt
 from jitckpt import device
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 RANKS = 2
 LIMIT = timedelta(minutes=3)
 WARM_UP_TURNS = 2
@@ -47,20 +45,12 @@ WAYS = ("plain", "jitckpt")
 
 def train(way: str, port: int, turns: int, steps: int) -> None:
     """One rank: make `steps` steps whenever it is told to; rank 0 says how long they took."""
-    sys.path.insert(0, str(EXAMPLES))
-    sys.argv = ["train_gpt.py"]
-    example = importlib.import_module("train_gpt")
-    args = example.parse_arguments()
-    args.steps = turns * steps
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     torch.distributed.init_process_group("nccl")
     rank = torch.distributed.get_rank()
-    corpus, kinds = example.standard_library()
-    text = corpus.to("cuda")
-    torch.manual_seed(args.seed)
-    model = DistributedDataParallel(example.GPT(kinds, args).to("cuda"))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.steps)
+    training = GptTraining(turns * steps)
+    model, optimizer = training.model, training.optimizer
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=turns * steps)
     if way == "jitckpt":
         jitckpt.init(checkpoint_dir="ckpt", model=model, optimizer=optimizer, scheduler=scheduler)
     store = TCPStore("127.0.0.1", port, is_master=False, timeout=LIMIT)
@@ -69,7 +59,7 @@ def train(way: str, port: int, turns: int, steps: int) -> None:
         torch.cuda.synchronize()
         begun, processor = time.perf_counter(), time.process_time()
         for step in range(turn * steps, (turn + 1) * steps):
-            model(example.draw_batch(text, args, step, 0, rank), step, 1).backward()
+            training.backward(step)
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
