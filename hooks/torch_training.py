@@ -6,6 +6,7 @@ overflowed, counts too: the loop goes on to the next batch all the same.
 
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Protocol
@@ -54,6 +55,7 @@ class TrainingHooks:
         self._listener = listener
         self._on_phase = on_phase
         self._optimizers: list[weakref.ref[Optimizer]] = [weakref.ref(optimizer) for optimizer in optimizers]
+        self._entered: Counter[int] = Counter()  # calls of step of each optimizer since one has ended, by id
         self._stepped: set[int] = set()  # optimizers that have ended their step in this minibatch
         self._in_step = False
         self._in_minibatch = False
@@ -134,6 +136,7 @@ class TrainingHooks:
             self._forward_ends(output)
 
     def _begin(self, optimizer: Optimizer) -> None:
+        self._entered[id(optimizer)] += 1
         if self._in_step:
             return
         self._in_step = True
@@ -146,8 +149,10 @@ class TrainingHooks:
         self._phase("optimizer")
 
     def _end(self, optimizer: Optimizer) -> None:
-        if is_in_step(optimizer, besides=optimizer):
-            return  # the step of its base class, which has hooks of its own
+        # Of two calls one may have been left with an exception, or be that of the base class, with own hooks.
+        if self._entered[id(optimizer)] > 1 and is_in_step(optimizer, besides=optimizer):
+            return
+        self._entered[id(optimizer)] = 0
         self._stepped.add(id(optimizer))
         if self._stepped >= {id(one) for one in self.watched}:
             self._stepped.clear()

@@ -505,6 +505,7 @@ class WorkerProcesses(PContext):
             environment[VARIABLE] = ",".join(self._devices)
         if self._control is not None:
             environment[PROXY_CONTROL] = str(self._control.path)
+            environment.setdefault("JITCKPT_PROXY_SPARE", str(min(1, self._spares.wanted(len(self.args)))))
         environment["JITCKPT_STAGING"] = str(self._settings.staging)
         environment["JITCKPT_RESTART"] = str(self._log.restart)
         environment["JITCKPT_FAULTS"] = faults.to_environment(self._armed)

@@ -136,14 +136,14 @@ def parse_fault(text: str) -> FaultSpec:
 
 
 def to_environment(specs: Sequence[FaultSpec]) -> str:
-    """Return the value of JITCKPT_FAULTS that arms these faults."""
-    return json.dumps([str(spec) for spec in specs])
+    """Return the value of JITCKPT_FAULTS that arms these faults; none is an empty one."""
+    return json.dumps([str(spec) for spec in specs]) if specs else ""
 
 
 def from_environment(value: str, rank: int) -> list[FaultSpec]:
     """Return the faults of `rank` that JITCKPT_FAULTS holds. Raises FaultError."""
     try:
-        texts = json.loads(value)
+        texts = json.loads(value or "[]")
     except ValueError:
         texts = None
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):

@@ -104,8 +104,9 @@ def _generators(host: HostState) -> dict[str, Any]:
     """Return the random number generators apart: a script that seeds one may leave another to chance."""
     captured = host.random.capture()
     state = tree_codec.decode(captured.tree, captured.tensors)
-    python, *of_torch = state["raw"].split(state["sizes"])
-    own = {"Python's": [state["python"], python], "numpy's": state["numpy"], "torch's": of_torch}
+    python, of_torch = state["raw"].split(state["sizes"])
+    torchs = [of_torch, state["device"]]
+    own = {"Python's": [state["python"], python], "numpy's": state["numpy"], "torch's": torchs}
     return {f"{RANDOM}, {name}": value for name, value in own.items()}
 
 

@@ -3,7 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -70,8 +70,10 @@ class History:
             self._recent.append(made)
             self._settled += 1
             groups = self._host.groups()
-            self._set_by_hand |= differ_by_hand(shared.groups, groups, scheduled=any(made))
-            self._steps[step] = replace(shared, progress=self._host.progress(groups))
+            if not self._set_by_hand:
+                self._set_by_hand = differ_by_hand(shared.groups, groups, scheduled=any(made))
+            progress = self._host.progress(groups)
+            self._steps[step] = Shared(shared.optimizers, shared.counts, shared.groups, progress)
 
     def is_settled(self, step: int) -> bool:
         """Whether nothing is still to come of `step`: the host is in the next minibatch, or further."""
@@ -101,8 +103,8 @@ class History:
         return None in code or not code.isdisjoint(code_of(self._thread))
 
     def forget_before(self, step: int) -> None:
-        for old in [old for old in self._steps if old < step]:
-            del self._steps[old]
+        while (oldest := next(iter(self._steps), step)) < step:  # they were added in their order
+            del self._steps[oldest]
 
     def snapshot(self, step: int) -> Snapshot | None:
         """Return the state after `step`; while the host is still at that step, together with what is due.

@@ -7,10 +7,10 @@ Tensors on a device are taken by reference: whoever reads them minds the device'
 
 import inspect
 import operator
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -59,7 +59,8 @@ class ModelState:
         self._buffers: list[tuple[str, dict[str, Tensor | None], str]] = []
         self._with_extra_state: list[tuple[str, nn.Module]] = []
         self._captured: Encoded | None = None  # the buffers, and which they were and where they lay:
-        self._seen: list[tuple[object, ...] | None] = []
+        self._found: list[Tensor | None] = []
+        self._places: list[tuple[object, ...]] = []
         self.look_again()
 
     def look_again(self) -> None:
@@ -85,12 +86,17 @@ class ModelState:
     def capture_buffers(self) -> Encoded:
         """Return the buffers under the name "buffers"; the same object while all are the same on a device."""
         found = [holder.get(key) for _, holder, key in self._buffers]
-        if any(type(one) is not Tensor or one.device.type == "cpu" for one in found if one is not None):
-            return tree_codec.encode(self.buffers(), "buffers")
+        there = [one for one in found if one is not None]
         # What was captured keeps its memory, so nothing else can come to lie there.
-        seen = [one if one is None else _place_of(one) for one in found]
-        if self._captured is None or seen != self._seen:
-            self._captured, self._seen = tree_codec.encode(self.buffers(), "buffers"), seen
+        if (
+            self._captured is None
+            or not all(map(operator.is_, found, self._found))
+            or [*map(_place_of, there)] != self._places
+        ):
+            captured = tree_codec.encode(self.buffers(), "buffers")
+            if any(type(one) is not Tensor or one.device.type == "cpu" for one in there):
+                return captured
+            self._captured, self._found, self._places = captured, found, [*map(_place_of, there)]
         return self._captured
 
     def extra_states(self) -> dict[str, Any]:
@@ -107,25 +113,23 @@ class ModelState:
             modules[name].set_extra_state(state)
 
 
-@dataclass(frozen=True)
-class OptimizerPart:
+class OptimizerPart(NamedTuple):
     """What an optimizer's state was after a step.
 
-    numbers: by key (such as Adam's "step") whose tensors of one number on the host they are, by the
-    parameters' numbers, and a tensor of their values. others: what else is on the host. device: tensors
-    there, by reference and name; of DTensors this rank's part, and in `placements` how they lie.
+    numbers: by key (such as Adam's "step") the type of the tensors of one number on the host, whose they are,
+    by the parameters' numbers, and their values (an array takes little memory). others: what else is on the
+    host. device: tensors there, by reference and name; of DTensors this rank's part, and in `placements` how
+    they lie.
     """
 
-    numbers: dict[str, tuple[list[int], Tensor]]
+    numbers: dict[str, tuple[torch.dtype, list[int], Sequence[Any]]]
     others: Encoded
     device: dict[str, Tensor]
     placements: dict[str, Json]
 
     def on_host(self) -> Encoded:
         """Return what is on the host, for the save."""
-        listed = {
-            key: (values.dtype, where, values.tolist()) for key, (where, values) in self.numbers.items()
-        }
+        listed = {key: (dtype, where, [*values]) for key, (dtype, where, values) in self.numbers.items()}
         numbers = tree_codec.encode(listed, "numbers")
         tree = {"numbers": numbers.tree, "others": self.others.tree, "placements": self.placements}
         return Encoded(tree, self.others.tensors)
@@ -191,7 +195,9 @@ class OptimizerState:
             listed = [(number, key, state[key]) for number, state, key in self._others]
             others = tree_codec.encode(listed, f"{self._name}.others")
         return OptimizerPart(
-            numbers={key: (where, torch.stack(found)) for key, (where, found) in self._numbers.items()},
+            numbers={
+                key: (found[0].dtype, where, _values(found)) for key, (where, found) in self._numbers.items()
+            },
             others=others,
             device=self._device,
             placements=self._placements,
@@ -343,8 +349,7 @@ def scaler_update_is_due(scaler: Any) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class Shared:
+class Shared(NamedTuple):
     """What replicas agree on, after one step.
 
     `counts`: of each scheduler, how often it had been stepped when the optimizer step ended; `groups`: the
@@ -483,15 +488,18 @@ def differ_by_hand(
     In doubt they do: of a tensor only its device could tell.
     """
     then, now = [*chain(*before)], [*chain(*after)]
-    return len(then) != len(now) or not all(
-        _are_kept(*pair, scheduled) for pair in zip(then, now, strict=True)
-    )
-
-
-def _are_kept(before: Mapping[str, Any], after: Mapping[str, Any], scheduled: bool) -> bool:
-    return before.keys() == after.keys() and all(
-        (scheduled and key in SCHEDULED) or _is_kept(value, after[key]) for key, value in before.items()
-    )
+    if len(then) != len(now):
+        return True
+    for old, new in zip(then, now, strict=True):
+        if old.keys() != new.keys():
+            return True
+        for key, value in old.items():
+            other = new[key]
+            if value is other and type(value) in PLAIN:
+                continue
+            if not (scheduled and key in SCHEDULED) and not _is_kept(value, other):
+                return True
+    return False
 
 
 def _is_kept(before: object, after: object) -> bool:
@@ -556,10 +564,15 @@ def fingerprint(model: nn.Module | None, optimizers: Sequence[Optimizer]) -> str
     return torch_parallel.digest(torch_parallel.pieces(model and unwrapped(model), optimizers))
 
 
+def _values(numbers: list[Tensor]) -> Sequence[Any]:
+    """Return the values of tensors of one number, in half the time that torch.stack takes."""
+    values = map(Tensor.item, numbers)
+    return array("d", values) if numbers[0].dtype.is_floating_point else [*values]
+
+
 def _place_of(tensor: Tensor) -> tuple[object, ...]:
     """Return where a tensor's elements lie, and how they are to be read."""
-    how = (tensor.dtype, tensor.is_conj(), tensor.is_neg())
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), *how
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _elements(value: object) -> Iterator[object]:

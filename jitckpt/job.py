@@ -16,7 +16,17 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from jitckpt import faults, final_state, host_state, local_state, protocol, saves, selection, spare
+from jitckpt import (
+    faults,
+    final_state,
+    host_state,
+    local_state,
+    protocol,
+    proxy_faults,
+    saves,
+    selection,
+    spare,
+)
 from jitckpt.copies import Asker
 from jitckpt.errors import CheckpointError, JitckptError, NativeError, SaveError, TreeError
 from jitckpt.events import EventLog
@@ -35,8 +45,9 @@ from jitckpt.shards import Layout, agree, any_rank, hear_first
 from jitckpt.stacks import stack_writer
 from jitckpt.staging import DEFAULT_BYTES, Staging
 
-MAX_AHEAD = 8  # steps that the host may be ahead of the device
-KEPT_STEPS = MAX_AHEAD + 4  # replicas may be a step apart, and the host has begun one more
+MAX_AHEAD = (32, 8)  # steps that the host may be ahead of the device: the most for which memory is there
+KEPT_BESIDE = 4  # steps: replicas may be a step apart, and the host has begun one more
+ROOM_TO_GROW = 4  # times what the rank-local state takes as the job begins
 SETTLE_SECONDS = 0.05  # a device that moves on after all only costs another save
 LAST_LOOK_SECONDS = 1.0
 # Where no agent asks the other ranks: shortly before c10d's own watchdog would end the process.
@@ -91,11 +102,6 @@ def init(
     state can't be saved without pickle, TypeError and ValueError for wrong arguments.
     """
     global _base_of_next_job, _current  # noqa: PLW0603
-    if os.environ.get("JITCKPT_MODE") == "transparent":
-        raise JitckptError(
-            "jitckpt.init was called behind the device proxy, which does not carry what it needs yet: leave "
-            "out --mode transparent, or the call."
-        )
     if _current is not None:
         raise JitckptError(
             "jitckpt.init was called twice in this process; call close() on the first job before."
@@ -213,8 +219,9 @@ class Job:
         )
         parts = self._host.local().values()  # whatever can't be saved is refused here and now
         self._host.progress()
+        tensors = [tensor for part in parts for tensor in part.tensors.values()]
+        self._max_ahead = _max_ahead(sum(tensor.nbytes for tensor in tensors), local_state_limit)
         if step_barrier is None:
-            tensors = [tensor for part in parts for tensor in part.tensors.values()]
             step_barrier = _on_some_rank(identity, any(tensor.device.type != "cpu" for tensor in tensors))
         self._history = History(self._host)
         try:
@@ -341,7 +348,9 @@ class Job:
         self._native.step_end(step, self._stream())
         if self._periodic is not None:
             self._periodic.step_ended(step, parts, shared)
-        self._history.forget_before(step - KEPT_STEPS)  # the device has come further than that
+        self._history.forget_before(
+            step - self._max_ahead - KEPT_BESIDE
+        )  # the device has come further than that
         if not self._first_step_reported:
             self._report_first_step()
 
@@ -356,7 +365,8 @@ class Job:
         given = os.environ.get("JITCKPT_STATE_FD")
         ring_fd = local_state.create() if given is None else int(given)
         os.set_inheritable(ring_fd, False)  # not for programs that the training starts
-        ring = self._ring = local_state.Ring(ring_fd, self.identity, KEPT_STEPS, local_state_limit)
+        slots = self._max_ahead + KEPT_BESIDE
+        ring = self._ring = local_state.Ring(ring_fd, self.identity, slots, local_state_limit)
         self._recorder = local_state.Recorder(ring, native.write_area, self._warn)
         asker = os.environ.get(COPIES_FD)
         if asker is not None:
@@ -390,7 +400,7 @@ class Job:
             hang_timeout=float(os.environ.get("JITCKPT_HANG_TIMEOUT", DEFAULT_HANG_TIMEOUT)),
             hang_floor=float(os.environ.get("JITCKPT_HANG_FLOOR", "0")),
             settle=SETTLE_SECONDS,
-            max_ahead=MAX_AHEAD,
+            max_ahead=self._max_ahead,
             save=self._saver,
         )
         self._native = native
@@ -455,11 +465,11 @@ class Job:
         return current_stream(self._host.device)
 
     def _injector(self, native: Native) -> Callable[[int, str], None] | None:
-        text = os.environ.get("JITCKPT_FAULTS")
-        specs = faults.from_environment(text, self.identity.rank) if text else []
+        specs = faults.from_environment(os.environ.get("JITCKPT_FAULTS", ""), self.identity.rank)
         if not specs:
             return None
-        return faults.Injector(specs, self._report_fault, native.arm_fault, faults.arm_device).on_phase
+        arm_device = proxy_faults.taken_over() or faults.arm_device
+        return faults.Injector(specs, self._report_fault, native.arm_fault, arm_device).on_phase
 
     def _report_fault(self, spec: faults.FaultSpec) -> None:
         self._report(protocol.Fault(self.identity.rank, str(spec), spec.step, spec.phase))
@@ -502,6 +512,21 @@ class Job:
                 self._native.stop()
         else:
             self._end(at_exit=True)
+
+
+def _max_ahead(local_bytes: int, limit: int) -> int:
+    """Return how many steps the host may be ahead: what this rank alone knows is kept for each of them."""
+    if os.environ.get("JITCKPT_FAULTS"):
+        return MAX_AHEAD[-1]  # the steps of rehearsed failures are the host's: it stays near to its device
+    return next(
+        (
+            steps
+            for steps in MAX_AHEAD
+            if local_state.area_bytes(limit, steps + KEPT_BESIDE)
+            >= ROOM_TO_GROW * max(local_bytes, local_state.PAGE)
+        ),
+        MAX_AHEAD[-1],
+    )
 
 
 def _listed(what: str, given: Any, kind: type) -> list[Any]:

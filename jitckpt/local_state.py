@@ -1,11 +1,12 @@
 """The rank-local state of the last few steps in memory that outlives the rank (a memfd that the agent owns).
 
 Page 0 says whose ring it is, and in its last word after which step the agent wants a save. Then, for each
-slot (step modulo slots), two areas for the host part, written in turn, so that one is always whole; their
-checksum tells. Then, for each slot, a page of words and two areas for tensors copied off the device: one
-provisional (from the forward pass on), one final (after the optimizer step). The device writes a word before
-it begins to write an area and one after it has ended; an area is whole if both words are the value that the
-host part names. So a process may be killed at any moment.
+slot (step modulo slots), two areas for the host part, which the writes of a step take in turn, so that one
+is whole once the first write is done; their checksum tells. Then, for each slot, a page of words and two
+areas for tensors copied off the device: one provisional (from the forward pass on), one final (after the
+optimizer step). The device writes a word before it begins to write an area and one after it has ended; an
+area is whole if both words are the value that the host part names. So a process may be killed at any
+moment.
 """
 
 import ctypes
@@ -15,15 +16,16 @@ import operator
 import os
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
+from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import xxhash
 from torch import Tensor
 
-from jitckpt import layout, tensor_file
+from jitckpt import behind_proxy, layout, tensor_file
 from jitckpt.errors import SaveError
 from jitckpt.layout import Identity
 from jitckpt.native import current_stream
@@ -45,7 +47,7 @@ MARGIN = 3  # steps until a save that is asked for: all ranks have to hear of it
 class LocalState:
     """The state of one rank after one step, in named parts (trees).
 
-    `final`: taken after the optimizer step, not in the forward pass.
+    `final`: taken after the optimizer step, not in the forward pass; where that has changed it on the host.
     `missing`: tensors that the tree names but that were too large to be kept, or had not come off the device.
     `left_out`: parts of the state that were too large.
     """
@@ -63,13 +65,17 @@ class LocalState:
         return content | {"missing": list(self.missing), "left_out": list(self.left_out)}
 
 
-@dataclass(frozen=True)
-class Region:
+class Region(NamedTuple):
     """Where device tensors lie in an area, and the word that makes the area whole."""
 
     word: int
     entries: dict[str, tuple[str, list[int], int]]  # name: type, shape, offset
     text: str = ""  # of the entries, as JSON, where it is known already
+
+
+def area_bytes(limit: int, slots: int) -> int:
+    """Return how large each part of a state may be, in a ring of so many slots and at most `limit` bytes."""
+    return ((limit - PAGE) // slots - PAGE) // 4 // PAGE * PAGE
 
 
 @dataclass
@@ -90,7 +96,7 @@ class Ring:
     def __init__(self, descriptor: int, identity: Identity, slots: int, limit: int) -> None:
         """Lay the ring out anew in a memfd; raises ValueError where the limit is too small for any state."""
         self.slots = slots
-        self.area_bytes = ((limit - PAGE) // slots - PAGE) // 4 // PAGE * PAGE
+        self.area_bytes = area_bytes(limit, slots)
         if self.area_bytes < 4 * PAGE:
             least = PAGE + slots * (PAGE + 4 * 4 * PAGE)
             raise ValueError(f"local_state_limit is {limit} bytes; the least that works is {least}.")
@@ -112,7 +118,8 @@ class Ring:
         return int(step)
 
     def write_host(self, step: int, content: bytes) -> None:
-        """Put the host part of a step in place; what was there before stays whole until this is."""
+        """Put the host part of a step in place; what was there of it before stays whole until this is."""
+        self.regions(step)  # if it is a new step, its slot begins anew
         slot = self._slots[step % self.slots]
         start = _host_area(step % self.slots, slot.writes % 2, self.slots, self.area_bytes)
         slot.writes += 1
@@ -125,7 +132,7 @@ class Ring:
         """Return the regions of a step so far, by whether they are final; the caller changes them."""
         slot = self._slots[step % self.slots]
         if slot.step != step:
-            slot.step, slot.regions = step, {}
+            slot.step, slot.writes, slot.regions = step, 0, {}  # the first area serves most steps alone
         return slot.regions
 
     def is_written(self, step: int) -> bool:
@@ -140,21 +147,22 @@ class Ring:
     def device_area(self, step: int, final: bool) -> tuple[int, int]:
         """Return the addresses of the area's two words (begun, ended) and of the area, for the device."""
         if self._device_memory is None:
-            memory = self._register()
-            self._device_memory = memory.data_ptr() - _device_base(self.slots, self.area_bytes)
+            self._device_memory = self._register() - _device_base(self.slots, self.area_bytes)
         words, area = _device_area(step % self.slots, final, self.slots, self.area_bytes)
         return self._device_memory + words, self._device_memory + area
 
-    def _register(self) -> Tensor:
-        memory = torch.frombuffer(self._memory, dtype=torch.uint8)[
-            _device_base(self.slots, self.area_bytes) :
-        ]
+    def _register(self) -> int:
+        """Page-lock what the device writes to; return where it begins."""
+        begin = _device_base(self.slots, self.area_bytes)
+        if behind_proxy.is_there():
+            return behind_proxy.share(self.descriptor, begin, len(self._memory) - begin)
+        memory = torch.frombuffer(self._memory, dtype=torch.uint8)[begin:]
         torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0))
         _registered.append(memory)
-        return memory
+        return memory.data_ptr()
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Taken:
     """What the parts of the last write were, and what became of them."""
 
@@ -163,7 +171,6 @@ class _Taken:
     trees_text: str = "{}"
     on_host: dict[str, Tensor] = field(default_factory=dict)
     data: dict[str, bytes] = field(default_factory=dict)  # of those
-    tensors_bytes: bytes = b""
     on_device: dict[str, Tensor] = field(default_factory=dict)
     entries: dict[str, tuple[str, list[int], int]] = field(default_factory=dict)
     entries_text: str = "{}"
@@ -184,6 +191,7 @@ class Recorder:
         self._too_large: set[str] = set()  # names of tensors and parts
         self._staging = _Staging()
         self._taken = _Taken()
+        self._provisional = 0  # the step of the last write, if that was in its forward pass
         self._shapes: list[tuple[str, torch.dtype, torch.Size]] = []  # of the host's tensors,
         self._order, self._head, _ = tensor_file.head_of({})  # and how their file begins
 
@@ -192,15 +200,21 @@ class Recorder:
 
         A part that is the same object as the last time is taken to say the same.
         """
-        if not self._are_as_taken(parts) and not self._take_values(parts):
-            self._take(parts)
+        if not self._are_as_taken(parts):
+            if not self._take_values(parts):
+                self._take(parts)
+        elif final and step == self._provisional:
+            # The step has changed nothing of it on the host, where the region is named already.
+            self._provisional = 0
+            self._write_region(step, final, self._next_region(step, final))
+            return
         taken = self._taken
-        regions = self._ring.regions(step)
-        if taken.on_device:
-            previous = regions.get(final)
-            number = (previous.word + 1) & 0xFFFF if previous else 1  # of the writes of this step
-            regions[final] = Region((step << 16) | number, taken.entries, taken.entries_text)
-        content = _join(final, taken.trees_text, taken.tensors_bytes, regions, taken.left_out)
+        region = self._next_region(step, final)
+        regions = self._ring.regions(step) | ({final: region} if taken.on_device else {})
+        if taken.on_device and not final:
+            regions[True] = self._next_region(step, True)
+        tensors = (self._head, *map(taken.data.__getitem__, self._order))
+        content = _join(final, taken.trees_text, tensors, regions, taken.left_out)
         if len(content) > self._ring.area_bytes - _BLOB_HEADER.size:
             sizes = {name: len(json.dumps(tree)) for name, tree in taken.trees.items()}
             self._leave_out({**sizes, **taken.on_host})
@@ -208,10 +222,20 @@ class Recorder:
             self.write(step, final, parts)
             return
         self._ring.write_host(step, content)
-        if taken.on_device:
+        self._provisional = 0 if final else step
+        self._write_region(step, final, region)
+
+    def _next_region(self, step: int, final: bool) -> Region:
+        previous = self._ring.regions(step).get(final)
+        number = (previous.word + 1) & 0xFFFF if previous else 1  # of the writes of this step
+        return Region((step << 16) | number, self._taken.entries, self._taken.entries_text)
+
+    def _write_region(self, step: int, final: bool, region: Region) -> None:
+        if self._taken.on_device:
+            self._ring.regions(step)[final] = region
             area = self._ring.device_area(step, final)
-            source = self._staging.gather(list(taken.on_device.values()))
-            self._write_area(area, regions[final].word, source, current_stream(self._staging.device))
+            source = self._staging.gather(list(self._taken.on_device.values()))
+            self._write_area(area, region.word, source, current_stream(self._staging.device))
 
     def _are_as_taken(self, parts: Mapping[str, Encoded]) -> bool:
         taken = self._taken.parts
@@ -224,22 +248,25 @@ class Recorder:
             return False
         new: dict[str, Tensor] = {}
         for name, part in parts.items():
-            if part is not taken.parts[name]:
-                if part.tree is not taken.parts[name].tree:
+            before = taken.parts[name]
+            if part is not before:
+                if part.tree is not before.tree or part.tensors.keys() != before.tensors.keys():
                     return False
-                new |= part.tensors
+                changed = map(operator.is_not, part.tensors.values(), map(before.tensors.get, part.tensors))
+                new |= compress(part.tensors.items(), changed)
         for name, tensor in new.items():
-            before = taken.on_host.get(name)
+            known = taken.on_host.get(name)
             if (
-                before is None
-                or tensor.device.type != "cpu"
-                or (tensor.dtype, tensor.shape) != (before.dtype, before.shape)
+                known is None
+                or not tensor.is_cpu
+                or tensor.dtype != known.dtype
+                or tensor.shape != known.shape
             ):
                 return False
-        on_host = taken.on_host | new
-        data = taken.data | {name: _bytes_of(tensor) for name, tensor in new.items()}
-        content = b"".join([self._head, *map(data.__getitem__, self._order)])
-        self._taken = replace(taken, parts=dict(parts), on_host=on_host, data=data, tensors_bytes=content)
+        taken.parts = dict(parts)
+        taken.on_host.update(new)
+        for name, tensor in new.items():
+            taken.data[name] = _bytes_of(tensor)
         return True
 
     def _take(self, parts: Mapping[str, Encoded]) -> None:
@@ -264,7 +291,6 @@ class Recorder:
             trees_text=to_json(trees),
             on_host=on_host,
             data=data,
-            tensors_bytes=b"".join([self._head, *map(data.__getitem__, self._order)]),
             on_device=on_device,
             entries=entries,
             entries_text=to_json(entries),
@@ -534,25 +560,17 @@ def _read_word(descriptor: int, offset: int) -> int:
     return value
 
 
-def _pack(
-    final: bool,
-    trees: Mapping[str, Json],
-    tensors: Mapping[str, Tensor],
-    regions: Mapping[bool, Region],
-    left_out: Iterable[str],
-) -> bytes:
-    order, head, _ = tensor_file.head_of(tensors)
-    content = head + b"".join(tensor_file.bytes_of(tensors[name]) for name in order)
-    return _join(final, to_json(trees), content, regions, left_out)
-
-
 _JSON = {True: "true", False: "false"}
 
 
 def _join(
-    final: bool, trees_text: str, tensors: bytes, regions: Mapping[bool, Region], left_out: Iterable[str]
+    final: bool,
+    trees_text: str,
+    tensors: Iterable[bytes],
+    regions: Mapping[bool, Region],
+    left_out: Iterable[str],
 ) -> bytes:
-    """Return the host part of a state: `trees_text` is their JSON, `tensors` a safetensors file."""
+    """Return the host part of a state: `trees_text` is their JSON, `tensors` a safetensors file in pieces."""
     where = ",".join(
         f'"{_JSON[key]}":{{"word":{one.word},"entries":{one.text or to_json(one.entries)}}}'
         for key, one in regions.items()
@@ -561,7 +579,7 @@ def _join(
     text = (
         f'{{"final":{_JSON[final]},"left_out":{left_out_text},"regions":{{{where}}},"trees":{trees_text}}}'
     ).encode()
-    return b"".join((_PART.pack(len(text)), text, tensors))
+    return b"".join((_PART.pack(len(text)), text, *tensors))
 
 
 def _unpack(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -41,6 +41,7 @@ class Settings:
 class _Begun:
     """A save whose copies are under way: what the host held then, and the copies by name."""
 
+    number: int  # of the save, from 1
     step: int
     local: dict[str, Json]
     on_host: dict[str, Tensor]
@@ -73,7 +74,8 @@ class PeriodicSaver:
         self._host, self._history, self._wanted_step = host, history, wanted_step
         self._write_word, self._report, self._warn = write_word, report, warn
         self._staging = torch.empty(0, dtype=torch.uint8)
-        self._done = torch.zeros(1, dtype=torch.int64)
+        self._saves = 0
+        self._done: Tensor | None = None  # the number of the newest save whose copies are there
         self._stream: torch.cuda.Stream | None = None
         self._copied: torch.cuda.Event | None = None
         self._begun: _Begun | None = None
@@ -99,8 +101,9 @@ class PeriodicSaver:
             "missing": [],
             "left_out": [],
         }
+        self._saves += 1
         copies = self._copy(own, common)
-        self._begun = _Begun(step, local, on_host, copies, shared, time.monotonic())
+        self._begun = _Begun(self._saves, step, local, on_host, copies, shared, time.monotonic())
 
     def step_begins(self) -> None:
         """Let the current stream wait for the copies: what it does next changes what they read."""
@@ -143,9 +146,9 @@ class PeriodicSaver:
         size = sum(_aligned(tensor.nbytes) for tensor in (*own.values(), *common.values()))
         if self._staging.numel() != size:
             self._staging = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        if self._stream is None:
+        if self._stream is None or self._done is None:
+            self._done = torch.zeros(1, dtype=torch.int64, pin_memory=True)
             self._stream = torch.cuda.Stream(self._host.device)
-        self._done.zero_()
         current = torch.cuda.current_stream(self._host.device)
         self._stream.wait_stream(current)
         copies: dict[str, Tensor] = {}
@@ -160,7 +163,8 @@ class PeriodicSaver:
                 if group is own and own:
                     current.wait_event(self._stream.record_event())
             self._copied = self._stream.record_event()
-        self._write_word(self._done.data_ptr(), 1, self._stream.cuda_stream)
+        # Of each save another number: in transparent mode the device may write that of the last one again.
+        self._write_word(self._done.data_ptr(), self._saves, self._stream.cuda_stream)
         return copies
 
     def _write(self, begun: _Begun, document: dict[str, Json], tensors: dict[str, Tensor]) -> None:
@@ -168,7 +172,8 @@ class PeriodicSaver:
         kind: layout.Kind = "rank" if self._settings.replica else "local"
         saver: layout.SaverName = "builtin" if self._settings.replica else "ring"
         try:
-            while self._done.item() == 0:
+            assert self._done is not None
+            while self._done.item() != begun.number:
                 time.sleep(LOOK_SECONDS)
             with SaveFolder(self._root, self._identity, begun.step, kind, saver, by=REASON) as folder:
                 folder.add_tensors(layout.TENSORS_FILE, tensors)

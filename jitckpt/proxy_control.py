@@ -89,6 +89,7 @@ class Proxies:
         ranks = sorted(sessions if hosts is None else {rank for host in hosts.all for rank in host.ranks})
         leads = hosts is None or hosts.index == LEADER
         self._agreement = Agreement(ranks, deadline, self._tell, self._note) if leads else None
+        self.recovers = True  # until that is given up
 
     @property
     def next_look(self) -> float | None:
@@ -110,6 +111,11 @@ class Proxies:
         """See what has not been done in time."""
         if self._agreement is not None:
             self._agreement.look(time.monotonic())
+
+    def can_restart(self) -> None:
+        """Take note that all ranks have registered how to save and restore."""
+        if self._agreement is not None:
+            self._agreement.can_restart()
 
     def ended(self, rank: int, failed: bool, how: str) -> None:
         """A worker of any host has ended; how: a clause."""
@@ -243,7 +249,8 @@ class Proxies:
                     f"{self._alarm}: all ranks went back to the state after step {details['state']} and have "
                     f"made their calls since then again, in {details['seconds']:.2f} s."
                 )
-            case "recovery_given_up":
+            case "recovery_given_up" | "switched_off":
+                self.recovers = False
                 self._say(str(details["text"]))
             case "straggler":
                 self._say(

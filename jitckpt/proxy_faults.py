@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,35 @@ class _Nobody:
     def step_ended(self, step: int) -> None: ...
 
 
+# Of this process, until `taken_over`: the hooks of its faults, and what they befall.
+_begun: "tuple[TrainingHooks, Server] | None" = None
+
+
 def begin(process: Any) -> TrainingHooks | None:
     """Have this rank's faults happen. process: the symbols of this process, as ctypes has them."""
+    global _begun  # noqa: PLW0603
     text = os.environ.get("JITCKPT_FAULTS")
     specs = faults.from_environment(text, int(os.environ["RANK"])) if text else []
     if not specs:
         return None
-    injector = Injector(specs, _report, lambda signum: Native().arm_fault(signum), Server(process).befall)
-    return TrainingHooks(_Nobody(), model=None, optimizers=[], on_phase=injector.on_phase)
+    server = Server(process)
+    injector = Injector(specs, _report, lambda signum: Native().arm_fault(signum), server.befall)
+    hooks = TrainingHooks(_Nobody(), model=None, optimizers=[], on_phase=injector.on_phase)
+    _begun = hooks, server
+    return hooks
+
+
+def taken_over() -> Callable[[FaultSpec], None] | None:
+    """Leave this rank's faults to the caller, who knows the job's steps; return what has the server meet one.
+
+    None if no faults have been begun here.
+    """
+    global _begun
+    if _begun is None:
+        return None
+    (hooks, server), _begun = _begun, None
+    hooks.detach()
+    return server.befall
 
 
 class Server:

@@ -3,10 +3,10 @@
 Taken several times in every minibatch, so it is made of bytes rather than of lists of numbers, and what has
 not changed is not made anew.
 
-Python's and numpy's generators are Mersenne Twisters: 624 numbers, and the index of the next to be drawn.
-Every draw moves the index; after the last all numbers are made anew, and a seed makes all of them anew, too.
-So the index and the first numbers tell whether anything has changed, and the other 2.4 kB, which are no
-longer in the processor's caches, need not be read.
+Python's, numpy's and torch's generators are Mersenne Twisters: 624 numbers, and the index of the next to be
+drawn. Every draw moves the index; after the last all numbers are made anew, and a seed makes all of them
+anew, too. So the index and the first numbers tell whether anything has changed, and the other 2.4 kB, which
+are no longer in the processor's caches, need not be read.
 """
 
 import ctypes
@@ -26,6 +26,21 @@ _PYTHON = struct.Struct("625I")
 _NUMBER = 4  # bytes
 _PEEKED = 16 * _NUMBER  # at the beginning of the state; the first number is the same for all seeds
 _NUMPY_INDEX = 624 * _NUMBER  # where in the state it lies; in Python's it is the first
+# What torch's generator tells: seed, numbers left, whether seeded, the index, all numbers, and five words of
+# normal numbers kept for later.
+_TORCH_KEPT = 5
+_TORCH_KEPT_BYTES = 8 * _TORCH_KEPT
+_TORCH = struct.Struct(f"=QiiQ624Q{_TORCH_KEPT}Q")
+# In its memory: seed, numbers left, whether seeded (a byte of four), the index, the numbers, and a float and
+# a double that are kept, each with whether it is.
+_TORCH_HEAD = struct.Struct("=Qi")
+_INDEX = struct.Struct("I")
+_TORCH_BEFORE = 20
+_TORCH_BEHIND = 24
+_TORCH_SEARCHED = 624 * _NUMBER + 128  # no more than the object has
+_COUNTER = struct.Struct("=QQ")  # what a device's generator tells
+_ON_DEVICE = "random.device"
+_Memory = ctypes.Array[ctypes.c_char]
 
 
 class RandomState:
@@ -33,74 +48,82 @@ class RandomState:
 
     def __init__(self, device: torch.device | None) -> None:
         self._device = device
+        self._on_device = None if device is None else _DeviceState(device)
         self._python = _PythonState()
-        self._numpy_generator: object = None
-        self._numpy_address = 0  # of its state, if that is a Mersenne Twister's
-        self._numpy_memory = b""
-        self._numpy = Encoded(None, {})
-        self._numpy_has_gauss = True
+        self._torch = _TorchState()
+        self._numpy = _NumpyState()
         # What the last capture returned, and of what it was made:
         self._captured = Encoded(None, {})
-        self._raw: list[bytes] = []
+        self._raw: tuple[bytes, ...] = ()  # of Python's and torch's generators
         self._gauss: float | None = None
         self._from_numpy = self._captured
+        self._from_device = b""
 
     def capture(self) -> Encoded:
         """Return the state now, under the name "random"; the same object while no generator is used."""
         version, numbers, gauss = self._python.capture()
-        raw = [numbers, _bytes_of(torch.default_generator.get_state())]
-        if self._device is not None:
-            raw.append(_bytes_of(_generator_of(self._device).get_state()))
-        from_numpy = self._capture_numpy()
-        same_tree = (
-            gauss is self._gauss
-            and from_numpy is self._from_numpy
-            and list(map(len, raw)) == list(map(len, self._raw))
-        )
-        if same_tree and raw == self._raw:
-            return self._captured
-        tree = self._captured.tree  # the same object as long as it says the same
-        if not same_tree:
+        raw = (numbers, self._torch.capture())
+        from_numpy = self._numpy.capture()
+        from_device = b"" if self._on_device is None else self._on_device.capture()
+        tree, tensors = self._captured.tree, self._captured.tensors
+        same_tree = gauss is self._gauss and from_numpy.tree is self._from_numpy.tree and bool(self._raw)
+        if same_tree and raw == self._raw and from_numpy is self._from_numpy:
+            if from_device == self._from_device:
+                return self._captured
+            tensors = tensors | {_ON_DEVICE: _tensor_of(from_device)}
+        else:
+            tensors = {"random.raw": _tensor_of(*raw), **from_numpy.tensors}
+            if self._on_device is not None:
+                tensors[_ON_DEVICE] = _tensor_of(from_device)
+        if not same_tree:  # the same object as long as it says the same
             tree = {
                 "python": [version, tree_codec.encode(gauss, "random.gauss").tree],
                 "sizes": [len(part) for part in raw],
                 "raw": {"$tensor": "random.raw"},
                 "numpy": from_numpy.tree,
+                "device": None if self._on_device is None else {"$tensor": _ON_DEVICE},
             }
-        data = torch.frombuffer(bytearray(b"".join(raw)), dtype=torch.uint8)
-        self._captured = Encoded(tree, {"random.raw": data, **from_numpy.tensors})
-        self._raw, self._gauss, self._from_numpy = raw, gauss, from_numpy
+        self._captured = Encoded(tree, tensors)
+        self._raw, self._gauss, self._from_numpy, self._from_device = raw, gauss, from_numpy, from_device
         return self._captured
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put back what `capture` returned, decoded."""
-        parts: list[Tensor] = list(state["raw"].split(state["sizes"]))
+        python, of_torch = state["raw"].split(state["sizes"])
         version, gauss = state["python"]
-        random.setstate((version, _PYTHON.unpack(parts[0].numpy().tobytes()), gauss))
+        random.setstate((version, _PYTHON.unpack(python.numpy().tobytes()), gauss))
         numpy.random.set_state(state["numpy"])
-        torch.set_rng_state(parts[1].clone())
-        if self._device is not None and len(parts) > 2:
-            torch.cuda.set_rng_state(parts[2].clone(), self._device)
+        torch.set_rng_state(of_torch.clone())
+        if self._device is not None and state["device"] is not None:
+            torch.cuda.set_rng_state(state["device"].clone(), self._device)
 
-    def _capture_numpy(self) -> Encoded:
-        """Numpy takes 50 us to tell its state, so it is asked only if the state in memory has changed.
 
-        A second normal number, kept for later, is not seen there: with one kept, it is asked in any case.
-        """
+class _NumpyState:
+    """Numpy takes 50 us to tell its state, so it is asked only if the state in memory has changed.
+
+    A second normal number, kept for later, is not seen there: with one kept, it is asked in any case.
+    """
+
+    def __init__(self) -> None:
+        self._generator: object = None
+        self._peeked: list[_Memory] = []  # of its state, if that is a Mersenne Twister's
+        self._memory = b""
+        self._state = Encoded(None, {})
+        self._has_gauss = True
+
+    def capture(self) -> Encoded:
         generator = numpy.random.mtrand._rand._bit_generator
-        if generator is not self._numpy_generator:
-            self._numpy_generator, self._numpy_address = generator, 0
+        if generator is not self._generator:
+            self._generator, self._peeked = generator, []
             if type(generator) is numpy.random.MT19937:
-                self._numpy_address = generator.ctypes.state_address
-        memory = b""
-        if self._numpy_address:
-            memory = ctypes.string_at(self._numpy_address, _PEEKED)
-            memory += ctypes.string_at(self._numpy_address + _NUMPY_INDEX, _NUMBER)
-        if not memory or memory != self._numpy_memory or self._numpy_has_gauss:
+                address = generator.ctypes.state_address
+                self._peeked = [_at(address, _PEEKED), _at(address + _NUMPY_INDEX, _NUMBER)]
+        memory = b"".join(self._peeked)
+        if not memory or memory != self._memory or self._has_gauss:
             state: Any = numpy.random.get_state(legacy=False)
-            self._numpy = tree_codec.encode(state, "random.numpy")
-            self._numpy_memory, self._numpy_has_gauss = memory, bool(state["has_gauss"])
-        return self._numpy
+            self._state = tree_codec.encode(state, "random.numpy")
+            self._memory, self._has_gauss = memory, bool(state["has_gauss"])
+        return self._state
 
 
 class _PythonState:
@@ -108,28 +131,97 @@ class _PythonState:
 
     def __init__(self) -> None:
         self._generator = getattr(random.getstate, "__self__", None)
-        self._address = id(self._generator) + object.__basicsize__
         self._memory = b""
         self._numbers = b""
         self._version = 0
+        self._peeked: _Memory | None = None
         # CPython keeps the next number's index and then the 624 numbers right behind the object's head.
         numbers = random.getstate()[1]
-        self._readable = isinstance(self._generator, random.Random) and (
+        if isinstance(self._generator, random.Random) and (
             type(self._generator).__basicsize__ > object.__basicsize__ + _PYTHON.size
-            and self._read(_PYTHON.size) == _PYTHON.pack(numbers[-1], *numbers[:-1])
-        )
+        ):
+            address = id(self._generator) + object.__basicsize__
+            if _at(address, _PYTHON.size).raw == _PYTHON.pack(numbers[-1], *numbers[:-1]):
+                self._peeked = _at(address, _PEEKED)
 
     def capture(self) -> tuple[int, bytes, float | None]:
         """Return the version of its format, all numbers, and a normal number that is kept for later."""
         gauss = getattr(self._generator, "gauss_next", None)
-        memory = self._read(_PEEKED) if self._readable else b""
+        memory = self._peeked.raw if self._peeked else b""
         if not memory or memory != self._memory:
             self._version, numbers, gauss = random.getstate()
             self._numbers, self._memory = _PYTHON.pack(*numbers), memory
         return self._version, self._numbers, gauss
 
-    def _read(self, size: int) -> bytes:
-        return ctypes.string_at(self._address, size)
+
+class _TorchState:
+    """Torch takes 5 kB to tell its state, so it is asked only if the state in memory has changed.
+
+    A second normal number, kept for later, may be used with no draw: with one kept, it is asked in any case.
+    """
+
+    def __init__(self) -> None:
+        self._generator = torch.default_generator
+        object_address: int = self._generator._cdata  # type: ignore[attr-defined]
+        self._peeked: list[_Memory] = []  # what changes with every draw and every seed, if it was found
+        self._memory = b""
+        self._look()
+        if len(self._state) == _TORCH.size:
+            seed, left, _, index, *numbers = _TORCH.unpack(self._state)[:-_TORCH_KEPT]
+            head = _TORCH_HEAD.pack(seed, left) + b"\1"
+            # C++ keeps the same in the generator's object, the numbers in half the space.
+            memory = _at(object_address, _TORCH_SEARCHED).raw
+            place = memory.find(struct.pack("624I", *numbers))
+            begin = place - _TORCH_BEFORE
+            if (
+                begin > 0
+                and memory[begin:].startswith(head)
+                and _INDEX.unpack_from(memory, place - 4) == (index,)
+            ):
+                behind = object_address + place + 624 * _NUMBER
+                before = _at(object_address + begin, _TORCH_BEFORE + _PEEKED)
+                self._peeked = [before, _at(behind, _TORCH_BEHIND)]
+
+    def capture(self) -> bytes:
+        """Return all that the generator's get_state says."""
+        memory = b"".join(self._peeked)
+        if not memory or memory != self._memory or self._keeps_normal:
+            self._memory = memory
+            self._look()
+        return self._state
+
+    def _look(self) -> None:
+        self._state = _bytes_of(self._generator.get_state())
+        self._keeps_normal = any(self._state[-_TORCH_KEPT_BYTES:])
+
+
+class _DeviceState:
+    """Of a CUDA device's generator, which counts: its state is a seed and how far it has come since."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        generator = _generator_of(device)
+        self._counted = (generator.initial_seed(), generator.get_offset())
+        self._state = _bytes_of(generator.get_state())
+        self._is_known = self._state == _COUNTER.pack(*self._counted)
+
+    def capture(self) -> bytes:
+        """Return all that the generator's get_state says, which takes three times as long."""
+        generator = _generator_of(self._device)
+        if not self._is_known:
+            return _bytes_of(generator.get_state())
+        counted = (generator.initial_seed(), generator.get_offset())
+        if counted != self._counted:
+            self._counted, self._state = counted, _COUNTER.pack(*counted)
+        return self._state
+
+
+def _at(address: int, size: int) -> _Memory:
+    return (ctypes.c_char * size).from_address(address)
+
+
+def _tensor_of(*parts: bytes) -> Tensor:
+    return torch.frombuffer(bytearray().join(parts), dtype=torch.uint8)
 
 
 def _bytes_of(tensor: Tensor) -> bytes:

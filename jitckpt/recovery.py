@@ -3,12 +3,15 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
+from math import inf
 from typing import Literal
 
 # Seconds that a rank which can't save gets between SIGTERM and SIGKILL, as under torchrun.
 TERMINATION_GRACE = 30.0
 # Seconds in which ranks that have not said which step they save may still say so once a step is whole.
 NEWER_STEP_GRACE = 0.25
+# Seconds that a rank may be stopped (by SIGSTOP, say) until its save is not waited for any more.
+STOPPED_GRACE = 2.0
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,8 @@ class Rank:
     its training has not finished). shard: what it holds, of `shards` in one replica. saving_step: the step
     that it has begun to save. saved_step: the step of its save, once `save` is "ended". told: how the agent
     has begun to end it. own: it runs on this host; the others' agents see the same facts and end their ranks
-    themselves. finished: its script is at its end.
+    themselves. finished: its script is at its end. stopped_since: it has been stopped by a signal since then,
+    and does nothing until somebody lets it go on; known of own ranks alone, whose end the others hear of.
     """
 
     rank: int
@@ -37,6 +41,7 @@ class Rank:
     told: Literal["nothing", "terminate", "kill"] = "nothing"
     own: bool = True
     finished: bool = False
+    stopped_since: float | None = None
 
     @property
     def alive(self) -> bool:
@@ -127,10 +132,10 @@ def decide(job: Job) -> Action:
     """Return the next thing to do.
 
     Ranks are ended only when one whole replica of every shard is saved, and no newer step is just being made
-    whole, or no rank can still save, or `save_deadline` is over, or the user is impatient. A rank that ends
-    successfully is no failure. Each agent decides for itself and acts on the ranks of its host; those of a
-    host that is lost count as killed. What fails once the whole training has ended is a failure, but nothing
-    is done again for it.
+    whole, or no rank can still save (one that stays stopped can't), or `save_deadline` is over, or the user
+    is impatient. A rank that ends successfully is no failure. Each agent decides for itself and acts on the
+    ranks of its host; those of a host that is lost count as killed. What fails once the whole training has
+    ended is a failure, but nothing is done again for it.
     """
     live = [rank for rank in job.ranks if rank.alive and (rank.own or not job.impatient)]
     failed = job.interrupted or any(rank.failed for rank in job.ranks)
@@ -168,14 +173,22 @@ def _save(job: Job) -> Action | None:
     """What is still to do for the save; None if there is no more to wait for."""
     if job.impatient:
         return None
-    able = [rank for rank in job.ranks if rank.can_save]
+    able = [rank for rank in job.ranks if rank.can_save and job.now < _patience_with(rank)]
     if whole := whole_steps(job.ranks):
         return _save_of_newer_step(job, able, max(whole))
     deadline = None if job.save_ordered_at is None else job.save_ordered_at + job.save_deadline
     if not able or (deadline is not None and job.now >= deadline):
         return None
     unordered = tuple(rank.rank for rank in able if rank.save == "none")
-    return OrderSave(unordered) if unordered else Wait(deadline)
+    if unordered:
+        return OrderSave(unordered)
+    until = min([_patience_with(rank) for rank in able] + [inf if deadline is None else deadline])
+    return Wait(None if until == inf else until)
+
+
+def _patience_with(rank: Rank) -> float:
+    """Return until when a rank's save is waited for, as far as that depends on the rank being stopped."""
+    return inf if rank.stopped_since is None else rank.stopped_since + STOPPED_GRACE
 
 
 def _save_of_newer_step(job: Job, able: list[Rank], whole: int) -> Action | None:

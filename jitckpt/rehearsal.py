@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,13 +66,13 @@ class ServerStrike(Strike):
     """A signal to the server that has the rank's device, in transparent mode."""
 
     def happen(self, folder: Path, mark: str) -> bool:
-        """Hit the newest one."""
+        """Hit the oldest one: another one is its spare."""
         named = [pid for pid, name in processes_with(mark) if name.startswith(SERVER)]
         servers = [pid for pid in named if is_worker(pid, self.rank)]  # it has its worker's environment
         if not servers:
             return False
         with contextlib.suppress(ProcessLookupError):
-            os.kill(max(servers, key=_start_time), self.signal)
+            os.kill(min(servers, key=_start_time), self.signal)
             return True
         return False
 
@@ -175,13 +175,14 @@ def run_job(
     end_when: Callable[[Sequence[Event]], bool] | None = None,
     time_limit: float = 300,
     cwd: Path | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> Run:
     """Run a script with its arguments under `jitckpt run`, its saves in `folder`, which must not exist yet.
 
     faults, device, hang_timeout: as for `jitckpt run`; options of it may precede the script.
     on_step(step, steps): called when "step N of M" is printed. cwd: where the job runs, else in `folder`.
     end_when: asked of the events again and again; once it is true the job is sent SIGTERM, to save and end.
-    Raises TimeoutError after time_limit seconds.
+    variables: of the environment, beside those of this process. Raises TimeoutError after time_limit seconds.
     """
     temporary = folder / "tmp"
     temporary.mkdir(parents=True)
@@ -190,7 +191,7 @@ def run_job(
     whole_command += [word for fault in faults for word in ("--fault", fault)]
     mark = f"{MARK}={uuid.uuid4()}"
     note_running(mark)
-    variables = {
+    own_variables = {
         MARK: mark.removeprefix(f"{MARK}="),
         "JITCKPT_REHEARSAL_DIR": str(folder),
         "TMPDIR": str(temporary),
@@ -202,7 +203,7 @@ def run_job(
     process = subprocess.Popen(
         [*whole_command, *command],
         cwd=cwd or folder,
-        env=os.environ | variables,
+        env=os.environ | (variables or {}) | own_variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

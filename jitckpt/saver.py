@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jitckpt import host_state, layout, local_state, protocol, saves
+from jitckpt import behind_proxy, host_state, layout, local_state, protocol, saves
+from jitckpt.behind_proxy import Standing
 from jitckpt.errors import JitckptError, SaveError
 from jitckpt.history import History, Snapshot
 from jitckpt.host_state import HostState
@@ -121,13 +122,20 @@ class Saver:
         """
         begun = time.monotonic()
         while True:
+            standing = behind_proxy.standing()
+            if standing is Standing.LOST:
+                raise SaveError(
+                    "The device is lost, or was being brought back from a failure, or has not ended a "
+                    "minibatch since, so its state may be that of no minibatch."
+                )
             progress = self._native.progress()
             now = time.monotonic()
             no_step_yet = progress.host_begun == self._restored[0]
             step = progress.device_ended
             settled = no_step_yet or progress.step_thread_parked or self._history.is_settled(step)
             runs = not settled and self._save_function is None and self._history.is_foreseen(step)
-            if progress.device_begun == step and (settled or runs or now >= begun + PARK_SECONDS):
+            rests = progress.device_begun == step and (settled or runs or now >= begun + PARK_SECONDS)
+            if rests and standing is Standing.INTACT:
                 break
             if now >= min(deadline, begun + STUCK_SECONDS + PARK_SECONDS):
                 raise SaveError(
@@ -177,6 +185,8 @@ class Saver:
             if now is None or not now.says_the_same_as(snapshot):
                 return None
             if self._native.progress().device_begun != step:
+                return None
+            if behind_proxy.standing() is not Standing.INTACT:
                 return None
             return folder.commit()
 

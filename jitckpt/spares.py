@@ -42,16 +42,19 @@ class Spares:
 
         Raises OSError if there can't be any more processes.
         """
-        wanted = self._wanted
-        if wanted is None:
-            wanted = 1 if available_memory() >= 2 * SPARE_BYTES * len(commands) else 0
-        wanted = max(wanted, at_least)
+        wanted = max(self.wanted(len(commands)), at_least)
         for local_rank, command in commands.items():
             while can_become(command) and len(self._waiting[local_rank]) < wanted:
                 template = self._living_template(command, list(environments.values()))
                 self._waiting[local_rank].append(template.new_spare(self._modules[local_rank]))
             self._modules[local_rank] = []
         return sum(map(len, self._waiting.values()))
+
+    def wanted(self, ranks: int) -> int:
+        """Return how many spares each of so many ranks should have, by the memory that there is."""
+        if self._wanted is not None:
+            return self._wanted
+        return 1 if available_memory() >= 2 * SPARE_BYTES * ranks else 0
 
     def _living_template(self, command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> Template:
         if self._template is None or not self._template.alive():

@@ -56,6 +56,9 @@ from jitckpt.rendezvous import (
 LOOK_SECONDS = 1.0
 REDIRECT_SECONDS = 2.0
 PIECES = 10  # of a time that is waited for
+DEAD_SECONDS = (
+    60.0  # that a host waits for new ones where too few are left and the others are known to be dead
+)
 NOT_NEEDED = "The job has ended; this host stood by and was not needed."
 
 Value = TypeVar("Value")
@@ -339,12 +342,21 @@ class LastingRendezvous(RendezvousHandler):
     def _find(self) -> None:
         """Go to the store where the others are, or will be."""
         timeout = join_timeout(self._config)
-        deadline, told = time.monotonic() + timeout, False
+        begun, told = time.monotonic(), False
+        alone_since: float | None = None
         while (place := self._next_place()) is None or not self._go(place):
             if not told:
                 told = True
                 say(f"{self._why_it_waits()} It waits for at most {timeout:g} s.")
-            if time.monotonic() > deadline:
+            now = time.monotonic()
+            alone_since = (now if alone_since is None else alone_since) if self._is_alone() else None
+            if alone_since is not None and now - alone_since > DEAD_SECONDS:
+                raise HostsError(
+                    "The other hosts are dead, as their machines say, and this one may not go on alone: new "
+                    "ones may have gone on with them. Start the job on all hosts again; it goes on from its "
+                    "newest save."
+                )
+            if now - begun > timeout:
                 raise HostsError(
                     f"In {timeout:g} s no host with the address {self._origin.address} has come, and none "
                     "has been found that the job goes on with. Start the job on all hosts again, with an "
@@ -373,6 +385,20 @@ class LastingRendezvous(RendezvousHandler):
         if is_here or may_move or not answers(self._origin.address, self._origin.port):
             return None
         return self._origin  # another host has taken the address
+
+    def _is_alone(self) -> bool:
+        """Return whether none of the last start's other agents can be waited for, nor a new one is there.
+
+        A machine that lives says so of an agent that is dead; one that is cut off says nothing. Those that
+        may go on without the others wait for new ones, for as long as their user wants.
+        """
+        last = self._last
+        if last is None or last.may_go_on:
+            return False
+        others = [host for place, host in enumerate(last.met.all) if place != last.start.place]
+        if not all(host.reserve > 0 and is_closed(Place(host.address, host.reserve)) for host in others):
+            return False
+        return self.has_store or is_closed(self._origin)
 
     def _why_it_waits(self) -> str:
         lost = f"the host that held the rendezvous' store at {self._place} is gone"

@@ -37,6 +37,7 @@ from jitckpt.workers import Worker
 
 TOLD = ("nothing", "kill", "terminate")  # to a rank before it ended
 STATUS_OF_AN_EXCEPTION = 1  # of a Python that an exception has ended
+STOPPED_LOOK = 0.5  # seconds between two looks whether a rank that is to save is stopped
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ class Supervisor(threading.Thread):
         ranks = tuple(Rank(rank, own=rank in self._workers) for rank in sorted(numbers))
         self._job = Job(ranks, time.monotonic(), save_deadline, restarts_left)
         self._registrations: dict[int, protocol.Registered] = {}
+        self._hangs: dict[int, protocol.Hang] = {}  # that are transparent mode's affair first
         self._trouble: str | None = None
         self._investigation = Investigation(
             self._workers,
@@ -167,15 +169,17 @@ class Supervisor(threading.Thread):
             self._job = replace(
                 self._job, now=time.monotonic(), interrupted=interrupts > 0, impatient=interrupts > 1
             )
+            self._look_into_hangs()
             absent = tuple(rank.rank for rank in self._job.ranks if rank.alive and not rank.registered)
             if not self._job.alarmed and (found := self._investigation.verdict(self._askable(), absent)):
                 blamed = self._investigation.blamed
                 self._investigation.begin_report(self._registrations, self._directory())  # before ranks end
                 self._tell_alarm("hang", found, blamed)
             self._investigation.finish_report()
+            next_look = self._look_for_stopped()
             match decide(self._job):
                 case Wait(until):
-                    looks = [self._investigation.report_due]
+                    looks = [self._investigation.report_due, next_look]
                     looks += [] if self._job.alarmed else [self._investigation.next_look]
                     looks += [] if self._proxies is None else [self._proxies.next_look]
                     first = min((one for one in (until, *looks) if one is not None), default=None)
@@ -207,6 +211,18 @@ class Supervisor(threading.Thread):
         if found is None:
             raise KeyError(f"rank {rank}")
         return found
+
+    def _look_for_stopped(self) -> float | None:
+        """While saves are waited for: note who is stopped and so can't save. Returns when to look again."""
+        if self._job.save_ordered_at is None or self._job.ending_since is not None:
+            return None
+        for rank in self._job.ranks:
+            if rank.own and rank.can_save:
+                stopped = self._workers[rank.rank].is_stopped()
+                self._change(
+                    rank.rank, stopped_since=(rank.stopped_since or self._job.now) if stopped else None
+                )
+        return self._job.now + STOPPED_LOOK
 
     def _change(self, rank: int, **facts: Any) -> None:
         ranks = (replace(known, **facts) if known.rank == rank else known for known in self._job.ranks)
@@ -255,7 +271,7 @@ class Supervisor(threading.Thread):
                 self._change(rank, raised=True)
                 self._died(rank, STATUS_OF_AN_EXCEPTION)
             case protocol.Hang() if self._leads():
-                self._investigation.begin(rank, message, self._askable())
+                self._hear_of_hang(rank, message)
             case protocol.Group():
                 self._investigation.name_group(message)
             case protocol.Progress():
@@ -272,6 +288,21 @@ class Supervisor(threading.Thread):
             case protocol.Warning():
                 self._say(f"rank {rank}: {message.text}")
 
+    def _hear_of_hang(self, rank: int, message: protocol.Hang) -> None:
+        """Look into it, unless it is still transparent mode's affair."""
+        if self._recovers():
+            self._hangs[rank] = message
+        else:
+            self._investigation.begin(rank, message, self._askable())
+
+    def _look_into_hangs(self) -> None:
+        """Look into those that transparent mode was to see to, once it has given up."""
+        while self._hangs and not self._recovers():
+            self._hear_of_hang(*self._hangs.popitem())
+
+    def _recovers(self) -> bool:
+        return self._proxies is not None and self._proxies.recovers
+
     def _askable(self) -> tuple[int, ...]:
         ranks = self._job.ranks
         return tuple(
@@ -284,6 +315,8 @@ class Supervisor(threading.Thread):
         self._registrations[rank] = message
         self._change(rank, registered=True, reachable=True, shard=message.shard, shards=message.shards)
         self._log.open(Path(message.checkpoint_dir))
+        if self._proxies is not None and all(known.registered for known in self._job.ranks):
+            self._proxies.can_restart()
 
     def _saved(self, rank: int, step: int) -> None:
         self._change(rank, save="ended", saved_step=step)
@@ -499,10 +532,21 @@ class Supervisor(threading.Thread):
             self._say("the training had ended on all ranks before that, so nothing is done again.")
         elif self._registrations:
             reasons = ", ".join(f"rank {rank.rank} {_why_not_saved(rank)}" for rank in self._job.ranks)
-            self._log.write("not_saved", text=reasons)
+            self._log.write("not_saved", text=reasons, step=self._newest_step())
             self._say(f"the state could not be saved: {reasons}.")
         else:
-            self._say("no rank has called jitckpt.init, so there is no state to save.")
+            self._say(
+                "no rank has called jitckpt.init, so there is no state to save; with it, and save_every=... "
+                "for failures of all replicas (docs/api.md), the job would go on from a save."
+            )
+
+    def _newest_step(self) -> int | None:
+        """Return the newest step that a rank of this host has begun; None where that can't be told."""
+        try:
+            return local_state.newest_step([worker.ring_fd for worker in self._workers.values()])
+        except JitckptError as error:
+            self._log.write("warning", text=str(error))
+            return None
 
     def _write_local_states(self) -> None:
         """Write what this host's ranks alone knew, and those whose rings it keeps copies of.

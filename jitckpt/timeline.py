@@ -32,8 +32,9 @@ class Recovery:
 
     found: the wall time at which it was found. saved_by: the ranks whose saves ended. save_seconds: from the
     order until every shard was saved. step: the step that the job went on from, or would go on from.
-    redone: at most so many minibatches were done again, the one under way included. went_on: ranks were back
-    in their training. first_step_seconds: from the finding until the slowest rank's first new step was done.
+    redone: at most so many minibatches were done again, the one under way included. lost: the same where
+    nothing could be saved. went_on: ranks were back in their training. first_step_seconds: from the finding
+    until the slowest rank's first new step was done.
     """
 
     restart: int
@@ -46,6 +47,7 @@ class Recovery:
     not_saved: str | None
     step: int | None
     redone: int | None
+    lost: int | None
     restarted: bool
     went_on: bool
     first_step_seconds: float | None
@@ -85,6 +87,7 @@ def _recovery(earlier: Sequence[Event], events: Sequence[Event]) -> Recovery:
     first_steps = _of(after, "first_step")
     step = restored[0]["step"] if restored else whole[0]["step"] if whole else None
     newest = max((event["step"] for event in ended), default=None)
+    begun = not_saved[0].get("step") if not_saved else None
     return Recovery(
         restart=detected["restart"],
         cause=detected["text"],
@@ -96,6 +99,7 @@ def _recovery(earlier: Sequence[Event], events: Sequence[Event]) -> Recovery:
         not_saved=not_saved[0]["text"] if not_saved else None,
         step=step,
         redone=None if step is None or newest is None else newest - step + 1,
+        lost=None if begun is None else max(0, begun - (step or 0)),
         restarted=bool(after),
         went_on=bool(restored or first_steps),
         first_step_seconds=first_steps[-1]["clock"] - detected["clock"] if first_steps else None,
@@ -122,7 +126,8 @@ def _told(recovery: Recovery) -> list[str]:
     elif recovery.not_saved is not None:
         sentences.append(f"No whole state could be saved: {recovery.not_saved}.")
     if recovery.went_on:
-        redone = "" if recovery.redone is None else f", with {_minibatches(recovery.redone)} done again"
+        number = recovery.redone or recovery.lost
+        redone = "" if not number else f", with {_minibatches(number)} done again"
         took = recovery.first_step_seconds  # unknown if the next failure came before it could be told
         told = f"; its first new step was done {took:.1f} s after the failure was found" if took else ""
         sentences.append(

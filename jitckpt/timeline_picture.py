@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from jitckpt.events import Event
 from jitckpt.planning.check import InvalidInput
 from jitckpt.timeline import incidents, show_size
+from jitckpt.timeline_transparent import TransparentRecovery, transparent_recoveries
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,6 +26,16 @@ LOOKS = {
     "restore": ("0.5", ""),
     "first step": ("0.85", "\\\\\\"),
 }
+# Of a recovery in transparent mode; what is white there is waiting for other ranks.
+IN_PLACE_LOOKS = {
+    "stop": ("0.8", ""),
+    "ending": ("0.6", "xxx"),
+    "starting": ("1.0", "///"),
+    "handles": ("0.85", "\\\\\\"),
+    "image": ("0.5", ""),
+    "communicators": ("0.9", "+++"),
+    "replay": ("0.35", ""),
+}
 MEANINGS = {
     "detect": "failing, not yet found",
     "rest": "coming to rest",
@@ -33,6 +44,13 @@ MEANINGS = {
     "restart": "starting",
     "restore": "restoring",
     "first step": "first new step",
+    "stop": "coming to rest",
+    "ending": "aborting",
+    "starting": "starting a new server",
+    "handles": "making streams, events, memory, kernels",
+    "image": "loading the memory's content",
+    "communicators": "making communicators",
+    "replay": "making the calls again",
 }
 SHOWN_RECOVERIES = 8
 SHOWN_RANKS = 32
@@ -59,8 +77,10 @@ class Lane:
 
 @dataclass(frozen=True)
 class Recovery:
-    """One recovery: what happened, its lanes (the agent's first), and the ranks left out to save space."""
+    """One recovery: when (by the launcher's clock), what happened, its lanes (the launcher's first, if it did
+    something), and the ranks left out to save space."""
 
+    found: float
     title: str
     lanes: tuple[Lane, ...]
     left_out: int
@@ -68,7 +88,30 @@ class Recovery:
 
 def recoveries(events: Sequence[Event]) -> list[Recovery]:
     """Return what is to be drawn of one job."""
-    return [_recovery(earlier, later) for earlier, later in incidents(events)]
+    found = [_recovery(earlier, later) for earlier, later in incidents(events)]
+    found += [_recovery_in_place(events, one) for one in transparent_recoveries(events)]
+    return sorted(found, key=lambda one: one.found)
+
+
+def _recovery_in_place(events: Sequence[Event], recovery: TransparentRecovery) -> Recovery:
+    failed, at = recovery.rank, recovery.clock
+    for event in events:
+        if (
+            event["event"] == "fault"
+            and event["fault"] == recovery.fault
+            and event["clock"] <= recovery.clock
+        ):
+            failed, at = event["rank"], event["clock"]
+    lanes = []
+    for one in recovery.ranks[:SHOWN_RANKS]:
+        steps = [(step.name, step.begin - recovery.clock, step.seconds) for step in one.steps]
+        phases = [Phase(name, begin, begin + seconds) for name, begin, seconds in steps if seconds > 0]
+        if one.rank == failed and at < recovery.clock:
+            phases.insert(0, Phase("detect", at - recovery.clock, 0.0))
+        lanes.append(
+            Lane(f"rank {one.rank}", tuple(phases), at - recovery.clock if one.rank == failed else None)
+        )
+    return Recovery(recovery.clock, recovery.cause, tuple(lanes), max(0, len(recovery.ranks) - SHOWN_RANKS))
 
 
 def _recovery(earlier: Sequence[Event], later: Sequence[Event]) -> Recovery:
@@ -118,7 +161,7 @@ def _recovery(earlier: Sequence[Event], later: Sequence[Event]) -> Recovery:
         lanes.append(_lane(f"rank {rank}", _last(failed), before, restarted, new))
     saved_bytes = sum(event["bytes"] for event in later if event["event"] == "save_ended")
     size = f", {show_size(saved_bytes)} saved" if saved_bytes else ""
-    return Recovery(f"{detected['text']}{size}", tuple(lanes), max(0, len(ranks) - SHOWN_RANKS))
+    return Recovery(found, f"{detected['text']}{size}", tuple(lanes), max(0, len(ranks) - SHOWN_RANKS))
 
 
 def _lane(
@@ -167,7 +210,8 @@ def draw(events: Sequence[Event], path: Path) -> None:
     part.set_xlabel("seconds since the failure was found")
     handles = [
         Patch(facecolor=grey, hatch=hatch, edgecolor="black", label=MEANINGS[name])
-        for name, (grey, hatch) in LOOKS.items()
+        for name, (grey, hatch) in (LOOKS | IN_PLACE_LOOKS).items()
+        if name in {phase.name for one in shown for lane in one.lanes for phase in lane.phases}
     ]
     figure.legend(handles=handles, ncols=4, loc="outside upper center", fontsize="small")
     if len(found) > len(shown):
@@ -181,7 +225,7 @@ def _draw_recovery(axes: "Axes", recovery: Recovery) -> None:
     least = LEAST_SHARE * (end - begin)
     for place, lane in enumerate(recovery.lanes):
         for phase in lane.phases:
-            grey, hatch = LOOKS[phase.name]
+            grey, hatch = (LOOKS | IN_PLACE_LOOKS)[phase.name]
             width = max(phase.end - phase.begin, least)
             axes.barh(place, width, left=phase.begin, height=0.7, color=grey, hatch=hatch, edgecolor="black")
             seconds = phase.end - phase.begin

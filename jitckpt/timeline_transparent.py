@@ -4,14 +4,47 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from rich.table import Table
+
 from jitckpt.events import Event
 
-# The steps of a recovery, by the event that ends one of a rank.
+# What a rank does in a recovery, in this order; how a sentence calls it.
 STEPS = {
-    "rank_stopped": "to stop",
-    "server_restarted": "for its server",
-    "calls_made_again": "for images, communicators and the calls since then",
+    "stop": "to stop",
+    "ending": "to abort what was under way",
+    "starting": "for a new server",
+    "handles": "for streams, events, memory and kernels",
+    "image": "for the memory's content",
+    "communicators": "for communicators",
+    "replay": "for the calls since then",
 }
+# The steps between an order to a rank and the event that says that it is carried out.
+_PARTS = {
+    "rank_stopped": ("stop",),
+    "server_restarted": ("ending", "starting"),
+    "calls_made_again": ("handles", "image", "communicators", "replay"),
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One of STEPS, of a rank. begin: by the launcher's monotonic clock."""
+
+    name: str
+    begin: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RankSteps:
+    """What one rank did in the last attempt of a recovery, as far as it came.
+
+    Between the steps it waited for other ranks. replaced: whether its server was.
+    """
+
+    rank: int
+    replaced: bool
+    steps: tuple[Step, ...]
 
 
 @dataclass(frozen=True)
@@ -20,18 +53,21 @@ class TransparentRecovery:
 
     found: wall time. attempts: how often it was begun anew, failures during it included. state: the optimizer
     steps after which the ranks went on; None if they gave up. steps: what the slowest rank took for each of
-    STEPS in the last attempt. replaced: the ranks whose servers were ended in it.
+    STEPS in the last attempt. replaced: the ranks whose servers were ended in it. clock: the launcher's
+    monotonic clock when the failure was found.
     """
 
     restart: int
     cause: str
     rank: int | None
     found: float
+    clock: float
     fault: str | None
     attempts: int
     state: int | None
     seconds: float
     steps: dict[str, float]
+    ranks: list[RankSteps]
     replaced: list[int]
     given_up: str | None
 
@@ -57,10 +93,9 @@ def _recovery(events: Sequence[Event], fault: str | None) -> TransparentRecovery
     first, last = events[0], events[-1]
     begun = [event for event in events if event["event"] == "recovery_begun"]
     newest = begun[-1]["recovery"] if begun else None
+    ranks = _ranks([event for event in events if event.get("recovery") == newest])
     steps = {
-        name: max(
-            (e["seconds"] for e in events if e["event"] == name and e["recovery"] == newest), default=0.0
-        )
+        name: max((step.seconds for one in ranks for step in one.steps if step.name == name), default=0.0)
         for name in STEPS
     }
     recovered = last["event"] == "recovered"
@@ -69,18 +104,48 @@ def _recovery(events: Sequence[Event], fault: str | None) -> TransparentRecovery
         cause=first.get("text", "a recovery was ordered"),
         rank=first.get("rank"),
         found=first["time"],
+        clock=first["clock"],
         fault=fault,
         attempts=len(begun),
         state=last["state"] if recovered else None,
         seconds=last["clock"] - first["clock"],
         steps=steps,
-        replaced=sorted(
-            e["rank"]
-            for e in events
-            if e["event"] == "server_restarted" and e["recovery"] == newest and not e.get("stays")
-        ),
+        ranks=ranks,
+        replaced=[one.rank for one in ranks if one.replaced],
         given_up=None if recovered else last["text"],
     )
+
+
+def _ranks(events: Sequence[Event]) -> list[RankSteps]:
+    """Return what the ranks did in one attempt, whose events these are."""
+    found: dict[int, list[Step]] = {}
+    replaced = set()
+    for event in events:
+        if event["event"] not in _PARTS:
+            continue
+        if event["event"] == "server_restarted" and not event.get("stays"):
+            replaced.add(event["rank"])
+        parts: list[Step] = []
+        begin = event["clock"]
+        for name in reversed(_PARTS[event["event"]]):  # one after the other, the last until the event
+            seconds = event["seconds"] if name == "stop" else event.get(name, 0.0)
+            begin -= seconds
+            parts.insert(0, Step(name, begin, seconds))
+        found.setdefault(event["rank"], []).extend(parts)
+    return [RankSteps(rank, rank in replaced, tuple(steps)) for rank, steps in sorted(found.items())]
+
+
+def steps_table(recovery: TransparentRecovery) -> Table:
+    """Return the seconds of each rank and step, a rank a row."""
+    title = f"Recovery after {recovery.cause}, seconds"
+    result = Table("rank", *STEPS, "server", title=title, title_justify="left", box=None, pad_edge=False)
+    for column in result.columns[:-1]:
+        column.justify = "right"
+    for one in recovery.ranks:
+        seconds = {step.name: f"{step.seconds:.3f}" for step in one.steps}
+        server = "new" if one.replaced else "same"
+        result.add_row(str(one.rank), *(seconds.get(name, "") for name in STEPS), server)
+    return result
 
 
 def told(recovery: TransparentRecovery) -> list[str]:

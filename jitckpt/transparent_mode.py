@@ -1,32 +1,75 @@
 """Transparent mode in a worker: after every optimizer step the device proxy keeps what there is.
 
-So far that is a copy of all memory of the device, from which the proxy replaces a server that has died.
+So far that is a copy of all memory of the device, from which the proxy replaces a server that has died. Now
+and then it is seen whether the calls since then lead from that copy to what there is.
 """
 
 import ctypes
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from jitckpt import proxy_faults
 from jitckpt.hooks.torch_steps import OptimizerSteps
+from jitckpt.transparent import messages, naming, validation
+from jitckpt.transparent.validation import Again, Seen, SwitchOff, Valid
 
 VARIABLE = "JITCKPT_MODE"  # "transparent" in the workers of `jitckpt run --mode transparent`
+VALIDATE_EVERY = "JITCKPT_VALIDATE_EVERY"
+
+
+class _Place(ctypes.Structure):
+    _fields_ = (("address", ctypes.c_uint64), ("bytes", ctypes.c_uint64))
+
+
+class _Memory(ctypes.Structure):
+    """See native/proxy/client/jitckpt_proxy.h."""
+
+    _fields_ = (
+        ("place_count", ctypes.c_uint64),
+        ("places", ctypes.POINTER(_Place)),
+        ("block_count", ctypes.c_uint64),
+        ("changed", ctypes.c_void_p),
+        ("kept", ctypes.c_void_p),
+        ("found", ctypes.c_void_p),
+    )
+
+    def bytes_at(self, address: int) -> Tensor:
+        """Return the bytes of all blocks that lie there, not copied."""
+        content = (ctypes.c_uint8 * self.block_count).from_address(address)
+        return torch.frombuffer(content, dtype=torch.uint8)
+
+
+# What jitckpt_proxy_validate returns, and `found` says of a block that differs.
+_OVER, _OVERWRITTEN, _PUT_BACK, _UNKNOWN, _VALID, _LEFT_OUT = range(6)
+_DIFFERENT = 2
 
 
 class MinibatchKeeper:
     """A listener to the steps of a script that knows nothing of it."""
 
-    def __init__(self, process: Any) -> None:
-        """process: the symbols of this process, as ctypes has them."""
+    def __init__(self, process: Any, validate_every: int) -> None:
+        """process: the symbols of this process, as ctypes has them. validate_every: steps; see is_due."""
         self._process = process
         self._process.cudaGetErrorString.restype = ctypes.c_char_p
         self._off = False
+        self._every = validate_every
+        self._tries = 0  # in how many minibatches before this one a validation that is due was left out
+        self.optimizers: Callable[[], Sequence[Optimizer | None]] = list
 
     def step_begins(self, step: int, state: Mapping[str, Tensor]) -> None:
-        """The copy that was made after the last step holds all that this one needs."""
+        """The minibatch's calls are made: if it is time to, see whether they can be made again."""
+        if self._off or not (self._tries or validation.is_due(step, self._every)):
+            return
+        heard = _Validation(self._process, state, self.optimizers()).run()
+        self._off = heard == _OVER
+        again = heard == _LEFT_OUT and self._tries + 1 < validation.MOST_TRIES
+        self._tries = self._tries + 1 if again else 0
 
     def step_ended(self, step: int, state: Mapping[str, Tensor]) -> None:
         """A minibatch begins. If it can't be kept, transparent mode ends and training goes on."""
@@ -35,8 +78,7 @@ class MinibatchKeeper:
         error = self._process.jitckpt_proxy_keep()
         if error:
             self._off = True
-            reason = self._process.cudaGetErrorString(error).decode()
-            self._process.cudaGetLastError()  # else torch would take it for a failure of its own call
+            reason = _words(self._process, error)
             text = f"transparent mode is switched off after step {step}: {reason}. The training goes on"
             print(f"jitckpt: {text}, but it ends if a device's server dies.", file=sys.stderr, flush=True)
 
@@ -44,9 +86,82 @@ class MinibatchKeeper:
         """Nothing: with a copy of all memory it does not matter where in a step something changes."""
 
 
+class _Validation:
+    """Of one minibatch. The agent has all ranks make their calls again until all say what they come to."""
+
+    def __init__(
+        self, process: Any, state: Mapping[str, Tensor], optimizers: Sequence[Optimizer | None]
+    ) -> None:
+        self._process, self._state, self._optimizers = process, state, optimizers
+        self._memory = _Memory()
+        self._rounds = 0
+
+    def run(self) -> int:
+        """Return _VALID, _LEFT_OUT or _OVER. The device's memory is as it was."""
+        error = self._process.jitckpt_proxy_check(ctypes.byref(self._memory))
+        if error:
+            return self._leave_out(_words(self._process, error))
+        self._places = naming.Places(
+            [(one.address, one.bytes) for one in self._memory.places[: self._memory.place_count]]
+        )
+        self._changed = self._memory.bytes_at(self._memory.changed) != 0
+        self._shadow = torch.zeros_like(self._changed)
+        heard = self._say(messages.FIRST)
+        while heard in (_OVERWRITTEN, _PUT_BACK):
+            heard = self._judge(heard)
+        return self._leave_out("its memory was not compared") if heard == _UNKNOWN else heard
+
+    def _judge(self, heard: int) -> int:
+        """Say what follows from the calls that were made again, and return what is heard then."""
+        self._rounds += 1
+        if heard == _PUT_BACK:  # for a failure, which came between, or which something overwritten has led to
+            self._put_back(self._changed)
+        differing = self._memory.bytes_at(self._memory.found) == _DIFFERENT
+        match validation.judge(Seen(self._changed, differing), self._shadow, self._rounds):
+            case Valid():
+                return self._say(messages.VALID, self._described(self._shadow))
+            case Again(shadow):
+                self._put_back(shadow)
+                return self._say(messages.AGAIN)
+            case SwitchOff():
+                what = self._described(differing, most=1)
+                text = (
+                    f"{what} is not the same when the minibatch is run again, though all that it starts from "
+                    "is: something reads host memory behind the calls, or is not deterministic"
+                )
+                return self._say(messages.SWITCH_OFF, text)
+
+    def _put_back(self, shadow: Tensor) -> None:
+        """Have those blocks put back from now on."""
+        self._shadow = shadow
+        self._memory.bytes_at(self._memory.kept).copy_(shadow)
+
+    def _described(self, blocks: Tensor, most: int = naming.MOST_NAMES) -> str:
+        named = naming.tensors(self._state, self._optimizers)
+        return naming.described(blocks, self._places, named, most)
+
+    def _leave_out(self, why: str) -> int:
+        heard = self._say(messages.LEFT_OUT, why)
+        while heard not in (_OVER, _VALID, _LEFT_OUT):  # a failure was recovered from meanwhile
+            heard = self._say(messages.LEFT_OUT, why)
+        return heard
+
+    def _say(self, what: int, text: str = "") -> int:
+        heard: int = self._process.jitckpt_proxy_validate(what, text.encode())
+        return heard
+
+
+def _words(process: Any, error: int) -> str:
+    """Return what CUDA says of an error, which torch must not take for one of its own call."""
+    reason: str = process.cudaGetErrorString(error).decode()
+    process.cudaGetLastError()
+    return reason
+
+
 def begin() -> None:
     """Let the proxy, if this process has it, keep each minibatch that there will be."""
     process = ctypes.CDLL(None)
     if hasattr(process, "jitckpt_proxy_keep"):
-        OptimizerSteps(MinibatchKeeper(process))
+        keeper = MinibatchKeeper(process, int(os.environ.get(VALIDATE_EVERY, "0")))
+        keeper.optimizers = OptimizerSteps(keeper).optimizers
         proxy_faults.begin(process)

@@ -9,10 +9,9 @@ import base64
 import json
 import struct
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -21,6 +20,7 @@ from torch import Tensor
 from jitckpt.errors import TreeError
 
 Json = Any
+_PLAIN = frozenset({type(None), bool, str})
 to_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 # The keys that lead to a value, as linked pairs: cheap to extend, spelled out only when needed.
 Path = tuple[Any, Any] | str
@@ -28,8 +28,7 @@ Path = tuple[Any, Any] | str
 _MALFORMED = (TypeError, ValueError, LookupError, ArithmeticError, SyntaxError, RuntimeError, struct.error)
 
 
-@dataclass(frozen=True)
-class Encoded:
+class Encoded(NamedTuple):
     """A tree and the tensors that it names.
 
     Tensors on the host are copies; tensors on a device are the given ones (detached), because
@@ -91,21 +90,33 @@ def _encode(value: Any, path: Path, tensors: dict[str, Tensor]) -> Json:
     )
 
 
+def _is_plain(value: Any) -> bool:
+    """Whether it stands for itself, in JSON as well."""
+    kind = type(value)
+    return (
+        kind in _PLAIN
+        or (kind is float and isfinite(value))
+        # Python refuses to read decimal integers of more than 4300 digits; hexadecimal ones have no limit.
+        or (kind is int and -(1 << 63) <= value < 1 << 64)
+    )
+
+
 def _encode_plain(value: Any, path: Path, tensors: dict[str, Tensor]) -> Json:
     return value
 
 
 def _encode_int(value: int, path: Path, tensors: dict[str, Tensor]) -> Json:
-    # Python refuses to read decimal integers of more than 4300 digits; hexadecimal ones have no limit.
-    return value if -(1 << 63) <= value < 1 << 64 else {"$int": hex(value)}
+    return value if _is_plain(value) else {"$int": hex(value)}
 
 
 def _encode_float(value: float, path: Path, tensors: dict[str, Tensor]) -> Json:
-    return value if isfinite(value) else {"$float": struct.pack(">d", value).hex()}
+    return value if _is_plain(value) else {"$float": struct.pack(">d", value).hex()}
 
 
 def _encode_items(value: Any, path: Path, tensors: dict[str, Tensor]) -> list[Json]:
-    return [_encode(item, (path, index), tensors) for index, item in enumerate(value)]
+    return [
+        item if _is_plain(item) else _encode(item, (path, index), tensors) for index, item in enumerate(value)
+    ]
 
 
 def _encode_pairs(value: Mapping[Any, Any], path: Path, tensors: dict[str, Tensor]) -> list[Json]:
@@ -115,9 +126,17 @@ def _encode_pairs(value: Mapping[Any, Any], path: Path, tensors: dict[str, Tenso
     ]
 
 
+def _are_names(keys: Iterable[Any]) -> bool:
+    """Whether all are strings that don't start with "$"."""
+    if not {*map(type, keys)} <= {str}:
+        return False
+    return "$" not in "".join(keys) or not any(key.startswith("$") for key in keys)
+
+
 def _encode_dict(value: dict[Any, Any], path: Path, tensors: dict[str, Tensor]) -> Json:
-    if all(type(key) is str and not key.startswith("$") for key in value):
-        return {key: _encode(item, (path, key), tensors) for key, item in value.items()}
+    if _are_names(value):
+        items = value.items()
+        return {key: one if _is_plain(one) else _encode(one, (path, key), tensors) for key, one in items}
     return {"$dict": _encode_pairs(value, path, tensors)}
 
 

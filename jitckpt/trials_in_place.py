@@ -4,25 +4,36 @@ import random
 from collections.abc import Iterator, Sequence
 
 from jitckpt.events import Event
-from jitckpt.faults import FAILURES_OF_THE_DEVICE, keys_of, phases_of
+from jitckpt.faults import FAILURES_OF_THE_DEVICE, keys_of, parse_fault, phases_of
 from jitckpt.final_state import FinalState
 from jitckpt.rehearsal import Run, ServerStrike, Strike
 from jitckpt.timeline_transparent import transparent_recoveries
 from jitckpt.trials import Trial, Verdict, differences, is_silent
 
+LONGEST_DELAY = 0.1  # seconds, of a second failure: half of the training is still to come then
+
 
 def choose_trial(
-    seed: int, number: int, *, ranks: int, steps: int, kinds: Sequence[str], second: bool, two_at_once: bool
+    seed: int,
+    number: int,
+    *,
+    ranks: int,
+    steps: int,
+    kinds: Sequence[str],
+    second: bool,
+    two_at_once: bool,
+    attempt: int = 1,
 ) -> Trial:
     """Return the `number`-th trial of transparent mode, of faults.TRANSPARENT_KINDS.
 
-    second: a server is killed while the recovery is under way. two_at_once: two ranks fail.
+    second: a server is killed while the recovery is under way. two_at_once: two ranks fail. attempt: at
+    drawing one whose failures can all come; each is another trial.
     """
-    chance = random.Random(f"{seed} {number}")
+    chance = random.Random(f"{seed} {number}" if attempt == 1 else f"{seed} {number} {attempt}")
     rank, kind = chance.randrange(ranks), chance.choice(list(kinds))
     # There must be calls left for the device to count: a step has many kernels, but few collectives. What
     # makes no sound is found from the first whole step on.
-    step = chance.randint(2 if is_silent(kind) else 1, steps - 3)
+    step = chance.randint(2 if is_silent(kind) else 1, max(2, steps // 2) if second else steps - 3)
     phase = chance.choice(phases_of(kind))
     most = 12 if kind in FAILURES_OF_THE_DEVICE else 2
     counts = "call" in keys_of(kind) and phase != "allreduce"
@@ -34,7 +45,7 @@ def choose_trial(
     strikes: tuple[Strike, ...] = ()
     if second:
         event = chance.choice(("recovery_begun", "server_restarted", "calls_made_again"))
-        delay = round(chance.uniform(0, 0.3), 4)
+        delay = round(chance.uniform(0, LONGEST_DELAY), 4)
         strikes = (ServerStrike(chance.randrange(ranks), event, delay),)
     return Trial(number, kind, faults, strikes)
 
@@ -49,10 +60,22 @@ def final_as_printed(output: str) -> dict[int, FinalState]:
     }
 
 
-def came_too_late(run: Run) -> bool:
-    """Return whether a failure came when a rank had ended already, which can't take part in a recovery."""
-    found = [event["text"] for event in run.events if event["event"] == "recovery_given_up"]
-    return any("ended with exit status 0" in text or "has hung up" in text for text in found)
+def came_too_late(trial: Trial, run: Run) -> bool:
+    """Return whether a failure came when a rank had ended already, which can't take part in a recovery.
+
+    So did one that never came, as in an optimizer step that a gradient scaler has left out, and a second one
+    that hit no server, or after which there was no other recovery.
+    """
+    happened = {event["fault"] for event in run.events if event["event"] == "fault"}
+    if any(str(parse_fault(fault)) not in happened for fault in trial.faults):
+        return True
+    given_up = [event["text"] for event in run.events if event["event"] == "recovery_given_up"]
+    if any("ended with exit status 0" in text or "has hung up" in text for text in given_up):
+        return True
+    found = transparent_recoveries(run.events)
+    replaced = {rank for one in found for rank in one.replaced}
+    again = sum(one.attempts for one in found) > 1
+    return any(strike not in run.struck or not (again or strike.rank in replaced) for strike in trial.strikes)
 
 
 def judge(trial: Trial, run: Run, undisturbed: Run) -> Verdict:

@@ -46,7 +46,12 @@ from jitckpt.trials import (
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = tuple(ROOT / "examples" / f"train_{name}.py" for name in ("gpt", "loop_without_sync", "convnet"))
-PLAIN = (ROOT / "examples" / "plain_ddp.py",)  # knows nothing of jitckpt, and prints what it ends with
+FORMS = ("gpt", "convnet", "fsdp1", "fsdp2", "tensor", "pipeline")
+# They know nothing of jitckpt, and print what they end with.
+PLAIN = (
+    ROOT / "examples" / "plain_ddp.py",
+    *(ROOT / "scripts" / "campaign_trainings" / f"{name}.py" for name in FORMS),
+)
 USER_KINDS = (FROM_OUTSIDE, "kill", "exit", "exception", "stop")
 START = Path(__file__).parent / "campaign_start"  # what every Python process of a trial does first
 SILENT_TIMEOUT = 15.0  # seconds until a stopped rank is missed
@@ -188,8 +193,11 @@ class Campaign:
         """Return the run with what its ranks ended with."""
         return run
 
-    def choose(self, number: int) -> tuple[Trial, Run]:
-        """Return a trial, and the undisturbed run that it is compared with."""
+    def choose(self, number: int, attempt: int) -> tuple[Trial, Run]:
+        """Return a trial, and the undisturbed run that it is compared with.
+
+        attempt: at having its failures come in time.
+        """
         args = self.args
         example, ranks = self.place(number)
         undisturbed = self.reference(example, ranks)
@@ -198,7 +206,8 @@ class Campaign:
             number,
             ranks=ranks,
             steps=args.steps,
-            step_seconds=undisturbed.step_seconds,
+            # A job that was over before its signal came may have been faster than the undisturbed one.
+            step_seconds=undisturbed.step_seconds / attempt,
             kinds=args.kinds,
             second=self.chance(number, "again") < args.second,
             two_at_once=ranks >= 4 and self.chance(number, "at once") < args.two_at_once,
@@ -209,8 +218,8 @@ class Campaign:
         """Make a trial; return it with the ends of what it said if it did not pass; None if time is up."""
         if self.over.is_set() or (self.last_begin is not None and time.monotonic() > self.last_begin):
             return None
-        trial, undisturbed = self.choose(number)
         for attempt in range(1, ATTEMPTS + 1):
+            trial, undisturbed = self.choose(number, attempt)
             folder = self.folder / f"{number}-{attempt}"
             try:
                 verdict = self.attempt(trial, folder, undisturbed)
@@ -220,6 +229,8 @@ class Campaign:
                 return None
             if verdict is not None:
                 outputs = sorted(folder.rglob(OUTPUT)) if verdict.reason else []
+                if attempt > 1:
+                    verdict = replace(verdict, failure=f"{trial} (attempt {attempt} at a failure in time)")
                 return trial, verdict, [path.read_text()[-4000:] for path in outputs]
         reason = f"in {ATTEMPTS} attempts the job was over before its failure came"
         return trial, Verdict(str(trial), None, None, None, None, 0, reason), []
@@ -257,7 +268,7 @@ class CampaignInPlace(Campaign):
     def ended(self, run: Run, folder: Path) -> Run:
         return replace(run, final=trials_in_place.final_as_printed((folder / OUTPUT).read_text()))
 
-    def choose(self, number: int) -> tuple[Trial, Run]:
+    def choose(self, number: int, attempt: int) -> tuple[Trial, Run]:
         example, ranks = self.place(number)
         trial = trials_in_place.choose_trial(
             self.args.seed,
@@ -267,6 +278,7 @@ class CampaignInPlace(Campaign):
             kinds=self.args.kinds,
             second=self.chance(number, "again") < self.args.second,
             two_at_once=self.chance(number, "at once") < self.args.two_at_once,
+            attempt=attempt,
         )
         return trial, self.reference(example, ranks)
 
@@ -282,8 +294,10 @@ class CampaignInPlace(Campaign):
             strikes=trial.strikes,
             hang_timeout=SILENT_IN_PLACE if is_silent(trial.kind) else 60.0,
             time_limit=TIME_LIMIT,
+            # By turns, without the spares of workers, which are not replaced in this mode.
+            variables={"JITCKPT_PROXY_SPARE": str(trial.number // 2 % 2)},
         )
-        if trials_in_place.came_too_late(run):
+        if trials_in_place.came_too_late(trial, run):
             return None
         return trials_in_place.judge(trial, self.ended(run, folder), undisturbed)
 
@@ -291,7 +305,7 @@ class CampaignInPlace(Campaign):
 class CampaignOnHosts(Campaign):
     """Of one rank on each of three hosts, which have one checkpoint directory or one each."""
 
-    def choose(self, number: int) -> tuple[Trial, Run]:
+    def choose(self, number: int, attempt: int) -> tuple[Trial, Run]:
         undisturbed = self.reference(*self.place(number))
         trial = trials_hosts.choose_trial(
             self.args.seed,

@@ -35,6 +35,7 @@ from jitckpt.timeline import in_words
 
 DEFAULT_MAX_RESTARTS = 3
 DEFAULT_HANG_TIMEOUT = 60.0
+DEFAULT_VALIDATE_EVERY = 1000
 HANG_FLOOR = 5.0
 LEAST_SECRET = 16  # bytes
 NO_MASTER = "127.0.0.1"  # where --master-addr is not given
@@ -77,6 +78,7 @@ def main(arguments: list[str]) -> int:
                 **device_environment(kind, config.nproc_per_node, LIBRARY_DIR, os.environ, proxy=transparent),
                 **fault_folder,
                 "JITCKPT_MODE": args.mode,
+                "JITCKPT_VALIDATE_EVERY": str(args.validate_every),
             },
             faults=tuple(args.fault),
             host_timeout=args.host_timeout,
@@ -291,6 +293,15 @@ def _parser() -> argparse.ArgumentParser:
         "again) that takes a rank so long has failed (default 120)",
     )
     ours.add_argument(
+        "--validate-every",
+        type=_steps,
+        default=DEFAULT_VALIDATE_EVERY,
+        metavar="STEPS",
+        help="in transparent mode: before the fifth optimizer step, and every so many after it, all ranks "
+        "make their minibatch's calls again and compare what comes out; 0: in the fifth alone (default "
+        f"{DEFAULT_VALIDATE_EVERY})",
+    )
+    ours.add_argument(
         "--stall-timeout",
         type=_seconds,
         default=540.0,
@@ -369,6 +380,12 @@ def _seconds(text: str) -> float:
     if not (seconds > 0 and math.isfinite(seconds)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return seconds
+
+
+def _steps(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps")
+    return int(text)
 
 
 def _secret(text: str) -> bytes:

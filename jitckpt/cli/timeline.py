@@ -10,7 +10,7 @@ from rich.console import Console
 
 from jitckpt.events import read_events
 from jitckpt.timeline import in_words, jobs, recoveries, table
-from jitckpt.timeline_transparent import transparent_recoveries
+from jitckpt.timeline_transparent import steps_table, transparent_recoveries
 
 
 def main(arguments: list[str]) -> int:
@@ -46,6 +46,8 @@ def main(arguments: list[str]) -> int:
     console = Console(soft_wrap=not sys.stdout.isatty())
     for job in jobs(events):
         console.print(table(job))
+        for recovery in transparent_recoveries(job):
+            console.print(steps_table(recovery))
         for sentence in in_words(job, str(parsed.directory)):
             console.print(sentence, markup=False, highlight=False)
     return 0

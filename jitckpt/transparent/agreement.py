@@ -7,10 +7,10 @@ in the same process.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from jitckpt.transparent import coordination, messages, stragglers
+from jitckpt.transparent import coordination, messages, stragglers, validation
 from jitckpt.transparent.communicators import Creation
 from jitckpt.transparent.coordination import Coordinator, Number, Participant
 from jitckpt.transparent.decision import FallBack, Plan
@@ -30,6 +30,8 @@ from jitckpt.transparent.report import Failure, Report
 
 MICROSECONDS = 1e6
 NOT_YET = "it has not used its device yet"
+# Seconds that ranks wait for others before their optimizer steps, to validate their minibatches.
+PATIENCE = 30.0
 
 
 class Note(Protocol):
@@ -69,11 +71,16 @@ class Agreement:
         self._blamed: set[int] = set()  # ranks that have been called late
         self._hangs = False  # whether a hang is what is recovered from
         self._noted = self._coordinator
+        self._validating: dict[int, messages.Validates] = {}  # what ranks say that wait for the others
+        self._patient_until: float | None = None
+        self._validation: Number | None = None  # the newest recovery that is no more than that
+        self._switched_off = False
 
     @property
     def next_look(self) -> float | None:
         """When `look` should be called, if nothing is heard before."""
-        return min((one.due for one in self._ranks.values() if one.due is not None), default=None)
+        all_due = [*(one.due for one in self._ranks.values()), self._patient_until]
+        return min((due for due in all_due if due is not None), default=None)
 
     def hear(self, rank: int, message: FromProxy, now: float) -> None:
         """Take in what a rank's proxy says."""
@@ -95,8 +102,15 @@ class Agreement:
         self._coordinator = self._coordinator.lose(rank, why)
         self._agree(now)
 
+    def can_restart(self) -> None:
+        """All ranks have registered how to save and restore, which helps where there is no recovery."""
+        self._coordinator = replace(self._coordinator, restorable=True)
+
     def look(self, now: float) -> None:
         """Find what has not been done in time."""
+        if self._patient_until is not None and now >= self._patient_until:
+            late = [rank for rank in self._ranks if rank not in self._validating]
+            self._leave_out(f"rank {late[0]} has not come to its optimizer step within {PATIENCE:g} s")
         for rank, one in self._ranks.items():
             if one.due is not None and now >= one.due:
                 one.due = None
@@ -114,13 +128,20 @@ class Agreement:
             case messages.Alarm(_, call, error):
                 self._note("device_alarm", rank=rank, call=call, text=error)
                 one.participant = one.participant.failed()
+            case messages.Validates() if one.participant.phase == "running":
+                if not self._validating:
+                    self._patient_until = now + PATIENCE
+                self._validating[rank] = message
+            case messages.Standing() if self._validating and rank not in self._validating:
+                if message.too_long:
+                    self._leave_out(f"rank {rank} waits for its device before it has come to its step")
             case messages.Standing() if self._coordinator.phase == "watching":
                 self._look_for_a_hang(rank, message)
             case messages.Stopped() if one.participant.phase == "stopping":
                 report = report_of(rank, message, one.failure)
                 one.failure = report.failure
                 one.participant = one.participant.stopped(report)
-                self._note(
+                self._note_of_failure(
                     "rank_stopped",
                     rank=rank,
                     recovery=message.recovery[1],
@@ -131,7 +152,7 @@ class Agreement:
             case messages.Ids() if isinstance(one.told, messages.Restart) and one.participant.order:
                 one.ids = message.ids
                 one.participant = one.participant.did(one.participant.order)
-                self._note(
+                self._note_of_failure(
                     "server_restarted",
                     rank=rank,
                     recovery=message.recovery[1],
@@ -143,15 +164,52 @@ class Agreement:
             case messages.Done() if isinstance(one.told, messages.Replay):
                 while one.participant.order is not None:
                     one.participant = one.participant.did(one.participant.order)
-                self._note(
+                self._note_of_failure(
                     "calls_made_again",
                     rank=rank,
                     recovery=message.recovery[1],
+                    handles=message.handles / MICROSECONDS,
                     image=message.image / MICROSECONDS,
                     communicators=message.communicators / MICROSECONDS,
                     replay=message.replay / MICROSECONDS,
                     seconds=now - one.asked_at,
                 )
+
+    def _leave_out(self, why: str) -> None:
+        """Have the ranks that wait for a validation go on; why: a clause."""
+        self._note("validation_left_out", text=why)
+        self._tell_validated(0)
+
+    def _tell_validated(self, valid: int) -> None:
+        for rank in self._validating:
+            self._tell(rank, messages.Validated(self._coordinator.recovery, valid))
+        self._validating, self._patient_until = {}, None
+
+    def _validate(self) -> None:
+        """Once all ranks wait before their steps: have them go back and make their calls again, or go on."""
+        said = self._validating
+        if not said or self._coordinator.phase != "watching":
+            return
+        gone = [rank for rank, one in self._ranks.items() if one.gone]
+        if gone:
+            self._leave_out(f"rank {gone[0]} can't take part: {self._ranks[gone[0]].gone}")
+        elif said.keys() == self._ranks.keys():
+            left_out = [one.text for one in said.values() if one.says == messages.LEFT_OUT]
+            wrong = [rank for rank, one in said.items() if one.says == messages.SWITCH_OFF]
+            if left_out:
+                self._leave_out(left_out[0])
+            elif any(one.says in (messages.FIRST, messages.AGAIN) for one in said.values()):
+                # Also where another rank has nothing to learn any more: it may have lacked what this one has.
+                self._coordinator = self._coordinator.begin()
+                self._validation = self._coordinator.recovery
+            elif wrong:
+                self._switched_off = True
+                reason = f"{said[wrong[0]].text} (rank {wrong[0]})"
+                self._coordinator = self._coordinator.switch_off(validation.told(reason))
+            else:
+                for rank, one in said.items():
+                    self._note("validated", rank=rank, text=one.text)
+                self._tell_validated(1)
 
     def _look_for_a_hang(self, rank: int, standing: messages.Standing) -> None:
         """A rank has waited for too long, or answers what it waits for. Begin a recovery if the job hangs."""
@@ -188,6 +246,7 @@ class Agreement:
     def _agree(self, now: float) -> None:
         """Let coordinator and participants hear each other until nobody has news; tell the proxies."""
         before = None
+        self._validate()
         while before != (content := self._content()):
             before = content
             self._hear_participants()
@@ -268,7 +327,10 @@ class Agreement:
             case "carrying out":
                 ids = self._ids()
                 rest = participant.orders[participant.carried_out :]
-                return None if ids is None else replay(participant.rank, participant.recovery, rest, ids)
+                if ids is None:
+                    return None
+                validates = participant.recovery == self._validation
+                return replay(participant.rank, participant.recovery, rest, ids, validates)
         return None
 
     def _servers_may_stay(self) -> bool:
@@ -280,18 +342,30 @@ class Agreement:
         before, after = self._noted, self._coordinator
         self._noted = after
         if after.phase == "collecting" and before.recovery != after.recovery:
-            if before.phase == "watching":
+            # Those that wait for a validation say anew what they have come to.
+            self._validating, self._patient_until = {}, None
+            if before.phase == "watching" or before.recovery == self._validation:
                 self._began = now
-            self._note("recovery_begun", recovery=after.recovery[1])
+            self._note_of_failure("recovery_begun", recovery=after.recovery[1])
         elif after.phase == "ordering" and before.phase != "ordering" and isinstance(after.decided, Plan):
-            self._note("recovery_planned", recovery=after.recovery[1], state=after.decided.state)
+            self._note_of_failure("recovery_planned", recovery=after.recovery[1], state=after.decided.state)
         elif after.phase == "watching" and before.phase == "ordering":
             seconds = now - self._began
             self._hangs = False
-            self._note("recovered", recovery=after.recovery[1], state=after.last_state, seconds=seconds)
+            self._note_of_failure(
+                "recovered", recovery=after.recovery[1], state=after.last_state, seconds=seconds
+            )
+            if after.recovery == self._validation:  # no attempt to mend anything
+                self._coordinator = replace(after, last_state=-1, attempts=0)
         elif after.phase == "giving up" and before.phase != "giving up":
             assert isinstance(after.decided, FallBack)
-            self._note("recovery_given_up", text=after.decided.reason)
+            event = "switched_off" if self._switched_off else "recovery_given_up"
+            self._note(event, text=after.decided.reason)
+
+    def _note_of_failure(self, event: str, **details: object) -> None:
+        """Note what belongs to a recovery from a failure; a validation is nothing that a user waits for."""
+        if self._validation is None or details["recovery"] != self._validation[1]:
+            self._note(event, **details)
 
 
 def report_of(rank: int, stopped: messages.Stopped, before: Failure | None) -> Report:
@@ -316,9 +390,12 @@ def report_of(rank: int, stopped: messages.Stopped, before: Failure | None) -> R
     )
 
 
-def replay(rank: int, recovery: Number, orders: Iterable[Order], ids: Sequence[Id]) -> messages.Replay:
+def replay(
+    rank: int, recovery: Number, orders: Iterable[Order], ids: Sequence[Id], overwrite: bool = False
+) -> messages.Replay:
     """Return one message that has a proxy carry out all that follows the start of a new server.
 
+    overwrite: before the calls are made again, as a validation wants it.
     Raises ValueError for an order that the device proxy can't carry out.
     """
     state, deliver_error = 0, False
@@ -335,7 +412,7 @@ def replay(rank: int, recovery: Number, orders: Iterable[Order], ids: Sequence[I
                 pass
             case _:
                 raise ValueError(f"The device proxy can't carry out {order}.")
-    return messages.Replay(recovery, state, int(deliver_error), tuple(ids), tuple(making))
+    return messages.Replay(recovery, state, int(deliver_error), int(overwrite), tuple(ids), tuple(making))
 
 
 def creations_of(plan: Plan) -> list[Creation]:

@@ -136,6 +136,14 @@ class Coordinator:
         """Return what it is once no recovery is possible any more; `why` is a clause."""
         return self._give_up(FallBack(self.restorable, f"A transparent recovery is impossible: {why}."))
 
+    def switch_off(self, text: str) -> "Coordinator":
+        """Return what it is once recoveries would not be right; `text` says so."""
+        return self._give_up(FallBack(self.restorable, text))
+
+    def begin(self) -> "Coordinator":
+        """Return what it is once a recovery is wanted, though nothing has failed, and all has gone well."""
+        return replace(self, last_state=-1, attempts=0)._collect()
+
     def says(self) -> dict[int, ToRank]:
         """Return what each rank has still to hear."""
         match self.decided:

@@ -12,7 +12,7 @@ from jitckpt.errors import JitckptError
 from jitckpt.transparent.communicators import Count, Place
 from jitckpt.transparent.coordination import Number
 
-VERSION = 3
+VERSION = 5
 MAX_BYTES = 128 * 1024  # a socket's buffer holds it, whatever else is in there
 MAX_TEXT = 4096
 KEY_BYTES = 16
@@ -97,8 +97,12 @@ class Ids(Message):
 
 @dataclass(frozen=True)
 class Done(Message):
-    """All calls are made again, and the host goes on. Times in microseconds; 0 where not known."""
+    """All calls are made again, and the host goes on. Times in microseconds.
 
+    handles: of making streams, events, memory, kernels and library handles. image: of loading it.
+    """
+
+    handles: int
     image: int
     communicators: int
     replay: int
@@ -122,6 +126,22 @@ class Standing(Message):
         return 0 < self.limit <= self.waited
 
 
+# What a rank says of a validation.
+FIRST, AGAIN, VALID, SWITCH_OFF, LEFT_OUT = range(5)
+
+
+@dataclass(frozen=True)
+class Validates(Message):
+    """A rank waits at its place before an optimizer step for all others to validate their minibatches.
+
+    says: FIRST, or after its calls have been made again what follows from that. text: for VALID what has to
+    be put back, for SWITCH_OFF and LEFT_OUT why, a clause.
+    """
+
+    says: int
+    text: str
+
+
 @dataclass(frozen=True)
 class Stop(Message):
     """Order: hold the host before its next call, whatever is under way; answer Stopped."""
@@ -141,11 +161,13 @@ class Restart(Message):
 class Replay(Message):
     """Order: load the image of `state`, make the communicators, make the log's calls again; answer Done.
 
-    deliver_error: not the call that has failed, whose error the program gets.
+    deliver_error: not the call that has failed, whose error the program gets. overwrite: 1 for a validation,
+    in which what the rank does not know to be needed is overwritten before.
     """
 
     state: int
     deliver_error: int
+    overwrite: int
     ids: tuple[Id, ...]
     making: tuple[Making, ...]
 
@@ -162,8 +184,15 @@ class Ask(Message):
     """Question: what do you wait for? Answered by Standing."""
 
 
-FromProxy = Hello | Alarm | Stopped | Ids | Done | Standing
-ToProxy = Stop | Restart | Replay | GiveUp | Ask
+@dataclass(frozen=True)
+class Validated(Message):
+    """Order: go on; the minibatches of all ranks are valid, or (0) this is not the time to see that."""
+
+    valid: int
+
+
+FromProxy = Hello | Alarm | Stopped | Ids | Done | Standing | Validates
+ToProxy = Stop | Restart | Replay | GiveUp | Ask | Validated
 
 _KINDS: dict[int, type[Any]] = {
     1: Hello,
@@ -172,11 +201,13 @@ _KINDS: dict[int, type[Any]] = {
     4: Ids,
     5: Done,
     6: Standing,
+    7: Validates,
     16: Stop,
     17: Restart,
     18: Replay,
     19: GiveUp,
     20: Ask,
+    21: Validated,
 }
 _TEXT, _KEY = "text", "key"  # a key is written in hex here; an empty one is all zeros there
 # Of each field what `struct` calls it, or _TEXT or _KEY, or the class of which it is a list.
@@ -189,13 +220,15 @@ _FORMS: dict[type[Any], tuple[Any, ...]] = {
     Alarm: ("Q", _TEXT),
     Stopped: ("Q", "Q", "Q", "Q", _TEXT, Place),
     Ids: (Id, "Q", "Q", "Q"),
-    Done: ("Q", "Q", "Q"),
+    Done: ("Q", "Q", "Q", "Q"),
     Standing: ("Q", "Q", Place),
     Stop: (),
     Restart: ("Q",),
-    Replay: ("Q", "Q", Id, Making),
+    Replay: ("Q", "Q", "Q", Id, Making),
     GiveUp: (_TEXT,),
     Ask: (),
+    Validates: ("Q", _TEXT),
+    Validated: ("Q",),
 }
 _HEADER = struct.Struct("<IIQQ")
 

@@ -23,9 +23,10 @@ namespace jitckpt::interpose {
 namespace {
 
 constexpr std::chrono::milliseconds busy_look_every(2);
-// Of the shortest time that a collective may take, between two looks; with what is longest and shortest.
+// Of the shortest time that a collective may take, between two looks for one that hangs; with what is longest
+// (the clock is to tick twice a second) and shortest. What the agent says is heard at once.
 constexpr double looks_in_patience = 20;
-constexpr double longest_look_s = 0.1, shortest_look_s = 0.01;
+constexpr double longest_look_s = 0.4, shortest_look_s = 0.01;
 constexpr double longest_rest = 10;   // seconds until a save begins on a device that does not come to rest
 constexpr double gil_patience = 0.1;  // until threads in our calls are made to give the GIL up
 constexpr double gil_last_patience = 0.25;  // after that, until every thread is

@@ -19,6 +19,9 @@
 using namespace jitckpt;
 using namespace jitckpt::interpose;
 
+// A device proxy's, if there is one: it can't have a function of this process run by the device.
+extern "C" __attribute__((weak)) int jitckpt_proxy_write_word(uint64_t* where, uint64_t value, void* stream);
+
 namespace {
 
 thread_local std::string last_error;
@@ -67,6 +70,8 @@ int add_marker(uint64_t step, void* stream, bool is_end) {
 }
 
 cudaError_t enqueue_word(uint64_t* registered_host, uint64_t value, cudaStream_t stream) {
+  if (jitckpt_proxy_write_word)
+    return static_cast<cudaError_t>(jitckpt_proxy_write_word(registered_host, value, stream));
   struct Word {
     uint64_t* where;
     uint64_t value;

@@ -32,7 +32,9 @@ typedef struct {
   double hang_timeout_s;  // a watched collective that makes no progress for so long hangs; <= 0: never
   double hang_floor_s;    // > 0: learned from the job's own collectives, between this and hang_timeout_s
   double settle_s;        // the device is at rest when nothing has moved for so long
-  uint32_t max_ahead;  // where so many steps are unfinished on the device jitckpt_step_begin waits for half
+  // So many steps may be unfinished on the device, or 8 if they are more than two seconds of its work. Where
+  // it is as many, jitckpt_step_begin waits for half of them.
+  uint32_t max_ahead;
   jitckpt_save_fn save;
   // The interpreter's functions, all five (or none, in a process without Python):
   int (*gil_check)(void);      // PyGILState_Check

@@ -1,16 +1,23 @@
 #include "job.h"
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 
 #include "gate.h"
 
 namespace jitckpt::interpose {
+namespace {
+
+// A save beside the training begins when the poller has seen its step end.
+constexpr std::chrono::milliseconds longest_poll(100);
+
+}  // namespace
 
 Job::Job(const jitckpt_config_t& config, Library& library)
     : max_ahead_(config.max_ahead),
       library_(library),
-      poller_(library.device, Control::look_every(config)),
+      poller_(library.device, std::min(Control::look_every(config), longest_poll)),
       control_(config, library, poller_) {}
 
 void Job::start() {
@@ -43,13 +50,16 @@ bool Job::communicator_failed(ncclComm_t communicator, ncclResult_t result) {
 }
 
 void Job::wait_for_device() {
-  if (max_ahead_ == 0) return;
-  uint64_t most = max_ahead_ - 1;
+  if (max_ahead_ == 0 ||
+      library_.device.markers.steps_ahead() < watchdog::steps_ahead_allowed({}, max_ahead_))
+    return;
+  const uint64_t allowed = watchdog::steps_ahead_allowed(poller_.step_seconds(), max_ahead_);
+  uint64_t most = allowed - 1;
   while (!holding()) {
     const uint32_t seen = poller_.progress();
     if (library_.device.markers.steps_ahead() <= most || holding()) return;
     // Who has had to wait goes on with several steps in one go, which find their code in the caches.
-    most = max_ahead_ / 2;
+    most = allowed / 2;
     watchdog::without_gil(gil(), [&] {
       // The device may be further than the poller has seen, which looks rarely.
       if (!poller_.look_at_markers()) poller_.wait_for_progress(seen);

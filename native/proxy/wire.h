@@ -15,14 +15,19 @@ constexpr int socket_file = 3, log_file = 4, pinned_file = 5;
 
 // The server's first words over the socket. Then the client asks for ids, as many as it says, and is sent
 // them one by one; `begin` makes the server read the log. `reset` makes it stop that and drop all that it has
-// made; if it can, it says `reset` and is where it was after the greeting, else it ends.
+// made; if it can, it says `reset` and is where it was after the greeting, else it ends. Before `begin` it
+// can be told to load a library, which it will need.
 struct Greeting {
   uint64_t table_hash;
   int32_t ready;  // 0: `text` says why not
   char text[500];
 };
 
-constexpr uint32_t begin = ~uint32_t{0}, reset = begin - 1;
+constexpr uint32_t begin = ~uint32_t{0}, reset = begin - 1, load = begin - 2;
+struct Load {
+  uint32_t word;  // load
+  char path[4096];
+};
 
 // 0, cudaStreamLegacy and cudaStreamPerThread stand for themselves.
 constexpr uint64_t named_streams = 3;
@@ -74,6 +79,36 @@ struct newest_image_answer {
   uint64_t image;
 };
 
+// The time is to be noted in Control::made_at.
+struct note_time {
+  uint32_t made;  // Made
+};
+// The program has been told that the event, or what is on the stream, is over: what it does next may rely on
+// it, though no call says so. So when the calls are made again, it has to be over here.
+struct was_over {
+  uint64_t event, stream;  // event: 0: the stream
+};
+// Once all calls before are over, the device's memory is copied to the host. When the call is made again it
+// is compared with that copy, and what differs becomes again what it was. Checks are numbered from 1.
+// Followed by Piece[pieces].
+struct check_memory {
+  uint64_t check, pieces;
+};
+// found: a Found for each block of the piece. image: what it was when the minibatch began; 0: it was not
+// there.
+struct Piece {
+  uint64_t address, image, copy, found, bytes;
+  int32_t device;
+};
+struct check_memory_answer {
+  uint64_t check;  // the newest whose copy is whole
+};
+constexpr std::size_t block_bytes = 512;  // torch's allocator gives no less
+constexpr uint8_t overwritten = 0x5a;     // what a validation fills memory with that is not put back
+// How a block compares. unwritten: it differs where it was overwritten before the minibatch was run again,
+// and the minibatch never writes; or the minibatch has allocated it.
+enum class Found : uint8_t { same, unwritten, different };
+
 // Followed by calls: GroupedCall and content each, both aligned as records are. The server makes them between
 // ncclGroupStart and ncclGroupEnd.
 struct collective_group {
@@ -120,6 +155,16 @@ struct register_host {
 };
 struct unregister_host {
   uint64_t address;
+};
+// Pinned memory that is part of a file of the program's, which it has open in this process under this number.
+struct share_host {
+  uint64_t address, bytes, offset;
+  int32_t process, file;
+};
+// The device writes the word once all before it on the stream is over: the value, or 0 if what is before it
+// may count for nothing.
+struct write_word {
+  uint64_t address, value, stream;
 };
 
 // NCCL's configuration with its texts.

@@ -69,6 +69,11 @@ void Poller::wait_for_progress(uint32_t seen) {
   waiting_.fetch_sub(1);
 }
 
+std::optional<double> Poller::step_seconds() const {
+  const std::lock_guard lock(mutex_);
+  return pace_.seconds();
+}
+
 void Poller::interrupt() {
   progress_.fetch_add(1, std::memory_order_release);
   futex_wake_all(progress_);

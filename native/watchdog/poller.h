@@ -55,6 +55,9 @@ class Poller {
   // whether it has passed any.
   bool look_at_markers();
 
+  // Seconds that the device takes for a step, once that is known.
+  std::optional<double> step_seconds() const;
+
   // Waits until the device may have passed a step marker, or interrupt() was called. While somebody waits the
   // poller looks again before the device has done half of the steps that it has. seen: of progress(), read
   // before the condition was found wanting.

@@ -33,4 +33,16 @@ class StepPace {
   std::optional<double> latest_, before_;
 };
 
+// How many steps the host may be ahead of the device, if memory is there for `most`: eight, and more while
+// all of them are no more than two seconds of the device's work. Each time the host has had to wait it finds
+// the caches cold; but a save before a preemption waits for all steps that the host has begun. pace: seconds
+// of a step, if known.
+inline uint64_t steps_ahead_allowed(std::optional<double> pace, uint64_t most) {
+  constexpr uint64_t always = 8;
+  constexpr double seconds = 2;
+  if (most <= always || !pace) return std::min(most, always);
+  const double fit = seconds / std::max(*pace, 1e-9);
+  return fit >= double(most) ? most : std::max(always, static_cast<uint64_t>(fit));
+}
+
 }  // namespace jitckpt::watchdog

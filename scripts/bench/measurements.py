@@ -94,6 +94,22 @@ def recovery_beside(found: Any) -> list[Row]:
     return rows
 
 
+def host_copies(found: Any) -> list[Row]:
+    def figure(difference: str) -> str:
+        (low, middle, high), used = found["time"][difference], found["processor"][difference]
+        spread = f"(middle half of the rounds {low:+.1f} to {high:+.1f})"
+        return f"{middle:+.1f} ms {spread}, processor time of a rank {used[1]:+.1f} ms"
+
+    step = found["time"]["without waiting"]
+    waits = "that waits for the copy of what devices keep, over one that does not"
+    early = "waiting after the forward pass instead, for what lies in host memory alone"
+    return [
+        (f"a step of {step:.0f} ms on two hosts {waits}", figure("as ever, over without waiting"), ""),
+        ("the step barrier that it needs", figure("without waiting, over without the barrier"), ""),
+        (early, figure("waiting early, over without the barrier"), ""),
+    ]
+
+
 def benchmarks(runs: int, build: str) -> list[Benchmark]:
     each = ["--runs", str(runs)]
     mib = ["scripts/bench/save.py", "--mib", "256", "--runs", str(runs + 2)]
@@ -105,6 +121,7 @@ def benchmarks(runs: int, build: str) -> list[Benchmark]:
         Benchmark("save_shm", [*EXEC, "python", *mib, "--folder", "/dev/shm"], save("to memory (tmpfs)")),
         Benchmark("recovery", ["python", "scripts/bench/recovery.py", *each], recovery),
         Benchmark("beside", ["python", "scripts/bench/recovery_beside.py", *each], recovery_beside),
+        Benchmark("host_copies", ["python", "scripts/bench/host_copies.py"], host_copies),
     ]
 
 

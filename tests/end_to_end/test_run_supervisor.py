@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -329,6 +330,19 @@ def test_a_stopped_rank_is_named_and_killed(start: Starter) -> None:
     assert job.failed == {0: (-signal.SIGKILL, True), 1: (-signal.SIGKILL, True)}
 
 
+def test_a_save_of_a_stopped_rank_is_not_waited_for(start: Starter) -> None:
+    """Rank 0 has been killed, rank 1 alone could save."""
+    started = time.monotonic()
+    job = start(
+        "register(); wait_until_logged('registered', 2); die()",
+        "register(); wait_until_logged('registered', 2); die(signal.SIGSTOP)",
+    )
+    assert job.supervisor.result() is Outcome.RESTART
+    assert time.monotonic() - started < PLENTY, "the deadline"
+    assert job.events("save_ordered")[0]["ranks"] == (1,)
+    assert job.failed == {0: (-signal.SIGKILL, False), 1: (-signal.SIGKILL, True)}
+
+
 def test_a_straggler_is_waited_for(start: Starter) -> None:
     """Rank 1 lives and has not arrived; then it does."""
     job = start(
@@ -543,13 +557,15 @@ def recover():
     hear(messages.Restart)
     tell(messages.Ids(now, (), 0, 0, 1))
     assert hear(messages.Replay).state == 7
-    tell(messages.Done(now, 0, 0, 0))
+    tell(messages.Done(now, 0, 0, 0, 0))
 
 tell(messages.Hello((0, 0), os.getpid(), RANK, ""))
 """.replace("\n", "\n        ")
 
 
-def test_device_proxies_recover_until_a_worker_dies(start: Starter, tmp_path: Path) -> None:
+def test_device_proxies_recover_until_a_worker_dies(
+    start: Starter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     control = ControlSocket()
     job = start(
         f"""
@@ -579,4 +595,7 @@ def test_device_proxies_recover_until_a_worker_dies(start: Starter, tmp_path: Pa
     why = "A transparent recovery is impossible: rank 1 is gone: its worker process was killed by SIGKILL."
     assert (tmp_path / "told").read_text() == why
     assert job.said[-1] == why
+    told = capsys.readouterr().err
+    assert "no rank has called jitckpt.init, so there is no state to save; with it" in told
+    assert "the job would go on from a save" in told
     assert not control.path.parent.exists()

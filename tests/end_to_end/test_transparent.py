@@ -8,6 +8,7 @@ from launcher import JITCKPT_RUN, Launcher, Result
 from jitckpt.events import read_events
 from jitckpt.rehearsal import lasting_shared_memory
 from jitckpt.timeline import in_words
+from jitckpt.timeline_transparent import STEPS, transparent_recoveries
 
 # Trains twice, once undisturbed; `place` says where in which step the server is killed: before the backward
 # pass, before the optimizer's step, after it.
@@ -77,6 +78,7 @@ def test_a_killed_server_is_only_a_pause_but_an_error_of_the_script_is_the_scrip
 ) -> None:
     command = [*JITCKPT_RUN, "--nproc-per-node", "1", "--device", "softgpu"]
     script = launcher.script(SCRIPT)
+    command = ["env", "JITCKPT_PROXY_SPARE=1", *command]  # servers that wait, or load libraries still
     result = launcher.run(*command, "--mode", "transparent", "--warm-spares", "0", script)
     assert result.status == 0, result.err
     assert "equal: True 27" in result.out, result.out
@@ -139,6 +141,15 @@ def test_every_kind_of_failure_is_only_a_pause_for_two_ranks(launcher: Launcher)
     assert all("recovered" in named[place:] for place, name in enumerate(named) if name == "fault")
     assert named.count("proxy_connected") == 2  # the workers are the same
     assert not {"restart", "detected", "recovery_given_up"} & set(named)
+    for recovery in transparent_recoveries(events):
+        for one in recovery.ranks:
+            assert [step.name for step in one.steps] == [*STEPS]
+    for event in events:
+        if event["event"] == "calls_made_again":
+            parts = [event[name] for name in ("handles", "image", "communicators", "replay")]
+            assert min(parts) >= 0, event
+            assert min(event["handles"], event["communicators"]) > 0, event  # each is several calls
+            assert sum(parts) <= event["seconds"], event
     said = in_words(events, str(directory))
     assert sum("in the same processes" in sentence for sentence in said) == named.count("recovered")
 

@@ -19,6 +19,8 @@ from jitckpt.copies import Asker, Copier, Copies
 from jitckpt.layout import Identity
 from jitckpt.link import Header
 from jitckpt.local_state import LocalState, Recorder, Region, Ring
+from jitckpt.tensor_file import head_of
+from jitckpt.tree_codec import to_json
 
 IDENTITY = Identity(job="j", fingerprint="f", world_size=2, rank=3, shard=0, shards=1)
 SLOTS = 4
@@ -119,7 +121,7 @@ def test_device_tensors_are_copied_once_the_device_has_written_them(pair: Pair) 
         found = state.tensors.get("buffers.mean")
         return None if found is None else found.tolist()
 
-    ring.write_host(7, local_state._pack(True, tree, {}, regions, ()))
+    ring.write_host(7, local_state._join(True, to_json(tree), [head_of({})[1]], regions, ()))
     assert mean() is None
     os.pwrite(pair.memory, struct.pack("<Q", 0x70001), words)
     os.pwrite(pair.memory, struct.pack("<2f", 5, 6), area)

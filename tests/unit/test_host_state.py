@@ -142,8 +142,8 @@ def test_taking_the_state_copies_it() -> None:
     training.step()
     before = training.host.optimizers[0].capture()
     training.step()
-    where, values = before.numbers["step"]
-    assert (where, values.dtype, values.tolist()) == ([0, 1, 2, 3, 4, 5], torch.float32, [1.0] * 6)
+    dtype, where, values = before.numbers["step"]
+    assert (where, dtype, [*values]) == ([0, 1, 2, 3, 4, 5], torch.float32, [1.0] * 6)
     after = tree_codec.decode(before.others.tree, before.others.tensors)
     weight = training.optimizer.param_groups[0]["params"][0]
     live = training.optimizer.state[weight]["exp_avg"]
@@ -172,8 +172,8 @@ def test_an_optimizer_state_that_changes_shape_is_looked_at_anew() -> None:
     assert others()[1][2] == [7, 7]
     optimizer.state[parameters[1]] = {"other": torch.tensor(3)}
     assert [number for number, _, _ in others()] == [0, 2]
-    ((key, (where, values)),) = state.capture().numbers.items()
-    assert (key, where, values.dtype, values.tolist()) == ("other", [1], torch.int64, [3])
+    ((key, (dtype, where, values)),) = state.capture().numbers.items()
+    assert (key, dtype, where, values) == ("other", torch.int64, [1], [3])
 
 
 def test_state_that_is_not_of_a_parameter_is_refused() -> None:

@@ -259,6 +259,17 @@ def test_a_parameter_of_a_kind_that_is_not_known_needs_a_save_function() -> None
         init(model=model, optimizer=optimizer)
 
 
+def test_the_host_may_be_further_ahead_where_the_ring_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = 64 << 20
+    assert job_module._max_ahead(0, limit) == 32
+    assert job_module._max_ahead(20_000, limit) == 32
+    assert job_module._max_ahead(200_000, limit) == 8
+    assert job_module._max_ahead(20_000, 4 << 20) == 8
+    assert job_module._max_ahead(1 << 30, limit) == 8  # what does not fit is said as it is written
+    monkeypatch.setenv("JITCKPT_FAULTS", "rank=0 step=3 phase=forward kind=kill")
+    assert job_module._max_ahead(0, limit) == 8
+
+
 def test_a_second_init_is_refused() -> None:
     job = init(**objects())
     with pytest.raises(JitckptError, match="called twice"):

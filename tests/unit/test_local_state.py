@@ -16,6 +16,8 @@ from jitckpt import local_state, saves, tree_codec
 from jitckpt.errors import SaveError
 from jitckpt.layout import Identity
 from jitckpt.local_state import Recorder, Region, Ring
+from jitckpt.tensor_file import head_of
+from jitckpt.tree_codec import to_json
 
 IDENTITY = Identity(job="j", fingerprint="f", world_size=2, rank=1, shard=0, shards=1)
 SLOTS = 4
@@ -79,10 +81,12 @@ def test_parts_that_are_the_same_objects_are_there_for_every_step(memory: int) -
     for step in range(1, 8):
         changing = parts(step // 2 * 2)["random"] if step % 2 else same
         record.write(step, final=False, parts={"extra": same, "random": changing})
+        newest = local_state.read(memory)
         record.write(step, final=True, parts={"extra": same, "random": changing})
+        assert [state.final for state in local_state.read(memory)] == [state.final for state in newest]
     for state in local_state.read(memory):
         changing = parts(state.step // 2 * 2)["random"] if state.step % 2 else same
-        assert state.final
+        assert not state.final, "the step has changed nothing, so nothing is written again"
         assert state.trees == {"extra": same.tree, "random": changing.tree}
         expected = same.tensors | changing.tensors
         assert state.tensors.keys() == expected.keys()
@@ -110,6 +114,22 @@ def test_memory_is_taken_only_as_it_is_used(memory: int) -> None:
     recorder(memory, limit=1 << 30).write(1, final=True, parts=parts(1))
     assert os.fstat(memory).st_size > 1 << 29
     assert os.fstat(memory).st_blocks * 512 < 1 << 17
+
+
+def test_one_write_a_step_uses_one_area_of_each_slot(memory: int) -> None:
+    """The other would be as much memory again, that falls out of the processor's caches."""
+    keeper = recorder(memory)
+    for step in range(1, 3 * SLOTS + 1):
+        keeper.write(step, final=False, parts={"extra": tree_codec.encode({"epoch": step}, "extra")})
+    used = [
+        [local_state._read_blob(memory, place, keeper._ring.area_bytes) is not None for place in places]
+        for places in (
+            [local_state._host_area(slot, version, SLOTS, keeper._ring.area_bytes) for slot in range(SLOTS)]
+            for version in (0, 1)
+        )
+    ]
+    assert used == [[True] * SLOTS, [False] * SLOTS]
+    assert [state.step for state in local_state.read(memory)] == [12, 11, 10, 9]
 
 
 def test_a_limit_that_is_too_small_is_said(memory: int) -> None:
@@ -187,7 +207,7 @@ def test_device_tensors_count_only_between_their_two_words(memory: int) -> None:
     device = DeviceSide(memory, ring, 7)
 
     def host(final: bool) -> None:
-        ring.write_host(7, local_state._pack(final, tree, {}, regions, ()))
+        ring.write_host(7, local_state._join(final, to_json(tree), [head_of({})[1]], regions, ()))
 
     def mean() -> list[float] | None:
         (state,) = local_state.read(memory)
@@ -222,6 +242,44 @@ def test_device_tensors_count_only_between_their_two_words(memory: int) -> None:
     assert mean() is None
     device.end(False, 0x70002)
     assert mean() == [1, 1]
+
+
+def test_the_final_area_counts_where_nothing_else_has_changed(
+    memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring = Ring(memory, IDENTITY, SLOTS, LIMIT)
+    monkeypatch.setattr(ring, "device_area", lambda step, final: (step, final))
+    monkeypatch.setattr(local_state, "current_stream", lambda device: 0)
+    words: list[int] = []
+    record = Recorder(ring, lambda area, word, source, stream: words.append(word), Warnings())
+    monkeypatch.setattr(record._staging, "gather", lambda tensors: (0, 0))
+    mean = tree_codec.Encoded(
+        {"mean": {"$tensor": "buffers.mean", "device": "meta"}},
+        {"buffers.mean": torch.empty(2, device="meta")},
+    )
+    device = DeviceSide(memory, ring, 7)
+
+    def read() -> list[float]:
+        (state,) = local_state.read(memory)
+        return state.tensors["buffers.mean"].tolist() if not state.missing else []
+
+    for micro_batch in range(2):
+        record.write(7, final=False, parts={"buffers": mean})
+        assert not read()
+        for mark in (device.begin, device.end):
+            mark(False, words[-1])
+        device.write(False, micro_batch)
+        assert read() == [micro_batch, micro_batch]
+        assert ring.is_written(7)
+    record.write(7, final=True, parts={"buffers": mean})
+    assert read() == [1, 1]
+    assert not ring.is_written(7)
+    device.write(True, 2)
+    for mark in (device.begin, device.end):
+        mark(True, words[-1])
+    assert read() == [2, 2]
+    assert ring.is_written(7)
+    assert len(words) == len({*words[:2]}) + 1
 
 
 def test_a_killed_writer_leaves_only_whole_states(memory: int) -> None:

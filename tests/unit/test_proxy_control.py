@@ -120,7 +120,7 @@ def test_a_folder_with_a_long_path_is_not_used(tmp_path: Path, monkeypatch: pyte
     [
         (b"", None),
         (b"nonsense", "ends too early"),
-        (encode(messages.Done((0, 0), 0, 0, 0)), "begins with Done in place of Hello"),
+        (encode(messages.Done((0, 0), 0, 0, 0, 0)), "begins with Done in place of Hello"),
         (encode(messages.Stop((0, 0))), "begins with Stop in place of Hello"),
         (encode(Hello((0, 0), os.getpid(), 2, "cafe")), "says that it is rank 2"),
         (encode(Hello((0, 0), os.getpid(), 3, "cafe")), "says that it is rank 3"),
@@ -156,6 +156,7 @@ def test_a_recovery_over_the_sockets() -> None:
     play(host, proxies)
     assert [(proxy.state, proxy.held, proxy.server) for proxy in proxies] == [(7, False, 0)] * 2
     assert host.proxies.next_look is None
+    assert host.proxies.recovers
     assert len(host.said) == 1
     assert host.said[0].startswith(
         "its server was ended by Killed (rank 1): all ranks went back to the state after step 7"
@@ -166,6 +167,7 @@ def test_a_recovery_over_the_sockets() -> None:
     play(host, proxies[1:])
     assert "rank 0 is gone: its device proxy has hung up" in proxies[1].given_up
     assert "rank 0 is gone" in host.said[1]
+    assert not host.proxies.recovers
     host.close()
 
 

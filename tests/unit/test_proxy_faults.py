@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from jitckpt import protocol, proxy_faults
-from jitckpt.faults import FaultError, parse_fault
+from jitckpt.faults import FaultError, parse_fault, to_environment
 from jitckpt.proxy_faults import Server
 
 
@@ -125,3 +125,20 @@ def test_a_script_that_knows_nothing_of_it_is_hit_in_its_phase(monkeypatch: pyte
     theirs.close()
     monkeypatch.delenv("JITCKPT_FAULTS")
     assert proxy_faults.begin(None) is None
+
+
+def test_whoever_knows_the_jobs_steps_takes_a_ranks_faults_over(
+    ordered: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy_faults, "_begun", None)
+    monkeypatch.setenv("RANK", "1")
+    fault = parse_fault("rank=1 step=1 phase=forward kind=kill")
+    monkeypatch.setenv("JITCKPT_FAULTS", to_environment([fault]))
+    assert proxy_faults.begin(SimpleNamespace(jitckpt_proxy_server=lambda: 7)) is not None
+    befall = proxy_faults.taken_over()
+    assert befall is not None
+    assert proxy_faults.taken_over() is None
+    model = nn.Linear(2, 1)
+    model(torch.ones(1, 2)).sum().backward()  # which would have ended this process
+    befall(parse_fault("rank=1 step=1 phase=forward kind=sticky"))
+    assert ordered[-1] == "kind=sticky"

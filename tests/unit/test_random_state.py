@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from jitckpt import tree_codec
-from jitckpt.random_state import RandomState
+from jitckpt.random_state import RandomState, _TorchState
 
 SOURCES: dict[str, Callable[[], object]] = {
     "python": random.random,
@@ -100,3 +100,28 @@ def test_a_generator_that_hides_its_memory_is_asked(monkeypatch: pytest.MonkeyPa
     before = state.capture()
     own.random()
     assert state.capture().tensors["random.raw"].tolist() != before.tensors["random.raw"].tolist()
+
+
+def test_whatever_is_done_with_torchs_generator_is_seen() -> None:
+    state = _TorchState()
+    assert state._peeked, "its memory is not as it was in the versions of torch that are known"
+    kept = torch.get_rng_state()
+
+    def set_kept() -> None:
+        torch.set_rng_state(kept)
+
+    choose = random.Random(5)
+    uses: list[Callable[[], object]] = [
+        lambda: torch.rand(choose.randint(1, 700)),
+        lambda: torch.manual_seed(choose.randint(0, 3)),
+        lambda: torch.randn(1),
+        lambda: torch.randn(1, dtype=torch.float64),
+        lambda: torch.randperm(10),
+        set_kept,
+        lambda: None,
+    ]
+    for number in range(3000):
+        choose.choice(uses)()
+        if number % 20 == 0:
+            kept = torch.get_rng_state()
+        assert state.capture() == torch.get_rng_state().numpy().tobytes()

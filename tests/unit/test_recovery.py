@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from jitckpt.recovery import (
     NEWER_STEP_GRACE,
+    STOPPED_GRACE,
     TERMINATION_GRACE,
     Close,
     EndRanks,
@@ -251,6 +252,17 @@ def test_the_agent_waits_for_the_save_until_the_deadline() -> None:
     saving = job(registered(0, save="ordered"), KILLED, save_ordered_at=99.0)
     assert decide(saving) == Wait(159.0)
     assert decide(replace(saving, now=159.0)) == EndRanks(kill=(0,), terminate=())
+
+
+def test_a_rank_that_stays_stopped_is_not_waited_for() -> None:
+    """It may have been stopped for a moment by somebody who looks at it."""
+    stopped = registered(0, save="ordered", stopped_since=100.0)
+    saving = job(stopped, KILLED, save_ordered_at=99.0)
+    assert decide(saving) == Wait(100.0 + STOPPED_GRACE)
+    assert decide(replace(saving, now=100.0 + STOPPED_GRACE)) == EndRanks(kill=(0,), terminate=())
+    beside = job(stopped, registered(1, save="ordered"), KILLED, save_ordered_at=99.0)
+    assert decide(replace(beside, now=100.0 + STOPPED_GRACE)) == Wait(159.0), "rank 1 still saves"
+    assert decide(replace(saving, save_ordered_at=30.0)) == EndRanks(kill=(0,), terminate=()), "too late"
 
 
 def test_one_whole_replica_is_enough() -> None:

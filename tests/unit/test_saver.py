@@ -1,5 +1,6 @@
 """When a save may begin. The device is played by numbers; the rest is real."""
 
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from jitckpt import layout, local_state, protocol, saver, tree_codec
+from jitckpt import behind_proxy, layout, local_state, protocol, saver, tree_codec
+from jitckpt.behind_proxy import Standing
 from jitckpt.errors import SaveError
 from jitckpt.history import History
 from jitckpt.host_state import HostState
@@ -47,6 +49,7 @@ def step_to_save(
     next_minibatch: bool,
     seen: int = 0,
     save_function: SaveFunction | None = None,
+    deadline: float = 0.0,
 ) -> tuple[int, bool]:
     """Ask once, after STEP; next_minibatch: the host has begun it. seen: minibatches since the start."""
     model = nn.Linear(2, 1)
@@ -71,7 +74,7 @@ def step_to_save(
         report=lambda _: None,
         keep=1,
     )
-    return asked._wait_for_rest(deadline=0.0)
+    return asked._wait_for_rest(deadline)
 
 
 def test_in_a_backward_pass_nobody_is_waited_for(tmp_path: Path) -> None:
@@ -90,6 +93,24 @@ def test_a_step_that_the_device_is_in_is_waited_for(tmp_path: Path) -> None:
     inside = replace(IN_BACKWARD, device_begun=STEP + 1, step_thread_parked=True)
     with pytest.raises(SaveError, match=f"end of optimizer step {STEP + 1}"):
         step_to_save(tmp_path, inside, next_minibatch=True)
+
+
+def test_behind_a_proxy_a_recovery_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    standings = [Standing.RECOVERS, Standing.RECOVERS, Standing.INTACT]
+    monkeypatch.setattr(saver, "STUCK_SECONDS", 60.0)
+    monkeypatch.setattr(behind_proxy, "standing", lambda: standings.pop(0))
+    assert step_to_save(tmp_path, IN_BACKWARD, next_minibatch=True, deadline=math.inf) == (STEP, False)
+    assert standings == []
+
+
+def test_a_device_that_was_just_brought_back_is_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standings = [Standing.RECOVERS, Standing.LOST]
+    monkeypatch.setattr(saver, "STUCK_SECONDS", 60.0)
+    monkeypatch.setattr(behind_proxy, "standing", lambda: standings.pop(0))
+    with pytest.raises(SaveError, match="brought back from a failure"):
+        step_to_save(tmp_path, IN_BACKWARD, next_minibatch=True, deadline=math.inf)
 
 
 BETWEEN_MINIBATCHES = IN_BACKWARD  # asleep: in no call, and not at the gate either

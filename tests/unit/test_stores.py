@@ -17,7 +17,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.launcher.api import LaunchConfig
 
-from jitckpt import hosts
+from jitckpt import hosts, stores
 from jitckpt.errors import HostsError, NotNeeded
 from jitckpt.hosts import Host, Hosts
 from jitckpt.quorum import STORE, Past, missing
@@ -185,6 +185,23 @@ def test_who_may_be_cut_off_waits_and_ends_in_time(
     with pytest.raises(HostsError, match=r"In 1 s no host with the address 127.0.0.1 has come"):
         one.next_rendezvous()
     assert "this host sees 1 of 3 hosts that may be alive" in capsys.readouterr().err
+
+
+def test_who_is_left_alone_by_dead_hosts_does_not_wait_long_for_new_ones(
+    threads: ThreadPoolExecutor, last_start: LastStarts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of three: the second is gone before the next start is agreed on, and its machine says so."""
+    monkeypatch.setattr(stores, "DEAD_SECONDS", 0.5)
+    store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
+    one, other = (agent(store.port, 3, join_timeout=3600) for _ in range(2))
+    met, _ = last_start([one, other], threads)
+    met._lost.add(2)
+    del store
+    one.failed(met, [], silent_are_dead=False)
+    assert not one._is_alone(), "the other's store in reserve is there: it may be cut off"
+    other._reserve = None
+    with pytest.raises(HostsError, match="The other hosts are dead, as their machines say"):
+        one.next_rendezvous()
 
 
 def test_of_two_hosts_the_one_that_is_left_waits_for_the_address(

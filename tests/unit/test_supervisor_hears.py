@@ -1,6 +1,7 @@
 """What a supervisor hears from another host: whatever it says, the supervisor goes on."""
 
 import os
+from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import given, settings
@@ -95,3 +96,29 @@ def test_what_makes_no_sense_is_noted() -> None:
     os.close(supervisor._wake)
     (event,) = log.events
     assert "host 1 says what makes no sense: ValueError" in event["text"]
+
+
+def test_a_hang_is_transparent_modes_affair_until_that_gives_up() -> None:
+    looked_into: list[int] = []
+    proxies: Any = SimpleNamespace(recovers=True)
+    reports = Reports(heard=lambda *_: None, failed=lambda *_: None, write_local_states=lambda *_: {})
+    supervisor = Supervisor(
+        workers=[],
+        log=EventLog(),
+        reports=reports,
+        save_id=1,
+        save_deadline=60,
+        restarts_left=1,
+        proxies=proxies,
+    )
+    investigation: Any = SimpleNamespace(begin=lambda rank, *_: looked_into.append(rank))
+    supervisor._investigation = investigation
+    hang = protocol.Hang("c", 7, "ncclAllReduce", 4, 61.0)
+    supervisor._hear(1, hang)
+    assert looked_into == []
+    proxies.recovers = False
+    supervisor._look_into_hangs()
+    supervisor._hear(0, hang)
+    assert looked_into == [1, 0]
+    supervisor._copies.close()
+    os.close(supervisor._wake)

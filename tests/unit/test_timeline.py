@@ -75,6 +75,15 @@ def test_a_replica_that_was_a_step_ahead_has_done_one_minibatch_more() -> None:
     assert recovery.redone == 2
 
 
+def test_what_was_lost_is_told_where_nothing_could_be_saved() -> None:
+    story = Story().add("detected", cause="died", text="rank 0 ended with exit status 1", first=True)
+    story.add("not_saved", text="both raised an exception", step=24).restarted(20)
+    (recovery,) = recoveries(story.events)
+    assert (recovery.step, recovery.redone, recovery.lost) == (20, None, 4)
+    told = in_words(story.add("job_ended", outcome="succeeded").events, "ckpt")
+    assert "Restart 1 went on from step 20, with at most 4 minibatches done again; " in told[2]
+
+
 def test_two_failures_are_two_recoveries() -> None:
     story = Story().killed_and_saved().restarted(19)
     story.add("detected", cause="hang", text="rank 0 hangs", first=True)
@@ -160,6 +169,13 @@ def test_wrong_calls_end_with_status_2(arguments: list[str], capsys: pytest.Capt
     assert "jitckpt timeline: error:" in capsys.readouterr().err
 
 
+IN_PLACE: list[tuple[str, dict[str, float]]] = [
+    ("rank_stopped", {}),
+    ("server_restarted", {"ending": 0.25, "starting": 1.0}),
+    ("calls_made_again", {"handles": 0.5, "image": 0.75, "communicators": 1.25, "replay": 1.5}),
+]
+
+
 def recovered_in_place(story: Story) -> Story:
     """Both ranks go back to the state after step 7, at the second attempt."""
     story.add("fault", rank=1, fault="rank=1 step=8 phase=optimizer kind=sticky", step=8, phase="optimizer")
@@ -167,10 +183,11 @@ def recovered_in_place(story: Story) -> Story:
     story.add("rank_stopped", rank=0, recovery=1, states=[6, 7], text="", seconds=9.0)
     story.add("device_alarm", rank=0, call=0, text="its server was ended by Killed")
     story.add("recovery_begun", recovery=2)
-    for event, seconds in (("rank_stopped", 0.25), ("server_restarted", 1.0), ("calls_made_again", 2.0)):
+    for event, steps in IN_PLACE:
         for rank in (0, 1):
             stays = {"stays": rank == 0} if event == "server_restarted" else {}
-            story.add(event, rank=rank, recovery=2, seconds=seconds + rank / 4, **stays)
+            slower = {name: seconds + rank / 4 for name, seconds in steps.items()}
+            story.add(event, rank=rank, recovery=2, seconds=5.0 if steps else 0.5, **slower, **stays)
     return story.add("recovered", recovery=2, state=7, seconds=11.0)
 
 
@@ -183,8 +200,9 @@ def test_a_transparent_recovery_is_told_with_its_steps() -> None:
     assert begun.endswith(": CUDA error 700 (rank 1) (rehearsed: rank=1 step=8 phase=optimizer kind=sticky).")
     assert went_on == (
         "All ranks went on from the state after step 7 in the same processes, 11.00 s later, at attempt 2. "
-        "The slowest rank took 0.50 s to stop, 1.25 s for its server, 2.25 s for images, communicators and "
-        "the calls since then. New servers: of rank 1."
+        "The slowest rank took 0.50 s to stop, 0.50 s to abort what was under way, 1.25 s for a new server, "
+        "0.75 s for streams, events, memory and kernels, 1.00 s for the memory's content, 1.50 s for "
+        "communicators, 1.75 s for the calls since then. New servers: of rank 1."
     )
     assert second.endswith(": NCCL error 6 (rank 0).")
     assert given_up == "A transparent recovery is impossible: rank 1 is gone."
@@ -200,4 +218,27 @@ def test_a_transparent_recovery_is_one_of_the_documents(
     (one,) = json.loads(capsys.readouterr().out)["jobs"][0]["transparent_recoveries"]
     assert (one["rank"], one["attempts"], one["state"], one["given_up"]) == (1, 2, 7, None)
     assert one["replaced"] == [1]
-    assert one["steps"] == {"rank_stopped": 0.5, "server_restarted": 1.25, "calls_made_again": 2.25}
+    slowest = {"stop": 0.5, "ending": 0.5, "starting": 1.25}
+    slowest |= {"handles": 0.75, "image": 1.0, "communicators": 1.5, "replay": 1.75}
+    assert one["steps"] == slowest
+    first, second = one["ranks"]
+    assert (first["rank"], first["replaced"], second["replaced"]) == (0, False, True)
+    # Rank 1's calls were made again at 113 s, a second before all went on.
+    assert [(step["name"], step["begin"], step["seconds"]) for step in second["steps"]][3:] == [
+        ("handles", 108.0, 0.75),
+        ("image", 108.75, 1.0),
+        ("communicators", 109.75, 1.5),
+        ("replay", 111.25, 1.75),
+    ]
+
+
+def test_a_rank_that_did_not_come_so_far_has_no_steps_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    story = Story().add("job_started").add("device_alarm", rank=0, call=0, text="NCCL error 6")
+    story.add("recovery_begun", recovery=1).add("rank_stopped", rank=1, recovery=1, states=[], seconds=0.125)
+    story.add("recovery_given_up", text="A transparent recovery is impossible: rank 0 is gone.")
+    assert main(["timeline", written(tmp_path, story)]) == 0
+    shown = capsys.readouterr().out
+    assert "Recovery after NCCL error 6, seconds" in shown
+    assert ["1", "0.125", "same"] in [line.split() for line in shown.splitlines()]

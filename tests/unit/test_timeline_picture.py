@@ -92,9 +92,37 @@ def test_so_many_ranks_are_not_all_drawn() -> None:
     assert (len(recovery.lanes), recovery.left_out) == (1 + SHOWN_RANKS, 5)
 
 
+def in_place() -> list[Event]:
+    steps: dict[str, Any] = {"handles": 0.25, "image": 0.5, "communicators": 0.0, "replay": 1.25}
+    return [
+        event("fault", 19.5, rank=1, fault="rank=1 step=30 kind=proxy-kill", step=30, phase="backward"),
+        event("device_alarm", 20.0, rank=1, text="rank 1's server was ended", call=0),
+        event("recovery_begun", 20.0, recovery=1),
+        event("rank_stopped", 20.25, rank=1, recovery=1, seconds=0.25),
+        event("server_restarted", 22.0, rank=1, recovery=1, ending=0.25, starting=1.25, seconds=1.75),
+        event("calls_made_again", 24.5, rank=1, recovery=1, seconds=2.25, **steps),
+        event("recovered", 24.5, recovery=1, state=29, seconds=4.5),
+    ]
+
+
+def test_the_lanes_of_a_recovery_in_place() -> None:
+    _, recovery = recoveries(killed() + in_place())
+    assert (recovery.title, recovery.left_out) == ("rank 1's server was ended", 0)
+    phases = (
+        Phase("detect", -0.5, 0.0),
+        Phase("stop", 0.0, 0.25),
+        Phase("ending", 0.5, 0.75),
+        Phase("starting", 0.75, 2.0),
+        Phase("handles", 2.5, 2.75),
+        Phase("image", 2.75, 3.25),
+        Phase("replay", 3.25, 4.5),
+    )
+    assert recovery.lanes == (Lane("rank 1", phases, -0.5),)
+
+
 @pytest.mark.parametrize("name", ["picture.png", "picture.svg"])
 def test_it_is_drawn(name: str, tmp_path: Path) -> None:
-    (tmp_path / FILE_NAME).write_text("".join(json.dumps(event) + "\n" for event in killed()))
+    (tmp_path / FILE_NAME).write_text("".join(json.dumps(event) + "\n" for event in killed() + in_place()))
     picture = tmp_path / name
     assert main(["timeline", "--plot", str(picture), str(tmp_path)]) == 0
     content = picture.read_bytes()

@@ -242,3 +242,19 @@ def test_a_step_that_calls_its_base_classs_step_counts_once(
             ("own", 0),
             ("ended", step),
         ]
+
+
+def test_a_step_that_was_left_with_an_exception_is_made_again(
+    told: Told, attached: list[TrainingHooks]
+) -> None:
+    def fails() -> float:
+        raise ValueError("no loss")
+
+    model = nn.Linear(2, 1)
+    optimizer = sgd(model)
+    attached.append(TrainingHooks(told, model=None, optimizers=[optimizer]))
+    with pytest.raises(ValueError, match="no loss"):
+        optimizer.step(fails)
+    forward_backward(model)
+    optimizer.step()
+    assert told.take() == [("begun", 1), ("forward", 1), ("step", 1), ("ended", 1)]

@@ -8,8 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transparent_proxies import PAIR, WORLD, Proxy
 
-from jitckpt.transparent.agreement import Agreement, replay
-from jitckpt.transparent.messages import Ask, FromProxy, GiveUp, Making, Replay, Restart, Stop, ToProxy
+from jitckpt.transparent.agreement import PATIENCE, Agreement, replay
+from jitckpt.transparent.messages import (
+    LEFT_OUT,
+    Ask,
+    FromProxy,
+    GiveUp,
+    Making,
+    Replay,
+    Restart,
+    Stop,
+    ToProxy,
+    Validates,
+)
 from jitckpt.transparent.orders import Abort
 
 DEADLINE = 60.0
@@ -52,6 +63,8 @@ class Job:
             answer = proxy.standing() if isinstance(order, Ask) else proxy.hear(order)
             if answer is not None:
                 self.said[way].append(answer)
+            if isinstance(order, Replay) and proxy.waits and not proxy.held:
+                self.said[way].append(proxy.judges(bool(order.overwrite)))
 
     def run(self, choose: First = lambda ways: ways[0], most: int = 10_000) -> int:
         """Deliver messages until none is left, or so many; return how many."""
@@ -101,7 +114,7 @@ def test_all_ranks_go_back_to_the_newest_state_that_all_have(size: int) -> None:
         *["calls_made_again"] * size,
         "recovered",
     ]
-    assert now.named("calls_made_again")[0]["replay"] == pytest.approx(3e-6)
+    assert now.named("calls_made_again")[0]["replay"] == pytest.approx(4e-6)
 
 
 def test_servers_stay_unless_that_has_not_helped() -> None:
@@ -315,6 +328,101 @@ def test_a_rank_that_has_not_used_its_device_yet_is_late() -> None:
     early.proxies[0].waited = 61_000_000
     late.hear(0, early.proxies[0].standing(), 0.0)
     assert events == ["straggler"]
+
+
+def come(now: Job, *ranks: int) -> None:
+    """Some ranks come to the place before their steps at which they validate."""
+    for rank in ranks:
+        now.said[rank].append(now.proxies[rank].validates())
+
+
+def validated(now: Job) -> list[list[int]]:
+    return [proxy.validated for proxy in now.proxies.values()]
+
+
+def test_a_validation_begins_once_all_ranks_have_come_and_goes_on_until_none_has_anything_to_learn() -> None:
+    now = job()
+    now.proxies[1].lacks = 3
+    come(now, 0)
+    now.run()
+    assert not now.proxies[0].orders
+    come(now, 1)
+    now.run()
+    assert validated(now) == [[1], [1]]
+    replays = [order.overwrite for order in now.proxies[0].orders if isinstance(order, Replay)]
+    assert replays == [1, 1, 1]
+    assert [proxy.server for proxy in now.proxies.values()] == [0, 0]
+    # A user hears nothing but the outcome: nothing has failed.
+    assert [name for name, _ in now.events] == ["validated", "validated"]
+    assert now.agreement.next_look is None
+    # Servers stay for the first failure after it, though it is to the same state.
+    now.alarm(0)
+    now.run()
+    now.goes_on(state=7)
+    assert [proxy.server for proxy in now.proxies.values()] == [0, 0]
+
+
+def test_transparent_mode_is_switched_off_for_all_once_no_other_rank_has_anything_to_learn() -> None:
+    now = job()
+    now.proxies[0].lacks, now.proxies[1].wrong = 2, True
+    come(now, 0, 1)
+    now.run()
+    assert len([order for order in now.proxies[0].orders if isinstance(order, Replay)]) == 2
+    for proxy in now.proxies.values():
+        assert "Transparent mode is switched off: what rank 1 has (rank 1). The training" in proxy.given_up
+    assert [name for name, _ in now.events] == ["switched_off"]
+
+
+@given(st.data())
+def test_failures_in_a_validation_are_recovered_from_and_it_still_ends(data: st.DataObject) -> None:
+    now = job(data.draw(st.integers(1, 3)))
+    for proxy in now.proxies.values():
+        proxy.lacks = data.draw(st.integers(0, 2))
+    come(now, *now.proxies)
+    for _ in range(data.draw(st.integers(1, 3))):
+        now.run(lambda ways: data.draw(st.sampled_from(ways)), most=data.draw(st.integers(0, 25)))
+        now.alarm(data.draw(st.sampled_from([*now.proxies])))
+    now.run(lambda ways: data.draw(st.sampled_from(ways)))
+    assert validated(now) == [[1]] * len(now.proxies)
+    assert not any(proxy.held or proxy.given_up for proxy in now.proxies.values())
+    # As often as the user hears of a failure it hears of its end.
+    begun = [name for name, _ in now.events if name in ("recovery_begun", "recovered")]
+    assert begun[-1:] != ["recovery_begun"]
+
+
+def test_a_validation_is_left_out_where_not_all_ranks_come() -> None:
+    now = job()
+    come(now, 0)
+    now.run()
+    assert now.agreement.next_look == now.now + PATIENCE
+    now.agreement.look(now.now + PATIENCE - 0.01)
+    assert not now.named("validation_left_out")
+    now.agreement.look(now.now + PATIENCE)
+    now.run()
+    assert validated(now) == [[0], []]
+    assert "rank 1 has not come" in str(now.named("validation_left_out")[0]["text"])
+    assert now.agreement.next_look is None
+    # One that waits for what the other would send it has not to be waited for so long.
+    come(now, 0)
+    now.run()
+    waiting(now, 1)
+    assert validated(now) == [[0, 0], []]
+    # Nor one that has ended.
+    now = job()
+    now.agreement.leave(1, "its worker process ended with exit status 0", 0.0)
+    come(now, 0)
+    now.run()
+    assert validated(now) == [[0], []]
+
+
+def test_a_rank_that_cant_compare_has_the_validation_left_out() -> None:
+    now = job()
+    come(now, 0)
+    now.proxies[1].waits = True
+    now.said[1].append(Validates((0, 0), LEFT_OUT, "no room"))
+    now.run()
+    assert validated(now) == [[0], [0]]
+    assert now.named("validation_left_out") == [{"text": "no room"}]
 
 
 def test_an_id_that_nobody_renews_ends_it() -> None:

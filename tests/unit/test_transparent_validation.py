@@ -1,182 +1,181 @@
 """The validation of a minibatch's log, on a simulated device whose programs are drawn by chance."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
-from jitckpt.transparent.validation import Again, Kept, Seen, SwitchOff, Valid, is_due, judge, told
+from jitckpt.transparent.naming import BLOCK_BYTES, Places, described
+from jitckpt.transparent.validation import Again, Seen, SwitchOff, Valid, is_due, judge, told
 
-STATE = ("optimizer.0.parameter.0", "optimizer.0.state.0.exp_avg")
-OTHERS = ("module.0.running_mean", "scale", "loss", "activation", "gradient")
-LIVING = (*STATE, *OTHERS[:4])  # as the minibatch begins; the gradient is made in it
+LIVING = 6  # blocks as the minibatch begins
 POISON = hash("overwritten")
+Memory = list[int]
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """Writes to `output` what depends on its inputs alone, or on host memory too that nobody sees."""
+    """Writes to block `output` what depends on its inputs alone, or on host memory too that nobody sees."""
 
-    output: str
-    inputs: tuple[str, ...]
+    output: int
+    inputs: tuple[int, ...]
     reads_host: bool = False
 
 
 Program = tuple[Kernel, ...]
 
 
-def run(program: Program, memory: dict[str, int], host: int, what: str = "minibatch") -> None:
-    made = {*memory}
+def run(program: Program, memory: Memory, host: int) -> Memory:
+    memory = [*memory]
     for place, kernel in enumerate(program):
-        read = tuple(memory[name] for name in kernel.inputs if name in made)
-        memory[kernel.output] = hash((what, place, read, host if kernel.reads_host else None))
-        made.add(kernel.output)
+        read = tuple(memory[block] for block in kernel.inputs)
+        memory[kernel.output] = hash((place, read, host if kernel.reads_host else None))
+    return memory
 
 
-def put_back(memory: Mapping[str, int], start: Mapping[str, int], kept: Kept, garbage: int) -> dict[str, int]:
-    """Return the memory as the minibatch finds it in a recovery: garbage is in all that is not put back."""
-    found = {name: memory[name] if name in STATE else garbage for name in start}
-    return found | {name: start[name] for name in {*kept.shadow, *kept.constants}}
+def put_back(start: Memory, changed: Tensor, shadow: Tensor, garbage: int) -> Memory:
+    """Return the memory with garbage in all that has changed and is not put back."""
+    lost = (changed & ~shadow).tolist()
+    return [garbage if is_lost else value for value, is_lost in zip(start, lost, strict=True)]
 
 
-def validate(program: Program, in_step: Program = ()) -> Valid | SwitchOff:
-    """Validate until there is nothing to learn; each time another minibatch, with other numbers."""
-    kept = Kept()
-    for minibatch in range(2 * len(LIVING)):
-        start = {name: hash((name, minibatch // 100)) for name in LIVING}
-        memory = dict(start)
-        run(program, memory, host=minibatch)
-        before_step = dict(memory)
-        unchanged = {
-            name: value
-            for name, value in start.items()
-            if before_step[name] == value and name not in kept.scratch
-        }
-        again = put_back(memory, start, kept, POISON) | unchanged
-        run(program, again, host=-1 - minibatch)
-        run(in_step, memory, host=minibatch, what="step")
-        seen = Seen(start, before_step, again, memory, frozenset(STATE))
-        match judge(seen, kept):
+def differing(one: Memory, other: Memory) -> Tensor:
+    return torch.tensor([a != b for a, b in zip(one, other, strict=True)])
+
+
+def validate(program: Program) -> tuple[Valid | SwitchOff, int]:
+    """Validate one minibatch until there is nothing to learn; return also how often it was run again."""
+    start = [hash(("start", block)) for block in range(LIVING)]
+    end = run(program, start, host=0)
+    changed = differing(start, end)
+    shadow = torch.zeros(LIVING, dtype=torch.bool)
+    for rounds in range(1, 2 * LIVING):
+        again = run(program, put_back(start, changed, shadow, POISON), host=-rounds)
+        match judge(Seen(changed, differing(again, end)), shadow, rounds):
             case Again(learned):
-                assert learned != kept
-                kept = learned
+                assert (learned | shadow == learned).all()
+                assert (learned != shadow).any()
+                shadow = learned
             case found:
-                return found
+                return found, rounds
     raise AssertionError("there is no end to learning")
+
+
+blocks = st.integers(0, LIVING - 1)
 
 
 @st.composite
 def programs(draw: st.DrawFn, reads_host: bool = False) -> Program:
-    names = st.sampled_from((*STATE, *OTHERS))
     kernels = st.builds(
         Kernel,
-        names,
-        st.lists(names, max_size=3).map(tuple),
+        blocks,
+        st.lists(blocks, max_size=3).map(tuple),
         st.integers(0, 4).map(lambda n: reads_host and n == 0),
     )
     return tuple(draw(st.lists(kernels, max_size=8)))
 
 
-def check(program: Program, found: Valid, garbage: int) -> None:
-    """See that a recovery is exact, whatever the rest of the memory holds."""
-    start = {name: hash((name, "another")) for name in LIVING}
-    memory = dict(start)
-    run(program, memory, host=0)
-    again = put_back(memory, start, found.kept, garbage)
-    run(program, again, host=0)
-    needless = found.kept.scratch - {kernel.output for kernel in program}
-    assert all(again[name] == memory[name] for name in memory.keys() - needless)
-
-
 @given(programs(), st.integers())
 def test_what_is_learned_is_enough_whatever_else_is_in_memory(program: Program, garbage: int) -> None:
-    found = validate(program)
+    found, rounds = validate(program)
     assert isinstance(found, Valid)
-    assert not found.kept.scratch
-    check(program, found, garbage)
+    assert rounds <= 4
+    start = [hash(("another", block)) for block in range(LIVING)]
+    end = run(program, start, host=0)
+    assert run(program, put_back(start, differing(start, end), found.shadow, garbage), host=0) == end
 
 
 @given(programs(reads_host=True))
-def test_input_behind_the_calls_is_found_if_it_reaches_the_end(program: Program) -> None:
-    ends = []
-    for host in (1, 2):
-        memory = {name: hash(name) for name in LIVING}
-        run(program, memory, host)
-        ends.append(memory)
-    found = validate(program)
-    assert isinstance(found, SwitchOff) == (ends[0] != ends[1])
-    if isinstance(found, SwitchOff):
-        assert "something reads host memory behind the calls" in found.reason
+def test_input_behind_the_calls_is_found_exactly_if_it_reaches_the_end(program: Program) -> None:
+    start = [*range(LIVING)]
+    reaches = run(program, start, host=1) != run(program, start, host=2)
+    found, _ = validate(program)
+    assert isinstance(found, SwitchOff) == reaches
 
 
-@given(programs(), programs(), st.integers())
-def test_what_the_step_changes_beside_its_state_must_not_be_needed(
-    program: Program, in_step: Program, garbage: int
-) -> None:
-    changed = {kernel.output for kernel in in_step} & {*LIVING} - {*STATE}
-    found = validate(program, in_step)
-    if isinstance(found, SwitchOff):
-        assert changed
-        assert "optimizer step" in found.reason
-        # It does need something of it: with what the step leaves alone there is nothing to complain of.
-        assert isinstance(validate(program), Valid)
-    else:
-        assert found.kept.scratch == changed
-        assert not changed & {*found.kept.shadow, *found.kept.constants}
-        check(program, found, garbage)
+@given(st.lists(programs(), min_size=2, max_size=3), st.data())
+def test_ranks_that_exchange_results_learn_together(ranks: list[Program], data: st.DataObject) -> None:
+    """What one lacks makes others differ; so only when none has anything to learn may it be called wrong."""
+    start = [[hash((rank, block)) for block in range(LIVING)] for rank in range(len(ranks))]
+
+    def run_all(memories: list[Memory]) -> list[Memory]:
+        ends = [run(program, memory, 0) for program, memory in zip(ranks, memories, strict=True)]
+        exchanged = hash(tuple(end[0] for end in ends))
+        return [[*end[:-1], exchanged] for end in ends]
+
+    ends = run_all(start)
+    changed = [differing(one, end) for one, end in zip(start, ends, strict=True)]
+    shadows = [torch.zeros(LIVING, dtype=torch.bool) for _ in ranks]
+    for rounds in range(1, 6):
+        found = run_all([put_back(*one, POISON) for one in zip(start, changed, shadows, strict=True)])
+        judged = [
+            judge(Seen(changed[rank], differing(found[rank], ends[rank])), shadows[rank], rounds)
+            for rank in range(len(ranks))
+        ]
+        for rank, one in enumerate(judged):
+            if isinstance(one, Again):
+                shadows[rank] = one.shadow
+        if not any(isinstance(one, Again) for one in judged):
+            break
+    assert all(isinstance(one, Valid) for one in judged)
+
+
+def only(*found: int) -> Tensor:
+    return torch.tensor([block in found for block in range(LIVING)])
 
 
 def test_statistics_are_learned_and_nothing_more() -> None:
-    forward = Kernel("module.0.running_mean", ("module.0.running_mean", STATE[0]))
-    loss = Kernel("activation", (STATE[0], "scale"))
-    gradient = Kernel("gradient", ("activation",))
-    found = validate((forward, loss, gradient))
+    statistics, parameter, activation = 0, 1, 2
+    found, _ = validate((Kernel(statistics, (statistics, parameter)), Kernel(activation, (parameter,))))
     assert isinstance(found, Valid)
-    assert found.kept.shadow == {"module.0.running_mean"}
-    assert found.kept.constants.keys() == {"scale", "loss"}
-
-
-def test_memory_that_the_step_uses_for_a_moment_is_nothing_to_keep() -> None:
-    forward, in_step = Kernel("gradient", (STATE[0],)), Kernel("activation", (STATE[0],))
-    found = validate((forward,), (in_step,))
-    assert isinstance(found, Valid)
-    assert found.kept.scratch == {"activation"}
-    needs_it = validate((replace(forward, inputs=("activation",)),), (in_step,))
-    assert isinstance(needs_it, SwitchOff)
+    assert found.shadow.equal(only(statistics))
 
 
 def test_what_is_read_and_then_overwritten_is_learned() -> None:
-    found = validate((Kernel("activation", ("scale",)), Kernel("scale", ())))
+    found, rounds = validate((Kernel(2, (0,)), Kernel(0, ())))
     assert isinstance(found, Valid)
-    assert found.kept.shadow == {"activation", "scale"}
+    assert found.shadow.equal(only(0, 2))
+    assert rounds == 3
 
 
-def test_a_parameter_that_changes_outside_the_step_is_copied_too() -> None:
-    # Even if it comes out the same when it is run again: a replica's may not be there yet.
-    for inputs in ((STATE[0],), ("scale",)):
-        found = validate((Kernel(STATE[0], inputs),))
-        assert isinstance(found, Valid)
-        assert found.kept.shadow == {STATE[0]}
-
-
-def test_a_constant_that_changes_after_all_joins_the_shadow() -> None:
-    seen = Seen({"scale": 2}, {"scale": 2}, {"scale": 2}, {"scale": 2}, frozenset())
-    assert judge(seen, Kept(constants={"scale": 2})) == Valid(Kept(constants={"scale": 2}))
-    changed = judge(seen, Kept(constants={"scale": 1}))
-    assert changed == Again(Kept(frozenset({"scale"}), {}))
-    assert judge(seen, changed.kept) == Valid(changed.kept)
-
-
-def test_a_call_that_cant_be_run_again_is_named() -> None:
-    call = "cudaLaunchHostFunc runs a function of the host"
-    off = judge(Seen({}, {}, {}, {}, frozenset(), (call,)), Kept())
-    assert off == SwitchOff(call)
-    assert told(off, registered=True) == (
-        f"Transparent mode is switched off: {call}. The training goes on undisturbed, in user-level mode."
+def test_what_the_user_is_told() -> None:
+    assert told("x is not the same") == (
+        "Transparent mode is switched off: x is not the same. The training goes on undisturbed, but a "
+        "failure would now end the job; jitckpt.init (docs/api.md) would protect it."
     )
-    assert "but a failure would now end the job; jitckpt.init" in told(off, registered=False)
 
 
-def test_the_fifth_minibatch_and_every_so_many() -> None:
-    assert [step for step in range(1, 30) if is_due(step, 10)] == [5, 15, 25]
+@pytest.mark.parametrize(("every", "due"), [(10, [5, 15, 25]), (0, [5]), (1, [*range(5, 30)])])
+def test_the_fifth_minibatch_and_every_so_many(every: int, due: list[int]) -> None:
+    assert [step for step in range(1, 30) if is_due(step, every)] == due
+
+
+@given(st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 2000)), min_size=1, max_size=5), st.data())
+def test_every_byte_of_a_piece_is_in_its_block(sizes: list[tuple[int, int]], data: st.DataObject) -> None:
+    pieces, address = [], 4096
+    for size, gap in sizes:
+        pieces.append((address, size))
+        address += -(-size // BLOCK_BYTES) * BLOCK_BYTES + gap
+    places = Places(data.draw(st.permutations(pieces)))
+    expected = 0
+    for address, size in places.pieces:
+        for begin in range(0, size, BLOCK_BYTES):
+            assert places.blocks(address + begin, min(BLOCK_BYTES, size - begin)) == range(
+                expected, expected + 1
+            )
+            expected += 1
+        assert len(places.blocks(address, size)) == -(-size // BLOCK_BYTES)
+        assert not places.blocks(address, size + 1)
+    assert not places.blocks(0, 1)
+    assert not places.blocks(places.pieces[0][0], 0)
+
+
+def test_blocks_without_a_name_are_told_by_their_addresses() -> None:
+    places = Places([(0x1000, 1024), (0x9000, 2048)])
+    blocks = torch.tensor([True, False, True, True, False, True])
+    assert described(blocks, places, {}) == "0x1000 (512 bytes), 0x9000 (1024 bytes), 0x9600 (512 bytes)"
+    assert described(blocks, places, {}, most=1) == "0x1000 (512 bytes) and more"
+    assert described(torch.zeros(6, dtype=torch.bool), places, {}) == "nothing"

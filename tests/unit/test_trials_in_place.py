@@ -29,6 +29,7 @@ IN_PLACE = Run(
         event("job_started", 0.0, 0),
         event("proxy_connected", 1.0, 0, rank=0, pid=10),
         event("proxy_connected", 1.0, 0, rank=1, pid=11),
+        event("fault", 4.9, 0, rank=1, fault=TRIAL.faults[0], step=8, phase="forward"),
         event("device_alarm", 5.0, 0, rank=1, call=0, text="its server was ended by Killed"),
         event("recovery_begun", 5.0, 0, recovery=1),
         event("rank_stopped", 5.1, 0, rank=0, recovery=1, states=[7, 8], seconds=0.1),
@@ -54,6 +55,40 @@ def test_trials_in_place_are_ones_that_can_happen(
     assert all(0 <= fault.rank < ranks for fault in faults)
     assert [type(strike) for strike in trial.strikes] == [ServerStrike] * second
     assert ("server SIGKILL" in str(trial)) == second
+    # Half of the steps are still to come when a second failure does.
+    assert not second or all(fault.step <= 4 for fault in faults)
+
+
+def test_each_attempt_at_a_trial_draws_another_and_always_the_same() -> None:
+    def drawn(attempt: int) -> str:
+        kinds = TRANSPARENT_KINDS
+        options = {"ranks": 4, "steps": 40, "second": True, "two_at_once": False, "attempt": attempt}
+        return str([choose_trial(7, number, kinds=kinds, **options) for number in range(20)])  # type: ignore[arg-type]
+
+    assert len({drawn(attempt) for attempt in (1, 2, 3)}) == 3
+    assert drawn(2) == drawn(2)
+
+
+def test_a_failure_in_a_step_that_was_left_out_never_came() -> None:
+    events = tuple(one for one in IN_PLACE.events if one["event"] != "fault")
+    assert came_too_late(TRIAL, replace(IN_PLACE, events=events))
+    in_two = replace(TRIAL, faults=(*TRIAL.faults, "rank=0 step=8 phase=forward kind=sticky"))
+    assert came_too_late(in_two, IN_PLACE)
+
+
+def test_a_second_failure_that_hit_nobody_or_was_not_seen_came_too_late() -> None:
+    strike = ServerStrike(0, "calls_made_again", 0.1)
+    trial = replace(TRIAL, strikes=(strike,))
+    assert came_too_late(trial, IN_PLACE)
+    # It hit a server that nobody needed any more.
+    hit = replace(IN_PLACE, struck=(strike,))
+    assert came_too_late(trial, hit)
+    again = (event("recovery_begun", 6.0, 0, recovery=2), event("recovered", 8.5, 0, recovery=2, state=7))
+    assert not came_too_late(trial, replace(hit, events=(*IN_PLACE.events, *again)))
+    # It hit a server that was about to begin anew: that was replaced in the recovery under way.
+    replaced = event("server_restarted", 6.0, 0, rank=0, recovery=1, seconds=0.1, stays=False)
+    events = (*IN_PLACE.events[:-1], replaced, IN_PLACE.events[-1])
+    assert not came_too_late(trial, replace(hit, events=events))
 
 
 def test_what_a_script_has_printed_of_its_end_is_read() -> None:
@@ -81,8 +116,8 @@ def test_a_failure_after_the_end_of_a_rank_came_too_late() -> None:
         ("its worker process was killed by SIGKILL", False),
     ):
         last = event("recovery_given_up", 9.0, 0, text=given_up.format(why))
-        assert came_too_late(replace(IN_PLACE, events=(*IN_PLACE.events, last))) == late
-    assert not came_too_late(IN_PLACE)
+        assert came_too_late(TRIAL, replace(IN_PLACE, events=(*IN_PLACE.events, last))) == late
+    assert not came_too_late(TRIAL, IN_PLACE)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +137,7 @@ def test_a_failure_after_the_end_of_a_rank_came_too_late() -> None:
         (replace(IN_PLACE, left_behind=("/dev/shm/x",)), "left behind /dev/shm/x"),
         (
             replace(
-                IN_PLACE, events=(*IN_PLACE.events[:5], event("recovery_given_up", 6.0, 0, text="no, never"))
+                IN_PLACE, events=(*IN_PLACE.events[:6], event("recovery_given_up", 6.0, 0, text="no, never"))
             ),
             "no, never",
         ),

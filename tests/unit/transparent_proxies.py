@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 from jitckpt.transparent.communicators import EVERYBODY, FOREVER, Count, Place
 from jitckpt.transparent.coordination import Number
 from jitckpt.transparent.messages import (
+    AGAIN,
+    FIRST,
+    SWITCH_OFF,
+    VALID,
     Alarm,
     Done,
     FromProxy,
@@ -20,6 +24,8 @@ from jitckpt.transparent.messages import (
     Stop,
     Stopped,
     ToProxy,
+    Validated,
+    Validates,
 )
 
 WORLD = "11" * 16
@@ -31,6 +37,8 @@ class Proxy:
     """One rank of `size`. state: what its device holds; None: nothing yet. kept: the states of its images.
 
     failing: the call that fails whenever it is made, with its error. orders: all that it has carried out.
+    lacks: what it has still to learn in a validation; others' results differ as long as one lacks something.
+    wrong: its results always differ. waits: it is at its place for a validation. validated: what it was told.
     made: by state the collectives that it had made in the world; 0: until now. waited: microseconds, for its
     device.
     """
@@ -50,6 +58,10 @@ class Proxy:
     orders: list[ToProxy] = field(default_factory=list)
     made: dict[int, int] = field(default_factory=dict)
     waited: int = 0
+    lacks: int = 0
+    wrong: bool = False
+    waits: bool = False
+    validated: list[int] = field(default_factory=list)
 
     def hello(self) -> Hello:
         return Hello(self.recovery, 100 + self.rank, self.rank, "cafe")
@@ -69,6 +81,17 @@ class Proxy:
         places = (Place(WORLD, "", 0, self.rank, self.size, 0, FOREVER, counts),)
         return Standing(self.recovery, self.waited, 60_000_000, places)
 
+    def validates(self) -> Validates:
+        """Come to its place."""
+        self.waits = True
+        return Validates(self.recovery, FIRST, "")
+
+    def judges(self, overwritten: bool) -> Validates:
+        """Say what follows from calls that were made again; all is put back if nothing was overwritten."""
+        self.lacks = max(self.lacks - 1, 0) if overwritten else 0
+        says = AGAIN if self.lacks else SWITCH_OFF if self.wrong else VALID
+        return Validates(self.recovery, says, f"what rank {self.rank} has")
+
     def hear(self, order: ToProxy) -> FromProxy | None:
         """Carry out an order; return the answer."""
         if order.recovery < self.recovery or self.given_up:
@@ -87,7 +110,7 @@ class Proxy:
                 self.server, self.state = self.server + (not may_stay), None
                 issued = () if self.rank else self.issues
                 return Ids(self.recovery, tuple(map(self.new_id, issued)), 5, 6, may_stay)
-            case Replay(_, state, deliver_error, ids, making):
+            case Replay(_, state, deliver_error, _, ids, making):
                 assert self.state is None, "the server is not new"
                 assert {one.key for one in making if not one.parent} <= {one.key for one in ids}
                 assert state in self.kept, "there is no image of it"
@@ -95,7 +118,11 @@ class Proxy:
                     return self.alarm(*self.failing)
                 self.got_error, self.failing = bool(deliver_error), None
                 self.state, self.held = state, False
-                return Done(self.recovery, 1, 2, 3)
+                return Done(self.recovery, 1, 2, 3, 4)
+            case Validated(_, valid):
+                assert self.waits, "it does not wait for that"
+                self.validated.append(valid)
+                self.waits = False
             case GiveUp(_, reason):
                 self.given_up, self.held = reason, False
         return None

@@ -56,6 +56,7 @@ void end_connection() {
   if (!state.compare_exchange_strong(running, State::ending)) return;
   Connection& ending = *connection.load();
   ending.control_.reset();
+  ending.end_spare();
   std::lock_guard lock(ending.mutex_);
   ending.server_.reset();
 }
@@ -63,6 +64,7 @@ void end_connection() {
 void forget_connection() {
   if (state == State::running) {
     connection.load()->server_->forget();
+    if (auto& spare = connection.load()->spare_) spare->forget();
     if (auto& control = connection.load()->control_) control->forget();
   }
   if (state != State::fresh) state = State::forked;
@@ -84,7 +86,7 @@ Connection::Connection(const Settings& settings)
   control.segment_count = settings.log.segment_count;
   control.start = {0, 0, 1};
   control.pinned_address = reinterpret_cast<uint64_t>(pinned_.begin());
-  server_ = std::make_unique<ServerProcess>(log_file_.descriptor(), pinned_.file().descriptor());
+  server_ = ready_server();
   server_->begin();
   begun_ = true;
   if (settings.control.empty()) return;

@@ -1,5 +1,6 @@
 // The process's one server, and the memory that is shared with it.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <deque>
@@ -15,11 +16,13 @@
 #include "copy_flags.h"
 #include "errors.h"
 #include "hold.h"
+#include "jitckpt_proxy.h"
 #include "log_writer.h"
 #include "objects.h"
 #include "pinned_memory.h"
 #include "server_process.h"
 #include "settings.h"
+#include "validation.h"
 
 namespace jitckpt::proxy::client {
 
@@ -41,12 +44,15 @@ class Connection {
   Objects& objects() { return objects_; }
   Communicators& communicators() { return communicators_; }
   Hold& hold() { return hold_; }
+  Validation& validation() { return validation_; }
   // The server's process; 0: there is none any more. Waits while another takes its place.
   pid_t server();
   static pid_t server_of_process();
 
   // See jitckpt_proxy.h.
   cudaError_t keep();
+  cudaError_t check(jitckpt_proxy_memory& memory);
+  jitckpt_proxy_validation validate(uint64_t says, const std::string& text);
   // This rank has a call with others: it can't end before they have come as far.
   void communicates() { has_communicated_.store(true, std::memory_order_relaxed); }
   // Number of the first record that the server reads, or has read, of those that threads have written.
@@ -72,9 +78,16 @@ class Connection {
   // leisure.
   std::optional<std::chrono::milliseconds> hang_time() const;
 
+  // Of those whose calls a replay makes again; and recoveries since the newest began.
+  std::chrono::steady_clock::duration longest_minibatch() const {
+    return std::max(minibatch_.load(), minibatch_before_.load());
+  }
+  int recoveries() const { return recoveries_; }
+
   // For the control thread, which stops the host before and lets it go on afterwards.
   control::Stopped report();
   control::Standing standing(std::chrono::steady_clock::duration waited) const;
+  jitckpt_proxy_standing stands() const;
   // Brings the server to rest, so that it can begin anew; if that fails, or may not be, ends it and starts
   // another. Throws std::runtime_error with a sentence.
   struct Restarted {
@@ -82,6 +95,9 @@ class Connection {
     bool stays;
   };
   Restarted restart_server(bool may_stay);
+  // Once there is something to recover: has another server ready, with the libraries loaded that this one
+  // has. It has no device until it takes this one's place.
+  void prepare_spare();
   std::vector<control::NamedId> make_ids();
   int server_process_file() const { return server_->process_file(); }
   std::string end_of_server();
@@ -128,9 +144,13 @@ class Connection {
   void forget_images(std::size_t remaining);
   cudaError_t wait_for_newest_image();
   cudaError_t make_image();
+  std::unique_ptr<ServerProcess> ready_server();
+  void end_spare();
+  void end_check();
   bool recover();
   bool begin_server(const Image& image, const std::vector<LogWriter::Apart>& ids,
-                    const std::vector<LogWriter::Apart>& communicators);
+                    const std::vector<LogWriter::Apart>& communicators,
+                    const std::vector<LogWriter::Apart>& overwriting = {});
 
   Settings settings_;
   SharedFile log_file_;
@@ -143,18 +163,30 @@ class Connection {
   Communicators communicators_;
   std::deque<Image> images_;        // the oldest first; the newest may not be whole yet
   uint64_t states_ = 0;             // number of the newest image
+  std::unique_ptr<Check> check_;    // of the validation that is under way
+  uint64_t checks_ = 0;             // number of the newest
   std::atomic<int> recoveries_{0};  // of the minibatch
   std::atomic<bool> has_kept_{false};
+  // How long the newest two took, and when the newest began.
+  std::atomic<std::chrono::steady_clock::duration> minibatch_{}, minibatch_before_{};
+  std::chrono::steady_clock::time_point minibatch_began_;
   std::atomic<bool> has_communicated_{false};  // since the newest image
   std::atomic<uint64_t> replayed_from_{0};
-  uint64_t replay_end_ = 0;  // number of the last record of the replay
-  bool begun_ = false;       // whether the server reads the log
+  // Number of the image from which on the device is where the program's events say, if it was ever brought
+  // back: it may be anywhere before.
+  std::atomic<uint64_t> intact_from_{0};
+  uint64_t replay_end_ = 0;            // number of the last record of the replay
+  bool recovers_from_failure_ = true;  // not for a validation
+  bool begun_ = false;                 // whether the server reads the log
   std::unique_ptr<ServerProcess> server_;
+  std::unique_ptr<ServerProcess> spare_;  // the control thread's
+  bool wants_spare_ = false;              // one that dies is not replaced: the next one would die too
   std::mutex mutex_;
   std::atomic<bool> dead_{false};
   std::string death_;
   Freed freed_pinned_;
   Hold hold_;
+  Validation validation_;
   std::unique_ptr<ControlThread> control_;
 
   friend void end_connection();

@@ -7,7 +7,7 @@
 namespace jitckpt::proxy::client::control {
 namespace {
 
-constexpr uint32_t version = 3;
+constexpr uint32_t version = 5;
 constexpr uint32_t first_of_worker = 1, first_of_agent = 16;  // kinds, in the order of the variants
 
 // Both go over the fields of a message in their order; little-endian, as all that CUDA runs on.
@@ -74,10 +74,13 @@ void fields(Do& each, auto& m) {
   if constexpr (std::is_same_v<Message, Stopped>)
     all(m.kept_from, m.kept_to, m.log_end, m.failed_call, m.error, m.communicators);
   if constexpr (std::is_same_v<Message, Ids>) all(m.ids, m.ending_us, m.starting_us, m.stays);
-  if constexpr (std::is_same_v<Message, Done>) all(m.image_us, m.communicators_us, m.replay_us);
+  if constexpr (std::is_same_v<Message, Done>) all(m.handles_us, m.image_us, m.communicators_us, m.replay_us);
   if constexpr (std::is_same_v<Message, Standing>) all(m.waited_us, m.limit_us, m.communicators);
   if constexpr (std::is_same_v<Message, Restart>) all(m.may_stay);
-  if constexpr (std::is_same_v<Message, Replay>) all(m.state, m.deliver_error, m.ids, m.creations);
+  if constexpr (std::is_same_v<Message, Replay>)
+    all(m.state, m.deliver_error, m.overwrite, m.ids, m.creations);
+  if constexpr (std::is_same_v<Message, Validates>) all(m.says, m.text);
+  if constexpr (std::is_same_v<Message, Validated>) all(m.valid);
   if constexpr (std::is_same_v<Message, GiveUp>) all(m.text);
 }
 

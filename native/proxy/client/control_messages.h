@@ -65,12 +65,17 @@ struct Ids {
   uint64_t stays;  // 1: the server is the same as before
 };
 struct Done {
-  uint64_t image_us, communicators_us, replay_us;
+  uint64_t handles_us, image_us, communicators_us, replay_us;
 };
 struct Standing {
   uint64_t waited_us;  // that some thread has waited for one answer of the device
   uint64_t limit_us;   // from when on that is too long; 0: it never is
   std::vector<Member> communicators;
+};
+// This rank takes part in a validation, and has come to this: numbers as in the agent's messages.py.
+struct Validates {
+  uint64_t says;
+  std::string text;
 };
 
 // Of the agent.
@@ -85,6 +90,7 @@ struct Creation {
 };
 struct Replay {
   uint64_t state, deliver_error;
+  uint64_t overwrite;  // 1: for a validation, what is not kept
   std::vector<NamedId> ids;
   std::vector<Creation> creations;
 };
@@ -92,9 +98,12 @@ struct GiveUp {
   std::string text;
 };
 struct Ask {};
+struct Validated {
+  uint64_t valid;  // 0: the validation is left out
+};
 
-using FromWorker = std::variant<Hello, Alarm, Stopped, Ids, Done, Standing>;
-using FromAgent = std::variant<Stop, Restart, Replay, GiveUp, Ask>;
+using FromWorker = std::variant<Hello, Alarm, Stopped, Ids, Done, Standing, Validates>;
+using FromAgent = std::variant<Stop, Restart, Replay, GiveUp, Ask, Validated>;
 
 template <class Message>
 struct Numbered {

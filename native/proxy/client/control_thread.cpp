@@ -69,10 +69,12 @@ ControlThread::ControlThread(Connection& connection, const std::string& path)
       news_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       hang_watch_(connection.log()) {
   say(control::Hello{getpid(), rank_of_process(), hexadecimal(table_hash)});
-  connection_.hold().begin([this] {
+  const auto news = [this] {
     const uint64_t one = 1;
     if (write(news_, &one, sizeof one) < 0) return;  // it has news already
-  });
+  };
+  connection_.hold().begin(news);
+  connection_.validation().begin(news);
   // The program's signals are for its own threads.
   sigset_t all, before;
   sigfillset(&all);
@@ -84,6 +86,7 @@ ControlThread::ControlThread(Connection& connection, const std::string& path)
 ControlThread::~ControlThread() {
   ending_ = true;
   connection_.hold().end();
+  connection_.validation().hear(Validation::Heard::over);
   const uint64_t one = 1;
   if (write(news_, &one, sizeof one) == sizeof one) thread_.join();
   close(socket_);
@@ -111,12 +114,14 @@ void ControlThread::run() {
     if (news[2].revents != 0) look_at_server();
     if (phase_ == Phase::replaying) look_at_replay();
     look_for_hangs();
+    if (phase_ == Phase::watching && !connection_.hold().held()) connection_.prepare_spare();
     if (const Hold::Failed failed = connection_.hold().take_alarm(); !failed.error.empty()) {
       std::fprintf(stderr, "jitckpt: %s; the program waits until its job has recovered.\n",
                    failed.error.c_str());
       say(control::Alarm{failed.call, failed.error});
       if (phase_ == Phase::replaying) phase_ = Phase::watching;  // there will be another recovery
     }
+    if (auto said = connection_.validation().take()) say(std::move(*said));
   }
 }
 
@@ -154,6 +159,9 @@ void ControlThread::carry_out(const control::FromAgent& order) {
       if (phase_ == Phase::restarted) replay(*replays);
     } else if (std::holds_alternative<control::Ask>(order)) {
       tell_standing();
+    } else if (const auto* const validated = std::get_if<control::Validated>(&order)) {
+      connection_.validation().hear(validated->valid != 0 ? Validation::Heard::valid
+                                                          : Validation::Heard::left_out);
     } else if (const auto* const gives_up = std::get_if<control::GiveUp>(&order)) {
       give_up(gives_up->text);
     }
@@ -174,6 +182,7 @@ void ControlThread::restart(const control::Restart& order) {
 
 void ControlThread::replay(const control::Replay& order) {
   replay_began_ = std::chrono::steady_clock::now();
+  replay_watch_.begin(replay_began_);
   connection_.replay(order);
   phase_ = Phase::replaying;
 }
@@ -183,12 +192,39 @@ void ControlThread::look_at_server() {
   connection_.hold().alarm("the device proxy's server " + connection_.end_of_server());
 }
 
+bool ControlThread::replay_stands_still() {
+  const auto longest = connection_.hang_time();
+  if (!longest) return false;
+  const proxy::Control& control = connection_.log().control();
+  const std::chrono::nanoseconds made(control.made_at[static_cast<std::size_t>(Made::image)]);
+  return replay_watch_.stands_still(made > replay_began_.time_since_epoch(), control.read,
+                                    connection_.longest_minibatch(), connection_.recoveries(), *longest,
+                                    std::chrono::steady_clock::now());
+}
+
 void ControlThread::look_at_replay() {
-  if (!connection_.replayed()) return;
+  if (!connection_.replayed()) {
+    if (replay_stands_still()) connection_.hold().alarm("the calls that are made again come to no end");
+    return;
+  }
   // If something has failed in it, the alarm is what the agent hears.
   if (!connection_.release()) return;
   phase_ = Phase::watching;
-  say(control::Done{0, 0, microseconds(std::chrono::steady_clock::now() - replay_began_)});
+  using Clock = std::chrono::steady_clock;
+  control::Done done{};
+  auto since = replay_began_;
+  const auto until = [&since](Clock::time_point time) {
+    return microseconds(time - std::exchange(since, time));
+  };
+  const auto until_made = [&](Made made) {
+    const auto& made_at = connection_.log().control().made_at;
+    return until(Clock::time_point(std::chrono::nanoseconds(made_at[static_cast<std::size_t>(made)])));
+  };
+  done.handles_us = until_made(Made::handles);
+  done.image_us = until_made(Made::image);
+  done.communicators_us = until_made(Made::communicators);
+  done.replay_us = until(Clock::now());
+  say(done);
 }
 
 void ControlThread::look_for_hangs() {

@@ -33,6 +33,7 @@ class ControlThread {
   void replay(const control::Replay& order);
   void look_at_server();
   void look_at_replay();
+  bool replay_stands_still();
   // Tells the agent of a thread that waits for too long; it alone knows whether another rank is only late.
   void look_for_hangs();
   void tell_standing();
@@ -49,6 +50,7 @@ class ControlThread {
   control::Number number_;  // the newest that was heard
   std::chrono::steady_clock::time_point replay_began_;
   HangWatch hang_watch_;
+  ReplayWatch replay_watch_;
   std::chrono::steady_clock::time_point told_at_;  // of a wait that is too long
   std::thread thread_;
 };

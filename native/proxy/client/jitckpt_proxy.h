@@ -2,6 +2,8 @@
 // it.
 #ifndef JITCKPT_PROXY_H
 #define JITCKPT_PROXY_H
+#include <stdint.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -19,6 +21,57 @@ JITCKPT_PROXY_CALL int jitckpt_proxy_keep(void);
 // The process id of the server; 0: there is none (yet, or any more). While all ranks recover it waits for the
 // new one.
 JITCKPT_PROXY_CALL int jitckpt_proxy_server(void);
+
+// For saves of the program's state (libjitckpt.so and jitckpt's Python use these).
+
+// Pinned memory that is part of a file of the program's, such as one that outlives it; whole pages. It stays
+// until the process ends. Returns 0, or the CUDA error.
+JITCKPT_PROXY_CALL int jitckpt_proxy_share(int file, uint64_t offset, uint64_t bytes, void** pointer);
+
+// In the order of the stream the value is written to a word of pinned memory; or 0, which is to be no value
+// of anybody's, where what comes before it on the device may count for nothing and will be made again.
+// Returns 0, or the CUDA error.
+JITCKPT_PROXY_CALL int jitckpt_proxy_write_word(uint64_t* where, uint64_t value, void* stream);
+
+// Whether the device is where the program's calls and events say.
+enum jitckpt_proxy_standing {
+  jitckpt_proxy_intact,
+  jitckpt_proxy_recovers,  // a recovery is under way
+  jitckpt_proxy_lost,      // it was brought back, and has not ended a minibatch since; or will never be
+};
+JITCKPT_PROXY_CALL int jitckpt_proxy_stands(void);
+
+// A validation of the minibatch until here. The device's memory is copied to the host; the thread may then
+// say `jitckpt_proxy_first`, which has all ranks go back to where their minibatches began and make their
+// calls again, and look at what `memory` holds: bytes of memory, in blocks of 512 bytes of each place. It is
+// valid until jitckpt_proxy_validate returns what ends the validation. Needs an agent. Returns 0, or the CUDA
+// error.
+struct jitckpt_proxy_place {
+  uint64_t address, bytes;
+};
+struct jitckpt_proxy_memory {
+  uint64_t place_count;
+  const struct jitckpt_proxy_place* places;
+  uint64_t block_count;
+  const unsigned char* changed;  // 1: since the minibatch began
+  unsigned char* kept;           // to be set to 1: it is put back before the calls are made again
+  const unsigned char* found;    // after that: 0 the same as before, 1 the same but where it was overwritten
+                                 // and nothing has written to it, 2 different
+};
+JITCKPT_PROXY_CALL int jitckpt_proxy_check(struct jitckpt_proxy_memory* memory);
+
+// Says what this rank has come to (the numbers are the agent's, in jitckpt/transparent/messages.py), with a
+// clause, and waits for all others. Whatever has differed is again what it was.
+enum jitckpt_proxy_validation {
+  jitckpt_proxy_over,         // there are no recoveries any more
+  jitckpt_proxy_overwritten,  // the calls were made again, after what had changed and is not kept was
+                              // overwritten
+  jitckpt_proxy_put_back,     // they were made again, after all was put back: there was a failure
+  jitckpt_proxy_unknown,      // they were made again, but not compared
+  jitckpt_proxy_valid,        // all ranks' calls are all that their memory depends on
+  jitckpt_proxy_left_out,     // not now
+};
+JITCKPT_PROXY_CALL int jitckpt_proxy_validate(int says, const char* text);
 
 #ifdef __cplusplus
 }

@@ -90,22 +90,30 @@ void Connection::replay(const control::Replay& order) {
       ids.push_back({static_cast<uint16_t>(Call::renew_id), 0, {bytes.begin(), bytes.end()}});
     }
     const auto made = communicators_.creations(image->start.sequence, order.creations, order.ids);
-    if (!begin_server(*image, ids, made))
+    const bool validates = order.overwrite != 0 && check_ && check_->state == order.state;
+    if (check_) check_->overwrites = validates;
+    if (!begin_server(*image, ids, made, validates ? check_->overwriting() : std::vector<LogWriter::Apart>{}))
       throw std::runtime_error("the log has no room for a replay: raise JITCKPT_PROXY_LOG_BYTES");
-    ++recoveries_;
+    if (order.overwrite == 0) ++recoveries_;
+    recovers_from_failure_ = order.overwrite == 0;
   });
 }
 
 bool Connection::replayed() const { return log_.control().read >= replay_end_; }
 
 bool Connection::release() {
+  const uint64_t next = states_ + 1;  // none is added while the host is held
   if (!hold_.release()) return false;
-  std::fprintf(stderr, "jitckpt: the device proxy's server is process %d now; the program goes on.\n",
-               server_->id());
+  intact_from_ = next;
+  validation_.hear(Validation::Heard::again);
+  if (recovers_from_failure_)
+    std::fprintf(stderr, "jitckpt: the device proxy's server is process %d now; the program goes on.\n",
+                 server_->id());
   return true;
 }
 
 void Connection::give_up(const std::string& why) {
+  end_spare();
   {
     std::lock_guard lock(mutex_);
     writer_.keep_nothing();
@@ -113,6 +121,7 @@ void Connection::give_up(const std::string& why) {
     if (!begun_) server_->kill();
   }
   hold_.give_up(why);
+  validation_.hear(Validation::Heard::over);
 }
 
 }  // namespace jitckpt::proxy::client

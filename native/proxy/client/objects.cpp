@@ -125,6 +125,21 @@ std::vector<LogWriter::Apart> Objects::creations(uint64_t before, Kind kind) {
   return calls;
 }
 
+std::set<std::string> Objects::libraries() {
+  std::lock_guard lock(mutex_);
+  std::set<std::string> paths;
+  const auto add = [&paths](const Object& object, std::size_t begin, std::size_t bytes) {
+    paths.emplace(reinterpret_cast<const char*>(object.content.data()) + begin, bytes);
+  };
+  for (const Object& object : objects_) {
+    if (object.call == Call::find_kernel)
+      add(object, sizeof(wire::find_kernel), read<wire::find_kernel>(object.content).path_bytes);
+    if (object.call == Call::make_blas)
+      add(object, sizeof(wire::make_blas), read<wire::make_blas>(object.content).path_bytes);
+  }
+  return paths;
+}
+
 std::vector<Allocation> Objects::allocations() {
   std::lock_guard lock(mutex_);
   std::vector<Allocation> all;

@@ -4,6 +4,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <tuple>
 #include <unordered_map>
@@ -41,6 +42,8 @@ class Objects {
   // to communicators, or all else.
   enum class Kind : uint8_t { plain, of_communicators };
   std::vector<LogWriter::Apart> creations(uint64_t before, Kind kind);
+  // The libraries that a server has to load.
+  std::set<std::string> libraries();
   // The device's memory that is not ended.
   std::vector<Allocation> allocations();
 

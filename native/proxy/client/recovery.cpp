@@ -17,7 +17,8 @@ namespace jitckpt::proxy::client {
 namespace {
 
 // A failure that comes back each time the calls are made again is the program's own, or the machine's.
-constexpr int most_recoveries = 2;  // in one minibatch
+constexpr int most_recoveries = 2;        // in one minibatch
+constexpr uint64_t never = ~uint64_t{0};  // comes an image of this number
 // A server whose device has not come to rest by then is ended.
 constexpr auto longest_reset = std::chrono::seconds(5);
 
@@ -146,8 +147,53 @@ cudaError_t Connection::keep() {
     forget_images(0);
     return result;
   }
+  const auto now = std::chrono::steady_clock::now();
+  if (has_kept_) {
+    minibatch_before_ = minibatch_.load();
+    minibatch_ = now - minibatch_began_;
+  }
+  minibatch_began_ = now;
   has_kept_ = true;
   return cudaSuccess;
+}
+
+// An event that was over before a recovery need not be after it, until the device has come past all that the
+// program had called by then.
+jitckpt_proxy_standing Connection::stands() const {
+  if (hold_.held()) return jitckpt_proxy_recovers;
+  return !dead_ && log_.control().image_whole >= intact_from_ ? jitckpt_proxy_intact : jitckpt_proxy_lost;
+}
+
+void Connection::prepare_spare() {
+  if (!has_kept_ || !std::exchange(wants_spare_, false)) return;
+  try {
+    spare_ = std::make_unique<ServerProcess>(log_file_.descriptor(), pinned_.file().descriptor());
+    for (const std::string& path : objects_.libraries()) spare_->load(path);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "jitckpt: There is no spare server: %s\n", error.what());
+  }
+}
+
+void Connection::end_spare() {
+  if (spare_) spare_->kill();
+  spare_.reset();
+}
+
+// The spare, if there is one that lives, or a new one.
+std::unique_ptr<ServerProcess> Connection::ready_server() {
+  wants_spare_ = settings_.spare_server;
+  if (auto spare = std::exchange(spare_, nullptr); spare && spare->alive()) {
+    try {
+      spare->wait_until_ready();
+      return spare;
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "jitckpt: The spare server can't be used, so another is started: %s\n",
+                   error.what());
+    }
+  }
+  auto server = std::make_unique<ServerProcess>(log_file_.descriptor(), pinned_.file().descriptor());
+  server->wait_until_ready();
+  return server;
 }
 
 // In one go: nobody gets the number of a process that is no more.
@@ -155,6 +201,7 @@ Connection::Restarted Connection::restart_server(bool may_stay) {
   using Clock = std::chrono::steady_clock;
   std::lock_guard lock(mutex_);
   const auto begin = Clock::now();
+  intact_from_ = never;
   const bool stays = may_stay && begun_ && server_->alive() && server_->reset(longest_reset);
   if (!stays) {
     server_->kill();
@@ -163,19 +210,24 @@ Connection::Restarted Connection::restart_server(bool may_stay) {
   copy_flags_.forget_what_was_set_free();
   const auto ended = Clock::now();
   begun_ = false;
-  if (!stays) server_ = std::make_unique<ServerProcess>(log_file_.descriptor(), pinned_.file().descriptor());
+  if (!stays) server_ = ready_server();
   return {ended - begin, Clock::now() - ended, stays};
 }
 
 // A new server begins with the image, and makes all calls since. With mutex_ held.
 bool Connection::begin_server(const Image& image, const std::vector<LogWriter::Apart>& ids,
-                              const std::vector<LogWriter::Apart>& communicators) {
+                              const std::vector<LogWriter::Apart>& communicators,
+                              const std::vector<LogWriter::Apart>& overwriting) {
   const uint64_t from = image.start.sequence;
   std::vector<LogWriter::Apart> calls = ids;
   const auto add = [&calls](const std::vector<LogWriter::Apart>& more) {
     calls.insert(calls.end(), more.begin(), more.end());
   };
+  const auto note_time = [&calls](Made made) {
+    calls.push_back(apart(Call::note_time, 0, wire::note_time{static_cast<uint32_t>(made)}));
+  };
   add(objects_.creations(from, Objects::Kind::plain));
+  note_time(Made::handles);
   std::set<int32_t> devices;
   for (const auto& [address, copy] : image.copies) {
     const wire::copy arguments{
@@ -184,15 +236,19 @@ bool Connection::begin_server(const Image& image, const std::vector<LogWriter::A
     calls.push_back(apart(Call::copy, copy.allocation.device, arguments));
     devices.insert(copy.allocation.device);
   }
+  add(overwriting);
   for (const int32_t device : devices)
     calls.push_back(apart(Call::cudaDeviceSynchronize, device, wire::cudaDeviceSynchronize{}));
+  note_time(Made::image);
   add(communicators);
   add(objects_.creations(from, Objects::Kind::of_communicators));
+  note_time(Made::communicators);
   const auto start = writer_.write_apart(calls, image.start);
   if (!start) return false;
   log_.control().start = *start;
   log_.control().reader_sleeps = 0;
   log_.control().images = Images::made;
+  log_.control().check_compared = 0;
   for (AsynchronousError& error : log_.control().errors) error.origin = 0;
   replayed_from_ = from;
   log_.control().replay_end = replay_end_ = writer_.newest();
@@ -210,7 +266,7 @@ bool Connection::recover() {
     return false;
   try {
     const std::string death = server_->end();
-    server_ = std::make_unique<ServerProcess>(log_file_.descriptor(), pinned_.file().descriptor());
+    server_ = ready_server();
     std::fprintf(stderr,
                  "jitckpt: the device proxy's server %s; process %d takes over and makes its calls again.\n",
                  death.c_str(), server_->id());
@@ -218,6 +274,7 @@ bool Connection::recover() {
     std::fprintf(stderr, "jitckpt: %s\n", error.what());
     return false;
   }
+  intact_from_ = states_ + 1;
   return begin_server(*image, {}, communicators_.creations_alone(image->start.sequence));
 }
 
@@ -230,6 +287,12 @@ int jitckpt_proxy_keep(void) {
   int32_t result = 0;
   Connection* const connection = Connection::get(Library::cudart, result);
   return connection ? connection->keep() : result;
+}
+
+int jitckpt_proxy_stands(void) {
+  int32_t result = 0;
+  const Connection* const connection = Connection::get(Library::cudart, result);
+  return connection ? connection->stands() : jitckpt_proxy_lost;
 }
 
 int jitckpt_proxy_server(void) { return Connection::usable() ? Connection::server_of_process() : 0; }

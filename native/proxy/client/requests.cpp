@@ -53,7 +53,8 @@ bool is_query(Call call) {
 
 bool may_block(Call call) {
   return call == Call::cudaStreamSynchronize || call == Call::cudaDeviceSynchronize ||
-         call == Call::cudaEventSynchronize || call == Call::copy_to_host || call == Call::newest_image;
+         call == Call::cudaEventSynchronize || call == Call::copy_to_host || call == Call::newest_image ||
+         call == Call::check_memory;
 }
 
 // A watchdog's queries never wait: it would take that for a hang. But a thread that has waited for the device
@@ -113,6 +114,24 @@ void settle(Connection& connection, const Thread& thread, Question question,
     std::memcpy(&made, content.data(), sizeof made);
     connection.communicators().issue(made.id);
   }
+}
+
+// Torch gives memory to another stream once a query has said that the first is through.
+void note_what_is_over(Connection& connection, Thread& thread, Call call, Bytes arguments) {
+  if (!connection.writer().keeps()) return;
+  wire::was_over over{};
+  if (call == Call::cudaEventQuery) {
+    wire::cudaEventQuery query;
+    std::memcpy(&query, arguments.data(), sizeof query);
+    over.event = query.event;
+  } else if (call == Call::cudaStreamQuery) {
+    wire::cudaStreamQuery query;
+    std::memcpy(&query, arguments.data(), sizeof query);
+    over.stream = query.stream;
+  } else {
+    return;
+  }
+  appended(connection, thread, Call::was_over, 0, bytes_of(over), {});
 }
 
 // The failure of the machine that the answer tells of, or that makes it worthless.
@@ -248,7 +267,9 @@ int32_t ask_bytes(Library library, Question question, Call call, Bytes arguments
   if (question != Question::looks)
     result = take_asynchronous_error(*connection, thread, library, may_block(call));
   if (result != 0) return result;
-  return given.result == 0 ? 0 : fail(library, given.result, given.text);
+  if (given.result != 0) return fail(library, given.result, given.text);
+  note_what_is_over(*connection, thread, call, arguments);
+  return 0;
 }
 
 bool ask_bytes_quietly(Call call, Bytes arguments, std::span<std::byte> answer) {

@@ -40,8 +40,7 @@ std::string program() {
   return library.substr(0, library.rfind('/') + 1) + "jitckpt-proxy-server";
 }
 
-// Ours, with the server's own libraries in the place of the client's.
-std::vector<std::string> server_environment() {
+std::vector<std::string> make_environment() {
   std::vector<std::string> variables;
   for (char** variable = environ; *variable; ++variable) {
     const std::string_view text = *variable;
@@ -53,6 +52,13 @@ std::vector<std::string> server_environment() {
   if (const char* folders = std::getenv("JITCKPT_PROXY_LIBRARY_PATH"))
     variables.push_back(std::string("LD_LIBRARY_PATH=") + folders);
   return variables;
+}
+
+// Ours, with the server's own libraries in the place of the client's. As it was when the first server was
+// started: the program may be changing it when another one is.
+const std::vector<std::string>& server_environment() {
+  static const std::vector<std::string> environment = make_environment();
+  return environment;
 }
 
 std::vector<char*> pointers(std::vector<std::string>& texts) {
@@ -105,7 +111,7 @@ ServerProcess::ServerProcess(int log_file, int pinned_file) {
     posix_spawnattr_setsigmask(&attributes, &none);
     posix_spawnattr_setsigdefault(&attributes, &all);
     posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-    auto variables = server_environment();
+    std::vector<std::string> variables = server_environment();
     std::vector<std::string> words = {path, std::to_string(getpid())};
     error = posix_spawn(&process_, path.c_str(), &actions, &attributes, pointers(words).data(),
                         pointers(variables).data());
@@ -117,12 +123,6 @@ ServerProcess::ServerProcess(int log_file, int pinned_file) {
     throw std::runtime_error(system_text("The device proxy can't start its server " + path, error));
   }
   process_file_ = static_cast<int>(syscall(SYS_pidfd_open, process_, 0));
-  try {
-    wait_until_ready();
-  } catch (...) {
-    stop();
-    throw;
-  }
 }
 
 void ServerProcess::wait_until_ready() {
@@ -151,6 +151,13 @@ std::vector<ncclUniqueId> ServerProcess::make_ids(std::size_t count) {
       throw std::runtime_error("The device proxy's server " + end() + " before it had made ids for NCCL.");
   }
   return ids;
+}
+
+void ServerProcess::load(const std::string& path) {
+  wire::Load order{wire::load, {}};
+  if (path.size() >= sizeof order.path) return;
+  path.copy(order.path, path.size());
+  send(socket_, &order, sizeof order.word + path.size() + 1, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 void ServerProcess::begin() { say(wire::begin); }

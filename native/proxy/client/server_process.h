@@ -11,14 +11,18 @@ namespace jitckpt::proxy::client {
 
 class ServerProcess {
  public:
-  // Starts the server with these files, and waits until it says that it is ready; it reads the log from
-  // `begin` on. Throws std::runtime_error with a sentence.
+  // Starts the server with these files; it reads the log from `begin` on. Throws std::runtime_error with a
+  // sentence.
   ServerProcess(int log_file, int pinned_file);
   // Ends it.
   ~ServerProcess();
   ServerProcess(const ServerProcess&) = delete;
   ServerProcess& operator=(const ServerProcess&) = delete;
 
+  // Until it says that it is ready, before all else. Throws std::runtime_error with a sentence.
+  void wait_until_ready();
+  // Before `begin`: has it load a library that it will need. Does not wait for that.
+  void load(const std::string& path);
   // Before `begin`: new ids of NCCL, which the server listens for. Throws std::runtime_error.
   std::vector<ncclUniqueId> make_ids(std::size_t count);
   void begin();
@@ -41,7 +45,6 @@ class ServerProcess {
  private:
   void stop();
   void say(uint32_t word);
-  void wait_until_ready();
   int exit_status() const;
 
   pid_t process_ = -1;

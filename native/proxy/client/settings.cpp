@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "spin.h"
+
 namespace jitckpt::proxy::client {
 namespace {
 
@@ -47,9 +49,11 @@ Settings read_settings() {
       .log = {segment, log / segment},
       .pinned_bytes =
           read_number("JITCKPT_PROXY_PINNED_BYTES", 64 * gibibyte, mebibyte, 1024 * gibibyte) / 4096 * 4096,
-      .spin_time = std::chrono::microseconds(read_number("JITCKPT_PROXY_SPIN_US", 20, 0, 1'000'000)),
+      .spin_time = std::chrono::microseconds(
+          read_number("JITCKPT_PROXY_SPIN_US", usual_spin_time().count(), 0, 1'000'000)),
       .hang_time = read_seconds("JITCKPT_HANG_TIMEOUT", 60),
-      .control = control ? control : ""};
+      .control = control ? control : "",
+      .spare_server = read_number("JITCKPT_PROXY_SPARE", 0, 0, 1) == 1};
 }
 
 }  // namespace jitckpt::proxy::client

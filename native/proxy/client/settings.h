@@ -14,6 +14,7 @@ struct Settings {
   std::chrono::microseconds spin_time;  // JITCKPT_PROXY_SPIN_US
   std::chrono::milliseconds hang_time;  // JITCKPT_HANG_TIMEOUT, in seconds
   std::string control;                  // JITCKPT_PROXY_CONTROL: the agent's socket; empty: none
+  bool spare_server;                    // JITCKPT_PROXY_SPARE: whether one waits to take the server's place
 };
 
 // Throws std::runtime_error with a sentence for a value that makes no sense.

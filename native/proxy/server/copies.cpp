@@ -1,4 +1,12 @@
 // Copies, and the pinned memory that both processes map.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "failure.h"
@@ -96,6 +104,46 @@ int32_t serve_register_host(Request& request) {
   const unsigned flags = arguments.flags & (cudaHostRegisterPortable | cudaHostRegisterMapped);
   const cudaError_t result = real::cudaHostRegister(pointer(arguments.address), arguments.bytes, flags);
   if (result == cudaSuccess) request.server.host_memory.add(arguments.address, 0);
+  return result;
+}
+
+int32_t serve_share_host(Request& request) {
+  const auto arguments = request.arguments<wire::share_host>();
+  const std::string path =
+      "/proc/" + std::to_string(arguments.process) + "/fd/" + std::to_string(arguments.file);
+  const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (file < 0)
+    throw Failure(cudaErrorInvalidValue,
+                  "the program's file can't be opened: " + std::string(strerror(errno)));
+  void* const memory = mmap(pointer(arguments.address), arguments.bytes, PROT_READ | PROT_WRITE,
+                            MAP_SHARED | MAP_FIXED, file, static_cast<off_t>(arguments.offset));
+  const int error = errno;
+  close(file);
+  if (memory == MAP_FAILED)
+    throw Failure(cudaErrorMemoryAllocation,
+                  "the program's file can't be mapped: " + std::string(strerror(error)));
+  const cudaError_t result = real::cudaHostRegister(memory, arguments.bytes, cudaHostRegisterPortable);
+  if (result == cudaSuccess) request.server.host_memory.add(arguments.address, 0);
+  return result;
+}
+
+int32_t serve_write_word(Request& request) {
+  struct Word {
+    Server& server;
+    uint64_t* where;
+    uint64_t value;
+  };
+  const auto arguments = request.arguments<wire::write_word>();
+  auto word = std::make_unique<Word>(
+      Word{request.server, static_cast<uint64_t*>(pointer(arguments.address)), arguments.value});
+  const auto write = [](void* argument) {
+    const std::unique_ptr<Word> owned(static_cast<Word*>(argument));
+    const uint64_t value = owned->server.has_failed() ? 0 : owned->value;
+    __atomic_store_n(owned->where, value, __ATOMIC_RELEASE);
+  };
+  const cudaError_t result =
+      real::cudaLaunchHostFunc(request.server.streams.find(arguments.stream), write, word.get());
+  if (result == cudaSuccess) word.release();
   return result;
 }
 

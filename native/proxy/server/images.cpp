@@ -1,5 +1,7 @@
 // Images: copies of the device's memory as it is between two minibatches, in memory that outlives this
 // process.
+#include "images.h"
+
 #include <chrono>
 #include <future>
 #include <set>
@@ -13,16 +15,6 @@
 #include "services.h"
 
 namespace jitckpt::proxy {
-namespace {
-
-std::vector<wire::Range> ranges_of(const Request& request, uint64_t count) {
-  const auto rest = request.rest<wire::keep_image>();
-  if (count > rest.size() / sizeof(wire::Range))
-    throw Failure(cudaErrorInvalidValue, "an image's record is shorter than it says");
-  std::vector<wire::Range> ranges(count);
-  if (count != 0) std::memcpy(ranges.data(), rest.data(), count * sizeof(wire::Range));
-  return ranges;
-}
 
 cudaError_t synchronize(const std::set<int32_t>& devices) {
   for (const int32_t device : devices) {
@@ -32,8 +24,7 @@ cudaError_t synchronize(const std::set<int32_t>& devices) {
   return cudaSuccess;
 }
 
-// Waits until the devices have come to rest; not if a collective has failed, or nobody wants the image.
-cudaError_t wait_for(const std::set<int32_t>& devices, Server& server) {
+cudaError_t come_to_rest(const std::set<int32_t>& devices, Server& server) {
   std::packaged_task<cudaError_t()> task([devices] { return synchronize(devices); });
   std::future<cudaError_t> result = task.get_future();
   std::thread(std::move(task)).detach();  // if it never ends, the process will be ended
@@ -42,6 +33,17 @@ cudaError_t wait_for(const std::set<int32_t>& devices, Server& server) {
     if (server.has_failed() || server.control().images == Images::unwanted) return cudaSuccess;
   }
   return result.get();
+}
+
+namespace {
+
+std::vector<wire::Range> ranges_of(const Request& request, uint64_t count) {
+  const auto rest = request.rest<wire::keep_image>();
+  if (count > rest.size() / sizeof(wire::Range))
+    throw Failure(cudaErrorInvalidValue, "an image's record is shorter than it says");
+  std::vector<wire::Range> ranges(count);
+  if (count != 0) std::memcpy(ranges.data(), rest.data(), count * sizeof(wire::Range));
+  return ranges;
 }
 
 // From here on what the image is written over counts for nothing. False if it is not wanted any more.
@@ -68,7 +70,7 @@ int32_t serve_keep_image(Request& request) {
   if (arguments.image <= control.image_whole) return cudaSuccess;
   std::set<int32_t> devices;
   for (const wire::Range& range : ranges) devices.insert(range.device);
-  if (const cudaError_t error = wait_for(devices, request.server); error != cudaSuccess) return error;
+  if (const cudaError_t error = come_to_rest(devices, request.server); error != cudaSuccess) return error;
   if (request.server.has_failed()) return cudaSuccess;  // who waits for the image is told of that
   if (!begin(request.server, arguments.image)) return cudaSuccess;
   for (const wire::Range& range : ranges) {
@@ -81,6 +83,25 @@ int32_t serve_keep_image(Request& request) {
   if (const cudaError_t error = synchronize(devices); error != cudaSuccess) return error;
   control.image_whole = arguments.image;
   return cudaSuccess;
+}
+
+int32_t serve_note_time(Request& request) {
+  const auto made = request.arguments<wire::note_time>().made;
+  if (made >= made_count) throw Failure(cudaErrorInvalidValue, "a record wants the time noted of nothing");
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  request.server.control().made_at[made] = std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+  return cudaSuccess;
+}
+
+int32_t serve_was_over(Request& request) {
+  if (!request.server.replays()) return cudaSuccess;
+  const auto arguments = request.arguments<wire::was_over>();
+  try {
+    if (arguments.event != 0) return real::cudaEventSynchronize(request.server.events.find(arguments.event));
+    return real::cudaStreamSynchronize(request.server.streams.find(arguments.stream));
+  } catch (const Failure&) {
+    return cudaSuccess;  // another thread of the program has ended it
+  }
 }
 
 int32_t serve_newest_image(Request& request) {

@@ -1,5 +1,6 @@
 // jitckpt-proxy-server CLIENT_PROCESS: started by libjitckpt_proxy.so, with its socket, log and pinned memory
 // as the files 3, 4 and 5. It lives as long as the client does.
+#include <dlfcn.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -18,6 +19,7 @@
 #include "real_calls.h"
 #include "server.h"
 #include "shared_file.h"
+#include "spin.h"
 
 namespace jitckpt::proxy {
 namespace {
@@ -43,14 +45,21 @@ void wait_for_client(int client_process) {
   if (news[1].revents != 0) _exit(0);
 }
 
-// Makes the ids that the client asks for, until it says that the log can be read.
-void make_ids(int client_process) {
+// Does what the client asks for, until it says that the log can be read: makes ids, loads libraries.
+void prepare(int client_process) {
   for (;;) {
-    uint32_t count = 0;
+    wire::Load heard{};
     wait_for_client(client_process);
-    if (recv(wire::socket_file, &count, sizeof count, 0) != sizeof count) _exit(0);
-    if (count == wire::begin) return;
-    for (uint32_t made = 0; made < count; ++made) {
+    const ssize_t bytes = recv(wire::socket_file, &heard, sizeof heard, 0);
+    if (bytes < static_cast<ssize_t>(sizeof heard.word)) _exit(0);
+    if (heard.word == wire::begin) return;
+    if (heard.word == wire::load) {
+      // If it can't be loaded, the call that needs it says so.
+      heard.path[sizeof heard.path - 1] = '\0';
+      dlopen(heard.path, RTLD_NOW | RTLD_GLOBAL);
+      continue;
+    }
+    for (uint32_t made = 0; made < heard.word; ++made) {
       ncclUniqueId id{};
       if (real::ncclGetUniqueId(&id) != ncclSuccess)
         throw std::runtime_error(real::ncclGetLastError(nullptr));
@@ -71,11 +80,11 @@ void listen(int client_process, Server& server) {
 [[noreturn]] void serve(const Log& log, int client_process) {
   const char* const spin = std::getenv("JITCKPT_PROXY_SPIN_US");  // which the client has checked
   for (;;) {
-    make_ids(client_process);
+    prepare(client_process);
     const auto server = std::make_unique<Server>(log);
     std::thread listener(listen, client_process, std::ref(*server));
     try {
-      server->run(std::chrono::microseconds(spin ? std::atoi(spin) : 20));
+      server->run(std::chrono::microseconds(spin ? std::atoi(spin) : usual_spin_time().count()));
     } catch (const std::exception& error) {
       fail(error);
     }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <set>
 #include <thread>
 
 #include "answer.h"
@@ -100,17 +101,23 @@ void Server::run(std::chrono::microseconds spin_time) {
 }
 
 // The program asks again and again whether a collective has failed; it is answered on its own side as long as
-// nothing is said here. While it is held, nobody else sees that one has failed for which the reader may wait.
+// nothing is said here. While it is held, nobody else sees that one has failed for which the reader may wait,
+// nor that the device has while the reader meets others for a communicator: they may wait for this device.
 void Server::watch_collectives() {
   const uint64_t replay_end = log_.control().replay_end;
+  int looks = 0;  // while a communicator has been made or ended
   while (!stops_) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    if (state_of_collectives() == ncclSuccess) continue;
-    log_.control().collective_failed = 1;
-    if (record_ > replay_end) continue;
-    const std::string failure = failed_collective();
+    looks = changing_ > 0 ? looks + 1 : 0;
+    std::string failure;
+    if (state_of_collectives() != ncclSuccess) {
+      log_.control().collective_failed = 1;
+      if (record_ <= replay_end) failure = failed_collective();
+    } else if (looks >= 10 && record_ <= replay_end) {
+      failure = failed_device();
+    }
     if (failure.empty() || stops_) continue;
-    std::fprintf(stderr, "jitckpt: the device proxy's server: a collective fails in the replay: %s\n",
+    std::fprintf(stderr, "jitckpt: the device proxy's server can't go on in the replay: %s\n",
                  failure.c_str());
     _exit(1);
   }
@@ -183,6 +190,18 @@ std::string Server::failed_collective() {
   has_failed_ = true;
   if (state != ncclRemoteError) is_suspect_ = true;
   return "NCCL error " + std::to_string(state);
+}
+
+std::string Server::failed_device() {
+  std::set<int32_t> devices;
+  for (const auto& [address, device] : memory.all()) devices.insert(device);
+  for (const int32_t device : devices) {
+    choose_device(device);
+    const cudaError_t state = real::cudaStreamQuery(nullptr);
+    if (is_of_the_machine(Library::cudart, state)) return describe(Library::cudart, state);
+    if (state != cudaSuccess) real::cudaGetLastError();
+  }
+  return "";
 }
 
 // Where the device has finished what a call would wait for, the reader makes the call itself: a twin would

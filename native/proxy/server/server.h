@@ -59,6 +59,8 @@ class Server {
   void serve(const Record& record);
 
   Control& control() const { return log_.control(); }
+  // Whether the call that the reader is at may have been made before, by an earlier server.
+  bool replays() const { return record_ <= control().replay_end; }
   // Whether a call has failed in such a way that what follows may be wrong, or nobody wants to know.
   bool has_failed() const { return has_failed_ || stops_; }
   // Takes note if a collective has failed, which may never end; returns what it is, empty if none has.
@@ -81,6 +83,8 @@ class Server {
   bool has_to_wait(const Record& record);
   void watch_collectives();
   ncclResult_t state_of_collectives();
+  // What has failed, where only another process would help; empty if nothing has.
+  std::string failed_device();
   void note_failure(Library library, int32_t result);
   void report(Library library, uint32_t slot, int32_t result, const std::string& text);
 

@@ -1,5 +1,7 @@
 // The calls of one process, as a program makes them.
 #include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <condition_variable>
@@ -8,6 +10,7 @@
 #include <random>
 #include <thread>
 
+#include "jitckpt_proxy.h"
 #include "support.h"
 
 namespace {
@@ -118,6 +121,41 @@ TEST(Calls, CopiesOfEveryLengthArriveWhole) {
     ok(cudaFreeHost(pinned));
     ok(cudaFree(device));
   }
+}
+
+// What is in it then is there for others who have the file.
+TEST(Calls, AFileOfTheProgramsCanBePinnedMemory) {
+  const OwnStream stream;
+  const int file = memfd_create("shared", MFD_CLOEXEC);
+  ASSERT_EQ(ftruncate(file, 4 * 4096), 0);
+  void* pinned = nullptr;
+  ok(static_cast<cudaError_t>(jitckpt_proxy_share(file, 4096, 2 * 4096, &pinned)));
+  ASSERT_NE(pinned, nullptr);
+  uint64_t* const words = static_cast<uint64_t*>(pinned);
+  const DeviceInts numbers(4, 7);
+  {
+    Gate gate(stream);
+    ok(static_cast<cudaError_t>(jitckpt_proxy_write_word(words, 41, stream)));
+    ok(cudaMemcpyAsync(words + 2, numbers.get(), 16, cudaMemcpyDeviceToHost, stream));
+    ok(static_cast<cudaError_t>(jitckpt_proxy_write_word(words + 1, 43, stream)));
+    EXPECT_EQ(numbers.read(), std::vector<int>(4, 7));  // the server has come so far
+    EXPECT_EQ(words[0], 0u);
+    gate.open();
+  }
+  ok(cudaStreamSynchronize(stream));
+  struct Content {
+    uint64_t begun, ended;
+    int numbers[4];
+  } content{};
+  ASSERT_EQ(pread(file, &content, sizeof content, 4096), static_cast<ssize_t>(sizeof content));
+  EXPECT_EQ(content.begun, 41u);
+  EXPECT_EQ(content.ended, 43u);
+  for (const int number : content.numbers) EXPECT_EQ(number, 7);
+  close(file);
+
+  EXPECT_EQ(jitckpt_proxy_share(-1, 0, 4096, &pinned), cudaErrorMemoryAllocation);
+  EXPECT_EQ(pinned, nullptr);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorMemoryAllocation);
 }
 
 TEST(Calls, PointersAreWhatTheyAre) {

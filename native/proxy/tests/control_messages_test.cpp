@@ -45,7 +45,7 @@ class Drawn {
                     number(),
                     several(count)};
     };
-    switch (random_() % 6) {
+    switch (random_() % 7) {
       case 0:
         return Hello{small(), small(), text()};
       case 1:
@@ -56,13 +56,15 @@ class Drawn {
         return Ids{several([this] { return named_id(); }), number(), number(), random_() % 2};
       case 4:
         return Standing{number(), number(), several(member)};
+      case 5:
+        return Validates{number(), text()};
       default:
-        return Done{number(), number(), number()};
+        return Done{number(), number(), number(), number()};
     }
   }
   FromAgent of_agent() {
     const auto creation = [this] { return Creation{key(), static_cast<uint32_t>(number()), key()}; };
-    switch (random_() % 5) {
+    switch (random_() % 6) {
       case 0:
         return Stop{};
       case 1:
@@ -70,7 +72,10 @@ class Drawn {
       case 2:
         return Restart{random_() % 2};
       case 3:
-        return Replay{number(), random_() % 2, several([this] { return named_id(); }), several(creation)};
+        return Replay{number(), random_() % 2, random_() % 2, several([this] { return named_id(); }),
+                      several(creation)};
+      case 4:
+        return Validated{random_() % 2};
       default:
         return GiveUp{text()};
     }
@@ -100,10 +105,10 @@ TEST(ControlMessages, ComeBackAsTheyWere) {
 }
 
 TEST(ControlMessages, AreLaidOutAsTheAgentReadsThem) {
-  const std::vector<unsigned char> expected{18, 0, 0, 0, 3, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0,
-                                            3,  0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0,
-                                            1,  0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
-  const auto bytes = encode({Number{2, 3}, FromAgent(Replay{5, 1, {}, {}})});
+  const std::vector<unsigned char> expected{18, 0, 0, 0, 5, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0,
+                                            0,  0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0,
+                                            0,  0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+  const auto bytes = encode({Number{2, 3}, FromAgent(Replay{5, 1, 0, {}, {}})});
   ASSERT_EQ(bytes.size(), expected.size());
   for (std::size_t i = 0; i < bytes.size(); ++i) EXPECT_EQ(static_cast<unsigned char>(bytes[i]), expected[i]);
 }

@@ -126,6 +126,11 @@ void Coordinator::hear(int rank, const control::Numbered<control::FromWorker>& m
     if (phase_ == Phase::watching && standing->waited_us >= standing->limit_us) begin_recovery(false);
     return;
   }
+  if (const auto* const validates = std::get_if<control::Validates>(&message.message)) {
+    validates_[rank] = validates->says;
+    if (static_cast<int>(validates_.size()) == ranks_) validate();
+    return;
+  }
   if (const auto* const report = std::get_if<control::Stopped>(&message.message)) worker.report = *report;
   if (const auto* const made = std::get_if<control::Ids>(&message.message)) {
     ids_.insert(ids_.end(), made->ids.begin(), made->ids.end());
@@ -143,8 +148,19 @@ void Coordinator::hear(int rank, const control::Numbered<control::FromWorker>& m
   }
 }
 
+// All have said where they stand: 0 or 1, to make their calls again.
+void Coordinator::validate() {
+  if (std::ranges::any_of(validates_, [](const auto& one) { return one.second < 2; })) {
+    begin_recovery(true);
+    recoveries_.back().validates = true;
+    return;
+  }
+  for (const auto& [rank, says] : std::exchange(validates_, {})) say(rank, control::Validated{1});
+}
+
 void Coordinator::begin_recovery(bool may_stay) {
   may_stay_ = may_stay;
+  validates_.clear();
   ++number_.recovery;
   recoveries_.emplace_back();
   if (gives_up) return give_up("a test wants it so");
@@ -251,7 +267,7 @@ void Coordinator::restarted() {
     const bool own = failed[rank].first != 0 && failed[rank] == failed_before_[rank];
     recoveries_.back().delivered += own;
     if (own) before_delivery(worker.process);
-    say(rank, control::Replay{state_, own, ids_, creations(rank, state_)});
+    say(rank, control::Replay{state_, own, recoveries_.back().validates, ids_, creations(rank, state_)});
     before_replay(rank, worker.process);
   }
   failed_before_ = failed;

@@ -43,6 +43,7 @@ class Coordinator {
     uint64_t state = 0, newest = 0;  // newest: of all ranks' images
     int delivered = 0;               // ranks that were told their own error
     bool done = false;
+    bool validates = false;  // nothing had failed
     std::set<int> stayed{};  // ranks that have the same server as before
   };
   std::vector<Recovery> recoveries() const;
@@ -61,6 +62,7 @@ class Coordinator {
   void run();
   void hear(int rank, const control::Numbered<control::FromWorker>& message);
   void begin_recovery(bool may_stay);
+  void validate();
   void stopped();
   void compare_counts();
   void restarted();
@@ -78,6 +80,7 @@ class Coordinator {
   bool may_stay_ = false;  // servers
   std::map<int, Worker> workers_;
   std::vector<control::NamedId> ids_;
+  std::map<int, uint64_t> validates_;  // what ranks say that wait for a validation
   std::map<int, std::pair<uint64_t, std::string>> failed_before_;
   mutable std::mutex mutex_;
   std::vector<Recovery> recoveries_;

@@ -5,10 +5,13 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <thread>
 
 #include "support.h"
 
@@ -17,6 +20,12 @@ std::string program;
 }
 
 pid_t find_server(pid_t client) {
+  const std::vector<pid_t> servers = find_servers(client);
+  return servers.empty() ? 0 : servers.front();
+}
+
+std::vector<pid_t> find_servers(pid_t client) {
+  std::vector<pid_t> servers;
   // Each thread has children of its own.
   for (const auto& thread :
        std::filesystem::directory_iterator("/proc/" + std::to_string(client) + "/task")) {
@@ -25,10 +34,24 @@ pid_t find_server(pid_t client) {
       std::ifstream command("/proc/" + std::to_string(child) + "/cmdline");
       std::string name;
       std::getline(command, name, '\0');
-      if (name == PROXY_SERVER) return child;
+      if (name == PROXY_SERVER) servers.push_back(child);
     }
   }
-  return 0;
+  return servers;
+}
+
+bool ends(pid_t process) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  const auto lives = [process] {
+    std::ifstream file("/proc/" + std::to_string(process) + "/stat");
+    const std::string state(std::istreambuf_iterator<char>(file), {});
+    return !state.empty() && state.find(") Z") == std::string::npos;
+  };
+  while (lives()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return true;
 }
 
 std::string hex(const ncclUniqueId& id) {

@@ -21,16 +21,6 @@ std::string text_of(const std::string& path) {
   return text.str();
 }
 
-bool ends(pid_t process) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  while (kill(process, 0) == 0 &&
-         text_of("/proc/" + std::to_string(process) + "/stat").find(") Z") == std::string::npos) {
-    if (std::chrono::steady_clock::now() > deadline) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  return true;
-}
-
 TEST(Processes, TheDeviceIsTheServersAlone) {
   const DeviceInts number(1);
   ASSERT_NE(find_server(), 0);

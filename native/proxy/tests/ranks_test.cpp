@@ -194,12 +194,27 @@ class Rank {
     seen.push_back(pinned_[0]);
     return seen;
   }
-  // With a copy behind the collective, which must not count if that is aborted.
+  // With a copy behind the collective, which must not count if that is aborted: nor does the word behind it,
+  // which tells whoever looks at the memory that the copy is there.
   int sum_of_all() {
+    uint64_t& word = *reinterpret_cast<uint64_t*>(pinned_ + 200);
+    const uint64_t value = ++sums_;  // each has its own: a replay writes the last one's again
+    std::atomic<bool> over{false};
+    int read = 0;
+    std::thread reader([&] {
+      while (__atomic_load_n(&word, __ATOMIC_ACQUIRE) != value && !over)
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+      read = pinned_[100];
+    });
     launch_add(state_.get() + 2, 1, stream_);
     ok(ncclAllReduce(state_.get(), sum_.get() + 48, 4, ncclInt32, ncclSum, world_, stream_));
     ok(cudaMemcpyAsync(pinned_ + 100, sum_.get() + 48, sizeof(int), cudaMemcpyDeviceToHost, stream_));
+    ok(static_cast<cudaError_t>(jitckpt_proxy_write_word(&word, value, stream_)));
     ok(cudaStreamSynchronize(stream_));
+    EXPECT_EQ(__atomic_load_n(&word, __ATOMIC_ACQUIRE), value);
+    over = true;
+    reader.join();
+    EXPECT_EQ(read, pinned_[100]);
     return pinned_[100];
   }
   int calls() const { return calls_; }
@@ -243,6 +258,7 @@ class Rank {
   int rank_, ranks_;
   Store store_;
   int minibatches_ = 0, calls_ = 0;
+  uint64_t sums_ = 0;
   cudaStream_t stream_ = nullptr;
   cudaEvent_t event_ = nullptr;
   int* pinned_ = nullptr;
@@ -305,6 +321,97 @@ TEST(Alone, SaysWhoseServerStays) {
     print("numbers", rank.minibatch());
     print("end", rank.end());
     std::printf("server %s\n", jitckpt_proxy_server() == server ? "stays" : "is new");
+    rank.wait_for_all();
+  }
+  std::fflush(stdout);
+}
+
+// Its server's spare, once there is one.
+pid_t find_spare() {
+  for (;;) {
+    for (const pid_t server : find_servers()) {
+      if (server != jitckpt_proxy_server()) return server;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+// Rank 0's server is killed twice: once there is a spare, and once that has been killed too.
+TEST(Alone, LosesItsServerAndItsSpare) {
+  if (!alone() || !std::getenv("PROXY_TEST_STORE")) GTEST_SKIP() << "only for other tests";
+  {
+    Rank rank;
+    const bool spares = std::getenv("JITCKPT_PROXY_SPARE") != nullptr, fails = spares && rank.rank() == 0;
+    print("numbers", rank.minibatch());
+    for (const bool spare_dies : {false, true}) {
+      print("numbers", rank.minibatch());
+      if (fails) {
+        const pid_t spare = find_spare();
+        if (spare_dies) kill(spare, SIGKILL);
+        kill_server();
+        print("sum", {rank.sum_of_all()});
+        EXPECT_EQ(jitckpt_proxy_server() == spare, !spare_dies);
+      } else {
+        print("sum", {rank.sum_of_all()});
+      }
+    }
+    print("numbers", rank.minibatch());
+    if (spares) {
+      find_spare();
+      for (const pid_t server : find_servers()) std::printf("server %d\n", server);
+    }
+    std::fflush(stdout);
+    ok(cudaStreamSynchronize(rank.stream()));  // the other's device may need this one until then
+    rank.wait_for_all();
+    if (spares && rank.rank() == 1) _exit(0);  // without a word to anyone
+  }
+}
+
+// Learns as jitckpt/transparent/validation.py does. Returns what the minibatch needs, in blocks.
+uint64_t validate(const std::function<void()>& happens) {
+  jitckpt_proxy_memory memory{};
+  ok(static_cast<cudaError_t>(jitckpt_proxy_check(&memory)));
+  happens();
+  int heard = jitckpt_proxy_validate(0, "");
+  while (heard == jitckpt_proxy_overwritten || heard == jitckpt_proxy_put_back ||
+         heard == jitckpt_proxy_unknown) {
+    // A failure just before it waited: nothing has been compared yet, and the others wait.
+    if (heard == jitckpt_proxy_unknown) {
+      heard = jitckpt_proxy_validate(0, "");
+      continue;
+    }
+    bool learns = false;
+    for (uint64_t block = 0; block < memory.block_count; ++block) {
+      if (memory.kept[block] != 0 || memory.changed[block] == 0) continue;
+      if (heard == jitckpt_proxy_put_back || memory.found[block] != 2) continue;
+      memory.kept[block] = 1;
+      learns = true;
+    }
+    uint64_t needed = 0;
+    for (uint64_t block = 0; block < memory.block_count; ++block) needed += memory.kept[block];
+    heard = jitckpt_proxy_validate(learns ? 1 : 2, "");
+    if (heard == jitckpt_proxy_valid) return needed;
+  }
+  ADD_FAILURE() << "the validation came to " << heard;
+  return 0;
+}
+
+TEST(Alone, Validates) {
+  if (!alone() || !std::getenv("PROXY_TEST_STORE")) GTEST_SKIP() << "only for other tests";
+  {
+    const std::string fault = std::getenv("PROXY_TEST_FAULT") ? std::getenv("PROXY_TEST_FAULT") : "";
+    Rank rank;
+    const Watchdog watchdog(rank.world(), rank.event());
+    for (int minibatch = 0; minibatch < 3; ++minibatch) {
+      print("numbers", rank.minibatch());
+      print("sum", {rank.sum_of_all()});
+      if (fault.empty()) continue;
+      const uint64_t needed = validate([&] {
+        if (fault == "kill" && rank.rank() == minibatch % 2) kill_server();
+      });
+      std::printf("needed %lu\n", needed);
+    }
+    print("end", rank.end());
     rank.wait_for_all();
   }
   std::fflush(stdout);
@@ -410,6 +517,29 @@ void expect_recovered(
     std::printf("%s\n%s\n", job.outputs[0].output.c_str(), job.outputs[1].output.c_str());
 }
 
+// What the program sees is the same; all ranks' servers stay, but those that are killed meanwhile.
+TEST(Ranks, ValidateTheirMinibatches) {
+  Job undisturbed(2), calm(2), killed(2);
+  undisturbed.run("Alone.Validates");
+  EXPECT_TRUE(undisturbed.coordinator.recoveries().empty());
+  calm.run("Alone.Validates", {"PROXY_TEST_FAULT=none"});
+  killed.run("Alone.Validates", {"PROXY_TEST_FAULT=kill"});
+  EXPECT_EQ(undisturbed.seen().size(), 2u * 7);
+  for (const Job* const job : {&calm, &killed}) {
+    EXPECT_EQ(job->seen(), undisturbed.seen());
+    EXPECT_EQ(job->coordinator.complaint(), "");
+  }
+  for (const Ended& ended : calm.outputs) {
+    // What the kernels add to, and the sums that follow from it.
+    EXPECT_NE(ended.output.find("needed 2\n"), std::string::npos) << ended.output;
+  }
+  for (const Coordinator::Recovery& recovery : calm.coordinator.recoveries()) {
+    EXPECT_TRUE(recovery.validates);
+    EXPECT_EQ(recovery.stayed.size(), 2u);
+  }
+  EXPECT_GE(killed.coordinator.recoveries().size(), 3u);
+}
+
 // Runs Alone.SaysWhoseServerStays, and returns the ranks whose servers are the same in the end.
 std::set<int> who_stays(
     const std::string& fault, const std::function<void(Coordinator&)>& prepare = [](Coordinator&) {}) {
@@ -438,6 +568,25 @@ TEST(Ranks, OnlyServersThatMayBeAtFaultAreReplaced) {
   EXPECT_EQ(who_stays("kind=collective-error result=system"), std::set<int>{1});
   EXPECT_EQ(who_stays("kind=sticky"), std::set<int>{1});
   EXPECT_EQ(who_stays("kill"), std::set<int>{1});
+}
+
+TEST(Ranks, ASpareTakesAServersPlaceAndEndsWithItsProgram) {
+  Job undisturbed(2), job(2);
+  undisturbed.run("Alone.LosesItsServerAndItsSpare");
+  job.run("Alone.LosesItsServerAndItsSpare", {"JITCKPT_PROXY_SPARE=1"});
+  EXPECT_EQ(job.seen(), undisturbed.seen());
+  EXPECT_EQ(job.coordinator.complaint(), "");
+  EXPECT_GE(job.coordinator.recoveries().size(), 2u);
+  int servers = 0;
+  for (const Ended& ended : job.outputs) {
+    std::istringstream lines(ended.output);
+    for (std::string line; std::getline(lines, line);) {
+      if (line.rfind("server ", 0) != 0) continue;
+      ++servers;
+      EXPECT_TRUE(ends(std::atoi(line.c_str() + 7))) << line;
+    }
+  }
+  EXPECT_EQ(servers, 4);
 }
 
 TEST(Ranks, AServerThatDoesNotComeToRestIsReplaced) {

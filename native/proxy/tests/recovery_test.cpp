@@ -1,6 +1,8 @@
 // A server that is killed in the middle of a minibatch, and what the program notices of it: nothing.
 #include <dlfcn.h>
 #include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
@@ -149,6 +151,68 @@ TEST(Recovery, PinnedMemoryIsTheProgramsOnceACopyIsOver) {
   ok(cudaStreamSynchronize(stream));
   EXPECT_EQ(pinned[0], 6);
   ok(cudaFreeHost(pinned));
+  testing::internal::GetCapturedStderr();
+}
+
+// A query that has said so is all that keeps the second stream from being first.
+TEST(Recovery, WhatTheProgramWasToldIsOverIsOverInTheReplay) {
+  testing::internal::CaptureStderr();
+  constexpr std::size_t bytes = 32 << 20;
+  const OwnStream first, second;
+  const DeviceInts number(1, 5), copy(1), other(bytes / sizeof(int));
+  cudaEvent_t event = nullptr;
+  ok(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  for (const bool by_event : {true, false}) {
+    keep();
+    for (int time = 0; time < 10; ++time) ok(cudaMemsetAsync(other.get(), time, bytes, first));
+    ok(cudaMemcpyAsync(copy.get(), number.get(), sizeof(int), cudaMemcpyDeviceToDevice, first));
+    ok(cudaEventRecord(event, first));
+    while ((by_event ? cudaEventQuery(event) : cudaStreamQuery(first)) == cudaErrorNotReady)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    launch_add(number.get(), 1, second);
+    ok(cudaStreamSynchronize(second));
+    kill_server();
+    EXPECT_EQ(copy.read(), std::vector<int>{by_event ? 5 : 6});
+    EXPECT_EQ(number.read(), std::vector<int>{by_event ? 6 : 7});
+  }
+  ok(cudaEventDestroy(event));
+  testing::internal::GetCapturedStderr();
+}
+
+// A file that other servers write to as well. And until the device has ended a minibatch, events of before
+// say nothing of where it is.
+TEST(Recovery, AFileOfTheProgramsStaysPinnedMemory) {
+  testing::internal::CaptureStderr();
+  const OwnStream stream;
+  const DeviceInts number(1, 5);
+  const int file = memfd_create("shared", MFD_CLOEXEC);
+  ASSERT_EQ(ftruncate(file, 4096), 0);
+  void* pinned = nullptr;
+  ok(static_cast<cudaError_t>(jitckpt_proxy_share(file, 0, 4096, &pinned)));
+  int* const copied = static_cast<int*>(pinned);
+  for (int minibatch = 0; minibatch < 2; ++minibatch) keep();
+  EXPECT_EQ(jitckpt_proxy_stands(), jitckpt_proxy_intact);
+  const auto write = [&](uint64_t value) {
+    launch_add(number.get(), 1, stream);
+    ok(cudaMemcpyAsync(copied + 2, number.get(), sizeof(int), cudaMemcpyDeviceToHost, stream));
+    ok(static_cast<cudaError_t>(jitckpt_proxy_write_word(static_cast<uint64_t*>(pinned), value, stream)));
+  };
+  for (const uint64_t value : {1, 2}) {
+    {
+      Gate gate(stream);
+      write(value);
+      kill_server();
+      EXPECT_EQ(number.read(), std::vector<int>{4 + static_cast<int>(value)});
+      gate.open();
+    }
+    ok(cudaStreamSynchronize(stream));
+    EXPECT_EQ(*static_cast<uint64_t*>(pinned), value);
+    EXPECT_EQ(copied[2], 5 + static_cast<int>(value));
+    EXPECT_EQ(jitckpt_proxy_stands(), jitckpt_proxy_lost);
+    for (int minibatch = 0; minibatch < 2; ++minibatch) keep();
+    EXPECT_EQ(jitckpt_proxy_stands(), jitckpt_proxy_intact);
+  }
+  close(file);
   testing::internal::GetCapturedStderr();
 }
 

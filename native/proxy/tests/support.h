@@ -84,6 +84,10 @@ class Gate {
 
 // The server of a process of this program; 0: none.
 pid_t find_server(pid_t client = getpid());
+// It and its spare.
+std::vector<pid_t> find_servers(pid_t client = getpid());
+// Waits until a process has ended; false if it does not.
+bool ends(pid_t process);
 
 // Runs one test of this program in a process of its own, with variables NAME=VALUE, and gives back what it
 // wrote and how it ended.

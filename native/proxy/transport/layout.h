@@ -60,6 +60,10 @@ constexpr uint32_t no_copy_flag = ~uint32_t{0};
 // waits for what it is told.
 enum class Images : uint32_t { made, frozen, unwanted };
 
+// What a new server makes before the calls of the log, in this order.
+enum class Made : uint32_t { handles, image, communicators };
+constexpr std::size_t made_count = 3;
+
 struct Control {
   uint64_t magic, table_hash, segment_bytes, segment_count;
   uint64_t pinned_address;  // where both map the pinned memory
@@ -74,6 +78,10 @@ struct Control {
   // last but one. The newest that it has begun, and the newest that is whole.
   alignas(64) std::atomic<uint64_t> image_begun, image_whole;
   std::atomic<Images> images;
+  // When the newest server had made them: nanoseconds of CLOCK_MONOTONIC.
+  std::atomic<int64_t> made_at[made_count];
+  // Of the checks: the newest whose copy is whole, and the newest that this server has compared.
+  std::atomic<uint64_t> check_made, check_compared;
   // What a server that is stopped sets free by aborting collectives counts for nothing: 1 once it has put
   // here what `copied` was before.
   std::atomic<uint32_t> stopped;

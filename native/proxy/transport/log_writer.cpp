@@ -74,8 +74,8 @@ bool LogWriter::take_segment() {
   const uint64_t read = recycle();
   // While something is kept one segment stays free, for the records apart.
   while (keeps() && free_.size() <= 1) {
-    const bool unread = used_.size() <= 1 || used_.front().last > read;
-    if (unread) return false;
+    const uint64_t needed = used_.size() > 1 ? used_.front().last : next_ - 1;
+    if (read < needed) return false;
     forget_oldest();
     if (!keeps()) outgrown_();
     recycle();

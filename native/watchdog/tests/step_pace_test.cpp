@@ -39,5 +39,15 @@ TEST(StepPaceTest, steps_that_are_counted_anew_are_no_pace) {
   EXPECT_EQ(pace.seconds(), 3.0);
 }
 
+TEST(StepPaceTest, the_host_may_be_ahead_by_two_seconds_of_work) {
+  EXPECT_EQ(steps_ahead_allowed(0.1, 32), 20u);
+  EXPECT_EQ(steps_ahead_allowed(0.01, 32), 32u);
+  EXPECT_EQ(steps_ahead_allowed(0, 32), 32u);
+  EXPECT_EQ(steps_ahead_allowed(10, 32), 8u);
+  EXPECT_EQ(steps_ahead_allowed({}, 32), 8u);
+  EXPECT_EQ(steps_ahead_allowed(0.01, 3), 3u);
+  EXPECT_EQ(steps_ahead_allowed({}, 3), 3u);
+}
+
 }  // namespace
 }  // namespace jitckpt::watchdog

@@ -206,6 +206,21 @@ TEST(Log, KeepingEndsWhereThereIsNoMoreRoom) {
   EXPECT_FALSE(writer.write_apart({}, {0, 0, 1}));
 }
 
+// One of them would have to stay free, and the other is being filled.
+TEST(Log, OfTwoSegmentsKeepsLittleButGoesOn) {
+  SharedLog shared({4096, 2});
+  int outgrown = 0;
+  LogWriter writer(shared.log, never, [&] { ++outgrown; });
+  LogReader reader(shared.log, no_spin, never);
+  for (int record = 0; record < 100; ++record) {
+    if (record % 8 == 0) writer.forget_before(writer.keep());
+    append(writer, 1, std::vector<unsigned char>(1000));
+    ASSERT_TRUE(reader.next());
+    reader.done();
+  }
+  EXPECT_EQ(outgrown, 100 / 8 + 1);
+}
+
 TEST(Log, OnlyWhatIsKeptIsAmended) {
   SharedLog shared;
   LogWriter writer(shared.log, never);

@@ -1,0 +1,88 @@
+"""What lies where in a device's memory, in words: names of tensors for blocks that a validation speaks of."""
+
+import bisect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+
+from jitckpt.hooks import torch_parallel
+from jitckpt.hooks.torch_steps import named_buffers
+from jitckpt.host_state import OptimizerState
+
+BLOCK_BYTES = 512
+MOST_NAMES = 40  # in one sentence
+
+
+@dataclass(frozen=True)
+class Places:
+    """Pieces of memory, each an address and a length in bytes; their blocks are numbered through."""
+
+    pieces: Sequence[tuple[int, int]]
+
+    def first_blocks(self) -> list[int]:
+        """Return the number of each piece's first block."""
+        found = [0]
+        for _, size in self.pieces:
+            found.append(found[-1] - (-size // BLOCK_BYTES))
+        return found[:-1]
+
+    def blocks(self, address: int, size: int) -> range:
+        """Return the blocks of so many bytes; none where it is no piece's memory."""
+        order = sorted(range(len(self.pieces)), key=lambda one: self.pieces[one][0])
+        place = bisect.bisect_right([self.pieces[one][0] for one in order], address) - 1
+        if place < 0 or size == 0:
+            return range(0)
+        begin, length = self.pieces[order[place]]
+        if address + size > begin + length:
+            return range(0)
+        first = self.first_blocks()[order[place]]
+        return range(
+            first + (address - begin) // BLOCK_BYTES, first + (address + size - 1 - begin) // BLOCK_BYTES + 1
+        )
+
+
+def tensors(state: Mapping[str, Tensor], optimizers: Sequence[Optimizer | None]) -> dict[str, Tensor]:
+    """Return all tensors that have names: a step's state, buffers, gradients, a GradScaler's."""
+    found = dict(state)
+    for number, optimizer in enumerate(optimizers):
+        if optimizer is not None:
+            for place, parameter in enumerate(OptimizerState(optimizer, number).parameters()):
+                if parameter.grad is not None:
+                    found[f"optimizer.{number}.gradient.{place}"] = parameter.grad
+    found |= named_buffers([*optimizers])
+    for number, scaler in enumerate(torch_parallel.all_of(GradScaler)):
+        for name in ("_scale", "_growth_tracker"):
+            if isinstance(tensor := getattr(scaler, name, None), Tensor):
+                found[f"scaler.{number}.{name}"] = tensor
+    return found
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """Return a tensor's address, and the bytes from its first to its last element."""
+    local = torch_parallel.local(tensor)
+    if not local.is_cuda or local.numel() == 0:
+        return 0, 0
+    last = sum((size - 1) * stride for size, stride in zip(local.shape, local.stride(), strict=True))
+    return local.data_ptr(), (last + 1) * local.element_size()
+
+
+def described(blocks: Tensor, places: Places, named: Mapping[str, Tensor], most: int = MOST_NAMES) -> str:
+    """Return what those blocks (bool, of all) belong to: names, and addresses of what has none."""
+    names, nameless = [], blocks.clone()
+    for name, tensor in named.items():
+        own = places.blocks(*_extent(tensor))
+        if own and blocks[own.start : own.stop].any():
+            names.append(name)
+            nameless[own.start : own.stop] = False
+    for (address, size), first in zip(places.pieces, places.first_blocks(), strict=True):
+        part = nameless[first : first - (-size // BLOCK_BYTES)].to(torch.int8)
+        edge = torch.zeros(1, dtype=torch.int8)
+        edges = torch.diff(part, prepend=edge, append=edge).nonzero().reshape(-1, 2)
+        for begin, end in edges[: most + 1].tolist():
+            names.append(f"{address + begin * BLOCK_BYTES:#x} ({(end - begin) * BLOCK_BYTES} bytes)")
+    told = ", ".join(names[:most]) or "nothing"
+    return f"{told} and more" if len(names) > most else told

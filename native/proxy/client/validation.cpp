@@ -1,0 +1,176 @@
+#include "validation.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "connection.h"
+#include "jitckpt_proxy.h"
+#include "requests.h"
+
+namespace jitckpt::proxy::client {
+
+std::size_t blocks_of(std::size_t bytes) { return (bytes + wire::block_bytes - 1) / wire::block_bytes; }
+
+Validation::Heard Validation::say(uint64_t what, std::string text) {
+  std::unique_lock lock(mutex_);
+  if (over_) return Heard::over;
+  said_ = control::Validates{what, std::move(text)};
+  waits_ = true;
+  news_();
+  changed_.wait(lock, [this] { return over_ || !waits_; });
+  return over_ ? Heard::over : heard_;
+}
+
+void Validation::begin(std::function<void()> news) {
+  std::lock_guard lock(mutex_);
+  news_ = std::move(news);
+  over_ = false;
+}
+
+std::optional<control::Validates> Validation::take() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(said_, std::nullopt);
+}
+
+void Validation::hear(Heard heard) {
+  std::lock_guard lock(mutex_);
+  if (heard == Heard::over) over_ = true;
+  heard_ = heard;
+  waits_ = false;
+  changed_.notify_all();
+}
+
+std::vector<LogWriter::Apart> Check::overwriting() const {
+  std::vector<LogWriter::Apart> calls;
+  std::size_t first = 0;
+  for (const wire::Piece& piece : pieces) {
+    const std::size_t count = blocks_of(piece.bytes);
+    const auto is_overwritten = [&](std::size_t block) {
+      return piece.image != 0 && changed[first + block] != 0 && kept[first + block] == 0;
+    };
+    for (std::size_t block = 0; block < count;) {
+      std::size_t end = block;
+      while (end < count && is_overwritten(end)) ++end;
+      if (end != block) {
+        const std::size_t begin = block * wire::block_bytes;
+        const std::size_t bytes = std::min<std::size_t>(end * wire::block_bytes, piece.bytes) - begin;
+        const wire::cudaMemsetAsync arguments{reinterpret_cast<void*>(piece.address + begin),
+                                              wire::overwritten, bytes, 0};
+        const Bytes content = bytes_of(arguments);
+        calls.push_back(
+            {static_cast<uint16_t>(Call::cudaMemsetAsync), piece.device, {content.begin(), content.end()}});
+      }
+      block = end + 1;
+    }
+    first += count;
+  }
+  return calls;
+}
+
+// The program's thread alone makes checks; the control thread reads them while it recovers.
+cudaError_t Connection::check(jitckpt_proxy_memory& memory) {
+  if (!hold_.on() || images_.empty() || images_.back().state == 0)
+    return cudaError_t(fail(Library::cudart, cudaErrorNotSupported, "there is no minibatch to go back to"));
+  if (const cudaError_t result = wait_for_newest_image(); result != cudaSuccess) return result;
+  end_check();
+  const Image& image = images_.back();
+  auto made = std::make_unique<Check>();
+  made->number = ++checks_;
+  made->state = image.state;
+  std::size_t bytes = 0;
+  for (const Allocation& allocation : objects_.allocations()) {
+    made->pieces.push_back({allocation.address, 0, bytes, made->blocks, allocation.bytes, allocation.device});
+    made->blocks += blocks_of(allocation.bytes);
+    bytes += blocks_of(allocation.bytes) * wire::block_bytes;
+  }
+  made->copy = pinned_.allocate(bytes);
+  made->found = static_cast<wire::Found*>(pinned_.allocate(made->blocks));
+  if (!made->copy || !made->found) {
+    if (made->copy) pinned_.release(made->copy);
+    if (made->found) pinned_.release(made->found);
+    return cudaError_t(fail(Library::cudart, cudaErrorMemoryAllocation,
+                            "no room for a copy of the device's memory: raise JITCKPT_PROXY_PINNED_BYTES"));
+  }
+  for (wire::Piece& piece : made->pieces) {
+    piece.copy += reinterpret_cast<uint64_t>(made->copy);
+    piece.found += reinterpret_cast<uint64_t>(made->found);
+    const auto before = image.copies.find(piece.address);
+    if (before != image.copies.end() && before->second.allocation.bytes == piece.bytes)
+      piece.image = reinterpret_cast<uint64_t>(before->second.copy);
+  }
+  Check& check = *made;
+  hold_.when_free([&] {
+    std::lock_guard lock(mutex_);
+    check_ = std::move(made);
+  });
+  wire::check_memory_answer newest{};
+  const auto result =
+      ask<cudaError_t>(Call::check_memory, wire::check_memory{check.number, check.pieces.size()}, newest,
+                       std::as_bytes(std::span(check.pieces)));
+  if (result != cudaSuccess) return result;
+  if (newest.check < check.number)
+    return cudaError_t(
+        fail(Library::cudart, cudaErrorUnknown, "the device's memory could not be copied to the host"));
+  if (!writer_.is_kept(image.start.sequence))
+    return cudaError_t(fail(Library::cudart, cudaErrorNotSupported,
+                            "this minibatch's calls outgrow the log: raise JITCKPT_PROXY_LOG_BYTES"));
+  check.changed.assign(check.blocks, 1);
+  std::size_t block = 0;
+  for (const wire::Piece& piece : check.pieces) {
+    for (uint64_t done = 0; done < piece.bytes; done += wire::block_bytes, ++block) {
+      if (piece.image == 0) continue;
+      check.changed[block] = std::memcmp(reinterpret_cast<const void*>(piece.image + done),
+                                         reinterpret_cast<const void*>(piece.copy + done),
+                                         std::min(wire::block_bytes, piece.bytes - done)) != 0;
+    }
+  }
+  check.kept.assign(check.blocks, 0);
+  for (const wire::Piece& piece : check.pieces) check.places.push_back({piece.address, piece.bytes});
+  memory = {check.places.size(),  check.places.data(), check.blocks,
+            check.changed.data(), check.kept.data(),   reinterpret_cast<const unsigned char*>(check.found)};
+  return cudaSuccess;
+}
+
+jitckpt_proxy_validation Connection::validate(uint64_t says, const std::string& text) {
+  const Validation::Heard heard = validation_.say(says, text);
+  if (heard == Validation::Heard::again) {
+    std::lock_guard lock(mutex_);
+    if (!check_ || log_.control().check_compared != check_->number) return jitckpt_proxy_unknown;
+    return check_->overwrites ? jitckpt_proxy_overwritten : jitckpt_proxy_put_back;
+  }
+  end_check();
+  if (heard == Validation::Heard::valid) return jitckpt_proxy_valid;
+  if (heard == Validation::Heard::left_out) return jitckpt_proxy_left_out;
+  if (!hold_.given_up().empty()) forget_images(0);
+  return jitckpt_proxy_over;
+}
+
+void Connection::end_check() {
+  std::unique_ptr<Check> ended;
+  hold_.when_free([&] {
+    std::lock_guard lock(mutex_);
+    ended = std::move(check_);
+  });
+  if (!ended) return;
+  // The call is made again, as long as its record is kept.
+  release_pinned(ended->copy);
+  release_pinned(ended->found);
+}
+
+}  // namespace jitckpt::proxy::client
+
+using namespace jitckpt::proxy;
+using namespace jitckpt::proxy::client;
+
+int jitckpt_proxy_check(struct jitckpt_proxy_memory* memory) {
+  int32_t result = 0;
+  Connection* const connection = Connection::get(Library::cudart, result);
+  return connection ? connection->check(*memory) : result;
+}
+
+int jitckpt_proxy_validate(int says, const char* text) {
+  int32_t result = 0;
+  Connection* const connection = Connection::get(Library::cudart, result);
+  return connection ? connection->validate(static_cast<uint64_t>(says), text) : jitckpt_proxy_over;
+}

@@ -1,0 +1,60 @@
+// A validation, as far as the program's thread and the control thread have to do with it: all ranks bring
+// their devices back to where a minibatch began, make its calls again, and compare.
+#pragma once
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "control_messages.h"
+#include "jitckpt_proxy.h"
+#include "log_writer.h"
+#include "wire.h"
+
+namespace jitckpt::proxy::client {
+
+// What a rank's thread waits for at its place of the program.
+class Validation {
+ public:
+  // again: the calls have been made again. over: nobody orders anything any more.
+  enum class Heard : uint8_t { over, again, valid, left_out };
+
+  // For the program's thread: tells the agent, and waits.
+  Heard say(uint64_t what, std::string text);
+
+  // For the control thread. news: called when there is something to be told.
+  void begin(std::function<void()> news);
+  std::optional<control::Validates> take();
+  void hear(Heard heard);
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::function<void()> news_;
+  std::optional<control::Validates> said_;
+  bool over_ = true;  // until there is a control thread
+  Heard heard_ = Heard::over;
+  bool waits_ = false;
+};
+
+// The device's memory at one place of the program, after the image of `state`. A byte for each block.
+struct Check {
+  uint64_t number, state;
+  std::vector<wire::Piece> pieces;
+  std::size_t blocks;
+  void* copy;                               // pinned, as `found` is
+  wire::Found* found;                       // in the newest replay
+  std::vector<uint8_t> changed;             // since the image
+  std::vector<uint8_t> kept;                // to be put back from the image, by the program's word
+  std::vector<jitckpt_proxy_place> places;  // of the pieces
+  bool overwrites = false;  // whether the newest replay began with what else has changed overwritten
+
+  std::vector<LogWriter::Apart> overwriting() const;  // the calls for that
+};
+
+std::size_t blocks_of(std::size_t bytes);
+
+}  // namespace jitckpt::proxy::client

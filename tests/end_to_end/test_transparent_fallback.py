@@ -1,0 +1,85 @@
+"""Transparent mode and jitckpt.init together: what it can't bring back goes on from a save."""
+
+import re
+from pathlib import Path
+
+from gpt import RUN, TRAINING, digests
+from launcher import Launcher
+
+from jitckpt.events import Event, read_events
+
+
+def transparent(directory: Path, *faults: str) -> list[str]:
+    options = ["--mode", "transparent", "--checkpoint-dir", str(directory)]
+    return [*RUN, *options, *(word for fault in faults for word in ("--fault", fault))]
+
+
+def named(events: list[Event], *names: str) -> list[str]:
+    return [event["event"] for event in events if event["event"] in names]
+
+
+def test_a_failed_collective_is_a_pause_and_a_killed_worker_a_restart(
+    launcher: Launcher, undisturbed: list[str]
+) -> None:
+    directory = launcher.directory / "ckpt"
+    faults = ["rank=1 step=3 phase=allreduce kind=collective-error", "rank=0 step=8 phase=backward kind=kill"]
+    result = launcher.run(*transparent(directory, *faults), *TRAINING)
+    assert result.status == 0, result.err
+    assert digests(result.out) == undisturbed
+    events = read_events(directory)[0]
+    told = named(events, "proxy_connected", "recovered", "recovery_given_up", "saved", "restart", "restored")
+    two = ["proxy_connected"] * 2
+    assert told == [*two, "recovered", "recovery_given_up", "saved", "restart", *two, "restored", "restored"]
+    by_name = {event["event"]: event for event in events}
+    assert by_name["restored"]["step"] == by_name["saved"]["step"]
+    assert f"Restart 1 went on from step {by_name['saved']['step']}" in result.err
+
+
+# A copy to the device of 2 MB travels through the log, which has no room for it. `save_every` as given.
+UNKEPT = """
+import hashlib, os, sys
+import torch
+from torch import distributed as dist, nn
+import jitckpt
+
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+torch.manual_seed(0)
+layers = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 1)).cuda()
+model = nn.parallel.DistributedDataParallel(layers, broadcast_buffers=False)
+optimizer = torch.optim.AdamW(model.parameters())
+torch.manual_seed(dist.get_rank())
+job = jitckpt.init(checkpoint_dir="ckpt", model=model, optimizer=optimizer, save_every=int(sys.argv[1]))
+for step in range(job.restore(), 7):
+    table = torch.full((1 << 19,), float(step)).cuda()
+    loss = model(torch.randn(4, 8).cuda() + table[:8]).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    torch.cuda.synchronize()  # so that no rank is ahead when the failure comes
+state = [*layers.state_dict().values(), *(v for one in optimizer.state.values() for v in one.values())]
+digest = hashlib.sha256(b"".join(tensor.cpu().numpy().tobytes() for tensor in state)).hexdigest()
+print(f"rank {dist.get_rank()}: {digest} {torch.rand(1).item()}\\n", end="", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_what_is_given_up_goes_on_from_the_periodic_save(launcher: Launcher) -> None:
+    script = launcher.script(UNKEPT)
+    undisturbed = launcher.run(*RUN, script, "2")
+    assert undisturbed.status == 0, undisturbed.err
+    directory = launcher.directory / "ckpt"
+    directory.rename(launcher.directory / "other")
+    faults = [f"rank={rank} step=6 phase=backward kind=proxy-kill" for rank in (0, 1)]
+    log = ["env", "JITCKPT_PROXY_SEGMENT_BYTES=262144", "JITCKPT_PROXY_LOG_BYTES=1048576"]
+    result = launcher.run(*log, *transparent(directory, *faults), script, "2")
+    assert result.status == 0, result.err
+    assert sorted(result.out.splitlines()) == sorted(undisturbed.out.splitlines())
+    assert "outgrow the device proxy's log" in result.err
+    events = read_events(directory)[0]
+    # Before the fifth step it would have been seen whether the minibatch can be made again: it can't.
+    told = named(events, "validation_left_out", "recovered", "recovery_given_up", "not_saved", "restored")
+    assert told == ["validation_left_out", "recovery_given_up", "not_saved", "restored", "restored"]
+    assert next(event["step"] for event in events if event["event"] == "restored") == 4
+    assert "no rank has a whole state (any more, or yet). The job restarts from the best save." in result.err
+    assert re.search(r"Restart 1 went on from step 4, with at most 2 minibatches done again", result.err)

@@ -1,0 +1,171 @@
+"""Minibatches are run again to see what their devices' memory depends on, and nothing else comes of that."""
+
+import re
+
+from launcher import JITCKPT_RUN, Launcher, Result
+
+from jitckpt.events import Event, read_events
+
+RANKS = 2
+# Trains three times, four steps each. The first time no step is validated; then all are; the third time a
+# server is killed in each validation but the last, at one moment or another.
+LEARNED = """
+import contextlib, ctypes, os, random, signal, threading
+import torch
+from torch import distributed as dist, nn
+from jitckpt import transparent_mode
+
+proxy = ctypes.CDLL(None)
+rank = int(os.environ["RANK"])
+delays = []
+
+def kill_server():
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(proxy.jitckpt_proxy_server(), signal.SIGKILL)
+
+original = transparent_mode._Validation.run
+
+def run(self):
+    timer = threading.Timer(delays.pop() if delays else 60, kill_server)
+    timer.start()
+    heard = original(self)
+    timer.cancel()
+    return heard
+
+transparent_mode._Validation.run = run
+
+def train(name):
+    torch.manual_seed(rank)
+    random.seed(rank)
+    inner = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 1)).cuda()
+    model = nn.parallel.DistributedDataParallel(inner)
+    optimizer = torch.optim.Adam(model.parameters())
+    scaler = torch.amp.GradScaler("cuda", init_scale=4.0, growth_interval=2)
+    average = [parameter.detach().clone() for parameter in inner.parameters()]
+    running = torch.zeros(300, device="cuda")
+    seen = []
+    for step in range(4):
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            # The host's random numbers are in the calls: as an argument of a kernel, and as what is copied.
+            loss = model(torch.randn(4, 8).cuda() * random.random()).square().mean()
+        optimizer.zero_grad(set_to_none=False)
+        scaler.scale(loss).backward()
+        running += loss.detach()
+        scaler.step(optimizer)
+        scaler.update()
+        with torch.no_grad():
+            for mean, parameter in zip(average, inner.parameters()):
+                mean.lerp_(parameter, 0.1)
+        seen.append(loss.item())
+    nameless = " ".join(f"{one.data_ptr():#x}" for one in (running, *average))
+    print(f"{name}, rank {rank}: {nameless}\\n", end="", flush=True)
+    state = [*inner.state_dict().values(), *average, running, scaler._scale]
+    state += [value for one in optimizer.state.values() for value in one.values()]
+    return seen, [tensor.cpu() for tensor in state]
+
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl")
+expected, state = train("first")
+for name in ("second", "third"):
+    if name == "third" and rank == 1:
+        delays += [0.03, 0.01, 0.0]
+    seen, found = train(name)
+    equal = seen == expected and len(found) == len(state) and all(map(torch.equal, found, state))
+    print(f"{name}, rank {rank}, equal: {equal}\\n", end="", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def run(launcher: Launcher, script: str) -> tuple[Result, list[Event]]:
+    directory = launcher.directory / "checkpoints"
+    options = ["--nproc-per-node", str(RANKS), "--device", "softgpu", "--mode", "transparent"]
+    options += ["--warm-start", "--warm-spares", "0", "--validate-every", "1"]
+    result = launcher.run(*JITCKPT_RUN, *options, "--checkpoint-dir", str(directory), launcher.script(script))
+    assert result.status == 0, result.err
+    return result, read_events(directory)[0]
+
+
+def is_told(address: int, text: str) -> bool:
+    """Whether that is in one of the ranges that are told by address."""
+    ranges = [(int(begin, 16), int(size)) for begin, size in re.findall(r"(0x\w+) \((\d+) bytes\)", text)]
+    return any(begin <= address < begin + size for begin, size in ranges)
+
+
+def test_what_a_minibatch_needs_is_learned_and_a_failure_meanwhile_is_recovered_from(
+    launcher: Launcher,
+) -> None:
+    result, events = run(launcher, LEARNED)
+    ended = [event for event in events if event["event"] in ("restart", "recovery_given_up", "switched_off")]
+    assert ended == [], result.err
+    for rank in range(RANKS):
+        for name in ("second", "third"):
+            assert f"{name}, rank {rank}, equal: True" in result.out.splitlines(), result.out
+        (found,) = re.findall(rf"^second, rank {rank}: (.*)$", result.out, re.MULTILINE)
+        # In the first of them the gradients are new yet.
+        validated = [event["text"] for event in events if event["event"] == "validated"][2 * RANKS :]
+        of_rank = [event for event in events if event["event"] == "validated" and event["rank"] == rank]
+        text = of_rank[2]["text"]
+        for name in ("running_mean", "running_var", "num_batches_tracked", "_growth_tracker", ".gradient."):
+            assert name in text, validated
+        for address in found.split():
+            assert is_told(int(address, 16), text), (address, text)
+        assert ".parameter." not in text
+        assert ".state." not in text
+    named = [event["event"] for event in events]
+    assert "recovered" in named
+    assert named.count("proxy_connected") == RANKS
+
+
+# The kernels of the second training read pinned memory that the program overwrites behind them.
+HIDDEN = """
+import os
+import torch
+from torch import distributed as dist, nn
+
+rank = int(os.environ["RANK"])
+
+class Mapped:
+    def __init__(self, pinned):
+        self.__cuda_array_interface__ = {
+            "shape": tuple(pinned.shape), "typestr": "<f4", "data": (pinned.data_ptr(), False), "version": 3}
+
+def train():
+    torch.manual_seed(rank)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(8, 1).cuda())
+    optimizer = torch.optim.Adam(model.parameters())
+    pinned = torch.empty(4, 8, pin_memory=True)
+    on_device = torch.as_tensor(Mapped(pinned), device="cuda")
+    seen = []
+    for step in range(4):
+        pinned.copy_(torch.randn(4, 8))
+        loss = model(on_device * 1.0).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        seen.append(loss.item())
+        pinned.zero_()
+        optimizer.step()
+    return seen, [tensor.cpu() for tensor in model.state_dict().values()]
+
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl")
+expected, state = train()
+seen, found = train()
+equal = seen == expected and all(map(torch.equal, found, state))
+print(f"rank {rank}, equal: {equal}\\n", end="", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_input_behind_the_calls_switches_transparent_mode_off_and_the_training_goes_on(
+    launcher: Launcher,
+) -> None:
+    result, events = run(launcher, HIDDEN)
+    for rank in range(RANKS):
+        assert f"rank {rank}, equal: True" in result.out.splitlines(), result.out
+    named = [event["event"] for event in events]
+    assert named.count("switched_off") == 1
+    assert not {"restart", "recovery_given_up", "recovered", "validated"} & set(named)
+    text = next(event["text"] for event in events if event["event"] == "switched_off")
+    assert re.search(r"switched off: optimizer\.\d\.gradient\.0 and more is not the same when the mini", text)
+    assert "something reads host memory behind the calls" in text
+    assert "a failure would now end the job" in result.err
