@@ -111,7 +111,7 @@ def in_words(events: Sequence[Event], directory: str) -> list[str]:
     chapters = [(one.found, told(one)) for one in transparent_recoveries(events)]
     chapters += [(one.found, _told(one)) for one in recoveries(events)]
     sentences = [sentence for _, chapter in sorted(chapters, key=lambda one: one[0]) for sentence in chapter]
-    return sentences + _ending(events, directory)
+    return sentences + _memory(events) + _ending(events, directory)
 
 
 def _told(recovery: Recovery) -> list[str]:
@@ -134,6 +134,17 @@ def _told(recovery: Recovery) -> list[str]:
             f"Restart {recovery.restart + 1} went on from step {recovery.step or 0}{redone}{told}."
         )
     return sentences
+
+
+def _memory(events: Sequence[Event]) -> list[str]:
+    told = [event for event in events if "image_bytes" in event]
+    if not told:
+        return []
+    log, images = (max(event[name] for event in told) for name in ("log_bytes", "image_bytes"))
+    return [
+        f"A rank has taken at most {show_size(log)} of host memory for the log of its calls and "
+        f"{show_size(images)} for images of its device's memory."
+    ]
 
 
 def _ending(events: Sequence[Event], directory: str) -> list[str]:
@@ -169,7 +180,7 @@ def _of(events: Iterable[Event], name: str, **fields: object) -> list[Event]:
 
 
 def _value(name: str, value: Any) -> str:
-    if name == "bytes":
+    if name == "bytes" or name.endswith("_bytes"):
         return show_size(value)
     if isinstance(value, float):
         return f"{value:.3f}"

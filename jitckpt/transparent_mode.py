@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from jitckpt import proxy_faults
+from jitckpt.device import LIBRARY_DIR
 from jitckpt.hooks.torch_steps import OptimizerSteps
 from jitckpt.transparent import messages, naming, validation
 from jitckpt.transparent.validation import Again, Seen, SwitchOff, Valid
@@ -158,10 +159,20 @@ def _words(process: Any, error: int) -> str:
     return reason
 
 
+def _tell_what_is_free() -> None:
+    """Have torch's allocator tell the proxy what it gives out, so that no image has what it only keeps."""
+    library = ctypes.CDLL(str(LIBRARY_DIR / "libjitckpt_torch.so"))
+    library.jitckpt_torch_tell_proxy.restype = ctypes.c_char_p
+    if reason := library.jitckpt_torch_tell_proxy():
+        text = f"images of the device's memory have what is free, too: {reason.decode().splitlines()[0]}"
+        print(f"jitckpt: {text}", file=sys.stderr, flush=True)
+
+
 def begin() -> None:
     """Let the proxy, if this process has it, keep each minibatch that there will be."""
     process = ctypes.CDLL(None)
     if hasattr(process, "jitckpt_proxy_keep"):
+        torch.cuda._lazy_call(_tell_what_is_free)  # the allocator is there once a device is used
         keeper = MinibatchKeeper(process, int(os.environ.get(VALIDATE_EVERY, "0")))
         keeper.optimizers = OptimizerSteps(keeper).optimizers
         proxy_faults.begin(process)

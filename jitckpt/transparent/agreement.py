@@ -44,7 +44,8 @@ class Note(Protocol):
 class _Rank:
     """What is known of one rank. told: the last order; due: by when it is carried out.
 
-    gone: why it can't take part in a recovery, a clause. failure: the one of the last recovery.
+    gone: why it can't take part in a recovery, a clause. failure: the one of the last recovery. memory: the
+    most bytes of its log and of its images.
     """
 
     participant: Participant
@@ -54,6 +55,7 @@ class _Rank:
     due: float | None = None
     ids: tuple[Id, ...] | None = None
     failure: Failure | None = None
+    memory: tuple[int, int] = (0, 0)
 
 
 class Agreement:
@@ -164,6 +166,7 @@ class Agreement:
             case messages.Done() if isinstance(one.told, messages.Replay):
                 while one.participant.order is not None:
                     one.participant = one.participant.did(one.participant.order)
+                one.memory = message.log_bytes, message.image_bytes
                 self._note_of_failure(
                     "calls_made_again",
                     rank=rank,
@@ -172,6 +175,8 @@ class Agreement:
                     image=message.image / MICROSECONDS,
                     communicators=message.communicators / MICROSECONDS,
                     replay=message.replay / MICROSECONDS,
+                    log_bytes=message.log_bytes,
+                    image_bytes=message.image_bytes,
                     seconds=now - one.asked_at,
                 )
 
@@ -208,7 +213,10 @@ class Agreement:
                 self._coordinator = self._coordinator.switch_off(validation.told(reason))
             else:
                 for rank, one in said.items():
-                    self._note("validated", rank=rank, text=one.text)
+                    log_bytes, image_bytes = self._ranks[rank].memory
+                    self._note(
+                        "validated", rank=rank, text=one.text, log_bytes=log_bytes, image_bytes=image_bytes
+                    )
                 self._tell_validated(1)
 
     def _look_for_a_hang(self, rank: int, standing: messages.Standing) -> None:

@@ -12,7 +12,7 @@ from jitckpt.errors import JitckptError
 from jitckpt.transparent.communicators import Count, Place
 from jitckpt.transparent.coordination import Number
 
-VERSION = 5
+VERSION = 6
 MAX_BYTES = 128 * 1024  # a socket's buffer holds it, whatever else is in there
 MAX_TEXT = 4096
 KEY_BYTES = 16
@@ -99,13 +99,16 @@ class Ids(Message):
 class Done(Message):
     """All calls are made again, and the host goes on. Times in microseconds.
 
-    handles: of making streams, events, memory, kernels and library handles. image: of loading it.
+    handles: of making streams, events, memory, kernels and library handles. image: of loading it. log_bytes,
+    image_bytes: the most host memory that calls and images have taken at one time.
     """
 
     handles: int
     image: int
     communicators: int
     replay: int
+    log_bytes: int
+    image_bytes: int
 
 
 @dataclass(frozen=True)
@@ -220,7 +223,7 @@ _FORMS: dict[type[Any], tuple[Any, ...]] = {
     Alarm: ("Q", _TEXT),
     Stopped: ("Q", "Q", "Q", "Q", _TEXT, Place),
     Ids: (Id, "Q", "Q", "Q"),
-    Done: ("Q", "Q", "Q", "Q"),
+    Done: ("Q", "Q", "Q", "Q", "Q", "Q"),
     Standing: ("Q", "Q", Place),
     Stop: (),
     Restart: ("Q",),

@@ -19,7 +19,7 @@ MOST_NAMES = 40  # in one sentence
 
 @dataclass(frozen=True)
 class Places:
-    """Pieces of memory, each an address and a length in bytes; their blocks are numbered through."""
+    """Pieces of memory by address, each with its length in bytes; their blocks are numbered through."""
 
     pieces: Sequence[tuple[int, int]]
 
@@ -31,18 +31,19 @@ class Places:
         return found[:-1]
 
     def blocks(self, address: int, size: int) -> range:
-        """Return the blocks of so many bytes; none where it is no piece's memory."""
-        order = sorted(range(len(self.pieces)), key=lambda one: self.pieces[one][0])
-        place = bisect.bisect_right([self.pieces[one][0] for one in order], address) - 1
+        """Return the blocks of so many bytes; none where not all of it is memory of pieces."""
+        place = bisect.bisect_right(self.pieces, address, key=lambda piece: piece[0]) - 1
         if place < 0 or size == 0:
             return range(0)
-        begin, length = self.pieces[order[place]]
-        if address + size > begin + length:
-            return range(0)
-        first = self.first_blocks()[order[place]]
-        return range(
-            first + (address - begin) // BLOCK_BYTES, first + (address + size - 1 - begin) // BLOCK_BYTES + 1
-        )
+        last = place
+        while (end := sum(self.pieces[last])) < address + size:
+            last += 1
+            if last == len(self.pieces) or self.pieces[last][0] != end:
+                return range(0)
+        return range(self._block(place, address), self._block(last, address + size - 1) + 1)
+
+    def _block(self, place: int, address: int) -> int:
+        return self.first_blocks()[place] + (address - self.pieces[place][0]) // BLOCK_BYTES
 
 
 def tensors(state: Mapping[str, Tensor], optimizers: Sequence[Optimizer | None]) -> dict[str, Tensor]:

@@ -94,19 +94,21 @@ struct was_over {
 struct check_memory {
   uint64_t check, pieces;
 };
-// found: a Found for each block of the piece. image: what it was when the minibatch began; 0: it was not
-// there.
+// found: a Found for each block of the piece. image: what it was when the minibatch began; 0: it held
+// nothing.
 struct Piece {
   uint64_t address, image, copy, found, bytes;
   int32_t device;
+  uint32_t
+      filled;  // 1: it was free then, so all of it is Control::filled_with before the calls are made again
 };
 struct check_memory_answer {
   uint64_t check;  // the newest whose copy is whole
 };
 constexpr std::size_t block_bytes = 512;  // torch's allocator gives no less
 constexpr uint8_t overwritten = 0x5a;     // what a validation fills memory with that is not put back
-// How a block compares. unwritten: it differs where it was overwritten before the minibatch was run again,
-// and the minibatch never writes; or the minibatch has allocated it.
+// How a block compares. unwritten: it differs where it was overwritten or filled before the minibatch was run
+// again, and the minibatch never writes; or the minibatch has made the memory.
 enum class Found : uint8_t { same, unwritten, different };
 
 // Followed by calls: GroupedCall and content each, both aligned as records are. The server makes them between

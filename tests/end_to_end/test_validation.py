@@ -109,6 +109,8 @@ def test_what_a_minibatch_needs_is_learned_and_a_failure_meanwhile_is_recovered_
             assert name in text, validated
         for address in found.split():
             assert is_told(int(address, 16), text), (address, text)
+        # Torch's allocator takes no less than 2 MiB from the device, of which little is given out.
+        assert all(0 < event["image_bytes"] < 2 * 1024**2 for event in of_rank), of_rank
         assert ".parameter." not in text
         assert ".state." not in text
     named = [event["event"] for event in events]

@@ -120,7 +120,7 @@ def test_a_folder_with_a_long_path_is_not_used(tmp_path: Path, monkeypatch: pyte
     [
         (b"", None),
         (b"nonsense", "ends too early"),
-        (encode(messages.Done((0, 0), 0, 0, 0, 0)), "begins with Done in place of Hello"),
+        (encode(messages.Done((0, 0), 0, 0, 0, 0, 0, 0)), "begins with Done in place of Hello"),
         (encode(messages.Stop((0, 0))), "begins with Stop in place of Hello"),
         (encode(Hello((0, 0), os.getpid(), 2, "cafe")), "says that it is rank 2"),
         (encode(Hello((0, 0), os.getpid(), 3, "cafe")), "says that it is rank 3"),

@@ -209,6 +209,18 @@ def test_a_transparent_recovery_is_told_with_its_steps() -> None:
     assert "rank 1 was killed by SIGKILL" in died
 
 
+def test_the_memory_that_transparent_mode_has_taken_is_told() -> None:
+    story = Story().add("job_started").add("validated", rank=0, text="", log_bytes=8e6, image_bytes=3e6)
+    story.add("calls_made_again", rank=1, log_bytes=4e6, image_bytes=5e6).add(
+        "job_ended", outcome="succeeded"
+    )
+    assert in_words(story.events, "ckpt") == [
+        "A rank has taken at most 8 MB of host memory for the log of its calls and 5 MB for images of its "
+        "device's memory.",
+        "The job succeeded.",
+    ]
+
+
 def test_a_transparent_recovery_is_one_of_the_documents(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

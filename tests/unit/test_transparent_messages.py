@@ -46,7 +46,7 @@ MESSAGES: st.SearchStrategy[Any] = st.one_of(
     st.builds(Alarm, numbers, u64, texts),
     st.builds(Stopped, numbers, u64, u64, u64, u64, texts, places),
     st.builds(Ids, numbers, ids, u64, u64, u64),
-    st.builds(Done, numbers, u64, u64, u64, u64),
+    st.builds(Done, numbers, u64, u64, u64, u64, u64, u64),
     st.builds(Standing, numbers, u64, u64, places),
     st.builds(Ask, numbers),
     st.builds(Stop, numbers),
@@ -90,24 +90,24 @@ def test_any_bytes_are_refused_or_understood(data: bytes) -> None:
 
 
 def test_the_bytes_are_those_that_the_other_side_writes() -> None:
-    hello = struct.pack("<IIQQ", 1, 5, 0, 7) + struct.pack("<iiI", 300, 2, 2) + b"ab"
+    hello = struct.pack("<IIQQ", 1, 6, 0, 7) + struct.pack("<iiI", 300, 2, 2) + b"ab"
     assert decode(hello) == Hello((0, 7), 300, 2, "ab")
-    done = struct.pack("<IIQQ", 5, 5, 0, 7) + struct.pack("<QQQQ", 10, 20, 30, 40)
-    assert decode(done) == Done((0, 7), handles=10, image=20, communicators=30, replay=40)
+    done = struct.pack("<IIQQ", 5, 6, 0, 7) + struct.pack("<QQQQQQ", 10, 20, 30, 40, 50, 60)
+    assert decode(done) == Done((0, 7), 10, 20, 30, 40, log_bytes=50, image_bytes=60)
     key, parent = bytes(range(16)), bytes(16)
-    stopped = struct.pack("<IIQQ", 3, 5, 0, 1) + struct.pack("<QQQQI", 4, 5, 90, 80, 4) + b"lost"
+    stopped = struct.pack("<IIQQ", 3, 6, 0, 1) + struct.pack("<QQQQI", 4, 5, 90, 80, 4) + b"lost"
     stopped += struct.pack("<I", 1) + key + parent + struct.pack("<IiIQQ", 0, 1, 2, 1, FOREVER)
     stopped += struct.pack("<IQiQQ", 1, 4, -1, 70, 0)
     place = Place(key.hex(), "", 0, 1, 2, 1, FOREVER, (Count(4, EVERYBODY, 70, 0),))
     assert decode(stopped) == Stopped((0, 1), 4, 5, 90, 80, "lost", (place,))
-    replay = struct.pack("<IIQQ", 18, 5, 0, 1) + struct.pack("<QQQII", 5, 1, 0, 0, 1)
+    replay = struct.pack("<IIQQ", 18, 6, 0, 1) + struct.pack("<QQQII", 5, 1, 0, 0, 1)
     replay += parent + b"\3\0\0\0" + key
     assert encode(Replay((0, 1), 5, 1, 0, (), (Making("", 3, key.hex()),))) == replay
 
 
 def test_what_cant_be_sent_is_refused_by_name() -> None:
     with pytest.raises(MessageError, match="message Done can't be sent"):
-        encode(Done((0, 1), -1, 0, 0, 0))
+        encode(Done((0, 1), -1, 0, 0, 0, 0, 0))
     with pytest.raises(MessageError, match="id has 3 bytes in place of 128"):
         encode(Ids((0, 1), (Id("", b"abc"),), 0, 0, 0))
     with pytest.raises(MessageError, match="'abc' is no key"):
@@ -118,7 +118,7 @@ def test_what_cant_be_sent_is_refused_by_name() -> None:
 
 
 def test_another_version_is_named() -> None:
-    with pytest.raises(MessageError, match="version 1 of its messages, this agent 5: install jitckpt again"):
+    with pytest.raises(MessageError, match="version 1 of its messages, this agent 6: install jitckpt again"):
         decode(struct.pack("<IIQQ", 16, 1, 0, 1))
     with pytest.raises(MessageError, match="unknown kind 8"):
-        decode(struct.pack("<IIQQ", 8, 5, 0, 1))
+        decode(struct.pack("<IIQQ", 8, 6, 0, 1))

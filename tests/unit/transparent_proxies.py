@@ -118,7 +118,7 @@ class Proxy:
                     return self.alarm(*self.failing)
                 self.got_error, self.failing = bool(deliver_error), None
                 self.state, self.held = state, False
-                return Done(self.recovery, 1, 2, 3, 4)
+                return Done(self.recovery, 1, 2, 3, 4, 5, 6)
             case Validated(_, valid):
                 assert self.waits, "it does not wait for that"
                 self.validated.append(valid)

@@ -91,7 +91,7 @@ Connection::Connection(const Settings& settings)
   begun_ = true;
   if (settings.control.empty()) return;
   // What comes before the first minibatch is kept too: it leads from nothing to there.
-  images_.push_back({0, writer_.keep(), {}, {}});
+  images_.emplace_back().start = writer_.keep();
   try {
     control_ = std::make_unique<ControlThread>(*this, settings.control);
   } catch (const std::exception& error) {

@@ -83,6 +83,8 @@ class Connection {
     return std::max(minibatch_.load(), minibatch_before_.load());
   }
   int recoveries() const { return recoveries_; }
+  // That images have had at one time, and the copy of a check with them.
+  uint64_t most_image_bytes() const { return most_image_bytes_; }
 
   // For the control thread, which stops the host before and lets it go on afterwards.
   control::Stopped report();
@@ -109,17 +111,18 @@ class Connection {
 
  private:
   // The device's memory as it was when a minibatch began.
-  struct Copy {
-    Allocation allocation;
-    void* copy;          // pinned
-    bool taken = false;  // for a newer image
-  };
-  using Copies = std::map<uint64_t, Copy>;  // by address
   struct Image {
-    uint64_t state;  // images are numbered; all ranks have the same
-    Position start;  // of the log that leads on from it
-    Copies copies;
+    uint64_t state = 0;  // images are numbered; all ranks have the same
+    Position start{};    // of the log that leads on from it
+    std::vector<Allocation> memory;
+    std::vector<wire::Range> held;      // of that memory, by address; each with its copy
+    uint64_t bytes = 0;                 // of all copies
+    void* copies = nullptr;             // pinned; null if a newer image has taken them over
+    uint64_t room = 0;                  // bytes that there is for the copies
     std::map<uint64_t, Counts> counts;  // of the calls before, by the communicator's handle
+
+    // The calls that fill what was free.
+    std::vector<LogWriter::Apart> filling(uint8_t byte) const;
   };
   // Pinned memory that the program has freed.
   class Freed {
@@ -144,6 +147,8 @@ class Connection {
   void forget_images(std::size_t remaining);
   cudaError_t wait_for_newest_image();
   cudaError_t make_image();
+  void note_image_bytes(uint64_t more);
+  std::vector<wire::Piece> pieces_to_check(const Image& image);
   std::unique_ptr<ServerProcess> ready_server();
   void end_spare();
   void end_check();
@@ -161,8 +166,9 @@ class Connection {
   CopyFlags copy_flags_;
   Objects objects_;
   Communicators communicators_;
-  std::deque<Image> images_;        // the oldest first; the newest may not be whole yet
-  uint64_t states_ = 0;             // number of the newest image
+  std::deque<Image> images_;  // the oldest first; the newest may not be whole yet
+  uint64_t states_ = 0;       // number of the newest image
+  std::atomic<uint64_t> most_image_bytes_{0};
   std::unique_ptr<Check> check_;    // of the validation that is under way
   uint64_t checks_ = 0;             // number of the newest
   std::atomic<int> recoveries_{0};  // of the minibatch

@@ -7,7 +7,7 @@
 namespace jitckpt::proxy::client::control {
 namespace {
 
-constexpr uint32_t version = 5;
+constexpr uint32_t version = 6;
 constexpr uint32_t first_of_worker = 1, first_of_agent = 16;  // kinds, in the order of the variants
 
 // Both go over the fields of a message in their order; little-endian, as all that CUDA runs on.
@@ -74,7 +74,8 @@ void fields(Do& each, auto& m) {
   if constexpr (std::is_same_v<Message, Stopped>)
     all(m.kept_from, m.kept_to, m.log_end, m.failed_call, m.error, m.communicators);
   if constexpr (std::is_same_v<Message, Ids>) all(m.ids, m.ending_us, m.starting_us, m.stays);
-  if constexpr (std::is_same_v<Message, Done>) all(m.handles_us, m.image_us, m.communicators_us, m.replay_us);
+  if constexpr (std::is_same_v<Message, Done>)
+    all(m.handles_us, m.image_us, m.communicators_us, m.replay_us, m.log_bytes, m.image_bytes);
   if constexpr (std::is_same_v<Message, Standing>) all(m.waited_us, m.limit_us, m.communicators);
   if constexpr (std::is_same_v<Message, Restart>) all(m.may_stay);
   if constexpr (std::is_same_v<Message, Replay>)

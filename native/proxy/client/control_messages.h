@@ -66,6 +66,7 @@ struct Ids {
 };
 struct Done {
   uint64_t handles_us, image_us, communicators_us, replay_us;
+  uint64_t log_bytes, image_bytes;  // the most that they have taken at one time
 };
 struct Standing {
   uint64_t waited_us;  // that some thread has waited for one answer of the device

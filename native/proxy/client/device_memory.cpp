@@ -1,4 +1,5 @@
 // cudaMalloc, whose address is part of what the program knows: it is put into the call's record.
+#include "jitckpt_proxy.h"
 #include "objects.h"
 #include "proxy_by_hand.h"
 
@@ -13,6 +14,8 @@ cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   if (result != cudaSuccess) return result;
   *pointer = reinterpret_cast<void*>(answer.address);
   if (bytes == 0) return cudaSuccess;
+  // Until who has asked for it says otherwise.
+  jitckpt_proxy_hold(answer.address, bytes);
   arguments.address = answer.address;
   note_object(answer.address, Call::allocate, bytes_of(arguments));
   return cudaSuccess;

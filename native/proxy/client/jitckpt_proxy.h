@@ -12,11 +12,17 @@ extern "C" {
 
 // A minibatch begins: from here on a server that dies is replaced by a new one, which gets the device's
 // memory as it is now and then makes all calls since. The server copies all memory of the devices to the host
-// (an image) when it has come so far; this call only waits for the last call's image. What the calls before
-// this one have kept stays until then. No other thread may put work on the device meanwhile. Does nothing if
-// there are other ranks and this one has said nothing to any since the last call. Returns 0, or the CUDA
-// error of the thread, with its text for cudaGetErrorString.
+// (an image) when it has come so far, but for what is free; this call only waits for the last call's image.
+// What the calls before this one have kept stays until then. No other thread may put work on the device
+// meanwhile. Does nothing if there are other ranks and this one has said nothing to any since the last call.
+// Returns 0, or the CUDA error of the thread, with its text for cudaGetErrorString.
 JITCKPT_PROXY_CALL int jitckpt_proxy_keep(void);
+
+// An allocator of the program's says what of its memory it has given out (hold) and what not (free). What is
+// free holds nothing: who reads there before writing may find anything. All is held of which nothing is said.
+// Nothing is asked of the server, so both may be called with the allocator's locks held.
+JITCKPT_PROXY_CALL void jitckpt_proxy_free(uint64_t address, uint64_t bytes);
+JITCKPT_PROXY_CALL void jitckpt_proxy_hold(uint64_t address, uint64_t bytes);
 
 // The process id of the server; 0: there is none (yet, or any more). While all ranks recover it waits for the
 // new one.

@@ -2,6 +2,7 @@
 // one state.
 #include <algorithm>
 #include <cstdio>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 
@@ -90,9 +91,15 @@ void Connection::replay(const control::Replay& order) {
       ids.push_back({static_cast<uint16_t>(Call::renew_id), 0, {bytes.begin(), bytes.end()}});
     }
     const auto made = communicators_.creations(image->start.sequence, order.creations, order.ids);
-    const bool validates = order.overwrite != 0 && check_ && check_->state == order.state;
-    if (check_) check_->overwrites = validates;
-    if (!begin_server(*image, ids, made, validates ? check_->overwriting() : std::vector<LogWriter::Apart>{}))
+    std::vector<LogWriter::Apart> overwriting;
+    if (check_) {
+      check_->overwrites = order.overwrite != 0 && check_->state == order.state;
+      const uint8_t filled_with = check_->overwrites ? wire::overwritten : 0;
+      log_.control().filled_with = filled_with;
+      overwriting = image->filling(filled_with);
+      if (check_->overwrites) std::ranges::copy(check_->overwriting(), std::back_inserter(overwriting));
+    }
+    if (!begin_server(*image, ids, made, overwriting))
       throw std::runtime_error("the log has no room for a replay: raise JITCKPT_PROXY_LOG_BYTES");
     if (order.overwrite == 0) ++recoveries_;
     recovers_from_failure_ = order.overwrite == 0;

@@ -10,15 +10,11 @@
 #include <unordered_map>
 #include <vector>
 
+#include "free_memory.h"
 #include "log_writer.h"
 #include "requests.h"
 
 namespace jitckpt::proxy::client {
-
-struct Allocation {
-  uint64_t address, bytes;
-  int32_t device;
-};
 
 class Objects {
  public:

@@ -53,9 +53,7 @@ void Connection::forget_images(std::size_t remaining) {
     std::lock_guard lock(mutex_);
     while (!images_.empty() &&
            (images_.size() > remaining || !writer_.is_kept(images_.front().start.sequence))) {
-      for (const auto& [address, copy] : images_.front().copies) {
-        if (!copy.taken) pinned_.release(copy.copy);
-      }
+      if (images_.front().copies) pinned_.release(images_.front().copies);
       images_.pop_front();
     }
     if (images_.empty())
@@ -78,46 +76,51 @@ cudaError_t Connection::wait_for_newest_image() {
       fail(Library::cudart, cudaErrorUnknown, "the device's memory could not be copied to the host"));
 }
 
+void Connection::note_image_bytes(uint64_t more) {
+  for (const Image& image : images_) {
+    if (image.copies) more += image.bytes;
+  }
+  if (more > most_image_bytes_) most_image_bytes_ = more;
+}
+
 // The server makes it when it comes to the record. It goes over what the last but one has, which stays until
 // then: what this rank has waited for, the others have begun, so they have the last one by then.
 cudaError_t Connection::make_image() {
   forget_images(2);
-  Copies none;
-  Copies& before = images_.size() == 2 ? images_.front().copies : none;
-  Copies copies;
-  std::vector<wire::Range> ranges;
-  std::vector<Copy*> taken;
-  std::vector<void*> allocated;
-  for (const Allocation& allocation : objects_.allocations()) {
-    Copy copy{allocation, nullptr};
-    const auto old = before.find(allocation.address);
-    if (old != before.end() && old->second.allocation.bytes == allocation.bytes) {
-      copy.copy = old->second.copy;
-      taken.push_back(&old->second);
-    } else if ((copy.copy = pinned_.allocate(allocation.bytes))) {
-      allocated.push_back(copy.copy);
-    } else {
-      for (void* const piece : allocated) pinned_.release(piece);
-      return cudaError_t(fail(Library::cudart, cudaErrorMemoryAllocation,
-                              "no room for copies of the device's memory: raise JITCKPT_PROXY_PINNED_BYTES"));
-    }
-    ranges.push_back(
-        {allocation.address, reinterpret_cast<uint64_t>(copy.copy), allocation.bytes, allocation.device});
-    copies.emplace(allocation.address, copy);
+  Image image;
+  image.state = states_ + 1;
+  image.memory = objects_.allocations();
+  // Nothing of what is free may be given out, and written to, before the record is in the log.
+  std::unique_lock stays_free(free_memory().mutex);
+  for (const Allocation& held : free_memory().held(image.memory)) {
+    image.held.push_back({held.address, image.bytes, held.bytes, held.device});
+    image.bytes += held.bytes;
   }
-  const uint64_t state = states_ + 1;
-  const auto result = tell<cudaError_t>(Call::keep_image, wire::keep_image{state, ranges.size()},
-                                        std::as_bytes(std::span(ranges)));
+  Image* const before = images_.size() == 2 ? &images_.front() : nullptr;
+  const bool takes_over = before && before->room >= image.bytes && before->room / 4 <= image.bytes;
+  image.room = takes_over ? before->room : image.bytes + image.bytes / 8 + 1;
+  image.copies = takes_over ? before->copies : pinned_.allocate(image.room);
+  if (!image.copies) {
+    return cudaError_t(fail(Library::cudart, cudaErrorMemoryAllocation,
+                            "no room for copies of the device's memory: raise JITCKPT_PROXY_PINNED_BYTES"));
+  }
+  for (wire::Range& range : image.held) range.to += reinterpret_cast<uint64_t>(image.copies);
+  const auto result = tell<cudaError_t>(Call::keep_image, wire::keep_image{image.state, image.held.size()},
+                                        std::as_bytes(std::span(image.held)));
+  stays_free.unlock();
   if (result != cudaSuccess) {
-    for (void* const piece : allocated) pinned_.release(piece);
+    if (!takes_over) pinned_.release(image.copies);
     return result;
   }
-  for (Copy* const copy : taken) copy->taken = true;
+  if (takes_over) before->copies = nullptr;
   hold_.when_free([&] {
     std::lock_guard lock(mutex_);
-    states_ = state;
-    images_.push_back({state, writer_.keep(), std::move(copies), communicators_.counts()});
+    states_ = image.state;
+    image.start = writer_.keep();
+    image.counts = communicators_.counts();
+    images_.push_back(std::move(image));
   });
+  note_image_bytes(0);
   // Without an older one there is nothing to go back to before.
   return images_.size() == 1 ? wait_for_newest_image() : cudaSuccess;
 }
@@ -229,13 +232,11 @@ bool Connection::begin_server(const Image& image, const std::vector<LogWriter::A
   add(objects_.creations(from, Objects::Kind::plain));
   note_time(Made::handles);
   std::set<int32_t> devices;
-  for (const auto& [address, copy] : image.copies) {
-    const wire::copy arguments{
-        address,     reinterpret_cast<uint64_t>(copy.copy), copy.allocation.bytes, 0, cudaMemcpyHostToDevice,
-        no_copy_flag};
-    calls.push_back(apart(Call::copy, copy.allocation.device, arguments));
-    devices.insert(copy.allocation.device);
+  for (const wire::Range& range : image.held) {
+    const wire::copy arguments{range.from, range.to, range.bytes, 0, cudaMemcpyHostToDevice, no_copy_flag};
+    calls.push_back(apart(Call::copy, range.device, arguments));
   }
+  for (const Allocation& one : image.memory) devices.insert(one.device);
   add(overwriting);
   for (const int32_t device : devices)
     calls.push_back(apart(Call::cudaDeviceSynchronize, device, wire::cudaDeviceSynchronize{}));

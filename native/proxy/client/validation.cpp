@@ -41,6 +41,27 @@ void Validation::hear(Heard heard) {
   changed_.notify_all();
 }
 
+namespace {
+
+LogWriter::Apart set_to(uint8_t byte, const Allocation& memory) {
+  const wire::cudaMemsetAsync arguments{reinterpret_cast<void*>(memory.address), byte, memory.bytes, 0};
+  const Bytes content = bytes_of(arguments);
+  return {static_cast<uint16_t>(Call::cudaMemsetAsync), memory.device, {content.begin(), content.end()}};
+}
+
+}  // namespace
+
+std::vector<LogWriter::Apart> Connection::Image::filling(uint8_t byte) const {
+  Extents copied;
+  for (const wire::Range& range : held) copied.add({range.from, range.from + range.bytes});
+  std::vector<LogWriter::Apart> calls;
+  for (const Allocation& one : memory) {
+    for (const Extent& part : copied.outside(one.extent()))
+      calls.push_back(set_to(byte, {part.begin, part.end - part.begin, one.device}));
+  }
+  return calls;
+}
+
 std::vector<LogWriter::Apart> Check::overwriting() const {
   std::vector<LogWriter::Apart> calls;
   std::size_t first = 0;
@@ -55,17 +76,40 @@ std::vector<LogWriter::Apart> Check::overwriting() const {
       if (end != block) {
         const std::size_t begin = block * wire::block_bytes;
         const std::size_t bytes = std::min<std::size_t>(end * wire::block_bytes, piece.bytes) - begin;
-        const wire::cudaMemsetAsync arguments{reinterpret_cast<void*>(piece.address + begin),
-                                              wire::overwritten, bytes, 0};
-        const Bytes content = bytes_of(arguments);
-        calls.push_back(
-            {static_cast<uint16_t>(Call::cudaMemsetAsync), piece.device, {content.begin(), content.end()}});
+        calls.push_back(set_to(wire::overwritten, {piece.address + begin, bytes, piece.device}));
       }
       block = end + 1;
     }
     first += count;
   }
   return calls;
+}
+
+// What was held when the minibatch began, and what is held now; by address.
+std::vector<wire::Piece> Connection::pieces_to_check(const Image& image) {
+  const std::vector<Allocation> memory = objects_.allocations();
+  Extents living, was_there, was_held;
+  for (const Allocation& one : memory) living.add(one.extent());
+  for (const Allocation& one : image.memory) was_there.add(one.extent());
+  std::vector<wire::Piece> pieces;
+  const auto add = [&pieces](const Extent& part, uint64_t was, int32_t device, bool filled) {
+    pieces.push_back({part.begin, was, 0, 0, part.end - part.begin, device, filled});
+  };
+  for (const wire::Range& range : image.held) {
+    const Extent held{range.from, range.from + range.bytes};
+    was_held.add(held);
+    for (const Extent& part : living.inside(held))
+      add(part, range.to + (part.begin - range.from), range.device, false);
+  }
+  const std::lock_guard lock(free_memory().mutex);
+  for (const Allocation& held : free_memory().held(memory)) {
+    for (const Extent& part : was_held.outside(held.extent())) {
+      for (const Extent& filled : was_there.inside(part)) add(filled, 0, held.device, true);
+      for (const Extent& made : was_there.outside(part)) add(made, 0, held.device, false);
+    }
+  }
+  std::ranges::sort(pieces, {}, &wire::Piece::address);
+  return pieces;
 }
 
 // The program's thread alone makes checks; the control thread reads them while it recovers.
@@ -78,11 +122,13 @@ cudaError_t Connection::check(jitckpt_proxy_memory& memory) {
   auto made = std::make_unique<Check>();
   made->number = ++checks_;
   made->state = image.state;
+  made->pieces = pieces_to_check(image);
   std::size_t bytes = 0;
-  for (const Allocation& allocation : objects_.allocations()) {
-    made->pieces.push_back({allocation.address, 0, bytes, made->blocks, allocation.bytes, allocation.device});
-    made->blocks += blocks_of(allocation.bytes);
-    bytes += blocks_of(allocation.bytes) * wire::block_bytes;
+  for (wire::Piece& piece : made->pieces) {
+    piece.copy = bytes;
+    piece.found = made->blocks;
+    made->blocks += blocks_of(piece.bytes);
+    bytes += blocks_of(piece.bytes) * wire::block_bytes;
   }
   made->copy = pinned_.allocate(bytes);
   made->found = static_cast<wire::Found*>(pinned_.allocate(made->blocks));
@@ -95,10 +141,8 @@ cudaError_t Connection::check(jitckpt_proxy_memory& memory) {
   for (wire::Piece& piece : made->pieces) {
     piece.copy += reinterpret_cast<uint64_t>(made->copy);
     piece.found += reinterpret_cast<uint64_t>(made->found);
-    const auto before = image.copies.find(piece.address);
-    if (before != image.copies.end() && before->second.allocation.bytes == piece.bytes)
-      piece.image = reinterpret_cast<uint64_t>(before->second.copy);
   }
+  note_image_bytes(bytes);
   Check& check = *made;
   hold_.when_free([&] {
     std::lock_guard lock(mutex_);

@@ -3,7 +3,6 @@
 #include <cstring>
 #include <vector>
 
-#include "failure.h"
 #include "images.h"
 #include "real_calls.h"
 #include "services.h"
@@ -12,15 +11,6 @@ namespace jitckpt::proxy {
 namespace {
 
 constexpr std::size_t part_bytes = 2048 * wire::block_bytes;  // that are compared at one time
-
-std::vector<wire::Piece> pieces_of(const Request& request, uint64_t count) {
-  const auto rest = request.rest<wire::check_memory>();
-  if (count > rest.size() / sizeof(wire::Piece))
-    throw Failure(cudaErrorInvalidValue, "a check's record is shorter than it says");
-  std::vector<wire::Piece> pieces(count);
-  if (count != 0) std::memcpy(pieces.data(), rest.data(), count * sizeof(wire::Piece));
-  return pieces;
-}
 
 cudaError_t copy(uint64_t to, uint64_t from, std::size_t bytes, cudaMemcpyKind kind) {
   return real::cudaMemcpyAsync(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes, kind,
@@ -32,18 +22,29 @@ T* at(uint64_t address) {
   return reinterpret_cast<T*>(address);
 }
 
-// image: null if the minibatch has allocated it, so that what it does not write there is anything.
-wire::Found compared(const std::byte* now, const std::byte* then, const std::byte* image, std::size_t bytes) {
+// What a byte may be that the minibatch never writes.
+struct Unwritten {
+  const std::byte* image;  // where the piece's block was then; null: it held nothing
+  bool filled;
+  std::byte filled_with;
+
+  bool may_be(std::byte now, std::byte then, std::size_t place) const {
+    if (image) return now == std::byte{wire::overwritten} && then == image[place];
+    return !filled || now == filled_with;
+  }
+};
+
+wire::Found compared(const std::byte* now, const std::byte* then, const Unwritten& unwritten,
+                     std::size_t bytes) {
   if (std::memcmp(now, then, bytes) == 0) return wire::Found::same;
   for (std::size_t i = 0; i < bytes; ++i) {
-    const bool unwritten = !image || (now[i] == std::byte{wire::overwritten} && then[i] == image[i]);
-    if (now[i] != then[i] && !unwritten) return wire::Found::different;
+    if (now[i] != then[i] && !unwritten.may_be(now[i], then[i], i)) return wire::Found::different;
   }
   return wire::Found::unwritten;
 }
 
 // What differs becomes what it was: whatever the calls depend on besides, the program goes on with that.
-cudaError_t compare(const wire::Piece& piece, std::vector<std::byte>& part) {
+cudaError_t compare(const wire::Piece& piece, std::vector<std::byte>& part, std::byte filled_with) {
   auto* found = at<wire::Found>(piece.found);
   for (uint64_t done = 0; done < piece.bytes; done += part_bytes) {
     const std::size_t bytes = std::min<std::size_t>(part_bytes, piece.bytes - done);
@@ -56,7 +57,8 @@ cudaError_t compare(const wire::Piece& piece, std::vector<std::byte>& part) {
     bool differs = false;
     for (std::size_t block = 0; block < bytes; block += wire::block_bytes) {
       const std::size_t length = std::min(wire::block_bytes, bytes - block);
-      *found = compared(part.data() + block, then + block, image ? image + block : nullptr, length);
+      const Unwritten unwritten{image ? image + block : nullptr, piece.filled != 0, filled_with};
+      *found = compared(part.data() + block, then + block, unwritten, length);
       differs |= *found++ != wire::Found::same;
     }
     if (!differs) continue;
@@ -72,7 +74,7 @@ cudaError_t compare(const wire::Piece& piece, std::vector<std::byte>& part) {
 // By the reader itself, as images are.
 int32_t serve_check_memory(Request& request) {
   const auto arguments = request.arguments<wire::check_memory>();
-  const std::vector<wire::Piece> pieces = pieces_of(request, arguments.pieces);
+  const auto pieces = entries_after<wire::check_memory, wire::Piece>(request, arguments.pieces);
   Control& control = request.server.control();
   std::set<int32_t> devices;
   for (const wire::Piece& piece : pieces) devices.insert(piece.device);
@@ -84,8 +86,8 @@ int32_t serve_check_memory(Request& request) {
   std::vector<std::byte> part(again ? part_bytes : 0);
   for (const wire::Piece& piece : pieces) {
     choose_device(piece.device);
-    const cudaError_t error =
-        again ? compare(piece, part) : copy(piece.copy, piece.address, piece.bytes, cudaMemcpyDeviceToHost);
+    const cudaError_t error = again ? compare(piece, part, std::byte{control.filled_with.load()})
+                                    : copy(piece.copy, piece.address, piece.bytes, cudaMemcpyDeviceToHost);
     if (error != cudaSuccess) return error;
   }
   if (const cudaError_t error = synchronize(devices); error != cudaSuccess) return error;

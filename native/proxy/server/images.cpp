@@ -37,15 +37,6 @@ cudaError_t come_to_rest(const std::set<int32_t>& devices, Server& server) {
 
 namespace {
 
-std::vector<wire::Range> ranges_of(const Request& request, uint64_t count) {
-  const auto rest = request.rest<wire::keep_image>();
-  if (count > rest.size() / sizeof(wire::Range))
-    throw Failure(cudaErrorInvalidValue, "an image's record is shorter than it says");
-  std::vector<wire::Range> ranges(count);
-  if (count != 0) std::memcpy(ranges.data(), rest.data(), count * sizeof(wire::Range));
-  return ranges;
-}
-
 // From here on what the image is written over counts for nothing. False if it is not wanted any more.
 bool begin(Server& server, uint64_t image) {
   Control& control = server.control();
@@ -65,7 +56,7 @@ bool begin(Server& server, uint64_t image) {
 // can write to what is copied.
 int32_t serve_keep_image(Request& request) {
   const auto arguments = request.arguments<wire::keep_image>();
-  const std::vector<wire::Range> ranges = ranges_of(request, arguments.ranges);
+  const auto ranges = entries_after<wire::keep_image, wire::Range>(request, arguments.ranges);
   Control& control = request.server.control();
   if (arguments.image <= control.image_whole) return cudaSuccess;
   std::set<int32_t> devices;

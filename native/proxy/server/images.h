@@ -1,10 +1,24 @@
 // What images and checks have in common: copies of all memory of the device when it has come to rest.
 #pragma once
+#include <cstring>
 #include <set>
+#include <vector>
 
+#include "failure.h"
 #include "server.h"
 
 namespace jitckpt::proxy {
+
+// The list that follows a record's arguments. Throws Failure if it is not all there.
+template <class Arguments, class Entry>
+std::vector<Entry> entries_after(const Request& request, uint64_t count) {
+  const auto rest = request.rest<Arguments>();
+  if (count > rest.size() / sizeof(Entry))
+    throw Failure(cudaErrorInvalidValue, "a list of memory is shorter than its record says");
+  std::vector<Entry> entries(count);
+  if (count != 0) std::memcpy(entries.data(), rest.data(), count * sizeof(Entry));
+  return entries;
+}
 
 cudaError_t synchronize(const std::set<int32_t>& devices);
 // Waits until the devices have come to rest; not if a collective has failed, or nobody wants the copy.

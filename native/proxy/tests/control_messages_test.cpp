@@ -59,7 +59,7 @@ class Drawn {
       case 5:
         return Validates{number(), text()};
       default:
-        return Done{number(), number(), number(), number()};
+        return Done{number(), number(), number(), number(), number(), number()};
     }
   }
   FromAgent of_agent() {
@@ -105,7 +105,7 @@ TEST(ControlMessages, ComeBackAsTheyWere) {
 }
 
 TEST(ControlMessages, AreLaidOutAsTheAgentReadsThem) {
-  const std::vector<unsigned char> expected{18, 0, 0, 0, 5, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0,
+  const std::vector<unsigned char> expected{18, 0, 0, 0, 6, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0,
                                             0,  0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0,
                                             0,  0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
   const auto bytes = encode({Number{2, 3}, FromAgent(Replay{5, 1, 0, {}, {}})});

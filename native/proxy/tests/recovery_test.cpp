@@ -325,6 +325,65 @@ TEST(Recovery, AServerThatDiesWhileAMinibatchIsKeptIsReplaced) {
   testing::internal::GetCapturedStderr();
 }
 
+// An allocator of the program's gives out parts of its memory, and says so.
+TEST(Recovery, WhatIsFreeIsInNoImage) {
+  testing::internal::CaptureStderr();
+  constexpr std::size_t parts = 64, length = 16 * 1024;  // in numbers: longer than gaps that are copied too
+  const DeviceInts pool(parts * length, 1);
+  const auto address = [&](std::size_t part) {
+    return reinterpret_cast<uint64_t>(pool.get() + part * length);
+  };
+  jitckpt_proxy_free(address(0), parts * length * sizeof(int));
+  std::map<std::size_t, int> held;  // what they hold
+  std::mt19937 random(5);
+  for (int minibatch = 0; minibatch < 30; ++minibatch) {
+    for (std::size_t change = 0; change < 8; ++change) {
+      const std::size_t part = random() % parts;
+      if (held.erase(part) != 0) {
+        jitckpt_proxy_free(address(part), length * sizeof(int));
+      } else {
+        jitckpt_proxy_hold(address(part), length * sizeof(int));
+        ok(cudaMemset(pool.get() + part * length, 0, length * sizeof(int)));
+        held[part] = 0;
+      }
+    }
+    for (int whole = 0; whole < 2; ++whole) keep();  // so no older image serves
+    for (auto& [part, content] : held) launch_add(pool.get() + part * length, content = minibatch + 10);
+    for (auto& [part, content] : held) launch_add(pool.get() + (part + 1) * length - 1, content);
+    kill_server();
+    const std::vector<int> found = pool.read();
+    for (std::size_t part = 0; part < parts; ++part) {
+      if (!held.contains(part)) {
+        EXPECT_NE(found[part * length + 1], 1) << "minibatch " << minibatch;
+      }
+    }
+    for (auto& [part, content] : held) {
+      EXPECT_EQ(found[part * length], content);
+      EXPECT_EQ(found[(part + 1) * length - 1], content);
+      ok(cudaMemset(pool.get() + part * length, 0, length * sizeof(int)));
+    }
+  }
+  jitckpt_proxy_hold(address(0), parts * length * sizeof(int));
+  testing::internal::GetCapturedStderr();
+}
+
+// The end of memory, and what takes its place, is nobody's news but the proxy's.
+TEST(Recovery, NewMemoryIsHeld) {
+  testing::internal::CaptureStderr();
+  int* before = nullptr;
+  {
+    const DeviceInts gone(1 << 20, 1);
+    before = gone.get();
+    jitckpt_proxy_free(reinterpret_cast<uint64_t>(before), 4 << 20);
+  }
+  const DeviceInts made(1 << 20, 3);
+  ASSERT_EQ(made.get(), before);
+  keep();
+  kill_server();
+  EXPECT_EQ(made.read(), std::vector<int>(1 << 20, 3));
+  testing::internal::GetCapturedStderr();
+}
+
 TEST(Recovery, ReductionsKeepTheirNumbers) {
   testing::internal::CaptureStderr();
   const OwnStream stream;

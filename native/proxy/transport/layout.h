@@ -82,6 +82,7 @@ struct Control {
   std::atomic<int64_t> made_at[made_count];
   // Of the checks: the newest whose copy is whole, and the newest that this server has compared.
   std::atomic<uint64_t> check_made, check_compared;
+  std::atomic<uint8_t> filled_with;  // what was free, before the calls were made again for a check
   // What a server that is stopped sets free by aborting collectives counts for nothing: 1 once it has put
   // here what `copied` was before.
   std::atomic<uint32_t> stopped;

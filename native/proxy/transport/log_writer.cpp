@@ -90,6 +90,7 @@ bool LogWriter::take_segment() {
   used_.back().last = next_;
   commit({header, next_++});
   used_.push_back({free_.back(), 0});
+  most_used_ = std::max(most_used_, used_.size());
   free_.pop_back();
   offset_ = 0;
   return true;
@@ -131,6 +132,11 @@ void LogWriter::keep_nothing() {
 uint64_t LogWriter::newest() const {
   std::lock_guard lock(mutex_);
   return next_ - 1;
+}
+
+std::size_t LogWriter::most_bytes() const {
+  std::lock_guard lock(mutex_);
+  return most_used_ * log_.geometry().segment_bytes;
 }
 
 bool LogWriter::is_kept(uint64_t sequence) const {

@@ -39,6 +39,9 @@ class LogWriter {
   // Number of the newest record.
   uint64_t newest() const;
 
+  // The most memory that the records have taken at one time.
+  std::size_t most_bytes() const;
+
   // Overwrites the beginning of a record's content, if the record is kept.
   void amend(const Place& place, std::span<const std::byte> content);
 
@@ -72,6 +75,7 @@ class LogWriter {
   mutable std::mutex mutex_;
   std::deque<Used> used_;  // the last is being filled
   std::vector<uint32_t> free_;
+  std::size_t most_used_ = 1;
   std::size_t offset_ = 0;
   uint64_t next_ = 1;
   std::vector<uint32_t> apart_;    // the segments of the records apart

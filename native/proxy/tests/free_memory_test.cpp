@@ -1,0 +1,70 @@
+// Sets of addresses against the same by single addresses, and what of memory is held.
+#include "free_memory.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <set>
+
+namespace jitckpt::proxy::client {
+namespace {
+
+std::set<uint64_t> addresses(const std::vector<Extent>& extents) {
+  std::set<uint64_t> all;
+  for (const Extent& one : extents) {
+    EXPECT_LT(one.begin, one.end);
+    for (uint64_t address = one.begin; address < one.end; ++address)
+      EXPECT_TRUE(all.insert(address).second) << address << " twice";
+  }
+  return all;
+}
+
+TEST(FreeMemory, DrawnExtentsAreAddedAndRemoved) {
+  std::mt19937 random(7);
+  const auto draw = [&random] {
+    const uint64_t begin = std::uniform_int_distribution<uint64_t>(0, 40)(random);
+    return Extent{begin, begin + std::uniform_int_distribution<uint64_t>(0, 12)(random)};
+  };
+  for (int trial = 0; trial < 200; ++trial) {
+    Extents extents;
+    std::set<uint64_t> expected;
+    for (int i = 0; i < 30; ++i) {
+      const Extent one = draw();
+      if (i % 2 == 0)
+        extents.add(one);
+      else
+        extents.remove(one);
+      for (uint64_t address = one.begin; address < one.end; ++address) {
+        if (i % 2 == 0)
+          expected.insert(address);
+        else
+          expected.erase(address);
+      }
+      const Extent asked = draw();
+      std::set<uint64_t> inside, outside;
+      for (uint64_t address = asked.begin; address < asked.end; ++address)
+        (expected.contains(address) ? inside : outside).insert(address);
+      EXPECT_EQ(addresses(extents.inside(asked)), inside);
+      EXPECT_EQ(addresses(extents.outside(asked)), outside);
+      EXPECT_EQ(addresses(extents.inside({0, 100})), expected);
+    }
+  }
+}
+
+TEST(FreeMemory, WhatIsNotFreeIsHeldWithWhatLittleLiesBetween) {
+  constexpr uint64_t mib = 1 << 20;
+  FreeMemory memory;
+  memory.extents.add({10 * mib, 12 * mib});         // the end of the first
+  memory.extents.add({20 * mib, 22 * mib});         // all of the second
+  memory.extents.add({31 * mib, 31 * mib + 4096});  // not worth to be left out
+  const auto held = memory.held({{30 * mib, 2 * mib, 1}, {8 * mib, 4 * mib, 0}, {20 * mib, 2 * mib, 0}});
+  ASSERT_EQ(held.size(), 2);
+  EXPECT_EQ(held[0].address, 8 * mib);
+  EXPECT_EQ(held[0].bytes, 2 * mib);
+  EXPECT_EQ(held[1].address, 30 * mib);
+  EXPECT_EQ(held[1].bytes, 2 * mib);
+  EXPECT_EQ(held[1].device, 1);
+}
+
+}  // namespace
+}  // namespace jitckpt::proxy::client
