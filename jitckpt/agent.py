@@ -52,6 +52,7 @@ from jitckpt.timeline import show_size
 from jitckpt.workers import Guardian, Worker
 
 HEARING_SECONDS = 0.5  # in which all hosts have heard what one says
+MEETING_PAUSE = 0.1  # seconds before the hosts meet again where that has failed
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,13 @@ class Agent(LocalElasticAgent):
                 self._meetings = 0
                 self._meet(worker_group)
         except (DistError, StoreGone, Apart) as lost:
+            if self._config.max_nodes == 1:
+                raise HostsError(
+                    f"The job's store could not be started: {lost}. If the port is in use, give another one "
+                    "with --master-port, or let any free one be taken with --standalone."
+                ) from lost
             self._log.write("warning", text=f"the hosts have to meet once more: {lost}")
+            time.sleep(MEETING_PAUSE)
             return False
         return True
 

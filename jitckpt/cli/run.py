@@ -1,11 +1,13 @@
 """`jitckpt run`: torchrun's flags and ours, checked; then the job, and what it cost in plain words."""
 
 import argparse
+import errno
 import importlib.util
 import math
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import uuid
@@ -39,6 +41,7 @@ DEFAULT_VALIDATE_EVERY = 1000
 HANG_FLOOR = 5.0
 LEAST_SECRET = 16  # bytes
 NO_MASTER = "127.0.0.1"  # where --master-addr is not given
+MASTER_PORT = 29500  # where --master-port is not given
 
 # For --run-path torch calls this function in a process that it forks or spawns; here a worker is a command.
 RUN_PATH = """\
@@ -171,7 +174,7 @@ def _check(args: argparse.Namespace, kind: str) -> None:
     for name in args.signals_to_handle.split(","):
         if name.strip() not in signal.Signals.__members__:
             raise ValueError(f"--signals-to-handle: there is no signal {name.strip()!r}")
-    if args.standalone:
+    if args.standalone or _needs_another_port(args):
         args.rdzv_backend, args.rdzv_endpoint, args.rdzv_id = "c10d", "localhost:0", str(uuid.uuid4())
     for fault in args.fault:
         if fault.kind in DEVICE_KINDS and kind != "softgpu":
@@ -206,6 +209,22 @@ def _check_hosts(args: argparse.Namespace) -> None:
         )
     if args.local_addr is None:
         args.local_addr = own_address(parse_rendezvous_endpoint(args.rdzv_endpoint, 0)[0])
+
+
+def _needs_another_port(args: argparse.Namespace) -> bool:
+    """Return whether another job on this host has the port that torch's launcher takes by itself."""
+    alone = torchrun.parse_min_max_nnodes(args.nnodes)[1] == 1
+    if not alone or args.rdzv_backend != "static" or args.rdzv_endpoint or args.master_port != MASTER_PORT:
+        return False
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", MASTER_PORT))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                say(f"port {MASTER_PORT} is in use, perhaps by another job; this one takes a free one.")
+                return True
+    return False
 
 
 def _make_dynamic(args: argparse.Namespace, hosts: int) -> None:

@@ -4,6 +4,9 @@ import json
 import re
 import shutil
 import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -373,3 +376,30 @@ def test_without_a_free_device_a_suspect_one_ends_the_job(launcher: Launcher) ->
     assert f"the job can't go on here: {reason} (--exclude-suspect)." in result.err
     assert "The job failed after 1 restart." in result.err
     assert "The state after step 8 lies in" in result.err
+
+
+@contextmanager
+def taken_port(port: int) -> Iterator[int]:
+    """Have a port taken, as by another job: by this process, unless one has it already. 0: any."""
+    with socket.socket() as other:
+        with suppress(OSError):
+            other.bind(("", port))
+            other.listen()
+        yield port or other.getsockname()[1]
+
+
+def test_two_jobs_on_one_host_need_no_port(launcher: Launcher) -> None:
+    with taken_port(29500):
+        result = launcher.run(*JITCKPT, "run", launcher.script("print('done')"))
+    assert (result.status, result.out) == (0, "done\n"), result.err
+    assert "jitckpt: port 29500 is in use, perhaps by another job; this one takes a free one." in result.err
+
+
+def test_a_port_that_was_asked_for_and_is_taken_ends_the_job_at_once(launcher: Launcher) -> None:
+    with taken_port(0) as port:
+        command = ["run", "--master-port", str(port), launcher.script("print('done')")]
+        result = launcher.run(*JITCKPT, *command)
+    assert (result.status, result.out) == (1, ""), result.err
+    assert "The job's store could not be started: " in result.err
+    assert f"port: {port}" in result.err
+    assert "--standalone" in result.err
