@@ -1,10 +1,11 @@
-"""Tells of an exception that ends the process, before the process is torn down, which may take seconds."""
+"""How the program ends: by an exception, of which is told before the process is torn down, or by a status."""
 
 import contextlib
 import sys
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
+from typing import Any, NoReturn
 
 
 class ExceptionHook:
@@ -32,16 +33,43 @@ class ExceptionHook:
         self._before(kind, error, trace)
         if not self._ends_the_process() or isinstance(error, KeyboardInterrupt):
             return
-        for stream in (sys.stdout, sys.stderr):
-            # The agent may end the process from now on. What is closed or full now would be so at its end.
-            with contextlib.suppress(AttributeError, OSError, ValueError):
-                stream.flush()
+        flush_output()
         self._report(error)
 
     def _ends_the_process(self) -> bool:
         """Return whether the program is over: its first frame is not on the stack of the main thread."""
         in_main_thread = threading.current_thread() is threading.main_thread()
         return in_main_thread and _bottom(sys._getframe()) is not self._program
+
+
+class ExitHook:
+    """Remembers the status with which sys.exit was last called; 0 if it was not.
+
+    Who raises SystemExit by hand isn't seen: only the process's own exit status tells then.
+    """
+
+    def __init__(self) -> None:
+        self.status: object = 0
+        self._before = sys.exit
+        self._own = self._exit
+        sys.exit = self._own
+
+    def remove(self) -> None:
+        """Put back what was there before; what has come since stays."""
+        if sys.exit is self._own:
+            sys.exit = self._before
+
+    def _exit(self, status: Any = None, /) -> NoReturn:
+        self.status = 0 if status is None else status
+        self._before(status)
+
+
+def flush_output() -> None:
+    """Flush what the program has printed: the agent may end the process from now on."""
+    for stream in (sys.stdout, sys.stderr):
+        # What is closed or full now would be so at its end.
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.flush()
 
 
 def _bottom(frame: FrameType) -> FrameType:

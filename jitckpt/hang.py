@@ -96,9 +96,9 @@ def diagnose(
 ) -> Diagnosis:
     """Return who waits for whom, from the answers of the ranks and the list of those that gave none.
 
-    absent: ranks that live but can't be asked yet. A silent or absent rank counts as late wherever it may be
-    the one that has not arrived. patience: waits of fewer seconds are left out. groups: the ranks of the
-    training's process groups, and what it calls them.
+    absent: ranks that live but can't be asked yet, or no more. A silent or absent rank counts as late
+    wherever it may be the one that has not arrived. patience: waits of fewer seconds are left out. groups:
+    the ranks of the training's process groups, and what it calls them.
     """
     places: dict[str, dict[int, _Place]] = {}
     sizes: dict[str, int] = {}

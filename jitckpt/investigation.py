@@ -111,7 +111,8 @@ class Investigation:
     def verdict(self, askable: Sequence[int], absent: Sequence[int]) -> str | None:
         """Return what has failed, as soon as the answers allow it; None: nothing, or it is too early to say.
 
-        askable: the ranks that could answer now; absent: those that live but have not registered yet.
+        askable: the ranks that could answer now; absent: those that live but have not registered
+        yet, or are at their ends.
         """
         question, now = self._question, time.monotonic()
         if question is None:

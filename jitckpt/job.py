@@ -30,7 +30,7 @@ from jitckpt import (
 from jitckpt.copies import Asker
 from jitckpt.errors import CheckpointError, JitckptError, NativeError, SaveError, TreeError
 from jitckpt.events import EventLog
-from jitckpt.exceptions import ExceptionHook
+from jitckpt.exceptions import ExceptionHook, ExitHook, flush_output
 from jitckpt.history import History
 from jitckpt.hooks import torch_parallel
 from jitckpt.hooks.torch_parallel import StepBarrier
@@ -50,6 +50,7 @@ KEPT_BESIDE = 4  # steps: replicas may be a step apart, and the host has begun o
 ROOM_TO_GROW = 4  # times what the rank-local state takes as the job begins
 SETTLE_SECONDS = 0.05  # a device that moves on after all only costs another save
 LAST_LOOK_SECONDS = 1.0
+END_LOOK_SECONDS = 0.01  # between two looks whether all ranks are at their ends
 # Where no agent asks the other ranks: shortly before c10d's own watchdog would end the process.
 DEFAULT_HANG_TIMEOUT = 540.0
 DEFAULT_DIRECTORY = "ckpt"
@@ -201,6 +202,7 @@ class Job:
         self._barrier: StepBarrier | None = None
         self._copies: Asker | None = None
         self._exception_hook: ExceptionHook | None = None
+        self._exit_hook: ExitHook | None = None
         self._periodic_settings = periodic
         self._periodic: PeriodicSaver | None = None
         self._base = 0
@@ -293,9 +295,6 @@ class Job:
         if self._native is None or self._hooks is None:
             return
         atexit.unregister(self._at_exit)
-        self._hooks.detach()
-        if self._exception_hook is not None:
-            self._exception_hook.remove()
         if self._periodic is not None:
             self._periodic.settled(self._hooks.step)
             self._periodic.wait()
@@ -307,9 +306,26 @@ class Job:
         if rehearsal := os.environ.get(REHEARSAL_DIR):
             state = final_state.of(self._hooks.step, self._host)
             final_state.write(Path(rehearsal) / final_state.FOLDER, self.identity.rank, state)
+        if at_exit and self._agent_fd >= 0 and self.identity.world_size > 1:
+            self._stay()
+        self._hooks.detach()
+        if self._exception_hook is not None:
+            self._exception_hook.remove()
+        if self._exit_hook is not None:
+            self._exit_hook.remove()
         self._report(protocol.Finished(self.identity.rank, self._hooks.step, at_exit))
         self._native.stop()  # a save that is under way still reports
         self._native = None
+
+    def _stay(self) -> None:
+        """Wait, with the state, until the scripts of all ranks are at their ends: another may yet fail."""
+        assert self._hooks is not None
+        if self._exit_hook is None or self._exit_hook.status != 0:
+            return  # its end is a failure
+        flush_output()
+        self._report(protocol.AtEnd(self.identity.rank, self._hooks.step))
+        while self._agent_fd >= 0 and not self._ring.may_end():
+            time.sleep(END_LOOK_SECONDS)
 
     # What the hooks tell (jitckpt.hooks.torch_training.Listener).
 
@@ -426,6 +442,7 @@ class Job:
                 self._report(protocol.Group(self.identity.rank, name, list(ranks)))
         atexit.register(self._at_exit)
         self._exception_hook = ExceptionHook(self._report_exception)
+        self._exit_hook = ExitHook()
 
     def _load(self, choice: Choice) -> None:
         saved = saves.read(choice.save)

@@ -1,12 +1,12 @@
 """The rank-local state of the last few steps in memory that outlives the rank (a memfd that the agent owns).
 
-Page 0 says whose ring it is, and in its last word after which step the agent wants a save. Then, for each
-slot (step modulo slots), two areas for the host part, which the writes of a step take in turn, so that one
-is whole once the first write is done; their checksum tells. Then, for each slot, a page of words and two
-areas for tensors copied off the device: one provisional (from the forward pass on), one final (after the
-optimizer step). The device writes a word before it begins to write an area and one after it has ended; an
-area is whole if both words are the value that the host part names. So a process may be killed at any
-moment.
+Page 0 says whose ring it is, in its last word after which step the agent wants a save, and in the one before
+whether the rank may end. Then, for each slot (step modulo slots), two areas for the host part, which the
+writes of a step take in turn, so that one is whole once the first write is done; their checksum tells. Then,
+for each slot, a page of words and two areas for tensors copied off the device: one provisional (from the
+forward pass on), one final (after the optimizer step). The device writes a word before it begins to write an
+area and one after it has ended; an area is whole if both words are the value that the host part names. So a
+process may be killed at any moment.
 """
 
 import ctypes
@@ -39,6 +39,7 @@ _BLOB_HEADER = struct.Struct("<QQQ16s")  # sequence, step, length, checksum of t
 _WORD = struct.Struct("<Q")
 _PART = struct.Struct("<I")
 _WANTED = PAGE - _WORD.size
+_MAY_END = _WANTED - _WORD.size
 LAST_STEP = 1 << 63
 MARGIN = 3  # steps until a save that is asked for: all ranks have to hear of it before
 
@@ -116,6 +117,10 @@ class Ring:
         """Return the step after which the agent wants a save; 0 if it never wanted one."""
         (step,) = _WORD.unpack_from(self._memory, _WANTED)
         return int(step)
+
+    def may_end(self) -> bool:
+        """Return whether the agent needs this rank's process no more, once its script is at its end."""
+        return any(self._memory[_MAY_END:_WANTED])
 
     def write_host(self, step: int, content: bytes) -> None:
         """Put the host part of a step in place; what was there of it before stays whole until this is."""
@@ -379,7 +384,7 @@ class Tail:
         Raises SaveError if the ring is damaged.
         """
         pieces = []
-        first = os.pread(self._descriptor, _WANTED, 0)
+        first = os.pread(self._descriptor, _MAY_END, 0)
         if first != self._first:  # the training has begun, or begun anew
             self._header, self._first, self._seen = _read_header(self._descriptor), first, {}
             self.size = os.fstat(self._descriptor).st_size
@@ -468,6 +473,11 @@ def want_save_after(descriptors: Sequence[int], step: int) -> None:
         os.pwrite(descriptor, _WORD.pack(step), _WANTED)
 
 
+def let_end(descriptor: int) -> None:
+    """Tell the rank of this ring that it may end, once its script is at its end."""
+    os.pwrite(descriptor, _WORD.pack(1), _MAY_END)
+
+
 def newest_step(descriptors: Sequence[int]) -> int:
     """Return the newest step that any of these ranks has begun, 0 if none. Raises SaveError if damaged."""
     return max((_newest_step(descriptor) for descriptor in descriptors), default=0)
@@ -494,7 +504,7 @@ def _read_header(descriptor: int) -> tuple[Identity, int, int] | None:
     size = os.fstat(descriptor).st_size
     if (
         magic != MAGIC
-        or end + 16 > _WANTED
+        or end + 16 > _MAY_END
         or _digest(data[:end]) != data[end : end + 16]
         or size != PAGE + slots * (4 * area_bytes + PAGE)
     ):

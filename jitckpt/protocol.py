@@ -208,6 +208,15 @@ class Warning(Message):
 
 
 @dataclass(frozen=True)
+class AtEnd(Message):
+    """The worker's script is at its end; its process stays, and can save, until it is needed no more."""
+
+    type = "at_end"
+    rank: int
+    step: int
+
+
+@dataclass(frozen=True)
 class Finished(Message):
     """The worker has ended its training; it can't save any more. at_exit: its script is at its end."""
 
@@ -280,6 +289,7 @@ FROM_WORKER = (
     FirstStep,
     Loaded,
     Warning,
+    AtEnd,
     Finished,
     Raised,
     Fault,

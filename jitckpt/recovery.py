@@ -24,7 +24,8 @@ class Rank:
     its training has not finished). shard: what it holds, of `shards` in one replica. saving_step: the step
     that it has begun to save. saved_step: the step of its save, once `save` is "ended". told: how the agent
     has begun to end it. own: it runs on this host; the others' agents see the same facts and end their ranks
-    themselves. finished: its script is at its end. stopped_since: it has been stopped by a signal since then,
+    themselves. finished: its script is at its end. let_end: it was told that its process may end, too, and so
+    saves no more. stopped_since: it has been stopped by a signal since then,
     and does nothing until somebody lets it go on; known of own ranks alone, whose end the others hear of.
     """
 
@@ -41,6 +42,7 @@ class Rank:
     told: Literal["nothing", "terminate", "kill"] = "nothing"
     own: bool = True
     finished: bool = False
+    let_end: bool = False
     stopped_since: float | None = None
 
     @property
@@ -50,7 +52,7 @@ class Rank:
     @property
     def can_save(self) -> bool:
         # One that ends lets a save that it was told to make end first; it begins no other.
-        begins = self.save == "none" and not self.raised
+        begins = self.save == "none" and not self.raised and not self.let_end
         return self.alive and self.registered and self.reachable and (begins or self.save == "ordered")
 
     @property
@@ -63,10 +65,10 @@ class Rank:
 class Job:
     """What the agent knows of all ranks. Times in seconds, of one monotonic clock.
 
-    alarmed: a rank has reported a hang or an error of NCCL. interrupted: the agent was asked to end
-    (preemption); impatient: asked again. save_ordered_at, whole_at, ending_since: when the first save was
-    ordered, when a step was first whole, when the agent began to end the ranks. local_state_written: the
-    rank-local states lie in the checkpoint directory.
+    alarmed: a rank has reported a hang or an error of NCCL. suspected: a hang is being looked into.
+    interrupted: the agent was asked to end (preemption); impatient: asked again. save_ordered_at, whole_at,
+    ending_since: when the first save was ordered, when a step was first whole, when the agent began to end
+    the ranks. local_state_written: the rank-local states lie in the checkpoint directory.
     """
 
     ranks: tuple[Rank, ...]
@@ -74,6 +76,7 @@ class Job:
     save_deadline: float
     restarts_left: int
     alarmed: bool = False
+    suspected: bool = False
     interrupted: bool = False
     impatient: bool = False
     save_ordered_at: float | None = None
@@ -96,6 +99,13 @@ class Wait:
     """Nothing to do before something is reported or, if `until` is given, that time has come."""
 
     until: float | None = None
+
+
+@dataclass(frozen=True)
+class LetEnd:
+    """Tell these ranks, whose scripts are at their ends, that their processes may end, too."""
+
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -125,7 +135,7 @@ class Close:
     outcome: Outcome
 
 
-Action = Wait | OrderSave | EndRanks | WriteLocalState | Close
+Action = Wait | LetEnd | OrderSave | EndRanks | WriteLocalState | Close
 
 
 def decide(job: Job) -> Action:
@@ -133,9 +143,10 @@ def decide(job: Job) -> Action:
 
     Ranks are ended only when one whole replica of every shard is saved, and no newer step is just being made
     whole, or no rank can still save (one that stays stopped can't), or `save_deadline` is over, or the user
-    is impatient. A rank that ends successfully is no failure. Each agent decides for itself and acts on the
-    ranks of its host; those of a host that is lost count as killed. What fails once the whole training has
-    ended is a failure, but nothing is done again for it.
+    is impatient. A rank that ends successfully is no failure; it stays until all scripts are at their ends,
+    so that it can save if another fails. Each agent decides for itself and acts on the ranks of its host;
+    those of a host that is lost count as killed. What fails once the whole training has ended is a failure,
+    but nothing is done again for it.
     """
     live = [rank for rank in job.ranks if rank.alive and (rank.own or not job.impatient)]
     failed = job.interrupted or any(rank.failed for rank in job.ranks)
@@ -143,7 +154,7 @@ def decide(job: Job) -> Action:
         return Close(Outcome.SUCCEEDED)
     if job.ending_since is None:
         if not failed and not job.alarmed:
-            return Wait()
+            return _let_end(job) or Wait()
         saving = _save(job)
         if saving is not None:
             return saving
@@ -167,6 +178,18 @@ def whole_steps(ranks: Iterable[Rank]) -> set[int]:
     shards = max((rank.shards for rank in ranks), default=1)
     saved = {(rank.saved_step, rank.shard) for rank in ranks if rank.save == "ended"}
     return {step for step, _ in saved if step is not None and all((step, s) in saved for s in range(shards))}
+
+
+def _let_end(job: Job) -> Action | None:
+    """Let ranks end at the end of their scripts: all at once, or those that a hang may be about.
+
+    What ends a script may be a failure that only the exit status tells (`raise SystemExit(1)`). Then others
+    may wait for the rank in a collective, and have to see it end.
+    """
+    if not job.suspected and not all(rank.finished for rank in job.ranks if rank.alive):
+        return None
+    staying = [rank for rank in job.ranks if rank.own and rank.alive and rank.finished and not rank.let_end]
+    return LetEnd(tuple(rank.rank for rank in staying)) if staying else None
 
 
 def _save(job: Job) -> Action | None:

@@ -23,6 +23,7 @@ from jitckpt.recovery import (
     Close,
     EndRanks,
     Job,
+    LetEnd,
     OrderSave,
     Outcome,
     Rank,
@@ -170,7 +171,9 @@ class Supervisor(threading.Thread):
                 self._job, now=time.monotonic(), interrupted=interrupts > 0, impatient=interrupts > 1
             )
             self._look_into_hangs()
-            absent = tuple(rank.rank for rank in self._job.ranks if rank.alive and not rank.registered)
+            absent = tuple(
+                rank.rank for rank in self._job.ranks if rank.alive and (not rank.registered or rank.finished)
+            )
             if not self._job.alarmed and (found := self._investigation.verdict(self._askable(), absent)):
                 blamed = self._investigation.blamed
                 self._investigation.begin_report(self._registrations, self._directory())  # before ranks end
@@ -184,6 +187,8 @@ class Supervisor(threading.Thread):
                     looks += [] if self._proxies is None else [self._proxies.next_look]
                     first = min((one for one in (until, *looks) if one is not None), default=None)
                     self._listen(None if first is None else max(0.0, first - time.monotonic()))
+                case LetEnd(ranks):
+                    self._let_end(ranks)
                 case OrderSave(ranks):
                     self._order_save(ranks)
                     self._investigation.read_stacks()
@@ -251,7 +256,7 @@ class Supervisor(threading.Thread):
         if self._hosts is None or isinstance(message, protocol.Loaded):
             return
         said = {"rank": rank, "said": protocol.encode(message).decode()}
-        if not isinstance(message, protocol.Hang | protocol.Progress | protocol.Group):
+        if not isinstance(message, protocol.Progress | protocol.Group):
             self._hosts.broadcast(said)
         elif not self._leads():
             self._hosts.send(self._leader(), said)
@@ -265,12 +270,12 @@ class Supervisor(threading.Thread):
         match message:
             case protocol.Registered():
                 self._register(rank, message)
-            case protocol.Finished():
-                self._change(rank, reachable=False, finished=message.at_exit)
+            case protocol.AtEnd() | protocol.Finished():
+                self._hear_of_end(rank, message)
             case protocol.Raised():
                 self._change(rank, raised=True)
                 self._died(rank, STATUS_OF_AN_EXCEPTION)
-            case protocol.Hang() if self._leads():
+            case protocol.Hang():
                 self._hear_of_hang(rank, message)
             case protocol.Group():
                 self._investigation.name_group(message)
@@ -288,11 +293,19 @@ class Supervisor(threading.Thread):
             case protocol.Warning():
                 self._say(f"rank {rank}: {message.text}")
 
+    def _hear_of_end(self, rank: int, message: protocol.AtEnd | protocol.Finished) -> None:
+        if isinstance(message, protocol.AtEnd):
+            self._change(rank, finished=True)
+        else:
+            self._change(rank, reachable=False, finished=message.at_exit)
+
     def _hear_of_hang(self, rank: int, message: protocol.Hang) -> None:
         """Look into it, unless it is still transparent mode's affair."""
         if self._recovers():
             self._hangs[rank] = message
-        else:
+            return
+        self._job = replace(self._job, suspected=True)
+        if self._leads():
             self._investigation.begin(rank, message, self._askable())
 
     def _look_into_hangs(self) -> None:
@@ -308,7 +321,7 @@ class Supervisor(threading.Thread):
         return tuple(
             rank.rank
             for rank in ranks
-            if rank.alive and rank.registered and rank.reachable and not rank.raised
+            if rank.alive and rank.registered and rank.reachable and not rank.raised and not rank.finished
         )
 
     def _register(self, rank: int, message: protocol.Registered) -> None:
@@ -495,6 +508,11 @@ class Supervisor(threading.Thread):
         return None
 
     # What is done.
+
+    def _let_end(self, ranks: tuple[int, ...]) -> None:
+        for rank in ranks:
+            local_state.let_end(self._workers[rank].ring_fd)
+            self._change(rank, let_end=True)
 
     def _order_save(self, ranks: tuple[int, ...]) -> None:
         assert self._trouble is not None

@@ -207,7 +207,7 @@ def _was_over(run: Run) -> bool:
     last = [event for event in run.events if event["restart"] == run.restarts]
     detected = [index for index, event in enumerate(last) if event["event"] == "detected"]
     finished = (
-        {event["rank"] for event in last[: detected[0]] if event["event"] == "finished"}
+        {event["rank"] for event in last[: detected[0]] if event["event"] in ("at_end", "finished")}
         if detected
         else set()
     )
@@ -215,8 +215,22 @@ def _was_over(run: Run) -> bool:
 
 
 def _had_nothing_to_save(run: Run) -> bool:
+    """Return whether no rank had ended a minibatch, in none of the starts that failed.
+
+    None has before all have called jitckpt.init, even if some hosts are ahead by then.
+    """
     failed = [event["reason"] for event in run.events if event["event"] == "save_failed"]
-    return bool(failed) and all(reason.startswith(NOTHING_YET) for reason in failed)
+    if failed and all(reason.startswith(NOTHING_YET) for reason in failed):
+        return True
+    first: dict[int, int] = {}  # by restart: the place of the first failure
+    for index, event in enumerate(run.events):
+        if event["event"] == "detected":
+            first.setdefault(event["restart"], index)
+    return all(
+        run.final.keys()
+        - {e["rank"] for e in run.events[:index] if (e["event"], e["restart"]) == ("registered", restart)}
+        for restart, index in first.items()
+    )
 
 
 def differences(run: Run, other: Run, ignored: Collection[str] = ()) -> list[str]:

@@ -85,3 +85,28 @@ def test_a_program_that_is_run_by_another_is_over_when_that_one_is(tmp_path: Pat
     (tmp_path / "training.py").write_text(f"{PROLOGUE}\ninstall()\nfail()")
     ended = run(f"runpy.run_path({str(tmp_path / 'training.py')!r}, run_name='__main__')", tmp_path)
     assert ended.stdout.endswith("ValueError: no\ntold of ValueError('no')\n")
+
+
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        ("pass", "0"),
+        ("sys.exit()", "0"),
+        ("sys.exit(0)", "0"),
+        ("sys.exit(3)", "3"),
+        ("sys.exit('no')", "'no'"),
+        ("hook.remove()\nsys.exit(3)", "0"),
+        ("raise SystemExit(3)", "0"),
+    ],
+)
+def test_the_status_that_a_program_ends_with_is_known_to_its_last_functions(
+    tmp_path: Path, program: str, told: str
+) -> None:
+    ended = run(
+        "import atexit\n"
+        "hook = module['ExitHook']()\n"
+        f"atexit.register(lambda: print(repr(hook.status)))\n{program}",
+        tmp_path,
+    )
+    assert ended.stdout.splitlines()[-1] == told
+    assert ended.returncode == {"0": 3 if "3" in program else 0, "3": 3, "'no'": 1}[told]

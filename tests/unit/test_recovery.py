@@ -13,6 +13,7 @@ from jitckpt.recovery import (
     Close,
     EndRanks,
     Job,
+    LetEnd,
     OrderSave,
     Outcome,
     Rank,
@@ -419,6 +420,28 @@ def test_ranks_that_end_with_status_0_because_they_were_told_to_are_no_success()
     ranks = (Rank(0, exit_code=0, told="terminate"), registered(1, exit_code=0))
     ended = job(*ranks, alarmed=True, ending_since=99.0, local_state_written=True)
     assert decide(ended) == Close(Outcome.RESTART)
+
+
+def test_a_rank_stays_until_all_scripts_are_at_their_ends() -> None:
+    ranks = (registered(0, finished=True), registered(1))
+    assert decide(job(*ranks)) == Wait()
+    assert decide(job(ranks[0], KILLED)) == OrderSave((0,))
+    assert decide(job(ranks[0], registered(1, exit_code=0, reachable=False))) == LetEnd((0,))
+
+
+def test_ranks_at_their_ends_are_let_go_once_and_by_their_own_agent() -> None:
+    other = registered(2, finished=True, own=False)
+    ranks = (registered(0, finished=True), registered(1, finished=True))
+    assert decide(job(*ranks, other)) == LetEnd((0, 1))
+    gone = tuple(replace(rank, let_end=True) for rank in ranks)
+    assert decide(job(*gone, other)) == Wait()
+    assert not gone[0].can_save
+
+
+def test_a_hang_may_be_about_a_rank_at_its_end() -> None:
+    """Its exit status may tell a failure, and no other rank hears of that as long as it stays."""
+    ranks = (registered(0, finished=True), registered(1), registered(2, finished=True))
+    assert decide(job(*ranks, suspected=True)) == LetEnd((0, 2))
 
 
 @pytest.mark.parametrize(

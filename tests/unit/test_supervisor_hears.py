@@ -115,10 +115,10 @@ def test_a_hang_is_transparent_modes_affair_until_that_gives_up() -> None:
     supervisor._investigation = investigation
     hang = protocol.Hang("c", 7, "ncclAllReduce", 4, 61.0)
     supervisor._hear(1, hang)
-    assert looked_into == []
+    assert (looked_into, supervisor._job.suspected) == ([], False)
     proxies.recovers = False
     supervisor._look_into_hangs()
     supervisor._hear(0, hang)
-    assert looked_into == [1, 0]
+    assert (looked_into, supervisor._job.suspected) == ([1, 0], True)
     supervisor._copies.close()
     os.close(supervisor._wake)

@@ -56,7 +56,8 @@ def event(name: str, clock: float, restart: int, **details: object) -> dict[str,
 
 
 EVENTS = (
-    event("job_started", 0.0, 0),
+    event("registered", 0.0, 0, rank=0),
+    event("registered", 0.0, 0, rank=1),
     event("first_step", 1.0, 0, rank=0, step=1),
     event("detected", 5.0, 0, first=True, text="rank 1 was killed by SIGKILL"),
     event("save_ordered", 5.0, 0),
@@ -71,7 +72,7 @@ FINAL = {rank: FinalState(11, {"parameters": "aa", "random numbers": f"b{rank}"}
 GOOD = Run(0, 12.0, ((1.0, 1),), FINAL, EVENTS, (), ())
 TRIAL = Trial(1, "kill", ("rank=1 step=8 phase=forward kind=kill",), ())
 TWICE = replace(TRIAL, strikes=(Strike(0, "save_ordered", 0.02),), must_be_saved=False)
-LOST = (*EVENTS[:4], event("not_saved", 5.1, 0, text="nobody could"), EVENTS[6], EVENTS[8])
+LOST = (*EVENTS[:5], event("not_saved", 5.1, 0, text="nobody could"), EVENTS[7], EVENTS[9])
 
 
 def test_a_good_run_has_no_reason_against_it() -> None:
@@ -96,10 +97,10 @@ def final_of(rank: int, **changes: object) -> dict[int, FinalState]:
         (replace(GOOD, final=final_of(0, step=10)), "rank 0 made 10 steps instead of 11"),
         (replace(GOOD, final={0: FINAL[0]}), "rank 1 did not come to its end"),
         (replace(GOOD, final={}), "rank 0 did not come to its end; rank 1 did not come to its end"),
-        (replace(GOOD, events=EVENTS[:2]), "0 restarts, 0 failures detected"),
+        (replace(GOOD, events=EVENTS[:3]), "0 restarts, 0 failures detected"),
         (
             replace(
-                GOOD, events=(*EVENTS[:5], event("save_ended", 5.1, 0, rank=2, step=8, bytes=1), *EVENTS[5:])
+                GOOD, events=(*EVENTS[:6], event("save_ended", 5.1, 0, rank=2, step=8, bytes=1), *EVENTS[6:])
             ),
             "2 minibatches redone",
         ),
@@ -120,16 +121,27 @@ def test_a_bad_run_is_told(run: Run, reason: str) -> None:
 
 def test_before_the_first_minibatch_nothing_can_be_lost() -> None:
     failed = event("save_failed", 5.1, 0, rank=0, reason="No minibatch is finished yet: there is nothing.")
-    run = replace(GOOD, events=(*EVENTS[:4], failed, EVENTS[6], EVENTS[8]))
+    run = replace(GOOD, events=(*EVENTS[:5], failed, EVENTS[7], EVENTS[9]))
     assert judge(TRIAL, run, GOOD).reason == ""
+
+
+def test_before_all_ranks_have_registered_no_minibatch_has_ended() -> None:
+    early = (EVENTS[0], *LOST[2:])
+    assert judge(TRIAL, replace(GOOD, events=early), GOOD).reason == ""
+    again = event("detected", 12.0, 1, first=True, text="rank 0 hangs")
+    registered = [event("registered", 11.0, 1, rank=rank) for rank in (0, 1)]
+    twice = replace(TRIAL, strikes=(Strike(0, "restart", 0.02),))
+    assert judge(twice, replace(GOOD, events=(*early, again)), GOOD).reason == ""
+    events = (*early, *registered, again)
+    assert "all minibatches redone" in judge(twice, replace(GOOD, events=events), GOOD).reason
 
 
 def test_after_the_training_a_failure_costs_nothing_but_the_exit_status() -> None:
-    finished = [event("finished", 4.0 + rank, 0, rank=rank, step=11) for rank in (0, 1)]
-    run = replace(GOOD, status=1, events=(*EVENTS[:2], *finished, EVENTS[2]))
+    finished = [event("at_end", 4.0 + rank, 0, rank=rank, step=11) for rank in (0, 1)]
+    run = replace(GOOD, status=1, events=(*EVENTS[:3], *finished, EVENTS[3]))
     assert judge(TRIAL, run, GOOD).reason == ""
     assert "differ" in judge(TRIAL, replace(run, final=final_of(1, digests={})), GOOD).reason
-    one = replace(run, events=(*EVENTS[:2], finished[0], EVENTS[2]))
+    one = replace(run, events=(*EVENTS[:3], finished[0], EVENTS[3]))
     assert "ended with status 1" in judge(TRIAL, one, GOOD).reason
 
 
@@ -238,7 +250,7 @@ def test_the_same_command_takes_a_job_up_again_whose_launcher_was_ended() -> Non
         (replace(STOPPED, steps=((1.0, 9),)), RESUMED, 7, "3 minibatches redone"),
         (replace(STOPPED, left_behind=("process 5",)), RESUMED, 7, "left behind process 5"),
         (STOPPED, replace(RESUMED, left_behind=("process 5",)), 7, "left behind process 5"),
-        (STOPPED, replace(RESUMED, events=(EVENTS[2], RESUMED.events[1])), 7, "1 failures detected when it"),
+        (STOPPED, replace(RESUMED, events=(EVENTS[3], RESUMED.events[1])), 7, "1 failures detected when it"),
     ],
 )
 def test_what_is_wrong_with_a_job_that_was_taken_up_again(
