@@ -17,6 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from jitckpt import (
+    at_end,
     faults,
     final_state,
     host_state,
@@ -30,7 +31,7 @@ from jitckpt import (
 from jitckpt.copies import Asker
 from jitckpt.errors import CheckpointError, JitckptError, NativeError, SaveError, TreeError
 from jitckpt.events import EventLog
-from jitckpt.exceptions import ExceptionHook, ExitHook, flush_output
+from jitckpt.exceptions import ExceptionHook, ExitHook
 from jitckpt.history import History
 from jitckpt.hooks import torch_parallel
 from jitckpt.hooks.torch_parallel import StepBarrier
@@ -50,7 +51,6 @@ KEPT_BESIDE = 4  # steps: replicas may be a step apart, and the host has begun o
 ROOM_TO_GROW = 4  # times what the rank-local state takes as the job begins
 SETTLE_SECONDS = 0.05  # a device that moves on after all only costs another save
 LAST_LOOK_SECONDS = 1.0
-END_LOOK_SECONDS = 0.01  # between two looks whether all ranks are at their ends
 # Where no agent asks the other ranks: shortly before c10d's own watchdog would end the process.
 DEFAULT_HANG_TIMEOUT = 540.0
 DEFAULT_DIRECTORY = "ckpt"
@@ -319,13 +319,10 @@ class Job:
 
     def _stay(self) -> None:
         """Wait, with the state, until the scripts of all ranks are at their ends: another may yet fail."""
-        assert self._hooks is not None
         if self._exit_hook is None or self._exit_hook.status != 0:
             return  # its end is a failure
-        flush_output()
-        self._report(protocol.AtEnd(self.identity.rank, self._hooks.step))
-        while self._agent_fd >= 0 and not self._ring.may_end():
-            time.sleep(END_LOOK_SECONDS)
+        self._report(protocol.AtEnd(self.identity.rank))
+        at_end.stay(lambda: self._agent_fd < 0 or local_state.may_end(self._ring.descriptor))
 
     # What the hooks tell (jitckpt.hooks.torch_training.Listener).
 

@@ -118,10 +118,6 @@ class Ring:
         (step,) = _WORD.unpack_from(self._memory, _WANTED)
         return int(step)
 
-    def may_end(self) -> bool:
-        """Return whether the agent needs this rank's process no more, once its script is at its end."""
-        return any(self._memory[_MAY_END:_WANTED])
-
     def write_host(self, step: int, content: bytes) -> None:
         """Put the host part of a step in place; what was there of it before stays whole until this is."""
         self.regions(step)  # if it is a new step, its slot begins anew
@@ -478,6 +474,11 @@ def let_end(descriptor: int) -> None:
     os.pwrite(descriptor, _WORD.pack(1), _MAY_END)
 
 
+def may_end(descriptor: int) -> bool:
+    """Return whether the rank of this ring may end, once its script is at its end."""
+    return any(os.pread(descriptor, _WORD.size, _MAY_END))
+
+
 def newest_step(descriptors: Sequence[int]) -> int:
     """Return the newest step that any of these ranks has begun, 0 if none. Raises SaveError if damaged."""
     return max((_newest_step(descriptor) for descriptor in descriptors), default=0)
@@ -495,7 +496,7 @@ def _newest_step(descriptor: int) -> int:
 
 def _read_header(descriptor: int) -> tuple[Identity, int, int] | None:
     data = os.pread(descriptor, PAGE, 0)
-    if not data.strip(b"\0"):
+    if not data[:_MAY_END].strip(b"\0"):
         return None
     if len(data) < _FILE_HEADER.size:
         raise SaveError("The memory of a rank's local state is damaged: it is too short.")

@@ -213,7 +213,6 @@ class AtEnd(Message):
 
     type = "at_end"
     rank: int
-    step: int
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,7 @@ class Proxies:
         leads = hosts is None or hosts.index == LEADER
         self._agreement = Agreement(ranks, deadline, self._tell, self._note) if leads else None
         self.recovers = True  # until that is given up
+        self.stragglers: set[int] = set()  # ranks that have let others wait for long
 
     @property
     def next_look(self) -> float | None:
@@ -253,6 +254,7 @@ class Proxies:
                 self.recovers = False
                 self._say(str(details["text"]))
             case "straggler":
+                self.stragglers.add(int(str(details["rank"])))
                 self._say(
                     f"rank {details['rank']} has let others wait for {details['seconds']:.0f} s. Its device "
                     "has not failed: its program does something else. The others go on once it does."

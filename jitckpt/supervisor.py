@@ -162,6 +162,8 @@ class Supervisor(threading.Thread):
             self._listen(0)  # whatever was said before a failure counts in the decision about it
             if self._proxies is not None:
                 self._proxies.look()
+                if any(self._rank(rank).finished for rank in self._proxies.stragglers):
+                    self._job = replace(self._job, suspected=True)
             if interrupts and not self._job.interrupted:
                 agent = (
                     "the agent" if self._hosts is None else f"{self._hosts.name(self._hosts.index)}'s agent"

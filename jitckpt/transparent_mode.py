@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from jitckpt import proxy_faults
+from jitckpt import at_end, proxy_faults
 from jitckpt.device import LIBRARY_DIR
 from jitckpt.hooks.torch_steps import OptimizerSteps
 from jitckpt.transparent import messages, naming, validation
@@ -176,3 +176,4 @@ def begin() -> None:
         keeper = MinibatchKeeper(process, int(os.environ.get(VALIDATE_EVERY, "0")))
         keeper.optimizers = OptimizerSteps(keeper).optimizers
         proxy_faults.begin(process)
+        at_end.stay_with_the_device()

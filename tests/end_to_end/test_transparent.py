@@ -247,3 +247,42 @@ def test_ranks_of_unequally_many_steps_live_on_and_one_that_is_only_late_is_wait
     assert len(recoveries) >= 2
     # Rank 0 has numbered one more since the first training, and another one since step 2 of the second.
     assert any(min(kept[one, 0]) > max(kept[one, 1]) for one in recoveries)
+
+
+# Rank 0 evaluates, and loses its server, when rank 1's script is at its end.
+EVALUATION = """
+import ctypes, os, signal, time
+from pathlib import Path
+import torch
+from torch import distributed as dist, nn
+from jitckpt.events import read_events
+
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+torch.manual_seed(0)
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 1).cuda())
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(4, 8).cuda()).square().mean().backward()
+    optimizer.step()
+rank = dist.get_rank()
+dist.destroy_process_group()
+if rank == 0:
+    seen = model.module(torch.ones(4, 8).cuda()).tolist()
+    while not any(event["event"] == "at_end" for event in read_events(Path("ckpt"))[0]):
+        time.sleep(0.01)
+    os.kill(ctypes.CDLL(None).jitckpt_proxy_server(), signal.SIGKILL)
+    print("equal:", model.module(torch.ones(4, 8).cuda()).tolist() == seen)
+"""
+
+
+def test_a_rank_at_its_end_takes_part_in_the_recovery_of_another(launcher: Launcher) -> None:
+    command = ["--device", "softgpu", "--nproc-per-node", "2", "--warm-spares", "0", "--mode", "transparent"]
+    script = launcher.script(EVALUATION)
+    result = launcher.run(*JITCKPT_RUN, *command, "--checkpoint-dir", "ckpt", script)
+    assert (result.status, result.out) == (0, "equal: True\n"), result.err
+    named = [event["event"] for event in read_events(launcher.directory / "ckpt")[0]]
+    assert named.count("recovered") == 1
+    assert named.count("at_end") == 2
+    assert named.index("at_end") < named.index("recovered")

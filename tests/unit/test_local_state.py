@@ -375,9 +375,9 @@ def test_all_ranks_are_asked_for_a_save_of_the_same_step_that_none_has_come_to()
     assert wanted is not None
     assert wanted > 9
     assert [ring.wanted_step() for ring in rings] == [wanted, wanted]
-    assert [ring.may_end() for ring in rings] == [False, False]
+    assert [local_state.may_end(one) for one in descriptors] == [False, False]
     local_state.let_end(descriptors[1])
-    assert [ring.may_end() for ring in rings] == [False, True]
+    assert [local_state.may_end(one) for one in descriptors] == [False, True]
     assert [ring.wanted_step() for ring in rings] == [wanted, wanted]
     assert local_state.read_identity(descriptors[0]) == IDENTITY, "the first page is still whole"
     for descriptor in descriptors:

@@ -1,0 +1,47 @@
+"""The end of a rank's script: its process stays, with what it holds, until the agent needs it no more.
+
+Should another rank fail meanwhile, this one can save (jitckpt.init) or take part in the recovery (transparent
+mode).
+"""
+
+import atexit
+import os
+import select
+import socket
+import sys
+import time
+from collections.abc import Callable
+
+from jitckpt import local_state, protocol
+from jitckpt.exceptions import ExitHook, flush_output
+
+LOOK_SECONDS = 0.01  # between two looks whether all ranks are at their ends
+
+
+def stay(may_end: Callable[[], bool]) -> None:
+    """Return once the agent, which was told of the end, lets this process end."""
+    flush_output()
+    while not may_end():
+        time.sleep(LOOK_SECONDS)
+
+
+def stay_with_the_device() -> None:
+    """Have this process stay at its end, if it is a rank's own and one of several."""
+    if os.getsid(0) == os.getpid() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        atexit.register(_stay, ExitHook())  # the first that is registered is the last that runs
+
+
+def _stay(exit_hook: ExitHook) -> None:
+    if hasattr(sys, "last_value") or exit_hook.status != 0:
+        return  # its end is a failure
+    ring = int(os.environ["JITCKPT_STATE_FD"])
+    try:
+        if local_state.may_end(ring):
+            return  # it has stayed already
+        with socket.socket(fileno=os.dup(int(os.environ["JITCKPT_AGENT_FD"]))) as agent:
+            agent.send(protocol.encode(protocol.AtEnd(int(os.environ["RANK"]))))
+            gone = select.poll()
+            gone.register(agent, 0)  # of an agent that has ended is told all the same
+            stay(lambda: bool(gone.poll(0)) or local_state.may_end(ring))
+    except OSError:
+        return  # the program has closed what it did not open, or the agent has ended
