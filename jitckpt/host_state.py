@@ -6,7 +6,6 @@ Tensors on a device are taken by reference: whoever reads them minds the device'
 """
 
 import inspect
-import operator
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
@@ -17,7 +16,8 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
-from jitckpt import tree_codec
+from jitckpt import _seen, tree_codec
+from jitckpt._seen import Seen
 from jitckpt.errors import CheckpointError
 from jitckpt.hooks import torch_parallel
 from jitckpt.random_state import RandomState
@@ -26,6 +26,8 @@ from jitckpt.tree_codec import Encoded, Json
 
 SCHEDULED = frozenset({"lr", "momentum", "betas"})  # the hyperparameters that torch's schedulers set
 PLAIN = frozenset({type(None), bool, int, float, str})
+# How Python's array calls the types of torch that it has too.
+ARRAY_TYPES = {torch.float32: "f", torch.float64: "d", torch.int64: "q", torch.int32: "i", torch.uint8: "B"}
 
 
 class Stateful(Protocol):
@@ -59,8 +61,7 @@ class ModelState:
         self._buffers: list[tuple[str, dict[str, Tensor | None], str]] = []
         self._with_extra_state: list[tuple[str, nn.Module]] = []
         self._captured: Encoded | None = None  # the buffers, and which they were and where they lay:
-        self._found: list[Tensor | None] = []
-        self._places: list[tuple[object, ...]] = []
+        self._seen = Seen()
         self.look_again()
 
     def look_again(self) -> None:
@@ -85,18 +86,18 @@ class ModelState:
 
     def capture_buffers(self) -> Encoded:
         """Return the buffers under the name "buffers"; the same object while all are the same on a device."""
-        found = [holder.get(key) for _, holder, key in self._buffers]
-        there = [one for one in found if one is not None]
         # What was captured keeps its memory, so nothing else can come to lie there.
-        if (
-            self._captured is None
-            or not all(map(operator.is_, found, self._found))
-            or [*map(_place_of, there)] != self._places
-        ):
+        if self._captured is None or not self._seen.is_same():
+            self._captured, seen = None, Seen()
+            for _, holder, key in self._buffers:
+                seen.entry(holder, key)
             captured = tree_codec.encode(self.buffers(), "buffers")
+            there = [buffer for _, holder, key in self._buffers if (buffer := holder.get(key)) is not None]
             if any(type(one) is not Tensor or one.device.type == "cpu" for one in there):
                 return captured
-            self._captured, self._found, self._places = captured, found, [*map(_place_of, there)]
+            for buffer in there:
+                seen.place(buffer)
+            self._captured, self._seen = captured, seen
         return self._captured
 
     def extra_states(self) -> dict[str, Any]:
@@ -142,12 +143,8 @@ class OptimizerState:
         self.optimizer = optimizer
         self._name = f"optimizer.{index}"
         self._parameters: list[Tensor] = []
-        self._dicts: list[dict[str, Any]] = []  # of each parameter
-        self._size = 0  # entries in all of them
-        # Of each tensor in the state: the dict that holds it, its key, itself; tells when one is replaced.
-        self._holders: list[dict[str, Any]] = []
-        self._keys: list[str] = []
-        self._tensors: list[Tensor] = []
+        self._seen: Seen | None = None  # tells when a tensor of the state is replaced
+        self._own_state: dict[Any, dict[str, Any]] = {}
         self._device: dict[str, Tensor] = {}
         self._placements: dict[str, Json] = {}
         self._numbers: dict[str, tuple[list[int], list[Tensor]]] = {}
@@ -235,32 +232,28 @@ class OptimizerState:
                 state[parameter][key] = torch_parallel.placed(part, parameter, tree["placements"].get(name))
 
     def _is_as_seen(self) -> bool:
-        own_state = torch_parallel.own_state(self.optimizer)
-        if (
-            len(self._dicts) != len(own_state)
-            or len(self._parameters) != sum(len(group["params"]) for group in self.optimizer.param_groups)
-            or self._size != sum(map(len, self._dicts))
-            or not all(map(operator.is_, own_state.values(), self._dicts))
-        ):
-            return False
-        try:
-            now = map(operator.getitem, self._holders, self._keys)
-            return all(map(operator.is_, now, self._tensors))
-        except KeyError:
-            return False
+        return (
+            self._seen is not None
+            and torch_parallel.own_state(self.optimizer) is self._own_state
+            and self._seen.is_same()
+        )
 
     def _look(self) -> None:
         self._parameters = self.parameters()
-        self._dicts, self._size, self._holders, self._keys, self._tensors = [], 0, [], [], []
+        self._own_state = torch_parallel.own_state(self.optimizer)
+        self._seen, seen = None, Seen()
+        seen.attribute(self.optimizer, "param_groups")
+        seen.size(self.optimizer.param_groups)
+        for group in self.optimizer.param_groups:
+            seen.entry(group, "params")
+            seen.size(group["params"])
+        seen.values(self._own_state)
         self._numbers, self._others, self._device, self._placements, self._named = {}, [], {}, {}, {}
         for number, state in self._states():
-            self._dicts.append(state)
-            self._size += len(state)
+            seen.size(state)
             for key, value in state.items():
                 if isinstance(value, Tensor):
-                    self._holders.append(state)
-                    self._keys.append(key)
-                    self._tensors.append(value)
+                    seen.entry(state, key)
                     how = torch_parallel.placement(value)
                     if value.device.type != "cpu" or how is not None:
                         name = f"{self._name}.state.{number}.{key}"
@@ -269,12 +262,14 @@ class OptimizerState:
                             self._placements[name] = how
                         continue
                     where, found = self._numbers.get(key, ([], []))
-                    if value.dim() == 0 and (not found or found[0].dtype == value.dtype):
+                    if _is_number(value) and (not found or found[0].dtype == value.dtype):
+                        seen.place(value)
                         where.append(number)
                         found.append(value)
                         self._numbers[key] = where, found
                         continue
                 self._others.append((number, state, key))
+        self._seen = seen
 
     def _states(self) -> Iterator[tuple[int, dict[str, Any]]]:
         numbers = {parameter: number for number, parameter in enumerate(self._parameters)}
@@ -564,15 +559,15 @@ def fingerprint(model: nn.Module | None, optimizers: Sequence[Optimizer]) -> str
     return torch_parallel.digest(torch_parallel.pieces(model and unwrapped(model), optimizers))
 
 
+def _is_number(value: Tensor) -> bool:
+    """Whether it is one number that its memory tells."""
+    return value.dim() == 0 and type(value) is Tensor and value.layout == torch.strided and not value.is_neg()
+
+
 def _values(numbers: list[Tensor]) -> Sequence[Any]:
-    """Return the values of tensors of one number, in half the time that torch.stack takes."""
-    values = map(Tensor.item, numbers)
-    return array("d", values) if numbers[0].dtype.is_floating_point else [*values]
-
-
-def _place_of(tensor: Tensor) -> tuple[object, ...]:
-    """Return where a tensor's elements lie, and how they are to be read."""
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+    """Return the values of tensors of one number."""
+    code = ARRAY_TYPES.get(numbers[0].dtype)
+    return [*map(Tensor.item, numbers)] if code is None else array(code, _seen.numbers(numbers))
 
 
 def _elements(value: object) -> Iterator[object]:

@@ -118,7 +118,7 @@ class Ring:
         (step,) = _WORD.unpack_from(self._memory, _WANTED)
         return int(step)
 
-    def write_host(self, step: int, content: bytes) -> None:
+    def write_host(self, step: int, content: bytes | bytearray) -> None:
         """Put the host part of a step in place; what was there of it before stays whole until this is."""
         self.regions(step)  # if it is a new step, its slot begins anew
         slot = self._slots[step % self.slots]
@@ -176,6 +176,7 @@ class _Taken:
     entries: dict[str, tuple[str, list[int], int]] = field(default_factory=dict)
     entries_text: str = "{}"
     left_out: tuple[str, ...] = ()
+    content: "_Content | None" = None  # as it was written last
 
 
 class Recorder:
@@ -214,8 +215,16 @@ class Recorder:
         regions = self._ring.regions(step) | ({final: region} if taken.on_device else {})
         if taken.on_device and not final:
             regions[True] = self._next_region(step, True)
-        tensors = (self._head, *map(taken.data.__getitem__, self._order))
-        content = _join(final, taken.trees_text, tensors, regions, taken.left_out)
+        if taken.content is None or not taken.content.name_words(final, regions):
+            taken.content = _Content(
+                final=final,
+                trees_text=taken.trees_text,
+                head=self._head,
+                tensors={name: taken.data[name] for name in self._order},
+                regions=regions,
+                left_out=taken.left_out,
+            )
+        content = taken.content.data
         if len(content) > self._ring.area_bytes - _BLOB_HEADER.size:
             sizes = {name: len(json.dumps(tree)) for name, tree in taken.trees.items()}
             self._leave_out({**sizes, **taken.on_host})
@@ -268,6 +277,8 @@ class Recorder:
         taken.on_host.update(new)
         for name, tensor in new.items():
             taken.data[name] = _bytes_of(tensor)
+            if taken.content is not None:
+                taken.content.put(name, taken.data[name])
         return True
 
     def _take(self, parts: Mapping[str, Encoded]) -> None:
@@ -572,25 +583,50 @@ def _read_word(descriptor: int, offset: int) -> int:
 
 
 _JSON = {True: "true", False: "false"}
+_DIGITS = 20  # of any word, so that all take as much space
 
 
-def _join(
-    final: bool,
-    trees_text: str,
-    tensors: Iterable[bytes],
-    regions: Mapping[bool, Region],
-    left_out: Iterable[str],
-) -> bytes:
-    """Return the host part of a state: `trees_text` is their JSON, `tensors` a safetensors file in pieces."""
-    where = ",".join(
-        f'"{_JSON[key]}":{{"word":{one.word},"entries":{one.text or to_json(one.entries)}}}'
-        for key, one in regions.items()
-    )
-    left_out_text = to_json(sorted(left_out)) if left_out else "[]"
-    text = (
-        f'{{"final":{_JSON[final]},"left_out":{left_out_text},"regions":{{{where}}},"trees":{trees_text}}}'
-    ).encode()
-    return b"".join((_PART.pack(len(text)), text, *tensors))
+class _Content:
+    """The host part of a state, to be changed in its place where the next one differs in values alone."""
+
+    def __init__(
+        self,
+        *,
+        final: bool,
+        trees_text: str,
+        head: bytes,
+        tensors: Mapping[str, bytes],
+        regions: Mapping[bool, Region],
+        left_out: Iterable[str],
+    ) -> None:
+        """trees_text: as JSON; head, tensors: a safetensors file in pieces."""
+        self._final = final
+        self._entries = {key: one.text or to_json(one.entries) for key, one in regions.items()}
+        self._words: dict[bool, int] = {}  # where in the data they are
+        self._tensors: dict[str, int] = {}
+        text = f'{{"final":{_JSON[final]},"left_out":{to_json(sorted(left_out))},"regions":{{'
+        for key, one in regions.items():
+            text += f'{"," if self._words else ""}"{_JSON[key]}":{{"word":'
+            self._words[key] = _PART.size + len(text)
+            text += f'{one.word:{_DIGITS}d},"entries":{self._entries[key]}}}'
+        encoded = f'{text}}},"trees":{trees_text}}}'.encode()
+        self.data = bytearray(_PART.pack(len(encoded)) + encoded + head)
+        for name, data in tensors.items():
+            self._tensors[name] = len(self.data)
+            self.data += data
+
+    def name_words(self, final: bool, regions: Mapping[bool, Region]) -> bool:
+        """Put the regions' words in; False if it is not only by these that another content would differ."""
+        if final != self._final or {key: one.text for key, one in regions.items()} != self._entries:
+            return False
+        for key, place in self._words.items():
+            self.data[place : place + _DIGITS] = b"%*d" % (_DIGITS, regions[key].word)
+        return True
+
+    def put(self, name: str, data: bytes) -> None:
+        """Put other values of a tensor in."""
+        place = self._tensors[name]
+        self.data[place : place + len(data)] = data
 
 
 def _unpack(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -621,7 +657,7 @@ def _named(tree: Json) -> set[str]:
     return set()
 
 
-def _digest(*parts: bytes) -> bytes:
+def _digest(*parts: bytes | bytearray) -> bytes:
     digest = xxhash.xxh3_128()
     for part in parts:
         digest.update(part)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from jitckpt import tree_codec
+from jitckpt._seen import Seen
 from jitckpt.tree_codec import Encoded
 
 _PYTHON = struct.Struct("625I")
@@ -58,9 +59,26 @@ class RandomState:
         self._gauss: float | None = None
         self._from_numpy = self._captured
         self._from_device = b""
+        self._seen: Seen | None = None  # tells when a generator on the host is used, where that can be told
 
     def capture(self) -> Encoded:
         """Return the state now, under the name "random"; the same object while no generator is used."""
+        if self._seen is not None and self._seen.is_same() and self._numpy.is_in_use():
+            from_device = b"" if self._on_device is None else self._on_device.capture()
+            if from_device != self._from_device:
+                tree, tensors = self._captured
+                self._captured = Encoded(tree, tensors | {_ON_DEVICE: _tensor_of(from_device)})
+                self._from_device = from_device
+            return self._captured
+        seen = Seen()
+        on_host = (self._python, self._torch, self._numpy)
+        for one in on_host:
+            one.look(seen)  # before it is asked, as another thread may use it in between
+        self._captured = self._capture_all()
+        self._seen = seen if all(one.is_told for one in on_host) else None
+        return self._captured
+
+    def _capture_all(self) -> Encoded:
         version, numbers, gauss = self._python.capture()
         raw = (numbers, self._torch.capture())
         from_numpy = self._numpy.capture()
@@ -83,9 +101,8 @@ class RandomState:
                 "numpy": from_numpy.tree,
                 "device": None if self._on_device is None else {"$tensor": _ON_DEVICE},
             }
-        self._captured = Encoded(tree, tensors)
         self._raw, self._gauss, self._from_numpy, self._from_device = raw, gauss, from_numpy, from_device
-        return self._captured
+        return Encoded(tree, tensors)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put back what `capture` returned, decoded."""
@@ -111,13 +128,27 @@ class _NumpyState:
         self._state = Encoded(None, {})
         self._has_gauss = True
 
-    def capture(self) -> Encoded:
+    def is_in_use(self) -> bool:
+        """Whether numpy still has the generator that was looked at."""
+        return numpy.random.mtrand._rand._bit_generator is self._generator
+
+    def look(self, seen: Seen) -> None:
+        """Look at what changes with every use of it."""
         generator = numpy.random.mtrand._rand._bit_generator
         if generator is not self._generator:
             self._generator, self._peeked = generator, []
             if type(generator) is numpy.random.MT19937:
                 address = generator.ctypes.state_address
                 self._peeked = [_at(address, _PEEKED), _at(address + _NUMPY_INDEX, _NUMBER)]
+        _look_at(self._peeked, seen)
+
+    @property
+    def is_told(self) -> bool:
+        """Whether what look() looks at gives any use of it away."""
+        return bool(self._peeked) and not self._has_gauss
+
+    def capture(self) -> Encoded:
+        """Return the state of the generator that was looked at last."""
         memory = b"".join(self._peeked)
         if not memory or memory != self._memory or self._has_gauss:
             state: Any = numpy.random.get_state(legacy=False)
@@ -143,6 +174,17 @@ class _PythonState:
             address = id(self._generator) + object.__basicsize__
             if _at(address, _PYTHON.size).raw == _PYTHON.pack(numbers[-1], *numbers[:-1]):
                 self._peeked = _at(address, _PEEKED)
+
+    def look(self, seen: Seen) -> None:
+        """Look at what changes with every use of it."""
+        if self._peeked is not None:
+            seen.attribute(self._generator, "gauss_next")
+            _look_at([self._peeked], seen)
+
+    @property
+    def is_told(self) -> bool:
+        """Whether what look() looks at gives any use of it away."""
+        return self._peeked is not None
 
     def capture(self) -> tuple[int, bytes, float | None]:
         """Return the version of its format, all numbers, and a normal number that is kept for later."""
@@ -182,6 +224,15 @@ class _TorchState:
                 before = _at(object_address + begin, _TORCH_BEFORE + _PEEKED)
                 self._peeked = [before, _at(behind, _TORCH_BEHIND)]
 
+    def look(self, seen: Seen) -> None:
+        """Look at what changes with every use of it."""
+        _look_at(self._peeked, seen)
+
+    @property
+    def is_told(self) -> bool:
+        """Whether what look() looks at gives any use of it away."""
+        return bool(self._peeked) and not self._keeps_normal
+
     def capture(self) -> bytes:
         """Return all that the generator's get_state says."""
         memory = b"".join(self._peeked)
@@ -218,6 +269,11 @@ class _DeviceState:
 
 def _at(address: int, size: int) -> _Memory:
     return (ctypes.c_char * size).from_address(address)
+
+
+def _look_at(memory: list[_Memory], seen: Seen) -> None:
+    for one in memory:
+        seen.memory(ctypes.addressof(one), len(one))
 
 
 def _tensor_of(*parts: bytes) -> Tensor:

@@ -121,7 +121,10 @@ def test_device_tensors_are_copied_once_the_device_has_written_them(pair: Pair) 
         found = state.tensors.get("buffers.mean")
         return None if found is None else found.tolist()
 
-    ring.write_host(7, local_state._join(True, to_json(tree), [head_of({})[1]], regions, ()))
+    content = local_state._Content(
+        final=True, trees_text=to_json(tree), head=head_of({})[1], tensors={}, regions=regions, left_out=()
+    )
+    ring.write_host(7, content.data)
     assert mean() is None
     os.pwrite(pair.memory, struct.pack("<Q", 0x70001), words)
     os.pwrite(pair.memory, struct.pack("<2f", 5, 6), area)

@@ -173,7 +173,54 @@ def test_an_optimizer_state_that_changes_shape_is_looked_at_anew() -> None:
     optimizer.state[parameters[1]] = {"other": torch.tensor(3)}
     assert [number for number, _, _ in others()] == [0, 2]
     ((key, (dtype, where, values)),) = state.capture().numbers.items()
-    assert (key, dtype, where, values) == ("other", torch.int64, [1], [3])
+    assert (key, dtype, where, [*values]) == ("other", torch.int64, [1], [3])
+
+
+def test_the_numbers_are_read_where_they_are_now() -> None:
+    parameters = [nn.Parameter(torch.zeros(2)) for _ in range(3)]
+    optimizer = adam(parameters)
+    state = OptimizerState(optimizer, 0)
+
+    def steps() -> list[float]:
+        ((dtype, where, values),) = state.capture().numbers.values()
+        assert (dtype, where) == (torch.float32, [0, 1, 2])
+        return [*values]
+
+    for parameter in parameters:
+        parameter.grad = torch.ones(2)
+    optimizer.step()
+    assert steps() == [1, 1, 1]
+    optimizer.step()
+    assert steps() == [2, 2, 2]
+    optimizer.state[parameters[1]]["step"].data = torch.tensor(7.5)  # the same object, elsewhere
+    assert steps() == [2, 7.5, 2]
+    optimizer.step()
+    assert steps() == [3, 8.5, 3]
+    optimizer.state[parameters[1]]["step"].data = torch.tensor(9.5, dtype=torch.float64)
+    part = state.capture()
+    assert [(dtype, [*values]) for dtype, _, values in part.numbers.values()] == [(torch.float32, [3, 3])]
+    others = tree_codec.decode(part.others.tree, part.others.tensors)
+    assert [(number, value.item()) for number, key, value in others if key == "step"] == [(1, 9.5)]
+
+
+def test_numbers_that_their_memory_does_not_tell_are_kept_as_well() -> None:
+    parameter = nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    optimizer.state[parameter] = {
+        "half": torch.tensor(1.5, dtype=torch.bfloat16),
+        "complex": torch.tensor(1 - 2j),
+        "negative": torch.tensor(1 - 2j).conj().imag,  # its memory says -2
+        "flag": torch.tensor(True),
+    }
+    encoded = OptimizerState(optimizer, 0).capture().on_host()
+    found = host_state.optimizer_part(json.loads(json.dumps(encoded.tree)), encoded.tensors, None)
+    assert {key: value.item() for key, value in found[0].items()} == {
+        "half": 1.5,
+        "complex": 1 - 2j,
+        "negative": 2.0,
+        "flag": True,
+    }
+    assert all(found[0][key].dtype == value.dtype for key, value in optimizer.state[parameter].items())
 
 
 def test_state_that_is_not_of_a_parameter_is_refused() -> None:

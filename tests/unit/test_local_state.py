@@ -207,7 +207,15 @@ def test_device_tensors_count_only_between_their_two_words(memory: int) -> None:
     device = DeviceSide(memory, ring, 7)
 
     def host(final: bool) -> None:
-        ring.write_host(7, local_state._join(final, to_json(tree), [head_of({})[1]], regions, ()))
+        content = local_state._Content(
+            final=final,
+            trees_text=to_json(tree),
+            head=head_of({})[1],
+            tensors={},
+            regions=regions,
+            left_out=(),
+        )
+        ring.write_host(7, content.data)
 
     def mean() -> list[float] | None:
         (state,) = local_state.read(memory)
@@ -280,6 +288,25 @@ def test_the_final_area_counts_where_nothing_else_has_changed(
     assert read() == [2, 2]
     assert ring.is_written(7)
     assert len(words) == len({*words[:2]}) + 1
+
+
+def test_where_only_values_on_the_host_change_every_step_has_its_own(memory: int) -> None:
+    record = recorder(memory)
+    tree = {"counter": {"$tensor": "a.counter"}, "rest": {"$tensor": "a.rest"}}
+    rest = torch.arange(5)
+    written: dict[int, tuple[bool, list[int]]] = {}
+    for step in range(1, 3 * SLOTS):
+        for final in (False, True):
+            counter = torch.tensor([10 * step + final, -step])
+            record.write(step, final, {"a": tree_codec.Encoded(tree, {"a.counter": counter, "a.rest": rest})})
+            counter.zero_()  # what was written is not this tensor's any more
+            written[step] = final, [10 * step + final, -step]
+            (state,) = [state for state in local_state.read(memory) if state.step == step]
+            assert (state.final, state.tensors["a.counter"].tolist()) == written[step]
+            assert state.tensors["a.rest"].tolist() == [0, 1, 2, 3, 4]
+    states = local_state.read(memory)
+    assert [state.step for state in states] == list(range(3 * SLOTS - 1, 2 * SLOTS - 1, -1))
+    assert all((one.final, one.tensors["a.counter"].tolist()) == written[one.step] for one in states)
 
 
 def test_a_killed_writer_leaves_only_whole_states(memory: int) -> None:

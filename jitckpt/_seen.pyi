@@ -1,0 +1,25 @@
+from collections.abc import Sized
+from typing import Any
+
+from torch import Tensor
+
+class Seen:
+    """What was looked at, to tell in one call whether it is the same; it keeps the objects alive."""
+
+    def attribute(self, object: object, name: str, /) -> None: ...
+    def entry(self, dict: dict[str, Any], key: str, /) -> None:
+        """Look at a dict's entry, which may be missing."""
+
+    def values(self, dict: dict[Any, Any], /) -> None:
+        """Look at all values of a dict, in their order."""
+
+    def size(self, container: Sized, /) -> None: ...
+    def place(self, tensor: Tensor, /) -> None:
+        """Look at where a tensor lies and how it is read; raises RuntimeError if it lies nowhere."""
+
+    def memory(self, address: int, length: int, /) -> None: ...
+    def is_same(self) -> bool:
+        """Whether all that was looked at is as it was: the very same objects, and the same bytes."""
+
+def numbers(tensors: list[Tensor], /) -> bytes:
+    """Return the bytes of tensors of one number each, on the host, one behind the other."""

@@ -1,0 +1,281 @@
+// jitckpt._seen: whether the objects of a training are as they were when they were looked at, in one call.
+// In every step some hundred entries of dicts and tensors are compared; in Python that would be slow.
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "dlpack.h"
+
+namespace {
+
+namespace dlpack = jitckpt::dlpack;
+
+// What was seen. The objects are borrowed from the list of those that are held.
+struct Attribute {
+  PyObject *object, *name, *value;
+};
+struct Entry {
+  PyObject *dict, *key, *value;
+};
+struct Values {
+  PyObject *dict, *list;
+};
+struct Size {
+  PyObject* container;
+  Py_ssize_t size;
+};
+struct Place {
+  PyObject* tensor;
+  const dlpack::ExchangeApi* api;
+  dlpack::Tensor before;
+  std::vector<int64_t> shape_and_strides;
+};
+struct Memory {
+  const char* address;
+  std::string bytes;
+};
+using Look = std::variant<Attribute, Entry, Values, Size, Place, Memory>;
+
+struct Seen {
+  PyObject_HEAD PyObject* held;
+  // A deque: a key's own __eq__ may look at more while all is compared.
+  std::deque<Look>* looks;
+};
+
+Seen* seen_of(PyObject* self) { return reinterpret_cast<Seen*>(self); }
+
+const char* data_of(const dlpack::Tensor& tensor) {
+  return static_cast<const char*>(tensor.data) + tensor.byte_offset;
+}
+
+// 1: as it was; 0: not; -1: a Python exception is set.
+
+int is_same(const Attribute& seen) {
+  PyObject* now = PyObject_GetAttr(seen.object, seen.name);
+  Py_XDECREF(now);
+  return now == nullptr ? -1 : now == seen.value;
+}
+
+int is_same(const Entry& seen) {
+  PyObject* now = PyDict_GetItemWithError(seen.dict, seen.key);
+  return now == nullptr && PyErr_Occurred() != nullptr ? -1 : now == seen.value;
+}
+
+int is_same(const Values& seen) {
+  if (PyDict_GET_SIZE(seen.dict) != PyList_GET_SIZE(seen.list)) return 0;
+  Py_ssize_t position = 0;
+  PyObject* value = nullptr;
+  for (Py_ssize_t index = 0; PyDict_Next(seen.dict, &position, nullptr, &value) != 0; ++index)
+    if (value != PyList_GET_ITEM(seen.list, index)) return 0;
+  return 1;
+}
+
+int is_same(const Size& seen) {
+  const Py_ssize_t now = PyObject_Size(seen.container);
+  return now < 0 ? -1 : now == seen.size;
+}
+
+int is_same(const Place& seen) {
+  dlpack::Tensor now{};
+  if (seen.api->tensor_of(seen.tensor, &now) != 0) return -1;
+  const dlpack::Tensor& before = seen.before;
+  const int64_t* numbers = seen.shape_and_strides.data();
+  return data_of(now) == data_of(before) && now.device == before.device && now.type == before.type &&
+         now.dimensions == before.dimensions && std::equal(now.shape, now.shape + now.dimensions, numbers) &&
+         std::equal(now.strides, now.strides + now.dimensions, numbers + now.dimensions);
+}
+
+int is_same(const Memory& seen) {
+  return std::memcmp(seen.address, seen.bytes.data(), seen.bytes.size()) == 0;
+}
+
+// How torch tells where a tensor lies; null with an exception set.
+const dlpack::ExchangeApi* api_of(PyObject* tensor) {
+  PyObject* capsule =
+      PyObject_GetAttrString(reinterpret_cast<PyObject*>(Py_TYPE(tensor)), "__dlpack_c_exchange_api__");
+  if (capsule == nullptr) return nullptr;
+  const auto* api = static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule, dlpack::kCapsule));
+  Py_DECREF(capsule);  // its type keeps it
+  if (api != nullptr && (api->version.major != dlpack::kMajorVersion || api->tensor_of == nullptr)) {
+    PyErr_Format(PyExc_TypeError, "torch offers version %u of DLPack's C API; jitckpt knows version %u.",
+                 api->version.major, dlpack::kMajorVersion);
+    return nullptr;
+  }
+  return api;
+}
+
+// Holds the objects and keeps the look; returns None, or null with an exception set.
+PyObject* keep(PyObject* self, std::initializer_list<PyObject*> objects, Look look) {
+  for (PyObject* object : objects)
+    if (object != nullptr && PyList_Append(seen_of(self)->held, object) != 0) return nullptr;
+  try {
+    seen_of(self)->looks->push_back(std::move(look));
+  } catch (const std::bad_alloc&) {
+    return PyErr_NoMemory();
+  }
+  Py_RETURN_NONE;
+}
+
+PyObject* attribute(PyObject* self, PyObject* args) {
+  PyObject *object, *name;
+  if (PyArg_ParseTuple(args, "OU:attribute", &object, &name) == 0) return nullptr;
+  PyObject* value = PyObject_GetAttr(object, name);
+  if (value == nullptr) return nullptr;
+  PyObject* result = keep(self, {object, name, value}, Attribute{object, name, value});
+  Py_DECREF(value);
+  return result;
+}
+
+PyObject* entry(PyObject* self, PyObject* args) {
+  PyObject *dict, *key;
+  if (PyArg_ParseTuple(args, "O!O:entry", &PyDict_Type, &dict, &key) == 0) return nullptr;
+  PyObject* value = PyDict_GetItemWithError(dict, key);
+  if (value == nullptr && PyErr_Occurred() != nullptr) return nullptr;
+  return keep(self, {dict, key, value}, Entry{dict, key, value});
+}
+
+PyObject* values(PyObject* self, PyObject* dict) {
+  if (PyDict_Check(dict) == 0) return PyErr_Format(PyExc_TypeError, "values() takes a dict");
+  PyObject* list = PyDict_Values(dict);
+  if (list == nullptr) return nullptr;
+  PyObject* result = keep(self, {dict, list}, Values{dict, list});
+  Py_DECREF(list);
+  return result;
+}
+
+PyObject* size(PyObject* self, PyObject* container) {
+  const Py_ssize_t size = PyObject_Size(container);
+  return size < 0 ? nullptr : keep(self, {container}, Size{container, size});
+}
+
+PyObject* place(PyObject* self, PyObject* tensor) {
+  const dlpack::ExchangeApi* api = api_of(tensor);
+  dlpack::Tensor now{};
+  if (api == nullptr || api->tensor_of(tensor, &now) != 0) return nullptr;
+  std::vector<int64_t> numbers(now.shape, now.shape + now.dimensions);
+  numbers.insert(numbers.end(), now.strides, now.strides + now.dimensions);
+  return keep(self, {tensor}, Place{tensor, api, now, std::move(numbers)});
+}
+
+PyObject* memory(PyObject* self, PyObject* args) {
+  unsigned long long address;
+  Py_ssize_t length;
+  if (PyArg_ParseTuple(args, "Kn:memory", &address, &length) == 0) return nullptr;
+  const char* begin = reinterpret_cast<const char*>(static_cast<uintptr_t>(address));
+  return keep(self, {}, Memory{begin, std::string(begin, static_cast<size_t>(length))});
+}
+
+PyObject* is_same_method(PyObject* self, PyObject*) {
+  const std::deque<Look>& looks = *seen_of(self)->looks;
+  for (size_t index = 0, count = looks.size(); index < count; ++index) {
+    const int result = std::visit([](const auto& seen) { return is_same(seen); }, looks[index]);
+    if (result < 0) return nullptr;
+    if (result == 0) Py_RETURN_FALSE;
+  }
+  Py_RETURN_TRUE;
+}
+
+PyObject* numbers(PyObject*, PyObject* tensors) {
+  if (PyList_Check(tensors) == 0) return PyErr_Format(PyExc_TypeError, "numbers() takes a list of tensors");
+  const Py_ssize_t count = PyList_GET_SIZE(tensors);
+  const dlpack::ExchangeApi* api = nullptr;
+  PyTypeObject* type = nullptr;
+  std::string bytes;
+  for (Py_ssize_t index = 0; index < count; ++index) {
+    PyObject* tensor = PyList_GET_ITEM(tensors, index);
+    if (Py_TYPE(tensor) != type) {
+      api = api_of(tensor);
+      type = Py_TYPE(tensor);
+    }
+    dlpack::Tensor now{};
+    if (api == nullptr || api->tensor_of(tensor, &now) != 0) return nullptr;
+    if (now.dimensions != 0 || now.device.type != dlpack::kCpu)
+      return PyErr_Format(PyExc_ValueError, "numbers() takes tensors of one number, on the host");
+    bytes.append(data_of(now), now.type.bits / 8U * now.type.lanes);
+  }
+  return PyBytes_FromStringAndSize(bytes.data(), static_cast<Py_ssize_t>(bytes.size()));
+}
+
+PyObject* make(PyTypeObject* type, PyObject*, PyObject*) {
+  PyObject* self = type->tp_alloc(type, 0);
+  if (self == nullptr) return nullptr;
+  seen_of(self)->held = PyList_New(0);
+  seen_of(self)->looks = new (std::nothrow) std::deque<Look>;
+  if (seen_of(self)->held != nullptr && seen_of(self)->looks != nullptr) return self;
+  Py_DECREF(self);
+  return PyErr_NoMemory();
+}
+
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  Py_VISIT(seen_of(self)->held);
+  return 0;
+}
+
+int clear(PyObject* self) {
+  if (seen_of(self)->looks != nullptr) seen_of(self)->looks->clear();
+  Py_CLEAR(seen_of(self)->held);
+  return 0;
+}
+
+void deallocate(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  PyObject_GC_UnTrack(self);
+  clear(self);
+  delete seen_of(self)->looks;
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+PyMethodDef kMethods[] = {
+    {"attribute", attribute, METH_VARARGS, "Look at an object's attribute."},
+    {"entry", entry, METH_VARARGS, "Look at a dict's entry, which may be missing."},
+    {"values", values, METH_O, "Look at all values of a dict, in their order."},
+    {"size", size, METH_O, "Look at how many entries a container has."},
+    {"place", place, METH_O,
+     "Look at where a tensor lies, on its device, and how it is read; not at what it holds."},
+    {"memory", memory, METH_VARARGS, "Look at the bytes from an address on."},
+    {"is_same", is_same_method, METH_NOARGS,
+     "Whether all that was looked at is the same; of objects, the very same."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyType_Slot kSlots[] = {{Py_tp_new, reinterpret_cast<void*>(make)},
+                        {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
+                        {Py_tp_clear, reinterpret_cast<void*>(clear)},
+                        {Py_tp_dealloc, reinterpret_cast<void*>(deallocate)},
+                        {Py_tp_methods, kMethods},
+                        {0, nullptr}};
+PyType_Spec kSpec = {"jitckpt._seen.Seen", sizeof(Seen), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, kSlots};
+
+PyMethodDef kFunctions[] = {
+    {"numbers", numbers, METH_O, "The bytes of tensors of one number each, one behind the other."},
+    {nullptr, nullptr, 0, nullptr}};
+PyModuleDef kModule = {.m_base = PyModuleDef_HEAD_INIT,
+                       .m_name = "_seen",
+                       .m_doc = nullptr,
+                       .m_size = -1,
+                       .m_methods = kFunctions,
+                       .m_slots = nullptr,
+                       .m_traverse = nullptr,
+                       .m_clear = nullptr,
+                       .m_free = nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__seen() {
+  PyObject* module = PyModule_Create(&kModule);
+  PyObject* type = PyType_FromSpec(&kSpec);
+  if (module == nullptr || type == nullptr || PyModule_AddObjectRef(module, "Seen", type) != 0) {
+    Py_XDECREF(type);
+    Py_XDECREF(module);
+    return nullptr;
+  }
+  Py_DECREF(type);
+  return module;
+}

@@ -1,0 +1,147 @@
+"""Whether objects are as they were when they were looked at."""
+
+import ctypes
+import gc
+import weakref
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from jitckpt._seen import Seen, numbers
+
+
+class Thing:
+    """What is looked at, in each way there is."""
+
+    def __init__(self) -> None:
+        self.attribute = object()
+        self.entries: dict[Any, Any] = {"there": object(), "none": None}
+        self.list = [1, 2]
+        self.tensor = torch.arange(6.0).view(2, 3)
+        self.memory = ctypes.create_string_buffer(b"0123456789")
+
+    def look(self) -> Seen:
+        seen = Seen()
+        seen.attribute(self, "attribute")
+        for key in ("there", "none", "missing"):
+            seen.entry(self.entries, key)
+        seen.values(self.entries)
+        seen.size(self.list)
+        seen.place(self.tensor)
+        seen.memory(ctypes.addressof(self.memory) + 2, 5)
+        return seen
+
+
+def set_memory(thing: Thing, index: int) -> None:
+    thing.memory[index] = b"x"
+
+
+def reorder(thing: Thing) -> None:
+    thing.entries["there"] = thing.entries.pop("there")
+
+
+CHANGES: dict[str, Callable[[Thing], object]] = {
+    "another attribute": lambda thing: setattr(thing, "attribute", object()),
+    "another entry": lambda thing: thing.entries.update(there=object()),
+    "no entry": lambda thing: thing.entries.pop("none"),
+    "one more entry": lambda thing: thing.entries.update(more=1),
+    "an entry that was missing": lambda thing: (thing.entries.pop("none"), thing.entries.update(missing=1)),
+    "another order": reorder,
+    "one more in the list": lambda thing: thing.list.append(3),
+    "the tensor elsewhere": lambda thing: setattr(thing.tensor, "data", thing.tensor.clone()),
+    "the tensor's shape": lambda thing: thing.tensor.resize_(3, 2),
+    "the tensor's strides": lambda thing: thing.tensor.t_(),
+    "the tensor's beginning": lambda thing: setattr(thing.tensor, "data", thing.tensor[1:]),
+    "the first byte": lambda thing: set_memory(thing, 2),
+    "the last byte": lambda thing: set_memory(thing, 6),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_is_seen(name: str) -> None:
+    thing = Thing()
+    seen = thing.look()
+    assert seen.is_same()
+    CHANGES[name](thing)
+    assert not seen.is_same()
+    assert thing.look().is_same()
+
+
+def test_what_was_not_looked_at_may_change() -> None:
+    thing = Thing()
+    seen = thing.look()
+    thing.tensor += 1
+    thing.list[0] = 7
+    set_memory(thing, 1)
+    set_memory(thing, 7)
+    assert seen.is_same()
+
+
+def test_each_value_counts_whether_its_keys_have_names_or_not() -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(3)]
+    state: dict[Any, Any] = {parameter: {} for parameter in parameters}
+    seen = Seen()
+    seen.values(state)
+    assert seen.is_same()
+    state[parameters[1]] = {}
+    assert not seen.is_same()
+
+
+def test_an_error_while_looking_is_not_taken_for_an_answer() -> None:
+    class Broken:
+        fails = False
+
+        @property
+        def attribute(self) -> int:
+            if self.fails:
+                raise OSError("broken")
+            return 1
+
+    broken = Broken()
+    seen = Seen()
+    seen.attribute(broken, "attribute")
+    broken.fails = True
+    with pytest.raises(OSError, match="broken"):
+        seen.is_same()
+    with pytest.raises(AttributeError):
+        seen.attribute(broken, "no such")
+    with pytest.raises(RuntimeError, match="storage"):
+        seen.place(torch.zeros(3).to_sparse())
+    with pytest.raises(AttributeError, match="dlpack"):
+        seen.place(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="takes a dict"):
+        seen.values([])  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        seen.size(3)  # type: ignore[arg-type]
+
+
+def test_it_keeps_what_it_looked_at_and_lets_all_of_it_go() -> None:
+    thing = Thing()
+    seen = thing.look()
+    tensor = weakref.ref(thing.tensor)
+    del thing
+    assert tensor() is not None
+    assert seen.is_same()
+    ring: dict[str, Any] = {"seen": seen}
+    seen.entry(ring, "seen")
+    del seen, ring
+    gc.collect()
+    assert tensor() is None
+
+
+@pytest.mark.parametrize(("dtype", "code"), [(torch.float32, "f"), (torch.float64, "d"), (torch.int64, "q")])
+def test_numbers_are_the_tensors_values(dtype: torch.dtype, code: str) -> None:
+    tensors = [*torch.tensor([1, -5, 1 << 20], dtype=dtype), torch.nn.Parameter(torch.tensor(0.0)).to(dtype)]
+    assert array(code, numbers(tensors)).tolist() == [1, -5, 1 << 20, 0]
+    assert numbers([]) == b""
+
+
+def test_what_is_no_number_on_the_host_is_refused() -> None:
+    for wrong in (torch.zeros(1), torch.zeros(0)):
+        with pytest.raises(ValueError, match="one number, on the host"):
+            numbers([torch.tensor(1.0), wrong])
+    with pytest.raises(TypeError, match="list of tensors"):
+        numbers(torch.zeros(2))  # type: ignore[arg-type]
