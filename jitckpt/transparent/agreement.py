@@ -32,6 +32,7 @@ MICROSECONDS = 1e6
 NOT_YET = "it has not used its device yet"
 # Seconds that ranks wait for others before their optimizer steps, to validate their minibatches.
 PATIENCE = 30.0
+ANSWERED_WITHIN = 0.5  # seconds: a question where all stand, by ranks that are not stopped
 
 
 class Note(Protocol):
@@ -70,6 +71,7 @@ class Agreement:
         self._deadline, self._tell, self._note = deadline, tell, note
         self._began = 0.0
         self._standings: dict[int, messages.Standing] = {}  # the answers to the newest question
+        self._asked_at = -ANSWERED_WITHIN  # when that was
         self._blamed: set[int] = set()  # ranks that have been called late
         self._hangs = False  # whether a hang is what is recovered from
         self._noted = self._coordinator
@@ -138,7 +140,7 @@ class Agreement:
                 if message.too_long:
                     self._leave_out(f"rank {rank} waits for its device before it has come to its step")
             case messages.Standing() if self._coordinator.phase == "watching":
-                self._look_for_a_hang(rank, message)
+                self._look_for_a_hang(rank, message, now)
             case messages.Stopped() if one.participant.phase == "stopping":
                 report = report_of(rank, message, one.failure)
                 one.failure = report.failure
@@ -219,9 +221,18 @@ class Agreement:
                     )
                 self._tell_validated(1)
 
-    def _look_for_a_hang(self, rank: int, standing: messages.Standing) -> None:
-        """A rank has waited for too long, or answers what it waits for. Begin a recovery if the job hangs."""
-        if standing.too_long and (not self._standings or rank in self._standings):
+    def _look_for_a_hang(self, rank: int, standing: messages.Standing, now: float) -> None:
+        """A rank has waited for too long, or answers what it waits for. Begin a recovery if the job hangs.
+
+        Nobody can tell an answer from what a rank says by itself, so the next question comes only when those
+        to the last one are there: else each would lead to another.
+        """
+        if (
+            standing.too_long
+            and (not self._standings or rank in self._standings)
+            and now >= self._asked_at + ANSWERED_WITHIN
+        ):
+            self._asked_at = now
             self._standings = {}
             for other, one in self._ranks.items():
                 if other != rank and not one.gone:

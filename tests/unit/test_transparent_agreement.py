@@ -32,7 +32,7 @@ class Job:
 
     def __init__(self, *proxies: Proxy) -> None:
         self.proxies = {proxy.rank: proxy for proxy in proxies}
-        self.now = 0.0
+        self.now, self.second = 0.0, 1.0  # the time, and how long a message takes
         self.to: dict[int, deque[ToProxy]] = {rank: deque() for rank in self.proxies}
         self.said: dict[int, deque[FromProxy]] = {rank: deque() for rank in self.proxies}
         self.events: list[tuple[str, dict[str, object]]] = []
@@ -55,7 +55,7 @@ class Job:
         return [*orders, *(~rank for rank, queue in self.said.items() if queue)]
 
     def step(self, way: int) -> None:
-        self.now += 1
+        self.now += self.second
         if way < 0:
             self.agreement.hear(~way, self.said[~way].popleft(), self.now)
         else:
@@ -305,6 +305,40 @@ def test_a_job_that_hangs_is_brought_back() -> None:
     assert [proxy.server for proxy in now.proxies.values()] == [len(now.named("recovery_begun"))] * 3
 
 
+def test_questions_about_a_hang_come_to_an_end() -> None:
+    """All ranks have waited for too long, and the agent reads all that one says before it reads the next."""
+    now = Job(*(Proxy(rank, 4, made={0: 12}) for rank in range(4)))
+    now.second = 0.001
+    now.now = 100.0
+    for proxy in now.proxies.values():
+        proxy.waited = 61_000_000
+    for rank in (0, 0, 1, 1, 2, 2, 3, 3):
+        now.said[rank].append(now.proxies[rank].standing())
+    reading = 0
+
+    def choose(ways: list[int]) -> int:
+        nonlocal reading
+        if ways[0] >= 0:
+            return ways[0]
+        ranks = sorted(~way for way in ways)
+        reading = next((rank for rank in ranks if rank >= reading), ranks[0])
+        return ~reading
+
+    assert now.run(choose, most=1000) < 100
+    now.goes_on(state=7)
+
+
+def test_a_question_about_a_hang_that_was_not_answered_is_asked_again() -> None:
+    now = Job(*(Proxy(rank, 3, made={0: 12}) for rank in range(3)))
+    now.deaf = {2}
+    waiting(now, 0, 1)
+    assert not now.named("device_alarm")
+    now.deaf = set()
+    now.to[2].clear()
+    waiting(now, 0, 1)
+    now.goes_on(state=7)
+
+
 def test_a_rank_that_is_only_late_is_waited_for_and_named_once() -> None:
     now = Job(*(Proxy(rank, 3, made={0: 12}) for rank in range(3)))
     now.proxies[2].made[0] = 11
@@ -326,7 +360,7 @@ def test_a_rank_that_has_not_used_its_device_yet_is_late() -> None:
     )
     late.hear(0, early.proxies[0].hello(), 0.0)
     early.proxies[0].waited = 61_000_000
-    late.hear(0, early.proxies[0].standing(), 0.0)
+    late.hear(0, early.proxies[0].standing(), 100.0)
     assert events == ["straggler"]
 
 
