@@ -557,7 +557,7 @@ def recover():
     hear(messages.Restart)
     tell(messages.Ids(now, (), 0, 0, 1))
     assert hear(messages.Replay).state == 7
-    tell(messages.Done(now, 0, 0, 0, 0))
+    tell(messages.Done(now, 0, 0, 0, 0, 0, 0))
 
 tell(messages.Hello((0, 0), os.getpid(), RANK, ""))
 """.replace("\n", "\n        ")
