@@ -90,7 +90,8 @@ cudaError_t Connection::make_image() {
   Image image;
   image.state = states_ + 1;
   image.memory = objects_.allocations();
-  // Nothing of what is free may be given out, and written to, before the record is in the log.
+  // Nothing of what is free may be given out, and written to, before the record is in the log. Other threads'
+  // calls are before it, and in the image; or behind it, and made again.
   std::unique_lock stays_free(free_memory().mutex);
   for (const Allocation& held : free_memory().held(image.memory)) {
     image.held.push_back({held.address, image.bytes, held.bytes, held.device});
@@ -106,7 +107,7 @@ cudaError_t Connection::make_image() {
   }
   for (wire::Range& range : image.held) range.to += reinterpret_cast<uint64_t>(image.copies);
   const auto result = tell<cudaError_t>(Call::keep_image, wire::keep_image{image.state, image.held.size()},
-                                        std::as_bytes(std::span(image.held)));
+                                        std::as_bytes(std::span(image.held)), &image.start);
   stays_free.unlock();
   if (result != cudaSuccess) {
     if (!takes_over) pinned_.release(image.copies);
@@ -116,7 +117,6 @@ cudaError_t Connection::make_image() {
   hold_.when_free([&] {
     std::lock_guard lock(mutex_);
     states_ = image.state;
-    image.start = writer_.keep();
     image.counts = communicators_.counts();
     images_.push_back(std::move(image));
   });

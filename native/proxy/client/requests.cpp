@@ -12,9 +12,9 @@
 namespace jitckpt::proxy::client {
 namespace {
 
-bool appended(Connection& connection, Thread& thread, Call call, uint32_t answer, Bytes arguments,
-              Bytes more) {
-  const auto place = connection.writer().reserve(arguments.size() + more.size());
+bool appended(Connection& connection, Thread& thread, Call call, uint32_t answer, Bytes arguments, Bytes more,
+              Position* kept = nullptr) {
+  const auto place = connection.writer().reserve(arguments.size() + more.size(), kept);
   if (!place.header) return false;
   place.header->call = static_cast<uint16_t>(call);
   place.header->slot = static_cast<uint16_t>(thread.slot);
@@ -221,7 +221,7 @@ uint64_t new_handle() {
   return next.fetch_add(16, std::memory_order_relaxed);
 }
 
-int32_t tell_bytes(Library library, Call call, Bytes arguments, Bytes more) {
+int32_t tell_bytes(Library library, Call call, Bytes arguments, Bytes more, Position* kept) {
   int32_t result = 0;
   Connection* const connection = Connection::get(library, result);
   if (!connection) [[unlikely]]
@@ -232,7 +232,7 @@ int32_t tell_bytes(Library library, Call call, Bytes arguments, Bytes more) {
   connection->hold().pass();
   if ((result = take_asynchronous_error(*connection, thread, library, false)) != 0) [[unlikely]]
     return result;
-  if (!appended(*connection, thread, call, 0, arguments, more)) [[unlikely]] {
+  if (!appended(*connection, thread, call, 0, arguments, more, kept)) [[unlikely]] {
     if (arguments.size() + more.size() <= connection->writer().longest_content())
       return connection->fail_for_good(library);
     return fail(

@@ -31,7 +31,8 @@ uint64_t number_of(Handle handle) {
 // allocates: the answer is put into the beginning of the record, so that the call gives the same when it is
 // made again. makes_id: the answer is an id of NCCL, which has to be made anew with a new server.
 enum class Question : uint8_t { asks, looks, allocates, makes_id };
-int32_t tell_bytes(Library library, Call call, Bytes arguments, Bytes more);
+// kept: if given, what follows the record is kept, and begins there.
+int32_t tell_bytes(Library library, Call call, Bytes arguments, Bytes more, Position* kept = nullptr);
 int32_t ask_bytes(Library library, Question question, Call call, Bytes arguments, Bytes more,
                   std::span<std::byte> answer);
 int32_t tell_collective_bytes(Call call, Bytes arguments, const Exchange& exchange);
@@ -45,8 +46,8 @@ const std::byte* staging_memory();
 bool ask_bytes_quietly(Call call, Bytes arguments, std::span<std::byte> answer);
 
 template <class Result, class Arguments>
-Result tell(Call call, const Arguments& arguments, Bytes more = {}) {
-  return Result(tell_bytes(library_of<Result>, call, bytes_of(arguments), more));
+Result tell(Call call, const Arguments& arguments, Bytes more = {}, Position* kept = nullptr) {
+  return Result(tell_bytes(library_of<Result>, call, bytes_of(arguments), more, kept));
 }
 
 template <class Result, class Arguments>

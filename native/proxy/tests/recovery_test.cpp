@@ -367,6 +367,36 @@ TEST(Recovery, WhatIsFreeIsInNoImage) {
   testing::internal::GetCapturedStderr();
 }
 
+// Torch's autograd threads, and programs' own, go on while a minibatch is kept.
+TEST(Recovery, AnotherThreadWritesWhileAMinibatchIsKept) {
+  testing::internal::CaptureStderr();
+  constexpr std::size_t parts = 100, length = 16 * 1024;
+  const DeviceInts pool(parts * length);
+  const auto address = [&](std::size_t part) {
+    return reinterpret_cast<uint64_t>(pool.get() + part * length);
+  };
+  jitckpt_proxy_free(address(0), parts * length * sizeof(int));
+  for (int round = 1; round <= 4; ++round) {
+    std::thread other([&] {
+      const OwnStream stream;
+      for (std::size_t part = 0; part < parts; ++part) {
+        jitckpt_proxy_hold(address(part), length * sizeof(int));
+        ok(cudaMemsetAsync(pool.get() + part * length, 0, length * sizeof(int), stream));
+        launch_add(pool.get() + part * length, round, stream);
+      }
+      ok(cudaStreamSynchronize(stream));
+    });
+    for (int time = 0; time < 3; ++time) keep();
+    other.join();
+    kill_server();
+    const std::vector<int> found = pool.read();
+    for (std::size_t part = 0; part < parts; ++part) EXPECT_EQ(found[part * length], round) << part;
+    jitckpt_proxy_free(address(0), parts * length * sizeof(int));
+  }
+  jitckpt_proxy_hold(address(0), parts * length * sizeof(int));
+  testing::internal::GetCapturedStderr();
+}
+
 // The end of memory, and what takes its place, is nobody's news but the proxy's.
 TEST(Recovery, NewMemoryIsHeld) {
   testing::internal::CaptureStderr();

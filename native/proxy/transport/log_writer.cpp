@@ -34,7 +34,7 @@ RecordHeader* LogWriter::header_at(std::size_t offset) const {
   return reinterpret_cast<RecordHeader*>(log_.segment(used_.back().segment) + offset);
 }
 
-LogWriter::Place LogWriter::reserve(std::size_t content_bytes) {
+LogWriter::Place LogWriter::reserve(std::size_t content_bytes, Position* kept) {
   const std::size_t bytes = record_bytes(content_bytes);
   if (content_bytes > longest_content()) return {nullptr, 0};
   std::unique_lock lock(mutex_);
@@ -48,7 +48,9 @@ LogWriter::Place LogWriter::reserve(std::size_t content_bytes) {
   RecordHeader* const header = header_at(offset_);
   header->bytes = static_cast<uint32_t>(bytes);
   offset_ += bytes;
-  return {header, next_++};
+  const Place place{header, next_++};
+  if (kept) *kept = keep_from_here();
+  return place;
 }
 
 void LogWriter::free_apart() {
@@ -108,6 +110,10 @@ void LogWriter::commit(const Place& place) {
 
 Position LogWriter::keep() {
   std::lock_guard lock(mutex_);
+  return keep_from_here();
+}
+
+Position LogWriter::keep_from_here() {
   keeps_.push_back(next_);
   kept_ = keeps_.front();
   return {used_.back().segment, static_cast<uint32_t>(offset_), next_};

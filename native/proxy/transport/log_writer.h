@@ -18,13 +18,14 @@ class LogWriter {
   LogWriter(Log log, std::function<bool()> go_on, std::function<void()> outgrown = [] {});
 
   // Room for a record. Whoever got it fills content (16-byte aligned) and the header's fields, and commits
-  // it; the reader stops there until then.
+  // it; the reader stops there until then. kept: if given, what follows is kept (see `keep`), and begins
+  // there.
   struct Place {
     RecordHeader* header;  // null: there is no room and never will be
     uint64_t sequence;
     std::byte* content() const { return reinterpret_cast<std::byte*>(header + 1); }
   };
-  Place reserve(std::size_t content_bytes);
+  Place reserve(std::size_t content_bytes, Position* kept = nullptr);
   void commit(const Place& place);
 
   // From here on nothing is used again until it is forgotten: a new server can read it again. Returns where
@@ -64,6 +65,7 @@ class LogWriter {
   };
 
   RecordHeader* header_at(std::size_t offset) const;
+  Position keep_from_here();
   void forget_oldest();
   void free_apart();
   uint64_t recycle();

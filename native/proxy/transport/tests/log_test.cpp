@@ -206,6 +206,31 @@ TEST(Log, KeepingEndsWhereThereIsNoMoreRoom) {
   EXPECT_FALSE(writer.write_apart({}, {0, 0, 1}));
 }
 
+// Whatever other threads append, a record belongs to what is before it or to what is kept.
+TEST(Log, WhatIsKeptBeginsBehindItsRecord) {
+  SharedLog shared({1 << 20, 4});
+  LogWriter writer(shared.log, never);
+  std::thread other([&] {
+    for (int record = 0; record < 2000; ++record) append(writer, 2, {});
+  });
+  for (int time = 0; time < 100; ++time) {
+    Position kept{};
+    const auto place = writer.reserve(4, &kept);
+    EXPECT_EQ(kept.sequence, place.sequence + 1);
+    EXPECT_TRUE(writer.is_kept(kept.sequence));
+    place.header->call = 1;
+    place.header->slot = 0;
+    place.header->answer = 0;
+    writer.commit(place);
+    writer.forget_before(kept);
+    EXPECT_FALSE(writer.is_kept(place.sequence));
+    append(writer, 3, {});
+    shared.log.control().start = kept;
+    EXPECT_EQ(LogReader(shared.log, no_spin, never).next()->sequence, kept.sequence);
+  }
+  other.join();
+}
+
 // One of them would have to stay free, and the other is being filled.
 TEST(Log, OfTwoSegmentsKeepsLittleButGoesOn) {
   SharedLog shared({4096, 2});
