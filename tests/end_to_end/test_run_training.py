@@ -24,18 +24,19 @@ if (os.environ["JITCKPT_RESTART"], os.environ["RANK"]) == ("0", "0"):
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
-# Runs the training; in the first start rank 1 wants to have failed after a step.
+# Runs the training; in the first start rank 1 wants to have failed after a step, which its device has ended.
 GIVING_UP = """
 import os, runpy, sys
 
 sys.path.insert(0, os.path.dirname(sys.argv[1]))
-import results
+import results, torch
 
 queued = results.DoneSteps.queued
 
 def end(done, step):
     queued(done, step)
     if (os.environ["JITCKPT_RESTART"], os.environ["RANK"], step) == ("0", "1", 5):
+        torch.cuda.synchronize()
         END
 
 results.DoneSteps.queued = end
