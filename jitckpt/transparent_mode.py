@@ -148,7 +148,7 @@ class _Validation:
         return heard
 
     def _say(self, what: int, text: str = "") -> int:
-        heard: int = self._process.jitckpt_proxy_validate(what, text.encode())
+        heard: int = self._process.jitckpt_proxy_validate(what, text.encode(), b"", b"")
         return heard
 
 

@@ -431,7 +431,9 @@ def replay(
                 pass
             case _:
                 raise ValueError(f"The device proxy can't carry out {order}.")
-    return messages.Replay(recovery, state, int(deliver_error), int(overwrite), tuple(ids), tuple(making))
+    return messages.Replay(
+        recovery, state, int(deliver_error), int(overwrite), 0, (), tuple(ids), tuple(making)
+    )
 
 
 def creations_of(plan: Plan) -> list[Creation]:

@@ -12,7 +12,7 @@ from jitckpt.errors import JitckptError
 from jitckpt.transparent.communicators import Count, Place
 from jitckpt.transparent.coordination import Number
 
-VERSION = 6
+VERSION = 7
 MAX_BYTES = 128 * 1024  # a socket's buffer holds it, whatever else is in there
 MAX_TEXT = 4096
 KEY_BYTES = 16
@@ -28,6 +28,20 @@ class Id:
 
     key: str
     id: bytes
+
+
+@dataclass(frozen=True)
+class HostCopy:
+    """Parameters and optimizer state in host memory: `bytes` from `offset` on of that file of the process.
+
+    digest: of what is there, in which order; where it is taken to, it has to be the same.
+    """
+
+    process: int
+    file: int
+    offset: int
+    bytes: int
+    digest: int
 
 
 @dataclass(frozen=True)
@@ -66,16 +80,28 @@ class Alarm(Message):
     error: str
 
 
+# How a device is, as Report.device says it.
+LOST, HEALTHY, SUSPECT, EMPTY = range(4)
+
+
 @dataclass(frozen=True)
 class Stopped(Message):
     """The host is held before its next call.
 
     kept_from, kept_to: the states of which the host has images, and the log since the first of them
-    (kept_from > kept_to: none). log_end: the calls in the log. failed_call: 0 if none failed here.
+    (kept_from > kept_to: none). copies: bit i is set if the parameters and the optimizer state of kept_from +
+    i are in host memory, too. device: LOST, HEALTHY, SUSPECT or EMPTY. begun, ended, ready: the newest
+    optimizer steps that it has begun, ended, and that it could begin. log_end: the calls in the log.
+    failed_call: 0 if none failed here.
     """
 
     kept_from: int
     kept_to: int
+    copies: int
+    device: int
+    begun: int
+    ended: int
+    ready: int
     log_end: int
     failed_call: int
     error: str
@@ -86,13 +112,15 @@ class Stopped(Message):
 class Ids(Message):
     """A server is ready, with new unique ids for those that this process issued. Times in microseconds.
 
-    ending: of bringing the old one to rest, or to its end. stays: 1 if it is the one that is ready.
+    ending: of bringing the old one to rest, or to its end. stays: 1 if it is the one that is ready. copy: the
+    one that was ordered, or none.
     """
 
     ids: tuple[Id, ...]
     ending: int
     starting: int
     stays: int
+    copy: tuple[HostCopy, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -138,11 +166,14 @@ class Validates(Message):
     """A rank waits at its place before an optimizer step for all others to validate their minibatches.
 
     says: FIRST, or after its calls have been made again what follows from that. text: for VALID what has to
-    be put back, for SWITCH_OFF and LEFT_OUT why, a clause.
+    be put back, for SWITCH_OFF and LEFT_OUT why, a clause. state: for VALID a digest of the parameters and
+    the optimizer state; "" if they can't stay on the device, and then `unfit` says why, a clause.
     """
 
     says: int
     text: str
+    state: str = ""
+    unfit: str = ""
 
 
 @dataclass(frozen=True)
@@ -154,10 +185,13 @@ class Stop(Message):
 class Restart(Message):
     """Order: have the server drop all that it has made, or end it and start a new one; answer Ids.
 
-    may_stay: 0 if a new one is wanted in any case.
+    may_stay: 0 if a new one is wanted in any case. finish: the optimizer step that it makes before, for which
+    it is ready; copy: the state whose parameters and optimizer state it copies to host memory then (0: none).
     """
 
     may_stay: int
+    finish: int = 0
+    copy: int = 0
 
 
 @dataclass(frozen=True)
@@ -165,12 +199,16 @@ class Replay(Message):
     """Order: load the image of `state`, make the communicators, make the log's calls again; answer Done.
 
     deliver_error: not the call that has failed, whose error the program gets. overwrite: 1 for a validation,
-    in which what the rank does not know to be needed is overwritten before.
+    in which what the rank does not know to be needed is overwritten before. in_place: 1 if the parameters and
+    the optimizer state are on the device as they have to be; else source has where they are taken from, or
+    they are in the image.
     """
 
     state: int
     deliver_error: int
     overwrite: int
+    in_place: int
+    source: tuple[HostCopy, ...]
     ids: tuple[Id, ...]
     making: tuple[Making, ...]
 
@@ -189,7 +227,10 @@ class Ask(Message):
 
 @dataclass(frozen=True)
 class Validated(Message):
-    """Order: go on; the minibatches of all ranks are valid, or (0) this is not the time to see that."""
+    """Order: go on; the minibatches of all ranks are valid, or (0) this is not the time to see that.
+
+    valid: 2 if from this step on the parameters and the optimizer state stay on the devices.
+    """
 
     valid: int
 
@@ -221,16 +262,17 @@ _FORMS: dict[type[Any], tuple[Any, ...]] = {
     Making: (_KEY, "I", _KEY),
     Hello: ("i", "i", _TEXT),
     Alarm: ("Q", _TEXT),
-    Stopped: ("Q", "Q", "Q", "Q", _TEXT, Place),
-    Ids: (Id, "Q", "Q", "Q"),
+    HostCopy: ("i", "i", "Q", "Q", "Q"),
+    Stopped: ("Q", "Q", "Q", "Q", "Q", "Q", "Q", "Q", "Q", _TEXT, Place),
+    Ids: (Id, "Q", "Q", "Q", HostCopy),
     Done: ("Q", "Q", "Q", "Q", "Q", "Q"),
     Standing: ("Q", "Q", Place),
     Stop: (),
-    Restart: ("Q",),
-    Replay: ("Q", "Q", "Q", Id, Making),
+    Restart: ("Q", "Q", "Q"),
+    Replay: ("Q", "Q", "Q", "Q", HostCopy, Id, Making),
     GiveUp: (_TEXT,),
     Ask: (),
-    Validates: ("Q", _TEXT),
+    Validates: ("Q", _TEXT, _TEXT, _TEXT),
     Validated: ("Q",),
 }
 _HEADER = struct.Struct("<IIQQ")

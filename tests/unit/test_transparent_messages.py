@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from jitckpt.transparent import messages
 from jitckpt.transparent.communicators import EVERYBODY, FOREVER, Count, Place
 from jitckpt.transparent.messages import (
+    HEALTHY,
     MAX_BYTES,
     Alarm,
     Ask,
     Done,
     GiveUp,
     Hello,
+    HostCopy,
     Id,
     Ids,
     Making,
@@ -40,20 +42,21 @@ numbers = st.tuples(u64, u64)
 ids = st.lists(st.builds(Id, keys, st.binary(min_size=128, max_size=128)), max_size=4).map(tuple)
 counts = st.lists(st.builds(Count, u64, i32, u64, u64), max_size=3).map(tuple)
 places = st.lists(st.builds(Place, keys, keys, u32, i32, u32, u64, u64, counts), max_size=4).map(tuple)
+copies = st.lists(st.builds(HostCopy, i32, i32, u64, u64, u64), max_size=1).map(tuple)
 makings = st.lists(st.builds(Making, keys, u32, keys), max_size=4).map(tuple)
 MESSAGES: st.SearchStrategy[Any] = st.one_of(
     st.builds(Hello, numbers, i32, i32, texts),
     st.builds(Alarm, numbers, u64, texts),
-    st.builds(Stopped, numbers, u64, u64, u64, u64, texts, places),
-    st.builds(Ids, numbers, ids, u64, u64, u64),
+    st.builds(Stopped, numbers, *[u64] * 9, texts, places),
+    st.builds(Ids, numbers, ids, u64, u64, u64, copies),
     st.builds(Done, numbers, u64, u64, u64, u64, u64, u64),
     st.builds(Standing, numbers, u64, u64, places),
     st.builds(Ask, numbers),
     st.builds(Stop, numbers),
-    st.builds(Restart, numbers, u64),
-    st.builds(Replay, numbers, u64, u64, u64, ids, makings),
+    st.builds(Restart, numbers, u64, u64, u64),
+    st.builds(Replay, numbers, u64, u64, u64, u64, copies, ids, makings),
     st.builds(GiveUp, numbers, texts),
-    st.builds(Validates, numbers, u64, texts),
+    st.builds(Validates, numbers, u64, texts, texts, texts),
     st.builds(Validated, numbers, u64),
 )
 
@@ -90,19 +93,23 @@ def test_any_bytes_are_refused_or_understood(data: bytes) -> None:
 
 
 def test_the_bytes_are_those_that_the_other_side_writes() -> None:
-    hello = struct.pack("<IIQQ", 1, 6, 0, 7) + struct.pack("<iiI", 300, 2, 2) + b"ab"
+    hello = struct.pack("<IIQQ", 1, 7, 0, 7) + struct.pack("<iiI", 300, 2, 2) + b"ab"
     assert decode(hello) == Hello((0, 7), 300, 2, "ab")
-    done = struct.pack("<IIQQ", 5, 6, 0, 7) + struct.pack("<QQQQQQ", 10, 20, 30, 40, 50, 60)
+    done = struct.pack("<IIQQ", 5, 7, 0, 7) + struct.pack("<QQQQQQ", 10, 20, 30, 40, 50, 60)
     assert decode(done) == Done((0, 7), 10, 20, 30, 40, log_bytes=50, image_bytes=60)
     key, parent = bytes(range(16)), bytes(16)
-    stopped = struct.pack("<IIQQ", 3, 6, 0, 1) + struct.pack("<QQQQI", 4, 5, 90, 80, 4) + b"lost"
+    stopped = struct.pack("<IIQQ", 3, 7, 0, 1) + struct.pack("<9QI", 4, 5, 3, 1, 5, 5, 6, 90, 80, 4) + b"lost"
     stopped += struct.pack("<I", 1) + key + parent + struct.pack("<IiIQQ", 0, 1, 2, 1, FOREVER)
     stopped += struct.pack("<IQiQQ", 1, 4, -1, 70, 0)
     place = Place(key.hex(), "", 0, 1, 2, 1, FOREVER, (Count(4, EVERYBODY, 70, 0),))
-    assert decode(stopped) == Stopped((0, 1), 4, 5, 90, 80, "lost", (place,))
-    replay = struct.pack("<IIQQ", 18, 6, 0, 1) + struct.pack("<QQQII", 5, 1, 0, 0, 1)
+    assert decode(stopped) == Stopped((0, 1), 4, 5, 3, HEALTHY, 5, 5, 6, 90, 80, "lost", (place,))
+    replay = struct.pack("<IIQQ", 18, 7, 0, 1) + struct.pack("<QQQQI", 5, 1, 0, 1, 1)
+    replay += struct.pack("<iiQQQII", 9, 8, 4096, 100, 77, 0, 1)
     replay += parent + b"\3\0\0\0" + key
-    assert encode(Replay((0, 1), 5, 1, 0, (), (Making("", 3, key.hex()),))) == replay
+    assert (
+        encode(Replay((0, 1), 5, 1, 0, 1, (HostCopy(9, 8, 4096, 100, 77),), (), (Making("", 3, key.hex()),)))
+        == replay
+    )
 
 
 def test_what_cant_be_sent_is_refused_by_name() -> None:
@@ -113,12 +120,12 @@ def test_what_cant_be_sent_is_refused_by_name() -> None:
     with pytest.raises(MessageError, match="'abc' is no key"):
         encode(Ids((0, 1), (Id("abc", bytes(128)),), 0, 0, 0))
     with pytest.raises(MessageError, match=f"at most {MAX_BYTES} can be sent"):
-        encode(Replay((0, 1), 1, 0, 0, (Id("", bytes(128)),) * 1000, ()))
+        encode(Replay((0, 1), 1, 0, 0, 0, (), (Id("", bytes(128)),) * 1000, ()))
     assert decode(encode(GiveUp((0, 1), "é" * 5000))).reason == "é" * (messages.MAX_TEXT // 2)  # type: ignore[union-attr]
 
 
 def test_another_version_is_named() -> None:
-    with pytest.raises(MessageError, match="version 1 of its messages, this agent 6: install jitckpt again"):
+    with pytest.raises(MessageError, match="version 1 of its messages, this agent 7: install jitckpt again"):
         decode(struct.pack("<IIQQ", 16, 1, 0, 1))
     with pytest.raises(MessageError, match="unknown kind 8"):
-        decode(struct.pack("<IIQQ", 8, 6, 0, 1))
+        decode(struct.pack("<IIQQ", 8, 7, 0, 1))

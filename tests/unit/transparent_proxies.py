@@ -9,6 +9,7 @@ from jitckpt.transparent.coordination import Number
 from jitckpt.transparent.messages import (
     AGAIN,
     FIRST,
+    LOST,
     SWITCH_OFF,
     VALID,
     Alarm,
@@ -104,13 +105,15 @@ class Proxy:
                 self.held = True
                 first, last = (self.kept[0], self.kept[-1]) if self.kept else (1, 0)
                 failed, self.failed = self.failed, (0, "")
-                return Stopped(self.recovery, first, last, 90, *failed, self.places())
+                return Stopped(
+                    self.recovery, first, last, 3, LOST, last, last, last, 90, *failed, self.places()
+                )
             case Restart(_, may_stay):
                 assert self.held, "the host was not stopped"
                 self.server, self.state = self.server + (not may_stay), None
                 issued = () if self.rank else self.issues
                 return Ids(self.recovery, tuple(map(self.new_id, issued)), 5, 6, may_stay)
-            case Replay(_, state, deliver_error, _, ids, making):
+            case Replay(_, state, deliver_error, _, _, _, ids, making):
                 assert self.state is None, "the server is not new"
                 assert {one.key for one in making if not one.parent} <= {one.key for one in ids}
                 assert state in self.kept, "there is no image of it"

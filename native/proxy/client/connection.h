@@ -52,7 +52,7 @@ class Connection {
   // See jitckpt_proxy.h.
   cudaError_t keep();
   cudaError_t check(jitckpt_proxy_memory& memory);
-  jitckpt_proxy_validation validate(uint64_t says, const std::string& text);
+  jitckpt_proxy_validation validate(const control::Validates& says);
   // This rank has a call with others: it can't end before they have come as far.
   void communicates() { has_communicated_.store(true, std::memory_order_relaxed); }
   // Number of the first record that the server reads, or has read, of those that threads have written.

@@ -7,7 +7,7 @@
 namespace jitckpt::proxy::client::control {
 namespace {
 
-constexpr uint32_t version = 6;
+constexpr uint32_t version = 7;
 constexpr uint32_t first_of_worker = 1, first_of_agent = 16;  // kinds, in the order of the variants
 
 // Both go over the fields of a message in their order; little-endian, as all that CUDA runs on.
@@ -72,15 +72,17 @@ void fields(Do& each, auto& m) {
   if constexpr (std::is_same_v<Message, Hello>) all(m.process, m.rank, m.table_hash);
   if constexpr (std::is_same_v<Message, Alarm>) all(m.call, m.error);
   if constexpr (std::is_same_v<Message, Stopped>)
-    all(m.kept_from, m.kept_to, m.log_end, m.failed_call, m.error, m.communicators);
-  if constexpr (std::is_same_v<Message, Ids>) all(m.ids, m.ending_us, m.starting_us, m.stays);
+    all(m.kept_from, m.kept_to, m.copies, m.device, m.begun, m.ended, m.ready, m.log_end, m.failed_call,
+        m.error, m.communicators);
+  if constexpr (std::is_same_v<Message, Ids>) all(m.ids, m.ending_us, m.starting_us, m.stays, m.copy);
+  if constexpr (std::is_same_v<Message, HostCopy>) all(m.process, m.file, m.offset, m.bytes, m.digest);
   if constexpr (std::is_same_v<Message, Done>)
     all(m.handles_us, m.image_us, m.communicators_us, m.replay_us, m.log_bytes, m.image_bytes);
   if constexpr (std::is_same_v<Message, Standing>) all(m.waited_us, m.limit_us, m.communicators);
-  if constexpr (std::is_same_v<Message, Restart>) all(m.may_stay);
+  if constexpr (std::is_same_v<Message, Restart>) all(m.may_stay, m.finish, m.copy);
   if constexpr (std::is_same_v<Message, Replay>)
-    all(m.state, m.deliver_error, m.overwrite, m.ids, m.creations);
-  if constexpr (std::is_same_v<Message, Validates>) all(m.says, m.text);
+    all(m.state, m.deliver_error, m.overwrite, m.in_place, m.source, m.ids, m.creations);
+  if constexpr (std::is_same_v<Message, Validates>) all(m.says, m.text, m.state, m.unfit);
   if constexpr (std::is_same_v<Message, Validated>) all(m.valid);
   if constexpr (std::is_same_v<Message, GiveUp>) all(m.text);
 }

@@ -52,17 +52,30 @@ struct Member {
   uint64_t since, until;  // states of images that it lives in; until lasting: it lives
   std::vector<Count> counts;
 };
+// How the device is: it works; it can be read, but what lies below may be damaged; nothing is on it; nothing
+// can be read from it.
+enum class Device : uint64_t { lost, healthy, suspect, empty };
 struct Stopped {
   uint64_t kept_from, kept_to;  // states of the images; kept_from > kept_to: there is none
+  uint64_t copies;              // bit i: kept_from + i is whole in host memory
+  Device device;
+  uint64_t begun, ended, ready;  // the newest steps that the device has begun, ended, and could begin
   uint64_t log_end;
   uint64_t failed_call;
   std::string error;
   std::vector<Member> communicators;
 };
+// A state's parameters and optimizer state in host memory: so many bytes of that file of that process.
+struct HostCopy {
+  int32_t process, file;
+  uint64_t offset, bytes;
+  uint64_t digest;  // of what is there, in which order
+};
 struct Ids {
   std::vector<NamedId> ids;
   uint64_t ending_us, starting_us;
-  uint64_t stays;  // 1: the server is the same as before
+  uint64_t stays;              // 1: the server is the same as before
+  std::vector<HostCopy> copy;  // that was ordered; none or one
 };
 struct Done {
   uint64_t handles_us, image_us, communicators_us, replay_us;
@@ -77,12 +90,15 @@ struct Standing {
 struct Validates {
   uint64_t says;
   std::string text;
+  std::string state, unfit;  // what the state is that could stay on the device; why it can't
 };
 
 // Of the agent.
 struct Stop {};
 struct Restart {
   uint64_t may_stay;  // 0: the server is replaced in any case
+  uint64_t finish;    // the step that is to be made before; 0: none
+  uint64_t copy;      // the state that is to be copied to host memory then; 0: none
 };
 struct Creation {
   Key parent;  // no_key: it is made from an id
@@ -91,7 +107,9 @@ struct Creation {
 };
 struct Replay {
   uint64_t state, deliver_error;
-  uint64_t overwrite;  // 1: for a validation, what is not kept
+  uint64_t overwrite;            // 1: for a validation, what is not kept
+  uint64_t in_place;             // 1: parameters and optimizer state are on the device
+  std::vector<HostCopy> source;  // else they are there; none: in the image
   std::vector<NamedId> ids;
   std::vector<Creation> creations;
 };
@@ -100,7 +118,7 @@ struct GiveUp {
 };
 struct Ask {};
 struct Validated {
-  uint64_t valid;  // 0: the validation is left out
+  uint64_t valid;  // 0: the validation is left out; 2: from now on the state stays on the device
 };
 
 using FromWorker = std::variant<Hello, Alarm, Stopped, Ids, Done, Standing, Validates>;

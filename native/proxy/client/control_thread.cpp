@@ -160,8 +160,8 @@ void ControlThread::carry_out(const control::FromAgent& order) {
     } else if (std::holds_alternative<control::Ask>(order)) {
       tell_standing();
     } else if (const auto* const validated = std::get_if<control::Validated>(&order)) {
-      connection_.validation().hear(validated->valid != 0 ? Validation::Heard::valid
-                                                          : Validation::Heard::left_out);
+      using enum Validation::Heard;
+      connection_.validation().hear(validated->valid == 0 ? left_out : validated->valid == 1 ? valid : stays);
     } else if (const auto* const gives_up = std::get_if<control::GiveUp>(&order)) {
       give_up(gives_up->text);
     }
@@ -174,7 +174,7 @@ void ControlThread::restart(const control::Restart& order) {
   const Connection::Restarted restarted = connection_.restart_server(order.may_stay != 0);
   server_known_dead_ = false;
   const auto began = std::chrono::steady_clock::now() - restarted.starting;
-  control::Ids made{connection_.make_ids(), microseconds(restarted.ending), 0, restarted.stays};
+  control::Ids made{connection_.make_ids(), microseconds(restarted.ending), 0, restarted.stays, {}};
   made.starting_us = microseconds(std::chrono::steady_clock::now() - began);
   phase_ = Phase::restarted;
   say(std::move(made));

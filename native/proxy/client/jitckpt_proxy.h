@@ -67,7 +67,8 @@ struct jitckpt_proxy_memory {
 JITCKPT_PROXY_CALL int jitckpt_proxy_check(struct jitckpt_proxy_memory* memory);
 
 // Says what this rank has come to (the numbers are the agent's, in jitckpt/transparent/messages.py), with a
-// clause, and waits for all others. Whatever has differed is again what it was.
+// clause, and waits for all others. state: a digest of the parameters and the optimizer state, or "" where
+// they can't stay on the device; then `unfit` says why not. Whatever has differed is again what it was.
 enum jitckpt_proxy_validation {
   jitckpt_proxy_over,         // there are no recoveries any more
   jitckpt_proxy_overwritten,  // the calls were made again, after what had changed and is not kept was
@@ -76,8 +77,10 @@ enum jitckpt_proxy_validation {
   jitckpt_proxy_unknown,      // they were made again, but not compared
   jitckpt_proxy_valid,        // all ranks' calls are all that their memory depends on
   jitckpt_proxy_left_out,     // not now
+  jitckpt_proxy_valid_stays,  // valid; and from this step on the state can stay on the device
 };
-JITCKPT_PROXY_CALL int jitckpt_proxy_validate(int says, const char* text);
+JITCKPT_PROXY_CALL int jitckpt_proxy_validate(int says, const char* text, const char* state,
+                                              const char* unfit);
 
 #ifdef __cplusplus
 }

@@ -27,14 +27,16 @@ control::Stopped Connection::report() {
   std::lock_guard lock(mutex_);
   // What is reported stays.
   log_.control().images = Images::frozen;
-  control::Stopped report{1, 0, writer_.newest(), failed.call, failed.error, {}};
+  control::Stopped report{
+      1, 0, 0, control::Device::lost, 0, 0, 0, writer_.newest(), failed.call, failed.error, {}};
   std::vector<const Image*> images;
   for (const Image& image : images_) {
     if (is_usable(image)) images.push_back(&image);
   }
   if (images.empty()) return report;
   report.kept_from = images.front()->state;
-  report.kept_to = images.back()->state;
+  report.kept_to = report.begun = report.ended = report.ready = images.back()->state;
+  for (const Image* const image : images) report.copies |= uint64_t{1} << (image->state - report.kept_from);
   for (const Communicator& one : communicators_.all()) {
     control::Member member = member_of(one);
     for (const Image* const image : images) {

@@ -12,10 +12,10 @@ namespace jitckpt::proxy::client {
 
 std::size_t blocks_of(std::size_t bytes) { return (bytes + wire::block_bytes - 1) / wire::block_bytes; }
 
-Validation::Heard Validation::say(uint64_t what, std::string text) {
+Validation::Heard Validation::say(control::Validates what) {
   std::unique_lock lock(mutex_);
   if (over_) return Heard::over;
-  said_ = control::Validates{what, std::move(text)};
+  said_ = std::move(what);
   waits_ = true;
   news_();
   changed_.wait(lock, [this] { return over_ || !waits_; });
@@ -176,8 +176,8 @@ cudaError_t Connection::check(jitckpt_proxy_memory& memory) {
   return cudaSuccess;
 }
 
-jitckpt_proxy_validation Connection::validate(uint64_t says, const std::string& text) {
-  const Validation::Heard heard = validation_.say(says, text);
+jitckpt_proxy_validation Connection::validate(const control::Validates& says) {
+  const Validation::Heard heard = validation_.say(says);
   if (heard == Validation::Heard::again) {
     std::lock_guard lock(mutex_);
     if (!check_ || log_.control().check_compared != check_->number) return jitckpt_proxy_unknown;
@@ -185,6 +185,7 @@ jitckpt_proxy_validation Connection::validate(uint64_t says, const std::string& 
   }
   end_check();
   if (heard == Validation::Heard::valid) return jitckpt_proxy_valid;
+  if (heard == Validation::Heard::stays) return jitckpt_proxy_valid_stays;
   if (heard == Validation::Heard::left_out) return jitckpt_proxy_left_out;
   if (!hold_.given_up().empty()) forget_images(0);
   return jitckpt_proxy_over;
@@ -213,8 +214,9 @@ int jitckpt_proxy_check(struct jitckpt_proxy_memory* memory) {
   return connection ? connection->check(*memory) : result;
 }
 
-int jitckpt_proxy_validate(int says, const char* text) {
+int jitckpt_proxy_validate(int says, const char* text, const char* state, const char* unfit) {
   int32_t result = 0;
   Connection* const connection = Connection::get(Library::cudart, result);
-  return connection ? connection->validate(static_cast<uint64_t>(says), text) : jitckpt_proxy_over;
+  return connection ? connection->validate({static_cast<uint64_t>(says), text, state, unfit})
+                    : jitckpt_proxy_over;
 }

@@ -20,10 +20,10 @@ namespace jitckpt::proxy::client {
 class Validation {
  public:
   // again: the calls have been made again. over: nobody orders anything any more.
-  enum class Heard : uint8_t { over, again, valid, left_out };
+  enum class Heard : uint8_t { over, again, valid, stays, left_out };
 
   // For the program's thread: tells the agent, and waits.
-  Heard say(uint64_t what, std::string text);
+  Heard say(control::Validates what);
 
   // For the control thread. news: called when there is something to be told.
   void begin(std::function<void()> news);

@@ -32,8 +32,12 @@ class Drawn {
     for (char& byte : one.id.internal) byte = static_cast<char>(random_());
     return one;
   }
+  HostCopy host_copy() {
+    return {static_cast<int32_t>(number()), static_cast<int32_t>(number()), number(), number(), number()};
+  }
   FromWorker of_worker() {
     const auto small = [this] { return static_cast<int32_t>(number()); };
+    const auto copy = [this] { return host_copy(); };
     const auto count = [&] { return Count{number(), small(), number(), number()}; };
     const auto member = [&] {
       return Member{key(),
@@ -51,13 +55,14 @@ class Drawn {
       case 1:
         return Alarm{number(), text()};
       case 2:
-        return Stopped{number(), number(), number(), number(), text(), several(member)};
+        return Stopped{number(), number(), number(), Device{random_() % 4}, number(), number(), number(),
+                       number(), number(), text(),   several(member)};
       case 3:
-        return Ids{several([this] { return named_id(); }), number(), number(), random_() % 2};
+        return Ids{several([this] { return named_id(); }), number(), number(), random_() % 2, several(copy)};
       case 4:
         return Standing{number(), number(), several(member)};
       case 5:
-        return Validates{number(), text()};
+        return Validates{number(), text(), text(), text()};
       default:
         return Done{number(), number(), number(), number(), number(), number()};
     }
@@ -70,9 +75,14 @@ class Drawn {
       case 1:
         return Ask{};
       case 2:
-        return Restart{random_() % 2};
+        return Restart{random_() % 2, number(), number()};
       case 3:
-        return Replay{number(), random_() % 2, random_() % 2, several([this] { return named_id(); }),
+        return Replay{number(),
+                      random_() % 2,
+                      random_() % 2,
+                      random_() % 2,
+                      several([this] { return host_copy(); }),
+                      several([this] { return named_id(); }),
                       several(creation)};
       case 4:
         return Validated{random_() % 2};
@@ -105,10 +115,10 @@ TEST(ControlMessages, ComeBackAsTheyWere) {
 }
 
 TEST(ControlMessages, AreLaidOutAsTheAgentReadsThem) {
-  const std::vector<unsigned char> expected{18, 0, 0, 0, 6, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0,
-                                            0,  0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0,
-                                            0,  0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
-  const auto bytes = encode({Number{2, 3}, FromAgent(Replay{5, 1, 0, {}, {}})});
+  const std::vector<unsigned char> expected{
+      18, 0, 0, 0, 7, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 1, 0,
+      0,  0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+  const auto bytes = encode({Number{2, 3}, FromAgent(Replay{5, 1, 0, 1, {}, {}, {}})});
   ASSERT_EQ(bytes.size(), expected.size());
   for (std::size_t i = 0; i < bytes.size(); ++i) EXPECT_EQ(static_cast<unsigned char>(bytes[i]), expected[i]);
 }

@@ -197,7 +197,7 @@ void Coordinator::stopped() {
   for (auto& [rank, worker] : workers_) {
     worker.answered = false;
     before_restart(rank, worker.process);
-    say(rank, control::Restart{may_stay_});
+    say(rank, control::Restart{may_stay_, 0, 0});
   }
 }
 
@@ -267,7 +267,8 @@ void Coordinator::restarted() {
     const bool own = failed[rank].first != 0 && failed[rank] == failed_before_[rank];
     recoveries_.back().delivered += own;
     if (own) before_delivery(worker.process);
-    say(rank, control::Replay{state_, own, recoveries_.back().validates, ids_, creations(rank, state_)});
+    say(rank,
+        control::Replay{state_, own, recoveries_.back().validates, 0, {}, ids_, creations(rank, state_)});
     before_replay(rank, worker.process);
   }
   failed_before_ = failed;
