@@ -1,37 +1,20 @@
-"""Drives a job's recoveries: between the messages of device proxies and coordination.py's state machines.
+"""Drives a job's recoveries: between the messages of device proxies and coordination.py's state machines."""
 
-The mechanism has few steps so far: in every recovery all servers begin anew, and each rank gets a state
-back from an image that its own host keeps. So a device counts as lost, whatever has failed, and of all
-orders there are those for a rank that restores a copy of its own. A server that is at no fault begins anew
-in the same process.
-"""
-
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from jitckpt.transparent import coordination, messages, stragglers, validation
-from jitckpt.transparent.communicators import Creation
+from jitckpt.transparent import coordination, messages, replicas, stragglers, translation, validation
 from jitckpt.transparent.coordination import Coordinator, Number, Participant
 from jitckpt.transparent.decision import FallBack, Plan
-from jitckpt.transparent.messages import FromProxy, Id, Making, ToProxy
-from jitckpt.transparent.orders import (
-    DeliverError,
-    LoadFromHost,
-    MakeCommunicators,
-    Order,
-    Replay,
-    Reset,
-    RestartServer,
-    RestoreLocalState,
-    Resume,
-)
-from jitckpt.transparent.report import Failure, Report
+from jitckpt.transparent.messages import FromProxy, HostCopy, Id, ToProxy
+from jitckpt.transparent.report import Failure
 
 MICROSECONDS = 1e6
 NOT_YET = "it has not used its device yet"
 # Seconds that ranks wait for others before their optimizer steps, to validate their minibatches.
 PATIENCE = 30.0
+VALID, STAYS = 1, 2  # what Validated says of a minibatch: see there
 ANSWERED_WITHIN = 0.5  # seconds: a question where all stand, by ranks that are not stopped
 
 
@@ -45,16 +28,19 @@ class Note(Protocol):
 class _Rank:
     """What is known of one rank. told: the last order; due: by when it is carried out.
 
-    gone: why it can't take part in a recovery, a clause. failure: the one of the last recovery. memory: the
-    most bytes of its log and of its images.
+    shard: whom it shares its state with. gone: why it can't take part in a recovery, a clause. copy: of its
+    state, for this recovery. failure: the one of the last recovery. memory: the most bytes of its log and of
+    its images.
     """
 
     participant: Participant
+    shard: int
     gone: str = NOT_YET
     told: ToProxy | None = None
     asked_at: float = 0.0
     due: float | None = None
     ids: tuple[Id, ...] | None = None
+    copy: tuple[HostCopy, ...] = ()
     failure: Failure | None = None
     memory: tuple[int, int] = (0, 0)
 
@@ -67,18 +53,18 @@ class Agreement:
     ) -> None:
         """deadline: seconds for carrying out an order. tell: sends a rank's proxy an order, if there."""
         self._coordinator = Coordinator(tuple(ranks))
-        self._ranks = {rank: _Rank(Participant(rank)) for rank in ranks}
+        self._ranks = {rank: _Rank(Participant(rank), shard=rank) for rank in ranks}
         self._deadline, self._tell, self._note = deadline, tell, note
         self._began = 0.0
         self._standings: dict[int, messages.Standing] = {}  # the answers to the newest question
         self._asked_at = -ANSWERED_WITHIN  # when that was
         self._blamed: set[int] = set()  # ranks that have been called late
-        self._hangs = False  # whether a hang is what is recovered from
         self._noted = self._coordinator
         self._validating: dict[int, messages.Validates] = {}  # what ranks say that wait for the others
         self._patient_until: float | None = None
         self._validation: Number | None = None  # the newest recovery that is no more than that
         self._switched_off = False
+        self._stays = False  # whether the ranks' states stay on their devices
 
     @property
     def next_look(self) -> float | None:
@@ -133,34 +119,39 @@ class Agreement:
                 self._note("device_alarm", rank=rank, call=call, text=error)
                 one.participant = one.participant.failed()
             case messages.Validates() if one.participant.phase == "running":
-                if not self._validating:
-                    self._patient_until = now + PATIENCE
-                self._validating[rank] = message
+                self._hear_validation(rank, message, now)
             case messages.Standing() if self._validating and rank not in self._validating:
                 if message.too_long:
                     self._leave_out(f"rank {rank} waits for its device before it has come to its step")
             case messages.Standing() if self._coordinator.phase == "watching":
                 self._look_for_a_hang(rank, message, now)
             case messages.Stopped() if one.participant.phase == "stopping":
-                report = report_of(rank, message, one.failure)
+                report = translation.report_of(rank, one.shard, message, one.failure)
                 one.failure = report.failure
                 one.participant = one.participant.stopped(report)
+                kept = range(report.kept_from, report.kept_to + 1)
                 self._note_of_failure(
                     "rank_stopped",
                     rank=rank,
                     recovery=message.recovery[1],
-                    states=sorted(report.host_copies),
+                    states=sorted({*kept[:1], *kept[-1:]}),
+                    device=report.device,
                     text=message.error,
                     seconds=now - one.asked_at,
                 )
-            case messages.Ids() if isinstance(one.told, messages.Restart) and one.participant.order:
-                one.ids = message.ids
-                one.participant = one.participant.did(one.participant.order)
+            case messages.Ids() if isinstance(one.told, messages.Restart) and one.ids is None:
+                first, rest = translation.parted(one.participant.orders)
+                one.ids, one.copy = message.ids, message.copy
+                for order in first:
+                    one.participant = one.participant.did(order)
+                if translation.is_void(first, rest, message):
+                    one.participant = one.participant.failed()
                 self._note_of_failure(
                     "server_restarted",
                     rank=rank,
                     recovery=message.recovery[1],
                     stays=bool(message.stays),
+                    copied=sum(copy.bytes for copy in message.copy),
                     ending=message.ending / MICROSECONDS,
                     starting=message.starting / MICROSECONDS,
                     seconds=now - one.asked_at,
@@ -182,6 +173,37 @@ class Agreement:
                     seconds=now - one.asked_at,
                 )
 
+    def _hear_validation(self, rank: int, message: messages.Validates, now: float) -> None:
+        if message.says == messages.FIRST:
+            self._stays = False  # the state has left the devices since: else nobody would validate
+        if self._stays and message.says != messages.SWITCH_OFF:
+            # A failure came before it heard of that, and the others don't wait for it here any more.
+            self._tell(rank, messages.Validated(message.recovery, STAYS))
+            return
+        if not self._validating:
+            self._patient_until = now + PATIENCE
+        self._validating[rank] = message
+
+    def _let_state_stay(self) -> int:
+        """Return what the ranks are told, whose minibatches are valid: whether their states stay."""
+        said = self._validating
+        if not any(one.state or one.unfit for one in said.values()):
+            return VALID  # nobody wants that
+        shards = replicas.shards({rank: one.state for rank, one in said.items()})
+        reasons = [f"{one.unfit} (rank {rank})" for rank, one in said.items() if one.unfit]
+        # Each rank waits for all others before each of its steps.
+        if len({report.kept_to for report in self._coordinator.reports.values()}) > 1:
+            reasons.append("not all ranks have made equally many steps")
+        reasons += [f"no other rank has the state of rank {rank}" for rank in replicas.alone(shards)]
+        if reasons:
+            self._note("state_in_images", text=reasons[0])
+            return VALID
+        for rank, shard in shards.items():
+            self._ranks[rank].shard = shard
+        self._stays = True
+        self._note("state_stays", replicas=replicas.groups(shards))
+        return STAYS
+
     def _leave_out(self, why: str) -> None:
         """Have the ranks that wait for a validation go on; why: a clause."""
         self._note("validation_left_out", text=why)
@@ -200,7 +222,7 @@ class Agreement:
         gone = [rank for rank, one in self._ranks.items() if one.gone]
         if gone:
             self._leave_out(f"rank {gone[0]} can't take part: {self._ranks[gone[0]].gone}")
-        elif said.keys() == self._ranks.keys():
+        elif self._stays or said.keys() == self._ranks.keys():
             left_out = [one.text for one in said.values() if one.says == messages.LEFT_OUT]
             wrong = [rank for rank, one in said.items() if one.says == messages.SWITCH_OFF]
             if left_out:
@@ -219,7 +241,7 @@ class Agreement:
                     self._note(
                         "validated", rank=rank, text=one.text, log_bytes=log_bytes, image_bytes=image_bytes
                     )
-                self._tell_validated(1)
+                self._tell_validated(self._let_state_stay())
 
     def _look_for_a_hang(self, rank: int, standing: messages.Standing, now: float) -> None:
         """A rank has waited for too long, or answers what it waits for. Begin a recovery if the job hangs.
@@ -254,7 +276,7 @@ class Agreement:
         if not late:
             text = f"the device has given no answer for {seconds:.3g} s"
             self._note("device_alarm", rank=waiting[0], call=0, text=text)
-            self._hangs = True
+            self._coordinator = replace(self._coordinator, servers_stay=False)
             self._ranks[waiting[0]].participant = self._ranks[waiting[0]].participant.failed()
         for other in sorted(late - self._blamed):
             # One that waits itself by now was perhaps no later than the hang.
@@ -288,7 +310,7 @@ class Agreement:
             one = self._ranks[rank]
             one.participant = one.participant.hear(order)
             if one.participant.phase == "stopping":
-                one.ids = None
+                one.ids, one.copy = None, ()
         decided = self._coordinator.decided
         if isinstance(decided, FallBack):
             # The coordinator does not wait for those that are gone; but they may listen still.
@@ -307,7 +329,7 @@ class Agreement:
         if ids is None or not isinstance(decided, Plan) or self._coordinator.phase != "ordering":
             return
         known = {one.key for one in ids}
-        for creation in creations_of(decided):
+        for creation in translation.creations_of(decided):
             if not creation.parent and creation.made[0].key not in known:
                 why = f"no rank can renew the id of the communicator {creation.made[0].key}"
                 self._coordinator = self._coordinator.give_up(why)
@@ -341,20 +363,19 @@ class Agreement:
                 return messages.Stop(participant.recovery)
             case "given up" if participant.decided is not None:
                 return messages.GiveUp(participant.recovery, participant.decided.reason)
-            case "carrying out" if isinstance(participant.order, RestartServer):
-                return messages.Restart(participant.recovery, int(self._servers_may_stay()))
             case "carrying out":
+                first, rest = translation.parted(participant.orders)
+                if participant.carried_out < len(first):
+                    return translation.restart(participant.recovery, first)
                 ids = self._ids()
-                rest = participant.orders[participant.carried_out :]
                 if ids is None:
                     return None
                 validates = participant.recovery == self._validation
-                return replay(participant.rank, participant.recovery, rest, ids, validates)
+                copies = {rank: one.copy for rank, one in self._ranks.items()}
+                return translation.replay(
+                    participant.rank, participant.recovery, rest, ids, copies, overwrite=validates
+                )
         return None
-
-    def _servers_may_stay(self) -> bool:
-        """Return False where a hang says nothing of its cause, or servers that stayed have not helped."""
-        return not self._hangs and self._coordinator.attempts <= 1
 
     def _note_progress(self, now: float) -> None:
         """Note what the coordinator has come to."""
@@ -367,10 +388,14 @@ class Agreement:
                 self._began = now
             self._note_of_failure("recovery_begun", recovery=after.recovery[1])
         elif after.phase == "ordering" and before.phase != "ordering" and isinstance(after.decided, Plan):
-            self._note_of_failure("recovery_planned", recovery=after.recovery[1], state=after.decided.state)
+            self._note_of_failure(
+                "recovery_planned",
+                recovery=after.recovery[1],
+                state=after.decided.state,
+                ways=[after.decided.ways[rank] for rank in self._ranks],
+            )
         elif after.phase == "watching" and before.phase == "ordering":
             seconds = now - self._began
-            self._hangs = False
             self._note_of_failure(
                 "recovered", recovery=after.recovery[1], state=after.last_state, seconds=seconds
             )
@@ -385,69 +410,3 @@ class Agreement:
         """Note what belongs to a recovery from a failure; a validation is nothing that a user waits for."""
         if self._validation is None or details["recovery"] != self._validation[1]:
             self._note(event, **details)
-
-
-def report_of(rank: int, stopped: messages.Stopped, before: Failure | None) -> Report:
-    """Return a rank's report; `before`: the failure for which the last recovery was made."""
-    kept = range(stopped.kept_from, stopped.kept_to + 1)
-    newest = stopped.kept_to if kept else 0
-    return Report(
-        rank,
-        shard=rank,  # nobody else's state is needed, so it does not matter whose is the same
-        device="lost",
-        begun=newest,
-        ended=newest,
-        ready=newest,
-        kept_from=stopped.kept_from,
-        kept_to=stopped.kept_to,
-        host_copies=frozenset({*kept[:1], *kept[-1:]}),
-        host_ended=newest,
-        log_end=stopped.log_end,
-        failure=Failure(stopped.failed_call, stopped.error) if stopped.failed_call else None,
-        failure_before=before,
-        communicators=stopped.communicators,
-    )
-
-
-def replay(
-    rank: int, recovery: Number, orders: Iterable[Order], ids: Sequence[Id], overwrite: bool = False
-) -> messages.Replay:
-    """Return one message that has a proxy carry out all that follows the start of a new server.
-
-    overwrite: before the calls are made again, as a validation wants it.
-    Raises ValueError for an order that the device proxy can't carry out.
-    """
-    state, deliver_error = 0, False
-    making: list[Making] = []
-    for order in orders:
-        match order:
-            case Reset(wanted) | LoadFromHost(wanted) | RestoreLocalState(wanted) | Replay(wanted):
-                state = wanted
-            case MakeCommunicators(creations):
-                making = [_making(rank, creation) for creation in creations]
-            case DeliverError():
-                deliver_error = True
-            case Resume():
-                pass
-            case _:
-                raise ValueError(f"The device proxy can't carry out {order}.")
-    return messages.Replay(
-        recovery, state, int(deliver_error), int(overwrite), 0, (), tuple(ids), tuple(making)
-    )
-
-
-def creations_of(plan: Plan) -> list[Creation]:
-    """Return all creations of a plan, each once."""
-    found: Mapping[Creation, None] = {
-        creation: None
-        for orders in plan.orders.values()
-        for order in orders
-        if isinstance(order, MakeCommunicators)
-        for creation in order.creations
-    }
-    return list(found)
-
-
-def _making(rank: int, creation: Creation) -> Making:
-    own = next((one.key for one in creation.made if rank in one.members), "")
-    return Making(creation.parent, creation.made[0].split, own)

@@ -88,7 +88,8 @@ class Coordinator:
     """One coordinates the job. decided: what to do about the reports; None before all have come.
 
     restorable: the script has registered how to save and restore. last_state, attempts: what the last
-    recoveries led to, and how many of them in a row. superseded: there is a newer coordinator.
+    recoveries led to, and how many of them in a row. servers_stay: False once nobody knows which server is at
+    fault, until a recovery is over. superseded: there is a newer coordinator.
     """
 
     ranks: tuple[int, ...]
@@ -100,6 +101,7 @@ class Coordinator:
     done: frozenset[int] = frozenset()
     last_state: int = -1
     attempts: int = 0
+    servers_stay: bool = True
 
     @property
     def over(self) -> bool:
@@ -118,8 +120,9 @@ class Coordinator:
                 heard = replace(self, reports={**self.reports, rank: report})
                 return heard._decide() if heard.reports.keys() >= {*self.ranks} else heard
             case Done(rank) if self.phase == "ordering":
-                done = self.done | {rank}
-                return replace(self, done=done, phase="watching" if done >= {*self.ranks} else "ordering")
+                heard = replace(self, done=self.done | {rank})
+                over = heard.done >= {*self.ranks}
+                return replace(heard, phase="watching", servers_stay=True) if over else heard
             case GivenUp(rank, _, decided):
                 giving_up = self if self.phase == "giving up" else self._give_up(decided)
                 return replace(giving_up, done=giving_up.done | {rank})
@@ -172,10 +175,13 @@ class Coordinator:
         return replace(self._collect(), phase="giving up", decided=decided)
 
     def _decide(self) -> "Coordinator":
-        decided = decide([self.reports[rank] for rank in self.ranks], self.restorable)
+        reports = [self.reports[rank] for rank in self.ranks]
+        decided = decide(reports, self.restorable, self.servers_stay)
         if isinstance(decided, FallBack):
             return self._give_up(decided)
         attempts = self.attempts + 1 if decided.state <= self.last_state else 1
+        if attempts > 1 and self.servers_stay:
+            return replace(self, servers_stay=False)._decide()  # that they stayed has not helped
         if attempts > MOST_ATTEMPTS:
             why = f"{MOST_ATTEMPTS} recoveries in a row to the state after step {decided.state} have failed"
             return self._give_up(FallBack(self.restorable, f"Transparent recovery is given up: {why}."))

@@ -13,9 +13,7 @@ from jitckpt.transparent.communicators import CommunicatorError, calls_of, creat
 from jitckpt.transparent.orders import (
     Abort,
     DeliverError,
-    Export,
     FinishStep,
-    Import,
     LoadFromHost,
     MakeCommunicators,
     Order,
@@ -25,12 +23,11 @@ from jitckpt.transparent.orders import (
     RestoreLocalState,
     Resume,
     SaveToHost,
-    SkipStep,
 )
 from jitckpt.transparent.report import Report
 
 # How a rank comes to hold the state by itself; the first that is possible is taken.
-Way = Literal["in place", "finish", "host copy", "through the host"]
+Way = Literal["finish", "in place", "host copy", "through the host"]
 
 
 @dataclass(frozen=True)
@@ -53,10 +50,11 @@ class FallBack:
     reason: str
 
 
-def decide(reports: Sequence[Report], restorable: bool = False) -> Plan | FallBack:
+def decide(reports: Sequence[Report], restorable: bool = False, servers_stay: bool = True) -> Plan | FallBack:
     """Return what brings all ranks on. `reports` has one of each rank of the job.
 
-    restorable: the script has registered how to save and restore.
+    restorable: the script has registered how to save and restore. servers_stay: False if all are to be
+    replaced, since nobody knows which of them is at fault.
     Raises ValueError if a rank has reported twice.
     """
     if len({report.rank for report in reports}) != len(reports):
@@ -70,7 +68,7 @@ def decide(reports: Sequence[Report], restorable: bool = False) -> Plan | FallBa
             f"the worker process of {_listed(dead)} has ended; transparent mode brings back devices and "
             "their servers, not worker processes",
         )
-    decided = _with_one_number(reports, restorable)
+    decided = _with_one_number(reports, restorable, servers_stay)
     counted = any(place.counts for report in reports for place in report.communicators)
     if isinstance(decided, Plan) or not counted or not all(report.host_copies for report in reports):
         return decided
@@ -80,7 +78,8 @@ def decide(reports: Sequence[Report], restorable: bool = False) -> Plan | FallBa
     if isinstance(chosen, cuts.Misfit):
         return _fall_back(reports, restorable, _unfit(chosen.reason))
     by = {rank: max(chosen.values()) - state for rank, state in chosen.items()}
-    plan = _with_one_number([report.moved(by[report.rank]) for report in reports], restorable)
+    moved = [report.moved(by[report.rank]) for report in reports]
+    plan = _with_one_number(moved, restorable, servers_stay)
     if isinstance(plan, FallBack):
         return decided
     orders = {rank: tuple(_moved(order, -by[rank]) for order in own) for rank, own in plan.orders.items()}
@@ -94,14 +93,14 @@ def _moved(order: Order, by: int) -> Order:
     return replace(order, state=order.state + by)
 
 
-def _with_one_number(reports: Sequence[Report], restorable: bool) -> Plan | FallBack:
+def _with_one_number(reports: Sequence[Report], restorable: bool, servers_stay: bool) -> Plan | FallBack:
     """Return the same if all ranks mean the same by the number of a state."""
     obstacle = ""
     for state in sorted({state for report in reports for state in _own_states(report)}, reverse=True):
         obstacle_here = _obstacle(state, reports) or _misfit(state, reports)
         if not obstacle_here:
             try:
-                return _plan(state, reports)
+                return _plan(state, reports, servers_stay)
             except CommunicatorError as error:
                 return _fall_back(reports, restorable, f"the communicators can't be made anew: {error}")
         obstacle = obstacle or obstacle_here
@@ -110,23 +109,16 @@ def _with_one_number(reports: Sequence[Report], restorable: bool) -> Plan | Fall
 
 def way(report: Report, state: int) -> Way | None:
     """Return how the rank comes to hold parameters and optimizer state of `state` without a replica."""
-    if report.device == "healthy" and report.ended == state - 1 and report.ready == state:
-        return "finish"  # it runs nothing again, so it needs nothing that was kept
     if not report.keeps(state):
         return None
-    holds = report.begun == report.ended == state
-    if report.device == "healthy" and holds:
+    readable = report.device in ("healthy", "suspect") and report.begun == report.ended
+    if readable and report.ended == state - 1 and report.ready == state:
+        return "finish"
+    if report.device == "healthy" and readable and report.ended == state:
         return "in place"
     if state in report.host_copies:
         return "host copy"
-    return "through the host" if report.device == "suspect" and holds else None
-
-
-def _can_give(report: Report, state: int) -> bool:
-    """Whether the rank will hold that state by itself, for others to take."""
-    own = way(report, state)
-    # A rank whose step fails again ends the step nowhere.
-    return own is not None and not (own == "finish" and report.failed_again)
+    return "through the host" if readable and report.ended == state else None
 
 
 def _own_states(report: Report) -> list[int]:
@@ -136,10 +128,14 @@ def _own_states(report: Report) -> list[int]:
 
 def _obstacle(state: int, reports: Sequence[Report]) -> str:
     """Return why the job can't be brought to that state; "" if it can."""
-    holding = {report.shard for report in reports if _can_give(report, state)}
+    holding = {report.shard for report in reports if way(report, state) is not None}
     for report in reports:
+        if report.failed_again and state > report.ended:
+            return f"rank {report.rank} fails again before the end of step {state}"
         if way(report, state) is not None:
             continue
+        if report.host_ended < state <= report.kept_to:
+            return f"rank {report.rank} has not made all calls of step {state}"
         if not report.keeps(state):
             kept = (
                 f"it has those after steps {report.kept_from} to {report.kept_to}"
@@ -161,9 +157,9 @@ def _obstacle(state: int, reports: Sequence[Report]) -> str:
 
 
 def _misfit(state: int, reports: Sequence[Report]) -> str:
-    """Return why the copies of that state are not one state of the job; "" if they are."""
+    """Return why that state of the ranks is not one state of the job; "" if it is."""
     places = {report.rank: report.communicators for report in reports}
-    copies = {report.rank: state for report in reports if state in report.host_copies}
+    copies = {report.rank: state for report in reports if report.keeps(state)}
     reasons = cuts.ahead(places, copies).values()
     return _unfit(next(iter(reasons))) if reasons else ""
 
@@ -175,7 +171,7 @@ def _unfit(reason: str) -> str:
     )
 
 
-def _plan(state: int, reports: Sequence[Report]) -> Plan:
+def _plan(state: int, reports: Sequence[Report], servers_stay: bool) -> Plan:
     ways = {report.rank: way(report, state) for report in reports}
     sources = _sources(state, reports)
     living = {
@@ -183,18 +179,24 @@ def _plan(state: int, reports: Sequence[Report]) -> Plan:
         for report in reports
     }
     creations = creation_order(joined(living))
-    # One order of all transfers, as of all communicators: so none waits for one that waits for it.
-    transfers = sorted((source, to) for to, source in sources.items())
     orders = {}
     for report in reports:
-        own = ways[report.rank]
-        orders[report.rank] = tuple(
+        rank, own = report.rank, ways[report.rank]
+        # Where the state stays, it needs no copy, unless the server goes or a replica takes it.
+        replaced = not servers_stay or report.device != "healthy"
+        holds = own in ("finish", "in place", "through the host")
+        saved = (holds and replaced) or rank in sources.values()
+        loaded = not holds or replaced
+        orders[rank] = tuple(
             [
-                *_until_alone(report, state, own),
-                MakeCommunicators(calls_of(report.rank, creations)),
-                *(Export(to, state) for source, to in transfers if source == report.rank),
-                *(Import(source, state) for source, to in transfers if to == report.rank),
-                *_run_again(report, state, own),
+                *([Abort()] if report.device in ("healthy", "suspect") else []),
+                *([FinishStep(state)] if own == "finish" else []),
+                *([SaveToHost(state)] if saved else []),
+                *([RestartServer(_may_stay(report, servers_stay))] if replaced else []),
+                Reset(state),
+                *([LoadFromHost(state, sources.get(rank, rank))] if loaded else []),
+                MakeCommunicators(calls_of(rank, creations)),
+                *_run_again(report, state),
                 Resume(),
             ]
         )
@@ -202,42 +204,26 @@ def _plan(state: int, reports: Sequence[Report]) -> Plan:
     return Plan(state, orders, told)
 
 
+def _may_stay(report: Report, servers_stay: bool) -> bool:
+    """Return whether the process may live on whose device has lost its state, if it can."""
+    return servers_stay and report.device != "suspect"
+
+
 def _sources(state: int, reports: Sequence[Report]) -> dict[int, int]:
     """Return for each rank that needs a replica's state the rank that gives it; they take turns."""
     sources: dict[int, int] = {}
     for shard in sorted({report.shard for report in reports}):
         members = [report for report in reports if report.shard == shard]
-        holders = [report.rank for report in members if _can_give(report, state)]
+        holders = [report.rank for report in members if way(report, state) is not None]
         needy = [report.rank for report in members if way(report, state) is None]
         sources |= {rank: holders[index % len(holders)] for index, rank in enumerate(needy)}
     return sources
 
 
-def _until_alone(report: Report, state: int, own: Way | None) -> list[Order]:
-    """What a rank does before it needs another."""
-    if own == "finish":
-        return [Abort()] if report.failed_again else [Abort(), FinishStep(state)]
-    orders: list[Order] = []
-    damaged = report.device in ("suspect", "lost")
-    if own == "through the host":
-        orders += [Abort(), SaveToHost(state)]
-    elif not damaged:
-        orders += [Abort()]
-    if damaged:
-        orders += [RestartServer()]
-    orders += [Reset(state)]
-    if own in ("host copy", "through the host"):
-        orders += [LoadFromHost(state)]
-    return orders
-
-
-def _run_again(report: Report, state: int, own: Way | None) -> list[Order]:
+def _run_again(report: Report, state: int) -> list[Order]:
     error = [DeliverError(report.failure)] if report.failure is not None and report.failed_again else []
-    if own == "finish":
-        return [*error]  # what comes after the step has not been run yet, and is not held back any more
-    skipped = [SkipStep(state)] if state > report.host_ended else []
     end = error[0].failure.call if error else report.log_end
-    return [RestoreLocalState(state), *skipped, Replay(state, end), *error]
+    return [RestoreLocalState(state), Replay(state, end), *error]
 
 
 def _fall_back(reports: Sequence[Report], restart: bool, reason: str) -> FallBack:

@@ -17,21 +17,27 @@ class Abort:
 
 @dataclass(frozen=True)
 class FinishStep:
-    """Run what is left of step `state`, which needs no other rank; its barrier counts as passed."""
+    """Run step `state`, which needs no other rank; its barrier counts as passed."""
 
     state: int
 
 
 @dataclass(frozen=True)
 class SaveToHost:
-    """Copy parameters and optimizer state, which are those of `state`, to host memory."""
+    """Have parameters and optimizer state of `state` in host memory: copy them unless they are there."""
 
     state: int
 
 
 @dataclass(frozen=True)
 class RestartServer:
-    """End the device server, whatever it does, and start a new one with the same addresses."""
+    """Have a device server that holds nothing, with the same addresses.
+
+    may_stay: the one that there is may drop all that it has, if it still can; else it is ended, whatever it
+    does, and a new one is started.
+    """
+
+    may_stay: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,9 +52,13 @@ class Reset:
 
 @dataclass(frozen=True)
 class LoadFromHost:
-    """Copy parameters and optimizer state of `state` back from host memory."""
+    """Copy parameters and optimizer state of `state` to the device from the host memory of rank `of`.
+
+    If that is another rank, it has them there before its own orders go on (SaveToHost).
+    """
 
     state: int
+    of: int
 
 
 @dataclass(frozen=True)
@@ -59,22 +69,6 @@ class MakeCommunicators:
 
 
 @dataclass(frozen=True)
-class Export:
-    """Send parameters and optimizer state of `state` to rank `to`, which waits for them."""
-
-    to: int
-    state: int
-
-
-@dataclass(frozen=True)
-class Import:
-    """Take parameters and optimizer state of `state` from rank `source`, which sends them."""
-
-    source: int
-    state: int
-
-
-@dataclass(frozen=True)
 class RestoreLocalState:
     """Copy the rank-local state of `state` back from host memory."""
 
@@ -82,15 +76,8 @@ class RestoreLocalState:
 
 
 @dataclass(frozen=True)
-class SkipStep:
-    """Pass over all calls up to the end of step `state`, those that the application still makes too."""
-
-    state: int
-
-
-@dataclass(frozen=True)
 class Replay:
-    """Run the log from `state` on up to its call number `end`, which is not run any more.
+    """Run the log from the end of step `state` on up to its call number `end`, which is not run any more.
 
     The collectives in it wait for their other ranks.
     """
@@ -119,10 +106,7 @@ Order = (
     | Reset
     | LoadFromHost
     | MakeCommunicators
-    | Export
-    | Import
     | RestoreLocalState
-    | SkipStep
     | Replay
     | DeliverError
     | Resume

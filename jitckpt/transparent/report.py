@@ -22,7 +22,8 @@ class Failure:
 class Report:
     """One rank at rest: the host is held before its next call, the device runs nothing but what hangs.
 
-    What an abort sets free afterwards is not counted: docs/transparent.md says what it all has to keep to.
+    A step that the device had begun it has run to its end, unless that failed. What an abort sets free
+    afterwards is not counted: docs/transparent.md says what it all has to keep to.
 
     "The state k" is that after k optimizer steps: parameters and optimizer state, which replicas have in
     common, and the rank-local state, which they have not. Minibatch k + 1 leads from the state k to k + 1.
@@ -70,8 +71,11 @@ class Report:
         return self.failure is not None and self.failure == self.failure_before
 
     def keeps(self, state: int) -> bool:
-        """Whether the host has what this rank alone knows of that state, and the calls since."""
-        return self.kept_from <= state <= self.kept_to
+        """Whether the host has what this rank alone knows of that state, and the calls since.
+
+        The log goes on behind the step, so all calls of the step have to be in it.
+        """
+        return self.kept_from <= state <= min(self.kept_to, self.host_ended)
 
     def moved(self, by: int) -> "Report":
         """Return the same of a rank that numbers its states differently."""

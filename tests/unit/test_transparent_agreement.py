@@ -8,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transparent_proxies import PAIR, WORLD, Proxy
 
-from jitckpt.transparent.agreement import PATIENCE, Agreement, replay
+from jitckpt.transparent.agreement import PATIENCE, Agreement
 from jitckpt.transparent.messages import (
+    HEALTHY,
     LEFT_OUT,
+    SUSPECT,
     Ask,
     FromProxy,
     GiveUp,
@@ -21,7 +23,6 @@ from jitckpt.transparent.messages import (
     ToProxy,
     Validates,
 )
-from jitckpt.transparent.orders import Abort
 
 DEADLINE = 60.0
 First = Callable[[list[int]], int]
@@ -467,6 +468,165 @@ def test_an_id_that_nobody_renews_ends_it() -> None:
     assert f"no rank can renew the id of the communicator {WORLD}" in now.proxies[1].given_up
 
 
-def test_an_order_that_the_proxy_does_not_know_is_refused() -> None:
-    with pytest.raises(ValueError, match="can't carry out Abort"):
-        replay(0, (0, 1), [Abort()], ())
+@pytest.mark.parametrize(
+    ("states", "unfit", "said"),
+    [
+        (("", ""), "", ""),  # nobody has asked for it
+        (("a", ""), "a step waits for the device", "a step waits for the device (rank 1)"),
+        (("a", "b"), "", "no other rank has the state of rank 0"),
+        (("a", "a", "b"), "", "no other rank has the state of rank 2"),
+    ],
+)
+def test_states_stay_in_images_where_they_are_not_safe_on_the_devices(
+    states: tuple[str, ...], unfit: str, said: str
+) -> None:
+    now = Job(*(Proxy(rank, len(states), content=state) for rank, state in enumerate(states)))
+    now.proxies[1].unfit = unfit
+    come(now, *now.proxies)
+    now.run()
+    assert validated(now) == [[1]] * len(states)
+    assert [one["text"] for one in now.named("state_in_images")] == ([said] if said else [])
+    assert not now.named("state_stays")
+
+
+def test_states_stay_in_images_of_ranks_that_make_unequally_many_steps() -> None:
+    """They would wait for each other's steps for ever."""
+    now = Job(
+        Proxy(0, 2, kept=(6, 7), made={6: 60, 7: 70}, content="a"),
+        Proxy(1, 2, kept=(5, 6), made={5: 60, 6: 70}, content="a"),
+    )
+    come(now, 0, 1)
+    now.run()
+    assert validated(now) == [[1], [1]]
+    assert now.named("state_in_images") == [{"text": "not all ranks have made equally many steps"}]
+
+
+def staying(size: int = 4) -> Job:
+    """Return a job of two shards, with as many replicas, whose states stay on the devices."""
+    now = Job(*(Proxy(rank, size, content="ab"[rank % 2 * (size > 3)]) for rank in range(size)))
+    come(now, *now.proxies)
+    now.run()
+    assert validated(now) == [[2]] * size
+    groups = [[0, 2], [1, 3]] if size == 4 else [[*range(size)]]
+    assert now.named("state_stays") == [{"replicas": groups}]
+    return now
+
+
+def ways(now: Job) -> object:
+    return now.named("recovery_planned")[-1]["ways"]
+
+
+def test_states_stay_in_place_where_no_device_has_failed() -> None:
+    now = staying()
+    now.alarm(1, 80, "ncclRemoteError")
+    now.run()
+    now.goes_on(state=7)
+    assert ways(now) == ["in place"] * 4
+    assert [proxy.server for proxy in now.proxies.values()] == [0] * 4
+    assert not any(proxy.copies for proxy in now.proxies.values())
+
+
+def test_a_lost_device_gets_its_state_from_a_replica_a_suspect_one_through_the_host() -> None:
+    now = staying()
+    now.proxies[1].loses_its_device()
+    now.proxies[2].device = SUSPECT
+    now.alarm(1)
+    now.run()
+    now.goes_on(state=7)
+    assert ways(now) == ["in place", "from rank 3", "through the host", "in place"]
+    assert [proxy.server for proxy in now.proxies.values()] == [0, 1, 1, 0]
+
+
+def test_a_rank_that_was_ready_for_the_step_finishes_it() -> None:
+    now = staying()
+    for rank, proxy in now.proxies.items():
+        proxy.kept, proxy.ready, proxy.ended = (7, 8), 8, 7 + (rank < 2)
+        proxy.state = proxy.ended
+    now.proxies[1].loses_its_device()
+    now.alarm(1)
+    now.run()
+    now.goes_on(state=8)
+    assert ways(now) == ["in place", "from rank 3", "finish", "finish"]
+    assert [proxy.server for proxy in now.proxies.values()] == [0, 1, 0, 0]
+
+
+def test_without_a_replica_that_holds_the_state_it_is_given_up_with_its_name() -> None:
+    now = staying()
+    for rank in (1, 3):
+        now.proxies[rank].loses_its_device()
+    now.alarm(3)
+    now.run()
+    for proxy in now.proxies.values():
+        assert (
+            "no device has the state after step 7 of shard 1 any more, held by ranks 1, 3" in proxy.given_up
+        )
+
+
+def test_servers_of_which_nobody_knows_which_is_at_fault_are_replaced_with_their_states_kept() -> None:
+    now = staying()
+    now.alarm(0)
+    now.run()
+    now.alarm(2)  # before there is a newer state
+    now.run()
+    now.goes_on(state=7)
+    assert ways(now) == ["in place"] * 4
+    assert [proxy.server for proxy in now.proxies.values()] == [1] * 4
+    hanging = staying(2)
+    for proxy in hanging.proxies.values():
+        proxy.made[0] = 12
+    waiting(hanging, 0, 1)
+    hanging.goes_on(state=7)
+    assert {proxy.server for proxy in hanging.proxies.values()} == {len(hanging.named("recovery_begun"))}
+
+
+def test_a_server_that_was_to_stay_and_could_not_begins_another_recovery() -> None:
+    now = staying(2)
+    now.proxies[1].breaks = True
+    now.alarm(0)
+    now.run()
+    now.goes_on(state=7)
+    assert len(now.named("recovery_begun")) == 2
+    assert ways(now) == ["in place", "from rank 0"]
+
+
+@given(st.data())
+def test_failures_upon_failures_of_states_that_stay(data: st.DataObject) -> None:
+    """As long as of each shard one device or one copy is left."""
+    now = staying(data.draw(st.sampled_from([2, 4])))
+    steps = data.draw(st.lists(st.booleans(), min_size=len(now.proxies), max_size=len(now.proxies)))
+    if data.draw(st.booleans()):  # all are ready for a step, which some have ended
+        for stepped, proxy in zip(steps, now.proxies.values(), strict=True):
+            proxy.kept, proxy.ready, proxy.ended = (7, 8), 8, 7 + stepped
+            proxy.state = proxy.ended
+    safe = data.draw(st.sampled_from([*now.proxies]))
+    lost: set[int] = set()
+    for _ in range(data.draw(st.integers(1, 4))):
+        rank = data.draw(st.sampled_from([*now.proxies]))
+        match data.draw(st.sampled_from(["transient", "suspect", "lost"])):
+            case "suspect" if now.proxies[rank].device == HEALTHY:
+                now.proxies[rank].device = SUSPECT
+            case "lost" if rank % 2 != safe % 2:
+                now.proxies[rank].loses_its_device()
+                lost.add(rank)
+        now.alarm(rank)
+        now.run(lambda ways: data.draw(st.sampled_from(ways)), most=data.draw(st.integers(0, 12)))
+    now.run(lambda ways: data.draw(st.sampled_from(ways)))
+    if not now.named("recovery_given_up"):
+        now.goes_on(state=max(proxy.ended for proxy in now.proxies.values()))
+        return
+    assert lost == {rank for rank in range(4) if rank % 2 != safe % 2}
+    assert "no device has the state" in str(now.named("recovery_given_up")[0]["text"])
+
+
+def test_a_rank_that_did_not_hear_that_states_stay_hears_it_again() -> None:
+    now = staying(2)
+    now.proxies[1].stays, now.proxies[1].waits = False, True
+    now.alarm(1)
+    now.run()
+    assert validated(now) == [[2], [2, 2]]
+    # Once they have left, minibatches are validated as before.
+    for proxy in now.proxies.values():
+        proxy.stays, proxy.content = False, ""
+    come(now, 0, 1)
+    now.run()
+    assert validated(now) == [[2, 1], [2, 2, 1]]

@@ -70,6 +70,7 @@ class Job:
                 c.done,
                 c.attempts,
                 c.last_state,
+                c.servers_stay,
             )
             for c in self.coordinators
         )
@@ -164,16 +165,13 @@ class Job:
             self.participants[other] = self.living()[other].did(order)
 
     def able(self) -> list[int]:
-        """Return the ranks that can carry out their order, with all that take part in it."""
+        """Return the ranks that can carry out their order."""
         carrying = {rank for rank, one in self.living().items() if one.phase == "carrying out"}
-        idle = self.world.ranks.keys() - carrying
         found = []
         for rank in self.world.able():
             order = self.world.at(rank)
             if rank in carrying and (rank not in self.lost or isinstance(order, RestartServer)):
-                partners = {getattr(order, "to", rank), getattr(order, "source", rank)}
-                if not partners & (idle | (self.lost - {rank})):
-                    found.append(rank)
+                found.append(rank)
         return found
 
     def wrongs(self) -> Iterator["Job"]:
@@ -323,7 +321,7 @@ def test_steps_that_were_made_in_between_count() -> None:
     coordinator = stopped(Coordinator((0,)))
     assert coordinator.attempts == 1
     coordinator = coordinator.hear(Alarm(0, coordinator.recovery))
-    later = Report(0, begun=1, ended=1, ready=1, kept_to=1)
+    later = Report(0, begun=1, ended=1, ready=1, kept_to=1, host_ended=1)
     coordinator = coordinator.hear(Stopped(0, coordinator.recovery, later))
     assert (coordinator.last_state, coordinator.attempts) == (1, 1)
 

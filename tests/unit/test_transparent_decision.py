@@ -15,9 +15,7 @@ from jitckpt.transparent.decision import FallBack, Plan, decide
 from jitckpt.transparent.orders import (
     Abort,
     DeliverError,
-    Export,
     FinishStep,
-    Import,
     LoadFromHost,
     MakeCommunicators,
     Order,
@@ -27,14 +25,14 @@ from jitckpt.transparent.orders import (
     RestoreLocalState,
     Resume,
     SaveToHost,
-    SkipStep,
 )
 from jitckpt.transparent.report import Device, Failure, Report
 
-DEVICES = ("healthy", "suspect", "lost")
+DEVICES: tuple[Device, ...] = ("healthy", "suspect", "lost")
 NONE: frozenset[int] = frozenset()
 TRIED: dict[tuple[object, ...], frozenset[int]] = {}
-PLACES: list[tuple[int, Place]] = [(1, "middle"), (1, "ready"), (1, "step"), (2, "middle"), (2, "ready")]
+PLACES: list[tuple[int, Place]] = [(1, "middle"), (1, "ready"), (2, "middle"), (2, "ready")]
+IN_A_STEP: tuple[int, Place] = (1, "step")  # one that has failed: else it is run to its end before
 
 
 def rank_at(
@@ -43,8 +41,7 @@ def rank_at(
     """Return a rank that keeps all since the state `ended - before`."""
     ready = ended + (place in ("ready", "step"))
     found = Rank(0, ended=ended, place=place, state=None if place == "step" else ended, host_copies=copies)
-    found.kept_from, found.kept_to = ended - before, ready
-    found.host_ended = ended if before == 0 or device == "healthy" else ready  # the host may have run ahead
+    found.kept_from, found.kept_to, found.host_ended = ended - before, ready, ready
     if device in ("lost", "empty"):
         found.lose()
     found.device = device
@@ -58,17 +55,20 @@ def without_kept(rank: Rank) -> Rank:
 def variants(size: int) -> list[Rank]:
     """Return the reports to combine: of one or two ranks all around the states 1 and 2, else fewer."""
     found = [rank_at(ended, place, before=0 if size > 3 else 1) for ended, place in PLACES]
+    failed = [*PLACES[:2], IN_A_STEP, *PLACES[2:]]
     if size > 3:
-        found += [rank_at(ended, place, "suspect") for ended, place in PLACES[1:4]]
-        return found + [rank_at(ended, place, "lost") for ended, place in PLACES[:4]]
+        found += [rank_at(ended, place, "suspect") for ended, place in failed[1:4]]
+        return found + [rank_at(ended, place, "lost") for ended, place in failed[:4]]
     found += [rank_at(ended, place) for ended, place in PLACES]
-    found += [rank_at(ended, place, "suspect") for ended, place in PLACES]
-    found += [rank_at(ended, place, "lost") for ended, place in PLACES]
+    # The image before a step is whole, but the host has still to make calls of the step.
+    found += [replace(rank_at(1, "middle", device), kept_to=2) for device in DEVICES]
+    found += [rank_at(ended, place, "suspect") for ended, place in failed]
+    found += [rank_at(ended, place, "lost") for ended, place in failed]
     if size == 3:
         return found
     found += [
         rank_at(ended, place, device, before, frozenset(copies))
-        for (ended, place), before, copies in product(PLACES, (0, 1), ((), (1,), (2,), (1, 2)))
+        for (ended, place), before, copies in product(failed, (0, 1), ((), (1,), (2,), (1, 2)))
         for device in ("suspect", "empty", "lost")
     ]
     return [*found, *(without_kept(rank) for rank in found[:20])]
@@ -99,20 +99,21 @@ def jobs(size: int, kinds: Sequence[Rank]) -> Iterator[list[Rank]]:
 
 def alone(state: int) -> list[list[Order]]:
     """Return all that a rank can do by itself to come to hold `state`."""
-    reset, load = Reset(state), LoadFromHost(state)
-    return [
-        [Abort(), FinishStep(state)],
-        [Abort(), reset],
-        [Abort(), SaveToHost(state), RestartServer(), reset, load],
-        [Abort(), reset, load],
+    reset, load = Reset(state), LoadFromHost(state, 0)
+    begins: list[list[Order]] = [[Abort()], [Abort(), FinishStep(state)], []]
+    ends: list[list[Order]] = [
+        [reset],
+        [SaveToHost(state), RestartServer(), reset, load],
+        [reset, load],
         [RestartServer(), reset, load],
     ]
+    return [[*begin, *end] for begin, end in product(begins, ends)]
 
 
 def possible_alone(rank: Rank) -> frozenset[int]:
     """Return the states that a rank can come to hold by itself: try all there is."""
     # What the model's orders look at.
-    content = (rank.device, rank.state, rank.ended, rank.place, rank.kept_from, rank.kept_to)
+    content = (rank.device, rank.state, rank.ended, rank.place, rank.kept_from, rank.kept_to, rank.host_ended)
     key = (*content, rank.host_copies, rank.right)
     if key not in TRIED:
         TRIED[key] = frozenset(state for state in range(5) if any(works(rank, o) for o in alone(state)))
@@ -120,13 +121,15 @@ def possible_alone(rank: Rank) -> frozenset[int]:
 
 
 def works(rank: Rank, orders: Sequence[Order]) -> bool:
-    tried = replace(rank)
+    """Return whether it then has a state from which its log can be run again."""
+    tried = replace(rank, number=0)
     try:
         for order in orders:
             tried.do(order, 1)
+        ready = tried.ended <= tried.host_ended
     except WrongOrderError:
         return False
-    return tried.device == "healthy" and tried.state is not None
+    return tried.device == "healthy" and tried.state is not None and ready
 
 
 def possible(ranks: Sequence[Rank]) -> list[int]:
@@ -138,7 +141,7 @@ def possible(ranks: Sequence[Rank]) -> list[int]:
         if all(
             state in states
             or (
-                rank.kept_from <= state <= rank.kept_to
+                rank.kept_from <= state <= min(rank.kept_to, rank.host_ended)
                 and any(state in theirs for other, theirs in own if other.shard == rank.shard)
             )
             for rank, states in own
@@ -173,12 +176,13 @@ def test_every_combination_of_reports(size: int) -> None:
 def with_barrier(ranks: Sequence[Rank]) -> bool:
     """Whether the step barrier allows it: no rank has begun a step that another is not ready for."""
     reports = [rank.report() for rank in ranks]
-    return max(report.begun for report in reports) <= min(rank.kept_to for rank in ranks)
+    return max(report.begun for report in reports) <= min(report.ready for report in reports)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_with_the_step_barrier_one_healthy_device_in_each_shard_is_enough(size: int) -> None:
-    kinds = [rank_at(*place, device) for place in PLACES for device in DEVICES]  # type: ignore[arg-type]
+    kinds = [rank_at(*place, device) for place in PLACES for device in DEVICES]
+    kinds.append(rank_at(*IN_A_STEP, "lost"))
     if size == 4:
         kinds = [kind for kind in kinds if kind.device != "suspect"]
     seen = 0
@@ -282,14 +286,9 @@ def two(first: Rank, second: Rank, shards: tuple[int, int] = (0, 0)) -> list[Ran
 
 
 MADE = MakeCommunicators(())
-STAYS = (
-    Abort(),
-    Reset(1),
-    MADE,
-    RestoreLocalState(1),
-    Replay(1, LOG_END),
-    Resume(),
-)
+AGAIN = (MADE, RestoreLocalState(1), Replay(1, LOG_END), Resume())
+STAYS = (Abort(), Reset(1), *AGAIN)
+GIVES = (Abort(), SaveToHost(1), Reset(1), *AGAIN)
 
 
 def test_a_transient_collective_failure_leaves_the_state_on_the_devices() -> None:
@@ -297,85 +296,71 @@ def test_a_transient_collective_failure_leaves_the_state_on_the_devices() -> Non
 
 
 def test_a_suspect_driver_takes_its_state_through_the_host() -> None:
-    assert orders(two(rank_at(1, "middle"), rank_at(1, "middle", "suspect")))[1] == (
-        Abort(),
-        SaveToHost(1),
-        RestartServer(),
-        Reset(1),
-        LoadFromHost(1),
-        MADE,
-        RestoreLocalState(1),
-        Replay(1, LOG_END),
-        Resume(),
-    )
+    through = (Abort(), SaveToHost(1), RestartServer(), Reset(1), LoadFromHost(1, 1), *AGAIN)
+    assert orders(two(rank_at(1, "middle"), rank_at(1, "middle", "suspect")))[1] == through
+
+
+def test_all_go_through_the_host_where_nobody_knows_which_server_is_at_fault() -> None:
+    ranks = two(rank_at(1, "middle"), rank_at(2, "ready", before=1), shards=(0, 0))
+    for rank in ranks:
+        rank.kept_from = 1
+    plan = decide([rank.report() for rank in two(rank_at(1, "ready"), rank_at(2, "middle"))], False, False)
+    assert isinstance(plan, Plan)
+    after = (MADE, RestoreLocalState(2), Replay(2, LOG_END), Resume())
+    renewed = (SaveToHost(2), RestartServer(), Reset(2))
+    assert plan.orders[0] == (Abort(), FinishStep(2), *renewed, LoadFromHost(2, 0), *after)
+    assert plan.orders[1] == (Abort(), *renewed, LoadFromHost(2, 1), *after)
 
 
 def test_a_lost_device_takes_its_state_from_a_replica_and_what_is_its_own_from_the_host() -> None:
-    assert orders(two(rank_at(1, "middle"), rank_at(1, "middle", "lost"))) == {
-        0: (*STAYS[:3], Export(1, 1), *STAYS[3:]),
-        1: (
-            RestartServer(),
-            Reset(1),
-            MADE,
-            Import(0, 1),
-            RestoreLocalState(1),
-            Replay(1, LOG_END),
-            Resume(),
-        ),
-    }
+    taken = (RestartServer(may_stay=True), Reset(1), LoadFromHost(1, 0), *AGAIN)
+    assert orders(two(rank_at(1, "middle"), rank_at(1, "middle", "lost"))) == {0: GIVES, 1: taken}
 
 
-def test_a_failure_in_the_optimizer_step_takes_the_next_state_and_skips_the_rest_of_the_step() -> None:
-    ended = rank_at(2, "middle")
-    failed = replace(rank_at(1, "step", "lost"), host_ended=1)
-    assert orders(two(ended, failed))[1] == (
-        RestartServer(),
-        Reset(2),
-        MADE,
-        Import(0, 2),
-        RestoreLocalState(2),
-        SkipStep(2),
-        Replay(2, LOG_END),
-        Resume(),
-    )
+def test_a_failure_in_the_optimizer_step_takes_the_next_state() -> None:
+    found = orders(two(rank_at(2, "middle"), rank_at(*IN_A_STEP, "lost")))
+    after = (MADE, RestoreLocalState(2), Replay(2, LOG_END), Resume())
+    assert found[1] == (RestartServer(may_stay=True), Reset(2), LoadFromHost(2, 0), *after)
 
 
-def test_replicas_in_the_step_and_behind_it_are_brought_to_its_end() -> None:
+def test_replicas_before_the_step_and_behind_it_are_brought_to_its_end() -> None:
     """What each has still to do of the step it does by itself: nobody runs a finished step again."""
-    assert orders(two(rank_at(1, "ready"), rank_at(2, "middle")))[0] == (
-        Abort(),
-        FinishStep(2),
-        MADE,
-        Resume(),
-    )
-    assert orders(two(rank_at(1, "step"), rank_at(1, "step", "suspect")))[1][3] == Import(0, 2)
+    after = (MADE, RestoreLocalState(2), Replay(2, LOG_END), Resume())
+    ready, ended = rank_at(1, "ready"), rank_at(2, "middle")
+    assert orders(two(ready, ended))[0] == (Abort(), FinishStep(2), Reset(2), *after)
+    through = (SaveToHost(2), RestartServer(), Reset(2), LoadFromHost(2, 0), *after)
+    suspect = rank_at(1, "ready", "suspect")
+    assert orders(two(suspect, ended))[0] == (Abort(), FinishStep(2), *through)
 
 
 def test_a_rank_whose_minibatch_is_not_over_takes_the_others_back() -> None:
     """It has still to give its host what the minibatch computes, so the step can't be skipped."""
-    ahead, behind = rank_at(2, "middle", before=1), rank_at(1, "middle")
-    found = orders(two(ahead, behind))
-    assert found[0][:4] == (Abort(), Reset(1), MADE, Import(1, 1))
-    assert found[1][3] == Export(0, 1)
+    ahead = rank_at(2, "middle", before=1)
+    in_the_step = replace(rank_at(1, "middle"), kept_to=2)
+    for behind in (rank_at(1, "middle"), in_the_step):
+        found = orders(two(ahead, behind))
+        assert found[0][:3] == (Abort(), Reset(1), LoadFromHost(1, 1))
+        assert found[1] == GIVES
     # Without the log of the minibatch before that can't be done.
-    impossible = decide([rank.report() for rank in two(replace(ahead, kept_from=2), behind)])
+    impossible = decide([rank.report() for rank in two(replace(ahead, kept_from=2), in_the_step)])
     assert isinstance(impossible, FallBack)
+    assert "rank 1 has not made all calls of step 2" in impossible.reason
 
 
 def test_two_ranks_at_once() -> None:
     lost, well = rank_at(1, "middle", "lost"), rank_at(1, "middle")
     ranks = [replace(r, number=n, shard=n % 2) for n, r in enumerate([lost, well, well, lost])]
     found = orders(ranks)
-    assert Import(2, 1) in found[0]
-    assert Import(1, 1) in found[3]
+    assert LoadFromHost(1, 2) in found[0]
+    assert LoadFromHost(1, 1) in found[3]
 
 
 def test_replicas_take_turns_in_giving_their_state() -> None:
     lost, well = rank_at(1, "middle", "lost"), rank_at(1, "middle")
     ranks = [replace(r, number=n) for n, r in enumerate([well, well, lost, lost])]
     found = orders(ranks)
-    assert Import(0, 1) in found[2]
-    assert Import(1, 1) in found[3]
+    assert LoadFromHost(1, 0) in found[2]
+    assert LoadFromHost(1, 1) in found[3]
 
 
 def test_without_a_replica_the_job_ends_with_what_would_have_protected_it() -> None:
@@ -421,14 +406,16 @@ def test_the_programs_own_error_is_delivered_the_second_time() -> None:
         assert orders(two(rank_at(1, "middle"), replace(failed, failure_before=other))) == first
 
 
-def test_a_step_that_fails_again_gives_its_state_to_nobody() -> None:
+def test_a_step_that_fails_again_is_not_made_by_the_recovery() -> None:
     failure = Failure(90, "cudaErrorInvalidValue")
-    failing = replace(rank_at(1, "step"), failure=failure, failure_before=failure)
-    well = rank_at(1, "step")
-    assert orders(two(failing, well))[0] == (Abort(), MADE, DeliverError(failure), Resume())
-    decided = decide([rank.report() for rank in two(failing, rank_at(1, "step", "lost"))])
+    failing = replace(rank_at(1, "ready"), failure=failure, failure_before=failure)
+    plan = decide([rank.report() for rank in two(failing, rank_at(1, "ready"))])
+    assert isinstance(plan, Plan)
+    assert plan.orders[0][:2] == (Abort(), Reset(1))
+    assert plan.orders[0][-2:] == (DeliverError(failure), Resume())
+    decided = decide([rank.report() for rank in two(failing, rank_at(2, "middle"))])
     assert isinstance(decided, FallBack)
-    assert "(rank 0: cudaErrorInvalidValue)" in decided.reason
+    assert "rank 0 fails again before the end of step 2" in decided.reason
 
 
 def test_communicators_are_made_by_all_ranks_in_one_order() -> None:
@@ -445,7 +432,7 @@ def test_communicators_are_made_by_all_ranks_in_one_order() -> None:
     reports = [replace(ranks[0], tables=(world,)).report(), ranks[1].report()]
     decided = decide(reports)
     assert isinstance(decided, FallBack)
-    assert "the communicators can't be made anew" in decided.reason
+    assert "the communicator a was destroyed or made on some of its members only" in decided.reason
 
 
 def test_reports_that_make_no_sense_are_refused() -> None:

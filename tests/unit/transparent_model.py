@@ -13,9 +13,7 @@ from jitckpt.transparent.communicators import Communicator, Creation
 from jitckpt.transparent.orders import (
     Abort,
     DeliverError,
-    Export,
     FinishStep,
-    Import,
     LoadFromHost,
     MakeCommunicators,
     Order,
@@ -25,7 +23,6 @@ from jitckpt.transparent.orders import (
     RestoreLocalState,
     Resume,
     SaveToHost,
-    SkipStep,
 )
 from jitckpt.transparent.report import Device, Failure, Report
 
@@ -48,7 +45,8 @@ class Rank:
     """One rank. `state`: of the parameters on its device; None: no state at all, or one half stepped.
 
     ended: optimizer steps, while the device has a state. local: the state whose rank-local part is on the
-    device, untouched; right: whether all on it is as in an undisturbed run.
+    device, untouched; right: whether all on it is as in an undisturbed run. host_ended: the steps whose calls
+    are all in the log.
     """
 
     number: int
@@ -65,7 +63,6 @@ class Rank:
     right: bool = True
     host_ended: int = 0
     log_end: int = LOG_END
-    skipped: int | None = None
     failure: Failure | None = None
     failure_before: Failure | None = None
     got_error: bool = False
@@ -103,21 +100,22 @@ class Rank:
         self.device, self.right, self.state, self.local = "lost", False, None, None
         self.communicators_of = None
 
-    def do(self, order: Order, recovery: int) -> None:  # noqa: PLR0912, PLR0915  a case an order
+    def do(self, order: Order, recovery: int) -> None:  # noqa: PLR0912  a case an order
         """Carry out an order in which no other rank takes part, or the own side of one."""
         match order:
             case Abort():
                 require(self.device != "lost", "nothing can be aborted on a lost device")
                 self.communicators_of = None
             case FinishStep(state):
-                require(self.device == "healthy", "only a healthy device can end a step")
-                require(self.place in ("ready", "step") and self.ended == state - 1, "another step is due")
+                require(self.device in ("healthy", "suspect"), "the device can't run anything")
+                require(self.place == "ready" and self.ended == state - 1, "another step is due")
                 require(self.right, "what the step starts from is not right")
+                require(self.host_ended >= state, "not all calls of the step are in the log")
                 self.state, self.ended, self.place, self.local = state, state, "begin", state
-                self.kept_to, self.host_ended = max(self.kept_to, state), max(self.host_ended, state)
             case SaveToHost(state):
-                require(self.device in ("healthy", "suspect"), "the device can't be read")
-                require(self.state == state, "that is not the state on the device")
+                if state not in self.host_copies:
+                    require(self.device in ("healthy", "suspect"), "the device can't be read")
+                    require(self.state == state, "that is not the state on the device")
                 self.host_copies = self.host_copies | {state}
             case RestartServer():
                 self.device, self.state, self.local, self.right = "empty", None, None, False
@@ -128,8 +126,8 @@ class Rank:
                 if self.state != state:
                     self.state, self.device = None, "empty"
                 self.ended, self.place, self.local, self.right = state, "begin", None, False
-            case LoadFromHost(state):
-                require(state in self.host_copies, "the host has no copy of that state")
+            case LoadFromHost(state, of):
+                require(of != self.number or state in self.host_copies, "the host has no copy of that state")
                 require(
                     self.device in ("healthy", "empty") and self.ended == state, "not reset to that state"
                 )
@@ -137,32 +135,17 @@ class Rank:
             case MakeCommunicators():
                 require(self.device in ("healthy", "empty"), "no communicator without a device")
                 self.communicators_of = recovery
-            case Export(_, state):
-                require(
-                    self.state == state and self.device == "healthy", "a state that it has not is asked for"
-                )
-                require(self.communicators_of == recovery, "no communicator to send it over")
-            case Import(_, state):
-                require(self.communicators_of == recovery, "no communicator to get it over")
-                require(self.ended == state and self.place == "begin", "not reset to that state")
-                self.state, self.device = state, "healthy"
             case RestoreLocalState(state):
                 require(self.kept_from <= state <= self.kept_to, "the host lacks that rank-local state")
                 require(self.device == "healthy" and self.ended == state, "not reset to that state")
                 self.local = state
-            case SkipStep(state):
-                # All that the calls before the step give the host has been given to it.
-                require(self.kept_to >= state, "calls before the step would be skipped")
-                self.skipped = state
             case Replay(state, end):
                 require(
                     self.state == self.local == state == self.ended, "the replay starts from another state"
                 )
                 require(self.communicators_of == recovery, "the collectives have no communicator")
                 require(end <= self.log_end, "the log has no such call")
-                require(
-                    state in (*range(self.host_ended + 1), self.skipped), "calls of the step would be run"
-                )
+                require(state <= self.host_ended, "the host has still to make calls of the step")
                 self.place, self.local, self.right = "middle", None, True
             case DeliverError(failure):
                 require(
@@ -172,7 +155,7 @@ class Rank:
             case Resume():
                 require(self.right, "the application would go on with a wrong state")
                 require(self.communicators_of == recovery, "the application has no communicator")
-                self.resumed = True
+                self.resumed, self.host_copies = True, frozenset()
 
 
 class World:
@@ -213,7 +196,7 @@ class World:
     def begin_rank(self, rank: int, recovery: int, orders: tuple[Order, ...]) -> None:
         self.recovery[rank], self._orders[rank] = recovery, orders
         self._next[rank] = self._created[rank] = 0
-        self.ranks[rank].resumed, self.ranks[rank].skipped = False, None
+        self.ranks[rank].resumed = False
 
     def at(self, rank: int) -> Order | None:
         place = self._next.get(rank, 0)
@@ -234,10 +217,6 @@ class World:
                 for caller in creations[self._created[rank]].callers:
                     self._created[caller] += 1
                 return []
-            case Export(to, _):
-                return self._transfer(rank, to)
-            case Import(source, _):
-                return self._transfer(source, rank)
         return self._end(rank)
 
     def run(self, choose: Callable[[list[int]], int] = lambda able: able[0]) -> None:
@@ -255,25 +234,15 @@ class World:
         self._created[rank] = 0
         return [rank]
 
-    def _transfer(self, source: int, to: int) -> list[int]:
-        sent, taken = self.at(source), self.at(to)
-        assert isinstance(sent, Export)
-        assert isinstance(taken, Import)
-        require(sent.state == taken.state, "the two sides mean different states")
-        require(self.ranks[source].shard == self.ranks[to].shard, "another shard's state")
-        return [*self._end(source), *self._end(to)]
-
     def _can_go_on(self, rank: int) -> bool:
         match self.at(rank):
             case MakeCommunicators(creations) if self._created[rank] < len(creations):
                 due = creations[self._created[rank]]
                 return all(self._meets(rank, caller) and self._is_at(caller, due) for caller in due.callers)
-            case Export(to, _):
-                other = self.at(to)
-                return self._meets(rank, to) and isinstance(other, Import) and other.source == rank
-            case Import(source, _):
-                other = self.at(source)
-                return self._meets(rank, source) and isinstance(other, Export) and other.to == rank
+            case LoadFromHost(state, of) if of != rank:
+                require(self.ranks[of].shard == self.ranks[rank].shard, "another shard's state")
+                # Whatever has become of the other's device, what its host has can be read.
+                return self.recovery[rank] == self.recovery[of] and self._has_saved(of, state)
             case Replay():
                 # It may hold collectives of all ranks.
                 return all(self._meets(rank, other) and self._has_met(other) for other in self.ranks)
@@ -290,6 +259,15 @@ class World:
         )
 
     def _has_met(self, rank: int) -> bool:
-        """Whether the rank is at its replay, or past it, or needs none."""
+        """Whether the rank is at its replay, or past it."""
+        if not self._orders[rank]:
+            return False  # it has not heard of them yet
         rest = self._orders[rank][self._next[rank] :]
-        return not any(isinstance(order, MakeCommunicators | Export | Import) for order in rest)
+        return not any(isinstance(order, LoadFromHost | MakeCommunicators) for order in rest)
+
+    def _has_saved(self, rank: int, state: int) -> bool:
+        """Whether the rank is past its orders to save, and its host has that state."""
+        rest = self._orders[rank][self._next[rank] :]
+        return state in self.ranks[rank].host_copies and not any(
+            isinstance(order, SaveToHost) for order in rest
+        )

@@ -8,8 +8,11 @@ from jitckpt.transparent.communicators import EVERYBODY, FOREVER, Count, Place
 from jitckpt.transparent.coordination import Number
 from jitckpt.transparent.messages import (
     AGAIN,
+    EMPTY,
     FIRST,
+    HEALTHY,
     LOST,
+    SUSPECT,
     SWITCH_OFF,
     VALID,
     Alarm,
@@ -17,6 +20,7 @@ from jitckpt.transparent.messages import (
     FromProxy,
     GiveUp,
     Hello,
+    HostCopy,
     Id,
     Ids,
     Replay,
@@ -41,7 +45,10 @@ class Proxy:
     lacks: what it has still to learn in a validation; others' results differ as long as one lacks something.
     wrong: its results always differ. waits: it is at its place for a validation. validated: what it was told.
     made: by state the collectives that it had made in the world; 0: until now. waited: microseconds, for its
-    device.
+    device. content: a digest of its parameters and optimizer state; unfit: why they can't stay on the device.
+    stays: they do, so that `kept` has none of them. ready: the step that it could begin. copies: the states
+    of which they are in host memory, too. breaks: its server
+    can't stay the next time.
     """
 
     rank: int
@@ -63,6 +70,14 @@ class Proxy:
     wrong: bool = False
     waits: bool = False
     validated: list[int] = field(default_factory=list)
+    content: str = ""
+    unfit: str = ""
+    stays: bool = False
+    device: int = LOST
+    ended: int = 7
+    ready: int = 7
+    copies: set[int] = field(default_factory=set)
+    breaks: bool = False
 
     def hello(self) -> Hello:
         return Hello(self.recovery, 100 + self.rank, self.rank, "cafe")
@@ -91,7 +106,12 @@ class Proxy:
         """Say what follows from calls that were made again; all is put back if nothing was overwritten."""
         self.lacks = max(self.lacks - 1, 0) if overwritten else 0
         says = AGAIN if self.lacks else SWITCH_OFF if self.wrong else VALID
-        return Validates(self.recovery, says, f"what rank {self.rank} has")
+        said = f"what rank {self.rank} has"
+        return (
+            Validates(self.recovery, says, said, self.content, self.unfit)
+            if says == VALID
+            else Validates(self.recovery, says, said)
+        )
 
     def hear(self, order: ToProxy) -> FromProxy | None:
         """Carry out an order; return the answer."""
@@ -102,33 +122,82 @@ class Proxy:
         self.orders.append(order)
         match order:
             case Stop():
-                self.held = True
-                first, last = (self.kept[0], self.kept[-1]) if self.kept else (1, 0)
-                failed, self.failed = self.failed, (0, "")
-                return Stopped(
-                    self.recovery, first, last, 3, LOST, last, last, last, 90, *failed, self.places()
-                )
-            case Restart(_, may_stay):
+                return self.stops()
+            case Restart():
                 assert self.held, "the host was not stopped"
-                self.server, self.state = self.server + (not may_stay), None
-                issued = () if self.rank else self.issues
-                return Ids(self.recovery, tuple(map(self.new_id, issued)), 5, 6, may_stay)
-            case Replay(_, state, deliver_error, _, _, _, ids, making):
-                assert self.state is None, "the server is not new"
-                assert {one.key for one in making if not one.parent} <= {one.key for one in ids}
-                assert state in self.kept, "there is no image of it"
-                if self.failing is not None and not deliver_error:
-                    return self.alarm(*self.failing)
-                self.got_error, self.failing = bool(deliver_error), None
-                self.state, self.held = state, False
-                return Done(self.recovery, 1, 2, 3, 4, 5, 6)
+                return self.restarts(order)
+            case Replay():
+                return self.makes_calls_again(order)
             case Validated(_, valid):
                 assert self.waits, "it does not wait for that"
                 self.validated.append(valid)
                 self.waits = False
+                if valid == 2:
+                    self.stays, self.device = True, HEALTHY
             case GiveUp(_, reason):
                 self.given_up, self.held = reason, False
         return None
+
+    def stops(self) -> Stopped:
+        """Hold the program and say what there is."""
+        self.held = True
+        first, last = (self.kept[0], self.kept[-1]) if self.kept else (1, 0)
+        failed, self.failed = self.failed, (0, "")
+        now = (3, LOST, last, last, last)
+        if self.stays:
+            bits = sum(1 << state - first for state in self.copies if first <= state <= last)
+            now = (bits, self.device, self.ended, self.ended, self.ready)
+        return Stopped(self.recovery, first, last, *now, 90, *failed, self.places())
+
+    def restarts(self, order: Restart) -> Ids | Alarm:
+        """Finish its step, copy its state, and have a server that is as a new one."""
+        copy: tuple[HostCopy, ...] = ()
+        readable = self.device in (HEALTHY, SUSPECT)
+        if order.finish:
+            if not readable:
+                return self.alarm()
+            assert order.finish == self.ready == self.ended + 1, "another step is due"
+            self.state = self.ended = order.finish
+        if order.copy:
+            if order.copy not in self.copies:
+                if not readable:
+                    return self.alarm()
+                assert order.copy == self.state == self.ended, "that is not the state on the device"
+                self.copies.add(order.copy)
+            copy = (HostCopy(100 + self.rank, 9, order.copy, 1000, int(self.content, 16)),)
+        stays = bool(order.may_stay) and not self.breaks
+        if self.stays:
+            stays = stays and self.device in (HEALTHY, EMPTY)
+            self.device = self.device if stays else EMPTY
+        self.state = self.state if self.stays and stays else None
+        self.server, self.breaks = self.server + (not stays), False
+        issued = () if self.rank else self.issues
+        return Ids(self.recovery, tuple(map(self.new_id, issued)), 5, 6, int(stays), copy)
+
+    def makes_calls_again(self, order: Replay) -> Done | Alarm:
+        """Get the state's memory, and make the calls since then."""
+        assert {one.key for one in order.making if not one.parent} <= {one.key for one in order.ids}
+        assert order.state in self.kept, "there is no image of it"
+        if order.in_place:
+            assert self.stays
+            assert self.device != EMPTY, "nothing is on the device"
+            assert self.device == LOST or self.state == order.state == self.ended, "another state is there"
+        elif order.source:
+            assert order.source[0].offset == order.state, "that is another state"
+            assert order.source[0].digest == int(self.content, 16), "that is another shard's"
+        else:
+            assert not self.stays or order.state in self.copies, "it has no copy of the state"
+        if self.stays and self.device == LOST:
+            return self.alarm()
+        if self.failing is not None and not order.deliver_error:
+            return self.alarm(*self.failing)
+        self.got_error, self.failing = bool(order.deliver_error), None
+        self.state = self.ended = self.ready = order.state
+        self.held, self.device = False, HEALTHY if self.stays else LOST
+        return Done(self.recovery, 1, 2, 3, 4, 5, 6)
+
+    def loses_its_device(self) -> None:
+        self.device, self.state = LOST, None
 
     def new_id(self, key: str) -> Id:
         """Return an id that no other recovery makes."""

@@ -1,0 +1,162 @@
+"""Between the words of a decision and those of a device proxy: reports, and orders as messages.
+
+A proxy gets the orders of a recovery in two messages. The first, Restart, has all that it does for itself up
+to Reset; the second, Replay, comes once all ranks have done that, with what they have told.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from jitckpt.transparent import messages
+from jitckpt.transparent.communicators import Creation
+from jitckpt.transparent.coordination import Number
+from jitckpt.transparent.decision import Plan
+from jitckpt.transparent.messages import HostCopy, Id, Making, MessageError
+from jitckpt.transparent.orders import (
+    Abort,
+    DeliverError,
+    FinishStep,
+    LoadFromHost,
+    MakeCommunicators,
+    Order,
+    Replay,
+    Reset,
+    RestartServer,
+    RestoreLocalState,
+    Resume,
+    SaveToHost,
+)
+from jitckpt.transparent.report import Device, Failure, Report
+
+DEVICES: dict[int, Device] = {
+    messages.LOST: "lost",
+    messages.HEALTHY: "healthy",
+    messages.SUSPECT: "suspect",
+    messages.EMPTY: "empty",
+}
+MOST_COPIES = 64  # bits of Stopped.copies
+
+
+def report_of(rank: int, shard: int, stopped: messages.Stopped, before: Failure | None) -> Report:
+    """Return a rank's report; `before`: the failure for which the last recovery was made.
+
+    Raises MessageError if what the proxy says can't be.
+    """
+    kept = range(stopped.kept_from, stopped.kept_to + 1)
+    if stopped.device not in DEVICES:
+        raise MessageError(f"Rank {rank} says that its device is {stopped.device}.")
+    try:
+        return Report(
+            rank,
+            shard,
+            DEVICES[stopped.device],
+            begun=stopped.begun,
+            ended=stopped.ended,
+            ready=stopped.ready,
+            kept_from=stopped.kept_from,
+            kept_to=stopped.kept_to,
+            host_copies=frozenset(
+                state for bit, state in enumerate(kept[:MOST_COPIES]) if stopped.copies >> bit & 1
+            ),
+            host_ended=stopped.ready,  # it is ready for a step once all calls of it are in the log
+            log_end=stopped.log_end,
+            failure=Failure(stopped.failed_call, stopped.error) if stopped.failed_call else None,
+            failure_before=before,
+            communicators=stopped.communicators,
+        )
+    except ValueError as error:
+        raise MessageError(str(error)) from error
+
+
+def parted(orders: Sequence[Order]) -> tuple[tuple[Order, ...], tuple[Order, ...]]:
+    """Return the orders of a rank up to its Reset, and those after it."""
+    place = next(place for place, order in enumerate(orders, 1) if isinstance(order, Reset))
+    return tuple(orders[:place]), tuple(orders[place:])
+
+
+def restart(recovery: Number, orders: Iterable[Order]) -> messages.Restart:
+    """Return the message that has a proxy carry out the orders up to Reset.
+
+    Raises ValueError for an order that does not belong there.
+    """
+    may_stay, finish, copy = True, 0, 0
+    for order in orders:
+        match order:
+            case FinishStep(state):
+                finish = state
+            case SaveToHost(state):
+                copy = state
+            case RestartServer():
+                may_stay = order.may_stay
+            case Abort() | Reset():
+                pass
+            case _:
+                raise ValueError(f"The device proxy can't carry out {order} before its server is new.")
+    return messages.Restart(recovery, int(may_stay), finish, copy)
+
+
+def is_void(first: Iterable[Order], rest: Iterable[Order], ids: messages.Ids) -> bool:
+    """Return whether a proxy has not done in the first part what the plan relies on."""
+    in_place = not any(isinstance(order, LoadFromHost) for order in rest)
+    saved = any(isinstance(order, SaveToHost) for order in first)
+    return (in_place and not ids.stays) or (saved and not ids.copy)
+
+
+def replay(
+    rank: int,
+    recovery: Number,
+    orders: Iterable[Order],
+    ids: Sequence[Id],
+    copies: Mapping[int, tuple[HostCopy, ...]],
+    *,
+    overwrite: bool = False,
+) -> messages.Replay:
+    """Return the message that has a proxy carry out the orders after Reset.
+
+    copies: what the ranks have told of their states in host memory; a rank's own that lies there since an
+    earlier recovery, or in a whole image, its proxy knows by itself. overwrite: before the calls are made
+    again, as a validation wants it. Raises ValueError for an order that does not belong there.
+    """
+    state, deliver_error, in_place = 0, False, True
+    source: tuple[HostCopy, ...] = ()
+    making: list[Making] = []
+    for order in orders:
+        match order:
+            case LoadFromHost(_, of):
+                in_place, source = False, copies[of]
+            case RestoreLocalState(wanted) | Replay(wanted):
+                state = wanted
+            case MakeCommunicators(creations):
+                making = [_making(rank, creation) for creation in creations]
+            case DeliverError():
+                deliver_error = True
+            case Resume():
+                pass
+            case _:
+                raise ValueError(f"The device proxy can't carry out {order} once its server is new.")
+    return messages.Replay(
+        recovery,
+        state,
+        int(deliver_error),
+        int(overwrite),
+        int(in_place),
+        source,
+        tuple(ids),
+        tuple(making),
+    )
+
+
+def creations_of(plan: Plan) -> list[Creation]:
+    """Return all creations of a plan, each once."""
+    found: Mapping[Creation, None] = {
+        creation: None
+        for orders in plan.orders.values()
+        for order in orders
+        if isinstance(order, MakeCommunicators)
+        for creation in order.creations
+    }
+    return list(found)
+
+
+def _making(rank: int, creation: Creation) -> Making:
+    own = next((one.key for one in creation.made if rank in one.members), "")
+    return Making(creation.parent, creation.made[0].split, own)
