@@ -16,17 +16,34 @@ constexpr int socket_file = 3, log_file = 4, pinned_file = 5;
 // The server's first words over the socket. Then the client asks for ids, as many as it says, and is sent
 // them one by one; `begin` makes the server read the log. `reset` makes it stop that and drop all that it has
 // made; if it can, it says `reset` and is where it was after the greeting, else it ends. Before `begin` it
-// can be told to load a library, which it will need.
+// can be told to load a library, which it will need. `rest` makes it stop, too, but not drop anything: it
+// says Rested, and can then be told to `finish` the optimizer step that it is ready for, to `copy_state` to
+// the host, and at last to `reset`, or to `reset_but_memory`. It says the same word when that is done, 0 if
+// it can't.
 struct Greeting {
   uint64_t table_hash;
   int32_t ready;  // 0: `text` says why not
   char text[500];
 };
 
-constexpr uint32_t begin = ~uint32_t{0}, reset = begin - 1, load = begin - 2;
+constexpr uint32_t begin = ~uint32_t{0}, reset = begin - 1, load = begin - 2, rest = begin - 3,
+                   finish = begin - 4, copy_state = begin - 5, reset_but_memory = begin - 6;
 struct Load {
   uint32_t word;  // load
   char path[4096];
+};
+// finish: `first` is the step. copy_state: Range[second], which the client has put into pinned memory at
+// `first`.
+struct Order {
+  uint32_t word;
+  uint64_t first, second;
+};
+// intact: the device's memory holds the parameters and the optimizer state after step `ended`. suspect: no
+// more than that can be said of it, so they may be copied, and nothing else be done.
+struct Rested {
+  uint32_t word;  // rest
+  uint32_t intact, suspect;
+  uint64_t ended;
 };
 
 // 0, cudaStreamLegacy and cudaStreamPerThread stand for themselves.
@@ -73,6 +90,27 @@ struct keep_image {
 struct Range {
   uint64_t from, to, bytes;
   int32_t device;
+};
+// The optimizer step after which the state has this number, by the thread of this slot. The device makes no
+// call behind it before all ranks are ready for their steps. In a replay that begins with the state, the
+// thread's calls up to end_step are not made, as far as they write to the device.
+struct begin_step {
+  uint64_t step;
+  uint32_t slot;
+};
+// Followed by Place[places]: the parameters and the optimizer state.
+struct end_step {
+  uint64_t step, places;
+};
+struct Place {
+  uint64_t address, bytes;
+};
+// A replay begins with that state, whose parameters and optimizer state are on the device (in_place: 1), or
+// in that part of a file of a process, one place after the other; or the image has them (places: 0). Followed
+// by Place[places].
+struct restore_state {
+  uint64_t state, places, offset, bytes;
+  int32_t in_place, process, file;
 };
 struct newest_image {};
 struct newest_image_answer {

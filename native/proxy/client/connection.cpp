@@ -42,13 +42,6 @@ int32_t unusable(Library library) {
   }
 }
 
-void say_unprotected() {
-  std::fprintf(
-      stderr,
-      "jitckpt: this minibatch's calls outgrow the device proxy's log, so it goes on unprotected; raise "
-      "JITCKPT_PROXY_LOG_BYTES.\n");
-}
-
 }  // namespace
 
 void end_connection() {
@@ -77,7 +70,7 @@ Connection::Connection(const Settings& settings)
       log_(log_mapping_.begin(), settings.log),
       pinned_(settings.pinned_bytes),
       writer_(
-          log_, [this] { return go_on(); }, say_unprotected),
+          log_, [this] { return go_on(); }, [this] { outgrown(); }),
       copy_flags_(log_) {
   proxy::Control& control = log_.control();
   control.magic = log_magic;
@@ -93,12 +86,21 @@ Connection::Connection(const Settings& settings)
   // What comes before the first minibatch is kept too: it leads from nothing to there.
   images_.emplace_back().start = writer_.keep();
   try {
+    together_ = Together::of_environment();
     control_ = std::make_unique<ControlThread>(*this, settings.control);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "jitckpt: %s Failures of the device won't be recovered from.\n", error.what());
     images_.clear();
     writer_.keep_nothing();
   }
+}
+
+void Connection::outgrown() {
+  std::fprintf(
+      stderr,
+      "jitckpt: this minibatch's calls outgrow the device proxy's log, so it goes on unprotected; raise "
+      "JITCKPT_PROXY_LOG_BYTES.\n");
+  if (stepping_ < slot_count) open_step();
 }
 
 bool Connection::ending() { return state == State::ending; }

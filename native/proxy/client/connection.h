@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,7 @@
 #include "pinned_memory.h"
 #include "server_process.h"
 #include "settings.h"
+#include "together.h"
 #include "validation.h"
 
 namespace jitckpt::proxy::client {
@@ -51,6 +53,15 @@ class Connection {
 
   // See jitckpt_proxy.h.
   cudaError_t keep();
+  cudaError_t step_begins(std::span<const jitckpt_proxy_place> places);
+  cudaError_t step_ended(std::span<const jitckpt_proxy_place> places, uint64_t digest);
+  bool state_stays() const { return together_ && !together_->has_been_left(); }
+  void state_leaves();
+  // A thread waits for an answer; within a step that answer may lie behind what waits for the step's end.
+  void waits_for_answer(std::size_t slot) {
+    if (slot == stepping_.load(std::memory_order_relaxed)) [[unlikely]]
+      open_step();
+  }
   cudaError_t check(jitckpt_proxy_memory& memory);
   jitckpt_proxy_validation validate(const control::Validates& says);
   // This rank has a call with others: it can't end before they have come as far.
@@ -95,8 +106,9 @@ class Connection {
   struct Restarted {
     std::chrono::steady_clock::duration ending, starting;
     bool stays;
+    std::vector<control::HostCopy> copy;
   };
-  Restarted restart_server(bool may_stay);
+  Restarted restart_server(const control::Restart& order);
   // Once there is something to recover: has another server ready, with the libraries loaded that this one
   // has. It has no device until it takes this one's place.
   void prepare_spare();
@@ -104,7 +116,7 @@ class Connection {
   int server_process_file() const { return server_->process_file(); }
   std::string end_of_server();
   // Throws std::runtime_error with a sentence.
-  void replay(const control::Replay& order);
+  void replay(uint64_t recovery, const control::Replay& order);
   bool replayed() const;
   bool release();
   void give_up(const std::string& why);
@@ -120,6 +132,13 @@ class Connection {
     void* copies = nullptr;             // pinned; null if a newer image has taken them over
     uint64_t room = 0;                  // bytes that there is for the copies
     std::map<uint64_t, Counts> counts;  // of the calls before, by the communicator's handle
+    // Where the state stays on the device, the image is of before its optimizer step, and without these;
+    // there once the step is whole in the log.
+    bool whole = true, stepped = false;
+    std::vector<jitckpt_proxy_place> places{};
+    uint64_t digest = 0;
+
+    bool leads_on() const { return whole || stepped; }
 
     // The calls that fill what was free.
     std::vector<LogWriter::Apart> filling(uint8_t byte) const;
@@ -146,16 +165,29 @@ class Connection {
   bool is_usable(const Image& image) const;
   void forget_images(std::size_t remaining);
   cudaError_t wait_for_newest_image();
-  cudaError_t make_image();
+  cudaError_t prepare_image(bool& needed);
+  cudaError_t make_image(const std::vector<jitckpt_proxy_place>* leave_out);
+  void begin_minibatch();
+  void open_step();
+  void outgrown();
+  void rest();
+  void report_device(control::Stopped& report) const;
+  std::vector<control::HostCopy> copy_state(uint64_t state);
+  void forget_copy();
   void note_image_bytes(uint64_t more);
   std::vector<wire::Piece> pieces_to_check(const Image& image);
   std::unique_ptr<ServerProcess> ready_server();
   void end_spare();
   void end_check();
   bool recover();
+  // Where parameters and optimizer state are if not in the image; nowhere: on the device.
+  struct Source {
+    bool in_place = false;
+    control::HostCopy copy{};
+  };
   bool begin_server(const Image& image, const std::vector<LogWriter::Apart>& ids,
                     const std::vector<LogWriter::Apart>& communicators,
-                    const std::vector<LogWriter::Apart>& overwriting = {});
+                    const std::vector<LogWriter::Apart>& overwriting, const Source& source);
 
   Settings settings_;
   SharedFile log_file_;
@@ -169,6 +201,16 @@ class Connection {
   std::deque<Image> images_;  // the oldest first; the newest may not be whole yet
   uint64_t states_ = 0;       // number of the newest image
   std::atomic<uint64_t> most_image_bytes_{0};
+  std::unique_ptr<Together> together_;                 // null: the state does not stay
+  std::atomic<std::size_t> stepping_{slot_count + 1};  // slot of the thread that makes an optimizer step
+  std::optional<wire::Rested> rested_;                 // what a server said that has been stopped
+  // The state in host memory, until the recovery is over.
+  struct Copied {
+    uint64_t state;
+    void* memory;
+    control::HostCopy copy;
+  };
+  std::optional<Copied> copied_;
   std::unique_ptr<Check> check_;    // of the validation that is under way
   uint64_t checks_ = 0;             // number of the newest
   std::atomic<int> recoveries_{0};  // of the minibatch

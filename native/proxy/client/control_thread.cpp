@@ -171,10 +171,11 @@ void ControlThread::carry_out(const control::FromAgent& order) {
 }
 
 void ControlThread::restart(const control::Restart& order) {
-  const Connection::Restarted restarted = connection_.restart_server(order.may_stay != 0);
+  const Connection::Restarted restarted = connection_.restart_server(order);
   server_known_dead_ = false;
   const auto began = std::chrono::steady_clock::now() - restarted.starting;
-  control::Ids made{connection_.make_ids(), microseconds(restarted.ending), 0, restarted.stays, {}};
+  control::Ids made{connection_.make_ids(), microseconds(restarted.ending), 0, restarted.stays,
+                    restarted.copy};
   made.starting_us = microseconds(std::chrono::steady_clock::now() - began);
   phase_ = Phase::restarted;
   say(std::move(made));
@@ -183,7 +184,7 @@ void ControlThread::restart(const control::Restart& order) {
 void ControlThread::replay(const control::Replay& order) {
   replay_began_ = std::chrono::steady_clock::now();
   replay_watch_.begin(replay_began_);
-  connection_.replay(order);
+  connection_.replay(number_.recovery, order);
   phase_ = Phase::replaying;
 }
 

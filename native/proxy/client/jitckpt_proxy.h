@@ -18,6 +18,26 @@ extern "C" {
 // Returns 0, or the CUDA error of the thread, with its text for cudaGetErrorString.
 JITCKPT_PROXY_CALL int jitckpt_proxy_keep(void);
 
+struct jitckpt_proxy_place {
+  uint64_t address, bytes;
+};
+
+// Parameters and optimizer state can stay on the device while all else is copied, if other ranks have the
+// same (docs/transparent.md): around each optimizer step, instead of jitckpt_proxy_keep. `begins` comes
+// before the first call that changes the state; the image, made then, leaves out its places. `ended` comes
+// behind the last; digest: of the places' names and sizes in their order, which other ranks' have to equal. A
+// thread that waits for an answer between the two is answered, but until the step has ended a failure can't
+// be recovered from. Return 0, or the CUDA error.
+JITCKPT_PROXY_CALL int jitckpt_proxy_step_begins(const struct jitckpt_proxy_place* places, uint64_t count);
+JITCKPT_PROXY_CALL int jitckpt_proxy_step_ended(const struct jitckpt_proxy_place* places, uint64_t count,
+                                                uint64_t digest);
+// 1: that may be done; 0: some rank does it no more, so jitckpt_proxy_keep is to be called from the next step
+// on. `leaves`: this one does it no more.
+JITCKPT_PROXY_CALL int jitckpt_proxy_state_stays(void);
+JITCKPT_PROXY_CALL void jitckpt_proxy_state_leaves(void);
+// How many answers this thread has waited for.
+JITCKPT_PROXY_CALL uint64_t jitckpt_proxy_answers(void);
+
 // An allocator of the program's says what of its memory it has given out (hold) and what not (free). What is
 // free holds nothing: who reads there before writing may find anything. All is held of which nothing is said.
 // Nothing is asked of the server, so both may be called with the allocator's locks held.
@@ -52,9 +72,6 @@ JITCKPT_PROXY_CALL int jitckpt_proxy_stands(void);
 // calls again, and look at what `memory` holds: bytes of memory, in blocks of 512 bytes of each place. It is
 // valid until jitckpt_proxy_validate returns what ends the validation. Needs an agent. Returns 0, or the CUDA
 // error.
-struct jitckpt_proxy_place {
-  uint64_t address, bytes;
-};
 struct jitckpt_proxy_memory {
   uint64_t place_count;
   const struct jitckpt_proxy_place* places;

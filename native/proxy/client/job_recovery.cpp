@@ -29,14 +29,23 @@ control::Stopped Connection::report() {
   log_.control().images = Images::frozen;
   control::Stopped report{
       1, 0, 0, control::Device::lost, 0, 0, 0, writer_.newest(), failed.call, failed.error, {}};
+  const bool stays = !images_.empty() && !images_.back().whole;
+  if (stays) rest();
   std::vector<const Image*> images;
   for (const Image& image : images_) {
-    if (is_usable(image)) images.push_back(&image);
+    if (is_usable(image) && image.leads_on() && (stays || image.whole)) images.push_back(&image);
   }
+  // A step that has begun, and can't be finished.
+  if (stays && !images_.back().leads_on() && log_.control().step_begun >= images_.back().state)
+    images.clear();
   if (images.empty()) return report;
   report.kept_from = images.front()->state;
   report.kept_to = report.begun = report.ended = report.ready = images.back()->state;
-  for (const Image* const image : images) report.copies |= uint64_t{1} << (image->state - report.kept_from);
+  for (const Image* const image : images) {
+    if (image->whole || (copied_ && copied_->state == image->state))
+      report.copies |= uint64_t{1} << (image->state - report.kept_from);
+  }
+  if (stays) report_device(report);
   for (const Communicator& one : communicators_.all()) {
     control::Member member = member_of(one);
     for (const Image* const image : images) {
@@ -78,13 +87,13 @@ std::vector<control::NamedId> Connection::make_ids() {
   return named;
 }
 
-void Connection::replay(const control::Replay& order) {
+void Connection::replay(uint64_t recovery, const control::Replay& order) {
   hold_.replay(order.deliver_error != 0, [&] {
     std::lock_guard lock(mutex_);
     const auto image = std::find_if(images_.begin(), images_.end(), [&](const Image& one) {
       return one.state == order.state && is_usable(one);
     });
-    if (image == images_.end())
+    if (image == images_.end() || !image->leads_on())
       throw std::runtime_error("this process keeps no copy of state " + std::to_string(order.state));
     std::vector<LogWriter::Apart> ids;
     for (const control::NamedId& one : order.ids) {
@@ -101,7 +110,14 @@ void Connection::replay(const control::Replay& order) {
       overwriting = image->filling(filled_with);
       if (check_->overwrites) std::ranges::copy(check_->overwriting(), std::back_inserter(overwriting));
     }
-    if (!begin_server(*image, ids, made, overwriting))
+    Source source{order.in_place != 0, {}};
+    if (!image->whole && !source.in_place) {
+      if (order.source.size() != 1 || order.source.front().digest != image->digest)
+        throw std::runtime_error("the state that is to be taken is not this rank's");
+      source.copy = order.source.front();
+    }
+    log_.control().recovery = recovery;
+    if (!begin_server(*image, ids, made, overwriting, source))
       throw std::runtime_error("the log has no room for a replay: raise JITCKPT_PROXY_LOG_BYTES");
     if (order.overwrite == 0) ++recoveries_;
     recovers_from_failure_ = order.overwrite == 0;
@@ -114,6 +130,7 @@ bool Connection::release() {
   const uint64_t next = states_ + 1;  // none is added while the host is held
   if (!hold_.release()) return false;
   intact_from_ = next;
+  forget_copy();
   validation_.hear(Validation::Heard::again);
   if (recovers_from_failure_)
     std::fprintf(stderr, "jitckpt: the device proxy's server is process %d now; the program goes on.\n",

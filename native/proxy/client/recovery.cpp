@@ -21,6 +21,8 @@ constexpr int most_recoveries = 2;        // in one minibatch
 constexpr uint64_t never = ~uint64_t{0};  // comes an image of this number
 // A server whose device has not come to rest by then is ended.
 constexpr auto longest_reset = std::chrono::seconds(5);
+// An optimizer step that nothing stands in the way of.
+constexpr auto longest_step = std::chrono::seconds(30);
 
 template <class Arguments>
 LogWriter::Apart apart(Call call, int32_t device, const Arguments& arguments) {
@@ -85,17 +87,24 @@ void Connection::note_image_bytes(uint64_t more) {
 
 // The server makes it when it comes to the record. It goes over what the last but one has, which stays until
 // then: what this rank has waited for, the others have begun, so they have the last one by then.
-cudaError_t Connection::make_image() {
+cudaError_t Connection::make_image(const std::vector<jitckpt_proxy_place>* leave_out) {
   forget_images(2);
   Image image;
   image.state = states_ + 1;
   image.memory = objects_.allocations();
+  image.whole = leave_out == nullptr;
+  Extents out;
+  if (leave_out) {
+    for (const jitckpt_proxy_place& place : *leave_out) out.add({place.address, place.address + place.bytes});
+  }
   // Nothing of what is free may be given out, and written to, before the record is in the log. Other threads'
   // calls are before it, and in the image; or behind it, and made again.
   std::unique_lock stays_free(free_memory().mutex);
   for (const Allocation& held : free_memory().held(image.memory)) {
-    image.held.push_back({held.address, image.bytes, held.bytes, held.device});
-    image.bytes += held.bytes;
+    for (const Extent& part : out.outside(held.extent())) {
+      image.held.push_back({part.begin, image.bytes, part.end - part.begin, held.device});
+      image.bytes += part.end - part.begin;
+    }
   }
   Image* const before = images_.size() == 2 ? &images_.front() : nullptr;
   const bool takes_over = before && before->room >= image.bytes && before->room / 4 <= image.bytes;
@@ -125,7 +134,9 @@ cudaError_t Connection::make_image() {
   return images_.size() == 1 ? wait_for_newest_image() : cudaSuccess;
 }
 
-cudaError_t Connection::keep() {
+// needed: whether there is to be one.
+cudaError_t Connection::prepare_image(bool& needed) {
+  needed = false;
   // First this: who gives up says why, and then that there is nobody any more.
   const bool alone = !hold_.on();
   std::string obstacle = hold_.given_up();
@@ -146,10 +157,22 @@ cudaError_t Connection::keep() {
   }
   recoveries_ = 0;
   hold_.forget_failures();
-  if (const cudaError_t result = make_image(); result != cudaSuccess) {
+  needed = true;
+  return cudaSuccess;
+}
+
+cudaError_t Connection::keep() {
+  bool needed = false;
+  if (const cudaError_t result = prepare_image(needed); result != cudaSuccess || !needed) return result;
+  if (const cudaError_t result = make_image(nullptr); result != cudaSuccess) {
     forget_images(0);
     return result;
   }
+  begin_minibatch();
+  return cudaSuccess;
+}
+
+void Connection::begin_minibatch() {
   const auto now = std::chrono::steady_clock::now();
   if (has_kept_) {
     minibatch_before_ = minibatch_.load();
@@ -157,7 +180,6 @@ cudaError_t Connection::keep() {
   }
   minibatch_began_ = now;
   has_kept_ = true;
-  return cudaSuccess;
 }
 
 // An event that was over before a recovery need not be after it, until the device has come past all that the
@@ -200,27 +222,41 @@ std::unique_ptr<ServerProcess> Connection::ready_server() {
 }
 
 // In one go: nobody gets the number of a process that is no more.
-Connection::Restarted Connection::restart_server(bool may_stay) {
+Connection::Restarted Connection::restart_server(const control::Restart& order) {
   using Clock = std::chrono::steady_clock;
   std::lock_guard lock(mutex_);
   const auto begin = Clock::now();
   intact_from_ = never;
-  const bool stays = may_stay && begun_ && server_->alive() && server_->reset(longest_reset);
-  if (!stays) {
+  if (order.finish != 0) {
+    if (!rested_ || !server_->finish(order.finish, longest_step))
+      throw std::runtime_error("optimizer step " + std::to_string(order.finish) + " can't be finished");
+    rested_->ended = order.finish;
+    log_.control().step_begun = order.finish;
+  }
+  Restarted restarted{};
+  if (order.copy != 0) restarted.copy = copy_state(order.copy);
+  const bool keeps_memory = rested_ && rested_->intact != 0;
+  // One that has been reset before, and holds what it should, is as it has to be.
+  restarted.stays = order.may_stay != 0 && server_->alive() &&
+                    (begun_ ? server_->reset(longest_reset, keeps_memory) : keeps_memory);
+  if (!restarted.stays) {
     server_->kill();
     server_->end();
+    rested_.reset();
   }
   copy_flags_.forget_what_was_set_free();
   const auto ended = Clock::now();
   begun_ = false;
-  if (!stays) server_ = ready_server();
-  return {ended - begin, Clock::now() - ended, stays};
+  if (!restarted.stays) server_ = ready_server();
+  restarted.ending = ended - begin;
+  restarted.starting = Clock::now() - ended;
+  return restarted;
 }
 
 // A new server begins with the image, and makes all calls since. With mutex_ held.
 bool Connection::begin_server(const Image& image, const std::vector<LogWriter::Apart>& ids,
                               const std::vector<LogWriter::Apart>& communicators,
-                              const std::vector<LogWriter::Apart>& overwriting) {
+                              const std::vector<LogWriter::Apart>& overwriting, const Source& source) {
   const uint64_t from = image.start.sequence;
   std::vector<LogWriter::Apart> calls = ids;
   const auto add = [&calls](const std::vector<LogWriter::Apart>& more) {
@@ -232,14 +268,27 @@ bool Connection::begin_server(const Image& image, const std::vector<LogWriter::A
   add(objects_.creations(from, Objects::Kind::plain));
   note_time(Made::handles);
   std::set<int32_t> devices;
+  Extents state;
+  for (const jitckpt_proxy_place& place : image.places)
+    state.add({place.address, place.address + place.bytes});
   for (const wire::Range& range : image.held) {
-    const wire::copy arguments{range.from, range.to, range.bytes, 0, cudaMemcpyHostToDevice, no_copy_flag};
-    calls.push_back(apart(Call::copy, range.device, arguments));
+    for (const Extent& part : state.outside({range.from, range.from + range.bytes})) {
+      const wire::copy arguments{
+          part.begin,  range.to + (part.begin - range.from), part.end - part.begin, 0, cudaMemcpyHostToDevice,
+          no_copy_flag};
+      calls.push_back(apart(Call::copy, range.device, arguments));
+    }
   }
   for (const Allocation& one : image.memory) devices.insert(one.device);
   add(overwriting);
   for (const int32_t device : devices)
     calls.push_back(apart(Call::cudaDeviceSynchronize, device, wire::cudaDeviceSynchronize{}));
+  const wire::restore_state restored{image.state,       image.places.size(), source.copy.offset,
+                                     source.copy.bytes, source.in_place,     source.copy.process,
+                                     source.copy.file};
+  calls.push_back(apart(Call::restore_state, 0, restored));
+  const auto places = std::as_bytes(std::span(image.places));
+  calls.back().content.insert(calls.back().content.end(), places.begin(), places.end());
   note_time(Made::image);
   add(communicators);
   add(objects_.creations(from, Objects::Kind::of_communicators));
@@ -253,6 +302,13 @@ bool Connection::begin_server(const Image& image, const std::vector<LogWriter::A
   for (AsynchronousError& error : log_.control().errors) error.origin = 0;
   replayed_from_ = from;
   log_.control().replay_end = replay_end_ = writer_.newest();
+  // The next optimizer step waits for other ranks' programs, and so for the end of their replays.
+  for (const Image& later : images_) {
+    if (later.state > image.state && !later.whole)
+      replay_end_ = std::min(replay_end_, later.start.sequence - 1);
+  }
+  log_.control().step_begun = log_.control().step_ready = image.state;
+  rested_.reset();
   void_answers(log_);
   server_->begin();
   begun_ = true;
@@ -276,7 +332,7 @@ bool Connection::recover() {
     return false;
   }
   intact_from_ = states_ + 1;
-  return begin_server(*image, {}, communicators_.creations_alone(image->start.sequence));
+  return begin_server(*image, {}, communicators_.creations_alone(image->start.sequence), {}, {});
 }
 
 }  // namespace jitckpt::proxy::client

@@ -252,6 +252,8 @@ int32_t ask_bytes(Library library, Question question, Call call, Bytes arguments
   Thread& thread = this_thread();
   if (!has_slot(*connection, thread)) return too_many_threads(library);
   thread.has_waited |= may_block(call);
+  ++thread.answers;
+  connection->waits_for_answer(thread.slot);
   if (!only_watches(thread, call)) {
     connection->hold().pass();
   } else if (connection->hold().held()) {

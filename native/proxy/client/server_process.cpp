@@ -19,8 +19,6 @@
 #include <thread>
 #include <vector>
 
-#include "wire.h"
-
 extern char** environ;
 
 namespace jitckpt::proxy::client {
@@ -162,12 +160,36 @@ void ServerProcess::load(const std::string& path) {
 
 void ServerProcess::begin() { say(wire::begin); }
 
-bool ServerProcess::reset(std::chrono::milliseconds within) {
-  say(wire::reset);
+bool ServerProcess::do_order(const wire::Order& order, std::chrono::milliseconds within) {
+  send(socket_, &order, sizeof order, MSG_NOSIGNAL);
   pollfd news{socket_, POLLIN, 0};
   uint32_t said = 0;
   return poll(&news, 1, static_cast<int>(within.count())) == 1 &&
-         recv(socket_, &said, sizeof said, 0) == sizeof said && said == wire::reset;
+         recv(socket_, &said, sizeof said, 0) == sizeof said && said == order.word;
+}
+
+bool ServerProcess::reset(std::chrono::milliseconds within, bool keeps_memory) {
+  return do_order({keeps_memory ? wire::reset_but_memory : wire::reset, 0, 0}, within);
+}
+
+std::optional<wire::Rested> ServerProcess::rest(std::chrono::milliseconds within) {
+  const wire::Order order{wire::rest, 0, 0};
+  send(socket_, &order, sizeof order, MSG_NOSIGNAL);
+  pollfd news{socket_, POLLIN, 0};
+  wire::Rested said{};
+  if (poll(&news, 1, static_cast<int>(within.count())) == 1 &&
+      recv(socket_, &said, sizeof said, 0) == sizeof said && said.word == wire::rest)
+    return said;
+  return std::nullopt;
+}
+
+bool ServerProcess::finish(uint64_t step, std::chrono::milliseconds within) {
+  return do_order({wire::finish, step, 0}, within);
+}
+
+bool ServerProcess::copy_state(const wire::Range* ranges, std::size_t count,
+                               std::chrono::milliseconds within) {
+  return do_order({wire::copy_state, reinterpret_cast<uint64_t>(ranges), count}, within);
 }
 
 // If the server is dead, whoever waits for it finds that out.

@@ -4,8 +4,11 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "wire.h"
 
 namespace jitckpt::proxy::client {
 
@@ -28,7 +31,12 @@ class ServerProcess {
   void begin();
   // After `begin`: the server stops and drops what it has made, so that it is as it was before. False if it
   // can't, or does not within this time.
-  bool reset(std::chrono::milliseconds within);
+  bool reset(std::chrono::milliseconds within, bool keeps_memory);
+  // The server stops, and says what its device holds; nothing if it does not within this time. After that it
+  // does what it is told, until it is reset.
+  std::optional<wire::Rested> rest(std::chrono::milliseconds within);
+  bool finish(uint64_t step, std::chrono::milliseconds within);
+  bool copy_state(const wire::Range* ranges, std::size_t count, std::chrono::milliseconds within);
   void kill();
 
   pid_t id() const { return process_; }
@@ -45,6 +53,7 @@ class ServerProcess {
  private:
   void stop();
   void say(uint32_t word);
+  bool do_order(const wire::Order& order, std::chrono::milliseconds within);
   int exit_status() const;
 
   pid_t process_ = -1;

@@ -14,6 +14,7 @@ struct Thread {
   std::size_t slot = slot_count;  // where it waits for answers; slot_count: none yet
 
   bool has_waited = false;              // for the device
+  uint64_t answers = 0;                 // that it has waited for
   LogWriter::Place newest{nullptr, 0};  // of its newest call
 
   // Between ncclGroupStart and the ncclGroupEnd that belongs to it.

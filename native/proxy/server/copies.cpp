@@ -34,6 +34,12 @@ int32_t serve_allocate(Request& request) {
   auto& answer = request.answer<wire::allocate_answer>();
   constexpr std::size_t most_attempts = 10'000;
   std::vector<void*> in_front;
+  int32_t device = 0;
+  if (const cudaError_t chosen = real::cudaGetDevice(&device); chosen != cudaSuccess) return chosen;
+  if (request.server.take_kept(arguments.address, {arguments.bytes, device})) {
+    answer.address = arguments.address;
+    return cudaSuccess;
+  }
   void* memory = nullptr;
   cudaError_t result = real::cudaMalloc(&memory, arguments.bytes);
   while (result == cudaSuccess && arguments.address != 0 && memory != pointer(arguments.address) &&
@@ -57,10 +63,8 @@ int32_t serve_allocate(Request& request) {
     throw Different("the device does not give memory at the addresses of before");
   if (result != cudaSuccess) return result;
   answer.address = reinterpret_cast<uint64_t>(memory);
-  int32_t device = 0;
-  result = real::cudaGetDevice(&device);
-  request.server.memory.add(answer.address, device);
-  return result;
+  request.server.memory.add(answer.address, {arguments.bytes, device});
+  return cudaSuccess;
 }
 
 int32_t serve_copy(Request& request) {
@@ -103,7 +107,7 @@ int32_t serve_register_host(Request& request) {
                 cudaHostAllocMapped == cudaHostRegisterMapped);
   const unsigned flags = arguments.flags & (cudaHostRegisterPortable | cudaHostRegisterMapped);
   const cudaError_t result = real::cudaHostRegister(pointer(arguments.address), arguments.bytes, flags);
-  if (result == cudaSuccess) request.server.host_memory.add(arguments.address, 0);
+  if (result == cudaSuccess) request.server.host_memory.add(arguments.address, {arguments.bytes, 0});
   return result;
 }
 
@@ -123,7 +127,7 @@ int32_t serve_share_host(Request& request) {
     throw Failure(cudaErrorMemoryAllocation,
                   "the program's file can't be mapped: " + std::string(strerror(error)));
   const cudaError_t result = real::cudaHostRegister(memory, arguments.bytes, cudaHostRegisterPortable);
-  if (result == cudaSuccess) request.server.host_memory.add(arguments.address, 0);
+  if (result == cudaSuccess) request.server.host_memory.add(arguments.address, {arguments.bytes, 0});
   return result;
 }
 

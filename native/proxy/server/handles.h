@@ -1,7 +1,9 @@
 // Virtual handles and what they stand for here.
 #pragma once
 #include <cstdint>
+#include <map>
 #include <mutex>
+#include <optional>
 #include <type_traits>
 #include <unordered_map>
 #include <vector>
@@ -61,25 +63,42 @@ class Handles {
   std::unordered_map<uint64_t, Handle> handles_;
 };
 
-// Memory that has been made here, with its device.
+// Memory that has been made here.
 class Memory {
  public:
-  void add(uint64_t address, int32_t device) {
+  struct Piece {
+    uint64_t bytes;
+    int32_t device;
+  };
+  using Pieces = std::map<uint64_t, Piece>;
+
+  void add(uint64_t address, const Piece& piece) {
     std::lock_guard lock(mutex_);
-    pieces_[address] = device;
+    pieces_[address] = piece;
   }
-  void remove(uint64_t address) {
+  // How long it was; 0 if there is none.
+  uint64_t remove(uint64_t address) {
     std::lock_guard lock(mutex_);
-    pieces_.erase(address);
+    const auto piece = pieces_.extract(address);
+    return piece ? piece.mapped().bytes : 0;
   }
-  std::unordered_map<uint64_t, int32_t> all() {
+  Pieces all() {
     std::lock_guard lock(mutex_);
     return pieces_;
+  }
+  // Of what lies in one piece.
+  std::optional<int32_t> device_of(uint64_t address, uint64_t bytes) {
+    std::lock_guard lock(mutex_);
+    auto piece = pieces_.upper_bound(address);
+    if (piece == pieces_.begin()) return std::nullopt;
+    --piece;
+    if (address + bytes > piece->first + piece->second.bytes) return std::nullopt;
+    return piece->second.device;
   }
 
  private:
   std::mutex mutex_;
-  std::unordered_map<uint64_t, int32_t> pieces_;
+  Pieces pieces_;
 };
 
 }  // namespace jitckpt::proxy

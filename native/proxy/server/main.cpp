@@ -9,11 +9,14 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <functional>
 #include <memory>
 #include <stdexcept>
+#include <string>
 #include <thread>
+#include <utility>
 
 #include "answer.h"
 #include "real_calls.h"
@@ -45,53 +48,117 @@ void wait_for_client(int client_process) {
   if (news[1].revents != 0) _exit(0);
 }
 
+template <class T>
+T hear(int client_process) {
+  T heard{};
+  wait_for_client(client_process);
+  if (recv(wire::socket_file, &heard, sizeof heard, 0) < static_cast<ssize_t>(sizeof heard.word)) _exit(0);
+  return heard;
+}
+
+template <class T>
+void say(const T& word) {
+  if (send(wire::socket_file, &word, sizeof word, MSG_NOSIGNAL) != sizeof word) _exit(0);
+}
+
+void say_done(uint32_t word, bool done) { say(done ? word : uint32_t{0}); }
+
+void copy_state(const wire::Order& order) {
+  say_done(wire::copy_state, copy_to_host(reinterpret_cast<const wire::Range*>(order.first), order.second));
+}
+
+// Between two servers: nothing is under way.
+void obey(const wire::Order& order, Kept& kept) {
+  if (order.word == wire::rest) return say(wire::Rested{wire::rest, kept.state.intact, 0, kept.state.ended});
+  if (order.word == wire::copy_state) return copy_state(order);
+  say_done(order.word, false);
+}
+
 // Does what the client asks for, until it says that the log can be read: makes ids, loads libraries.
-void prepare(int client_process) {
+void prepare(int client_process, Kept& kept) {
   for (;;) {
-    wire::Load heard{};
-    wait_for_client(client_process);
-    const ssize_t bytes = recv(wire::socket_file, &heard, sizeof heard, 0);
-    if (bytes < static_cast<ssize_t>(sizeof heard.word)) _exit(0);
+    const auto heard = hear<wire::Load>(client_process);
     if (heard.word == wire::begin) return;
+    if (heard.word >= wire::reset_but_memory && heard.word != wire::load) {
+      wire::Order order;
+      std::memcpy(&order, &heard, sizeof order);
+      obey(order, kept);
+      continue;
+    }
     if (heard.word == wire::load) {
       // If it can't be loaded, the call that needs it says so.
-      heard.path[sizeof heard.path - 1] = '\0';
-      dlopen(heard.path, RTLD_NOW | RTLD_GLOBAL);
+      const std::string path(heard.path, strnlen(heard.path, sizeof heard.path));
+      dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
       continue;
     }
     for (uint32_t made = 0; made < heard.word; ++made) {
       ncclUniqueId id{};
       if (real::ncclGetUniqueId(&id) != ncclSuccess)
         throw std::runtime_error(real::ncclGetLastError(nullptr));
-      if (send(wire::socket_file, &id, sizeof id, MSG_NOSIGNAL) != sizeof id) _exit(0);
+      say(id);
     }
   }
 }
 
-// While the log is read: ends this process with the client's, or has the server stop.
-void listen(int client_process, Server& server) {
-  uint32_t said = 0;
-  wait_for_client(client_process);
-  if (recv(wire::socket_file, &said, sizeof said, 0) != sizeof said || said != wire::reset) _exit(0);
-  server.stop();
+// While the log is read: ends this process with the client's, or has the server stop. Returns what for.
+void listen(int client_process, Server& server, uint32_t& word) {
+  word = hear<wire::Order>(client_process).word;
+  if (word != wire::rest && word != wire::reset) _exit(0);
+  if (server.stop()) return;
+  // The reader waits for other ranks in NCCL, which nobody can end. What the device holds can still be
+  // copied.
+  if (word == wire::reset) _exit(1);
+  say(server.rests_not());
+  for (;;) {
+    const auto order = hear<wire::Order>(client_process);
+    if (order.word != wire::copy_state) _exit(1);
+    copy_state(order);
+  }
+}
+
+// A server that has stopped. Returns what it leaves.
+Kept at_rest(uint32_t word, int client_process, Server& server) {
+  for (wire::Order order{word, 0, 0};; order = hear<wire::Order>(client_process)) {
+    switch (order.word) {
+      case wire::rest:
+        say(server.come_to_rest());
+        break;
+      case wire::finish:
+        say_done(order.word, server.finish(order.first));
+        break;
+      case wire::copy_state:
+        copy_state(order);
+        break;
+      case wire::reset:
+      case wire::reset_but_memory: {
+        const bool keeps_memory = order.word == wire::reset_but_memory;
+        if (!server.drop_all(keeps_memory)) _exit(1);
+        Kept kept = keeps_memory ? server.leave() : Kept{};
+        say(order.word);
+        return kept;
+      }
+      default:
+        _exit(0);
+    }
+  }
 }
 
 // Serves one log after the other, each from its own beginning; the process lives on between them.
 [[noreturn]] void serve(const Log& log, int client_process) {
   const char* const spin = std::getenv("JITCKPT_PROXY_SPIN_US");  // which the client has checked
+  Kept kept;
   for (;;) {
-    prepare(client_process);
-    const auto server = std::make_unique<Server>(log);
-    std::thread listener(listen, client_process, std::ref(*server));
+    prepare(client_process, kept);
+    const auto server = std::make_unique<Server>(log, std::exchange(kept, {}));
+    uint32_t word = 0;
+    std::thread listener(listen, client_process, std::ref(*server), std::ref(word));
     try {
       server->run(std::chrono::microseconds(spin ? std::atoi(spin) : usual_spin_time().count()));
     } catch (const std::exception& error) {
       fail(error);
     }
     listener.join();
-    if (!server->drop_all()) _exit(1);
-    if (send(wire::socket_file, &wire::reset, sizeof wire::reset, MSG_NOSIGNAL) != sizeof wire::reset)
-      _exit(0);
+    kept = at_rest(word, client_process, *server);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "futex.h"
+#include "images.h"
 #include "real_calls.h"
 #include "server.h"
 #include "twin.h"
@@ -36,7 +37,7 @@ __attribute__((noinline, no_sanitize("thread"))) uint8_t written_by_device(const
 
 }  // namespace
 
-void Server::stop() {
+bool Server::stop() {
   stops_ = true;
   Control& control = log_.control();
   // Kernels and copies behind a collective that is aborted run with whatever it has left. Those copies that
@@ -52,18 +53,68 @@ void Server::stop() {
     return !reads_;
   });
   // One that is being made or ended can't be aborted.
-  if (!soon([this] { return changing_ == 0; })) _exit(1);
+  if (!soon([this] { return changing_ == 0; })) return false;
   failed_collective();
   const std::unique_lock lock(communicators_stay_);
   for (const ncclComm_t communicator : communicators.take()) real::ncclCommAbort(communicator);
+  return true;
 }
 
-bool Server::drop_all() {
+void Server::end_threads() {
   for (auto& twin : twins_) twin.reset();
   if (watch_.joinable()) watch_.join();
+}
+
+wire::Rested Server::come_to_rest() {
+  end_threads();
+  std::set<int32_t> devices;
+  for (const auto& [address, piece] : memory.all()) devices.insert(piece.device);
+  for (const auto& [address, piece] : kept_) devices.insert(piece.device);
+  if (synchronize(devices) != cudaSuccess) device_has_failed_ = true;
+  wire::Rested rested = rests_not();
+  rested.suspect = is_suspect_;
+  return rested;
+}
+
+wire::Rested Server::rests_not() {
+  const Held held = steps.held();
+  const bool intact = held.intact && !steps.inside() && !device_has_failed_;
+  return {wire::rest, intact, 1, held.ended};
+}
+
+// What lies in its place would be in the way.
+bool Server::take_kept(uint64_t address, const Memory::Piece& piece) {
+  if (address == 0) return false;
+  const auto found = kept_.find(address);
+  if (found != kept_.end() && found->second.bytes == piece.bytes && found->second.device == piece.device) {
+    memory.add(address, piece);
+    kept_.erase(found);
+    return true;
+  }
+  for (auto one = kept_.begin(); one != kept_.end();) {
+    const bool in_the_way = one->first < address + piece.bytes && address < one->first + one->second.bytes;
+    if (in_the_way) {
+      steps.lose(one->first, one->second.bytes);
+      real::cudaFree(reinterpret_cast<void*>(one->first));
+    }
+    one = in_the_way ? kept_.erase(one) : std::next(one);
+  }
+  return false;
+}
+
+void Server::drop_kept() {
+  for (const auto& [address, piece] : kept_) {
+    choose_device(piece.device);
+    real::cudaFree(reinterpret_cast<void*>(address));
+  }
+  kept_.clear();
+}
+
+bool Server::drop_all(bool keeps_memory) {
+  end_threads();
   if (is_suspect_) return false;
   std::set<int32_t> devices;
-  for (const auto& [address, device] : memory.all()) devices.insert(device);
+  for (const auto& [address, piece] : memory.all()) devices.insert(piece.device);
   bool well = true;
   const auto check = [&well](auto result) { well &= static_cast<int>(result) == 0; };
   for (const int32_t device : devices) {
@@ -78,8 +129,13 @@ bool Server::drop_all() {
   for (const auto handle : blas_handles.all()) check(real::cublasDestroy_v2(handle));
   for (const auto event : events.all()) check(real::cudaEventDestroy(event));
   for (const auto stream : streams.all()) check(real::cudaStreamDestroy(stream));
-  for (const auto& [address, device] : memory.all()) check(real::cudaFree(reinterpret_cast<void*>(address)));
-  for (const auto& [address, device] : host_memory.all())
+  if (keeps_memory) {
+    for (const auto& [address, piece] : kept_) memory.add(address, piece);
+  } else {
+    drop_kept();
+    for (const auto& [address, piece] : memory.all()) check(real::cudaFree(reinterpret_cast<void*>(address)));
+  }
+  for (const auto& [address, piece] : host_memory.all())
     check(real::cudaHostUnregister(reinterpret_cast<void*>(address)));
   return well;
 }

@@ -61,7 +61,7 @@ void choose_device(int device) {
   current = device;
 }
 
-Server::Server(Log log)
+Server::Server(Log log, Kept kept)
     : streams("stream", cudaErrorInvalidResourceHandle, wire::named_streams),
       events("event", cudaErrorInvalidResourceHandle, 0),
       communicators("communicator", ncclInvalidArgument, 0),
@@ -71,33 +71,53 @@ Server::Server(Log log)
                           1),  // null stands for itself
       matrix_layouts("matrix layout", CUBLAS_STATUS_INVALID_VALUE, 1),
       matmul_preferences("preference", CUBLAS_STATUS_INVALID_VALUE, 1),
-      log_(log) {
+      log_(log),
+      kept_(std::move(kept.memory)) {
+  steps.hold(std::move(kept.state));
   for (std::size_t slot = 0; slot < slot_count; ++slot) answered_[slot] = log.slot(slot).answered;
 }
 
 Server::~Server() = default;
 
 void Server::run(std::chrono::microseconds spin_time) {
-  LogReader reader(log_, spin_time, [this] { return !stops_; });
+  reader_.emplace(log_, spin_time, [this] { return !stops_ || steps.inside(); });
   log_.control().collective_failed = 0;
   watch_ = std::thread([this] { watch_collectives(); });
-  while (const auto record = reader.next()) {
-    if (stops_) break;
+  read();
+  reads_ = false;
+}
+
+void Server::read() {
+  while (!stops_ || steps.inside()) {
+    const auto record = reader_->next();
+    if (!record) break;
+    if (stops_ && !steps.inside()) break;
     if (record->call >= static_cast<uint16_t>(Call::count))
       throw DamagedLog("Record " + std::to_string(record->sequence) +
                        " of the log names a call that there is not.");
     if (record->sequence < first_apart) record_ = record->sequence;
-    if (services[record->call].runs == Runs::waits && record->answer != 0 && !is_answered(*record) &&
-        has_to_wait(*record)) {
+    if (steps.skips(*record)) {
+      reader_->done();
+      continue;
+    }
+    if (!stops_ && services[record->call].runs == Runs::waits && record->answer != 0 &&
+        !is_answered(*record) && has_to_wait(*record)) {
       auto& twin = twins_[record->slot];
       if (!twin) twin = std::make_unique<Twin>(*this);
       twin->take_over(*record);
     } else {
       serve(*record);
     }
-    reader.done();
+    reader_->done();
   }
-  reads_ = false;
+}
+
+bool Server::finish(uint64_t step) {
+  if (!steps.is_ready_for(step)) return false;
+  steps.begin_stopped();
+  read();
+  const wire::Rested rested = come_to_rest();
+  return rested.intact != 0 && rested.ended == step;
 }
 
 // The program asks again and again whether a collective has failed; it is answered on its own side as long as
@@ -125,7 +145,7 @@ void Server::watch_collectives() {
 
 void Server::serve(const Record& record) {
   const Counted changing(changing_, changes_communicators(static_cast<Call>(record.call)));
-  if (stops_) return;
+  if (stops_ && !steps.makes(record)) return;
   choose_device(record.device);
   const Service& service = services[record.call];
   const bool waited_for = record.answer != 0 && !is_answered(record);
@@ -147,8 +167,10 @@ void Server::serve(const Record& record) {
     text = failure.what();
   }
   if (ends_communicator.owns_lock()) ends_communicator.unlock();
-  if (result == 0 && call == Call::cudaFree)
-    memory.remove(reinterpret_cast<uint64_t>(request.arguments<wire::cudaFree>().devPtr));
+  if (result == 0 && call == Call::cudaFree) {
+    const auto address = reinterpret_cast<uint64_t>(request.arguments<wire::cudaFree>().devPtr);
+    steps.lose(address, memory.remove(address));
+  }
   if (is_of_the_machine(service.library, result)) note_failure(service.library, result);
   if (stops_) return;
   if (result != 0 && record.sequence >= first_apart)
@@ -168,6 +190,7 @@ void Server::note_failure(Library library, int32_t result) {
   // What an abort lets fail says nothing.
   if (stops_ && library == Library::nccl) return;
   has_failed_ = true;
+  if (library != Library::nccl) device_has_failed_ = true;
   if (library != Library::nccl || result != ncclRemoteError) is_suspect_ = true;
 }
 
@@ -194,7 +217,7 @@ std::string Server::failed_collective() {
 
 std::string Server::failed_device() {
   std::set<int32_t> devices;
-  for (const auto& [address, device] : memory.all()) devices.insert(device);
+  for (const auto& [address, piece] : memory.all()) devices.insert(piece.device);
   for (const int32_t device : devices) {
     choose_device(device);
     const cudaError_t state = real::cudaStreamQuery(nullptr);

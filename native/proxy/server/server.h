@@ -15,6 +15,7 @@
 #include "identity.h"
 #include "kernels.h"
 #include "log_reader.h"
+#include "steps.h"
 #include "wire.h"
 
 namespace jitckpt::proxy {
@@ -39,20 +40,39 @@ class RenewedIds {
   std::map<Key, ncclUniqueId> ids_;
 };
 
+// What one server leaves to the next of its process: memory with what is in it.
+struct Kept {
+  Memory::Pieces memory;
+  Held state;
+};
+
 class Server {
  public:
-  explicit Server(Log log);
+  explicit Server(Log log, Kept kept = {});
   ~Server();
 
   // Serves the calls of the log until it is stopped. Throws DamagedLog, or Different.
   void run(std::chrono::microseconds spin_time);
 
   // By another thread: has `run` return, and aborts all communicators. From here on nothing is answered, and
-  // what the device does counts for nothing. Ends the process if a communicator can't be aborted.
-  void stop();
-  // After both: waits until the device has come to rest and ends all that has been made here. False if that
-  // does not do, or something has failed that may be amiss in this process.
-  bool drop_all();
+  // what the device does counts for nothing, but for an optimizer step that has begun: it is made to its end.
+  // False if a communicator can't be aborted, and so `run` does not return.
+  bool stop();
+  // After both: waits until the device has come to rest. What is said where `stop` was in vain is only what
+  // can be copied.
+  wire::Rested come_to_rest();
+  wire::Rested rests_not();
+  // Makes the optimizer step for which all ranks are ready.
+  bool finish(uint64_t step);
+  // Ends all that has been made here, but the memory if that is to stay. False if that does not do, or
+  // something has failed that may be amiss in this process.
+  bool drop_all(bool keeps_memory);
+  // After that, what is left.
+  Kept leave() { return {memory.all(), steps.held()}; }
+  // A piece of memory that an earlier server has left, which is asked for again; what lies where it would
+  // have to be is given back.
+  bool take_kept(uint64_t address, const Memory::Piece& piece);
+  void drop_kept();
 
   // Makes one call: by the reader's thread in the log's order, or by the twin of the thread that waits for
   // it.
@@ -63,6 +83,8 @@ class Server {
   bool replays() const { return record_ <= control().replay_end; }
   // Whether a call has failed in such a way that what follows may be wrong, or nobody wants to know.
   bool has_failed() const { return has_failed_ || stops_; }
+  bool is_stopped() const { return stops_; }
+  bool device_has_failed() const { return device_has_failed_; }
   // Takes note if a collective has failed, which may never end; returns what it is, empty if none has.
   std::string failed_collective();
 
@@ -77,8 +99,11 @@ class Server {
   Memory memory, host_memory;  // of the device; page-locked
   RenewedIds renewed_ids;
   Kernels kernels;
+  Steps steps{*this};
 
  private:
+  void read();
+  void end_threads();
   bool is_answered(const Record& record) const;
   bool has_to_wait(const Record& record);
   void watch_collectives();
@@ -89,10 +114,13 @@ class Server {
   void report(Library library, uint32_t slot, int32_t result, const std::string& text);
 
   Log log_;
+  std::optional<LogReader> reader_;
+  Memory::Pieces kept_;              // of an earlier server
   std::atomic<uint64_t> record_{0};  // that the reader is at
   std::mutex errors_;
   std::atomic<bool> has_failed_{false};
   std::atomic<bool> is_suspect_{false};  // what has failed may be amiss in this process
+  std::atomic<bool> device_has_failed_{false};
   std::atomic<bool> stops_{false}, reads_{true};
   std::atomic<int> changing_{0};  // calls that make or end a communicator just now
   std::thread watch_;

@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -13,6 +14,8 @@
 #include <filesystem>
 #include <set>
 #include <stdexcept>
+
+#include "together.h"
 
 using jitckpt::proxy::no_key;
 
@@ -39,6 +42,14 @@ Coordinator::Coordinator(int ranks) : ranks_(ranks), folder_(temporary_folder("j
       listen(listener_, ranks) != 0)
     throw std::runtime_error(std::strerror(errno));
   end_ = eventfd(0, EFD_CLOEXEC);
+  together_ = memfd_create("jitckpt-together", MFD_CLOEXEC);
+  const uint64_t head[] = {jitckpt::proxy::Together::magic, static_cast<uint64_t>(ranks)};
+  if (ftruncate(together_, 4096 + 64 * ranks) != 0 || pwrite(together_, head, sizeof head, 0) != sizeof head)
+    throw std::runtime_error(std::strerror(errno));
+}
+
+std::string Coordinator::together() const {
+  return "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(together_);
 }
 
 void Coordinator::start() {
@@ -51,6 +62,7 @@ Coordinator::~Coordinator() {
   for (const auto& [rank, worker] : workers_) close(worker.socket);
   close(listener_);
   close(end_);
+  close(together_);
   std::filesystem::remove_all(folder_);
 }
 
@@ -88,7 +100,7 @@ void Coordinator::run() {
       const auto hello =
           control::decode_from_worker(std::span(bytes).first(static_cast<std::size_t>(length)));
       const auto& said = std::get<control::Hello>(hello.message);
-      workers_[said.rank] = {socket, said.process, false, {}};
+      workers_[said.rank] = {socket, said.process, false, {}, {}, {}};
     }
     for (std::size_t i = 0; i < ranks.size(); ++i) {
       if (news[i + 2].revents == 0) continue;
@@ -135,6 +147,9 @@ void Coordinator::hear(int rank, const control::Numbered<control::FromWorker>& m
   if (const auto* const made = std::get_if<control::Ids>(&message.message)) {
     ids_.insert(ids_.end(), made->ids.begin(), made->ids.end());
     if (made->stays) recoveries_.back().stayed.insert(rank);
+    worker.copy = made->copy;
+    // What was to stay on its device is gone.
+    if (!made->stays && (worker.way == "in place" || worker.way == "finish")) return begin_recovery(false);
   }
   worker.answered = true;
   if (!all_answered()) return;
@@ -177,6 +192,17 @@ void Coordinator::begin_recovery(bool may_stay) {
   }
 }
 
+// As `way` of jitckpt/transparent/decision.py.
+std::string Coordinator::way(const control::Stopped& report, uint64_t state) {
+  const bool healthy = report.device == control::Device::healthy, holds = report.begun == report.ended;
+  if (healthy && report.ended + 1 == state && report.ready == state && holds) return "finish";
+  if (state < report.kept_from || state > report.kept_to) return "";
+  if (healthy && holds && report.ended == state) return "in place";
+  if (report.copies >> (state - report.kept_from) & 1) return "host copy";
+  return report.device == control::Device::suspect && holds && report.ended == state ? "through the host"
+                                                                                     : "";
+}
+
 void Coordinator::stopped() {
   uint64_t newest = 0;
   std::set<uint64_t> common;
@@ -188,16 +214,30 @@ void Coordinator::stopped() {
     if (rank == workers_.begin()->first) common = kept;
     std::erase_if(common, [&](uint64_t state) { return !kept.contains(state); });
   }
+  // All ranks are replicas of each other.
+  std::erase_if(common, [&](uint64_t state) {
+    return std::ranges::all_of(workers_,
+                               [&](const auto& one) { return way(one.second.report, state).empty(); });
+  });
   if (common.empty()) return give_up("the ranks have no state in common");
   recoveries_.back().state = state_ = *common.rbegin();
   recoveries_.back().newest = newest;
   compare_counts();
   phase_ = Phase::restarting;
   ids_.clear();
+  const bool some_lack =
+      std::ranges::any_of(workers_, [&](const auto& one) { return way(one.second.report, state_).empty(); });
   for (auto& [rank, worker] : workers_) {
     worker.answered = false;
+    worker.copy.clear();
+    worker.way = way(worker.report, state_);
+    recoveries_.back().ways[rank] = worker.way.empty() ? "from a replica" : worker.way;
+  }
+  for (auto& [rank, worker] : workers_) {
+    const bool finishes = worker.way == "finish", stays = finishes || worker.way == "in place";
+    const bool copies = !worker.way.empty() && (some_lack || !stays);
     before_restart(rank, worker.process);
-    say(rank, control::Restart{may_stay_, 0, 0});
+    say(rank, control::Restart{may_stay_ || stays, finishes ? state_ : 0, copies ? state_ : 0});
   }
 }
 
@@ -267,8 +307,14 @@ void Coordinator::restarted() {
     const bool own = failed[rank].first != 0 && failed[rank] == failed_before_[rank];
     recoveries_.back().delivered += own;
     if (own) before_delivery(worker.process);
-    say(rank,
-        control::Replay{state_, own, recoveries_.back().validates, 0, {}, ids_, creations(rank, state_)});
+    const bool in_place = worker.way == "finish" || worker.way == "in place";
+    std::vector<control::HostCopy> source = worker.copy;
+    for (const auto& [other, giver] : workers_) {
+      if (source.empty()) source = giver.copy;
+    }
+    if (in_place) source.clear();
+    say(rank, control::Replay{state_, own, recoveries_.back().validates, in_place, source, ids_,
+                              creations(rank, state_)});
     before_replay(rank, worker.process);
   }
   failed_before_ = failed;

@@ -26,6 +26,8 @@ class Coordinator {
   Coordinator& operator=(const Coordinator&) = delete;
 
   const std::string& path() const { return path_; }
+  // Of the memory for the ranks' step barrier.
+  std::string together() const;
 
   // Before the workers start.
   void start();
@@ -43,8 +45,9 @@ class Coordinator {
     uint64_t state = 0, newest = 0;  // newest: of all ranks' images
     int delivered = 0;               // ranks that were told their own error
     bool done = false;
-    bool validates = false;  // nothing had failed
-    std::set<int> stayed{};  // ranks that have the same server as before
+    bool validates = false;             // nothing had failed
+    std::set<int> stayed{};             // ranks that have the same server as before
+    std::map<int, std::string> ways{};  // how each rank came to parameters and optimizer state
   };
   std::vector<Recovery> recoveries() const;
   // How many numbers were compared: of collectives, and of what one rank had sent another.
@@ -58,12 +61,15 @@ class Coordinator {
     pid_t process = 0;
     bool answered = false;
     control::Stopped report;
+    std::string way;  // of this recovery; empty: from another rank
+    std::vector<control::HostCopy> copy;
   };
   void run();
   void hear(int rank, const control::Numbered<control::FromWorker>& message);
   void begin_recovery(bool may_stay);
   void validate();
   void stopped();
+  static std::string way(const control::Stopped& report, uint64_t state);
   void compare_counts();
   void restarted();
   void give_up(const std::string& why);
@@ -73,7 +79,7 @@ class Coordinator {
 
   const int ranks_;
   std::string folder_, path_;
-  int listener_ = -1, end_ = -1;
+  int listener_ = -1, end_ = -1, together_ = -1;
   Phase phase_ = Phase::watching;
   control::Number number_;
   uint64_t state_ = 0;

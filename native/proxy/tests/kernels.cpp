@@ -18,10 +18,15 @@ namespace kernels {
 
 namespace {
 
-char add_stub, hold_stub, fail_stub, unregistered_stub;
+char add_stub, mix_stub, hold_stub, fail_stub, unregistered_stub;
 
 void run_add(void** arguments, softgpu_launch_t*) {
   *static_cast<int*>(softgpu_shadow(*static_cast<int**>(arguments[0]))) += *static_cast<int*>(arguments[1]);
+}
+
+void run_mix(void** arguments, softgpu_launch_t*) {
+  unsigned& to = *static_cast<unsigned*>(softgpu_shadow(*static_cast<unsigned**>(arguments[0])));
+  to = 3 * to + *static_cast<unsigned*>(softgpu_shadow(*static_cast<unsigned**>(arguments[1])));
 }
 
 void run_hold(void** arguments, softgpu_launch_t*) {
@@ -34,9 +39,12 @@ void run_fail(void**, softgpu_launch_t* launch) {
 }
 
 constexpr softgpu_parameter_t parameters[] = {{0, sizeof(int*)}, {8, sizeof(int)}};
-constexpr softgpu_kernel_t code[] = {
-    {"add", run_add, parameters, 2}, {"hold", run_hold, parameters, 1}, {"fail", run_fail, nullptr, 0}};
-constexpr softgpu_module_t module_data{SOFTGPU_MODULE_MAGIC, code, 3};
+constexpr softgpu_parameter_t pointers[] = {{0, sizeof(int*)}, {8, sizeof(int*)}};
+constexpr softgpu_kernel_t code[] = {{"add", run_add, parameters, 2},
+                                     {"mix", run_mix, pointers, 2},
+                                     {"hold", run_hold, parameters, 1},
+                                     {"fail", run_fail, nullptr, 0}};
+constexpr softgpu_module_t module_data{SOFTGPU_MODULE_MAGIC, code, 4};
 softgpu_fatbin_wrapper_t wrapper{SOFTGPU_FATBIN_WRAPPER_MAGIC, 1, &module_data, nullptr};
 
 [[maybe_unused]] const bool registered = [] {
@@ -45,6 +53,7 @@ softgpu_fatbin_wrapper_t wrapper{SOFTGPU_FATBIN_WRAPPER_MAGIC, 1, &module_data, 
     __cudaRegisterFunction(module, &stub, nullptr, name, -1, nullptr, nullptr, nullptr, nullptr, nullptr);
   };
   enter(add_stub, "add");
+  enter(mix_stub, "mix");
   enter(hold_stub, "hold");
   enter(fail_stub, "fail");
   __cudaRegisterFatBinaryEnd(module);
@@ -54,6 +63,7 @@ softgpu_fatbin_wrapper_t wrapper{SOFTGPU_FATBIN_WRAPPER_MAGIC, 1, &module_data, 
 }  // namespace
 
 const void* add() { return &add_stub; }
+const void* mix() { return &mix_stub; }
 const void* hold() { return &hold_stub; }
 const void* fail() { return &fail_stub; }
 const void* unregistered() { return &unregistered_stub; }

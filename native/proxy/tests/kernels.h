@@ -3,10 +3,11 @@
 #include <cuda_runtime_api.h>
 
 namespace kernels {
-// add(int* to, int amount): *to += amount. hold(int* flag): runs until *flag, in pinned memory, is not 0.
-// fail(): an illegal address.
-// The addresses of their host stubs.
+// add(int* to, int amount): *to += amount. mix(int* to, int* from): *to = 3 * *to + *from. hold(int* flag):
+// runs until *flag, in pinned memory, is not 0. fail(): an illegal address. The addresses of their host
+// stubs.
 const void* add();
+const void* mix();
 const void* hold();
 const void* fail();
 const void* unregistered();

@@ -16,89 +16,10 @@
 #include <thread>
 #include <utility>
 
-#include "coordinator.h"
 #include "jitckpt_proxy.h"
-#include "support.h"
+#include "ranks_job.h"
 
 namespace {
-
-int number_of(const char* variable, int otherwise = 0) {
-  const char* const text = std::getenv(variable);
-  return text ? std::atoi(text) : otherwise;
-}
-
-// What the ranks of a job tell each other besides NCCL: small files in a folder, as torch has its store.
-class Store {
- public:
-  explicit Store(std::string folder) : folder_(std::move(folder)) {}
-  void set(const std::string& name, const std::string& value) const {
-    const std::string unfinished = folder_ + "/." + name;
-    std::ofstream(unfinished) << value;
-    std::filesystem::rename(unfinished, folder_ + "/" + name);
-  }
-  std::string get(const std::string& name) const {
-    while (!std::filesystem::exists(folder_ + "/" + name))
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    std::stringstream text;
-    text << std::ifstream(folder_ + "/" + name).rdbuf();
-    return text.str();
-  }
-
- private:
-  std::string folder_;
-};
-
-void kill_server() {
-  const pid_t server = jitckpt_proxy_server();
-  ASSERT_GT(server, 0);  // else all processes of this group would be meant
-  kill(server, SIGKILL);
-}
-
-bool tell(pid_t server, const std::string& text) {
-  const std::string path = std::string(std::getenv("SOFTGPU_CONTROL")) + "/" + std::to_string(server);
-  sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
-  path.copy(address.sun_path, sizeof address.sun_path - 1);
-  const int connection = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  char answer[300] = "";
-  const bool told = connect(connection, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 &&
-                    send(connection, (text + "\n").data(), text.size() + 1, MSG_NOSIGNAL) > 0 &&
-                    read(connection, answer, sizeof answer - 1) > 0;
-  close(connection);
-  return told && std::string(answer).rfind("ok", 0) == 0;
-}
-
-// Tells the server of this process to suffer a fault (docs/faults.md); another one, if it is just being
-// replaced.
-void order_fault(const std::string& text) {
-  while (!tell(jitckpt_proxy_server(), text)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-}
-
-// As c10d's: asks on and on whether a communicator has failed or an event is over, and must see no failure.
-class Watchdog {
- public:
-  Watchdog(ncclComm_t communicator, cudaEvent_t event)
-      : thread_([this, communicator, event] {
-          ok(cudaSetDevice(number_of("RANK")));
-          while (!ends_) {
-            ncclResult_t state = ncclInternalError;
-            ok(ncclCommGetAsyncError(communicator, &state));
-            EXPECT_EQ(state, ncclSuccess);
-            const cudaError_t over = cudaEventQuery(event);
-            EXPECT_TRUE(over == cudaSuccess || over == cudaErrorNotReady) << over;
-            std::this_thread::sleep_for(std::chrono::milliseconds(2));
-          }
-        }) {}
-  ~Watchdog() {
-    ends_ = true;
-    thread_.join();
-  }
-  Watchdog(const Watchdog&) = delete;
-  Watchdog& operator=(const Watchdog&) = delete;
-
- private:
-  std::atomic<bool> ends_{false};
-  std::thread thread_;
-};
 
 // One rank of a job that trains: every minibatch has collectives, a split and a communicator of its own, and
 // lets the host decide by what the device says.
@@ -265,12 +186,6 @@ class Rank {
   const DeviceInts state_, sum_;
   ncclComm_t world_ = nullptr, pair_ = nullptr, orphan_ = nullptr;
 };
-
-void print(const char* what, const std::vector<int>& numbers) {
-  std::printf("seen %s:", what);
-  for (const int number : numbers) std::printf(" %d", number);
-  std::printf("\n");
-}
 
 // PROXY_TEST_FAULT: what happens in every minibatch, from PROXY_TEST_FIRST to PROXY_TEST_LAST, but in so many
 // of the first as PROXY_TEST_CALM says.
@@ -450,44 +365,6 @@ TEST(Alone, IsGivenUp) {
   std::fflush(stdout);
   std::_Exit(testing::Test::HasFailure() ? 1 : 0);
 }
-
-// A job of processes of this program, with a coordinator.
-struct Job {
-  explicit Job(int ranks) : coordinator(ranks), outputs(static_cast<std::size_t>(ranks)) {}
-  Coordinator coordinator;
-  std::vector<Ended> outputs;
-
-  void run(const std::string& test, const std::vector<std::string>& variables = {}) {
-    const std::string folder = temporary_folder("jitckpt-store-");
-    coordinator.start();
-    std::vector<std::thread> processes;
-    for (std::size_t rank = 0; rank < outputs.size(); ++rank) {
-      processes.emplace_back([&, rank] {
-        std::vector<std::string> all = variables;
-        all.insert(all.end(),
-                   {"PROXY_TEST_DEVICES=4", "RANK=" + std::to_string(rank),
-                    "WORLD_SIZE=" + std::to_string(outputs.size()), "PROXY_TEST_STORE=" + folder,
-                    "SOFTGPU_CONTROL=" + folder + "/faults", "JITCKPT_PROXY_CONTROL=" + coordinator.path()});
-        outputs[rank] = run_alone(test, all);
-      });
-    }
-    for (std::thread& process : processes) process.join();
-    std::filesystem::remove_all(folder);
-    for (const Ended& ended : outputs) EXPECT_EQ(ended.status, 0) << ended.output;
-  }
-
-  // The lines of what the ranks have seen.
-  std::vector<std::string> seen() const {
-    std::vector<std::string> all;
-    for (const Ended& ended : outputs) {
-      std::istringstream lines(ended.output);
-      for (std::string line; std::getline(lines, line);) {
-        if (line.rfind("seen ", 0) == 0) all.push_back(line);
-      }
-    }
-    return all;
-  }
-};
 
 std::vector<std::string> minibatches(int first, int last) {
   return {"PROXY_TEST_FIRST=" + std::to_string(first), "PROXY_TEST_LAST=" + std::to_string(last)};

@@ -27,6 +27,11 @@ inline void launch_add(int* to, int amount, cudaStream_t stream = nullptr) {
   ok(cudaLaunchKernel(kernels::add(), dim3(1), dim3(1), arguments, 0, stream));
 }
 
+inline void launch_mix(int* to, int* from, cudaStream_t stream = nullptr) {
+  void* arguments[] = {&to, &from};
+  ok(cudaLaunchKernel(kernels::mix(), dim3(1), dim3(1), arguments, 0, stream));
+}
+
 class DeviceInts {
  public:
   explicit DeviceInts(std::size_t count, int value = 0) : count_(count) {

@@ -78,6 +78,11 @@ struct Control {
   // last but one. The newest that it has begun, and the newest that is whole.
   alignas(64) std::atomic<uint64_t> image_begun, image_whole;
   std::atomic<Images> images;
+  // Of the optimizer steps in which the state stays on the device: the newest that the device could begin,
+  // and that it has begun; the newest whose calls are all in the log, and that waits for an answer or for
+  // room, so that they never will be. recovery: number of the newest that has led to a replay.
+  alignas(64) std::atomic<uint64_t> step_ready, step_begun;
+  std::atomic<uint64_t> step_written, step_open, recovery;
   // When the newest server had made them: nanoseconds of CLOCK_MONOTONIC.
   std::atomic<int64_t> made_at[made_count];
   // Of the checks: the newest whose copy is whole, and the newest that this server has compared.

@@ -1,0 +1,170 @@
+// Optimizer steps in which parameters and optimizer state stay on the device: docs/transparent.md has the
+// rules.
+#include <algorithm>
+#include <exception>
+#include <numeric>
+#include <stdexcept>
+
+#include "connection.h"
+#include "jitckpt_proxy.h"
+#include "requests.h"
+#include "thread.h"
+
+namespace jitckpt::proxy::client {
+namespace {
+
+// What lies in its way is at most other copies of the device's memory.
+constexpr auto longest_rest = std::chrono::seconds(5);
+constexpr auto longest_copy = std::chrono::seconds(60);
+constexpr std::size_t nobody = slot_count + 1;
+
+}  // namespace
+
+cudaError_t Connection::step_begins(std::span<const jitckpt_proxy_place> places) {
+  if (!hold_.on() || !together_)
+    return cudaError_t(fail(Library::cudart, cudaErrorNotSupported,
+                            "there is no step barrier, so parameters and optimizer state can't stay on the "
+                            "device"));
+  if (communicators_.joins_ranks() && !has_communicated_)
+    return cudaError_t(fail(Library::cudart, cudaErrorNotSupported,
+                            "there was no word of the other ranks since the last optimizer step"));
+  bool needed = false;
+  if (const cudaError_t result = prepare_image(needed); result != cudaSuccess) return result;
+  const std::vector<jitckpt_proxy_place> leave_out(places.begin(), places.end());
+  if (const cudaError_t result = make_image(&leave_out); result != cudaSuccess) {
+    forget_images(0);
+    return result;
+  }
+  begin_minibatch();
+  const auto slot = static_cast<uint32_t>(this_thread().slot);
+  proxy::Control& control = log_.control();
+  // The first such step: those before it were not counted.
+  for (std::atomic<uint64_t>* const step : {&control.step_ready, &control.step_begun}) {
+    if (*step + 1 < states_) *step = states_ - 1;
+  }
+  const auto result = tell<cudaError_t>(Call::begin_step, wire::begin_step{states_, slot});
+  if (result == cudaSuccess) stepping_ = slot;
+  return result;
+}
+
+cudaError_t Connection::step_ended(std::span<const jitckpt_proxy_place> places, uint64_t digest) {
+  if (stepping_.exchange(nobody) == nobody)
+    return cudaError_t(fail(Library::cudart, cudaErrorNotSupported, "no optimizer step has begun"));
+  const auto result =
+      tell<cudaError_t>(Call::end_step, wire::end_step{states_, places.size()}, std::as_bytes(places));
+  if (result != cudaSuccess) return result;
+  hold_.when_free([&] {
+    std::lock_guard lock(mutex_);
+    if (images_.empty()) return;
+    Image& image = images_.back();
+    image.places.assign(places.begin(), places.end());
+    image.digest = digest;
+    image.stepped = true;
+    log_.control().step_written = states_;
+  });
+  together_->notify();
+  return cudaSuccess;
+}
+
+// The server goes on without the end of the step; until that is in the log, nothing leads back to a state.
+void Connection::open_step() {
+  log_.control().step_open = states_;
+  together_->notify();
+}
+
+void Connection::state_leaves() {
+  if (together_) together_->leave();
+}
+
+// The server is stopped, and the optimizer step that it has begun is over. One that does not come to rest is
+// ended. With mutex_ held.
+void Connection::rest() {
+  rested_ = server_->alive() ? server_->rest(longest_rest) : std::nullopt;
+  if (!rested_ && server_->alive()) server_->kill();
+}
+
+void Connection::report_device(control::Stopped& report) const {
+  const proxy::Control& control = log_.control();
+  report.begun = report.ended = control.step_begun;
+  report.ready = std::max<uint64_t>(report.begun, control.step_ready);
+  if (!rested_ || rested_->intact == 0 || rested_->ended != report.begun) return;
+  report.device = rested_->suspect != 0 ? control::Device::suspect : control::Device::healthy;
+}
+
+// With mutex_ held. An image that is whole has it already.
+std::vector<control::HostCopy> Connection::copy_state(uint64_t state) {
+  if (copied_ && copied_->state == state) return {copied_->copy};
+  forget_copy();
+  const auto image =
+      std::ranges::find_if(images_, [&](const Image& one) { return one.state == state && one.leads_on(); });
+  if (image == images_.end())
+    throw std::runtime_error("this process keeps nothing of state " + std::to_string(state));
+  if (image->whole) return {};
+  if (!rested_ || rested_->intact == 0 || rested_->ended != state)
+    throw std::runtime_error("the device does not hold state " + std::to_string(state));
+  const uint64_t bytes = std::accumulate(image->places.begin(), image->places.end(), uint64_t{0},
+                                         [](uint64_t sum, const auto& one) { return sum + one.bytes; });
+  void* const memory = pinned_.allocate(std::max<uint64_t>(bytes, 1));
+  auto* const ranges =
+      static_cast<wire::Range*>(pinned_.allocate((image->places.size() + 1) * sizeof(wire::Range)));
+  const std::vector<Allocation> allocations = objects_.allocations();
+  const auto device_of = [&](uint64_t address) {
+    const auto found = std::ranges::find_if(allocations, [&](const Allocation& one) {
+      return one.address <= address && address < one.extent().end;
+    });
+    return found == allocations.end() ? 0 : found->device;
+  };
+  bool done = memory && ranges;
+  if (done) {
+    uint64_t to = reinterpret_cast<uint64_t>(memory);
+    std::size_t count = 0;
+    for (const jitckpt_proxy_place& place : image->places) {
+      ranges[count++] = {place.address, to, place.bytes, device_of(place.address)};
+      to += place.bytes;
+    }
+    done = server_->copy_state(ranges, count, longest_copy);
+  }
+  if (ranges) pinned_.release(ranges);
+  if (!done) {
+    if (memory) pinned_.release(memory);
+    throw std::runtime_error("state " + std::to_string(state) + " can't be copied to host memory");
+  }
+  const auto offset = static_cast<uint64_t>(static_cast<std::byte*>(memory) - pinned_.begin());
+  copied_ = Copied{state, memory, {getpid(), pinned_.file().descriptor(), offset, bytes, image->digest}};
+  return {copied_->copy};
+}
+
+void Connection::forget_copy() {
+  if (copied_) pinned_.release(copied_->memory);
+  copied_.reset();
+}
+
+}  // namespace jitckpt::proxy::client
+
+using namespace jitckpt::proxy;
+using namespace jitckpt::proxy::client;
+
+int jitckpt_proxy_step_begins(const struct jitckpt_proxy_place* places, uint64_t count) {
+  int32_t result = 0;
+  Connection* const connection = Connection::get(Library::cudart, result);
+  return connection ? connection->step_begins({places, count}) : result;
+}
+
+int jitckpt_proxy_step_ended(const struct jitckpt_proxy_place* places, uint64_t count, uint64_t digest) {
+  int32_t result = 0;
+  Connection* const connection = Connection::get(Library::cudart, result);
+  return connection ? connection->step_ended({places, count}, digest) : result;
+}
+
+int jitckpt_proxy_state_stays(void) {
+  int32_t result = 0;
+  const Connection* const connection = Connection::get(Library::cudart, result);
+  return connection && connection->state_stays();
+}
+
+void jitckpt_proxy_state_leaves(void) {
+  int32_t result = 0;
+  if (Connection* const connection = Connection::get(Library::cudart, result)) connection->state_leaves();
+}
+
+uint64_t jitckpt_proxy_answers(void) { return this_thread().answers; }

@@ -1,0 +1,244 @@
+#include "steps.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+#include <set>
+#include <string>
+
+#include "images.h"
+#include "real_calls.h"
+#include "server.h"
+#include "services.h"
+
+namespace jitckpt::proxy {
+namespace {
+
+bool overlap(uint64_t one, uint64_t bytes, uint64_t other, uint64_t more) {
+  return one < other + more && other < one + bytes;
+}
+
+// Half of the time after which a rank that waits counts as hanging: before that nobody waits here any more.
+std::chrono::duration<double> patience() {
+  const char* const seconds = std::getenv("JITCKPT_HANG_TIMEOUT");
+  return std::chrono::duration<double>((seconds ? std::atof(seconds) : 60) / 2);
+}
+
+// A part of a file of another process, as long as it lives.
+class View {
+ public:
+  explicit View(const wire::restore_state& from) : bytes_(from.bytes) {
+    const std::string path = "/proc/" + std::to_string(from.process) + "/fd/" + std::to_string(from.file);
+    const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (file >= 0)
+      memory_ = mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, file, static_cast<off_t>(from.offset));
+    const int error = errno;
+    if (file >= 0) close(file);
+    if (memory_ == MAP_FAILED)
+      throw Different("the state can't be read at " + path + ": " + std::strerror(error));
+  }
+  ~View() { munmap(memory_, bytes_); }
+  View(const View&) = delete;
+  View& operator=(const View&) = delete;
+  const std::byte* begin() const { return static_cast<const std::byte*>(memory_); }
+
+ private:
+  void* memory_ = MAP_FAILED;
+  std::size_t bytes_;
+};
+
+// Calls that write to the device's memory; what they make and record is needed all the same.
+bool writes(const Record& record) {
+  switch (static_cast<Call>(record.call)) {
+    case Call::launch:
+    case Call::copy_from_host:
+    case Call::cudaMemsetAsync:
+    case Call::cudaMemset2DAsync:
+    case Call::cudaMemcpyPeerAsync:
+      return true;
+    case Call::copy: {
+      wire::copy copy{};
+      std::memcpy(&copy, record.content, std::min<std::size_t>(sizeof copy, record.bytes));
+      return copy.kind != cudaMemcpyDeviceToHost;
+    }
+    default:
+      return services[record.call].library == Library::cublas && services[record.call].runs == Runs::tells;
+  }
+}
+
+}  // namespace
+
+void Held::lose(uint64_t address, uint64_t bytes) {
+  for (const wire::Place& place : places) intact &= !overlap(place.address, place.bytes, address, bytes);
+}
+
+bool Steps::is_whole(uint64_t step) { return server_.control().image_whole >= step && !server_.has_failed(); }
+
+// Rule 1 of docs/transparent.md: what comes before the step is over on this device, and an image of it whole;
+// all of the step is in the log; and so it is on all ranks. Where nobody will recover, nobody waits.
+bool Steps::may_begin(uint64_t step) {
+  Control& control = server_.control();
+  if (ready_for_ != step && control.step_written >= step && is_whole(step)) {
+    ready_for_ = step;
+    control.step_ready = step;
+    together_->come(control.recovery, step);
+  }
+  if (control.images == Images::unwanted || together_->has_been_left()) return true;
+  // The program waits for an answer that lies behind.
+  if (control.step_open >= step && is_whole(step)) return true;
+  return ready_for_ == step && together_->all_have_come(control.recovery, step);
+}
+
+void Steps::begin(uint64_t step, uint32_t slot) {
+  slot_ = slot;
+  if (step == restored_.state) {
+    skips_ = true;
+    return;
+  }
+  if (!std::exchange(looked_, true)) together_ = Together::of_environment();
+  if (!together_) throw Different("there is no step barrier: JITCKPT_PROXY_TOGETHER is not set");
+  Control& control = server_.control();
+  const auto began = std::chrono::steady_clock::now();
+  for (;;) {
+    const uint32_t seen = together_->happenings();
+    if (server_.is_stopped()) return;
+    if (ready_for_ != step && server_.has_failed()) {
+      // Calls behind it tell the program of the failure. Nothing may change what they all will go back to.
+      skips_ = leaves_out_ = true;
+      return;
+    }
+    if (may_begin(step)) {
+      control.step_begun = step;  // sequentially consistent, as the client's own order is
+      if (control.images != Images::frozen) break;
+      control.step_begun = step - 1;
+    } else if (std::chrono::steady_clock::now() - began > patience() && control.images == Images::made) {
+      // Perhaps they make other numbers of steps than this one: then they would wait for each other for ever.
+      std::fprintf(
+          stderr,
+          "jitckpt: other ranks do not come to optimizer step %llu; from now on images of all memory "
+          "are made again.\n",
+          static_cast<unsigned long long>(step));
+      together_->leave();
+    }
+    together_->wait(seen, std::chrono::milliseconds(10));
+  }
+  inside_ = true;
+}
+
+void Steps::begin_stopped() {
+  server_.control().step_begun = ready_for_;
+  inside_ = true;
+}
+
+void Steps::end(uint64_t step, std::vector<wire::Place> places) {
+  inside_ = false;
+  ready_for_ = 0;
+  const bool skipped = std::exchange(skips_, false);
+  if (std::exchange(leaves_out_, false)) return;
+  if (skipped) {
+    load();
+    if (!held_.intact) throw Different("not all of the state's memory is there");
+    server_.drop_kept();
+  } else {
+    hold({!server_.device_has_failed(), step, std::move(places)});
+  }
+}
+
+void Steps::restore(const wire::restore_state& state, std::vector<wire::Place> places) {
+  restored_ = state;
+  loaded_ = 0;
+  if (places.empty()) {  // the image has all
+    hold({false, state.state, {}});
+    server_.drop_kept();
+    return;
+  }
+  if (state.in_place != 0) {
+    if (!held_.intact || held_.ended != state.state)
+      throw Different("the device does not hold the state that it should");
+    loaded_ = places.size();
+    return hold({true, state.state, std::move(places)});
+  }
+  const uint64_t bytes = std::accumulate(places.begin(), places.end(), uint64_t{0},
+                                         [](uint64_t sum, const auto& one) { return sum + one.bytes; });
+  if (bytes != state.bytes) throw Different("the state that is to be taken has another size");
+  hold({false, state.state, std::move(places)});
+  load();
+}
+
+// As far as the memory is there: what the step itself has allocated comes with its calls.
+void Steps::load() {
+  if (loaded_ == held_.places.size()) return;
+  const View view(restored_);
+  uint64_t offset = 0;
+  std::set<int32_t> devices;
+  for (std::size_t i = 0; i < held_.places.size(); offset += held_.places[i++].bytes) {
+    const wire::Place& place = held_.places[i];
+    const auto device = server_.memory.device_of(place.address, place.bytes);
+    if (i < loaded_) continue;
+    if (!device) break;
+    choose_device(*device);
+    const cudaError_t error =
+        real::cudaMemcpyAsync(reinterpret_cast<void*>(place.address), view.begin() + offset, place.bytes,
+                              cudaMemcpyHostToDevice, nullptr);
+    if (error != cudaSuccess) throw Different("the state can't be copied to the device");
+    devices.insert(*device);
+    loaded_ = i + 1;
+  }
+  if (synchronize(devices) != cudaSuccess) throw Different("the state can't be copied to the device");
+  std::lock_guard lock(mutex_);
+  held_.intact = loaded_ == held_.places.size();
+}
+
+bool Steps::skips(const Record& record) const {
+  return skips_ && record.slot == slot_ && record.sequence < first_apart && writes(record);
+}
+
+bool copy_to_host(const wire::Range* ranges, uint64_t count) {
+  std::set<int32_t> devices;
+  for (uint64_t i = 0; i < count; ++i) devices.insert(ranges[i].device);
+  bool well = true;
+  for (const int32_t device : devices) {
+    choose_device(device);
+    // Of its own: others may wait for what will never come.
+    cudaStream_t stream = nullptr;
+    if (real::cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, 0) != cudaSuccess) return false;
+    for (uint64_t i = 0; i < count; ++i) {
+      if (ranges[i].device != device) continue;
+      well &= real::cudaMemcpyAsync(reinterpret_cast<void*>(ranges[i].to),
+                                    reinterpret_cast<const void*>(ranges[i].from), ranges[i].bytes,
+                                    cudaMemcpyDeviceToHost, stream) == cudaSuccess;
+    }
+    well &= real::cudaStreamSynchronize(stream) == cudaSuccess;
+    real::cudaStreamDestroy(stream);
+  }
+  return well;
+}
+
+int32_t serve_begin_step(Request& request) {
+  const auto arguments = request.arguments<wire::begin_step>();
+  request.server.steps.begin(arguments.step, arguments.slot);
+  return cudaSuccess;
+}
+
+int32_t serve_end_step(Request& request) {
+  const auto arguments = request.arguments<wire::end_step>();
+  request.server.steps.end(arguments.step,
+                           entries_after<wire::end_step, wire::Place>(request, arguments.places));
+  return cudaSuccess;
+}
+
+int32_t serve_restore_state(Request& request) {
+  const auto arguments = request.arguments<wire::restore_state>();
+  request.server.steps.restore(arguments,
+                               entries_after<wire::restore_state, wire::Place>(request, arguments.places));
+  return cudaSuccess;
+}
+
+}  // namespace jitckpt::proxy

@@ -1,0 +1,85 @@
+// Optimizer steps in which parameters and optimizer state (the places) stay on the device: when they may
+// begin, and whether what lies there is the state after one. docs/transparent.md has the rules.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "log_reader.h"
+#include "together.h"
+#include "wire.h"
+
+namespace jitckpt::proxy {
+
+class Server;
+
+// What stays when a server drops all that it has made.
+struct Held {
+  bool intact = false;  // the places hold the state after step `ended`
+  uint64_t ended = 0;
+  std::vector<wire::Place> places;
+
+  // A block that holds some of it is gone.
+  void lose(uint64_t address, uint64_t bytes);
+};
+
+class Steps {
+ public:
+  explicit Steps(Server& server) : server_(server) {}
+
+  // By the reader, in the log's order. `begin` waits until all ranks are ready; if the server is stopped
+  // before, the step has not begun.
+  void begin(uint64_t step, uint32_t slot);
+  void end(uint64_t step, std::vector<wire::Place> places);
+  // A replay begins with a state.
+  void restore(const wire::restore_state& state, std::vector<wire::Place> places);
+
+  // Whether the step has begun that is being read; its calls are made even if the server is stopped.
+  bool inside() const { return inside_; }
+  bool makes(const Record& record) const { return inside_ && record.slot == slot_; }
+  // Whether the call belongs to a step that the restored state has behind it.
+  bool skips(const Record& record) const;
+  // The server was stopped while it was ready for the step.
+  bool is_ready_for(uint64_t step) const { return ready_for_ == step && step != 0; }
+  // That step begins all the same.
+  void begin_stopped();
+
+  Held held() {
+    std::lock_guard lock(mutex_);
+    return held_;
+  }
+  void hold(Held held) {
+    std::lock_guard lock(mutex_);
+    held_ = std::move(held);
+  }
+  // A block of the device's memory is gone.
+  void lose(uint64_t address, uint64_t bytes) {
+    std::lock_guard lock(mutex_);
+    held_.lose(address, bytes);
+  }
+
+ private:
+  bool is_whole(uint64_t step);
+  bool may_begin(uint64_t step);
+  void load();
+
+  Server& server_;
+  std::unique_ptr<Together> together_;
+  bool looked_ = false;  // for it
+  std::atomic<bool> inside_{false};
+  bool skips_ = false, leaves_out_ = false;
+  uint32_t slot_ = 0;  // of the thread that makes the step
+  uint64_t ready_for_ = 0;
+  std::mutex mutex_;
+  Held held_;
+  wire::restore_state restored_{};  // state 0: none
+  uint64_t loaded_ = 0;             // of its places
+};
+
+// Copies what the client wants of a device at rest. False if that fails.
+bool copy_to_host(const wire::Range* ranges, uint64_t count);
+
+}  // namespace jitckpt::proxy

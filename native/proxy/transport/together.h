@@ -1,0 +1,57 @@
+// The step barrier of a job whose ranks are all on this host: memory that their agent has made and the ranks'
+// servers share. It begins with a head, then has a word for each rank, each on a line of its own.
+#pragma once
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace jitckpt::proxy {
+
+class Together {
+ public:
+  // The file that JITCKPT_PROXY_TOGETHER names, for the rank of this process; null if there is none. Throws
+  // std::runtime_error with a sentence if it can't be that.
+  static std::unique_ptr<Together> of_environment();
+  Together(const std::string& path, uint64_t rank);
+  ~Together();
+  Together(const Together&) = delete;
+  Together& operator=(const Together&) = delete;
+
+  // The rank is ready for the step, after so many recoveries of the job.
+  void come(uint64_t recovery, uint64_t step);
+  // Whether all ranks are.
+  bool all_have_come(uint64_t recovery, uint64_t step) const;
+  // A rank does not wait for the others any more, nor need they for it.
+  void leave();
+  bool has_been_left() const;
+  // Returns when something has happened, at the latest after the time, or for no reason. seen: what
+  // `happenings` had returned before the caller looked.
+  uint32_t happenings() const;
+  void wait(uint32_t seen, std::chrono::milliseconds longest) const;
+  // Something has happened.
+  void notify();
+
+  static constexpr uint64_t magic = 0x31474f544b50434a;  // "JCPKTOG1" as little-endian bytes
+
+ private:
+  struct Head {
+    uint64_t magic, ranks;
+    std::atomic<uint32_t> left, happenings;
+  };
+  struct alignas(64) Word {
+    std::atomic<uint64_t> recovery_and_step;
+  };
+  static constexpr std::size_t words_begin = 4096;
+
+  static uint64_t joined(uint64_t recovery, uint64_t step) { return recovery << 40 | step; }
+  Head& head() const { return *reinterpret_cast<Head*>(begin_); }
+  Word* words() const { return reinterpret_cast<Word*>(begin_ + words_begin); }
+  std::byte* begin_ = nullptr;
+  std::size_t bytes_ = 0;
+  uint64_t rank_;
+};
+
+}  // namespace jitckpt::proxy
