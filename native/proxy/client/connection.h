@@ -59,8 +59,8 @@ class Connection {
   void state_leaves();
   // A thread waits for an answer; within a step that answer may lie behind what waits for the step's end.
   void waits_for_answer(std::size_t slot) {
-    if (slot == stepping_.load(std::memory_order_relaxed)) [[unlikely]]
-      open_step();
+    if (const std::size_t stepping = stepping_; stepping < slot_count) [[unlikely]]
+      wait_within_step(slot == stepping);
   }
   cudaError_t check(jitckpt_proxy_memory& memory);
   jitckpt_proxy_validation validate(const control::Validates& says);
@@ -168,6 +168,7 @@ class Connection {
   cudaError_t prepare_image(bool& needed);
   cudaError_t make_image(const std::vector<jitckpt_proxy_place>* leave_out);
   void begin_minibatch();
+  void wait_within_step(bool by_its_thread);
   void open_step();
   void outgrown();
   void rest();

@@ -163,6 +163,7 @@ Outcome get_answer(Connection& connection, Thread& thread, Library library, Ques
     return outcome;
   };
   bool there = appended(connection, thread, call, number, arguments, more);
+  connection.waits_for_answer(thread.slot);  // behind whatever is in the log by now
   // A new server answers what it reads again; what it does not read is asked once more.
   const auto ask_again = [&] {
     if (thread.newest.sequence < connection.replayed_from())
@@ -253,7 +254,6 @@ int32_t ask_bytes(Library library, Question question, Call call, Bytes arguments
   if (!has_slot(*connection, thread)) return too_many_threads(library);
   thread.has_waited |= may_block(call);
   ++thread.answers;
-  connection->waits_for_answer(thread.slot);
   if (!only_watches(thread, call)) {
     connection->hold().pass();
   } else if (connection->hold().held()) {

@@ -1,7 +1,9 @@
 // Optimizer steps in which parameters and optimizer state stay on the device: docs/transparent.md has the
 // rules.
+#include <dlfcn.h>
+#include <unistd.h>
+
 #include <algorithm>
-#include <exception>
 #include <numeric>
 #include <stdexcept>
 
@@ -42,8 +44,9 @@ cudaError_t Connection::step_begins(std::span<const jitckpt_proxy_place> places)
   for (std::atomic<uint64_t>* const step : {&control.step_ready, &control.step_begun}) {
     if (*step + 1 < states_) *step = states_ - 1;
   }
+  stepping_ = slot;  // before the record is in the log: who waits behind that has to see it
   const auto result = tell<cudaError_t>(Call::begin_step, wire::begin_step{states_, slot});
-  if (result == cudaSuccess) stepping_ = slot;
+  if (result != cudaSuccess) stepping_ = nobody;
   return result;
 }
 
@@ -64,6 +67,12 @@ cudaError_t Connection::step_ended(std::span<const jitckpt_proxy_place> places, 
   });
   together_->notify();
   return cudaSuccess;
+}
+
+// Another thread's answer can be waited for, unless the step's thread needs what this one has: Python's lock.
+void Connection::wait_within_step(bool by_its_thread) {
+  static const auto holds_python = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "PyGILState_Check"));
+  if (by_its_thread || (holds_python && holds_python() != 0)) open_step();
 }
 
 // The server goes on without the end of the step; until that is in the log, nothing leads back to a state.

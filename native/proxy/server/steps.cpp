@@ -85,14 +85,14 @@ bool Steps::is_whole(uint64_t step) { return server_.control().image_whole >= st
 // all of the step is in the log; and so it is on all ranks. Where nobody will recover, nobody waits.
 bool Steps::may_begin(uint64_t step) {
   Control& control = server_.control();
-  if (ready_for_ != step && control.step_written >= step && is_whole(step)) {
+  // step_open: the program waits for an answer that lies behind.
+  const bool is_there = control.step_written >= step || control.step_open >= step;
+  if (ready_for_ != step && is_there && is_whole(step)) {
     ready_for_ = step;
     control.step_ready = step;
     together_->come(control.recovery, step);
   }
   if (control.images == Images::unwanted || together_->has_been_left()) return true;
-  // The program waits for an answer that lies behind.
-  if (control.step_open >= step && is_whole(step)) return true;
   return ready_for_ == step && together_->all_have_come(control.recovery, step);
 }
 

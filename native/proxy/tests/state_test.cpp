@@ -13,6 +13,13 @@
 #include "ranks_job.h"
 
 namespace {
+thread_local bool holds_python = false;
+}
+
+// As Python would say it.
+extern "C" __attribute__((visibility("default"))) int PyGILState_Check() { return holds_python; }
+
+namespace {
 
 // One rank of a job of replicas: `weights_` and `moments_` are the same on all of them after each step, and
 // change in no other place; `average_` is this rank's own.
@@ -74,6 +81,7 @@ class Replica {
   }
   ncclComm_t world() const { return world_; }
   cudaEvent_t event() const { return event_; }
+  cudaStream_t stream() const { return stream_; }
 
  private:
   static int on_own_device(int rank) {
@@ -192,6 +200,31 @@ TEST(Alone, HasStillToMakeItsStep) {
   std::fflush(stdout);
 }
 
+// Within the step its thread waits for an answer, or for another thread that does.
+TEST(Alone, WaitsWithinItsStep) {
+  if (!alone() || !std::getenv("PROXY_TEST_STORE")) GTEST_SKIP() << "only for other tests";
+  {
+    const bool waits = std::getenv("PROXY_TEST_FAULT") != nullptr;
+    Replica replica;
+    const int within = 17;  // calls
+    const auto wait = [&] { ok(cudaStreamSynchronize(replica.stream())); };
+    print("numbers", replica.minibatch(within, [&] {
+      if (waits) wait();
+    }));
+    print("numbers", replica.minibatch(within, [&] {
+      if (!waits) return;
+      std::thread([&] {
+        ok(cudaSetDevice(replica.rank()));
+        holds_python = true;
+        wait();
+      }).join();
+    }));
+    print("end", replica.end());
+    replica.wait_for_all();
+  }
+  std::fflush(stdout);
+}
+
 std::map<std::string, int> expect_recovered(
     int ranks, int first, int last, const std::string& fault,
     const std::function<void(Coordinator&)>& prepare = [](Coordinator&) {}) {
@@ -236,6 +269,14 @@ TEST(State, IsBroughtOnByARankThatHasStillToMakeItsStep) {
   const auto recoveries = job.coordinator.recoveries();
   ASSERT_EQ(recoveries.size(), 1u);
   EXPECT_EQ(recoveries[0].ways, (std::map<int, std::string>{{0, "from a replica"}, {1, "finish"}}));
+}
+
+TEST(State, IsNoHindranceToAStepThatNeedsItsDevice) {
+  Job undisturbed(2), job(2);
+  undisturbed.run("Alone.WaitsWithinItsStep");
+  job.run("Alone.WaitsWithinItsStep", {"PROXY_TEST_FAULT=none"});
+  EXPECT_EQ(job.seen(), undisturbed.seen());
+  EXPECT_EQ(job.coordinator.complaint(), "");
 }
 
 TEST(State, StaysWhereACollectiveFails) {
