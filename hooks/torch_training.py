@@ -97,6 +97,11 @@ class TrainingHooks:
             del self._scaler.step
             self._scaler = None
 
+    def end_last(self) -> None:
+        """Hear of the end of a step after all who are told of it by now. Where every optimizer is watched."""
+        self._handles[-1].remove()
+        self._handles[-1] = register_optimizer_step_post_hook(lambda one, args, kwargs: self._end_any(one))
+
     @property
     def watched(self) -> list[Optimizer]:
         """The optimizers whose steps make a minibatch, as far as they are known and alive."""

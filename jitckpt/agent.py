@@ -45,6 +45,8 @@ from jitckpt.proxy_control import ControlSocket, Proxies
 from jitckpt.recovery import Outcome
 from jitckpt.saves import SaveRecord
 from jitckpt.spares import Spares
+from jitckpt.step_barrier import VARIABLE as STEP_BARRIER
+from jitckpt.step_barrier import StepBarrier
 from jitckpt.stores import Apart, LastingRendezvous, StoreGone
 from jitckpt.supervisor import Reports, Supervisor
 from jitckpt.suspects import VARIABLE, NoDeviceError, Suspects, without
@@ -74,6 +76,7 @@ class Settings:
     faults: tuple[FaultSpec, ...]
     host_timeout: float
     recovery_deadline: float | None  # for each order of a transparent recovery; None: user-level mode
+    state_on_device: bool  # in transparent mode, all ranks on this host
     fixed_place: int | None  # of this host among all (--node-rank)
     silent_hosts_are_dead: bool  # the user knows that none is only cut off
     secret: bytes | None  # of this job, for agents on several hosts; None: one is made
@@ -408,6 +411,7 @@ class WorkerProcesses(PContext):
         self._saves_itself = False
         self._open = False
         self._control: ControlSocket | None = None
+        self._barrier: StepBarrier | None = None
 
     def start(self) -> None:
         """Start the workers and what copies their logs; signals, unlike in torch, are the agent's affair."""
@@ -442,6 +446,8 @@ class WorkerProcesses(PContext):
     def _start(self) -> None:
         if self._settings.recovery_deadline is not None:
             self._control = ControlSocket()
+            if self._settings.state_on_device:
+                self._barrier = StepBarrier(self.nprocs)
         try:
             for local_rank in range(self.nprocs):
                 self._prepare_worker(local_rank)
@@ -456,6 +462,8 @@ class WorkerProcesses(PContext):
                 worker.close()
             if self._control is not None:
                 self._control.close()
+            if self._barrier is not None:
+                self._barrier.close()
             raise
         workers = list(self._workers.values())
         self._guardian = Guardian(workers, self._settings.save_deadline, self._settings.temporary)
@@ -512,6 +520,8 @@ class WorkerProcesses(PContext):
             environment[VARIABLE] = ",".join(self._devices)
         if self._control is not None:
             environment[PROXY_CONTROL] = str(self._control.path)
+            if self._barrier is not None:
+                environment[STEP_BARRIER] = self._barrier.path
             environment.setdefault("JITCKPT_PROXY_SPARE", str(min(1, self._spares.wanted(len(self.args)))))
         environment["JITCKPT_STAGING"] = str(self._settings.staging)
         environment["JITCKPT_RESTART"] = str(self._log.restart)
@@ -629,6 +639,8 @@ class WorkerProcesses(PContext):
         self._guardian.close()
         for worker in self._workers.values():
             worker.close()
+        if self._barrier is not None:
+            self._barrier.close()
 
 
 def _check_quorum(met: Sequence[Host]) -> None:

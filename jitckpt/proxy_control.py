@@ -253,6 +253,11 @@ class Proxies:
             case "recovery_given_up" | "switched_off":
                 self.recovers = False
                 self._say(str(details["text"]))
+            case "state_in_images":
+                self._say(
+                    f"--state-on-device has no effect: {details['text']}. Parameters and optimizer state are "
+                    "copied to the host with each step."
+                )
             case "straggler":
                 self.stragglers.add(int(str(details["rank"])))
                 self._say(

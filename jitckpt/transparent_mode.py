@@ -1,7 +1,8 @@
 """Transparent mode in a worker: after every optimizer step the device proxy keeps what there is.
 
-So far that is a copy of all memory of the device, from which the proxy replaces a server that has died. Now
-and then it is seen whether the calls since then lead from that copy to what there is.
+That is a copy of all memory of the device, from which the proxy replaces a server that has died; or, where
+the user wants that and it is safe, of all but the state that stays on the device. Now and then it is seen
+whether the calls since then lead from that copy to what there is.
 """
 
 import ctypes
@@ -17,94 +18,101 @@ from torch.optim import Optimizer
 from jitckpt import at_end, proxy_faults
 from jitckpt.device import LIBRARY_DIR
 from jitckpt.hooks.torch_steps import OptimizerSteps
+from jitckpt.proxy_memory import Memory
+from jitckpt.state_on_device import StateOnDevice, digest, error_text
 from jitckpt.transparent import messages, naming, validation
 from jitckpt.transparent.validation import Again, Seen, SwitchOff, Valid
 
 VARIABLE = "JITCKPT_MODE"  # "transparent" in the workers of `jitckpt run --mode transparent`
 VALIDATE_EVERY = "JITCKPT_VALIDATE_EVERY"
-
-
-class _Place(ctypes.Structure):
-    _fields_ = (("address", ctypes.c_uint64), ("bytes", ctypes.c_uint64))
-
-
-class _Memory(ctypes.Structure):
-    """See native/proxy/client/jitckpt_proxy.h."""
-
-    _fields_ = (
-        ("place_count", ctypes.c_uint64),
-        ("places", ctypes.POINTER(_Place)),
-        ("block_count", ctypes.c_uint64),
-        ("changed", ctypes.c_void_p),
-        ("kept", ctypes.c_void_p),
-        ("found", ctypes.c_void_p),
-    )
-
-    def bytes_at(self, address: int) -> Tensor:
-        """Return the bytes of all blocks that lie there, not copied."""
-        content = (ctypes.c_uint8 * self.block_count).from_address(address)
-        return torch.frombuffer(content, dtype=torch.uint8)
+STATE_ON_DEVICE = "JITCKPT_STATE_ON_DEVICE"  # "1": it stays there once that is safe
 
 
 # What jitckpt_proxy_validate returns, and `found` says of a block that differs.
-_OVER, _OVERWRITTEN, _PUT_BACK, _UNKNOWN, _VALID, _LEFT_OUT = range(6)
+_OVER, _OVERWRITTEN, _PUT_BACK, _UNKNOWN, _VALID, _LEFT_OUT, _VALID_STAYS = range(7)
 _DIFFERENT = 2
 
 
 class MinibatchKeeper:
     """A listener to the steps of a script that knows nothing of it."""
 
-    def __init__(self, process: Any, validate_every: int) -> None:
+    def __init__(self, process: Any, validate_every: int, state_on_device: bool = False) -> None:
         """process: the symbols of this process, as ctypes has them. validate_every: steps; see is_due."""
         self._process = process
         self._process.cudaGetErrorString.restype = ctypes.c_char_p
         self._off = False
         self._every = validate_every
         self._tries = 0  # in how many minibatches before this one a validation that is due was left out
+        self._on_device = StateOnDevice(process) if state_on_device else None
         self.optimizers: Callable[[], Sequence[Optimizer | None]] = list
 
     def step_begins(self, step: int, state: Mapping[str, Tensor]) -> None:
         """The minibatch's calls are made: if it is time to, see whether they can be made again."""
-        if self._off or not (self._tries or validation.is_due(step, self._every)):
+        if self._off:
             return
-        heard = _Validation(self._process, state, self.optimizers()).run()
-        self._off = heard == _OVER
-        again = heard == _LEFT_OUT and self._tries + 1 < validation.MOST_TRIES
-        self._tries = self._tries + 1 if again else 0
+        on_device = self._on_device
+        stays = on_device is not None and on_device.stays
+        if not stays and (self._tries or validation.is_due(step, self._every)):
+            heard = _Validation(self._process, state, self.optimizers(), on_device).run()
+            self._off = heard == _OVER
+            again = heard == _LEFT_OUT and self._tries + 1 < validation.MOST_TRIES
+            self._tries = self._tries + 1 if again else 0
+            if on_device is not None:
+                on_device.stays = heard == _VALID_STAYS
+        if on_device is not None and on_device.stays:
+            on_device.step_begins(state)
+        elif on_device is not None:
+            on_device.watch()
 
     def step_ended(self, step: int, state: Mapping[str, Tensor]) -> None:
         """A minibatch begins. If it can't be kept, transparent mode ends and training goes on."""
         if self._off:
             return
-        error = self._process.jitckpt_proxy_keep()
+        on_device = self._on_device
+        if on_device is not None and on_device.stays:
+            self._see(on_device.step_ended(step, state, self.optimizers()), step)
+            return
+        if on_device is not None:
+            on_device.watched()
+        self._see(self._process.jitckpt_proxy_keep(), step)
+
+    def _see(self, error: int, step: int) -> None:
+        """Switch transparent mode off after an error of CUDA."""
         if error:
             self._off = True
-            reason = _words(self._process, error)
+            reason = error_text(self._process, error)
+            if self._on_device is not None:
+                self._on_device.leave(reason)  # the others need not wait for this rank's steps
             text = f"transparent mode is switched off after step {step}: {reason}. The training goes on"
             print(f"jitckpt: {text}, but it ends if a device's server dies.", file=sys.stderr, flush=True)
 
     def unsupported(self, reason: str) -> None:
-        """Nothing: with a copy of all memory it does not matter where in a step something changes."""
+        """The state can't stay on the device; with a copy of all memory it does not matter."""
+        if self._on_device is not None:
+            self._on_device.leave(reason)
 
 
 class _Validation:
     """Of one minibatch. The agent has all ranks make their calls again until all say what they come to."""
 
     def __init__(
-        self, process: Any, state: Mapping[str, Tensor], optimizers: Sequence[Optimizer | None]
+        self,
+        process: Any,
+        state: Mapping[str, Tensor],
+        optimizers: Sequence[Optimizer | None],
+        on_device: StateOnDevice | None,
     ) -> None:
         self._process, self._state, self._optimizers = process, state, optimizers
-        self._memory = _Memory()
+        self._on_device = on_device
+        self._memory = Memory()
         self._rounds = 0
 
     def run(self) -> int:
-        """Return _VALID, _LEFT_OUT or _OVER. The device's memory is as it was."""
+        """Return _VALID, _VALID_STAYS, _LEFT_OUT or _OVER. The device's memory is as it was."""
         error = self._process.jitckpt_proxy_check(ctypes.byref(self._memory))
         if error:
-            return self._leave_out(_words(self._process, error))
-        self._places = naming.Places(
-            [(one.address, one.bytes) for one in self._memory.places[: self._memory.place_count]]
-        )
+            return self._leave_out(error_text(self._process, error))
+        self._places = naming.Places(self._memory.pieces())
         self._changed = self._memory.bytes_at(self._memory.changed) != 0
         self._shadow = torch.zeros_like(self._changed)
         heard = self._say(messages.FIRST)
@@ -120,7 +128,7 @@ class _Validation:
         differing = self._memory.bytes_at(self._memory.found) == _DIFFERENT
         match validation.judge(Seen(self._changed, differing), self._shadow, self._rounds):
             case Valid():
-                return self._say(messages.VALID, self._described(self._shadow))
+                return self._say(messages.VALID, self._described(self._shadow), *self._staying())
             case Again(shadow):
                 self._put_back(shadow)
                 return self._say(messages.AGAIN)
@@ -141,22 +149,23 @@ class _Validation:
         named = naming.tensors(self._state, self._optimizers)
         return naming.described(blocks, self._places, named, most)
 
+    def _staying(self) -> tuple[str, str]:
+        """Return a digest of the state, or "" and why it can't stay on the device."""
+        if self._on_device is None:
+            return "", ""
+        reason = self._on_device.why_not(self._state, self._optimizers, self._places, self._changed)
+        return ("", reason) if reason else (digest(self._state), "")
+
     def _leave_out(self, why: str) -> int:
         heard = self._say(messages.LEFT_OUT, why)
-        while heard not in (_OVER, _VALID, _LEFT_OUT):  # a failure was recovered from meanwhile
+        while heard not in (_OVER, _VALID, _VALID_STAYS, _LEFT_OUT):  # a failure was recovered from meanwhile
             heard = self._say(messages.LEFT_OUT, why)
         return heard
 
-    def _say(self, what: int, text: str = "") -> int:
-        heard: int = self._process.jitckpt_proxy_validate(what, text.encode(), b"", b"")
+    def _say(self, what: int, text: str = "", state: str = "", unfit: str = "") -> int:
+        texts = [one.encode() for one in (text, state, unfit)]
+        heard: int = self._process.jitckpt_proxy_validate(what, *texts)
         return heard
-
-
-def _words(process: Any, error: int) -> str:
-    """Return what CUDA says of an error, which torch must not take for one of its own call."""
-    reason: str = process.cudaGetErrorString(error).decode()
-    process.cudaGetLastError()
-    return reason
 
 
 def _tell_what_is_free() -> None:
@@ -173,7 +182,11 @@ def begin() -> None:
     process = ctypes.CDLL(None)
     if hasattr(process, "jitckpt_proxy_keep"):
         torch.cuda._lazy_call(_tell_what_is_free)  # the allocator is there once a device is used
-        keeper = MinibatchKeeper(process, int(os.environ.get(VALIDATE_EVERY, "0")))
+        on_device = os.environ.get(STATE_ON_DEVICE) == "1"
+        keeper = MinibatchKeeper(process, int(os.environ.get(VALIDATE_EVERY, "0")), on_device)
+        # A server that is told of a fault is waited for, which is to be outside of the keeper's steps.
+        rehearsal = proxy_faults.begin(process)
         keeper.optimizers = OptimizerSteps(keeper).optimizers
-        proxy_faults.begin(process)
+        if rehearsal is not None:
+            rehearsal.end_last()
         at_end.stay_with_the_device()

@@ -117,6 +117,9 @@ def parse_arguments() -> argparse.Namespace:
         default="user",
         help="of protection; hosts: user-level mode on three hosts, network namespaces (default user)",
     )
+    parser.add_argument(
+        "--state-on-device", action="store_true", help="in transparent mode: as for `jitckpt run`"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object and no table")
     own = list(takewhile(lambda word: word != "--", sys.argv[1:]))
     args = parser.parse_args(own)
@@ -130,6 +133,8 @@ def parse_arguments() -> argparse.Namespace:
             parser.error(f"there is no script {path}")
     if args.trials < 1 or args.first < 1 or args.parallel < 1 or args.steps < 8:
         parser.error("--trials, --first and --parallel must be at least 1 and --steps at least 8")
+    if args.state_on_device and not transparent:
+        parser.error("--state-on-device: only in --mode transparent")
     own_kinds = TRANSPARENT_KINDS if transparent else trials_hosts.HOST_KINDS if on_hosts else None
     known = own_kinds or (*TRIAL_KINDS, *FATAL_KINDS)
     args.kinds = args.kinds or own_kinds or USER_KINDS
@@ -286,6 +291,7 @@ class CampaignInPlace(Campaign):
         example, ranks = self.place(trial.number)
         options = ["--mode", "transparent", "--warm-spares", "0"]
         options += ["--checkpoint-dir", str(folder / CHECKPOINTS)]
+        options += ["--state-on-device"] if self.args.state_on_device else []
         run = run_job(
             self.command(example, options),
             folder,

@@ -82,10 +82,12 @@ def main(arguments: list[str]) -> int:
                 **fault_folder,
                 "JITCKPT_MODE": args.mode,
                 "JITCKPT_VALIDATE_EVERY": str(args.validate_every),
+                "JITCKPT_STATE_ON_DEVICE": str(int(args.state_on_device)),
             },
             faults=tuple(args.fault),
             host_timeout=args.host_timeout,
             recovery_deadline=args.recovery_deadline if transparent else None,
+            state_on_device=args.state_on_device,
             fixed_place=args.fixed_place,
             silent_hosts_are_dead=args.silent_hosts == "dead",
             secret=args.secret_file,
@@ -167,6 +169,8 @@ def _fault_folder(needed: bool) -> Iterator[dict[str, str]]:
 def _check(args: argparse.Namespace, kind: str) -> None:
     """Refuse, by ValueError, what torch would find out too late; fill in what depends on the device."""
     _check_hosts(args)
+    if args.state_on_device and args.mode != "transparent":
+        raise ValueError("--state-on-device: only --mode transparent keeps copies of the device's memory")
     if args.nproc_per_node in ("gpu", "auto") and kind == "softgpu":
         args.nproc_per_node = os.environ.get("SOFTGPU_DEVICES", str(DEFAULT_DEVICES))
     if args.monitor_interval <= 0:
@@ -319,6 +323,13 @@ def _parser() -> argparse.ArgumentParser:
         help="in transparent mode: before the fifth optimizer step, and every so many after it, all ranks "
         "make their minibatch's calls again and compare what comes out; 0: in the fifth alone (default "
         f"{DEFAULT_VALIDATE_EVERY})",
+    )
+    ours.add_argument(
+        "--state-on-device",
+        action="store_true",
+        help="in transparent mode, experimental: once that is seen to be safe, parameters and optimizer "
+        "state are not copied to the host with each step; a device that is lost gets them from another rank "
+        "that has the same",
     )
     ours.add_argument(
         "--stall-timeout",

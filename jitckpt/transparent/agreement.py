@@ -144,7 +144,7 @@ class Agreement:
                 one.ids, one.copy = message.ids, message.copy
                 for order in first:
                     one.participant = one.participant.did(order)
-                if translation.is_void(first, rest, message):
+                if translation.is_void(rest, message):
                     one.participant = one.participant.failed()
                 self._note_of_failure(
                     "server_restarted",

@@ -182,11 +182,10 @@ def _plan(state: int, reports: Sequence[Report], servers_stay: bool) -> Plan:
     orders = {}
     for report in reports:
         rank, own = report.rank, ways[report.rank]
-        # Where the state stays, it needs no copy, unless the server goes or a replica takes it.
         replaced = not servers_stay or report.device != "healthy"
-        holds = own in ("finish", "in place", "through the host")
-        saved = (holds and replaced) or rank in sources.values()
-        loaded = not holds or replaced
+        loaded = replaced or own in ("host copy", None)
+        # Where the state stays, it needs no copy, unless a replica takes it.
+        saved = (loaded and own is not None) or rank in sources.values()
         orders[rank] = tuple(
             [
                 *([Abort()] if report.device in ("healthy", "suspect") else []),

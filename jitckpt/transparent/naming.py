@@ -3,6 +3,7 @@
 import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -23,8 +24,9 @@ class Places:
 
     pieces: Sequence[tuple[int, int]]
 
+    @cached_property
     def first_blocks(self) -> list[int]:
-        """Return the number of each piece's first block."""
+        """The number of each piece's first block."""
         found = [0]
         for _, size in self.pieces:
             found.append(found[-1] - (-size // BLOCK_BYTES))
@@ -43,7 +45,7 @@ class Places:
         return range(self._block(place, address), self._block(last, address + size - 1) + 1)
 
     def _block(self, place: int, address: int) -> int:
-        return self.first_blocks()[place] + (address - self.pieces[place][0]) // BLOCK_BYTES
+        return self.first_blocks[place] + (address - self.pieces[place][0]) // BLOCK_BYTES
 
 
 def tensors(state: Mapping[str, Tensor], optimizers: Sequence[Optimizer | None]) -> dict[str, Tensor]:
@@ -62,8 +64,8 @@ def tensors(state: Mapping[str, Tensor], optimizers: Sequence[Optimizer | None])
     return found
 
 
-def _extent(tensor: Tensor) -> tuple[int, int]:
-    """Return a tensor's address, and the bytes from its first to its last element."""
+def extent(tensor: Tensor) -> tuple[int, int]:
+    """Return a tensor's address, and the bytes from its first to its last element; 0, 0 without memory."""
     local = torch_parallel.local(tensor)
     if not local.is_cuda or local.numel() == 0:
         return 0, 0
@@ -75,11 +77,11 @@ def described(blocks: Tensor, places: Places, named: Mapping[str, Tensor], most:
     """Return what those blocks (bool, of all) belong to: names, and addresses of what has none."""
     names, nameless = [], blocks.clone()
     for name, tensor in named.items():
-        own = places.blocks(*_extent(tensor))
+        own = places.blocks(*extent(tensor))
         if own and blocks[own.start : own.stop].any():
             names.append(name)
             nameless[own.start : own.stop] = False
-    for (address, size), first in zip(places.pieces, places.first_blocks(), strict=True):
+    for (address, size), first in zip(places.pieces, places.first_blocks, strict=True):
         part = nameless[first : first - (-size // BLOCK_BYTES)].to(torch.int8)
         edge = torch.zeros(1, dtype=torch.int8)
         edges = torch.diff(part, prepend=edge, append=edge).nonzero().reshape(-1, 2)

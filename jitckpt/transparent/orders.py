@@ -24,7 +24,10 @@ class FinishStep:
 
 @dataclass(frozen=True)
 class SaveToHost:
-    """Have parameters and optimizer state of `state` in host memory: copy them unless they are there."""
+    """Have parameters and optimizer state of `state` in host memory: copy them unless they are there.
+
+    Those of a whole image are there for the rank itself.
+    """
 
     state: int
 

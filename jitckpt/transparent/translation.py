@@ -94,11 +94,9 @@ def restart(recovery: Number, orders: Iterable[Order]) -> messages.Restart:
     return messages.Restart(recovery, int(may_stay), finish, copy)
 
 
-def is_void(first: Iterable[Order], rest: Iterable[Order], ids: messages.Ids) -> bool:
-    """Return whether a proxy has not done in the first part what the plan relies on."""
-    in_place = not any(isinstance(order, LoadFromHost) for order in rest)
-    saved = any(isinstance(order, SaveToHost) for order in first)
-    return (in_place and not ids.stays) or (saved and not ids.copy)
+def is_void(rest: Iterable[Order], ids: messages.Ids) -> bool:
+    """Return whether the orders after Reset rely on a device that has not stayed."""
+    return not ids.stays and not any(isinstance(order, LoadFromHost) for order in rest)
 
 
 def replay(
@@ -112,9 +110,9 @@ def replay(
 ) -> messages.Replay:
     """Return the message that has a proxy carry out the orders after Reset.
 
-    copies: what the ranks have told of their states in host memory; a rank's own that lies there since an
-    earlier recovery, or in a whole image, its proxy knows by itself. overwrite: before the calls are made
-    again, as a validation wants it. Raises ValueError for an order that does not belong there.
+    copies: what the ranks have told of their states in host memory; none where they are in a whole image.
+    overwrite: before the calls are made again, as a validation wants it. Raises ValueError for an order that
+    does not belong there.
     """
     state, deliver_error, in_place = 0, False, True
     source: tuple[HostCopy, ...] = ()

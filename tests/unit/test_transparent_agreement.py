@@ -614,7 +614,7 @@ def test_failures_upon_failures_of_states_that_stay(data: st.DataObject) -> None
     if not now.named("recovery_given_up"):
         now.goes_on(state=max(proxy.ended for proxy in now.proxies.values()))
         return
-    assert lost == {rank for rank in range(4) if rank % 2 != safe % 2}
+    assert lost == {rank for rank in range(4) if rank % 2 != safe % 2}, now.events
     assert "no device has the state" in str(now.named("recovery_given_up")[0]["text"])
 
 

@@ -158,7 +158,7 @@ class Proxy:
                 return self.alarm()
             assert order.finish == self.ready == self.ended + 1, "another step is due"
             self.state = self.ended = order.finish
-        if order.copy:
+        if order.copy and self.stays:
             if order.copy not in self.copies:
                 if not readable:
                     return self.alarm()
@@ -167,7 +167,7 @@ class Proxy:
             copy = (HostCopy(100 + self.rank, 9, order.copy, 1000, int(self.content, 16)),)
         stays = bool(order.may_stay) and not self.breaks
         if self.stays:
-            stays = stays and self.device in (HEALTHY, EMPTY)
+            stays = stays and self.device != LOST
             self.device = self.device if stays else EMPTY
         self.state = self.state if self.stays and stays else None
         self.server, self.breaks = self.server + (not stays), False
@@ -186,7 +186,7 @@ class Proxy:
             assert order.source[0].offset == order.state, "that is another state"
             assert order.source[0].digest == int(self.content, 16), "that is another shard's"
         else:
-            assert not self.stays or order.state in self.copies, "it has no copy of the state"
+            assert not self.stays, "it has no copy of the state"
         if self.stays and self.device == LOST:
             return self.alarm()
         if self.failing is not None and not order.deliver_error:

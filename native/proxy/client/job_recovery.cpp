@@ -103,7 +103,7 @@ void Connection::replay(uint64_t recovery, const control::Replay& order) {
     }
     const auto made = communicators_.creations(image->start.sequence, order.creations, order.ids);
     std::vector<LogWriter::Apart> overwriting;
-    if (check_) {
+    if (check_ && image->whole) {  // else there is more to keep than the image has
       check_->overwrites = order.overwrite != 0 && check_->state == order.state;
       const uint8_t filled_with = check_->overwrites ? wire::overwritten : 0;
       log_.control().filled_with = filled_with;

@@ -92,8 +92,14 @@ std::vector<wire::Piece> Connection::pieces_to_check(const Image& image) {
   for (const Allocation& one : memory) living.add(one.extent());
   for (const Allocation& one : image.memory) was_there.add(one.extent());
   std::vector<wire::Piece> pieces;
+  // Where places of the state end within a block, the rest of it is a piece of its own: so no block has
+  // memory of two tensors, which allocators begin at whole ones.
   const auto add = [&pieces](const Extent& part, uint64_t was, int32_t device, bool filled) {
-    pieces.push_back({part.begin, was, 0, 0, part.end - part.begin, device, filled});
+    const uint64_t next = (part.begin + wire::block_bytes - 1) / wire::block_bytes * wire::block_bytes;
+    const uint64_t edge = std::min(next, part.end);
+    if (edge > part.begin) pieces.push_back({part.begin, was, 0, 0, edge - part.begin, device, filled});
+    if (part.end > edge)
+      pieces.push_back({edge, was ? was + (edge - part.begin) : 0, 0, 0, part.end - edge, device, filled});
   };
   for (const wire::Range& range : image.held) {
     const Extent held{range.from, range.from + range.bytes};

@@ -1,0 +1,184 @@
+"""Parameters and optimizer state that stay on the device: whether they can, and where they are.
+
+They can where nothing but the optimizer step changes them, the step changes nothing else, and its calls are
+all made before the first of them has to have run.
+"""
+
+import ctypes
+import hashlib
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from jitckpt.hooks import torch_parallel
+from jitckpt.proxy_memory import Memory, Place
+from jitckpt.transparent import naming
+
+STEPS_LOOKED_AT = 2  # before a validation; in the first two of a job much is allocated
+
+
+class StateOnDevice:
+    """Of one process, once its user wants that. stays: it is so from the step on that begins now."""
+
+    def __init__(self, process: Any) -> None:
+        """process: the symbols of this process, as ctypes has them."""
+        self._process = process
+        process.cudaGetErrorString.restype = ctypes.c_char_p
+        process.jitckpt_proxy_answers.restype = ctypes.c_uint64
+        process.jitckpt_proxy_step_ended.argtypes = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64)
+        process.jitckpt_proxy_step_begins.argtypes = (ctypes.c_void_p, ctypes.c_uint64)
+        self.stays = False
+        self._unsupported = ""
+        self._answers = 0
+        self._waited = deque[bool](maxlen=STEPS_LOOKED_AT)
+        self._seen: Mapping[str, Tensor] = {}  # of which the next two are
+        self._places: Any = (Place * 0)()
+        self._digest = 0
+        self._is_first = True
+
+    def watch(self) -> None:
+        """A step begins, with the state still in images."""
+        self._answers = self._process.jitckpt_proxy_answers()
+
+    def watched(self) -> None:
+        """It has ended."""
+        self._waited.append(self._process.jitckpt_proxy_answers() != self._answers)
+
+    def step_begins(self, state: Mapping[str, Tensor]) -> None:
+        """Have an image made without the state, if it stays still, on all ranks."""
+        if state is not self._seen and (reason := unfit(state)):
+            self.leave(reason)
+        self.stays = self.stays and self._process.jitckpt_proxy_state_stays() == 1
+        if self.stays:
+            self._look_at(state)
+            error = self._process.jitckpt_proxy_step_begins(self._places, len(self._places))
+            if error:
+                self.leave(error_text(self._process, error))
+
+    def step_ended(
+        self, step: int, state: Mapping[str, Tensor], optimizers: Sequence[Optimizer | None]
+    ) -> int:
+        """Say where the state is; return 0, or the error of CUDA. After the first such step, look at it."""
+        self._look_at(state)
+        error: int = self._process.jitckpt_proxy_step_ended(self._places, len(self._places), self._digest)
+        if not error and self._is_first:
+            self._is_first = False
+            if reason := self._what_else_has_changed(step, optimizers):
+                self.leave(reason)
+        return error
+
+    def _what_else_has_changed(self, step: int, optimizers: Sequence[Optimizer | None]) -> str:
+        """Return what the step has changed besides the state, a clause; "" if nothing."""
+        memory = Memory()
+        if failed := self._process.jitckpt_proxy_check(ctypes.byref(memory)):
+            return f"nobody sees what step {step} has changed: {error_text(self._process, failed)}"
+        places = naming.Places(memory.pieces())
+        # What is free may be in an image, too; and the image has nothing of the state.
+        looked_at = torch.zeros(memory.block_count, dtype=torch.bool)
+        for found, extents in ((True, given_out()), (False, map(naming.extent, self._seen.values()))):
+            for extent in extents:
+                own = places.blocks(*extent)
+                looked_at[own.start : own.stop] = found
+        changed = (memory.bytes_at(memory.changed) != 0) & looked_at
+        if not changed.any():
+            return ""
+        named = naming.tensors(self._seen, optimizers)
+        what = naming.described(changed, places, named, most=1)
+        return f"step {step} has changed {what}, which is no state of the optimizer"
+
+    def leave(self, reason: str) -> None:
+        """From the next step on images have all memory again, on all ranks; reason: a clause."""
+        self._unsupported = self._unsupported or reason
+        if self.stays:
+            self.stays = False
+            self._process.jitckpt_proxy_state_leaves()
+            text = f"the state does not stay on the device any more: {reason}"
+            print(
+                f"jitckpt: {text}. It is copied to the host in every step again.", file=sys.stderr, flush=True
+            )
+
+    def why_not(
+        self,
+        state: Mapping[str, Tensor],
+        optimizers: Sequence[Optimizer | None],
+        places: naming.Places,
+        changed: Tensor,
+    ) -> str:
+        """Return why the state can't stay, a clause; "" if it can.
+
+        changed: the blocks of `places` that have changed in the minibatch, before its step.
+        """
+        several = "there are several optimizers" if len(optimizers) > 1 else ""
+        waits = "in its optimizer step the program waits for the device" if any(self._waited) else ""
+        allocator = torch.cuda.get_allocator_backend()
+        other = "" if allocator == "native" else f"the allocator of the device's memory is {allocator}"
+        if reason := self._unsupported or several or waits or other or unfit(state):
+            return reason
+        for name, tensor in state.items():
+            if tensor.numel():
+                own = places.blocks(*naming.extent(tensor))
+                if not own:
+                    return f"{name} lies in memory that the proxy does not know"
+                if changed[own.start : own.stop].any():
+                    return f"{name} has changed outside of the optimizer step"
+        return ""
+
+    def _look_at(self, state: Mapping[str, Tensor]) -> None:
+        if state is self._seen:
+            return
+        extents = [(name, *naming.extent(state[name])) for name in sorted(state)]
+        held = [Place(address, size) for _, address, size in extents if size]
+        self._seen, self._places = state, (Place * len(held))(*held)
+        text = repr([(name, size) for name, _, size in extents])
+        self._digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def error_text(process: Any, error: int) -> str:
+    """Return what CUDA says of an error, which torch must not take for one of its own call."""
+    reason: str = process.cudaGetErrorString(error).decode()
+    process.cudaGetLastError()
+    return reason
+
+
+def given_out() -> list[tuple[int, int]]:
+    """Return address and size of all blocks of memory that torch's allocator has given out."""
+    return [
+        (block["address"], block["size"])
+        for segment in torch.cuda.memory_snapshot()
+        for block in segment["blocks"]
+        if block["state"].startswith("active")
+    ]
+
+
+def unfit(state: Mapping[str, Tensor]) -> str:
+    """Return why these tensors can't stay, a clause; "" if they can."""
+    last_name, end = "", 0
+    for (address, size), name in sorted((naming.extent(tensor), name) for name, tensor in state.items()):
+        tensor = torch_parallel.local(state[name])
+        if not tensor.numel():
+            continue
+        if not tensor.is_cuda:
+            return f"{name} is not on the device"
+        if not tensor.is_contiguous():
+            return f"{name} does not lie in one piece"
+        if address < end:
+            return f"{name} and {last_name} share memory"
+        last_name, end = name, address + size
+    return ""
+
+
+def digest(state: Mapping[str, Tensor]) -> str:
+    """Return a digest of names, types, shapes and contents; waits for the device."""
+    found = hashlib.blake2b(digest_size=16)
+    for name in sorted(state):
+        tensor = torch_parallel.local(state[name]).cpu()
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        found.update(
+            (ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr()) if tensor.numel() else b""
+        )
+    return found.hexdigest()

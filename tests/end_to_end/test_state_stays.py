@@ -1,0 +1,95 @@
+"""Transparent mode with the state on the devices: they get it from where it is left, bit for bit the same."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from launcher import JITCKPT_RUN, Launcher, Result
+
+from jitckpt.events import Event, read_events
+from jitckpt.rehearsal import lasting_shared_memory
+
+ROOT = Path(__file__).parents[2]
+DDP = [str(ROOT / "examples" / "plain_ddp.py"), "--width", "16", "--layers", "1", "--steps"]
+FSDP2 = [str(ROOT / "scripts" / "campaign_trainings" / "fsdp2.py"), "--steps"]
+
+
+@dataclass
+class Job:
+    """What `jitckpt run` has come to."""
+
+    result: Result
+    events: list[Event]
+
+    def named(self, event: str) -> list[Event]:
+        return [one for one in self.events if one["event"] == event]
+
+    def ways(self) -> set[str]:
+        """Return from where ranks have got their states in all recoveries."""
+        return {way for planned in self.named("recovery_planned") for way in planned["ways"]}
+
+
+def run(launcher: Launcher, ranks: int, training: list[str], *options: str) -> Job:
+    directory = launcher.directory / "checkpoints"
+    command = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", str(ranks)]
+    command += ["--warm-spares", "0", "--warm-start", "--checkpoint-dir", str(directory), *options]
+    result = launcher.run(*command, *training)
+    assert result.status == 0, result.err
+    return Job(result, read_events(directory)[0])
+
+
+def run_with_faults(launcher: Launcher, ranks: int, training: list[str], *faults: str) -> Job:
+    options = [word for fault in faults for word in ("--fault", fault)]
+    job = run(launcher, ranks, training, "--mode", "transparent", "--state-on-device", *options)
+    assert {event["fault"] for event in job.named("fault")} == set(faults)
+    assert len(job.named("proxy_connected")) == ranks  # the workers are the same
+    for event in ("restart", "detected", "recovery_given_up", "switched_off", "state_in_images"):
+        assert job.named(event) == [], job.result.err
+    assert "does not stay" not in job.result.err
+    return job
+
+
+def ended_with(job: Job) -> list[str]:
+    """Return all losses, and the digests of all that the ranks end with."""
+    return sorted(line for line in job.result.out.splitlines() if line.startswith(("step ", "rank ")))
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing_behind(launcher: Launcher) -> Iterator[None]:
+    shared_memory = set(os.listdir("/dev/shm"))
+    yield
+    assert lasting_shared_memory(shared_memory) == []
+    assert list(launcher.directory.glob("jitckpt-*")) == []
+
+
+def test_every_kind_of_failure_leaves_the_states_of_two_replicas_the_same(launcher: Launcher) -> None:
+    # Two steps between them. The state stays from the fifth on.
+    job = run_with_faults(
+        launcher,
+        2,
+        [*DDP, "20"],
+        "rank=1 step=6 phase=allreduce kind=collective-error",
+        "rank=0 step=8 phase=allreduce kind=driver-suspect",
+        "rank=1 step=10 phase=forward kind=proxy-kill",
+        "rank=0 step=12 phase=backward kind=proxy-kill",
+        "rank=1 step=14 phase=optimizer kind=proxy-kill",
+        "rank=0 step=16 phase=optimizer kind=sticky call=2",
+    )
+    assert [event["replicas"] for event in job.named("state_stays")] == [[[0, 1]]]
+    assert {"in place", "through the host", "from rank 0", "from rank 1"} <= job.ways()
+    assert ended_with(job) == ended_with(run(launcher, 2, [*DDP, "20"]))
+
+
+def test_shards_get_their_states_from_their_own_replicas_where_two_fail_at_once(launcher: Launcher) -> None:
+    job = run_with_faults(
+        launcher,
+        4,
+        [*FSDP2, "10"],
+        "rank=0 step=7 phase=backward kind=proxy-kill",
+        "rank=3 step=7 phase=backward kind=proxy-kill",
+    )
+    assert [event["replicas"] for event in job.named("state_stays")] == [[[0, 2], [1, 3]]]
+    assert {"in place", "from rank 2", "from rank 1"} <= job.ways()
+    assert ended_with(job) == ended_with(run(launcher, 4, [*FSDP2, "10"]))

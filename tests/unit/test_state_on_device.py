@@ -1,0 +1,214 @@
+"""Whether parameters and optimizer state can stay on the device, and what the proxy is told of them."""
+
+import ctypes
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from jitckpt.state_on_device import StateOnDevice, digest, unfit
+from jitckpt.transparent import naming
+from jitckpt.transparent.naming import BLOCK_BYTES
+
+
+class OnDevice(Tensor):
+    """A tensor that says it lies on a device."""
+
+    is_cuda = True
+
+
+def on_device(tensor: Tensor) -> Tensor:
+    return tensor.as_subclass(OnDevice)
+
+
+@pytest.fixture(autouse=True)
+def _as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jitckpt.hooks.torch_parallel.local", lambda tensor: tensor)
+
+
+class Proxy:
+    """answers: what it says of them, one after the other. changed: the blocks that a check finds."""
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+        self.answers = [0]
+        self.others_stay = 1
+        self.places: list[tuple[int, int]] = []
+        self.changed = b""
+        self.process = SimpleNamespace(
+            jitckpt_proxy_answers=lambda: self.answers.pop(0) if len(self.answers) > 1 else self.answers[0],
+            jitckpt_proxy_step_begins=lambda places, count: self.hear("begins", places[:count]),
+            jitckpt_proxy_step_ended=lambda places, count, digest: self.hear("ended", places[:count], digest),
+            jitckpt_proxy_state_stays=lambda: self.others_stay,
+            jitckpt_proxy_state_leaves=lambda: self.hear("leaves"),
+            jitckpt_proxy_check=self.check,
+            cudaGetLastError=lambda: 0,
+            cudaGetErrorString=lambda error: f"error {error}".encode(),
+        )
+
+    def hear(self, what: str, places: Any = (), *digest: int) -> int:
+        self.heard.append((what, [(one.address, one.bytes) for one in places], *digest))
+        return 0
+
+    def check(self, reference: Any) -> int:
+        memory = reference._obj
+        self.kept_alive = ctypes.create_string_buffer(self.changed, max(1, len(self.changed)))
+        memory.block_count, memory.changed = len(self.changed), ctypes.addressof(self.kept_alive)
+        self.pieces = (type(memory.places._type_()) * len(self.places))(*self.places)
+        memory.place_count, memory.places = len(self.places), self.pieces
+        return 0
+
+
+def state() -> dict[str, Tensor]:
+    return {
+        "optimizer.0.parameter.1": on_device(torch.arange(300.0)),
+        "optimizer.0.parameter.0": on_device(torch.ones(2, 3)),
+        "optimizer.0.state.0.empty": on_device(torch.ones(0)),
+    }
+
+
+def places(state: Mapping[str, Tensor]) -> list[tuple[int, int]]:
+    return [naming.extent(state[name]) for name in sorted(state) if state[name].numel()]
+
+
+def test_places_are_told_in_the_order_of_their_names_before_and_after_each_step() -> None:
+    proxy, here = Proxy(), state()
+    one = StateOnDevice(proxy.process)
+    one.stays = True
+    one.step_begins(here)
+    assert one.step_ended(5, here, []) == 0
+    assert [what for what, *_ in proxy.heard] == ["begins", "ended"]
+    assert proxy.heard[0][1] == proxy.heard[1][1] == places(here)
+    # A replica has other addresses, and the same names and sizes; another shard's sizes are others.
+    replica, other = Proxy(), Proxy()
+    for found, tensors in (
+        (replica, state()),
+        (other, here | {"optimizer.0.parameter.2": here["optimizer.0.state.0.empty"]}),
+    ):
+        again = StateOnDevice(found.process)
+        again.stays = True
+        again.step_begins(tensors)
+        again.step_ended(5, tensors, [])
+    assert proxy.heard[1][2] == replica.heard[1][2] != other.heard[1][2]
+    assert one.stays
+
+
+def test_once_another_rank_has_left_this_one_does_too() -> None:
+    proxy = Proxy()
+    one = StateOnDevice(proxy.process)
+    one.stays, proxy.others_stay = True, 0
+    one.step_begins(state())
+    assert not one.stays
+    assert proxy.heard == []
+
+
+def test_a_step_that_can_not_begin_so_leaves(capsys: pytest.CaptureFixture[str]) -> None:
+    proxy = Proxy()
+    proxy.process.jitckpt_proxy_step_begins = lambda places, count: 801
+    one = StateOnDevice(proxy.process)
+    one.stays = True
+    one.step_begins(state())
+    assert not one.stays
+    assert proxy.heard == [("leaves", [])]
+    assert "the state does not stay on the device any more: error 801" in capsys.readouterr().err
+
+
+def test_a_first_step_that_changes_something_else_ends_it_with_its_name(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy, here = Proxy(), state()
+    running = on_device(torch.zeros(2 * BLOCK_BYTES // 4))
+    proxy.places = sorted([naming.extent(running), *places(here)])
+    blocks = naming.Places(proxy.places).blocks(*naming.extent(running))
+    count = sum(-(-size // BLOCK_BYTES) for _, size in proxy.places)
+    # All of the state has changed, half of what is none, and what is free.
+    free = torch.zeros(BLOCK_BYTES // 4)
+    proxy.changed = bytes(number != blocks.start for number in range(count))
+    used = [naming.extent(running), *places(here)]
+    proxy.places = sorted([*proxy.places, naming.extent(on_device(free))])
+    monkeypatch.setattr("jitckpt.state_on_device.given_out", lambda: used)
+    one = StateOnDevice(proxy.process)
+    one.stays = True
+    one.step_begins(here)
+    one.step_ended(5, here, [])
+    assert [what for what, *_ in proxy.heard] == ["begins", "ended", "leaves"]
+    assert (
+        f"step 5 has changed {naming.extent(running)[0] + BLOCK_BYTES:#x} (512 bytes)"
+        in capsys.readouterr().err
+    )
+    # Only the first is looked at.
+    proxy = Proxy()
+    one = StateOnDevice(proxy.process)
+    one.stays = True
+    for step in (5, 6):
+        one.step_begins(here)
+        one.step_ended(step, here, [])
+        proxy.places, proxy.changed = [naming.extent(running)], b"\0\1"
+    assert one.stays
+
+
+def test_a_state_that_becomes_unfit_leaves() -> None:
+    proxy, here = Proxy(), state()
+    one = StateOnDevice(proxy.process)
+    one.stays = True
+    one.step_begins(here)
+    one.step_ended(5, here, [])
+    one.step_begins({**here, "optimizer.0.parameter.0": on_device(torch.ones(3, 2)).t()})
+    assert [what for what, *_ in proxy.heard] == ["begins", "ended", "leaves"]
+    assert not one.stays
+
+
+def test_why_a_state_can_not_stay() -> None:
+    here = state()
+    parameter = here["optimizer.0.parameter.1"]
+    known = naming.Places(sorted(places(here)))
+    same = torch.zeros(sum(-(-size // BLOCK_BYTES) for _, size in known.pieces), dtype=torch.bool)
+
+    def why(optimizers: int = 1, waits: bool = False, changed: Tensor = same, pieces: Any = known) -> str:
+        proxy = Proxy()
+        proxy.answers = [3, 4 if waits else 3, 9, 9, 12, 12]
+        one = StateOnDevice(proxy.process)
+        for _ in range(2):
+            one.watch()
+            one.watched()
+        return one.why_not(here, [None] * optimizers, pieces, changed)
+
+    assert why() == ""
+    assert why(optimizers=2) == "there are several optimizers"
+    assert why(waits=True) == "in its optimizer step the program waits for the device"
+    changed = same.clone()
+    changed[known.blocks(*naming.extent(parameter)).start + 1] = True
+    assert why(changed=changed) == "optimizer.0.parameter.1 has changed outside of the optimizer step"
+    unknown = naming.Places([])
+    assert why(pieces=unknown).endswith("lies in memory that the proxy does not know")
+    one = StateOnDevice(Proxy().process)
+    one.leave("it was left with an exception")
+    assert one.why_not(here, [None], known, same) == "it was left with an exception"
+
+
+def test_tensors_that_can_not_stay() -> None:
+    here = state()
+    parameter = here["optimizer.0.parameter.1"]
+    assert unfit(here) == ""
+    assert unfit({**here, "host": torch.ones(2)}) == "host is not on the device"
+    assert unfit({**here, "turned": on_device(torch.ones(2, 3)).t()}) == "turned does not lie in one piece"
+    assert unfit({**here, "part": parameter[10:20]}) == "part and optimizer.0.parameter.1 share memory"
+
+
+def test_a_digest_tells_names_types_shapes_and_contents_apart() -> None:
+    here = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(0), "c": torch.tensor(1.5)}
+    assert digest(here) == digest({name: here[name].clone() for name in ("c", "b", "a")})
+    others = [
+        {**here, "a": here["a"].view(3, 2)},
+        {**here, "a": here["a"].view(torch.int32)},
+        {**here, "a": here["a"] + 1},
+        {**here, "b": torch.ones(0, 2)},
+        {"a": here["a"], "b": here["b"], "d": here["c"]},
+    ]
+    assert len({digest(one) for one in [here, *others]}) == 6
+    assert digest({"a": torch.ones(3, dtype=torch.bfloat16)}) != digest(
+        {"a": torch.zeros(3, dtype=torch.bfloat16)}
+    )
