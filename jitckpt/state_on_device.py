@@ -23,7 +23,10 @@ STEPS_LOOKED_AT = 2  # before a validation; in the first two of a job much is al
 
 
 class StateOnDevice:
-    """Of one process, once its user wants that. stays: it is so from the step on that begins now."""
+    """Of one process, once its user wants that.
+
+    stays: it is so from the step on that begins now. begun: a step has begun so, and has not ended.
+    """
 
     def __init__(self, process: Any) -> None:
         """process: the symbols of this process, as ctypes has them."""
@@ -32,7 +35,7 @@ class StateOnDevice:
         process.jitckpt_proxy_answers.restype = ctypes.c_uint64
         process.jitckpt_proxy_step_ended.argtypes = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64)
         process.jitckpt_proxy_step_begins.argtypes = (ctypes.c_void_p, ctypes.c_uint64)
-        self.stays = False
+        self.stays = self.begun = False
         self._unsupported = ""
         self._answers = 0
         self._waited = deque[bool](maxlen=STEPS_LOOKED_AT)
@@ -51,12 +54,14 @@ class StateOnDevice:
 
     def step_begins(self, state: Mapping[str, Tensor]) -> None:
         """Have an image made without the state, if it stays still, on all ranks."""
+        self.begun = False  # one that was left by an exception does not end
         if state is not self._seen and (reason := unfit(state)):
             self.leave(reason)
         self.stays = self.stays and self._process.jitckpt_proxy_state_stays() == 1
         if self.stays:
             self._look_at(state)
             error = self._process.jitckpt_proxy_step_begins(self._places, len(self._places))
+            self.begun = not error
             if error:
                 self.leave(error_text(self._process, error))
 
@@ -64,6 +69,7 @@ class StateOnDevice:
         self, step: int, state: Mapping[str, Tensor], optimizers: Sequence[Optimizer | None]
     ) -> int:
         """Say where the state is; return 0, or the error of CUDA. After the first such step, look at it."""
+        self.begun = False
         self._look_at(state)
         error: int = self._process.jitckpt_proxy_step_ended(self._places, len(self._places), self._digest)
         if not error and self._is_first:

@@ -69,7 +69,7 @@ class MinibatchKeeper:
         if self._off:
             return
         on_device = self._on_device
-        if on_device is not None and on_device.stays:
+        if on_device is not None and on_device.begun:
             self._see(on_device.step_ended(step, state, self.optimizers()), step)
             return
         if on_device is not None:

@@ -150,6 +150,26 @@ def test_a_first_step_that_changes_something_else_ends_it_with_its_name(
     assert one.stays
 
 
+def test_a_step_that_has_begun_so_ends_so_even_if_the_state_leaves_in_it() -> None:
+    proxy, here = Proxy(), state()
+    one = StateOnDevice(proxy.process)
+    one.stays = True
+    one.step_begins(here)
+    one.leave("a test")
+    assert (one.begun, one.stays) == (True, False)
+    one.step_ended(5, here, [])
+    assert [what for what, *_ in proxy.heard] == ["begins", "leaves", "ended"]
+    one.step_begins(here)
+    assert not one.begun
+    # One that was left by an exception has no end.
+    one = StateOnDevice(Proxy().process)
+    one.stays = True
+    one.step_begins(here)
+    one.leave("a test")
+    one.step_begins(here)
+    assert not one.begun
+
+
 def test_a_state_that_becomes_unfit_leaves() -> None:
     proxy, here = Proxy(), state()
     one = StateOnDevice(proxy.process)
