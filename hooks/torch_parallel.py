@@ -41,10 +41,17 @@ def is_distributed(tensor: Tensor) -> bool:
 
 def own_state(optimizer: Optimizer) -> dict[Any, dict[str, Any]]:
     """Return the state that an optimizer keeps on this rank, by parameter."""
+    keeper, name = way_to_state(optimizer)[-1]
+    found: dict[Any, dict[str, Any]] = getattr(keeper, name)
+    return found
+
+
+def way_to_state(optimizer: Optimizer) -> list[tuple[Optimizer, str]]:
+    """Return the attributes that lead to this state: while they are the same objects, it is, too."""
+    if not _is_zero(optimizer):
+        return [(optimizer, "state")]
     # A ZeroRedundancyOptimizer has another optimizer inside.
-    if _is_zero(optimizer):
-        optimizer = optimizer.optim  # type: ignore[attr-defined]
-    return optimizer.state
+    return [(optimizer, "optim"), (optimizer.optim, "state")]  # type: ignore[attr-defined]
 
 
 def parameters(model: nn.Module) -> dict[str, Tensor]:

@@ -65,8 +65,8 @@ class TrainingHooks:
         self._handles: list[RemovableHandle] = []
         if model is not None:
             self._handles += [
-                model.register_forward_pre_hook(lambda module, inputs: self._forward_begins()),
-                model.register_forward_hook(lambda module, inputs, output: self._forward_ends(output)),
+                model.register_forward_pre_hook(self._forward_begins),
+                model.register_forward_hook(self._forward_ends),
             ]
         elif on_phase is not None:
             self._handles += [
@@ -76,13 +76,13 @@ class TrainingHooks:
         if optimizers:
             for optimizer in optimizers:
                 self._handles += [
-                    optimizer.register_step_pre_hook(lambda one, args, kwargs: self._begin(one)),
-                    optimizer.register_step_post_hook(lambda one, args, kwargs: self._end(one)),
+                    optimizer.register_step_pre_hook(self._begin),
+                    optimizer.register_step_post_hook(self._end),
                 ]
         else:
             self._handles += [
-                register_optimizer_step_pre_hook(lambda one, args, kwargs: self._begin_any(one)),
-                register_optimizer_step_post_hook(lambda one, args, kwargs: self._end_any(one)),
+                register_optimizer_step_pre_hook(self._begin_any),
+                register_optimizer_step_post_hook(self._end_any),
             ]
         self._scaler = scaler
         if scaler is not None:
@@ -107,72 +107,77 @@ class TrainingHooks:
         """The optimizers whose steps make a minibatch, as far as they are known and alive."""
         return [optimizer for one in self._optimizers if (optimizer := one()) is not None]
 
-    def _phase(self, name: str) -> None:
-        if self._on_phase is not None:
-            self._on_phase(self.step if name == "between" else self.step + 1, name)
+    # Where all is cold in the caches each call of a Python function takes some microseconds: so the methods
+    # are hooks themselves, and no call is made of which is known before that it does nothing.
 
     def _enter_minibatch(self) -> None:
         if not self._in_minibatch:
             self._in_minibatch = True
             self._listener.minibatch_begun(self.step + 1)
 
-    def _forward_begins(self) -> None:
+    def _forward_begins(self, module: nn.Module, inputs: object) -> None:
         if torch.is_grad_enabled():  # else an evaluation, which trains nothing
             self._enter_minibatch()
-            self._phase("forward")
+            if self._on_phase is not None:
+                self._on_phase(self.step + 1, "forward")
 
-    def _forward_ends(self, output: object) -> None:
+    def _forward_ends(self, module: nn.Module, inputs: object, output: object) -> None:
         if torch.is_grad_enabled():
             self._forward_seen = True
             self._listener.forward_ended(self.step + 1)
-            if self._on_phase is not None:
+            if (on_phase := self._on_phase) is not None:
                 tensor = next(_tensors_with_gradient(output), None)
                 if tensor is not None:
-                    tensor.register_hook(lambda gradient: self._phase("backward"))
+                    tensor.register_hook(lambda gradient: on_phase(self.step + 1, "backward"))
 
     def _any_module_begins(self, module: nn.Module, inputs: object) -> None:
         self._depth += 1
         if self._depth == 1:
-            self._forward_begins()
+            self._forward_begins(module, inputs)
 
     def _any_module_ends(self, module: nn.Module, inputs: object, output: object) -> None:
         self._depth -= 1
         if self._depth == 0:
-            self._forward_ends(output)
+            self._forward_ends(module, inputs, output)
 
-    def _begin(self, optimizer: Optimizer) -> None:
+    def _begin(self, optimizer: Optimizer, args: object = (), kwargs: object = None) -> None:
         self._entered[id(optimizer)] += 1
         if self._in_step:
             return
         self._in_step = True
-        self._enter_minibatch()
+        if not self._in_minibatch:
+            self._enter_minibatch()
         if not (self._has_model and self._forward_seen):
             # No model was given, or one of which only parts are called (the stages of a pipeline): the last
             # moment that is known.
             self._listener.forward_ended(self.step + 1)
         self._listener.step_begun(self.step + 1)
-        self._phase("optimizer")
+        if self._on_phase is not None:
+            self._on_phase(self.step + 1, "optimizer")
 
-    def _end(self, optimizer: Optimizer) -> None:
+    def _end(self, optimizer: Optimizer, args: object = (), kwargs: object = None) -> None:
         # Of two calls one may have been left with an exception, or be that of the base class, with own hooks.
         if self._entered[id(optimizer)] > 1 and is_in_step(optimizer, besides=optimizer):
             return
         self._entered[id(optimizer)] = 0
         self._stepped.add(id(optimizer))
-        if self._stepped >= {id(one) for one in self.watched}:
-            self._stepped.clear()
-            self._in_step = self._in_minibatch = self._forward_seen = False
-            self._listener.step_ended(self.step + 1)
-            self.step += 1
-            self._phase("between")
+        for one in self._optimizers:
+            if (other := one()) is not None and id(other) not in self._stepped:
+                return
+        self._stepped.clear()
+        self._in_step = self._in_minibatch = self._forward_seen = False
+        self._listener.step_ended(self.step + 1)
+        self.step += 1
+        if self._on_phase is not None:
+            self._on_phase(self.step, "between")
 
-    def _begin_any(self, optimizer: Optimizer) -> None:
+    def _begin_any(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         if not self.watched:
             self._optimizers = [weakref.ref(optimizer)]
         if optimizer is self._optimizers[0]():
             self._begin(optimizer)
 
-    def _end_any(self, optimizer: Optimizer) -> None:
+    def _end_any(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         if optimizer is self._optimizers[0]():
             self._end(optimizer)
 

@@ -1,5 +1,6 @@
 """The shared host state of the last few steps, of which a save takes the one that the device has come to."""
 
+import operator
 import threading
 from collections import deque
 from collections.abc import Iterable
@@ -127,4 +128,4 @@ class History:
         return Snapshot(shared, self._host.progress(), due, update_due)
 
     def _steps_since(self, shared: Shared) -> tuple[int, ...]:
-        return tuple(now - then for now, then in zip(self._host.counts(), shared.counts, strict=True))
+        return tuple(map(operator.sub, self._host.counts(), shared.counts))

@@ -144,7 +144,6 @@ class OptimizerState:
         self._name = f"optimizer.{index}"
         self._parameters: list[Tensor] = []
         self._seen: Seen | None = None  # tells when a tensor of the state is replaced
-        self._own_state: dict[Any, dict[str, Any]] = {}
         self._device: dict[str, Tensor] = {}
         self._placements: dict[str, Json] = {}
         self._numbers: dict[str, tuple[list[int], list[Tensor]]] = {}
@@ -156,11 +155,12 @@ class OptimizerState:
 
     def groups(self) -> list[dict[str, Any]]:
         """Return the groups' hyperparameters."""
-        return [
-            {key: value for key, value in group.items() if key != "params"}
-            | {"parameters": len(group["params"])}
-            for group in self.optimizer.param_groups
-        ]
+        groups = []
+        for group in self.optimizer.param_groups:
+            own = {**group, "parameters": len(group["params"])}
+            del own["params"]
+            groups.append(own)
+        return groups
 
     def named_tensors(self) -> dict[str, Tensor]:
         """Return its parameters and what it keeps on a device, by name; the same dict while nothing changes.
@@ -232,22 +232,19 @@ class OptimizerState:
                 state[parameter][key] = torch_parallel.placed(part, parameter, tree["placements"].get(name))
 
     def _is_as_seen(self) -> bool:
-        return (
-            self._seen is not None
-            and torch_parallel.own_state(self.optimizer) is self._own_state
-            and self._seen.is_same()
-        )
+        return self._seen is not None and self._seen.is_same()
 
     def _look(self) -> None:
         self._parameters = self.parameters()
-        self._own_state = torch_parallel.own_state(self.optimizer)
         self._seen, seen = None, Seen()
+        for keeper, attribute in torch_parallel.way_to_state(self.optimizer):
+            seen.attribute(keeper, attribute)
         seen.attribute(self.optimizer, "param_groups")
         seen.size(self.optimizer.param_groups)
         for group in self.optimizer.param_groups:
             seen.entry(group, "params")
             seen.size(group["params"])
-        seen.values(self._own_state)
+        seen.values(torch_parallel.own_state(self.optimizer))
         self._numbers, self._others, self._device, self._placements, self._named = {}, [], {}, {}, {}
         for number, state in self._states():
             seen.size(state)
@@ -399,7 +396,7 @@ class HostState:
 
     def shared(self) -> Shared:
         """Return the shared state as the optimizer step leaves it."""
-        parts = tuple(optimizer.capture() for optimizer in self.optimizers)
+        parts = tuple([optimizer.capture() for optimizer in self.optimizers])
         return Shared(parts, self.counts(), self.groups())
 
     def groups(self) -> list[list[dict[str, Any]]]:
@@ -427,7 +424,7 @@ class HostState:
         return None if self.scaler is None else scaler_state(self.scaler, update_is_due)
 
     def counts(self) -> tuple[int, ...]:
-        return tuple(scheduler.count() for scheduler in self.schedulers)
+        return tuple([scheduler.count() for scheduler in self.schedulers])
 
     def restore_shared(
         self, document: Mapping[str, Json], tensors: Mapping[str, Tensor], whole: bool

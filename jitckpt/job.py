@@ -416,6 +416,8 @@ class Job:
             max_ahead=self._max_ahead,
             save=self._saver,
         )
+        assert self._host.device is not None
+        self._stream = partial(current_stream, self._host.device)
         self._native = native
         self._hooks = TrainingHooks(
             self, model=model, optimizers=optimizers, scaler=scaler, on_phase=self._injector(native)
@@ -473,10 +475,6 @@ class Job:
                 )
         parts = host_state.local_parts(local, local_tensors, self._host.device)
         self._host.restore_local(parts)
-
-    def _stream(self) -> int:
-        assert self._host.device is not None
-        return current_stream(self._host.device)
 
     def _injector(self, native: Native) -> Callable[[int, str], None] | None:
         specs = faults.from_environment(os.environ.get("JITCKPT_FAULTS", ""), self.identity.rank)

@@ -17,7 +17,6 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -111,7 +110,7 @@ class Ring:
         text = json.dumps(asdict(identity)).encode()
         header = _FILE_HEADER.pack(MAGIC, slots, self.area_bytes, len(text)) + text
         self._memory[: len(header) + 16] = header + _digest(header)
-        self._device_memory: int | None = None  # the address that its first byte has there
+        self._device_areas: list[tuple[int, int]] = []  # their addresses there, two for each slot
 
     def wanted_step(self) -> int:
         """Return the step after which the agent wants a save; 0 if it never wanted one."""
@@ -147,10 +146,13 @@ class Ring:
 
     def device_area(self, step: int, final: bool) -> tuple[int, int]:
         """Return the addresses of the area's two words (begun, ended) and of the area, for the device."""
-        if self._device_memory is None:
-            self._device_memory = self._register() - _device_base(self.slots, self.area_bytes)
-        words, area = _device_area(step % self.slots, final, self.slots, self.area_bytes)
-        return self._device_memory + words, self._device_memory + area
+        if not self._device_areas:
+            first = self._register() - _device_base(self.slots, self.area_bytes)
+            for slot in range(self.slots):
+                for version in (False, True):
+                    words, area = _device_area(slot, version, self.slots, self.area_bytes)
+                    self._device_areas.append((first + words, first + area))
+        return self._device_areas[2 * (step % self.slots) + final]
 
     def _register(self) -> int:
         """Page-lock what the device writes to; return where it begins."""
@@ -172,7 +174,8 @@ class _Taken:
     trees_text: str = "{}"
     on_host: dict[str, Tensor] = field(default_factory=dict)
     data: dict[str, bytes] = field(default_factory=dict)  # of those
-    on_device: dict[str, Tensor] = field(default_factory=dict)
+    on_device: list[Tensor] = field(default_factory=list)
+    source: tuple[int, int] | None = None  # where these lie, if they need no gathering, and how many bytes
     entries: dict[str, tuple[str, list[int], int]] = field(default_factory=dict)
     entries_text: str = "{}"
     left_out: tuple[str, ...] = ()
@@ -208,13 +211,17 @@ class Recorder:
         elif final and step == self._provisional:
             # The step has changed nothing of it on the host, where the region is named already.
             self._provisional = 0
-            self._write_region(step, final, self._next_region(step, final))
+            if self._taken.on_device:
+                known = self._ring.regions(step)
+                self._write_region(step, final, known, self._next_region(step, final, known))
             return
         taken = self._taken
-        region = self._next_region(step, final)
-        regions = self._ring.regions(step) | ({final: region} if taken.on_device else {})
-        if taken.on_device and not final:
-            regions[True] = self._next_region(step, True)
+        known = self._ring.regions(step)
+        regions = {**known}
+        if taken.on_device:
+            regions[final] = self._next_region(step, final, known)
+            if not final:
+                regions[True] = self._next_region(step, True, known)
         if taken.content is None or not taken.content.name_words(final, regions):
             taken.content = _Content(
                 final=final,
@@ -233,19 +240,20 @@ class Recorder:
             return
         self._ring.write_host(step, content)
         self._provisional = 0 if final else step
-        self._write_region(step, final, region)
+        if taken.on_device:
+            self._write_region(step, final, known, regions[final])
 
-    def _next_region(self, step: int, final: bool) -> Region:
-        previous = self._ring.regions(step).get(final)
+    def _next_region(self, step: int, final: bool, known: Mapping[bool, Region]) -> Region:
+        previous = known.get(final)
         number = (previous.word + 1) & 0xFFFF if previous else 1  # of the writes of this step
         return Region((step << 16) | number, self._taken.entries, self._taken.entries_text)
 
-    def _write_region(self, step: int, final: bool, region: Region) -> None:
-        if self._taken.on_device:
-            self._ring.regions(step)[final] = region
-            area = self._ring.device_area(step, final)
-            source = self._staging.gather(list(self._taken.on_device.values()))
-            self._write_area(area, region.word, source, current_stream(self._staging.device))
+    def _write_region(self, step: int, final: bool, known: dict[bool, Region], region: Region) -> None:
+        known[final] = region
+        taken = self._taken
+        source = taken.source or self._staging.gather(taken.on_device)
+        area = self._ring.device_area(step, final)
+        self._write_area(area, region.word, source, current_stream(self._staging.device))
 
     def _are_as_taken(self, parts: Mapping[str, Encoded]) -> bool:
         taken = self._taken.parts
@@ -262,8 +270,9 @@ class Recorder:
             if part is not before:
                 if part.tree is not before.tree or part.tensors.keys() != before.tensors.keys():
                     return False
-                changed = map(operator.is_not, part.tensors.values(), map(before.tensors.get, part.tensors))
-                new |= compress(part.tensors.items(), changed)
+                for key, tensor in part.tensors.items():
+                    if tensor is not before.tensors[key]:
+                        new[key] = tensor
         for name, tensor in new.items():
             known = taken.on_host.get(name)
             if (
@@ -303,7 +312,8 @@ class Recorder:
             trees_text=to_json(trees),
             on_host=on_host,
             data=data,
-            on_device=on_device,
+            on_device=[*on_device.values()],
+            source=_lies_as_there(on_device),
             entries=entries,
             entries_text=to_json(entries),
             left_out=tuple(parts.keys() - kept.keys()),
@@ -349,10 +359,7 @@ class _Staging:
         return self._entries
 
     def gather(self, tensors: list[Tensor]) -> tuple[int, int]:
-        """Return where to copy how many bytes from: a single tensor's own, if it lies as there."""
-        only = tensors[0]
-        if len(tensors) == 1 and only.is_contiguous() and not only.is_conj() and not only.is_neg():
-            return only.data_ptr(), only.nbytes
+        """Return where to copy how many bytes from."""
         if self._flat is None:
             self._flat = self._gathering(tensors)
         stream = torch.cuda.current_stream(self.device)
@@ -617,10 +624,13 @@ class _Content:
 
     def name_words(self, final: bool, regions: Mapping[bool, Region]) -> bool:
         """Put the regions' words in; False if it is not only by these that another content would differ."""
-        if final != self._final or {key: one.text for key, one in regions.items()} != self._entries:
+        if final != self._final or len(regions) != len(self._entries):
             return False
-        for key, place in self._words.items():
-            self.data[place : place + _DIGITS] = b"%*d" % (_DIGITS, regions[key].word)
+        for key, one in regions.items():
+            if one.text != self._entries.get(key):
+                return False
+            place = self._words[key]
+            self.data[place : place + _DIGITS] = b"%*d" % (_DIGITS, one.word)
         return True
 
     def put(self, name: str, data: bytes) -> None:
@@ -667,6 +677,17 @@ def _digest(*parts: bytes | bytearray) -> bytes:
 def _bytes_of(tensor: Tensor) -> bytes:
     """Return the elements of a tensor on the host that tree_codec has made."""
     return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
+
+
+def _lies_as_there(tensors: Mapping[str, Tensor]) -> tuple[int, int] | None:
+    """Return where how many bytes lie as they are to lie in an area: so does a single tensor, as a rule.
+
+    They lie there as long as the tensor is captured anew when it comes to lie elsewhere.
+    """
+    only = next(iter(tensors.values()), None)
+    if only is None or len(tensors) > 1 or not only.is_contiguous() or only.is_conj() or only.is_neg():
+        return None
+    return only.data_ptr(), only.nbytes
 
 
 def _aligned(size: int) -> int:

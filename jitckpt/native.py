@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from cffi import FFI
 from jitckpt.errors import NativeError
 
 ABI = 3
+KNOWN_ADDRESSES = 256
 
 # The declarations of native/interpose/jitckpt.h; a test compares the two.
 DECLARATIONS = """
@@ -112,7 +114,9 @@ class Native:
                 "Preload the library that came with it: LD_PRELOAD=$(jitckpt lib)."
             )
         self._progress = self._ffi.new("jitckpt_progress_t*")
-        self._void, self._words = self._ffi.typeof("void*"), self._ffi.typeof("uint64_t*")
+        # A training has the same few streams and addresses in all of its steps.
+        self._pointer = lru_cache(KNOWN_ADDRESSES)(partial(self._ffi.cast, self._ffi.typeof("void*")))
+        self._words = lru_cache(KNOWN_ADDRESSES)(partial(self._ffi.cast, self._ffi.typeof("uint64_t*")))
         self._callback: Any = None
 
     def start(
@@ -178,7 +182,7 @@ class Native:
 
     def write_word(self, address: int, value: int, stream: int) -> None:
         """Have the device write 8 bytes of registered host memory, in the order of the stream."""
-        target = self._ffi.cast(self._words, address)
+        target = self._words(address)
         self._check(self._library.jitckpt_write_word(target, value, self._pointer(stream)))
 
     def write_area(self, area: tuple[int, int], value: int, source: tuple[int, int], stream: int) -> None:
@@ -187,7 +191,7 @@ class Native:
         area: the addresses of two words, which get `value`, and of the bytes, in registered host memory.
         source: the address of the bytes in device memory, and how many.
         """
-        words, target = self._ffi.cast(self._words, area[0]), self._pointer(area[1])
+        words, target = self._words(area[0]), self._pointer(area[1])
         start, stream_ = self._pointer(source[0]), self._pointer(stream)
         self._check(self._library.jitckpt_write_area(words, value, target, start, source[1], stream_))
 
@@ -211,9 +215,6 @@ class Native:
 
     def arm_fault(self, signal_number: int) -> None:
         self._library.jitckpt_arm_fault(signal_number)
-
-    def _pointer(self, address: int) -> Any:
-        return self._ffi.cast(self._void, address)
 
     def _check(self, result: int) -> None:
         if result != 0:

@@ -63,7 +63,7 @@ class RandomState:
 
     def capture(self) -> Encoded:
         """Return the state now, under the name "random"; the same object while no generator is used."""
-        if self._seen is not None and self._seen.is_same() and self._numpy.is_in_use():
+        if self._seen is not None and self._seen.is_same():
             from_device = b"" if self._on_device is None else self._on_device.capture()
             if from_device != self._from_device:
                 tree, tensors = self._captured
@@ -128,12 +128,10 @@ class _NumpyState:
         self._state = Encoded(None, {})
         self._has_gauss = True
 
-    def is_in_use(self) -> bool:
-        """Whether numpy still has the generator that was looked at."""
-        return numpy.random.mtrand._rand._bit_generator is self._generator
-
     def look(self, seen: Seen) -> None:
         """Look at what changes with every use of it."""
+        seen.attribute(numpy.random.mtrand, "_rand")
+        seen.attribute(numpy.random.mtrand._rand, "_bit_generator")
         generator = numpy.random.mtrand._rand._bit_generator
         if generator is not self._generator:
             self._generator, self._peeked = generator, []
@@ -250,15 +248,14 @@ class _DeviceState:
     """Of a CUDA device's generator, which counts: its state is a seed and how far it has come since."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        generator = _generator_of(device)
+        self._generator = generator = _generator_of(device)
         self._counted = (generator.initial_seed(), generator.get_offset())
         self._state = _bytes_of(generator.get_state())
         self._is_known = self._state == _COUNTER.pack(*self._counted)
 
     def capture(self) -> bytes:
         """Return all that the generator's get_state says, which takes three times as long."""
-        generator = _generator_of(self._device)
+        generator = self._generator
         if not self._is_known:
             return _bytes_of(generator.get_state())
         counted = (generator.initial_seed(), generator.get_offset())

@@ -113,8 +113,8 @@ def parts(training: Training, repeats: int) -> dict[str, dict[str, float]]:
     host, hooks = job._host, job._hooks
 
     def step() -> None:
-        hooks._forward_begins()
-        hooks._forward_ends(None)
+        hooks._forward_begins(None, ())
+        hooks._forward_ends(None, (), None)
         optimizer = host.optimizers[0].optimizer
         hooks._begin(optimizer)
         hooks._end(optimizer)

@@ -3,6 +3,7 @@
 import json
 import random
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -174,6 +175,16 @@ def test_an_optimizer_state_that_changes_shape_is_looked_at_anew() -> None:
     assert [number for number, _, _ in others()] == [0, 2]
     ((key, (dtype, where, values)),) = state.capture().numbers.items()
     assert (key, dtype, where, [*values]) == ("other", torch.int64, [1], [3])
+
+
+def test_an_optimizer_state_that_is_replaced_as_a_whole_is_looked_at_anew() -> None:
+    parameter = nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    optimizer.state[parameter] = {"count": torch.tensor(1)}
+    state = OptimizerState(optimizer, 0)
+    assert [*state.capture().numbers["count"][2]] == [1]
+    optimizer.state = defaultdict(dict, {parameter: {"count": torch.tensor(2)}})
+    assert [*state.capture().numbers["count"][2]] == [2]
 
 
 def test_the_numbers_are_read_where_they_are_now() -> None:

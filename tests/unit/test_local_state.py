@@ -290,6 +290,33 @@ def test_the_final_area_counts_where_nothing_else_has_changed(
     assert len(words) == len({*words[:2]}) + 1
 
 
+def test_buffers_that_do_not_lie_as_in_the_ring_are_gathered_before(
+    memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring = Ring(memory, IDENTITY, SLOTS, LIMIT)
+    monkeypatch.setattr(ring, "device_area", lambda step, final: (step, final))
+    monkeypatch.setattr(local_state, "current_stream", lambda device: 0)
+    sources: list[tuple[int, int]] = []
+    record = Recorder(ring, lambda area, word, source, stream: sources.append(source), Warnings())
+    monkeypatch.setattr(record._staging, "gather", lambda tensors: (77, len(tensors)))
+
+    def source(*tensors: torch.Tensor) -> tuple[int, int]:
+        named = {f"buffers.{number}": tensor for number, tensor in enumerate(tensors)}
+        tree = [{"$tensor": name, "device": "meta"} for name in named]
+        for final in (False, True):
+            record.write(len(sources), final, {"buffers": tree_codec.Encoded(tree, named)})
+        assert sources[-1] == sources[-2]
+        return sources[-1]
+
+    two, six = torch.empty(2, device="meta"), torch.empty(2, 3, device="meta")
+    assert source(two) == (two.data_ptr(), 8)
+    assert source(six) == (six.data_ptr(), 24)
+    assert source(six.T) == (77, 1)
+    assert source(two, six) == (77, 2)
+    assert source(two.to(torch.complex64).conj()) == (77, 1)
+    assert source(two) == (two.data_ptr(), 8)
+
+
 def test_where_only_values_on_the_host_change_every_step_has_its_own(memory: int) -> None:
     record = recorder(memory)
     tree = {"counter": {"$tensor": "a.counter"}, "rest": {"$tensor": "a.rest"}}

@@ -57,6 +57,24 @@ def test_another_numpy_generator_is_kept_too() -> None:
         functions.set_bit_generator(before)
 
 
+def test_a_numpy_generator_that_takes_the_place_of_another_is_noticed() -> None:
+    functions: Any = numpy.random
+    before = functions.get_bit_generator()
+    state = RandomState(None)
+    functions.set_bit_generator(numpy.random.MT19937(3))
+    try:
+        first = state.capture()
+        assert state.capture() is first
+        functions.set_bit_generator(numpy.random.MT19937(4))
+        taken = state.capture()
+        expected = numpy.random.rand(4).tolist()
+        state.restore(tree_codec.decode(taken.tree, taken.tensors))
+        assert numpy.random.rand(4).tolist() == expected
+        assert taken is not first
+    finally:
+        functions.set_bit_generator(before)
+
+
 @pytest.mark.parametrize("name", SOURCES)
 def test_what_no_generator_has_changed_is_not_made_anew(name: str) -> None:
     state = RandomState(None)
