@@ -2,10 +2,10 @@
 
     .venv/bin/python scripts/bench/transparent_step.py [--pairs 15] [--steps 20] [--json] [-- --width 256 ...]
 
-Three jobs of two softgpu ranks run at the same time: the script with its device direct (under torchrun, with
-no library but softgpu), behind the device proxy alone, and in transparent mode. They take turns: one makes so
-many steps while the others wait and take no processor time. What follows -- goes to the script. Prints the
-medians of the ratios to the direct one, turn by turn.
+Four jobs of two softgpu ranks run at the same time: the script with its device direct (under torchrun, with
+no library but softgpu), behind the device proxy alone, in transparent mode, and with --state-on-device. They
+take turns: one makes so many steps while the others wait and take no processor time. What follows -- goes to
+the script. Prints the medians of the ratios to the direct one, turn by turn.
 """
 
 import argparse
@@ -36,7 +36,8 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "plain_ddp.py"
 RANKS = 2
 LIMIT = timedelta(minutes=3)
 WARM_UP_TURNS = 2
-WAYS = ("direct", "proxy", "transparent")
+STATE_STAYS = "state on device"
+WAYS = ("direct", "proxy", "transparent", STATE_STAYS)
 PROGRAM = [sys.executable, "-c", "import sys, jitckpt.cli; sys.exit(jitckpt.cli.main())"]
 
 
@@ -68,8 +69,9 @@ def job(way: str, folder: str, options: list[str]) -> Iterator[None]:
     """Start a job of two ranks; in the end it has to end by itself, and well."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     environment = dict(os.environ)
-    if way == "transparent":
+    if way in ("transparent", STATE_STAYS):
         launcher = [*PROGRAM, "run", "--mode", "transparent", "--device", "softgpu", "--warm-spares", "0"]
+        launcher += ["--state-on-device"] if way == STATE_STAYS else []
     elif way == "proxy":
         launcher = [*PROGRAM, "exec", "--device", "softgpu", "--proxy", "--", *torchrun]
     else:
