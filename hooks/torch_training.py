@@ -100,7 +100,7 @@ class TrainingHooks:
     def end_last(self) -> None:
         """Hear of the end of a step after all who are told of it by now. Where every optimizer is watched."""
         self._handles[-1].remove()
-        self._handles[-1] = register_optimizer_step_post_hook(lambda one, args, kwargs: self._end_any(one))
+        self._handles[-1] = register_optimizer_step_post_hook(self._end_any)
 
     @property
     def watched(self) -> list[Optimizer]:
