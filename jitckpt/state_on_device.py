@@ -43,16 +43,33 @@ class StateOnDevice:
         self._places: Any = (Place * 0)()
         self._digest = 0
         self._is_first = True
+        self._gradients: list[tuple[int, int]] = []  # address and bytes, when the newest minibatch began
+        self._needs_gradients = True
 
     def watch(self) -> None:
         """A step begins, with the state still in images."""
         self._answers = self._process.jitckpt_proxy_answers()
 
-    def watched(self) -> None:
+    def watched(self, optimizers: Sequence[Optimizer | None]) -> None:
         """It has ended."""
         self._waited.append(self._process.jitckpt_proxy_answers() != self._answers)
+        self._gradients = gradients(optimizers)
 
-    def step_begins(self, state: Mapping[str, Tensor]) -> None:
+    def doubt_gradients(self, places: naming.Places, changed: Tensor) -> None:
+        """Have a validation overwrite the gradients that the minibatch began with, whether it has or not.
+
+        changed: a byte for each block of `places`, which is set.
+        """
+        for extent in self._gradients:
+            own = places.blocks(*extent)
+            changed[own.start : own.stop] = 1
+
+    def learn(self, places: naming.Places, shadow: Tensor) -> None:
+        """A validation has found what the minibatch needs: images leave out the gradients if not those."""
+        blocks = [places.blocks(*extent) for extent in self._gradients]
+        self._needs_gradients = any(not own or shadow[own.start : own.stop].any() for own in blocks)
+
+    def step_begins(self, state: Mapping[str, Tensor], optimizers: Sequence[Optimizer | None]) -> None:
         """Have an image made without the state, if it stays still, on all ranks."""
         self.begun = False  # one that was left by an exception does not end
         if state is not self._seen and (reason := unfit(state)):
@@ -60,7 +77,11 @@ class StateOnDevice:
         self.stays = self.stays and self._process.jitckpt_proxy_state_stays() == 1
         if self.stays:
             self._look_at(state)
-            error = self._process.jitckpt_proxy_step_begins(self._places, len(self._places))
+            left_out = self._places
+            if not self._needs_gradients:
+                found = [Place(*extent) for extent in gradients(optimizers)]
+                left_out = (Place * (len(left_out) + len(found)))(*left_out, *found)
+            error = self._process.jitckpt_proxy_step_begins(left_out, len(left_out))
             self.begun = not error
             if error:
                 self.leave(error_text(self._process, error))
@@ -142,6 +163,19 @@ class StateOnDevice:
         self._seen, self._places = state, (Place * len(held))(*held)
         text = repr([(name, size) for name, _, size in extents])
         self._digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def gradients(optimizers: Sequence[Optimizer | None]) -> list[tuple[int, int]]:
+    """Return address and bytes of all gradients that lie in one piece, of all parameters of optimizers."""
+    found = []
+    for optimizer in optimizers:
+        for group in () if optimizer is None else optimizer.param_groups:
+            for parameter in group["params"]:
+                if (gradient := parameter.grad) is not None:
+                    gradient = torch_parallel.local(gradient)
+                    if gradient.is_cuda and gradient.is_contiguous() and gradient.nbytes:
+                        found.append((gradient.data_ptr(), gradient.nbytes))
+    return found
 
 
 def error_text(process: Any, error: int) -> str:

@@ -60,7 +60,7 @@ class MinibatchKeeper:
             if on_device is not None:
                 on_device.stays = heard == _VALID_STAYS
         if on_device is not None and on_device.stays:
-            on_device.step_begins(state)
+            on_device.step_begins(state, self.optimizers())
         elif on_device is not None:
             on_device.watch()
 
@@ -73,7 +73,7 @@ class MinibatchKeeper:
             self._see(on_device.step_ended(step, state, self.optimizers()), step)
             return
         if on_device is not None:
-            on_device.watched()
+            on_device.watched(self.optimizers())
         self._see(self._process.jitckpt_proxy_keep(), step)
 
     def _see(self, error: int, step: int) -> None:
@@ -113,7 +113,10 @@ class _Validation:
         if error:
             return self._leave_out(error_text(self._process, error))
         self._places = naming.Places(self._memory.pieces())
-        self._changed = self._memory.bytes_at(self._memory.changed) != 0
+        changed = self._memory.bytes_at(self._memory.changed)
+        if self._on_device is not None:
+            self._on_device.doubt_gradients(self._places, changed)
+        self._changed = changed != 0
         self._shadow = torch.zeros_like(self._changed)
         heard = self._say(messages.FIRST)
         while heard in (_OVERWRITTEN, _PUT_BACK):
@@ -128,6 +131,8 @@ class _Validation:
         differing = self._memory.bytes_at(self._memory.found) == _DIFFERENT
         match validation.judge(Seen(self._changed, differing), self._shadow, self._rounds):
             case Valid():
+                if self._on_device is not None:
+                    self._on_device.learn(self._places, self._shadow)
                 return self._say(messages.VALID, self._described(self._shadow), *self._staying())
             case Again(shadow):
                 self._put_back(shadow)

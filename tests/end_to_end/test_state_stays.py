@@ -93,3 +93,46 @@ def test_shards_get_their_states_from_their_own_replicas_where_two_fail_at_once(
     assert [event["replicas"] for event in job.named("state_stays")] == [[[0, 2], [1, 3]]]
     assert {"in place", "from rank 2", "from rank 1"} <= job.ways()
     assert ended_with(job) == ended_with(run(launcher, 4, [*FSDP2, "10"]))
+
+
+# Gradients go on from those of the last step; statistics, an average and a sum are this rank's own.
+KEEPS_GRADIENTS = """
+import hashlib, os
+import torch
+from torch import distributed as dist, nn
+
+rank = int(os.environ["RANK"])
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl")
+torch.manual_seed(rank)
+inner = nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64), nn.Dropout(0.2), nn.Linear(64, 1)).cuda()
+model = nn.parallel.DistributedDataParallel(inner)
+optimizer = torch.optim.Adam(model.parameters())
+average = [parameter.detach().clone() for parameter in inner.parameters()]
+running = torch.zeros(300, device="cuda")
+for step in range(12):
+    loss = model(torch.randn(4, 8).cuda()).square().mean()
+    loss.backward()
+    running += loss.detach()
+    optimizer.step()
+    with torch.no_grad():
+        for mean, parameter in zip(average, inner.parameters()):
+            mean.lerp_(parameter, 0.1)
+            parameter.grad.mul_(0.9)
+    if rank == 0:
+        print(f"step {step + 1}: {loss.item().hex()}", flush=True)
+state = [*inner.state_dict().values(), *average, running]
+state += [parameter.grad for parameter in inner.parameters()]
+digest = hashlib.sha256(b"".join(tensor.cpu().numpy().tobytes() for tensor in state)).hexdigest()
+print(f"rank {rank}: {digest}\\n", end="", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_gradients_that_the_next_minibatch_needs_are_kept(launcher: Launcher) -> None:
+    script = launcher.directory / "train.py"
+    script.write_text(KEEPS_GRADIENTS)
+    faults = ("rank=1 step=7 phase=forward kind=proxy-kill", "rank=0 step=9 phase=backward kind=proxy-kill")
+    job = run_with_faults(launcher, 2, [str(script)], *faults)
+    assert {"in place", "from rank 0", "from rank 1"} <= job.ways()
+    assert ended_with(job) == ended_with(run(launcher, 2, [str(script)]))

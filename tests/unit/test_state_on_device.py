@@ -78,7 +78,7 @@ def test_places_are_told_in_the_order_of_their_names_before_and_after_each_step(
     proxy, here = Proxy(), state()
     one = StateOnDevice(proxy.process)
     one.stays = True
-    one.step_begins(here)
+    one.step_begins(here, [])
     assert one.step_ended(5, here, []) == 0
     assert [what for what, *_ in proxy.heard] == ["begins", "ended"]
     assert proxy.heard[0][1] == proxy.heard[1][1] == places(here)
@@ -90,7 +90,7 @@ def test_places_are_told_in_the_order_of_their_names_before_and_after_each_step(
     ):
         again = StateOnDevice(found.process)
         again.stays = True
-        again.step_begins(tensors)
+        again.step_begins(tensors, [])
         again.step_ended(5, tensors, [])
     assert proxy.heard[1][2] == replica.heard[1][2] != other.heard[1][2]
     assert one.stays
@@ -100,7 +100,7 @@ def test_once_another_rank_has_left_this_one_does_too() -> None:
     proxy = Proxy()
     one = StateOnDevice(proxy.process)
     one.stays, proxy.others_stay = True, 0
-    one.step_begins(state())
+    one.step_begins(state(), [])
     assert not one.stays
     assert proxy.heard == []
 
@@ -110,7 +110,7 @@ def test_a_step_that_can_not_begin_so_leaves(capsys: pytest.CaptureFixture[str])
     proxy.process.jitckpt_proxy_step_begins = lambda places, count: 801
     one = StateOnDevice(proxy.process)
     one.stays = True
-    one.step_begins(state())
+    one.step_begins(state(), [])
     assert not one.stays
     assert proxy.heard == [("leaves", [])]
     assert "the state does not stay on the device any more: error 801" in capsys.readouterr().err
@@ -132,7 +132,7 @@ def test_a_first_step_that_changes_something_else_ends_it_with_its_name(
     monkeypatch.setattr("jitckpt.state_on_device.given_out", lambda: used)
     one = StateOnDevice(proxy.process)
     one.stays = True
-    one.step_begins(here)
+    one.step_begins(here, [])
     one.step_ended(5, here, [])
     assert [what for what, *_ in proxy.heard] == ["begins", "ended", "leaves"]
     assert (
@@ -144,7 +144,7 @@ def test_a_first_step_that_changes_something_else_ends_it_with_its_name(
     one = StateOnDevice(proxy.process)
     one.stays = True
     for step in (5, 6):
-        one.step_begins(here)
+        one.step_begins(here, [])
         one.step_ended(step, here, [])
         proxy.places, proxy.changed = [naming.extent(running)], b"\0\1"
     assert one.stays
@@ -154,19 +154,19 @@ def test_a_step_that_has_begun_so_ends_so_even_if_the_state_leaves_in_it() -> No
     proxy, here = Proxy(), state()
     one = StateOnDevice(proxy.process)
     one.stays = True
-    one.step_begins(here)
+    one.step_begins(here, [])
     one.leave("a test")
     assert (one.begun, one.stays) == (True, False)
     one.step_ended(5, here, [])
     assert [what for what, *_ in proxy.heard] == ["begins", "leaves", "ended"]
-    one.step_begins(here)
+    one.step_begins(here, [])
     assert not one.begun
     # One that was left by an exception has no end.
     one = StateOnDevice(Proxy().process)
     one.stays = True
-    one.step_begins(here)
+    one.step_begins(here, [])
     one.leave("a test")
-    one.step_begins(here)
+    one.step_begins(here, [])
     assert not one.begun
 
 
@@ -174,9 +174,9 @@ def test_a_state_that_becomes_unfit_leaves() -> None:
     proxy, here = Proxy(), state()
     one = StateOnDevice(proxy.process)
     one.stays = True
-    one.step_begins(here)
+    one.step_begins(here, [])
     one.step_ended(5, here, [])
-    one.step_begins({**here, "optimizer.0.parameter.0": on_device(torch.ones(3, 2)).t()})
+    one.step_begins({**here, "optimizer.0.parameter.0": on_device(torch.ones(3, 2)).t()}, [])
     assert [what for what, *_ in proxy.heard] == ["begins", "ended", "leaves"]
     assert not one.stays
 
@@ -193,7 +193,7 @@ def test_why_a_state_can_not_stay() -> None:
         one = StateOnDevice(proxy.process)
         for _ in range(2):
             one.watch()
-            one.watched()
+            one.watched([])
         return one.why_not(here, [None] * optimizers, pieces, changed)
 
     assert why() == ""
@@ -232,3 +232,33 @@ def test_a_digest_tells_names_types_shapes_and_contents_apart() -> None:
     assert digest({"a": torch.ones(3, dtype=torch.bfloat16)}) != digest(
         {"a": torch.zeros(3, dtype=torch.bfloat16)}
     )
+
+
+def test_images_leave_out_gradients_that_a_validation_has_not_found_to_be_needed() -> None:
+    proxy, here = Proxy(), state()
+    parameter = torch.ones(200, requires_grad=True)
+    parameter.grad = on_device(torch.ones(200))
+    optimizer = torch.optim.SGD([parameter])
+    gradient = naming.extent(parameter.grad)
+    known = naming.Places(sorted([*places(here), gradient]))
+    own = known.blocks(*gradient)
+
+    def told(shadow: Tensor) -> list[tuple[int, int]]:
+        proxy.heard = []
+        one = StateOnDevice(proxy.process)
+        one.watched([optimizer])
+        changed = torch.zeros(len(shadow), dtype=torch.uint8)
+        one.doubt_gradients(known, changed)
+        assert changed.nonzero().flatten().tolist() == [*own]
+        one.learn(known, shadow)
+        one.stays = True
+        one.step_begins(here, [optimizer])
+        assert one.step_ended(5, here, []) == 0
+        assert proxy.heard[1][1] == places(here)  # they are no state
+        found: list[tuple[int, int]] = proxy.heard[0][1]
+        return found
+
+    needed = torch.zeros(known.blocks(*known.pieces[-1]).stop, dtype=torch.bool)
+    assert told(needed) == [*places(here), gradient]
+    needed[own.stop - 1] = True
+    assert told(needed) == places(here)
