@@ -45,6 +45,7 @@ class StateOnDevice:
         self._is_first = True
         self._gradients: list[tuple[int, int]] = []  # address and bytes, when the newest minibatch began
         self._needs_gradients = True
+        self._left_out: list[tuple[int, int]] = []  # of the first image
 
     def watch(self) -> None:
         """A step begins, with the state still in images."""
@@ -81,6 +82,8 @@ class StateOnDevice:
             if not self._needs_gradients:
                 found = [Place(*extent) for extent in gradients(optimizers)]
                 left_out = (Place * (len(left_out) + len(found)))(*left_out, *found)
+            if self._is_first:
+                self._left_out = [(one.address, one.bytes) for one in left_out]
             error = self._process.jitckpt_proxy_step_begins(left_out, len(left_out))
             self.begun = not error
             if error:
@@ -105,9 +108,9 @@ class StateOnDevice:
         if failed := self._process.jitckpt_proxy_check(ctypes.byref(memory)):
             return f"nobody sees what step {step} has changed: {error_text(self._process, failed)}"
         places = naming.Places(memory.pieces())
-        # What is free may be in an image, too; and the image has nothing of the state.
+        # What is free may be in an image, too; and the image has nothing of what was left out.
         looked_at = torch.zeros(memory.block_count, dtype=torch.bool)
-        for found, extents in ((True, given_out()), (False, map(naming.extent, self._seen.values()))):
+        for found, extents in ((True, given_out()), (False, self._left_out)):
             for extent in extents:
                 own = places.blocks(*extent)
                 looked_at[own.start : own.stop] = found

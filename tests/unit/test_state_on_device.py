@@ -121,14 +121,13 @@ def test_a_first_step_that_changes_something_else_ends_it_with_its_name(
 ) -> None:
     proxy, here = Proxy(), state()
     running = on_device(torch.zeros(2 * BLOCK_BYTES // 4))
-    proxy.places = sorted([naming.extent(running), *places(here)])
+    free = on_device(torch.zeros(BLOCK_BYTES // 4))
+    proxy.places = sorted([naming.extent(running), naming.extent(free), *places(here)])
     blocks = naming.Places(proxy.places).blocks(*naming.extent(running))
     count = sum(-(-size // BLOCK_BYTES) for _, size in proxy.places)
     # All of the state has changed, half of what is none, and what is free.
-    free = torch.zeros(BLOCK_BYTES // 4)
     proxy.changed = bytes(number != blocks.start for number in range(count))
     used = [naming.extent(running), *places(here)]
-    proxy.places = sorted([*proxy.places, naming.extent(on_device(free))])
     monkeypatch.setattr("jitckpt.state_on_device.given_out", lambda: used)
     one = StateOnDevice(proxy.process)
     one.stays = True
