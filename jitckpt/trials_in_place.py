@@ -103,12 +103,15 @@ def judge(trial: Trial, run: Run, undisturbed: Run) -> Verdict:
 
 
 def _redone(events: Sequence[Event]) -> Iterator[int]:
-    """Yield of each recovery how many minibatches some rank made again at most, with the one under way."""
+    """Yield of each recovery how many minibatches some rank made again at most, with the one under way.
+
+    Where the state stays on the devices, a rank also keeps what leads on from a step that it has not begun.
+    """
     for recovered in events:
         if recovered["event"] != "recovered":
             continue
         newest = recovered["state"]
         for event in events:
             if event["event"] == "rank_stopped" and event["recovery"] == recovered["recovery"]:
-                newest = max([newest, *event["states"]])
+                newest = max(newest, event["ended"])
         yield newest - recovered["state"] + 1

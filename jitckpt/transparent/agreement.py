@@ -136,6 +136,7 @@ class Agreement:
                     recovery=message.recovery[1],
                     states=sorted({*kept[:1], *kept[-1:]}),
                     device=report.device,
+                    ended=report.ended,
                     text=message.error,
                     seconds=now - one.asked_at,
                 )
