@@ -121,12 +121,17 @@ class StateOnDevice:
         what = naming.described(changed, places, named, most=1)
         return f"step {step} has changed {what}, which is no state of the optimizer"
 
+    def end(self) -> None:
+        """Transparent mode is off here: the others need not wait for this rank's steps."""
+        if self.stays:
+            self.stays = False
+            self._process.jitckpt_proxy_state_leaves()
+
     def leave(self, reason: str) -> None:
         """From the next step on images have all memory again, on all ranks; reason: a clause."""
         self._unsupported = self._unsupported or reason
         if self.stays:
-            self.stays = False
-            self._process.jitckpt_proxy_state_leaves()
+            self.end()
             text = f"the state does not stay on the device any more: {reason}"
             print(
                 f"jitckpt: {text}. It is copied to the host in every step again.", file=sys.stderr, flush=True

@@ -82,7 +82,7 @@ class MinibatchKeeper:
             self._off = True
             reason = error_text(self._process, error)
             if self._on_device is not None:
-                self._on_device.leave(reason)  # the others need not wait for this rank's steps
+                self._on_device.end()
             text = f"transparent mode is switched off after step {step}: {reason}. The training goes on"
             print(f"jitckpt: {text}, but it ends if a device's server dies.", file=sys.stderr, flush=True)
 

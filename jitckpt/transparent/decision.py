@@ -104,6 +104,8 @@ def _with_one_number(reports: Sequence[Report], restorable: bool, servers_stay: 
             except CommunicatorError as error:
                 return _fall_back(reports, restorable, f"the communicators can't be made anew: {error}")
         obstacle = obstacle or obstacle_here
+    if not obstacle and all(report.kept_from <= report.kept_to for report in reports):
+        obstacle = _obstacle(min(report.kept_to for report in reports), reports)  # no device has any state
     return _fall_back(reports, restorable, obstacle or "no rank has a whole state (any more, or yet)")
 
 

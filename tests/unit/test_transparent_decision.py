@@ -379,6 +379,13 @@ def test_without_a_replica_the_job_ends_with_what_would_have_protected_it() -> N
     assert restarted.reason.endswith("The job restarts from the best save.")
 
 
+def test_where_all_devices_of_a_shard_are_lost_it_is_named() -> None:
+    ranks = two(rank_at(1, "middle", "lost"), rank_at(1, "middle", "lost"))
+    decided = decide([rank.report() for rank in ranks])
+    assert isinstance(decided, FallBack)
+    assert "the state after step 1 of shard 0 any more, held by ranks 0, 1; a further" in decided.reason
+
+
 def test_a_rank_without_its_own_part_ends_the_job_by_name() -> None:
     bare = without_kept(rank_at(1, "middle", "lost"))
     decided = decide([rank.report() for rank in two(rank_at(1, "middle"), bare)])
