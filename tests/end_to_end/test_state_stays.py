@@ -13,6 +13,7 @@ from jitckpt.rehearsal import lasting_shared_memory
 
 ROOT = Path(__file__).parents[2]
 DDP = [str(ROOT / "examples" / "plain_ddp.py"), "--width", "16", "--layers", "1", "--steps"]
+TENSOR = [str(ROOT / "scripts" / "campaign_trainings" / "tensor.py"), "--steps"]
 FSDP2 = [str(ROOT / "scripts" / "campaign_trainings" / "fsdp2.py"), "--steps"]
 
 
@@ -93,6 +94,15 @@ def test_shards_get_their_states_from_their_own_replicas_where_two_fail_at_once(
     assert [event["replicas"] for event in job.named("state_stays")] == [[[0, 2], [1, 3]]]
     assert {"in place", "from rank 2", "from rank 1"} <= job.ways()
     assert ended_with(job) == ended_with(run(launcher, 4, [*FSDP2, "10"]))
+
+
+def test_ranks_that_wait_for_others_in_a_hang_wait_until_it_is_found(launcher: Launcher) -> None:
+    # Ranks 1 and 3 have come to their step: their replicas' network is not cut.
+    fault = "rank=2 step=8 phase=backward kind=network-cut call=2"
+    job = run_with_faults(launcher, 4, ["--hang-timeout", "3", *TENSOR, "10"], fault)
+    assert [event["replicas"] for event in job.named("state_stays")] == [[[0, 2], [1, 3]]]
+    assert job.named("recovered")
+    assert ended_with(job) == ended_with(run(launcher, 4, [*TENSOR, "10"]))
 
 
 # Gradients go on from those of the last step; statistics, an average and a sum are this rank's own.

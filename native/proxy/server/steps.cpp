@@ -25,10 +25,11 @@ bool overlap(uint64_t one, uint64_t bytes, uint64_t other, uint64_t more) {
   return one < other + more && other < one + bytes;
 }
 
-// Half of the time after which a rank that waits counts as hanging: before that nobody waits here any more.
+// Longer than two hangs in a row take to be found, the second of which counts as one after twice the time:
+// what is behind those is recovered from. So it is no hang.
 std::chrono::duration<double> patience() {
   const char* const seconds = std::getenv("JITCKPT_HANG_TIMEOUT");
-  return std::chrono::duration<double>((seconds ? std::atof(seconds) : 60) / 2);
+  return std::chrono::duration<double>(3 * (seconds ? std::atof(seconds) : 60));
 }
 
 // A part of a file of another process, as long as it lives.
