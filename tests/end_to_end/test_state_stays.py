@@ -99,7 +99,7 @@ def test_shards_get_their_states_from_their_own_replicas_where_two_fail_at_once(
 def test_ranks_that_wait_for_others_in_a_hang_wait_until_it_is_found(launcher: Launcher) -> None:
     # Ranks 1 and 3 have come to their step: their replicas' network is not cut.
     fault = "rank=2 step=8 phase=backward kind=network-cut call=2"
-    job = run_with_faults(launcher, 4, ["--hang-timeout", "3", *TENSOR, "10"], fault)
+    job = run_with_faults(launcher, 4, ["--hang-timeout", "6", *TENSOR, "10"], fault)
     assert [event["replicas"] for event in job.named("state_stays")] == [[[0, 2], [1, 3]]]
     assert job.named("recovered")
     assert ended_with(job) == ended_with(run(launcher, 4, [*TENSOR, "10"]))
