@@ -65,7 +65,11 @@ class Connection {
   cudaError_t check(jitckpt_proxy_memory& memory);
   jitckpt_proxy_validation validate(const control::Validates& says);
   // This rank has a call with others: it can't end before they have come as far.
-  void communicates() { has_communicated_.store(true, std::memory_order_relaxed); }
+  void communicates() {
+    has_communicated_.store(true, std::memory_order_relaxed);
+    if (stepping_ < slot_count) [[unlikely]]
+      communicates_within_step();
+  }
   // Number of the first record that the server reads, or has read, of those that threads have written.
   uint64_t replayed_from() const { return replayed_from_; }
   // Gives pinned memory back, as soon as no call will be made again that used it.
@@ -169,6 +173,7 @@ class Connection {
   cudaError_t make_image(const std::vector<jitckpt_proxy_place>* leave_out);
   void begin_minibatch();
   void wait_within_step(bool by_its_thread);
+  void communicates_within_step();
   void open_step();
   void outgrown();
   void rest();
@@ -204,7 +209,8 @@ class Connection {
   std::atomic<uint64_t> most_image_bytes_{0};
   std::unique_ptr<Together> together_;                 // null: the state does not stay
   std::atomic<std::size_t> stepping_{slot_count + 1};  // slot of the thread that makes an optimizer step
-  std::optional<wire::Rested> rested_;                 // what a server said that has been stopped
+  std::atomic<bool> step_needs_others_{false};
+  std::optional<wire::Rested> rested_;  // what a server said that has been stopped
   // The state in host memory, until the recovery is over.
   struct Copied {
     uint64_t state;

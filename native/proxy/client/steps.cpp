@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <numeric>
 #include <stdexcept>
 
@@ -44,6 +45,7 @@ cudaError_t Connection::step_begins(std::span<const jitckpt_proxy_place> places)
   for (std::atomic<uint64_t>* const step : {&control.step_ready, &control.step_begun}) {
     if (*step + 1 < states_) *step = states_ - 1;
   }
+  step_needs_others_ = false;
   stepping_ = slot;  // before the record is in the log: who waits behind that has to see it
   const auto result = tell<cudaError_t>(Call::begin_step, wire::begin_step{states_, slot});
   if (result != cudaSuccess) stepping_ = nobody;
@@ -62,7 +64,7 @@ cudaError_t Connection::step_ended(std::span<const jitckpt_proxy_place> places, 
     Image& image = images_.back();
     image.places.assign(places.begin(), places.end());
     image.digest = digest;
-    image.stepped = true;
+    image.stepped = !step_needs_others_;
     log_.control().step_written = states_;
   });
   together_->notify();
@@ -73,6 +75,16 @@ cudaError_t Connection::step_ended(std::span<const jitckpt_proxy_place> places, 
 void Connection::wait_within_step(bool by_its_thread) {
   static const auto holds_python = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "PyGILState_Check"));
   if (by_its_thread || (holds_python && holds_python() != 0)) open_step();
+}
+
+// No rank could finish such a step alone, and a replay would make the collective again, on what the step has
+// left. So nothing leads back to behind it, and the state does not stay any more.
+void Connection::communicates_within_step() {
+  if (!step_needs_others_.exchange(true))
+    std::fprintf(stderr,
+                 "jitckpt: a collective runs in the optimizer step, so from the next step on images of all "
+                 "memory are made again.\n");
+  state_leaves();
 }
 
 // The server goes on without the end of the step; until that is in the log, nothing leads back to a state.

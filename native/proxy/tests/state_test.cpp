@@ -200,6 +200,23 @@ TEST(Alone, HasStillToMakeItsStep) {
   std::fflush(stdout);
 }
 
+TEST(Alone, HasACollectiveInItsStep) {
+  if (!alone() || !std::getenv("PROXY_TEST_STORE")) GTEST_SKIP() << "only for other tests";
+  {
+    Replica replica;
+    replica.minibatch();
+    EXPECT_EQ(jitckpt_proxy_state_stays(), 1);
+    const DeviceInts given(4, 1), sum(4);
+    replica.minibatch(17, [&] {
+      ok(ncclAllReduce(given.get(), sum.get(), 4, ncclInt32, ncclSum, replica.world(), replica.stream()));
+    });
+    EXPECT_EQ(jitckpt_proxy_state_stays(), 0);
+    print("sum", sum.read(replica.stream()));
+    replica.wait_for_all();
+  }
+  std::fflush(stdout);
+}
+
 // Within the step its thread waits for an answer, or for another thread that does.
 TEST(Alone, WaitsWithinItsStep) {
   if (!alone() || !std::getenv("PROXY_TEST_STORE")) GTEST_SKIP() << "only for other tests";
@@ -277,6 +294,12 @@ TEST(State, IsNoHindranceToAStepThatNeedsItsDevice) {
   job.run("Alone.WaitsWithinItsStep", {"PROXY_TEST_FAULT=none"});
   EXPECT_EQ(job.seen(), undisturbed.seen());
   EXPECT_EQ(job.coordinator.complaint(), "");
+}
+
+TEST(State, LeavesTheDeviceWhereAStepNeedsOtherRanks) {
+  Job job(2);
+  job.run("Alone.HasACollectiveInItsStep");
+  EXPECT_EQ(job.seen(), (std::vector<std::string>{"seen sum: 2 2 2 2", "seen sum: 2 2 2 2"}));
 }
 
 TEST(State, StaysWhereACollectiveFails) {
