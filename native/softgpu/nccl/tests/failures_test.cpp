@@ -424,11 +424,13 @@ TEST(Hangs, DoNotKeepAProcessFromExiting) {
 
 // The memory that ranks share has no name, and the socket's name goes with its process.
 TEST(Cleanliness, NothingIsLeftOfRanksKilledAtAnyMoment) {
-  for (int moment = 0; moment < 20; ++moment) {
+  for (int moment = 0; moment < 20 && !testing::Test::HasFailure(); ++moment) {
     RankProcesses ranks(3, [](Rank& rank) {
       const ncclUniqueId ids[] = {rank.id(0), rank.id(1)};  // the second is never used
       ncclComm_t comm;
-      ASSERT_EQ(ncclCommInitRank(&comm, 3, ids[0], rank.rank), ncclSuccess);
+      const ncclResult_t made = ncclCommInitRank(&comm, 3, ids[0], rank.rank);
+      if (made == ncclRemoteError) pause();  // a rank killed before this one: its own kill follows
+      ASSERT_EQ(made, ncclSuccess);
       const std::string maps = contents("/proc/self/maps");
       EXPECT_NE(maps.find("/memfd:softgpu-nccl (deleted)"), std::string::npos);
       EXPECT_EQ(maps.find("/dev/shm"), std::string::npos);
