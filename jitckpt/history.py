@@ -73,7 +73,7 @@ class History:
             groups = self._host.groups()
             if not self._set_by_hand:
                 self._set_by_hand = differ_by_hand(shared.groups, groups, scheduled=any(made))
-            progress = self._host.progress(groups)
+            progress = self._host.take_progress(groups)
             self._steps[step] = Shared(shared.optimizers, shared.counts, shared.groups, progress)
 
     def is_settled(self, step: int) -> bool:
@@ -116,7 +116,7 @@ class History:
         if shared is None:
             return None
         if shared.progress is not None:
-            return Snapshot(shared, shared.progress, (0,) * len(self._host.schedulers), False)
+            return Snapshot(shared, shared.progress(), (0,) * len(self._host.schedulers), False)
         made = self._steps_since(shared)
         due = tuple(
             max(0, usual - count) if scheduler.can_step else 0

@@ -7,7 +7,8 @@ Tensors on a device are taken by reference: whoever reads them minds the device'
 
 import inspect
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
@@ -102,6 +103,10 @@ class ModelState:
 
     def extra_states(self) -> dict[str, Any]:
         return {name: module.get_extra_state() for name, module in self._with_extra_state}
+
+    def unchanged(self) -> Seen | None:
+        """Return what tells that all lies where it was last captured; None where more has to be asked."""
+        return None if self._captured is None or self._with_extra_state else self._seen
 
     def capture_extra_states(self) -> Encoded:
         """Return the extra states under the name "modules"; the same object while there are none."""
@@ -345,14 +350,25 @@ class Shared(NamedTuple):
     """What replicas agree on, after one step.
 
     `counts`: of each scheduler, how often it had been stepped when the optimizer step ended; `groups`: the
-    hyperparameters then. `progress`: what HostState.progress says once the host has begun the next minibatch;
-    before that there is more to come.
+    hyperparameters then. `progress`: tells what HostState.progress said once the host had begun the next
+    minibatch; before that there is more to come.
     """
 
     optimizers: tuple[OptimizerPart, ...]
     counts: tuple[int, ...]
     groups: list[list[dict[str, Any]]]
-    progress: Encoded | None = None
+    progress: Callable[[], Encoded] | None = None
+
+
+class Unchanged(NamedTuple):
+    """What tells that a rank-local state is as it was taken: nothing looks otherwise than it did.
+
+    generator: of the device's random numbers, which may have gone on, the name in the state, and a function
+    that returns their bytes now.
+    """
+
+    looks: tuple[Seen, ...]
+    generator: tuple[str, Callable[[], bytes]] | None
 
 
 class HostState:
@@ -394,6 +410,14 @@ class HostState:
             parts["modules"] = self.model.capture_extra_states()
         return {"random": self.random.capture(), **parts}
 
+    def unchanged(self) -> Unchanged | None:
+        """Return what tells that `local` would return what it just did; None if nothing can."""
+        of_model = None if self.model is None else self.model.unchanged()
+        of_random, generator = self.random.unchanged()
+        if self.extra is not None or of_random is None or (self.model is not None and of_model is None):
+            return None
+        return Unchanged((of_random,) if of_model is None else (of_random, of_model), generator)
+
     def shared(self) -> Shared:
         """Return the shared state as the optimizer step leaves it."""
         parts = tuple([optimizer.capture() for optimizer in self.optimizers])
@@ -403,14 +427,22 @@ class HostState:
         """Return the hyperparameters of each optimizer's parameter groups."""
         return [optimizer.groups() for optimizer in self.optimizers]
 
-    def progress(self, groups: list[list[dict[str, Any]]] | None = None) -> Encoded:
-        """Return what may still change between an optimizer step and the next minibatch.
+    def progress(self) -> Encoded:
+        """Return what may still change between an optimizer step and the next minibatch."""
+        return self.take_progress(self.groups())()
 
-        groups: what groups() says now, where the caller has asked already.
+    def take_progress(self, groups: list[list[dict[str, Any]]]) -> Callable[[], Encoded]:
+        """Take what `progress` says now, and return what returns it. groups: as groups() says now.
+
+        That of hardly any step is ever wanted, so as a rule it is copied and no more.
         """
-        groups = self.groups() if groups is None else groups
         schedulers = [scheduler.scheduler.state_dict() for scheduler in self.schedulers]
-        return tree_codec.encode({"groups": groups, "schedulers": schedulers}, "progress")
+        value = {"groups": groups, "schedulers": schedulers}
+        copied = _seen.plain_copy(value)
+        if copied is not None:
+            return partial(tree_codec.encode, copied, "progress")
+        encoded = tree_codec.encode(value, "progress")
+        return lambda: encoded
 
     def parameters(self) -> dict[str, Tensor]:
         """Return the model's parameters under their names in a save."""

@@ -332,7 +332,8 @@ class Job:
             self._periodic.settled(step - 1)
 
     def forward_ended(self, step: int) -> None:
-        self._recorder.write(step, final=False, parts=self._host.local())
+        if not self._recorder.write_again(step, final=False):
+            self._write_local(step, final=False)
         if self._copies is not None and self._barrier is None:
             self._copies.wait(step)  # the next collective may be the last that the others need
 
@@ -353,19 +354,25 @@ class Job:
 
     def step_ended(self, step: int) -> None:
         assert self._native is not None
-        if step == self._base + 1 and self._host.model is not None:
-            self._host.model.look_again()
-        parts, shared = self._host.local(), self._host.shared()
-        self._recorder.write(step, final=True, parts=parts)
+        if step == self._base + 1:
+            if self._host.model is not None:
+                self._host.model.look_again()
+            self._write_local(step, final=True)
+        elif not self._recorder.write_again(step, final=True):
+            self._write_local(step, final=True)
+        shared = self._host.shared()
         self._history.add(step, shared)
         self._native.step_end(step, self._stream())
-        if self._periodic is not None:
-            self._periodic.step_ended(step, parts, shared)
+        if self._periodic is not None and self._periodic.is_due(step):
+            self._periodic.step_ended(step, self._host.local(), shared)
         self._history.forget_before(
             step - self._max_ahead - KEPT_BESIDE
         )  # the device has come further than that
         if not self._first_step_reported:
             self._report_first_step()
+
+    def _write_local(self, step: int, final: bool) -> None:
+        self._recorder.write(step, final, self._host.local(), self._host.unchanged())
 
     def _start(
         self,

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from jitckpt import behind_proxy, layout, tensor_file
 from jitckpt.errors import SaveError
+from jitckpt.host_state import Unchanged
 from jitckpt.layout import Identity
 from jitckpt.native import current_stream
 from jitckpt.saves import SaveFolder
@@ -196,25 +197,76 @@ class Recorder:
         self._too_large: set[str] = set()  # names of tensors and parts
         self._staging = _Staging()
         self._taken = _Taken()
+        self._unchanged: Unchanged | None = None  # tells whether the state is as it was written last, but for
+        self._generated = b""  # a device's random numbers, which were these
+        self._gone_on = ""  # their name, if they are no more what the parts say
         self._provisional = 0  # the step of the last write, if that was in its forward pass
         self._shapes: list[tuple[str, torch.dtype, torch.Size]] = []  # of the host's tensors,
         self._order, self._head, _ = tensor_file.head_of({})  # and how their file begins
 
-    def write(self, step: int, final: bool, parts: Mapping[str, Encoded]) -> None:
+    def write_again(self, step: int, final: bool) -> bool:
+        """Write the state after `step` if it is as it was, but for the device's random numbers.
+
+        Else, or where nothing can tell, returns False: it has to be taken, and written. Most steps need this
+        alone. There all is cold in the caches, so little code is touched and nothing made anew.
+        """
+        unchanged = self._unchanged
+        if unchanged is None:
+            return False
+        for look in unchanged.looks:
+            if not look.is_same():
+                return False
+        if unchanged.generator is not None:
+            name, capture = unchanged.generator
+            generated = capture()
+            if generated != self._generated:
+                if final or len(generated) != len(self._generated):
+                    return False
+                taken = self._taken
+                taken.data[name] = self._generated = generated
+                if taken.content is not None:
+                    taken.content.put(name, generated)
+                self._gone_on = name
+        if not final:
+            self._write_taken(step, final)
+        elif step == self._provisional:
+            self._end_provisional(step)
+        else:
+            return False
+        return True
+
+    def write(
+        self, step: int, final: bool, parts: Mapping[str, Encoded], unchanged: "Unchanged | None" = None
+    ) -> None:
         """Write the state after `step`, made of named parts. Never waits for the device.
 
-        A part that is the same object as the last time is taken to say the same.
+        A part that is the same object as the last time is taken to say the same. unchanged: what tells, for
+        `write_again`, whether the state is still what the parts say.
         """
-        if not self._are_as_taken(parts):
+        if self._gone_on or not self._are_as_taken(parts):
             if not self._take_values(parts):
                 self._take(parts)
+            self._gone_on = ""
         elif final and step == self._provisional:
-            # The step has changed nothing of it on the host, where the region is named already.
-            self._provisional = 0
-            if self._taken.on_device:
-                known = self._ring.regions(step)
-                self._write_region(step, final, known, self._next_region(step, final, known))
+            self._end_provisional(step)
             return
+        if not self._write_taken(step, final):
+            self._taken = _Taken()
+            self.write(step, final, parts, unchanged)
+            return
+        generator = unchanged and unchanged.generator
+        self._generated = self._taken.data.get(generator[0], b"") if generator else b""
+        self._unchanged = unchanged if self._generated or not generator else None
+
+    def _end_provisional(self, step: int) -> None:
+        """The step has changed nothing of the last write on the host, where the region is named already."""
+        self._provisional = 0
+        if self._taken.on_device:
+            known = self._ring.regions(step)
+            self._write_region(step, True, known, self._next_region(step, True, known))
+
+    def _write_taken(self, step: int, final: bool) -> bool:
+        """Write what was taken; False if it was too large, and something was left out."""
         taken = self._taken
         known = self._ring.regions(step)
         regions = {**known}
@@ -235,13 +287,12 @@ class Recorder:
         if len(content) > self._ring.area_bytes - _BLOB_HEADER.size:
             sizes = {name: len(json.dumps(tree)) for name, tree in taken.trees.items()}
             self._leave_out({**sizes, **taken.on_host})
-            self._taken = _Taken()
-            self.write(step, final, parts)
-            return
+            return False
         self._ring.write_host(step, content)
         self._provisional = 0 if final else step
         if taken.on_device:
             self._write_region(step, final, known, regions[final])
+        return True
 
     def _next_region(self, step: int, final: bool, known: Mapping[bool, Region]) -> Region:
         previous = known.get(final)
@@ -273,6 +324,8 @@ class Recorder:
                 for key, tensor in part.tensors.items():
                     if tensor is not before.tensors[key]:
                         new[key] = tensor
+            if self._gone_on in part.tensors:
+                new[self._gone_on] = part.tensors[self._gone_on]
         for name, tensor in new.items():
             known = taken.on_host.get(name)
             if (

@@ -81,11 +81,13 @@ class PeriodicSaver:
         self._begun: _Begun | None = None
         self._writer: threading.Thread | None = None
 
-    def step_ended(self, step: int, parts: Mapping[str, Encoded], shared: Shared) -> None:
-        """Begin to copy the state after `step` if it is its turn; waits while the last save is written."""
+    def is_due(self, step: int) -> bool:
+        """Whether the state after `step` is to be saved."""
         every = self._settings.every
-        if step != self._wanted_step() and (every is None or step % every != 0):
-            return
+        return (every is not None and step % every == 0) or step == self._wanted_step()
+
+    def step_ended(self, step: int, parts: Mapping[str, Encoded], shared: Shared) -> None:
+        """Begin to copy the state after `step`, which is due; waits while the last save is written."""
         self.wait()
         tensors = {name: tensor for part in parts.values() for name, tensor in part.tensors.items()}
         on_host = {name: tensor for name, tensor in tensors.items() if tensor.device.type == "cpu"}

@@ -12,7 +12,7 @@ are no longer in the processor's caches, need not be read.
 import ctypes
 import random
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy
@@ -103,6 +103,13 @@ class RandomState:
             }
         self._raw, self._gauss, self._from_numpy, self._from_device = raw, gauss, from_numpy, from_device
         return Encoded(tree, tensors)
+
+    def unchanged(self) -> tuple[Seen | None, tuple[str, Callable[[], bytes]] | None]:
+        """Return what tells that the generators on the host are as they were last captured, if anything does.
+
+        And the name of the state of the device's, if there is one, and a function that returns its bytes.
+        """
+        return self._seen, None if self._on_device is None else (_ON_DEVICE, self._on_device.capture)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put back what `capture` returned, decoded."""

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "dlpack.h"
+#include "plain.h"
 
 namespace {
 
@@ -255,6 +256,7 @@ PyType_Spec kSpec = {"jitckpt._seen.Seen", sizeof(Seen), 0, Py_TPFLAGS_DEFAULT |
 
 PyMethodDef kFunctions[] = {
     {"numbers", numbers, METH_O, "The bytes of tensors of one number each, one behind the other."},
+    {"plain_copy", jitckpt::seen::plain_copy, METH_O, "A copy of a value that is plain; None of any other."},
     {nullptr, nullptr, 0, nullptr}};
 PyModuleDef kModule = {.m_base = PyModuleDef_HEAD_INIT,
                        .m_name = "_seen",

@@ -138,6 +138,37 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=0.01)
 
 
+def test_what_has_to_be_asked_can_not_be_told_to_be_unchanged() -> None:
+    training = Training(OPTIMIZERS["AdamW"])
+    training.host.local()
+    assert training.host.unchanged() is None, "`extra` has to be asked"
+    training.host.extra = None
+    training.host.local()
+    assert training.host.unchanged() is None, "buffers on the host may change where they are"
+    training.host.model = None
+    training.host.local()
+    unchanged = training.host.unchanged()
+    assert unchanged is not None
+    assert unchanged.generator is None
+    assert all(look.is_same() for look in unchanged.looks)
+    random.random()
+    assert not all(look.is_same() for look in unchanged.looks)
+
+
+def test_progress_is_that_of_the_moment_in_which_it_was_taken() -> None:
+    training = Training(OPTIMIZERS["AdamW"])
+    training.step()
+    told, expected = training.host.take_progress(training.host.groups()), training.host.progress().tree
+    training.scheduler.base_lrs[0] = 7.0  # in its place
+    training.step()
+    assert told().tree == expected != training.host.progress().tree
+    training.optimizer.param_groups[0]["lr"] = torch.tensor(0.5)
+    told = training.host.take_progress(training.host.groups())
+    training.optimizer.param_groups[0]["lr"].zero_()
+    (copied,) = told().tensors.values()
+    assert copied == 0.5
+
+
 def test_taking_the_state_copies_it() -> None:
     training = Training(adam)
     training.step()

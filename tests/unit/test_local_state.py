@@ -5,17 +5,21 @@ import random
 import signal
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jitckpt import local_state, saves, tree_codec
 from jitckpt.errors import SaveError
+from jitckpt.host_state import Unchanged
 from jitckpt.layout import Identity
 from jitckpt.local_state import Recorder, Region, Ring
+from jitckpt.random_state import RandomState
 from jitckpt.tensor_file import head_of
 from jitckpt.tree_codec import to_json
 
@@ -334,6 +338,91 @@ def test_where_only_values_on_the_host_change_every_step_has_its_own(memory: int
     states = local_state.read(memory)
     assert [state.step for state in states] == list(range(3 * SLOTS - 1, 2 * SLOTS - 1, -1))
     assert all((one.final, one.tensors["a.counter"].tolist()) == written[one.step] for one in states)
+
+
+class Generator:
+    """Of a device, that has come to a place."""
+
+    def __init__(self) -> None:
+        self.place = 0
+
+    def capture(self) -> bytes:
+        return struct.pack("=QQ", 7, self.place)
+
+
+class Numbers:
+    """The random numbers of a rank, as the hooks write them."""
+
+    def __init__(self, memory: int) -> None:
+        self.record, self.generator = recorder(memory), Generator()
+        self.random = self._state()
+
+    def _state(self) -> RandomState:
+        state = RandomState(None)
+        state._on_device = self.generator  # type: ignore[assignment]
+        return state
+
+    def now(self) -> tree_codec.Encoded:
+        return self._state().capture()
+
+    def write(self, step: int, final: bool) -> bool:
+        """Whether nothing had to be taken anew."""
+        again = self.record.write_again(step, final)
+        if not again:
+            parts = {"random": self.random.capture()}
+            look, generator = self.random.unchanged()
+            self.record.write(step, final, parts, None if look is None else Unchanged((look,), generator))
+        return again
+
+
+CHANGES: dict[str, Callable[[Numbers], object]] = {
+    "nothing": lambda numbers: None,
+    "host": lambda numbers: random.random(),
+    "device": lambda numbers: setattr(numbers.generator, "place", numbers.generator.place + 4),
+    "device, back": lambda numbers: setattr(numbers.generator, "place", 4),
+}
+
+
+@given(st.lists(st.tuples(*(st.sampled_from(sorted(CHANGES)) for _ in range(3))), max_size=12))
+def test_what_is_written_again_is_the_state_as_it_is(changes: list[tuple[str, ...]]) -> None:
+    """In every step two micro-batches and the end; before each of the three something may change."""
+    memory = local_state.create()
+    try:
+        numbers, before = Numbers(memory), random.getstate()
+        for step, of_step in enumerate(changes, 1):
+            for number, change in enumerate(of_step):
+                CHANGES[change](numbers)
+                again = numbers.write(step, final=number == 2)
+                if step > 1 and not {"host", "device"} & {*of_step, *changes[step - 2]}:
+                    assert again or "device, back" in of_step
+                newest, now = local_state.read(memory)[0], numbers.now()
+                assert (newest.step, newest.trees) == (step, {"random": now.tree})
+                assert newest.tensors.keys() == now.tensors.keys()
+                assert all(torch.equal(newest.tensors[name], value) for name, value in now.tensors.items())
+        random.setstate(before)
+    finally:
+        os.close(memory)
+
+
+def test_numbers_of_the_device_alone_are_written_again(memory: int) -> None:
+    numbers = Numbers(memory)
+    assert not numbers.write(1, final=False)
+    for step in range(1, 3 * SLOTS):
+        assert numbers.write(step, final=False)
+        numbers.generator.place += 4
+        assert numbers.write(step, final=False)
+        assert numbers.write(step, final=True)
+        numbers.generator.place += 4
+    assert not numbers.write(step, final=True), "they have gone on since the forward pass"
+
+
+def test_nothing_is_written_again_that_is_too_large_or_was_never_written(memory: int) -> None:
+    numbers = Numbers(memory)
+    assert not numbers.record.write_again(1, final=False)
+    numbers.record._too_large.add("random.device")
+    for step in (1, 2):
+        assert not numbers.write(step, final=False)
+        assert local_state.read(memory)[0].missing == ("random.device",)
 
 
 def test_a_killed_writer_leaves_only_whole_states(memory: int) -> None:

@@ -4,13 +4,16 @@ import ctypes
 import gc
 import weakref
 from array import array
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from jitckpt._seen import Seen, numbers
+from jitckpt._seen import Seen, numbers, plain_copy
 
 
 class Thing:
@@ -130,6 +133,56 @@ def test_it_keeps_what_it_looked_at_and_lets_all_of_it_go() -> None:
     del seen, ring
     gc.collect()
     assert tensor() is None
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: (
+        st.lists(inner)
+        | st.lists(inner).map(tuple)
+        | st.dictionaries(st.text() | st.integers().filter(lambda number: number > 1), inner)
+    ),
+)
+
+
+@given(PLAIN)
+def test_a_plain_value_is_copied_at_all_depths(value: Any) -> None:
+    copy = plain_copy({"value": value})
+    assert repr(copy) == repr({"value": value})
+    kept = repr(value)
+    spoil(copy["value"])
+    assert repr(value) == kept
+
+
+def spoil(value: Any) -> None:
+    """Change all that can be changed in it."""
+    if isinstance(value, list | tuple | dict):
+        for one in value.values() if isinstance(value, dict) else value:
+            spoil(one)
+    if isinstance(value, list):
+        value.append("spoiled")
+    elif isinstance(value, dict):
+        value["spoiled"] = True
+
+
+class Text(str):
+    """Not plain: it may carry anything."""
+
+
+@pytest.mark.parametrize(
+    "value",
+    [torch.zeros(1), Counter("a"), {1.5: 2}, {None: 1}, Text("x"), [{"deep": ({2},)}], b"x", 1j],
+    ids=str,
+)
+def test_nothing_else_is_copied(value: object) -> None:
+    assert plain_copy(value) is plain_copy([value]) is plain_copy({"value": (value,)}) is None
+
+
+def test_a_value_without_end_is_an_error() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(RecursionError):
+        plain_copy(endless)
 
 
 @pytest.mark.parametrize(("dtype", "code"), [(torch.float32, "f"), (torch.float64, "d"), (torch.int64, "q")])
