@@ -193,12 +193,9 @@ def _check_hosts(args: argparse.Namespace) -> None:
     least, most = torchrun.parse_min_max_nnodes(args.nnodes)
     if most == 1 or args.standalone:
         return
-    if args.mode == "transparent":
-        raise ValueError(
-            f"--mode transparent with --nnodes {args.nnodes}: so far only the ranks of one host recover in "
-            "their processes; run them on one host (--nproc-per-node), or without --mode transparent, where "
-            "a script that calls jitckpt.init is saved on several hosts too"
-        )
+    if args.mode == "transparent" and args.state_on_device:
+        say("--state-on-device has no effect on several hosts: images of the devices' memory have the state.")
+        args.state_on_device = False  # the ranks' step barrier is in the memory of one host
     if least != most:
         raise ValueError(
             f"--nnodes {args.nnodes}: the saves of a job are for its number of ranks, so give one number; "

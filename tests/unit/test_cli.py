@@ -46,10 +46,6 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
             "--node-rank 2: with --nnodes 2 it is from 0 to 1",
         ),
         (["run", "--nnodes", "1:2", __file__], "--nnodes 1:2: the saves of a job are for its number"),
-        (
-            ["run", "--mode", "transparent", "--device", "softgpu", "--nnodes", "2", __file__],
-            "--mode transparent with --nnodes 2: so far only the ranks of one host recover",
-        ),
         (["run", "--nnodes", "x", __file__], "invalid literal for int() with base 10: 'x'"),
         (["run", "--secret-file", "/dev/null", __file__], "/dev/null has 0 bytes; a secret needs 16"),
         (["run", "--secret-file", "nowhere", __file__], "nowhere can't be read: No such file"),

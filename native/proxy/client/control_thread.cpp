@@ -245,7 +245,9 @@ void ControlThread::tell_standing() {
 
 void ControlThread::give_up(const std::string& why) {
   phase_ = Phase::given_up;
-  std::fprintf(stderr, "jitckpt: this process can't recover from failures any more: %s.\n", why.c_str());
+  // What an agent says is a sentence.
+  std::fprintf(stderr, "jitckpt: this process can't recover from failures any more: %s%s\n", why.c_str(),
+               why.ends_with('.') ? "" : ".");
   connection_.give_up(why);
 }
 

@@ -1,0 +1,52 @@
+"""Transparent mode on two hosts: their ranks recover together, in the same worker processes."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from launcher import JITCKPT, JITCKPT_RUN, Launcher
+from namespaces import Namespaces, namespaces
+
+from jitckpt.events import read_events
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "plain_ddp.py"
+TRAINING = [str(EXAMPLE), "--steps", "16"]
+MEET = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "10.79.0.1:29400"]
+OPTIONS = ["--device", "softgpu", "--warm-spares", "0", "--checkpoint-dir", "ckpt"]
+# A collective that fails on one host, and a server that dies on the other, inside of the optimizer's step.
+FAULTS = [
+    "rank=1 step=9 phase=allreduce kind=collective-error",
+    "rank=0 step=13 phase=optimizer kind=proxy-kill",
+]
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Namespaces]:
+    with namespaces() as found:
+        yield found
+
+
+def digests(text: str) -> set[str]:
+    return set(re.findall(r"rank \d: final state ([0-9a-f]{64})", text))
+
+
+def test_ranks_of_two_hosts_live_on(launcher: Launcher, hosts: Namespaces) -> None:
+    undisturbed = launcher.run(*JITCKPT_RUN, "--nproc-per-node", "2", *OPTIONS[:4], *TRAINING)
+    faults = [word for fault in FAULTS for word in ("--fault", fault)]
+    options = ["--mode", "transparent", "--state-on-device", "--nproc-per-node", "1", *OPTIONS, *faults]
+    # As torchrun has it where a host has several ranks: sums depend on it.
+    command = ["env", "OMP_NUM_THREADS=1", *JITCKPT, "run", *MEET, *options, *TRAINING]
+    started = [launcher.start(*hosts.on(host), *command) for host in range(2)]
+    ended = [launcher.finish(process) for process in started]
+    assert [one.status for one in ended] == [0, 0], ended[0].err + ended[1].err
+    assert len(digests(undisturbed.out)) == 1
+    assert digests(ended[0].out) | digests(ended[1].out) == digests(undisturbed.out)
+    assert "has no effect on several hosts" in ended[0].err
+    events, _ = read_events(launcher.directory / "ckpt")
+    assert [event["rank"] for event in events if event["event"] == "device_alarm"] == [1, 0]
+    first, second = (event["state"] for event in events if event["event"] == "recovered")
+    assert first in (7, 8)
+    assert second in (11, 12)
+    assert not [event for event in events if event["event"] == "restart"]
+    assert all(hosts.listening(host) == [] for host in range(2))
