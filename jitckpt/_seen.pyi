@@ -21,6 +21,9 @@ class Seen:
     def is_same(self) -> bool:
         """Whether all that was looked at is as it was: the very same objects, and the same bytes."""
 
+def extents(tensors: list[Tensor], /) -> bytes:
+    """Return address and bytes, 64 bits each, of those tensors that have some on a GPU, in one piece."""
+
 def numbers(tensors: list[Tensor], /) -> bytes:
     """Return the bytes of tensors of one number each, on the host, one behind the other."""
 

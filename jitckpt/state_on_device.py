@@ -6,6 +6,7 @@ all made before the first of them has to have run.
 
 import ctypes
 import hashlib
+import struct
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -15,11 +16,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from jitckpt import _seen
 from jitckpt.hooks import torch_parallel
-from jitckpt.proxy_memory import Memory, Place
+from jitckpt.proxy_memory import Memory
 from jitckpt.transparent import naming
 
 STEPS_LOOKED_AT = 2  # before a validation; in the first two of a job much is allocated
+EXTENT = struct.Struct("=QQ")  # address and bytes
 
 
 class StateOnDevice:
@@ -40,10 +43,10 @@ class StateOnDevice:
         self._answers = 0
         self._waited = deque[bool](maxlen=STEPS_LOOKED_AT)
         self._seen: Mapping[str, Tensor] = {}  # of which the next two are
-        self._places: Any = (Place * 0)()
+        self._places = b""
         self._digest = 0
         self._is_first = True
-        self._gradients: list[tuple[int, int]] = []  # address and bytes, when the newest minibatch began
+        self._gradients: list[tuple[int, int]] = []  # when the newest minibatch began
         self._needs_gradients = True
         self._left_out: list[tuple[int, int]] = []  # of the first image
 
@@ -54,7 +57,7 @@ class StateOnDevice:
     def watched(self, optimizers: Sequence[Optimizer | None]) -> None:
         """It has ended."""
         self._waited.append(self._process.jitckpt_proxy_answers() != self._answers)
-        self._gradients = gradients(optimizers)
+        self._gradients = unpacked(gradients(optimizers))
 
     def doubt_gradients(self, places: naming.Places, changed: Tensor) -> None:
         """Have a validation overwrite the gradients that the minibatch began with, whether it has or not.
@@ -78,13 +81,10 @@ class StateOnDevice:
         self.stays = self.stays and self._process.jitckpt_proxy_state_stays() == 1
         if self.stays:
             self._look_at(state)
-            left_out = self._places
-            if not self._needs_gradients:
-                found = [Place(*extent) for extent in gradients(optimizers)]
-                left_out = (Place * (len(left_out) + len(found)))(*left_out, *found)
+            left_out = self._places if self._needs_gradients else self._places + gradients(optimizers)
             if self._is_first:
-                self._left_out = [(one.address, one.bytes) for one in left_out]
-            error = self._process.jitckpt_proxy_step_begins(left_out, len(left_out))
+                self._left_out = unpacked(left_out)
+            error = self._process.jitckpt_proxy_step_begins(left_out, len(left_out) // EXTENT.size)
             self.begun = not error
             if error:
                 self.leave(error_text(self._process, error))
@@ -95,7 +95,8 @@ class StateOnDevice:
         """Say where the state is; return 0, or the error of CUDA. After the first such step, look at it."""
         self.begun = False
         self._look_at(state)
-        error: int = self._process.jitckpt_proxy_step_ended(self._places, len(self._places), self._digest)
+        count = len(self._places) // EXTENT.size
+        error: int = self._process.jitckpt_proxy_step_ended(self._places, count, self._digest)
         if not error and self._is_first:
             self._is_first = False
             if reason := self._what_else_has_changed(step, optimizers):
@@ -167,23 +168,34 @@ class StateOnDevice:
         if state is self._seen:
             return
         extents = [(name, *naming.extent(state[name])) for name in sorted(state)]
-        held = [Place(address, size) for _, address, size in extents if size]
-        self._seen, self._places = state, (Place * len(held))(*held)
+        held = [EXTENT.pack(address, size) for _, address, size in extents if size]
+        self._seen, self._places = state, b"".join(held)
         text = repr([(name, size) for name, _, size in extents])
         self._digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def gradients(optimizers: Sequence[Optimizer | None]) -> list[tuple[int, int]]:
-    """Return address and bytes of all gradients that lie in one piece, of all parameters of optimizers."""
-    found = []
+def gradients(optimizers: Sequence[Optimizer | None]) -> bytes:
+    """Return the extents of all gradients that lie in one piece, of all parameters of optimizers."""
+    plain: list[Tensor] = []
+    found = b""
     for optimizer in optimizers:
         for group in () if optimizer is None else optimizer.param_groups:
             for parameter in group["params"]:
-                if (gradient := parameter.grad) is not None:
+                gradient = parameter.grad
+                if gradient is None or gradient.layout is not torch.strided:
+                    continue
+                if type(gradient) is Tensor:
+                    plain.append(gradient)
+                else:
                     gradient = torch_parallel.local(gradient)
                     if gradient.is_cuda and gradient.is_contiguous() and gradient.nbytes:
-                        found.append((gradient.data_ptr(), gradient.nbytes))
-    return found
+                        found += EXTENT.pack(gradient.data_ptr(), gradient.nbytes)
+    return found + _seen.extents(plain)
+
+
+def unpacked(extents: bytes) -> list[tuple[int, int]]:
+    """Return address and bytes of each."""
+    return [(address, size) for address, size in EXTENT.iter_unpack(extents)]
 
 
 def error_text(process: Any, error: int) -> str:

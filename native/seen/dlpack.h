@@ -18,7 +18,7 @@ struct Device {
   int32_t index;
   bool operator==(const Device&) const = default;
 };
-constexpr int32_t kCpu = 1;
+constexpr int32_t kCpu = 1, kCuda = 2;
 
 struct Tensor {
   void* data;

@@ -182,8 +182,11 @@ PyObject* is_same_method(PyObject* self, PyObject*) {
   Py_RETURN_TRUE;
 }
 
-PyObject* numbers(PyObject*, PyObject* tensors) {
-  if (PyList_Check(tensors) == 0) return PyErr_Format(PyExc_TypeError, "numbers() takes a list of tensors");
+// The bytes that `write` appends for each tensor of a list; `write` returns false with an exception set.
+template <class Write>
+PyObject* bytes_of(const char* function, PyObject* tensors, const Write& write) {
+  if (PyList_Check(tensors) == 0)
+    return PyErr_Format(PyExc_TypeError, "%s() takes a list of tensors", function);
   const Py_ssize_t count = PyList_GET_SIZE(tensors);
   const dlpack::ExchangeApi* api = nullptr;
   PyTypeObject* type = nullptr;
@@ -195,12 +198,43 @@ PyObject* numbers(PyObject*, PyObject* tensors) {
       type = Py_TYPE(tensor);
     }
     dlpack::Tensor now{};
-    if (api == nullptr || api->tensor_of(tensor, &now) != 0) return nullptr;
-    if (now.dimensions != 0 || now.device.type != dlpack::kCpu)
-      return PyErr_Format(PyExc_ValueError, "numbers() takes tensors of one number, on the host");
-    bytes.append(data_of(now), now.type.bits / 8U * now.type.lanes);
+    if (api == nullptr || api->tensor_of(tensor, &now) != 0 || !write(now, bytes)) return nullptr;
   }
   return PyBytes_FromStringAndSize(bytes.data(), static_cast<Py_ssize_t>(bytes.size()));
+}
+
+std::size_t element_bytes(const dlpack::Tensor& tensor) { return tensor.type.bits / 8U * tensor.type.lanes; }
+
+PyObject* numbers(PyObject*, PyObject* tensors) {
+  return bytes_of("numbers", tensors, [](const dlpack::Tensor& now, std::string& bytes) {
+    if (now.dimensions != 0 || now.device.type != dlpack::kCpu) {
+      PyErr_Format(PyExc_ValueError, "numbers() takes tensors of one number, on the host");
+      return false;
+    }
+    bytes.append(data_of(now), element_bytes(now));
+    return true;
+  });
+}
+
+// How many elements lie one behind the other; 0 if they lie otherwise.
+uint64_t elements_in_one_piece(const dlpack::Tensor& tensor) {
+  int64_t count = 1;
+  bool dense = true;
+  for (int32_t index = tensor.dimensions; index-- > 0;) {
+    dense &= tensor.shape[index] == 1 || tensor.strides[index] == count;
+    count *= tensor.shape[index];
+  }
+  return dense ? static_cast<uint64_t>(count) : 0;
+}
+
+PyObject* extents(PyObject*, PyObject* tensors) {
+  return bytes_of("extents", tensors, [](const dlpack::Tensor& now, std::string& bytes) {
+    const uint64_t extent[] = {reinterpret_cast<uint64_t>(data_of(now)),
+                               elements_in_one_piece(now) * element_bytes(now)};
+    if (now.device.type == dlpack::kCuda && extent[1] != 0)
+      bytes.append(reinterpret_cast<const char*>(extent), sizeof extent);
+    return true;
+  });
 }
 
 PyObject* make(PyTypeObject* type, PyObject*, PyObject*) {
@@ -257,6 +291,7 @@ PyType_Spec kSpec = {"jitckpt._seen.Seen", sizeof(Seen), 0, Py_TPFLAGS_DEFAULT |
 PyMethodDef kFunctions[] = {
     {"numbers", numbers, METH_O, "The bytes of tensors of one number each, one behind the other."},
     {"plain_copy", jitckpt::seen::plain_copy, METH_O, "A copy of a value that is plain; None of any other."},
+    {"extents", extents, METH_O, "Address and bytes of tensors that lie on a GPU in one piece."},
     {nullptr, nullptr, 0, nullptr}};
 PyModuleDef kModule = {.m_base = PyModuleDef_HEAD_INIT,
                        .m_name = "_seen",

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitckpt._seen import Seen, numbers, plain_copy
+from jitckpt._seen import Seen, extents, numbers, plain_copy
 
 
 class Thing:
@@ -133,6 +133,14 @@ def test_it_keeps_what_it_looked_at_and_lets_all_of_it_go() -> None:
     del seen, ring
     gc.collect()
     assert tensor() is None
+
+
+def test_extents_are_of_tensors_on_a_gpu_alone() -> None:  # tests/softgpu has those
+    assert extents([torch.ones(3)]) == extents([]) == b""
+    with pytest.raises(TypeError, match=r"extents\(\) takes a list"):
+        extents((torch.ones(3),))  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="storage"):
+        extents([torch.ones(3).to_sparse()])
 
 
 PLAIN = st.recursive(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from jitckpt.state_on_device import StateOnDevice, digest, unfit
+from jitckpt.state_on_device import StateOnDevice, digest, gradients, unfit, unpacked
 from jitckpt.transparent import naming
 from jitckpt.transparent.naming import BLOCK_BYTES
 
@@ -40,8 +40,8 @@ class Proxy:
         self.changed = b""
         self.process = SimpleNamespace(
             jitckpt_proxy_answers=lambda: self.answers.pop(0) if len(self.answers) > 1 else self.answers[0],
-            jitckpt_proxy_step_begins=lambda places, count: self.hear("begins", places[:count]),
-            jitckpt_proxy_step_ended=lambda places, count, digest: self.hear("ended", places[:count], digest),
+            jitckpt_proxy_step_begins=lambda places, count: self.hear("begins", places, count),
+            jitckpt_proxy_step_ended=lambda places, count, digest: self.hear("ended", places, count, digest),
             jitckpt_proxy_state_stays=lambda: self.others_stay,
             jitckpt_proxy_state_leaves=lambda: self.hear("leaves"),
             jitckpt_proxy_check=self.check,
@@ -49,8 +49,10 @@ class Proxy:
             cudaGetErrorString=lambda error: f"error {error}".encode(),
         )
 
-    def hear(self, what: str, places: Any = (), *digest: int) -> int:
-        self.heard.append((what, [(one.address, one.bytes) for one in places], *digest))
+    def hear(self, what: str, places: bytes = b"", count: int = 0, *digest: int) -> int:
+        found = unpacked(places)
+        assert len(found) == count
+        self.heard.append((what, found, *digest))
         return 0
 
     def check(self, reference: Any) -> int:
@@ -261,3 +263,13 @@ def test_images_leave_out_gradients_that_a_validation_has_not_found_to_be_needed
     assert told(needed) == [*places(here), gradient]
     needed[own.stop - 1] = True
     assert told(needed) == places(here)
+
+
+def test_gradients_that_do_not_lie_in_one_piece_are_no_extents() -> None:
+    parameters = [torch.ones(4, 6, requires_grad=True) for _ in range(5)]
+    gradients_of = [on_device(torch.ones(4, 6)), on_device(torch.ones(6, 4)).t(), torch.ones(4, 6), None]
+    gradients_of.append(torch.ones(4, 6).to_sparse())
+    for parameter, gradient in zip(parameters, gradients_of, strict=True):
+        parameter.grad = gradient
+    assert gradients_of[0] is not None
+    assert unpacked(gradients([torch.optim.SGD(parameters), None])) == [naming.extent(gradients_of[0])]
