@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from jitckpt import _seen
+from jitckpt.errors import CheckpointError
 from jitckpt.hooks import torch_parallel
 from jitckpt.proxy_memory import Memory
 from jitckpt.transparent import naming
@@ -28,7 +29,8 @@ EXTENT = struct.Struct("=QQ")  # address and bytes
 class StateOnDevice:
     """Of one process, once its user wants that.
 
-    stays: it is so from the step on that begins now. begun: a step has begun so, and has not ended.
+    stays: it is so from the step on that begins now; of the last such step the image has the state, too.
+    begun: a step has begun so, and has not ended.
     """
 
     def __init__(self, process: Any) -> None:
@@ -39,16 +41,17 @@ class StateOnDevice:
         process.jitckpt_proxy_step_ended.argtypes = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64)
         process.jitckpt_proxy_step_begins.argtypes = (ctypes.c_void_p, ctypes.c_uint64)
         self.stays = self.begun = False
-        self._unsupported = ""
+        self._unsupported = self._unfit = ""  # since when ever; of the tensors that were looked at
         self._answers = 0
         self._waited = deque[bool](maxlen=STEPS_LOOKED_AT)
+        self._versions: list[tuple[int, int]] = []  # of the parameters, after the newest step
+        self._changed = ""  # which of them has changed since, a clause
         self._seen: Mapping[str, Tensor] = {}  # of which the next two are
         self._places = b""
         self._digest = 0
-        self._is_first = True
         self._gradients: list[tuple[int, int]] = []  # when the newest minibatch began
         self._needs_gradients = True
-        self._left_out: list[tuple[int, int]] = []  # of the first image
+        self._tried: list[tuple[int, int]] = []  # what the image would have left out
 
     def watch(self) -> None:
         """A step begins, with the state still in images."""
@@ -76,49 +79,77 @@ class StateOnDevice:
     def step_begins(self, state: Mapping[str, Tensor], optimizers: Sequence[Optimizer | None]) -> None:
         """Have an image made without the state, if it stays still, on all ranks."""
         self.begun = False  # one that was left by an exception does not end
-        if state is not self._seen and (reason := unfit(state)):
-            self.leave(reason)
         self.stays = self.stays and self._process.jitckpt_proxy_state_stays() == 1
-        if self.stays:
-            self._look_at(state)
-            left_out = self._places if self._needs_gradients else self._places + gradients(optimizers)
-            if self._is_first:
-                self._left_out = unpacked(left_out)
-            error = self._process.jitckpt_proxy_step_begins(left_out, len(left_out) // EXTENT.size)
-            self.begun = not error
-            if error:
-                self.leave(error_text(self._process, error))
+        if not self.stays:
+            return
+        if changed := self._changed_outside(optimizers):
+            self._changed = changed
+            self.leave(changed)
+            if self._process.jitckpt_proxy_state_changed():
+                raise CheckpointError(
+                    f"{changed}, and since the step before a failure was recovered from with it on the "
+                    "device: that may have changed it twice. Begin again from a save, with "
+                    "--no-state-on-device."
+                )
+        left_out = self._left_out(state, optimizers)
+        if self._unfit:
+            self.leave(self._unfit)
+        error = self._process.jitckpt_proxy_step_begins(left_out, len(left_out) // EXTENT.size)
+        self.begun = not error
+        if error:
+            self.leave(error_text(self._process, error))
+            self.end()
 
-    def step_ended(
-        self, step: int, state: Mapping[str, Tensor], optimizers: Sequence[Optimizer | None]
-    ) -> int:
-        """Say where the state is; return 0, or the error of CUDA. After the first such step, look at it."""
+    def step_ended(self, state: Mapping[str, Tensor], optimizers: Sequence[Optimizer | None]) -> int:
+        """Say where the state is; return 0, or the error of CUDA."""
         self.begun = False
         self._look_at(state)
+        if self._unfit:
+            self.leave(self._unfit)
+        self._versions = versions(optimizers)
         count = len(self._places) // EXTENT.size
         error: int = self._process.jitckpt_proxy_step_ended(self._places, count, self._digest)
-        if not error and self._is_first:
-            self._is_first = False
-            if reason := self._what_else_has_changed(step, optimizers):
-                self.leave(reason)
         return error
 
-    def _what_else_has_changed(self, step: int, optimizers: Sequence[Optimizer | None]) -> str:
-        """Return what the step has changed besides the state, a clause; "" if nothing."""
+    def trial_begins(self, state: Mapping[str, Tensor], optimizers: Sequence[Optimizer | None]) -> int:
+        """A step begins after which the state may stay: have an image made of all before, to compare with.
+
+        Return 0, or the error of CUDA.
+        """
+        self._tried = unpacked(self._left_out(state, optimizers))
+        error: int = self._process.jitckpt_proxy_keep_again()
+        self.watch()
+        return error
+
+    def trial_ended(
+        self, step: int, state: Mapping[str, Tensor], optimizers: Sequence[Optimizer | None]
+    ) -> str:
+        """Return what the step has done after which the state can't stay, a clause; "" if it can."""
+        self.watched(optimizers)
+        self._versions = versions(optimizers)
+        if self._process.jitckpt_proxy_communicated():
+            return f"a collective runs in optimizer step {step}"
+        return self._why_never(state, optimizers) or self._what_else_has_changed(step, state, optimizers)
+
+    def _what_else_has_changed(
+        self, step: int, state: Mapping[str, Tensor], optimizers: Sequence[Optimizer | None]
+    ) -> str:
+        """Return what the step has changed besides what an image would leave out, a clause; "" if nothing."""
         memory = Memory()
         if failed := self._process.jitckpt_proxy_check(ctypes.byref(memory)):
             return f"nobody sees what step {step} has changed: {error_text(self._process, failed)}"
         places = naming.Places(memory.pieces())
-        # What is free may be in an image, too; and the image has nothing of what was left out.
+        # What is free may be in an image, too.
         looked_at = torch.zeros(memory.block_count, dtype=torch.bool)
-        for found, extents in ((True, given_out()), (False, self._left_out)):
+        own = [naming.extent(tensor) for tensor in state.values()]
+        for found, extents in ((True, given_out()), (False, self._tried + own)):
             for extent in extents:
-                own = places.blocks(*extent)
-                looked_at[own.start : own.stop] = found
+                blocks = places.blocks(*extent)
+                looked_at[blocks.start : blocks.stop] = found
         changed = (memory.bytes_at(memory.changed) != 0) & looked_at
         if not changed.any():
             return ""
-        named = naming.tensors(self._seen, optimizers)
+        named = naming.tensors(state, optimizers)
         what = naming.described(changed, places, named, most=1)
         return f"step {step} has changed {what}, which is no state of the optimizer"
 
@@ -126,13 +157,13 @@ class StateOnDevice:
         """Transparent mode is off here: the others need not wait for this rank's steps."""
         if self.stays:
             self.stays = False
-            self._process.jitckpt_proxy_state_leaves()
+            self._process.jitckpt_proxy_state_ends()
 
     def leave(self, reason: str) -> None:
-        """From the next step on images have all memory again, on all ranks; reason: a clause."""
-        self._unsupported = self._unsupported or reason
-        if self.stays:
-            self.end()
+        """From the next step but one on images have all memory again, on all ranks; reason: a clause."""
+        first, self._unsupported = not self._unsupported, self._unsupported or reason
+        if self.stays and first:
+            self._process.jitckpt_proxy_state_leaves()
             text = f"the state does not stay on the device any more: {reason}"
             print(
                 f"jitckpt: {text}. It is copied to the host in every step again.", file=sys.stderr, flush=True
@@ -149,11 +180,7 @@ class StateOnDevice:
 
         changed: the blocks of `places` that have changed in the minibatch, before its step.
         """
-        several = "there are several optimizers" if len(optimizers) > 1 else ""
-        waits = "in its optimizer step the program waits for the device" if any(self._waited) else ""
-        allocator = torch.cuda.get_allocator_backend()
-        other = "" if allocator == "native" else f"the allocator of the device's memory is {allocator}"
-        if reason := self._unsupported or several or waits or other or unfit(state):
+        if reason := self._why_never(state, optimizers):
             return reason
         for name, tensor in state.items():
             if tensor.numel():
@@ -164,11 +191,37 @@ class StateOnDevice:
                     return f"{name} has changed outside of the optimizer step"
         return ""
 
+    def _why_never(self, state: Mapping[str, Tensor], optimizers: Sequence[Optimizer | None]) -> str:
+        """Return the same as far as no memory has to be looked at for it."""
+        left = "" if self._process.jitckpt_proxy_state_stays() else "some rank has made it leave before"
+        several = "there are several optimizers" if len(optimizers) > 1 else ""
+        waits = "in its optimizer step the program waits for the device" if any(self._waited) else ""
+        allocator = torch.cuda.get_allocator_backend()
+        other = "" if allocator == "native" else f"the allocator of the device's memory is {allocator}"
+        return self._unsupported or left or several or waits or other or unfit(state)
+
+    def _left_out(self, state: Mapping[str, Tensor], optimizers: Sequence[Optimizer | None]) -> bytes:
+        """Return the places that an image leaves out: none if it has to have all."""
+        self._look_at(state)
+        if self._changed:
+            return b""  # the next minibatch begins with what is changed by then
+        if self._unfit or self._needs_gradients:
+            return self._places
+        return self._places + gradients(optimizers)
+
+    def _changed_outside(self, optimizers: Sequence[Optimizer | None]) -> str:
+        """Return what has changed since the last step, a clause; "" if nothing, as far as torch counts it."""
+        for number, (before, now) in enumerate(zip(self._versions, versions(optimizers), strict=False)):
+            if now != before:
+                return f"optimizer.0.parameter.{number} has changed outside of the optimizer step"
+        return ""
+
     def _look_at(self, state: Mapping[str, Tensor]) -> None:
         if state is self._seen:
             return
+        self._unfit = unfit(state)
         extents = [(name, *naming.extent(state[name])) for name in sorted(state)]
-        held = [EXTENT.pack(address, size) for _, address, size in extents if size]
+        held = [EXTENT.pack(address, size) for _, address, size in extents if size and not self._unfit]
         self._seen, self._places = state, b"".join(held)
         text = repr([(name, size) for name, _, size in extents])
         self._digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
@@ -196,6 +249,17 @@ def gradients(optimizers: Sequence[Optimizer | None]) -> bytes:
 def unpacked(extents: bytes) -> list[tuple[int, int]]:
     """Return address and bytes of each."""
     return [(address, size) for address, size in EXTENT.iter_unpack(extents)]
+
+
+def versions(optimizers: Sequence[Optimizer | None]) -> list[tuple[int, int]]:
+    """Return how often torch has written to each parameter, as it counts that, and where it lies."""
+    return [
+        (parameter._version, torch_parallel.local(parameter).data_ptr())
+        for optimizer in optimizers
+        if optimizer is not None
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    ]
 
 
 def error_text(process: Any, error: int) -> str:

@@ -44,6 +44,8 @@ class MinibatchKeeper:
         self._every = validate_every
         self._tries = 0  # in how many minibatches before this one a validation that is due was left out
         self._on_device = StateOnDevice(process) if state_on_device else None
+        self._tries_state = False  # in the step that has begun
+        self._validate_at = 0  # the next step that is validated once the state stays; 0: none
         self.optimizers: Callable[[], Sequence[Optimizer | None]] = list
 
     def step_begins(self, step: int, state: Mapping[str, Tensor]) -> None:
@@ -52,13 +54,19 @@ class MinibatchKeeper:
             return
         on_device = self._on_device
         stays = on_device is not None and on_device.stays
-        if not stays and (self._tries or validation.is_due(step, self._every)):
+        due = step == self._validate_at if stays else validation.is_due(step, self._every)
+        if due or self._tries:
             heard = _Validation(self._process, state, self.optimizers(), on_device).run()
             self._off = heard == _OVER
             again = heard == _LEFT_OUT and self._tries + 1 < validation.MOST_TRIES
             self._tries = self._tries + 1 if again else 0
-            if on_device is not None:
-                on_device.stays = heard == _VALID_STAYS
+            if self._off:
+                return
+            if on_device is not None and (stays or heard == _VALID_STAYS):
+                # What stays does so up to an image of before a step that is not held back.
+                on_device.stays, self._tries_state = False, heard == _VALID_STAYS
+                self._see(on_device.trial_begins(state, self.optimizers()), step)
+                return
         if on_device is not None and on_device.stays:
             on_device.step_begins(state, self.optimizers())
         elif on_device is not None:
@@ -69,12 +77,26 @@ class MinibatchKeeper:
         if self._off:
             return
         on_device = self._on_device
+        if on_device is not None and self._tries_state:
+            # The image of before this step does for the next minibatch.
+            self._tries_state = False
+            heard = self._tell_of_trial(on_device.trial_ended(step, state, self.optimizers()))
+            self._off, on_device.stays = heard == _OVER, heard == _VALID_STAYS
+            self._validate_at = step + self._every if self._every else 0
+            return
         if on_device is not None and on_device.begun:
-            self._see(on_device.step_ended(step, state, self.optimizers()), step)
+            error = on_device.step_ended(state, self.optimizers())
+            if not error and on_device.stays and step + 1 == self._validate_at:
+                error = self._process.jitckpt_proxy_keep_again()
+            self._see(error, step)
             return
         if on_device is not None:
             on_device.watched(self.optimizers())
         self._see(self._process.jitckpt_proxy_keep(), step)
+
+    def _tell_of_trial(self, unfit: str) -> int:
+        """Return what all ranks hear of a step after which the state may stay; unfit: why not, or ""."""
+        return _say_until_heard(self._process, messages.TRIED, unfit=unfit)
 
     def _see(self, error: int, step: int) -> None:
         """Switch transparent mode off after an error of CUDA."""
@@ -108,7 +130,7 @@ class _Validation:
         self._rounds = 0
 
     def run(self) -> int:
-        """Return _VALID, _VALID_STAYS, _LEFT_OUT or _OVER. The device's memory is as it was."""
+        """Return _VALID, _VALID_STAYS (it may be tried), _LEFT_OUT or _OVER. The memory is as it was."""
         error = self._process.jitckpt_proxy_check(ctypes.byref(self._memory))
         if error:
             return self._leave_out(error_text(self._process, error))
@@ -162,15 +184,23 @@ class _Validation:
         return ("", reason) if reason else (digest(self._state), "")
 
     def _leave_out(self, why: str) -> int:
-        heard = self._say(messages.LEFT_OUT, why)
-        while heard not in (_OVER, _VALID, _VALID_STAYS, _LEFT_OUT):  # a failure was recovered from meanwhile
-            heard = self._say(messages.LEFT_OUT, why)
-        return heard
+        return _say_until_heard(self._process, messages.LEFT_OUT, why)
 
     def _say(self, what: int, text: str = "", state: str = "", unfit: str = "") -> int:
-        texts = [one.encode() for one in (text, state, unfit)]
-        heard: int = self._process.jitckpt_proxy_validate(what, *texts)
-        return heard
+        return _say(self._process, what, text, state, unfit)
+
+
+def _say(process: Any, what: int, text: str = "", state: str = "", unfit: str = "") -> int:
+    """Tell the agent what this rank has come to; return what is heard, or that calls were made again."""
+    heard: int = process.jitckpt_proxy_validate(what, *(one.encode() for one in (text, state, unfit)))
+    return heard
+
+
+def _say_until_heard(process: Any, what: int, text: str = "", unfit: str = "") -> int:
+    """Return what the agent answers, whatever failures are recovered from meanwhile."""
+    while (heard := _say(process, what, text, unfit=unfit)) in (_OVERWRITTEN, _PUT_BACK, _UNKNOWN):
+        pass
+    return heard
 
 
 def _tell_what_is_free() -> None:

@@ -64,6 +64,7 @@ class Agreement:
         self._patient_until: float | None = None
         self._validation: Number | None = None  # the newest recovery that is no more than that
         self._switched_off = False
+        self._shards: dict[int, int] = {}  # while the ranks try whether their states can stay
         self._stays = False  # whether the ranks' states stay on their devices
 
     @property
@@ -176,17 +177,41 @@ class Agreement:
 
     def _hear_validation(self, rank: int, message: messages.Validates, now: float) -> None:
         if message.says == messages.FIRST:
-            self._stays = False  # the state has left the devices since: else nobody would validate
-        if self._stays and message.says != messages.SWITCH_OFF:
-            # A failure came before it heard of that, and the others don't wait for it here any more.
-            self._tell(rank, messages.Validated(message.recovery, STAYS))
+            self._shards, self._stays = {}, False  # the state is in images: else nobody would validate
+        answer = self._answer_again(message.says)
+        if answer is not None:
+            self._tell(rank, messages.Validated(message.recovery, answer))
             return
         if not self._validating:
             self._patient_until = now + PATIENCE
         self._validating[rank] = message
 
+    def _answer_again(self, says: int) -> int | None:
+        """Return what all have been told, to a rank that did not hear it since a failure came before.
+
+        The others don't wait for it there any more. None: they still do.
+        """
+        if says == messages.TRIED and not self._shards:
+            return STAYS if self._stays else VALID
+        if says in (messages.AGAIN, messages.VALID, messages.LEFT_OUT) and (self._shards or self._stays):
+            return STAYS
+        return None
+
     def _let_state_stay(self) -> int:
-        """Return what the ranks are told, whose minibatches are valid: whether their states stay."""
+        """Return what the ranks are told that have tried it: whether their states stay."""
+        reasons = [f"{one.unfit} (rank {rank})" for rank, one in self._validating.items() if one.unfit]
+        shards, self._shards = self._shards, {}
+        if reasons:
+            self._note("state_in_images", text=reasons[0])
+            return VALID
+        for rank, shard in shards.items():
+            self._ranks[rank].shard = shard
+        self._stays = True
+        self._note("state_stays", replicas=replicas.groups(shards))
+        return STAYS
+
+    def _let_state_try(self) -> int:
+        """Return what the ranks are told, whose minibatches are valid: whether their states may stay."""
         said = self._validating
         if not any(one.state or one.unfit for one in said.values()):
             return VALID  # nobody wants that
@@ -199,16 +224,18 @@ class Agreement:
         if reasons:
             self._note("state_in_images", text=reasons[0])
             return VALID
-        for rank, shard in shards.items():
-            self._ranks[rank].shard = shard
-        self._stays = True
-        self._note("state_stays", replicas=replicas.groups(shards))
+        self._shards = shards
         return STAYS
 
     def _leave_out(self, why: str) -> None:
         """Have the ranks that wait for a validation go on; why: a clause."""
-        self._note("validation_left_out", text=why)
-        self._tell_validated(0)
+        if self._shards:
+            self._shards = {}
+            self._note("state_in_images", text=why)
+            self._tell_validated(VALID)
+        else:
+            self._note("validation_left_out", text=why)
+            self._tell_validated(0)
 
     def _tell_validated(self, valid: int) -> None:
         for rank in self._validating:
@@ -236,13 +263,15 @@ class Agreement:
                 self._switched_off = True
                 reason = f"{said[wrong[0]].text} (rank {wrong[0]})"
                 self._coordinator = self._coordinator.switch_off(validation.told(reason))
+            elif self._shards:
+                self._tell_validated(self._let_state_stay())
             else:
                 for rank, one in said.items():
                     log_bytes, image_bytes = self._ranks[rank].memory
                     self._note(
                         "validated", rank=rank, text=one.text, log_bytes=log_bytes, image_bytes=image_bytes
                     )
-                self._tell_validated(self._let_state_stay())
+                self._tell_validated(self._let_state_try())
 
     def _look_for_a_hang(self, rank: int, standing: messages.Standing, now: float) -> None:
         """A rank has waited for too long, or answers what it waits for. Begin a recovery if the job hangs.

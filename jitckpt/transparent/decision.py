@@ -27,7 +27,7 @@ from jitckpt.transparent.orders import (
 from jitckpt.transparent.report import Report
 
 # How a rank comes to hold the state by itself; the first that is possible is taken.
-Way = Literal["finish", "in place", "host copy", "through the host"]
+Way = Literal["image", "finish", "in place", "host copy", "through the host"]
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,11 @@ def decide(reports: Sequence[Report], restorable: bool = False, servers_stay: bo
         )
     decided = _with_one_number(reports, restorable, servers_stay)
     counted = any(place.counts for report in reports for place in report.communicators)
-    if isinstance(decided, Plan) or not counted or not all(report.host_copies for report in reports):
+    if isinstance(decided, Plan) or not counted or not all(report.images for report in reports):
         return decided
     # Ranks that make unequally many steps number their states differently.
     places = {report.rank: report.communicators for report in reports}
-    chosen = cuts.newest_that_fit(places, {report.rank: report.host_copies for report in reports})
+    chosen = cuts.newest_that_fit(places, {report.rank: report.images for report in reports})
     if isinstance(chosen, cuts.Misfit):
         return _fall_back(reports, restorable, _unfit(chosen.reason))
     by = {rank: max(chosen.values()) - state for rank, state in chosen.items()}
@@ -113,6 +113,8 @@ def way(report: Report, state: int) -> Way | None:
     """Return how the rank comes to hold parameters and optimizer state of `state` without a replica."""
     if not report.keeps(state):
         return None
+    if state in report.images:
+        return "image"
     readable = report.device in ("healthy", "suspect") and report.begun == report.ended
     if readable and report.ended == state - 1 and report.ready == state:
         return "finish"
@@ -123,14 +125,19 @@ def way(report: Report, state: int) -> Way | None:
     return "through the host" if readable and report.ended == state else None
 
 
+def gives(report: Report, state: int) -> bool:
+    """Return whether another rank can have the state from this one. An image does for its own rank alone."""
+    return way(report, state) not in ("image", None)
+
+
 def _own_states(report: Report) -> list[int]:
-    near = {report.ended, report.ended + 1, *report.host_copies}
+    near = {report.ended, report.ended + 1, *report.images, *report.host_copies}
     return [state for state in near if way(report, state) is not None]
 
 
 def _obstacle(state: int, reports: Sequence[Report]) -> str:
     """Return why the job can't be brought to that state; "" if it can."""
-    holding = {report.shard for report in reports if way(report, state) is not None}
+    giving = {report.shard for report in reports if gives(report, state)}
     for report in reports:
         if report.failed_again and state > report.ended:
             return f"rank {report.rank} fails again before the end of step {state}"
@@ -148,7 +155,7 @@ def _obstacle(state: int, reports: Sequence[Report]) -> str:
                 f"the host memory of rank {report.rank} lacks its rank-local state after step {state}, or "
                 f"the log since then: {kept}; more memory for the log would have protected the job"
             )
-        if report.shard not in holding:
+        if report.shard not in giving:
             members = [other.rank for other in reports if other.shard == report.shard]
             alone = "which no other rank holds" if len(members) == 1 else f"held by {_listed(members)}"
             return (
@@ -185,7 +192,7 @@ def _plan(state: int, reports: Sequence[Report], servers_stay: bool) -> Plan:
     for report in reports:
         rank, own = report.rank, ways[report.rank]
         replaced = not servers_stay or report.device != "healthy"
-        loaded = replaced or own in ("host copy", None)
+        loaded = replaced or own in ("image", "host copy", None)
         # Where the state stays, it needs no copy, unless a replica takes it.
         saved = (loaded and own is not None) or rank in sources.values()
         orders[rank] = tuple(
@@ -215,7 +222,7 @@ def _sources(state: int, reports: Sequence[Report]) -> dict[int, int]:
     sources: dict[int, int] = {}
     for shard in sorted({report.shard for report in reports}):
         members = [report for report in reports if report.shard == shard]
-        holders = [report.rank for report in members if way(report, state) is not None]
+        holders = [report.rank for report in members if gives(report, state)]
         needy = [report.rank for report in members if way(report, state) is None]
         sources |= {rank: holders[index % len(holders)] for index, rank in enumerate(needy)}
     return sources

@@ -12,7 +12,7 @@ from jitckpt.errors import JitckptError
 from jitckpt.transparent.communicators import Count, Place
 from jitckpt.transparent.coordination import Number
 
-VERSION = 7
+VERSION = 8
 MAX_BYTES = 128 * 1024  # a socket's buffer holds it, whatever else is in there
 MAX_TEXT = 4096
 KEY_BYTES = 16
@@ -89,14 +89,15 @@ class Stopped(Message):
     """The host is held before its next call.
 
     kept_from, kept_to: the states of which the host has images, and the log since the first of them
-    (kept_from > kept_to: none). copies: bit i is set if the parameters and the optimizer state of kept_from +
-    i are in host memory, too. device: LOST, HEALTHY, SUSPECT or EMPTY. begun, ended, ready: the newest
-    optimizer steps that it has begun, ended, and that it could begin. log_end: the calls in the log.
-    failed_call: 0 if none failed here.
+    (kept_from > kept_to: none). images: bit i is set if the image of kept_from + i has parameters and
+    optimizer state, too. copies: if they are in host memory where other ranks find them. device: LOST,
+    HEALTHY, SUSPECT or EMPTY. begun, ended, ready: the newest optimizer steps that it has begun, ended,
+    and that it could begin. log_end: the calls in the log. failed_call: 0 if none failed here.
     """
 
     kept_from: int
     kept_to: int
+    images: int
     copies: int
     device: int
     begun: int
@@ -157,8 +158,8 @@ class Standing(Message):
         return 0 < self.limit <= self.waited
 
 
-# What a rank says of a validation.
-FIRST, AGAIN, VALID, SWITCH_OFF, LEFT_OUT = range(5)
+# What a rank says of a validation; and behind the step that all have tried after it.
+FIRST, AGAIN, VALID, SWITCH_OFF, LEFT_OUT, TRIED = range(6)
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,8 @@ class Validates(Message):
 
     says: FIRST, or after its calls have been made again what follows from that. text: for VALID what has to
     be put back, for SWITCH_OFF and LEFT_OUT why, a clause. state: for VALID a digest of the parameters and
-    the optimizer state; "" if they can't stay on the device, and then `unfit` says why, a clause.
+    the optimizer state; "" if they can't stay on the device, and then `unfit` says why, a clause; for TRIED,
+    too, which says that the rank waits behind the step.
     """
 
     says: int
@@ -229,7 +231,8 @@ class Ask(Message):
 class Validated(Message):
     """Order: go on; the minibatches of all ranks are valid, or (0) this is not the time to see that.
 
-    valid: 2 if from this step on the parameters and the optimizer state stay on the devices.
+    valid: 2 if the parameters and the optimizer state may stay on the devices, so that all try that in this
+    step; and behind it (TRIED) if they do from the next step on.
     """
 
     valid: int
@@ -263,7 +266,7 @@ _FORMS: dict[type[Any], tuple[Any, ...]] = {
     Hello: ("i", "i", _TEXT),
     Alarm: ("Q", _TEXT),
     HostCopy: ("i", "i", "Q", "Q", "Q"),
-    Stopped: ("Q", "Q", "Q", "Q", "Q", "Q", "Q", "Q", "Q", _TEXT, Place),
+    Stopped: ("Q", "Q", "Q", "Q", "Q", "Q", "Q", "Q", "Q", "Q", _TEXT, Place),
     Ids: (Id, "Q", "Q", "Q", HostCopy),
     Done: ("Q", "Q", "Q", "Q", "Q", "Q"),
     Standing: ("Q", "Q", Place),

@@ -31,10 +31,11 @@ class Report:
     shard: what it holds of one replica. begun, ended: the newest optimizer step that the device has begun
     and ended. ready: the newest whose gradients it has completed. kept_from, kept_to: the host has the
     rank-local states from kept_from to kept_to, and the log of all calls since the state kept_from
-    (kept_from > kept_to: none). host_copies: the states of which parameters and optimizer state lie whole in
-    host memory. host_ended: the newest step of which the host has made all calls. log_end: the calls in
-    the log; a number that only grows. failure: the call that failed here; failure_before: the one for which
-    the last recovery was made. communicators: all that live in one of the states that are kept.
+    (kept_from > kept_to: none). images: those of these states that have parameters and optimizer state, too.
+    host_copies: the states of which these are in host memory for other ranks as well. host_ended: the newest
+    step of which the host has made all calls. log_end: the calls in the log; a number that only grows.
+    failure: the call that failed here; failure_before: the one for which the last recovery was made.
+    communicators: all that live in one of the states that are kept.
     """
 
     rank: int
@@ -45,6 +46,7 @@ class Report:
     ready: int = 0
     kept_from: int = 0
     kept_to: int = 0
+    images: frozenset[int] = frozenset()
     host_copies: frozenset[int] = frozenset()
     host_ended: int = 0
     log_end: int = 0
@@ -87,6 +89,7 @@ class Report:
             kept_from=self.kept_from + by,
             kept_to=self.kept_to + by,
             host_ended=self.host_ended + by,
+            images=frozenset(state + by for state in self.images),
             host_copies=frozenset(state + by for state in self.host_copies),
             communicators=tuple(_moved(place, by) for place in self.communicators),
         )

@@ -33,7 +33,7 @@ DEVICES: dict[int, Device] = {
     messages.SUSPECT: "suspect",
     messages.EMPTY: "empty",
 }
-MOST_COPIES = 64  # bits of Stopped.copies
+MOST_COPIES = 64  # bits of Stopped.images and copies
 
 
 def report_of(rank: int, shard: int, stopped: messages.Stopped, before: Failure | None) -> Report:
@@ -41,7 +41,7 @@ def report_of(rank: int, shard: int, stopped: messages.Stopped, before: Failure 
 
     Raises MessageError if what the proxy says can't be.
     """
-    kept = range(stopped.kept_from, stopped.kept_to + 1)
+    kept = range(stopped.kept_from, stopped.kept_to + 1)[:MOST_COPIES]
     if stopped.device not in DEVICES:
         raise MessageError(f"Rank {rank} says that its device is {stopped.device}.")
     try:
@@ -54,10 +54,9 @@ def report_of(rank: int, shard: int, stopped: messages.Stopped, before: Failure 
             ready=stopped.ready,
             kept_from=stopped.kept_from,
             kept_to=stopped.kept_to,
-            host_copies=frozenset(
-                state for bit, state in enumerate(kept[:MOST_COPIES]) if stopped.copies >> bit & 1
-            ),
-            host_ended=stopped.ready,  # it is ready for a step once all calls of it are in the log
+            images=frozenset(state for bit, state in enumerate(kept) if stopped.images >> bit & 1),
+            host_copies=frozenset(state for bit, state in enumerate(kept) if stopped.copies >> bit & 1),
+            host_ended=stopped.kept_to,  # it tells of a state once all calls of its step are in the log
             log_end=stopped.log_end,
             failure=Failure(stopped.failed_call, stopped.error) if stopped.failed_call else None,
             failure_before=before,

@@ -41,14 +41,22 @@ def run(launcher: Launcher, ranks: int, training: list[str], *options: str) -> J
     return Job(result, read_events(directory)[0])
 
 
-def run_with_faults(launcher: Launcher, ranks: int, training: list[str], *faults: str) -> Job:
+def run_with_faults(
+    launcher: Launcher,
+    ranks: int,
+    training: list[str],
+    *faults: str,
+    stays: bool = True,
+    leaves: bool = False,
+) -> Job:
     options = [word for fault in faults for word in ("--fault", fault)]
     job = run(launcher, ranks, training, "--mode", "transparent", "--state-on-device", *options)
     assert {event["fault"] for event in job.named("fault")} == set(faults)
     assert len(job.named("proxy_connected")) == ranks  # the workers are the same
-    for event in ("restart", "detected", "recovery_given_up", "switched_off", "state_in_images"):
+    for event in ("restart", "detected", "recovery_given_up", "switched_off"):
         assert job.named(event) == [], job.result.err
-    assert "does not stay" not in job.result.err
+    assert [bool(job.named(event)) for event in ("state_stays", "state_in_images")] == [stays, not stays]
+    assert ("does not stay" in job.result.err) == leaves
     return job
 
 
@@ -146,3 +154,117 @@ def test_gradients_that_the_next_minibatch_needs_are_kept(launcher: Launcher) ->
     job = run_with_faults(launcher, 2, [str(script)], *faults)
     assert {"in place", "from rank 0", "from rank 1"} <= job.ways()
     assert ended_with(job) == ended_with(run(launcher, 2, [str(script)]))
+
+
+# Its steps are counted on the device, which is no state of the optimizer.
+COUNTS_ITS_STEPS = """
+import os
+import torch
+from torch import distributed as dist, nn
+
+class Counting(torch.optim.SGD):
+    def step(self):
+        super().step()
+        steps.add_(1).mul_(1.5)
+
+rank = int(os.environ["RANK"])
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl")
+torch.manual_seed(rank)
+steps = torch.zeros(128, device="cuda")
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 64).cuda())
+optimizer = Counting(model.parameters(), 0.1)
+for step in range(7):
+    loss = model(torch.randn(4, 8).cuda()).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if rank == 0:
+        print(f"step {step + 1}: {loss.item().hex()}", flush=True)
+print(f"rank {rank}: {steps.sum().item().hex()}\\n", end="", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_a_failure_in_the_first_step_meets_a_state_that_has_not_left_the_images(launcher: Launcher) -> None:
+    script = launcher.directory / "train.py"
+    script.write_text(COUNTS_ITS_STEPS)
+    faults = ["rank=1 step=5 phase=optimizer kind=proxy-kill"]
+    job = run_with_faults(launcher, 2, [str(script)], *faults, stays=False)
+    assert "which is no state of the optimizer" in job.named("state_in_images")[0]["text"]
+    assert ended_with(job) == ended_with(run(launcher, 2, [str(script)]))
+
+
+def test_states_that_stay_are_put_into_an_image_for_each_validation(launcher: Launcher) -> None:
+    job = run_with_faults(
+        launcher,
+        2,
+        ["--validate-every", "4", *DDP, "15"],
+        "rank=1 step=8 phase=optimizer kind=proxy-kill",
+        "rank=0 step=9 phase=backward kind=proxy-kill",
+        "rank=1 step=9 phase=optimizer kind=proxy-kill",
+        "rank=0 step=10 phase=forward kind=driver-suspect",
+        "rank=1 step=11 phase=backward kind=proxy-kill",
+    )
+    assert len(job.named("validated")) == 2 * len(job.named("state_stays")) == 2 * 3
+    assert {"image", "in place", "from rank 0"} <= job.ways()
+    assert ended_with(job) == ended_with(run(launcher, 2, [*DDP, "15"]))
+
+
+# Which no step of an optimizer does.
+SHRINKS_ITS_PARAMETERS = """
+import os
+import torch
+from torch import distributed as dist, nn
+
+rank = int(os.environ["RANK"])
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl")
+torch.manual_seed(rank)
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 64).cuda())
+optimizer = torch.optim.Adam(model.parameters())
+for step in range(11):
+    if step == 7:
+        with torch.no_grad():
+            model.module.weight.mul_(0.75)
+    loss = model(torch.randn(4, 8).cuda()).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if rank == 0:
+        print(f"step {step + 1}: {loss.item().hex()}", flush=True)
+print(f"rank {rank}: {model.module.weight.sum().item().hex()}\\n", end="", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_parameters_that_change_outside_of_the_step_are_put_into_images(launcher: Launcher) -> None:
+    script = launcher.directory / "train.py"
+    script.write_text(SHRINKS_ITS_PARAMETERS)
+    faults = [
+        "rank=1 step=9 phase=backward kind=proxy-kill",
+        "rank=0 step=10 phase=optimizer kind=proxy-kill",
+        "rank=1 step=11 phase=forward kind=proxy-kill",
+    ]
+    job = run_with_faults(launcher, 2, [str(script)], *faults, leaves=True)
+    assert "optimizer.0.parameter.0 has changed outside of the optimizer step" in job.result.err
+    assert "image" in job.ways()
+    assert ended_with(job) == ended_with(run(launcher, 2, [str(script)]))
+
+
+def test_a_job_of_which_no_device_has_the_state_any_more_ends_with_a_sentence(launcher: Launcher) -> None:
+    faults = [f"rank={rank} step=7 phase=optimizer kind=ecc call=3" for rank in (0, 1)]
+    command = [
+        *JITCKPT_RUN,
+        "--device",
+        "softgpu",
+        "--nproc-per-node",
+        "2",
+        "--warm-spares",
+        "0",
+        "--warm-start",
+    ]
+    command += ["--mode", "transparent", "--state-on-device", "--max-restarts", "0"]
+    result = launcher.run(*command, "--fault", faults[0], "--fault", faults[1], *DDP, "9")
+    assert result.status == 1
+    assert "no device has the state after step 7 of shard 0 any more, held by ranks 0, 1" in result.err

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from jitckpt.errors import CheckpointError
 from jitckpt.state_on_device import StateOnDevice, digest, gradients, unfit, unpacked
 from jitckpt.transparent import naming
 from jitckpt.transparent.naming import BLOCK_BYTES
@@ -36,6 +37,7 @@ class Proxy:
         self.heard: list[Any] = []
         self.answers = [0]
         self.others_stay = 1
+        self.communicated = self.recovered = 0
         self.places: list[tuple[int, int]] = []
         self.changed = b""
         self.process = SimpleNamespace(
@@ -44,7 +46,11 @@ class Proxy:
             jitckpt_proxy_step_ended=lambda places, count, digest: self.hear("ended", places, count, digest),
             jitckpt_proxy_state_stays=lambda: self.others_stay,
             jitckpt_proxy_state_leaves=lambda: self.hear("leaves"),
+            jitckpt_proxy_state_ends=lambda: self.hear("ends"),
             jitckpt_proxy_check=self.check,
+            jitckpt_proxy_keep_again=lambda: self.hear("keeps"),
+            jitckpt_proxy_state_changed=lambda: self.recovered,
+            jitckpt_proxy_communicated=lambda: self.communicated,
             cudaGetLastError=lambda: 0,
             cudaGetErrorString=lambda error: f"error {error}".encode(),
         )
@@ -81,7 +87,7 @@ def test_places_are_told_in_the_order_of_their_names_before_and_after_each_step(
     one = StateOnDevice(proxy.process)
     one.stays = True
     one.step_begins(here, [])
-    assert one.step_ended(5, here, []) == 0
+    assert one.step_ended(here, []) == 0
     assert [what for what, *_ in proxy.heard] == ["begins", "ended"]
     assert proxy.heard[0][1] == proxy.heard[1][1] == places(here)
     # A replica has other addresses, and the same names and sizes; another shard's sizes are others.
@@ -93,7 +99,7 @@ def test_places_are_told_in_the_order_of_their_names_before_and_after_each_step(
         again = StateOnDevice(found.process)
         again.stays = True
         again.step_begins(tensors, [])
-        again.step_ended(5, tensors, [])
+        again.step_ended(tensors, [])
     assert proxy.heard[1][2] == replica.heard[1][2] != other.heard[1][2]
     assert one.stays
 
@@ -107,19 +113,19 @@ def test_once_another_rank_has_left_this_one_does_too() -> None:
     assert proxy.heard == []
 
 
-def test_a_step_that_can_not_begin_so_leaves(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_that_can_not_begin_so_ends_it(capsys: pytest.CaptureFixture[str]) -> None:
     proxy = Proxy()
     proxy.process.jitckpt_proxy_step_begins = lambda places, count: 801
     one = StateOnDevice(proxy.process)
     one.stays = True
     one.step_begins(state(), [])
     assert not one.stays
-    assert proxy.heard == [("leaves", [])]
+    assert proxy.heard == [("leaves", []), ("ends", [])]
     assert "the state does not stay on the device any more: error 801" in capsys.readouterr().err
 
 
-def test_a_first_step_that_changes_something_else_ends_it_with_its_name(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_first_step_after_which_the_state_could_not_stay_is_found_with_the_state_in_an_image(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     proxy, here = Proxy(), state()
     running = on_device(torch.zeros(2 * BLOCK_BYTES // 4))
@@ -127,59 +133,109 @@ def test_a_first_step_that_changes_something_else_ends_it_with_its_name(
     proxy.places = sorted([naming.extent(running), naming.extent(free), *places(here)])
     blocks = naming.Places(proxy.places).blocks(*naming.extent(running))
     count = sum(-(-size // BLOCK_BYTES) for _, size in proxy.places)
-    # All of the state has changed, half of what is none, and what is free.
-    proxy.changed = bytes(number != blocks.start for number in range(count))
     used = [naming.extent(running), *places(here)]
     monkeypatch.setattr("jitckpt.state_on_device.given_out", lambda: used)
-    one = StateOnDevice(proxy.process)
-    one.stays = True
-    one.step_begins(here, [])
-    one.step_ended(5, here, [])
-    assert [what for what, *_ in proxy.heard] == ["begins", "ended", "leaves"]
-    assert (
-        f"step 5 has changed {naming.extent(running)[0] + BLOCK_BYTES:#x} (512 bytes)"
-        in capsys.readouterr().err
+
+    def tried(changed: bytes) -> str:
+        proxy.changed = changed
+        one = StateOnDevice(proxy.process)
+        assert one.trial_begins(here, []) == 0
+        return one.trial_ended(5, here, [])
+
+    # All of the state changes, and what is free.
+    assert tried(bytes(number not in blocks for number in range(count))) == ""
+    # And half of what is neither.
+    assert tried(bytes(number != blocks.start for number in range(count))) == (
+        f"step 5 has changed {naming.extent(running)[0] + BLOCK_BYTES:#x} (512 bytes), which is no state of "
+        "the optimizer"
     )
-    # Only the first is looked at.
-    proxy = Proxy()
-    one = StateOnDevice(proxy.process)
-    one.stays = True
-    for step in (5, 6):
-        one.step_begins(here, [])
-        one.step_ended(step, here, [])
-        proxy.places, proxy.changed = [naming.extent(running)], b"\0\1"
-    assert one.stays
+    assert proxy.heard == [("keeps", [])] * 2
+    proxy.communicated = 1
+    assert tried(bytes(count)) == "a collective runs in optimizer step 5"
+    proxy.communicated, proxy.answers = 0, [3, 4]
+    assert tried(bytes(count)) == "in its optimizer step the program waits for the device"
 
 
-def test_a_step_that_has_begun_so_ends_so_even_if_the_state_leaves_in_it() -> None:
+def test_steps_begin_and_end_so_until_all_ranks_have_left(capsys: pytest.CaptureFixture[str]) -> None:
     proxy, here = Proxy(), state()
     one = StateOnDevice(proxy.process)
     one.stays = True
     one.step_begins(here, [])
     one.leave("a test")
-    assert (one.begun, one.stays) == (True, False)
-    one.step_ended(5, here, [])
-    assert [what for what, *_ in proxy.heard] == ["begins", "leaves", "ended"]
+    one.leave("another")
+    assert (one.begun, one.stays) == (True, True)
+    one.step_ended(here, [])
     one.step_begins(here, [])
-    assert not one.begun
+    proxy.others_stay = 0  # that was the last
+    assert one.begun
+    one.step_ended(here, [])
+    one.step_begins(here, [])
+    assert (one.begun, one.stays) == (False, False)
+    assert [what for what, *_ in proxy.heard] == ["begins", "leaves", "ended", "begins", "ended"]
+    assert all(len(held) == 2 for what, held, *_ in proxy.heard if what != "leaves")
+    assert "another" not in capsys.readouterr().err
     # One that was left by an exception has no end.
     one = StateOnDevice(Proxy().process)
     one.stays = True
     one.step_begins(here, [])
     one.leave("a test")
+    one.stays = False
     one.step_begins(here, [])
     assert not one.begun
 
 
-def test_a_state_that_becomes_unfit_leaves() -> None:
+@pytest.mark.parametrize("within", [False, True])
+def test_a_state_that_becomes_unfit_leaves_and_nothing_is_left_out_for_it(within: bool) -> None:
     proxy, here = Proxy(), state()
+    turned = {**here, "optimizer.0.parameter.0": on_device(torch.ones(3, 2)).t()}
     one = StateOnDevice(proxy.process)
     one.stays = True
-    one.step_begins(here, [])
-    one.step_ended(5, here, [])
-    one.step_begins({**here, "optimizer.0.parameter.0": on_device(torch.ones(3, 2)).t()}, [])
-    assert [what for what, *_ in proxy.heard] == ["begins", "ended", "leaves"]
-    assert not one.stays
+    for begins, ends in ((here, turned if within else here), (turned, turned)):
+        one.step_begins(begins, [])
+        one.step_ended(ends, [])
+    found = [(what, len(held)) for what, held, *_ in proxy.heard]
+    at_end = [("leaves", 0), ("ended", 0), ("begins", 0), ("ended", 0)]
+    at_begin = [("ended", 2), ("leaves", 0), ("begins", 0), ("ended", 0)]
+    assert found == [("begins", 2), *(at_end if within else at_begin)]
+
+
+@pytest.mark.parametrize("how", ["written", "replaced"])
+def test_a_parameter_that_changes_outside_of_the_step_leaves_with_its_name(
+    how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    proxy, here = Proxy(), state()
+    parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(3)]
+    optimizers = [torch.optim.SGD(parameters)]
+    one = StateOnDevice(proxy.process)
+    one.stays = True
+    for _ in range(2):
+        one.step_begins(here, optimizers)
+        parameters[1].data.add_(0)
+        with torch.no_grad():
+            parameters[1].add_(1)  # by the step itself
+        one.step_ended(here, optimizers)
+    assert one.stays
+    assert [what for what, *_ in proxy.heard] == ["begins", "ended"] * 2
+
+    def change() -> None:
+        with torch.no_grad():
+            if how == "written":
+                parameters[2].mul_(0.5)
+            else:
+                parameters[2].data = torch.ones(2)
+
+    change()
+    proxy.heard.clear()
+    one.step_begins(here, optimizers)
+    said = "optimizer.0.parameter.2 has changed outside of the optimizer step"
+    assert f"the state does not stay on the device any more: {said}" in capsys.readouterr().err
+    assert proxy.heard == [("leaves", []), ("begins", [])]  # the image has all
+    one.step_ended(here, optimizers)
+    # What was made again with the state on the device may have been made twice.
+    change()
+    proxy.recovered = 1
+    with pytest.raises(CheckpointError, match="may have changed it twice"):
+        one.step_begins(here, optimizers)
 
 
 def test_why_a_state_can_not_stay() -> None:
@@ -208,6 +264,10 @@ def test_why_a_state_can_not_stay() -> None:
     one = StateOnDevice(Proxy().process)
     one.leave("it was left with an exception")
     assert one.why_not(here, [None], known, same) == "it was left with an exception"
+    proxy = Proxy()
+    proxy.others_stay = 0
+    found = StateOnDevice(proxy.process).why_not(here, [None], known, same)
+    assert found == "some rank has made it leave before"
 
 
 def test_tensors_that_can_not_stay() -> None:
@@ -254,7 +314,7 @@ def test_images_leave_out_gradients_that_a_validation_has_not_found_to_be_needed
         one.learn(known, shadow)
         one.stays = True
         one.step_begins(here, [optimizer])
-        assert one.step_ended(5, here, []) == 0
+        assert one.step_ended(here, []) == 0
         assert proxy.heard[1][1] == places(here)  # they are no state
         found: list[tuple[int, int]] = proxy.heard[0][1]
         return found

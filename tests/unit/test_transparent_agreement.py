@@ -506,7 +506,7 @@ def staying(size: int = 4) -> Job:
     now = Job(*(Proxy(rank, size, content="ab"[rank % 2 * (size > 3)]) for rank in range(size)))
     come(now, *now.proxies)
     now.run()
-    assert validated(now) == [[2]] * size
+    assert validated(now) == [[2, 2]] * size
     groups = [[0, 2], [1, 3]] if size == 4 else [[*range(size)]]
     assert now.named("state_stays") == [{"replicas": groups}]
     return now
@@ -623,10 +623,56 @@ def test_a_rank_that_did_not_hear_that_states_stay_hears_it_again() -> None:
     now.proxies[1].stays, now.proxies[1].waits = False, True
     now.alarm(1)
     now.run()
-    assert validated(now) == [[2], [2, 2]]
+    assert validated(now) == [[2, 2], [2, 2, 2, 2]]
     # Once they have left, minibatches are validated as before.
     for proxy in now.proxies.values():
         proxy.stays, proxy.content = False, ""
     come(now, 0, 1)
     now.run()
-    assert validated(now) == [[2, 1], [2, 2, 1]]
+    assert validated(now) == [[2, 2, 1], [2, 2, 2, 2, 1]]
+
+
+def test_states_stay_in_images_where_the_first_step_shows_that_they_have_to() -> None:
+    now = job()
+    for proxy in now.proxies.values():
+        proxy.content = "a"
+    now.proxies[1].fails_trial = "step 5 has changed a count"
+    come(now, 0, 1)
+    now.run()
+    assert validated(now) == [[2, 1], [2, 1]]
+    assert now.named("state_in_images") == [{"text": "step 5 has changed a count (rank 1)"}]
+    assert not now.named("state_stays")
+
+
+def test_a_rank_that_does_not_come_to_the_end_of_that_step_leaves_the_states_in_images() -> None:
+    now = job()
+    for proxy in now.proxies.values():
+        proxy.content = "a"
+    come(now, 0, 1)
+    while not all(proxy.tries for proxy in now.proxies.values()):
+        now.run(most=1)
+    late = now.said[1].pop()
+    now.run()
+    now.agreement.look(now.now + PATIENCE)
+    now.run()
+    assert validated(now) == [[2, 1], [2]]
+    assert "rank 1 has not come" in str(now.named("state_in_images")[0]["text"])
+    now.said[1].append(late)  # nobody waits for it any more, nor does it
+    now.run()
+    assert validated(now) == [[2, 1], [2, 1]]
+    assert now.agreement.next_look is None
+
+
+@given(st.data())
+def test_failures_in_that_step_do_not_keep_states_from_staying(data: st.DataObject) -> None:
+    now = job(data.draw(st.integers(2, 3)))
+    for proxy in now.proxies.values():
+        proxy.content = "a"
+    come(now, *now.proxies)
+    for _ in range(data.draw(st.integers(1, 3))):
+        now.run(lambda ways: data.draw(st.sampled_from(ways)), most=data.draw(st.integers(0, 25)))
+        now.alarm(data.draw(st.sampled_from([*now.proxies])))
+    now.run(lambda ways: data.draw(st.sampled_from(ways)))
+    assert validated(now) == [[2, 2]] * len(now.proxies)
+    assert all(proxy.stays for proxy in now.proxies.values())
+    assert len(now.named("state_stays")) == 1

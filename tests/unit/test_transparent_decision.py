@@ -114,7 +114,7 @@ def possible_alone(rank: Rank) -> frozenset[int]:
     """Return the states that a rank can come to hold by itself: try all there is."""
     # What the model's orders look at.
     content = (rank.device, rank.state, rank.ended, rank.place, rank.kept_from, rank.kept_to, rank.host_ended)
-    key = (*content, rank.host_copies, rank.right)
+    key = (*content, rank.images, rank.host_copies, rank.right)
     if key not in TRIED:
         TRIED[key] = frozenset(state for state in range(5) if any(works(rank, o) for o in alone(state)))
     return TRIED[key]
@@ -135,6 +135,7 @@ def works(rank: Rank, orders: Sequence[Order]) -> bool:
 def possible(ranks: Sequence[Rank]) -> list[int]:
     """Return the states that the job can be brought to, from the model alone."""
     own = [(rank, possible_alone(rank)) for rank in ranks]
+    given = [(rank, possible_alone(replace(rank, images=NONE))) for rank in ranks]
     return [
         state
         for state in frozenset().union(*(states for _, states in own))
@@ -142,7 +143,7 @@ def possible(ranks: Sequence[Rank]) -> list[int]:
             state in states
             or (
                 rank.kept_from <= state <= min(rank.kept_to, rank.host_ended)
-                and any(state in theirs for other, theirs in own if other.shard == rank.shard)
+                and any(state in theirs for other, theirs in given if other.shard == rank.shard)
             )
             for rank, states in own
         )
@@ -171,6 +172,23 @@ def check(ranks: Sequence[Rank]) -> World | None:
 def test_every_combination_of_reports(size: int) -> None:
     outcomes = {check(ranks) is None for ranks in jobs(size, variants(size))}
     assert outcomes == {True, False}
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_states_that_some_have_on_their_devices_and_others_in_images_of_their_own(size: int) -> None:
+    found = [rank_at(*place, device) for place, device in product(PLACES[1:3], DEVICES)]
+    # What a device has after a step of which the image is whole is told of nobody.
+    last = [
+        rank_at(1, "middle", before=1),
+        rank_at(1, "middle", "suspect"),
+        rank_at(2, "middle", "lost", before=1),
+    ]
+    kinds = [*found, *(replace(rank, kept_to=2, host_ended=2, images=frozenset({2})) for rank in last)]
+    outcomes = {check(ranks) is None for ranks in jobs(size, kinds)}
+    assert outcomes == {True, False}
+    # Whose own is an image has nothing for others.
+    mixed = [rank_at(2, "middle", "lost"), replace(rank_at(2, "middle", "lost"), images=frozenset({2}))]
+    assert check([replace(rank, number=number) for number, rank in enumerate(mixed)]) is None
 
 
 def with_barrier(ranks: Sequence[Rank]) -> bool:

@@ -46,7 +46,7 @@ class Rank:
 
     ended: optimizer steps, while the device has a state. local: the state whose rank-local part is on the
     device, untouched; right: whether all on it is as in an undisturbed run. host_ended: the steps whose calls
-    are all in the log.
+    are all in the log. images: the states of which the rank's own host has all.
     """
 
     number: int
@@ -58,6 +58,7 @@ class Rank:
     local: int | None = None
     kept_from: int = 0
     kept_to: int = 0
+    images: frozenset[int] = frozenset()
     host_copies: frozenset[int] = frozenset()
     communicators_of: int | None = None  # the recovery that made those in use
     right: bool = True
@@ -82,6 +83,7 @@ class Rank:
             ready=self.ended + (self.place in ("ready", "step")),
             kept_from=self.kept_from,
             kept_to=self.kept_to,
+            images=self.images,
             host_copies=self.host_copies,
             host_ended=self.host_ended,
             log_end=self.log_end,
@@ -112,7 +114,7 @@ class Rank:
                 require(self.right, "what the step starts from is not right")
                 require(self.host_ended >= state, "not all calls of the step are in the log")
                 self.state, self.ended, self.place, self.local = state, state, "begin", state
-            case SaveToHost(state):
+            case SaveToHost(state) if state not in self.images:
                 if state not in self.host_copies:
                     require(self.device in ("healthy", "suspect"), "the device can't be read")
                     require(self.state == state, "that is not the state on the device")
@@ -127,7 +129,7 @@ class Rank:
                     self.state, self.device = None, "empty"
                 self.ended, self.place, self.local, self.right = state, "begin", None, False
             case LoadFromHost(state, of):
-                require(of != self.number or state in self.host_copies, "the host has no copy of that state")
+                require(of != self.number or state in self.host_copies | self.images, "the host has no copy")
                 require(
                     self.device in ("healthy", "empty") and self.ended == state, "not reset to that state"
                 )

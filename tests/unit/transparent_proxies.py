@@ -14,6 +14,7 @@ from jitckpt.transparent.messages import (
     LOST,
     SUSPECT,
     SWITCH_OFF,
+    TRIED,
     VALID,
     Alarm,
     Done,
@@ -46,9 +47,9 @@ class Proxy:
     wrong: its results always differ. waits: it is at its place for a validation. validated: what it was told.
     made: by state the collectives that it had made in the world; 0: until now. waited: microseconds, for its
     device. content: a digest of its parameters and optimizer state; unfit: why they can't stay on the device.
-    stays: they do, so that `kept` has none of them. ready: the step that it could begin. copies: the states
-    of which they are in host memory, too. breaks: its server
-    can't stay the next time.
+    tries: it makes the step after which they may; fails_trial: why they can't, as that shows. stays: they do,
+    so that `kept` has none of them. ready: the step that it could begin. copies: the states of which they are
+    in host memory, too. breaks: its server can't stay the next time.
     """
 
     rank: int
@@ -72,6 +73,8 @@ class Proxy:
     validated: list[int] = field(default_factory=list)
     content: str = ""
     unfit: str = ""
+    tries: bool = False
+    fails_trial: str = ""
     stays: bool = False
     device: int = LOST
     ended: int = 7
@@ -102,8 +105,15 @@ class Proxy:
         self.waits = True
         return Validates(self.recovery, FIRST, "")
 
+    def has_tried(self) -> Validates:
+        """Come to the end of the step."""
+        self.waits = True
+        return Validates(self.recovery, TRIED, "", "", self.fails_trial)
+
     def judges(self, overwritten: bool) -> Validates:
         """Say what follows from calls that were made again; all is put back if nothing was overwritten."""
+        if self.tries:
+            return self.has_tried()
         self.lacks = max(self.lacks - 1, 0) if overwritten else 0
         says = AGAIN if self.lacks else SWITCH_OFF if self.wrong else VALID
         said = f"what rank {self.rank} has"
@@ -132,7 +142,10 @@ class Proxy:
                 assert self.waits, "it does not wait for that"
                 self.validated.append(valid)
                 self.waits = False
-                if valid == 2:
+                tried, self.tries = self.tries, valid == 2 and not self.tries
+                if self.tries:
+                    return self.has_tried()
+                if valid == 2 and tried:
                     self.stays, self.device = True, HEALTHY
             case GiveUp(_, reason):
                 self.given_up, self.held = reason, False
@@ -143,10 +156,10 @@ class Proxy:
         self.held = True
         first, last = (self.kept[0], self.kept[-1]) if self.kept else (1, 0)
         failed, self.failed = self.failed, (0, "")
-        now = (3, LOST, last, last, last)
+        now = (3, 0, LOST, last, last, last)
         if self.stays:
             bits = sum(1 << state - first for state in self.copies if first <= state <= last)
-            now = (bits, self.device, self.ended, self.ended, self.ready)
+            now = (0, bits, self.device, self.ended, self.ended, self.ready)
         return Stopped(self.recovery, first, last, *now, 90, *failed, self.places())
 
     def restarts(self, order: Restart) -> Ids | Alarm:

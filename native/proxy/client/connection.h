@@ -52,11 +52,14 @@ class Connection {
   static pid_t server_of_process();
 
   // See jitckpt_proxy.h.
-  cudaError_t keep();
+  cudaError_t keep(bool again);
+  bool state_changed();
+  bool communicated() const { return has_communicated_; }
   cudaError_t step_begins(std::span<const jitckpt_proxy_place> places);
   cudaError_t step_ended(std::span<const jitckpt_proxy_place> places, uint64_t digest);
-  bool state_stays() const { return together_ && !together_->has_been_left(); }
+  bool state_stays() const { return together_ && !has_left_; }
   void state_leaves();
+  void state_ends();
   // A thread waits for an answer; within a step that answer may lie behind what waits for the step's end.
   void waits_for_answer(std::size_t slot) {
     if (const std::size_t stepping = stepping_; stepping < slot_count) [[unlikely]]
@@ -136,9 +139,9 @@ class Connection {
     void* copies = nullptr;             // pinned; null if a newer image has taken them over
     uint64_t room = 0;                  // bytes that there is for the copies
     std::map<uint64_t, Counts> counts;  // of the calls before, by the communicator's handle
-    // Where the state stays on the device, the image is of before its optimizer step, and without these;
-    // there once the step is whole in the log.
-    bool whole = true, stepped = false;
+    // Where the state stays on the device, the image is of before its optimizer step (steps), and without
+    // these places; they are there once the step is whole in the log. With the last such step it is whole.
+    bool whole = true, steps = false, stepped = false;
     std::vector<jitckpt_proxy_place> places{};
     uint64_t digest = 0;
 
@@ -169,8 +172,8 @@ class Connection {
   bool is_usable(const Image& image) const;
   void forget_images(std::size_t remaining);
   cudaError_t wait_for_newest_image();
-  cudaError_t prepare_image(bool& needed);
-  cudaError_t make_image(const std::vector<jitckpt_proxy_place>* leave_out);
+  cudaError_t prepare_image(bool& needed, bool again);
+  cudaError_t make_image(std::span<const jitckpt_proxy_place> leave_out, bool steps);
   void begin_minibatch();
   void wait_within_step(bool by_its_thread);
   void communicates_within_step();
@@ -208,6 +211,7 @@ class Connection {
   uint64_t states_ = 0;       // number of the newest image
   std::atomic<uint64_t> most_image_bytes_{0};
   std::unique_ptr<Together> together_;                 // null: the state does not stay
+  bool has_left_ = false;                              // the newest step was the last with a barrier
   std::atomic<std::size_t> stepping_{slot_count + 1};  // slot of the thread that makes an optimizer step
   std::atomic<bool> step_needs_others_{false};
   std::optional<wire::Rested> rested_;  // what a server said that has been stopped

@@ -57,7 +57,8 @@ struct Member {
 enum class Device : uint64_t { lost, healthy, suspect, empty };
 struct Stopped {
   uint64_t kept_from, kept_to;  // states of the images; kept_from > kept_to: there is none
-  uint64_t copies;              // bit i: kept_from + i is whole in host memory
+  uint64_t images;              // bit i: the image of kept_from + i is whole
+  uint64_t copies;              // bit i: the state of kept_from + i is in host memory, where others find it
   Device device;
   uint64_t begun, ended, ready;  // the newest steps that the device has begun, ended, and could begin
   uint64_t log_end;

@@ -17,6 +17,10 @@ extern "C" {
 // meanwhile. Does nothing if there are other ranks and this one has said nothing to any since the last call.
 // Returns 0, or the CUDA error of the thread, with its text for cudaGetErrorString.
 JITCKPT_PROXY_CALL int jitckpt_proxy_keep(void);
+// The same, also if this rank has said nothing to others since then: all ranks do so at the same place of
+// their programs. `communicated`: 1 if it has.
+JITCKPT_PROXY_CALL int jitckpt_proxy_keep_again(void);
+JITCKPT_PROXY_CALL int jitckpt_proxy_communicated(void);
 
 struct jitckpt_proxy_place {
   uint64_t address, bytes;
@@ -27,14 +31,20 @@ struct jitckpt_proxy_place {
 // before the first call that changes the state; the image, made then, leaves out its places. `ended` comes
 // behind the last; digest: of the places' names and sizes in their order, which other ranks' have to equal. A
 // thread that waits for an answer between the two is answered, but until the step has ended a failure can't
-// be recovered from. Return 0, or the CUDA error.
+// be recovered from. No places: the image is whole, and nothing is said of where the state is. Return 0, or
+// the CUDA error.
 JITCKPT_PROXY_CALL int jitckpt_proxy_step_begins(const struct jitckpt_proxy_place* places, uint64_t count);
 JITCKPT_PROXY_CALL int jitckpt_proxy_step_ended(const struct jitckpt_proxy_place* places, uint64_t count,
                                                 uint64_t digest);
-// 1: that may be done; 0: some rank does it no more, so jitckpt_proxy_keep is to be called from the next step
-// on. `leaves`: this one does it no more.
+// 1: that is to be done; 0: no more, since some rank wants that, so jitckpt_proxy_keep is to be called from
+// the next step on. The newest image is whole then, whatever the places. `leaves`: this one wants that.
+// `ends`: this one will make no such step any more, so no other may wait for it.
 JITCKPT_PROXY_CALL int jitckpt_proxy_state_stays(void);
 JITCKPT_PROXY_CALL void jitckpt_proxy_state_leaves(void);
+JITCKPT_PROXY_CALL void jitckpt_proxy_state_ends(void);
+// The places have been changed since the newest step: nothing goes back to that any more. 1: something may
+// have done so before this call, with what had been changed by then.
+JITCKPT_PROXY_CALL int jitckpt_proxy_state_changed(void);
 // How many answers this thread has waited for.
 JITCKPT_PROXY_CALL uint64_t jitckpt_proxy_answers(void);
 

@@ -28,22 +28,24 @@ control::Stopped Connection::report() {
   // What is reported stays.
   log_.control().images = Images::frozen;
   control::Stopped report{
-      1, 0, 0, control::Device::lost, 0, 0, 0, writer_.newest(), failed.call, failed.error, {}};
-  const bool stays = !images_.empty() && !images_.back().whole;
+      1, 0, 0, 0, control::Device::lost, 0, 0, 0, writer_.newest(), failed.call, failed.error, {}};
+  const bool stays = std::ranges::any_of(images_, [](const Image& image) { return !image.whole; });
   if (stays) rest();
   std::vector<const Image*> images;
   for (const Image& image : images_) {
-    if (is_usable(image) && image.leads_on() && (stays || image.whole)) images.push_back(&image);
+    // A step that has begun, and can't be finished: what was before is gone.
+    if (!image.leads_on() && log_.control().step_begun >= image.state) images.clear();
+    if (is_usable(image) && image.leads_on()) images.push_back(&image);
   }
-  // A step that has begun, and can't be finished.
-  if (stays && !images_.back().leads_on() && log_.control().step_begun >= images_.back().state)
-    images.clear();
   if (images.empty()) return report;
   report.kept_from = images.front()->state;
   report.kept_to = report.begun = report.ended = report.ready = images.back()->state;
   for (const Image* const image : images) {
-    if (image->whole || (copied_ && copied_->state == image->state))
-      report.copies |= uint64_t{1} << (image->state - report.kept_from);
+    const uint64_t bit = uint64_t{1} << (image->state - report.kept_from);
+    if (image->whole)
+      report.images |= bit;
+    else if (copied_ && copied_->state == image->state)
+      report.copies |= bit;
   }
   if (stays) report_device(report);
   for (const Communicator& one : communicators_.all()) {
@@ -144,7 +146,7 @@ void Connection::give_up(const std::string& why) {
     std::lock_guard lock(mutex_);
     writer_.keep_nothing();
     log_.control().images = Images::unwanted;
-    if (!begun_) server_->kill();
+    if (!begun_ || rested_) server_->kill();  // it answers no call
   }
   hold_.give_up(why);
   validation_.hear(Validation::Heard::over);

@@ -87,16 +87,15 @@ void Connection::note_image_bytes(uint64_t more) {
 
 // The server makes it when it comes to the record. It goes over what the last but one has, which stays until
 // then: what this rank has waited for, the others have begun, so they have the last one by then.
-cudaError_t Connection::make_image(const std::vector<jitckpt_proxy_place>* leave_out) {
+cudaError_t Connection::make_image(std::span<const jitckpt_proxy_place> leave_out, bool steps) {
   forget_images(2);
   Image image;
   image.state = states_ + 1;
   image.memory = objects_.allocations();
-  image.whole = leave_out == nullptr;
+  image.whole = leave_out.empty();
+  image.steps = steps;
   Extents out;
-  if (leave_out) {
-    for (const jitckpt_proxy_place& place : *leave_out) out.add({place.address, place.address + place.bytes});
-  }
+  for (const jitckpt_proxy_place& place : leave_out) out.add({place.address, place.address + place.bytes});
   // Nothing of what is free may be given out, and written to, before the record is in the log. Other threads'
   // calls are before it, and in the image; or behind it, and made again.
   std::unique_lock stays_free(free_memory().mutex);
@@ -134,8 +133,8 @@ cudaError_t Connection::make_image(const std::vector<jitckpt_proxy_place>* leave
   return images_.size() == 1 ? wait_for_newest_image() : cudaSuccess;
 }
 
-// needed: whether there is to be one.
-cudaError_t Connection::prepare_image(bool& needed) {
+// needed: whether there is to be one. again: there is, whatever was said to others since the last.
+cudaError_t Connection::prepare_image(bool& needed, bool again) {
   needed = false;
   // First this: who gives up says why, and then that there is nobody any more.
   const bool alone = !hold_.on();
@@ -143,7 +142,7 @@ cudaError_t Connection::prepare_image(bool& needed) {
   if (obstacle.empty()) obstacle = communicators_.obstacle(alone);
   // Ranks are as far apart as from one word between them to the next, and have to have an image in common: so
   // there is no more than one of each such time (several optimizers, one after the other).
-  if (obstacle.empty() && communicators_.joins_ranks() && !has_communicated_.exchange(false))
+  if (obstacle.empty() && communicators_.joins_ranks() && !has_communicated_.exchange(false) && !again)
     return cudaSuccess;
   if (!obstacle.empty()) {
     writer_.keep_nothing();
@@ -161,10 +160,11 @@ cudaError_t Connection::prepare_image(bool& needed) {
   return cudaSuccess;
 }
 
-cudaError_t Connection::keep() {
+cudaError_t Connection::keep(bool again) {
   bool needed = false;
-  if (const cudaError_t result = prepare_image(needed); result != cudaSuccess || !needed) return result;
-  if (const cudaError_t result = make_image(nullptr); result != cudaSuccess) {
+  if (const cudaError_t result = prepare_image(needed, again); result != cudaSuccess || !needed)
+    return result;
+  if (const cudaError_t result = make_image({}, false); result != cudaSuccess) {
     forget_images(0);
     return result;
   }
@@ -304,7 +304,7 @@ bool Connection::begin_server(const Image& image, const std::vector<LogWriter::A
   log_.control().replay_end = replay_end_ = writer_.newest();
   // The next optimizer step waits for other ranks' programs, and so for the end of their replays.
   for (const Image& later : images_) {
-    if (later.state > image.state && !later.whole)
+    if (later.state > image.state && later.steps)
       replay_end_ = std::min(replay_end_, later.start.sequence - 1);
   }
   log_.control().step_begun = log_.control().step_ready = image.state;
@@ -343,7 +343,19 @@ using namespace jitckpt::proxy::client;
 int jitckpt_proxy_keep(void) {
   int32_t result = 0;
   Connection* const connection = Connection::get(Library::cudart, result);
-  return connection ? connection->keep() : result;
+  return connection ? connection->keep(false) : result;
+}
+
+int jitckpt_proxy_keep_again(void) {
+  int32_t result = 0;
+  Connection* const connection = Connection::get(Library::cudart, result);
+  return connection ? connection->keep(true) : result;
+}
+
+int jitckpt_proxy_communicated(void) {
+  int32_t result = 0;
+  const Connection* const connection = Connection::get(Library::cudart, result);
+  return connection && connection->communicated();
 }
 
 int jitckpt_proxy_stands(void) {

@@ -28,13 +28,13 @@ cudaError_t Connection::step_begins(std::span<const jitckpt_proxy_place> places)
     return cudaError_t(fail(Library::cudart, cudaErrorNotSupported,
                             "there is no step barrier, so parameters and optimizer state can't stay on the "
                             "device"));
-  if (communicators_.joins_ranks() && !has_communicated_)
-    return cudaError_t(fail(Library::cudart, cudaErrorNotSupported,
-                            "there was no word of the other ranks since the last optimizer step"));
   bool needed = false;
-  if (const cudaError_t result = prepare_image(needed); result != cudaSuccess) return result;
-  const std::vector<jitckpt_proxy_place> leave_out(places.begin(), places.end());
-  if (const cudaError_t result = make_image(&leave_out); result != cudaSuccess) {
+  if (const cudaError_t result = prepare_image(needed, true); result != cudaSuccess) return result;
+  // By now all ranks have come to the last step, and those have said so that wanted to leave before it.
+  const uint64_t whole_from = together_->whole_from();
+  has_left_ = together_->has_been_left() || (whole_from != 0 && whole_from <= states_ + 1);
+  if (has_left_ || step_needs_others_) places = {};
+  if (const cudaError_t result = make_image(places, true); result != cudaSuccess) {
     forget_images(0);
     return result;
   }
@@ -55,6 +55,8 @@ cudaError_t Connection::step_begins(std::span<const jitckpt_proxy_place> places)
 cudaError_t Connection::step_ended(std::span<const jitckpt_proxy_place> places, uint64_t digest) {
   if (stepping_.exchange(nobody) == nobody)
     return cudaError_t(fail(Library::cudart, cudaErrorNotSupported, "no optimizer step has begun"));
+  const bool whole = images_.empty() || images_.back().whole;
+  if (whole) places = {};
   const auto result =
       tell<cudaError_t>(Call::end_step, wire::end_step{states_, places.size()}, std::as_bytes(places));
   if (result != cudaSuccess) return result;
@@ -64,7 +66,7 @@ cudaError_t Connection::step_ended(std::span<const jitckpt_proxy_place> places, 
     Image& image = images_.back();
     image.places.assign(places.begin(), places.end());
     image.digest = digest;
-    image.stepped = !step_needs_others_;
+    image.stepped = !step_needs_others_ && !places.empty();
     log_.control().step_written = states_;
   });
   together_->notify();
@@ -81,9 +83,9 @@ void Connection::wait_within_step(bool by_its_thread) {
 // left. So nothing leads back to behind it, and the state does not stay any more.
 void Connection::communicates_within_step() {
   if (!step_needs_others_.exchange(true))
-    std::fprintf(stderr,
-                 "jitckpt: a collective runs in the optimizer step, so from the next step on images of all "
-                 "memory are made again.\n");
+    std::fprintf(
+        stderr,
+        "jitckpt: a collective runs in the optimizer step, so images of all memory are made again.\n");
   state_leaves();
 }
 
@@ -93,7 +95,24 @@ void Connection::open_step() {
   together_->notify();
 }
 
+// No image without the state leads on any more. True if a recovery has gone back to one in this minibatch.
+bool Connection::state_changed() {
+  bool recovered = false;
+  hold_.when_free([&] {
+    std::lock_guard lock(mutex_);
+    for (Image& image : images_) {
+      recovered |= recoveries_ > 0 && !image.whole;
+      image.stepped = false;
+    }
+  });
+  return recovered;
+}
+
 void Connection::state_leaves() {
+  if (together_) together_->leave_after(states_);
+}
+
+void Connection::state_ends() {
   if (together_) together_->leave();
 }
 
@@ -186,6 +205,17 @@ int jitckpt_proxy_state_stays(void) {
 void jitckpt_proxy_state_leaves(void) {
   int32_t result = 0;
   if (Connection* const connection = Connection::get(Library::cudart, result)) connection->state_leaves();
+}
+
+void jitckpt_proxy_state_ends(void) {
+  int32_t result = 0;
+  if (Connection* const connection = Connection::get(Library::cudart, result)) connection->state_ends();
+}
+
+int jitckpt_proxy_state_changed(void) {
+  int32_t result = 0;
+  Connection* const connection = Connection::get(Library::cudart, result);
+  return connection && connection->state_changed();
 }
 
 uint64_t jitckpt_proxy_answers(void) { return this_thread().answers; }

@@ -100,7 +100,8 @@ bool Steps::may_begin(uint64_t step) {
 void Steps::begin(uint64_t step, uint32_t slot) {
   slot_ = slot;
   if (step == restored_.state) {
-    skips_ = true;
+    // A whole image is of before the step. Others need not come to it: they have such images, or are past it.
+    skips_ = restored_.places != 0;
     return;
   }
   if (!std::exchange(looked_, true)) together_ = Together::of_environment();
@@ -148,7 +149,7 @@ void Steps::end(uint64_t step, std::vector<wire::Place> places) {
     if (!held_.intact) throw Different("not all of the state's memory is there");
     server_.drop_kept();
   } else {
-    hold({!server_.device_has_failed(), step, std::move(places)});
+    hold({!places.empty() && !server_.device_has_failed(), step, std::move(places)});
   }
 }
 

@@ -195,8 +195,9 @@ void Coordinator::begin_recovery(bool may_stay) {
 // As `way` of jitckpt/transparent/decision.py.
 std::string Coordinator::way(const control::Stopped& report, uint64_t state) {
   const bool healthy = report.device == control::Device::healthy, holds = report.begun == report.ended;
-  if (healthy && report.ended + 1 == state && report.ready == state && holds) return "finish";
   if (state < report.kept_from || state > report.kept_to) return "";
+  if (report.images >> (state - report.kept_from) & 1) return "image";
+  if (healthy && report.ended + 1 == state && report.ready == state && holds) return "finish";
   if (healthy && holds && report.ended == state) return "in place";
   if (report.copies >> (state - report.kept_from) & 1) return "host copy";
   return report.device == control::Device::suspect && holds && report.ended == state ? "through the host"
@@ -214,10 +215,14 @@ void Coordinator::stopped() {
     if (rank == workers_.begin()->first) common = kept;
     std::erase_if(common, [&](uint64_t state) { return !kept.contains(state); });
   }
-  // All ranks are replicas of each other.
+  // All ranks are replicas of each other, but an image does for its own rank alone.
   std::erase_if(common, [&](uint64_t state) {
-    return std::ranges::all_of(workers_,
-                               [&](const auto& one) { return way(one.second.report, state).empty(); });
+    const auto any = [&](const auto& is) {
+      return std::ranges::any_of(workers_,
+                                 [&](const auto& one) { return is(way(one.second.report, state)); });
+    };
+    const bool some_lack = any([](const std::string& found) { return found.empty(); });
+    return some_lack && !any([](const std::string& found) { return !found.empty() && found != "image"; });
   });
   if (common.empty()) return give_up("the ranks have no state in common");
   recoveries_.back().state = state_ = *common.rbegin();

@@ -117,13 +117,15 @@ class Replica {
     call([&] { ok(ncclAllReduce(sum_.get(), sum_.get() + 8, 4, ncclInt32, ncclSum, world_, stream_)); });
     const jitckpt_proxy_place places[] = {{reinterpret_cast<uint64_t>(weights_.get()), 256},
                                           {reinterpret_cast<uint64_t>(moments_.get()), 256}};
-    if (next) call([&] { ok(static_cast<cudaError_t>(jitckpt_proxy_step_begins(places, 2))); });
+    const bool stays = next && jitckpt_proxy_state_stays() == 1;
+    if (stays) call([&] { ok(static_cast<cudaError_t>(jitckpt_proxy_step_begins(places, 2))); });
     call([&] { launch_mix(moments_.get(), sum_.get(), stream_); });
     call([&] { launch_mix(weights_.get(), moments_.get(), stream_); });
     call([&] { launch_mix(weights_.get(), sum_.get() + 8, stream_); });
     call([&] { ok(cudaMemcpyAsync(weights_.get() + 8, host.data(), 16, cudaMemcpyHostToDevice, stream_)); });
     call([&] { ok(cudaMemsetAsync(moments_.get() + 16, minibatches_, 16, stream_)); });
-    if (next) call([&] { ok(static_cast<cudaError_t>(jitckpt_proxy_step_ended(places, 2, 77))); });
+    if (stays) call([&] { ok(static_cast<cudaError_t>(jitckpt_proxy_step_ended(places, 2, 77))); });
+    if (next && !stays) call([&] { ok(static_cast<cudaError_t>(jitckpt_proxy_keep())); });
     call([&] { launch_mix(average_.get() + 2, weights_.get(), stream_); });
     seen.push_back(pinned_[0]);
     return seen;
@@ -205,13 +207,34 @@ TEST(Alone, HasACollectiveInItsStep) {
   {
     Replica replica;
     replica.minibatch();
-    EXPECT_EQ(jitckpt_proxy_state_stays(), 1);
     const DeviceInts given(4, 1), sum(4);
     replica.minibatch(17, [&] {
       ok(ncclAllReduce(given.get(), sum.get(), 4, ncclInt32, ncclSum, replica.world(), replica.stream()));
     });
+    EXPECT_EQ(jitckpt_proxy_state_stays(), 1);
+    replica.minibatch();
+    replica.minibatch();
     EXPECT_EQ(jitckpt_proxy_state_stays(), 0);
     print("sum", sum.read(replica.stream()));
+    replica.wait_for_all();
+  }
+  std::fflush(stdout);
+}
+
+// Rank 0 wants the state in images again, and a server dies in one of the minibatches about then.
+TEST(Alone, LeavesItsDevice) {
+  if (!alone() || !std::getenv("PROXY_TEST_STORE")) GTEST_SKIP() << "only for other tests";
+  {
+    Replica replica;
+    const Watchdog watchdog(replica.world(), replica.event());
+    const int fails = number_of("PROXY_TEST_FIRST", -1), call = number_of("PROXY_TEST_LAST", -1);
+    for (int minibatch = 0; minibatch < 6; ++minibatch) {
+      if (minibatch == 1 && replica.rank() == 0) jitckpt_proxy_state_leaves();
+      const bool here = minibatch == fails && replica.rank() == call % 2;
+      print("numbers", replica.minibatch(here ? call : -1, kill_server));
+      EXPECT_EQ(jitckpt_proxy_state_stays(), minibatch < 2);
+    }
+    print("end", replica.end());
     replica.wait_for_all();
   }
   std::fflush(stdout);
@@ -300,6 +323,28 @@ TEST(State, LeavesTheDeviceWhereAStepNeedsOtherRanks) {
   Job job(2);
   job.run("Alone.HasACollectiveInItsStep");
   EXPECT_EQ(job.seen(), (std::vector<std::string>{"seen sum: 2 2 2 2", "seen sum: 2 2 2 2"}));
+}
+
+TEST(State, LeavesTheDevicesOfAllRanksInOneStepWhateverDiesMeanwhile) {
+  Job undisturbed(2);
+  undisturbed.run("Alone.LeavesItsDevice");
+  EXPECT_TRUE(undisturbed.coordinator.recoveries().empty());
+  std::map<std::string, int> ways;
+  for (int minibatch = 1; minibatch < 5; ++minibatch) {
+    for (int call = minibatch % 3; call < 22; call += 3) {
+      SCOPED_TRACE("minibatch " + std::to_string(minibatch) + " call " + std::to_string(call));
+      Job job(2);
+      job.run("Alone.LeavesItsDevice",
+              {"PROXY_TEST_FIRST=" + std::to_string(minibatch), "PROXY_TEST_LAST=" + std::to_string(call)});
+      EXPECT_EQ(job.seen(), undisturbed.seen());
+      EXPECT_EQ(job.coordinator.complaint(), "");
+      for (const Coordinator::Recovery& recovery : job.coordinator.recoveries()) {
+        for (const auto& [rank, way] : recovery.ways) ++ways[way];
+      }
+    }
+  }
+  EXPECT_GE(ways["from a replica"], 7);
+  EXPECT_GE(ways["image"], 14);
 }
 
 TEST(State, StaysWhereACollectiveFails) {

@@ -64,6 +64,13 @@ bool Together::all_have_come(uint64_t recovery, uint64_t step) const {
   });
 }
 
+void Together::leave_after(uint64_t step) {
+  uint64_t none = 0;
+  head().whole_from.compare_exchange_strong(none, step + 2);
+}
+
+uint64_t Together::whole_from() const { return head().whole_from; }
+
 void Together::leave() {
   head().left = 1;
   notify();

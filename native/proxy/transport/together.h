@@ -24,6 +24,11 @@ class Together {
   void come(uint64_t recovery, uint64_t step);
   // Whether all ranks are.
   bool all_have_come(uint64_t recovery, uint64_t step) const;
+  // A rank, whose newest image is of that step, wants the state in images again. All ranks do it in the same
+  // step, before which each hears of it: none comes to the next but one before this rank comes to the next.
+  void leave_after(uint64_t step);
+  // The first step whose image has the state; 0: none is known.
+  uint64_t whole_from() const;
   // A rank does not wait for the others any more, nor need they for it.
   void leave();
   bool has_been_left() const;
@@ -40,6 +45,7 @@ class Together {
   struct Head {
     uint64_t magic, ranks;
     std::atomic<uint32_t> left, happenings;
+    std::atomic<uint64_t> whole_from;
   };
   struct alignas(64) Word {
     std::atomic<uint64_t> recovery_and_step;
