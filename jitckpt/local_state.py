@@ -228,7 +228,9 @@ class Recorder:
                     taken.content.put(name, generated)
                 self._gone_on = name
         if not final:
-            self._write_taken(step, final)
+            if not self._write_taken(step, final):
+                self._taken, self._unchanged = _Taken(), None
+                return False
         elif step == self._provisional:
             self._end_provisional(step)
         else:
@@ -236,7 +238,7 @@ class Recorder:
         return True
 
     def write(
-        self, step: int, final: bool, parts: Mapping[str, Encoded], unchanged: "Unchanged | None" = None
+        self, step: int, final: bool, parts: Mapping[str, Encoded], unchanged: Unchanged | None = None
     ) -> None:
         """Write the state after `step`, made of named parts. Never waits for the device.
 

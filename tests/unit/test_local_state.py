@@ -416,6 +416,17 @@ def test_numbers_of_the_device_alone_are_written_again(memory: int) -> None:
     assert not numbers.write(step, final=True), "they have gone on since the forward pass"
 
 
+def test_what_does_not_fit_any_more_is_taken_anew(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = Numbers(memory)
+    assert not numbers.write(1, final=False)
+    write, fits = numbers.record._write_taken, iter([False])
+    monkeypatch.setattr(
+        numbers.record, "_write_taken", lambda step, final: next(fits, True) and write(step, final)
+    )
+    assert not numbers.write(2, final=False)
+    assert [state.step for state in local_state.read(memory)] == [2, 1]
+
+
 def test_nothing_is_written_again_that_is_too_large_or_was_never_written(memory: int) -> None:
     numbers = Numbers(memory)
     assert not numbers.record.write_again(1, final=False)
