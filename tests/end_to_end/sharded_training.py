@@ -224,6 +224,7 @@ def train(form: str, options: argparse.Namespace) -> None:
             optimizer.zero_grad()
         for scheduler in schedulers:
             scheduler.step()
+        torch.cuda.synchronize()  # else a rank may be killed while the devices are still in the first step
     print(f"{form} rank {rank} {digest(training)} {batches.given}\n", end="", flush=True)
 
 
