@@ -21,6 +21,7 @@ from jitckpt import (
     faults,
     final_state,
     host_state,
+    lifeline,
     local_state,
     protocol,
     proxy_faults,
@@ -387,6 +388,10 @@ class Job:
         os.set_inheritable(ring_fd, False)  # not for programs that the training starts
         slots = self._max_ahead + KEPT_BESIDE
         ring = self._ring = local_state.Ring(ring_fd, self.identity, slots, local_state_limit)
+        shared_with_agent = os.environ.get(lifeline.DESCRIPTOR)
+        if shared_with_agent is not None:
+            os.set_inheritable(int(shared_with_agent), False)
+            lifeline.hold(int(shared_with_agent))
         self._recorder = local_state.Recorder(ring, native.write_area, self._warn)
         asker = os.environ.get(COPIES_FD)
         if asker is not None:

@@ -19,7 +19,8 @@ class Rank:
     """What the agent knows of one rank.
 
     exit_code: None while it lives; minus the signal's number where a signal ended it.
-    raised: an exception has ended its program; its process may take a while to end.
+    raised: an exception has ended its program; its process may take a while to end. dying: the kernel ends
+    its process, with a failure, which may take a while, too.
     registered: it has called jitckpt.init. reachable: it can still be given orders (its socket is open and
     its training has not finished). shard: what it holds, of `shards` in one replica. saving_step: the step
     that it has begun to save. saved_step: the step of its save, once `save` is "ended". told: how the agent
@@ -32,6 +33,7 @@ class Rank:
     rank: int
     exit_code: int | None = None
     raised: bool = False
+    dying: bool = False
     registered: bool = False
     reachable: bool = False
     shard: int = 0
@@ -58,7 +60,8 @@ class Rank:
     @property
     def failed(self) -> bool:
         # Only what all hosts know alike, so that all of them decide alike.
-        return self.raised or (not self.alive and (self.exit_code != 0 or self.told != "nothing"))
+        has_failed = not self.alive and (self.exit_code != 0 or self.told != "nothing")
+        return self.raised or self.dying or has_failed
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,8 @@ class Reports:
     # The last is who writes, "" for the rank's own host.
     write_local_states: Callable[[int, Path, set[int], str], dict[int, int]]
     blamed: Callable[[Worker], None] = lambda worker: None  # it has failed by itself, and before all others
-    # A rank has ended, and the other hosts are about to be told: send who keeps a copy of its ring the rest.
+    # The other hosts are about to be told that a rank dies or has ended: send who keeps a copy of its ring
+    # the rest.
     last_copy: Callable[[], None] = lambda: None
 
 
@@ -327,6 +328,9 @@ class Supervisor(threading.Thread):
         )
 
     def _register(self, rank: int, message: protocol.Registered) -> None:
+        worker = self._workers.get(rank)
+        if worker is not None and worker.pid == message.pid and rank not in self._registrations:
+            self._watch_lifeline(worker)
         self._registrations[rank] = message
         self._change(rank, registered=True, reachable=True, shard=message.shard, shards=message.shards)
         self._log.open(Path(message.checkpoint_dir))
@@ -349,6 +353,29 @@ class Supervisor(threading.Thread):
         self._alarm(cause, text)
         self._blame(blamed)
 
+    def _watch_lifeline(self, worker: Worker) -> None:
+        worker.lifeline.watch()
+        released = worker.lifeline.released
+        self._selector.register(released, selectors.EVENT_READ, _bound(self._let_go, worker))
+
+    def _let_go(self, worker: Worker) -> None:
+        """The worker's end may have begun; a failure is acted on before it has ended."""
+        self._selector.unregister(worker.lifeline.released)
+        if worker.socket.fileno() in self._selector.get_map():
+            self._receive(worker)  # what it said before
+        rank = self._rank(worker.rank)
+        if not rank.alive or rank.raised or rank.told != "nothing":
+            return
+        if exit_code := worker.dies_with():
+            if self._hosts is not None:
+                self._reports.last_copy()
+                self._hosts.broadcast({"rank": worker.rank, "dies_with": exit_code})
+            self._is_dying(worker.rank, exit_code)
+
+    def _is_dying(self, rank: int, exit_code: int) -> None:
+        self._change(rank, dying=True, reachable=False)
+        self._tell_end(rank, exit_code, failed=True)
+
     def _ended(self, worker: Worker) -> None:
         if worker.socket.fileno() in self._selector.get_map():
             self._receive(worker)  # what it said before it ended
@@ -359,9 +386,11 @@ class Supervisor(threading.Thread):
 
     def _reap(self, worker: Worker) -> None:
         self._selector.unregister(worker.pidfd)
+        if worker.lifeline.released in self._selector.get_map():
+            self._selector.unregister(worker.lifeline.released)
         exit_code = worker.reap()
         rank = self._rank(worker.rank)
-        told = rank.told
+        told = "nothing" if rank.dying else rank.told
         if rank.raised:
             exit_code, told = STATUS_OF_AN_EXCEPTION, "nothing"  # it has failed, though we may have ended it
         if self._hosts is not None:
@@ -372,12 +401,17 @@ class Supervisor(threading.Thread):
         self._has_ended(worker.rank, exit_code, told)
 
     def _has_ended(self, rank: int, exit_code: int, told: str) -> None:
-        failed = exit_code != 0 and told == "nothing" and not self._rank(rank).raised
+        known = self._rank(rank)
+        if not known.dying:
+            failed = exit_code != 0 and told == "nothing" and not known.raised
+            self._tell_end(rank, exit_code, failed)
+        self._change(rank, exit_code=exit_code, told=told)
+
+    def _tell_end(self, rank: int, exit_code: int, failed: bool) -> None:
         if failed:
             self._died(rank, exit_code)
         if self._proxies is not None:
             self._proxies.ended(rank, failed, f"its worker process {_how_it_ended(exit_code)}")
-        self._change(rank, exit_code=exit_code, told=told)
 
     def _died(self, rank: int, exit_code: int) -> None:
         first = self._trouble is None
@@ -434,11 +468,10 @@ class Supervisor(threading.Thread):
                 self._hear(self._rank(rank).rank, protocol.decode(said.encode()))
             case {"rank": int(rank), "exit_code": int(exit_code), "told": str(told)} if told in TOLD:
                 self._has_ended(self._rank(rank).rank, exit_code, told)
+            case {"rank": int(rank), "dies_with": int(exit_code)}:
+                self._is_dying(self._rank(rank).rank, exit_code)
             case {"rank": int(rank), "order": str(order)}:
-                worker = self._workers[rank]
-                if worker.is_stopped():
-                    self._tell_stopped(arrived.host, rank)
-                worker.send(protocol.decode(order.encode()))  # who can't be asked does not answer
+                self._pass_on(self._workers[rank], protocol.decode(order.encode()), arrived.host)
             case {"proxy": _} if self._proxies is not None:
                 self._proxies.hear_host(arrived)
             case {"stopped": int(rank)}:
@@ -462,9 +495,12 @@ class Supervisor(threading.Thread):
         self._alarm(cause, text)
         self._blame(blamed)
 
-    def _tell_stopped(self, host: int, rank: int) -> None:
+    def _pass_on(self, worker: Worker, order: Message, host: int) -> None:
+        """Give a rank of this host an order of another's; tell that if the rank is stopped."""
         assert self._hosts is not None
-        self._hosts.send(host, {"stopped": rank})
+        if worker.is_stopped():
+            self._hosts.send(host, {"stopped": worker.rank})
+        worker.send(order)  # who can't be asked does not answer
 
     def _ask_for_stacks(self, rank: int) -> None:
         assert self._hosts is not None
@@ -644,7 +680,7 @@ def _why_not_saved(rank: Rank) -> str:
         return "could not save"
     if rank.raised:
         return "raised an exception"
-    if not rank.alive:
+    if not rank.alive or rank.dying:
         return "has ended"
     if not rank.registered:
         return "had not called jitckpt.init"

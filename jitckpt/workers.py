@@ -11,16 +11,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from jitckpt import guardian, protocol
+from jitckpt.lifeline import DESCRIPTOR, Lifeline
 from jitckpt.protocol import Message, ProtocolError
 from jitckpt.spare_template import ForkedProcess, Spare
+
+PF_EXITING = 4  # of a task's flags in /proc/PID/stat, see proc(5)
 
 
 class Worker:
     """A worker in a session and process group of its own, with a socket to the agent and a shared ring.
 
     ring_fd: the memory that outlives it. pidfd: readable when the worker has ended; the worker stays a
-    zombie until `reap`, so that its process id means nobody else. copies: None, or a socket by which the
-    worker asks, with the number of a step, to be answered once another host has a copy of that state.
+    zombie until `reap`, so that its process id means nobody else. lifeline: tells before that. copies: None,
+    or a socket by which the worker asks, with the number of a step, to be answered once another host has a
+    copy of that state.
     """
 
     def __init__(
@@ -48,7 +52,12 @@ class Worker:
         self.copies: socket.socket | None = None
         given = [theirs]
         files = [open(path, "w") if path else None for path in (stdout, stderr)]  # noqa: SIM115
-        descriptors = {"JITCKPT_AGENT_FD": theirs.fileno(), "JITCKPT_STATE_FD": self.ring_fd}
+        self.lifeline = Lifeline()
+        descriptors = {
+            "JITCKPT_AGENT_FD": theirs.fileno(),
+            "JITCKPT_STATE_FD": self.ring_fd,
+            DESCRIPTOR: self.lifeline.descriptor,
+        }
         if is_copied:
             self.copies, asked = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self.copies.setblocking(False)
@@ -70,6 +79,7 @@ class Worker:
                 self._process = warm.become(command, environment, descriptors | outputs)
         except OSError:
             self._close_sockets()
+            self.lifeline.close()
             os.close(self.ring_fd)
             raise
         finally:
@@ -115,6 +125,11 @@ class Worker:
         stat = Path(f"/proc/{self.pid}/stat").read_text()
         return stat.rpartition(")")[2].split()[0] in "Tt"
 
+    def dies_with(self) -> int | None:
+        """Return the exit code (minus the number of a signal) of a worker whose end has begun, else None."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return os.waitstatus_to_exitcode(int(fields[49])) if int(fields[6]) & PF_EXITING else None
+
     def signal(self, signum: int) -> None:
         """Send a signal to the worker and all that it has started. Must not be called after `reap`."""
         os.killpg(self.pid, signum)
@@ -131,6 +146,7 @@ class Worker:
             while os.waitid(os.P_PGID, self.pid, os.WEXITED | os.WNOHANG):
                 pass
         self._close_sockets()
+        self.lifeline.close()
         os.close(self.ring_fd)
         os.close(self.pidfd)
 

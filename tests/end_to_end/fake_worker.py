@@ -1,16 +1,19 @@
 """What a worker says to its agent, for small scripts that only play a training rank."""
 
+import ctypes
 import os
 import signal
 import socket
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
-from jitckpt import protocol
+from jitckpt import lifeline, protocol
 from jitckpt.protocol import Message, Save
 from jitckpt.stacks import stack_writer
 
+SYS_EXIT = 60  # exit(2): of the calling thread alone
 RANK = int(os.environ["RANK"])
 WORLD_SIZE = int(os.environ["WORLD_SIZE"])
 RESTART = int(os.environ["JITCKPT_RESTART"])
@@ -24,6 +27,7 @@ def say(message: Message) -> None:
 def register(shard: int = 0, shards: int = 1) -> None:
     directory = os.environ["JITCKPT_CHECKPOINT_DIR"]
     stacks = stack_writer()
+    lifeline.hold(int(os.environ[lifeline.DESCRIPTOR]))
     say(
         protocol.Registered(
             RANK,
@@ -115,6 +119,12 @@ def ignore_sigterm() -> None:
 
 def die(signum: int = signal.SIGKILL) -> None:
     os.kill(os.getpid(), signum)
+
+
+def die_slowly(status: int) -> None:
+    """Die as a process does whose memory takes for ever to be taken apart: one of its threads lives on."""
+    threading.Thread(target=hang).start()
+    ctypes.CDLL(None).syscall(SYS_EXIT, status)
 
 
 def wait_for(path: str) -> Any:

@@ -164,6 +164,18 @@ def test_the_ranks_of_all_hosts_save_and_one_replica_is_enough(agents: Agents) -
     )
 
 
+def test_a_death_is_acted_on_by_all_hosts_before_the_process_has_ended(agents: Agents) -> None:
+    agents.start([SAVES, "register(); wait_for(here + '/go'); die_slowly(3)"])
+    agents.await_registrations()
+    (agents.directory / "go").touch()
+    assert agents.outcomes() == [Outcome.RESTART] * 2
+    for host in (0, 1):
+        assert [event["text"] for event in agents.events("detected", host)] == [
+            "rank 1 ended with exit status 3"
+        ]
+        assert [event["step"] for event in agents.events("saved", host)] == [7]
+
+
 def test_a_rank_that_another_host_has_stopped_is_found(agents: Agents) -> None:
     agents.start(
         [

@@ -179,6 +179,17 @@ def test_a_healthy_rank_saves_and_then_all_restart(start: Starter) -> None:
     assert (start.directory / "events.jsonl").read_text().count("\n") == len(job.log.events)
 
 
+def test_a_death_is_acted_on_before_the_process_has_ended(start: Starter) -> None:
+    dies = "register(); wait_for(here + '/there'); die_slowly(3)"
+    job = start("register(); open(here + '/there', 'w'); save(7)", dies)
+    assert job.supervisor.result() is Outcome.RESTART
+    assert [event["text"] for event in job.events("detected")] == ["rank 1 ended with exit status 3"]
+    assert job.events("save_ordered")[0]["ranks"] == (0,)
+    assert job.events("saved")[0]["step"] == 7
+    assert job.events("ranks_ended")[0]["kill"] == (0, 1)
+    assert job.failed == {0: (-signal.SIGKILL, True), 1: (-signal.SIGKILL, False)}
+
+
 def test_without_a_restart_left_the_job_has_failed(start: Starter) -> None:
     job = start("register(); open(here + '/there', 'w'); save(7)", DIES_WHEN_ALL_ARE_THERE, restarts_left=0)
     assert job.supervisor.result() is Outcome.FAILED

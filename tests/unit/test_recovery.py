@@ -34,6 +34,7 @@ class Behaviour:
     exits: float | None
     exit_code: int
     raises: float | None
+    dies: float | None  # its end begins
     alarm: float | None
     begins_save: float | None  # seconds after the order; None: only with its answer
     answers_order: float | None  # seconds after the order
@@ -57,8 +58,9 @@ class Simulation:
     def run(self) -> tuple[Outcome, Job]:
         self.ranks = [Rank(i, shard=i % self.shards, shards=self.shards) for i in range(len(self.behaviours))]
         for i, b in enumerate(self.behaviours):
-            events = ((b.registers, "register"), (b.exits, "exit"), (b.raises, "raise"), (b.alarm, "alarm"))
-            self.due += [(time, i, what) for time, what in events if time is not None]
+            events = {"register": b.registers, "exit": b.exits, "raise": b.raises, "dies": b.dies}
+            events["alarm"] = b.alarm
+            self.due += [(time, i, what) for what, time in events.items() if time is not None]
         self.due += [(time, -1, "interrupt") for time in self.interrupts]
         job = Job(tuple(self.ranks), self.now, DEADLINE, self.restarts_left)
         for _ in range(1000):
@@ -137,6 +139,8 @@ class Simulation:
                 self.change(i, exit_code=behaviour.exit_code)
             case "raise" if rank.registered:
                 self.change(i, raised=True)
+            case "dies" if rank.registered:
+                self.change(i, dying=True, reachable=False)
             case "die" | "killed":
                 self.change(i, exit_code=-9)
             case "terminated":
@@ -171,6 +175,7 @@ behaviours = st.builds(
     exits=st.none() | seconds,
     exit_code=st.sampled_from([0, 0, 1, -9]),
     raises=st.none() | seconds,
+    dies=st.none() | seconds,
     alarm=st.none() | seconds,
     begins_save=st.none() | seconds,
     answers_order=st.none() | seconds,
@@ -338,6 +343,18 @@ def test_a_rank_that_raised_is_a_failure_before_it_has_ended() -> None:
     assert decide(job(*ranks)) == OrderSave((0,))
     saved = (registered(0, save="ended", saved_step=3), ranks[1])
     assert decide(job(*saved, save_ordered_at=99.0)) == EndRanks(kill=(0, 1), terminate=())
+
+
+def test_a_rank_that_dies_is_a_failure_before_it_has_ended() -> None:
+    ranks = (registered(0), registered(1, dying=True, reachable=False))
+    assert decide(job(*ranks)) == OrderSave((0,))
+    saved = (registered(0, save="ended", saved_step=3), ranks[1])
+    assert decide(job(*saved, save_ordered_at=99.0)) == EndRanks(kill=(0, 1), terminate=())
+
+
+def test_a_rank_that_dies_while_it_saves_is_not_waited_for() -> None:
+    ranks = (registered(0, save="ordered", dying=True, reachable=False), KILLED, registered(2, save="failed"))
+    assert decide(job(*ranks, save_ordered_at=99.0)) == EndRanks(kill=(0, 2), terminate=())
 
 
 def test_a_rank_that_raises_while_it_saves_is_waited_for() -> None:

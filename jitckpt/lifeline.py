@@ -1,0 +1,77 @@
+"""How the agent learns that a worker dies long before its process has ended: by a lock.
+
+A killed process has ended, for pidfds and sockets alike, only once the kernel has taken its memory apart (0.3
+to 1 s a GB was seen) and the driver its devices. Before all that the kernel lets go the robust mutexes of its
+threads (pthread_mutexattr_setrobust(3); futex(2), FUTEX_OWNER_DIED). So each worker's main thread holds one,
+in memory that it shares with the agent, of which a thread waits for it.
+"""
+
+import ctypes
+import mmap
+import os
+import threading
+
+DESCRIPTOR = "JITCKPT_LIFELINE_FD"
+_PTHREAD_PROCESS_SHARED = 1
+_PTHREAD_MUTEX_ROBUST = 1
+_ATTRIBUTES_BYTES = 64  # larger than pthread_mutexattr_t
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.pthread_mutex_init.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+for _of_mutex in (_libc.pthread_mutex_lock, _libc.pthread_mutex_trylock, _libc.pthread_mutex_unlock):
+    _of_mutex.argtypes = (ctypes.c_void_p,)
+
+
+class Lifeline:
+    """The agent's end, of one worker.
+
+    descriptor: a memfd for the worker. released: an eventfd, readable once whoever held the lock let it go.
+    """
+
+    def __init__(self) -> None:
+        """Raises OSError."""
+        self.descriptor = os.memfd_create("jitckpt-lifeline", os.MFD_CLOEXEC)
+        os.ftruncate(self.descriptor, mmap.PAGESIZE)
+        self.released = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._mutex = _map(self.descriptor)
+        attributes = ctypes.create_string_buffer(_ATTRIBUTES_BYTES)
+        _libc.pthread_mutexattr_init(attributes)
+        _libc.pthread_mutexattr_setpshared(attributes, _PTHREAD_PROCESS_SHARED)
+        _libc.pthread_mutexattr_setrobust(attributes, _PTHREAD_MUTEX_ROBUST)
+        _libc.pthread_mutex_init(self._mutex, attributes)
+        self._watcher: threading.Thread | None = None
+
+    def watch(self) -> None:
+        """Make `released` readable as soon as the worker, which holds the lock by now, dies."""
+        self._watcher = threading.Thread(target=self._wait, name="jitckpt-lifeline", daemon=True)
+        self._watcher.start()
+
+    def close(self) -> None:
+        """Free everything; the worker must have ended."""
+        if self._watcher is not None:
+            self._watcher.join()
+        _libc.munmap(self._mutex, mmap.PAGESIZE)
+        os.close(self.released)
+        os.close(self.descriptor)
+
+    def _wait(self) -> None:
+        _libc.pthread_mutex_lock(self._mutex)  # ctypes lets the other threads of Python run meanwhile
+        os.eventfd_write(self.released, 1)
+        _libc.pthread_mutex_unlock(self._mutex)  # this thread, too, must hold nothing at its end
+
+
+def hold(descriptor: int) -> None:
+    """Hold the lock in this memory, from now until the calling thread ends; once is enough."""
+    _libc.pthread_mutex_trylock(_map(descriptor))  # never unmapped: the kernel looks there in the end
+
+
+def _map(descriptor: int) -> int:
+    address: int = _libc.mmap(
+        None, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, descriptor, 0
+    )
+    if address == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), "the memory of a worker's lifeline can't be mapped")
+    return address
