@@ -1,9 +1,9 @@
 """How the agent learns that a worker dies long before its process has ended: by a lock.
 
-A killed process has ended, for pidfds and sockets alike, only once the kernel has taken its memory apart (0.3
-to 1 s a GB was seen) and the driver its devices. Before all that the kernel lets go the robust mutexes of its
-threads (pthread_mutexattr_setrobust(3); futex(2), FUTEX_OWNER_DIED). So each worker's main thread holds one,
-in memory that it shares with the agent, of which a thread waits for it.
+A killed process has ended, for pidfds and sockets alike, only once the kernel has taken its memory apart (for
+1 GiB scripts/bench/death.py has seen 0.3 to 1 s) and the driver its devices. Before all that the kernel lets
+go the robust mutexes of its threads (pthread_mutexattr_setrobust(3); futex(2), FUTEX_OWNER_DIED). So each
+worker's main thread holds one, in memory that it shares with the agent, of which a thread waits for it.
 """
 
 import ctypes

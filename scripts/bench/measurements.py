@@ -87,7 +87,14 @@ def recovery(found: Any) -> list[Row]:
         parts = ", ".join(f"{phase} {1e3 * seconds:.0f}" for phase, seconds in phases.items())
         spares = "with warm spares" if kind == "warm" else "without spares"
         rows.append((f"SIGKILL to the first new step, {spares}", f"{whole:.2f} s ({parts} ms)", target))
-    return rows
+    begun = 1e3 * (found["warm"]["detect"] + found["warm"]["rest"])
+    return [("SIGKILL to the other rank's save begun", f"{begun:.0f} ms", "at most 100 ms"), *rows]
+
+
+def death(found: Any) -> list[Row]:
+    what = "SIGKILL of a process with 1 GiB of memory, to the launcher knowing of it"
+    figure = f"{found['lifeline_ms']:.1f} ms; its process has ended after {found['pidfd_ms']:.0f}"
+    return [(what, figure, "")]
 
 
 def recovery_beside(found: Any) -> list[Row]:
@@ -126,6 +133,7 @@ def benchmarks(runs: int, build: str) -> list[Benchmark]:
         Benchmark("step_time", ["python", "scripts/bench/step_time.py"], step_time),
         Benchmark("save", [*EXEC, "python", *mib], save("to a disk, 256 MiB with fsync")),
         Benchmark("save_shm", [*EXEC, "python", *mib, "--folder", "/dev/shm"], save("to memory (tmpfs)")),
+        Benchmark("death", ["python", "scripts/bench/death.py"], death),
         Benchmark("recovery", ["python", "scripts/bench/recovery.py", *each], recovery),
         Benchmark("beside", ["python", "scripts/bench/recovery_beside.py", *each], recovery_beside),
         Benchmark("host_copies", ["python", "scripts/bench/host_copies.py"], host_copies),
