@@ -4,7 +4,6 @@ import ctypes
 import errno
 import json
 import os
-import queue
 import shutil
 import threading
 import time
@@ -26,7 +25,7 @@ from jitckpt.staging import Staging
 from jitckpt.tree_codec import Json
 
 READ_BYTES = 4 << 20
-LARGE_BYTES = 1 << 20  # a thread for less costs more than it gains
+PIECE_BYTES = 1 << 20  # that a processor's cache holds
 _committing = threading.Lock()  # a save takes the place of another in two renames
 
 
@@ -94,7 +93,7 @@ class SaveFolder:
     def add_tensors(self, name: str, tensors: Mapping[str, Tensor], staging: Staging | None = None) -> None:
         """Write a safetensors file, through these host buffers if they are given."""
         with _explained(self.path / name), HashedFile(self.path / name) as file:
-            tensor_file.write(file.write, tensors, staging)
+            tensor_file.write(file.append, tensors, staging, file.show)
         self._files.append(FileEntry(name, file.size, file.checksum))
 
     def add_json(self, name: str, content: Json) -> None:
@@ -145,37 +144,32 @@ class SaveFolder:
 
 
 class HashedFile:
-    """A new file that knows its size and checksum; leaving the `with` statement brings it to the disk.
-
-    Of a large piece the checksum is computed while it is written, and the disk begins with it at once.
-    """
+    """A new file that knows its size and checksum; leaving the `with` statement brings it to the disk."""
 
     def __init__(self, path: Path) -> None:
         self._file = open(path, "xb", buffering=0)  # noqa: SIM115
         self._hash = xxhash.xxh3_128()
-        self._beside: _Hasher | None = None
         self.size = 0
 
     def write(self, data: bytes | memoryview) -> None:
-        if len(data) < LARGE_BYTES:
-            self._hash.update(data)
-            self._append(data)
-            return
-        if self._beside is None:
-            self._beside = _Hasher(self._hash)
-        self._beside.begin(data)
-        try:
-            begin = self.size
-            self._append(data)
-            _begin_sync(self._file.fileno(), begin, len(data))
-        finally:
-            self._beside.wait()  # the caller uses the piece's memory again
+        """Append to the file."""
+        for begin in range(0, len(data), PIECE_BYTES):
+            piece = memoryview(data)[begin : begin + PIECE_BYTES]
+            self.show(piece)  # just before it is written, so that the processor's cache holds it then
+            self.append(piece)
 
-    def _append(self, data: bytes | memoryview) -> None:
-        rest = memoryview(data)
+    def show(self, piece: bytes | memoryview) -> None:
+        """Take a piece into the checksum; for what comes by `append`, in the same order."""
+        self._hash.update(piece)
+
+    def append(self, piece: bytes | memoryview) -> None:
+        """Append to the file what is, was or will be shown; may be called on another thread."""
+        begin, rest = self.size, memoryview(piece)
         self.size += len(rest)
         while rest:
             rest = rest[self._file.write(rest) :]
+        if len(piece) >= PIECE_BYTES:
+            _begin_sync(self._file.fileno(), begin, len(piece))
 
     @property
     def checksum(self) -> str:
@@ -187,42 +181,9 @@ class HashedFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._beside is not None:
-            self._beside.end()
         with self._file:
             if kind is None:
                 os.fsync(self._file.fileno())
-
-
-class _Hasher:
-    """A thread that takes pieces into a checksum, one at a time: to start one for each piece is slower."""
-
-    def __init__(self, checksum: xxhash.xxh3_128) -> None:
-        self._checksum = checksum
-        self._pieces: queue.SimpleQueue[bytes | memoryview | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="jitckpt-checksum", daemon=True)
-        self._thread.start()
-
-    def begin(self, piece: bytes | memoryview) -> None:
-        self._pieces.put(piece)
-
-    def wait(self) -> None:
-        if error := self._done.get():
-            raise error
-
-    def end(self) -> None:
-        self._pieces.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        while (piece := self._pieces.get()) is not None:
-            try:
-                self._checksum.update(piece)
-            except BaseException as error:
-                self._done.put(error)
-            else:
-                self._done.put(None)
 
 
 def open_directory(root: Path, job: str | None = None) -> str:

@@ -1,4 +1,4 @@
-"""From the device to a file through a few host buffers: one is filled while others are hashed and written.
+"""From the device to a file through a few host buffers: one is filled, one hashed and one written at a time.
 
 The buffers are page-locked and made before they are needed: to make them while a device hangs may hang as
 well, and copies into other memory are slower and can't run beside the host's work. Nothing is allocated on
@@ -13,17 +13,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-BUFFER_BYTES = 16 << 20
+BUFFER_BYTES = 4 << 20
 DEFAULT_BYTES = 64 << 20
 Sink = Callable[[memoryview], object]
 
 
 class Staging:
-    """Host buffers for one stream of bytes at a time, each of at most BUFFER_BYTES; at least two."""
+    """Host buffers for one stream of bytes at a time, each of at most BUFFER_BYTES; at least three."""
 
     def __init__(self, size: int = DEFAULT_BYTES, *, pinned: bool = False) -> None:
         """size: bytes in all. pinned: page-locked, which needs a device that answers, torch's current one."""
-        count = max(2, size // BUFFER_BYTES)
+        count = max(3, size // BUFFER_BYTES)
         each = max(1, min(BUFFER_BYTES, size // count))
         self.buffers = [torch.empty(each, dtype=torch.uint8, pin_memory=pinned) for _ in range(count)]
         self.device = torch.device("cuda", torch.cuda.current_device()) if pinned else None
@@ -39,14 +39,16 @@ class StagedWriter:
     Leave the `with` statement to wait for the rest. What `sink` raises is raised by `add`, or on leaving.
     """
 
-    def __init__(self, sink: Sink, staging: Staging) -> None:
-        self._sink, self._staging = sink, staging
-        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()  # buffers by their numbers
+    def __init__(self, sink: Sink, staging: Staging, show: Sink = lambda piece: None) -> None:
+        """show: is given every piece before, on the caller's thread, while the next one is on its way."""
+        self._sink, self._staging, self._show = sink, staging, show
+        self._free: queue.LifoQueue[int] = queue.LifoQueue()  # buffers by their numbers, the warmest first
         for number in range(len(staging.buffers)):
             self._free.put(number)
-        self._full: queue.SimpleQueue[_Full | None] = queue.SimpleQueue()
+        self._full: queue.SimpleQueue[tuple[int, memoryview] | None] = queue.SimpleQueue()
         self._current, self._used = self._free.get(), 0
         self._on_its_way = False  # what some of the current buffer will hold
+        self._newest: _Full | None = None  # neither shown nor given to the thread yet
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._write, name="jitckpt-writer", daemon=True)
 
@@ -55,10 +57,13 @@ class StagedWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        if kind is None:
-            self._hand_over()
-        self._full.put(None)
-        self._thread.join()
+        try:
+            if kind is None:
+                self._hand_over()
+                self._pass_on()
+        finally:
+            self._full.put(None)
+            self._thread.join()
         if kind is None:
             self._raise()
 
@@ -87,19 +92,29 @@ class StagedWriter:
         if self._on_its_way:
             filled = self._staging.filled[self._current]
             filled.record(torch.cuda.current_stream(self._staging.device))
-        self._full.put(_Full(self._current, self._used, filled))
+        self._pass_on()
+        self._newest = _Full(self._current, self._used, filled)
         self._current, self._used, self._on_its_way = self._free.get(), 0, False
+
+    def _pass_on(self) -> None:
+        if self._newest is None:
+            return
+        if self._newest.filled is not None:
+            self._newest.filled.synchronize()
+        piece = self._staging.buffers[self._newest.number][: self._newest.used].numpy().data
+        self._show(piece)
+        self._full.put((self._newest.number, piece))
+        self._newest = None
 
     def _write(self) -> None:
         while (full := self._full.get()) is not None:
+            number, piece = full
             if self._error is None:
                 try:
-                    if full.filled is not None:
-                        full.filled.synchronize()
-                    self._sink(self._staging.buffers[full.number][: full.used].numpy().data)
+                    self._sink(piece)
                 except BaseException as error:
                     self._error = error  # raised where the caller can see it
-            self._free.put(full.number)
+            self._free.put(number)
 
     def _raise(self) -> None:
         if self._error is not None:

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from jitckpt.errors import SaveError
-from jitckpt.staging import DEFAULT_BYTES, StagedWriter, Staging
+from jitckpt.staging import BUFFER_BYTES, DEFAULT_BYTES, StagedWriter, Staging
 from jitckpt.tree_codec import to_json
 
 _NAMES = {
@@ -40,6 +40,7 @@ def write(
     sink: Callable[[bytes | memoryview], object],
     tensors: Mapping[str, Tensor],
     staging: Staging | None = None,
+    show: Callable[[bytes | memoryview], object] = lambda piece: None,
 ) -> None:
     """Write `tensors` in safetensors format to `sink`, which takes one piece of bytes after another.
 
@@ -49,14 +50,19 @@ def write(
     there, so that a device behind a hung collective can be read, and stays as it was.
     staging: the buffers to use; else pageable ones are made, no larger than needed, if any tensor is on a
     device.
+    show: is given every piece as well, before `sink`, on this thread, while `sink` has others.
     """
     order, head, size = head_of(tensors)
+    show(head)
     sink(head)
     if staging is None and all(tensor.device.type == "cpu" for tensor in tensors.values()):
         for name in order:
-            sink(bytes_of(tensors[name]))
+            content = bytes_of(tensors[name])
+            for begin in range(0, len(content), BUFFER_BYTES):
+                show(content[begin : begin + BUFFER_BYTES])
+                sink(content[begin : begin + BUFFER_BYTES])
         return
-    with StagedWriter(sink, staging or Staging(min(size, DEFAULT_BYTES))) as writer:
+    with StagedWriter(sink, staging or Staging(min(size, DEFAULT_BYTES)), show) as writer:
         for name in order:
             if tensors[name].numel():
                 writer.add(_as_bytes(tensors[name].detach()))

@@ -38,7 +38,7 @@ def plain_write(path: Path, content: memoryview) -> None:
 
 def built_in(path: Path, tensors: dict[str, Tensor], staging: Staging) -> None:
     with HashedFile(path) as file:
-        tensor_file.write(file.write, tensors, staging)
+        tensor_file.write(file.append, tensors, staging, file.show)
 
 
 def torch_save(path: Path, tensors: dict[str, Tensor]) -> None:

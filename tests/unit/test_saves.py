@@ -17,7 +17,7 @@ import torch
 from jitckpt import layout, saves
 from jitckpt.errors import CheckpointError, SaveError
 from jitckpt.layout import Identity
-from jitckpt.saves import LARGE_BYTES, HashedFile, SaveFolder
+from jitckpt.saves import PIECE_BYTES, HashedFile, SaveFolder
 
 IDENTITY = Identity(job="j", fingerprint="f", world_size=2, rank=1, shard=0, shards=1)
 WEIGHTS = {"weight": torch.arange(1000.0)}
@@ -273,8 +273,8 @@ def test_later_steps_of_a_rank_are_set_aside(tmp_path: Path) -> None:
 
 
 def test_the_checksum_is_that_of_the_pieces_in_their_order_large_ones_too(tmp_path: Path) -> None:
-    pieces = [os.urandom(size) for size in (8, LARGE_BYTES, LARGE_BYTES - 1, 3 * LARGE_BYTES, 0, 5)]
-    memory = bytearray(3 * LARGE_BYTES)
+    pieces = [os.urandom(size) for size in (8, PIECE_BYTES, PIECE_BYTES - 1, 3 * PIECE_BYTES, 0, 5)]
+    memory = bytearray(3 * PIECE_BYTES)
     with HashedFile(tmp_path / "file") as file:
         for piece in pieces:
             memory[: len(piece)] = piece  # used again for each, as a staging buffer is
