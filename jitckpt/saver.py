@@ -18,6 +18,7 @@ from jitckpt.errors import JitckptError, SaveError
 from jitckpt.history import History, Snapshot
 from jitckpt.host_state import HostState
 from jitckpt.layout import Identity
+from jitckpt.local_state import LocalState
 from jitckpt.native import Native
 from jitckpt.saves import SaveFolder
 from jitckpt.staging import Staging
@@ -30,6 +31,8 @@ STUCK_SECONDS = 10.0  # a device at rest that is still inside an optimizer step 
 # So long the training thread may take to come to its next device call, or to the next minibatch, where it can
 # change what is to be saved without a device call.
 PARK_SECONDS = 5.0
+STANDS_SECONDS = 3.0  # a device that gets nothing done for so long waits for a rank that does not go on
+OWN_STATE_LOOK_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ class Saver:
                             break
                 finally:  # others may have saved, and need this rank's part of that
                     if save_id == BY_THE_LIBRARY:
-                        self._write_local_states()
+                        self._write_local_states(begun + order.deadline)
             path, size = written
             shard, rank, seconds = self._identity.shard, self._identity.rank, time.monotonic() - begun
             self._report(protocol.SaveEnded(save_id, rank, shard, step, str(path), size, seconds))
@@ -207,10 +210,29 @@ class Saver:
         with torch.cuda.stream(torch.cuda.Stream(self._host.device)):
             save_function(context)
 
-    def _write_local_states(self) -> None:
+    def _write_local_states(self, deadline: float) -> None:
         """No agent will. All: replicas' saves are as far apart as their hosts were ahead of their devices."""
-        for state in local_state.read(self._ring):
+        for state in self._whole_local_states(deadline):
             local_state.write_save(self._ring, self._root, state.step)
+
+    def _whole_local_states(self, deadline: float) -> list[LocalState]:
+        """Return all own states, once the device gets no further with what the host has given it.
+
+        It may only have been slow: then it still comes to steps that others save, and puts what it alone
+        knows of them into the ring.
+        """
+        seen: object = None
+        since = time.monotonic()
+        while True:
+            progress, states = self._native.progress(), local_state.read(self._ring)
+            missing = [(state.step, state.missing) for state in states if state.missing]
+            now = time.monotonic()
+            if seen != (progress.device_begun, progress.device_ended, missing):
+                seen, since = (progress.device_begun, progress.device_ended, missing), now
+            comes = progress.device_ended < progress.host_ended or missing
+            if not comes or now >= min(deadline, since + STANDS_SECONDS):
+                return states
+            time.sleep(OWN_STATE_LOOK_SECONDS)
 
     def _failure(self, save_id: int, step: int | None, error: BaseException) -> protocol.SaveFailed:
         text = "".join(traceback.format_exception(error))

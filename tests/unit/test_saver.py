@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
@@ -35,11 +35,18 @@ IN_BACKWARD = Progress(
 
 
 class Device:
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
+    """comes: called between two looks at it, with the newest step that it has ended by then."""
+
+    def __init__(self, progress: Progress, comes: Callable[[int], object] = lambda step: None) -> None:
+        self._progress, self._comes = progress, comes
 
     def progress(self) -> Progress:
+        self._comes(self._progress.device_ended)
         return self._progress
+
+    def end_a_step(self) -> None:
+        step = self._progress.device_ended + 1
+        self._progress = replace(self._progress, device_begun=step, device_ended=step)
 
 
 def step_to_save(
@@ -137,7 +144,9 @@ class Alone:
     identity: Identity = field(default_factory=lambda: Identity("job", "", 2, 0, 0, 1))
     said: list[protocol.Message] = field(default_factory=list)
 
-    def save(self, progress: Progress, *, restored: int = 0) -> int:
+    def save(
+        self, progress: Progress, *, restored: int = 0, device: Device | None = None, deadline: float = 0.0
+    ) -> int:
         """Return what the library is told. restored: the step that the job went on from."""
         host = HostState(model=None, optimizers=[], schedulers=[], scaler=None, extra=None, device=None)
         history = History(host)
@@ -146,7 +155,7 @@ class Alone:
         asked = saver.Saver(
             root=self.root,
             identity=self.identity,
-            native=cast(Native, Device(progress)),
+            native=cast(Native, device or Device(progress)),
             host=host,
             history=history,
             ring=self.ring,
@@ -156,7 +165,7 @@ class Alone:
             keep=1,
         )
         asked.restored(restored, self.root)
-        return asked(protocol.encode(protocol.Save(saver.BY_THE_LIBRARY, reason="agent", deadline=0.0)))
+        return asked(protocol.encode(protocol.Save(saver.BY_THE_LIBRARY, reason="agent", deadline=deadline)))
 
     def own_states(self) -> list[str]:
         return sorted(path.parent.name for path in self.root.glob("*/local-*"))
@@ -186,6 +195,31 @@ def test_without_an_agent_own_states_are_written_even_if_the_save_fails(alone: A
     inside_a_step = replace(IN_BACKWARD, device_begun=STEP + 1)
     assert alone.save(inside_a_step) == 1
     assert isinstance(alone.said[-1], protocol.SaveFailed)
+    assert alone.own_states() == ALL_STEPS
+
+
+def test_without_an_agent_a_slow_device_is_waited_for(alone: Alone) -> None:
+    """It was at rest for a moment; with what it gets done afterwards others come to later steps."""
+    ring = local_state.Ring(alone.ring, alone.identity, 8, 2 << 20)  # empty
+    recorder = local_state.Recorder(ring, no_device, pytest.fail)
+
+    def works(ended: int) -> None:
+        if alone.said and ended < 7:  # the save has begun
+            device.end_a_step()
+            recorder.write(ended + 1, final=True, parts={"random": tree_codec.encode(ended + 1, "random")})
+
+    ahead = replace(IN_BACKWARD, host_begun=7, host_ended=7, step_thread_parked=True)
+    device = Device(ahead, works)
+    assert alone.save(ahead, restored=STEP, device=device, deadline=1000.0) == 0, alone.said
+    assert alone.own_states() == [layout.step_folder(step) for step in range(STEP + 1, 8)]
+
+
+def test_without_an_agent_a_device_that_hangs_is_not_waited_for_long(
+    alone: Alone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saver, "STANDS_SECONDS", 0.2)
+    ahead = replace(IN_BACKWARD, host_begun=7, host_ended=7, step_thread_parked=True)
+    assert alone.save(ahead, restored=STEP, deadline=1000.0) == 0, alone.said
     assert alone.own_states() == ALL_STEPS
 
 
