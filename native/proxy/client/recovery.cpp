@@ -296,7 +296,7 @@ bool Connection::begin_server(const Image& image, const std::vector<LogWriter::A
   const auto start = writer_.write_apart(calls, image.start);
   if (!start) return false;
   log_.control().start = *start;
-  log_.control().reader_sleeps = 0;
+  log_.control().reader_woken_by = awake;
   log_.control().images = Images::made;
   log_.control().check_compared = 0;
   for (AsynchronousError& error : log_.control().errors) error.origin = 0;

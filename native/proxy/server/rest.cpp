@@ -48,8 +48,8 @@ bool Server::stop() {
   // NCCL wants nobody else in a call for a communicator that is aborted; but the reader may wait for just
   // that.
   soon([&] {
-    control.reader_sleeps = 0;
-    futex_wake_all(control.reader_sleeps);
+    control.reader_woken_by = awake;
+    futex_wake_all(control.reader_woken_by);
     return !reads_;
   });
   // One that is being made or ended can't be aborted.

@@ -13,8 +13,8 @@ namespace jitckpt::proxy {
 
 // Returns when somebody wakes the word, at the latest after the time, at once if it does not have the value,
 // or for no reason: the caller looks again.
-inline void futex_wait(const std::atomic<uint32_t>& word, uint32_t value, std::chrono::milliseconds longest) {
-  const timespec time{longest.count() / 1000, longest.count() % 1000 * 1'000'000};
+inline void futex_wait(const std::atomic<uint32_t>& word, uint32_t value, std::chrono::microseconds longest) {
+  const timespec time{longest.count() / 1'000'000, longest.count() % 1'000'000 * 1000};
   syscall(SYS_futex, &word, FUTEX_WAIT, value, &time, nullptr, 0);
 }
 

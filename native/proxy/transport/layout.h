@@ -42,6 +42,17 @@ struct Position {
 // from here on: they stand apart, and the last of them leads back.
 constexpr uint64_t first_apart = uint64_t{1} << 63;
 
+// Which record wakes a reader that sleeps: the lower half of its number; 0: the reader is awake. Of the later
+// ones each does, and any with an answer.
+constexpr uint32_t awake = 0;
+constexpr uint32_t woken_by(uint64_t sequence) {
+  const auto half = static_cast<uint32_t>(sequence);
+  return half == awake ? half - 1 : half;
+}
+constexpr bool wakes(uint64_t sequence, uint32_t woken_by) {
+  return static_cast<int32_t>(static_cast<uint32_t>(sequence) - woken_by) >= 0;
+}
+
 // Whose calls are carried (failures.h).
 constexpr std::size_t library_count = 3;
 
@@ -67,7 +78,7 @@ constexpr std::size_t made_count = 3;
 struct Control {
   uint64_t magic, table_hash, segment_bytes, segment_count;
   uint64_t pinned_address;  // where both map the pinned memory
-  alignas(64) std::atomic<uint32_t> reader_sleeps;
+  alignas(64) std::atomic<uint32_t> reader_woken_by;
   Position start;                          // of the record that a server reads first
   uint64_t replay_end;                     // number of the last record that an earlier server may have read
   alignas(64) std::atomic<uint64_t> read;  // number of the newest record that the reader is done with

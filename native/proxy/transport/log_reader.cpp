@@ -6,6 +6,16 @@
 #include "futex.h"
 
 namespace jitckpt::proxy {
+namespace {
+
+// Where cores are scarce, a reader that is woken takes the core from who writes, and soon has nothing to read
+// again. So it sleeps first until there are some records. If there are none for that long, the next one wakes
+// it: then the device has nothing to do.
+constexpr uint64_t nap_records = 16;
+constexpr auto nap = std::chrono::milliseconds(1);
+constexpr auto longest_sleep = std::chrono::milliseconds(100);
+
+}  // namespace
 
 Geometry read_geometry(const std::byte* begin, std::size_t bytes) {
   if (bytes < Geometry::segments_begin)
@@ -45,11 +55,12 @@ void LogReader::damaged(const char* why) const {
 
 bool LogReader::wait_for(const RecordHeader& header) {
   const auto written = [&] { return header.sequence.load(std::memory_order_seq_cst) == expected_; };
-  std::atomic<uint32_t>& sleeps = log_.control().reader_sleeps;
-  while (!spin(spin_time_, written)) {
-    sleeps.store(1, std::memory_order_seq_cst);
-    if (!written()) futex_wait(sleeps, 1, std::chrono::milliseconds(100));
-    sleeps.store(0, std::memory_order_relaxed);
+  std::atomic<uint32_t>& sleeps = log_.control().reader_woken_by;
+  for (bool naps = spin_time_.count() == 0; !spin(spin_time_, written); naps = false) {
+    const uint32_t by = woken_by(naps ? expected_ + nap_records - 1 : expected_);
+    sleeps.store(by, std::memory_order_seq_cst);
+    if (!written()) futex_wait(sleeps, by, naps ? nap : longest_sleep);
+    sleeps.store(awake, std::memory_order_relaxed);
     if (!written() && !go_on_()) return false;
   }
   return true;

@@ -99,11 +99,13 @@ bool LogWriter::take_segment() {
 }
 
 void LogWriter::commit(const Place& place) {
+  const bool is_awaited = place.header->answer != 0;
   // Sequentially consistent, as the reader's store and look are: one of the two sees what the other has done.
   place.header->sequence.store(place.sequence, std::memory_order_seq_cst);
-  std::atomic<uint32_t>& sleeps = log_.control().reader_sleeps;
-  if (sleeps.load(std::memory_order_seq_cst) != 0) [[unlikely]] {
-    sleeps.store(0, std::memory_order_relaxed);
+  std::atomic<uint32_t>& sleeps = log_.control().reader_woken_by;
+  const uint32_t by = sleeps.load(std::memory_order_seq_cst);
+  if (by != awake && (is_awaited || wakes(place.sequence, by))) [[unlikely]] {
+    sleeps.store(awake, std::memory_order_relaxed);
     futex_wake_all(sleeps);
   }
 }

@@ -38,13 +38,14 @@ std::vector<unsigned char> content_of(uint64_t number, std::size_t longest) {
   return bytes;
 }
 
-void append(LogWriter& writer, uint16_t call, const std::vector<unsigned char>& content, uint16_t slot = 0) {
+void append(LogWriter& writer, uint16_t call, const std::vector<unsigned char>& content, uint16_t slot = 0,
+            uint32_t answer = 0) {
   const auto place = writer.reserve(content.size());
   ASSERT_NE(place.header, nullptr);
   place.header->call = call;
   place.header->slot = slot;
   place.header->device = 1;
-  place.header->answer = 0;
+  place.header->answer = answer;
   if (!content.empty()) std::memcpy(place.content(), content.data(), content.size());
   writer.commit(place);
 }
@@ -93,6 +94,49 @@ TEST(Log, KeepsTheOrderOfEachThread) {
     reader.done();
   }
   for (auto& thread : writers) thread.join();
+}
+
+TEST(Log, WakesTheReaderForTheRecordThatItWantsOrOneWithAnAnswer) {
+  SharedLog shared;
+  LogWriter writer(shared.log, never);
+  std::atomic<uint32_t>& sleeps = shared.log.control().reader_woken_by;
+  sleeps = woken_by(3);
+  append(writer, 1, {});
+  append(writer, 1, {});
+  EXPECT_EQ(sleeps, woken_by(3));
+  append(writer, 1, {});
+  EXPECT_EQ(sleeps, awake);
+  sleeps = woken_by(20);
+  append(writer, 1, {}, 0, 1);
+  EXPECT_EQ(sleeps, awake);
+}
+
+TEST(Log, WakesTheReaderWhereHalfANumberBeginsAgain) {
+  constexpr uint64_t turn = uint64_t{1} << 32;
+  for (const uint64_t number : {turn - 1, turn, turn + 1}) {
+    EXPECT_NE(woken_by(number), awake);
+    EXPECT_TRUE(wakes(number, woken_by(number)));
+    EXPECT_TRUE(wakes(number + 15, woken_by(number)));
+    EXPECT_FALSE(wakes(number - 2, woken_by(number)));
+  }
+}
+
+TEST(Log, ReadsARecordThatNobodyIsWokenFor) {
+  SharedLog shared;
+  LogWriter writer(shared.log, never);
+  std::thread reading([&] {
+    LogReader reader(shared.log, no_spin, [] { return true; });
+    for (uint16_t call = 0; call < 3; ++call) {
+      EXPECT_EQ(reader.next().value().call, call);
+      reader.done();
+    }
+  });
+  for (uint16_t call = 0; call < 3; ++call) {
+    while (shared.log.control().reader_woken_by == awake) std::this_thread::yield();
+    append(writer, call, {});
+    while (shared.log.control().read != call + 1u) std::this_thread::yield();
+  }
+  reading.join();
 }
 
 TEST(Log, GivesUpWhereThereIsNoRoomAndNoReader) {
