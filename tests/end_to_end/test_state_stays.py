@@ -138,7 +138,7 @@ for step in range(12):
             mean.lerp_(parameter, 0.1)
             parameter.grad.mul_(0.9)
     if rank == 0:
-        print(f"step {step + 1}: {loss.item().hex()}", flush=True)
+        print(f"step {step + 1}: {loss.item().hex()}\\n", end="", flush=True)
 state = [*inner.state_dict().values(), *average, running]
 state += [parameter.grad for parameter in inner.parameters()]
 digest = hashlib.sha256(b"".join(tensor.cpu().numpy().tobytes() for tensor in state)).hexdigest()
@@ -180,7 +180,7 @@ for step in range(7):
     loss.backward()
     optimizer.step()
     if rank == 0:
-        print(f"step {step + 1}: {loss.item().hex()}", flush=True)
+        print(f"step {step + 1}: {loss.item().hex()}\\n", end="", flush=True)
 print(f"rank {rank}: {steps.sum().item().hex()}\\n", end="", flush=True)
 dist.destroy_process_group()
 """
@@ -232,7 +232,7 @@ for step in range(11):
     loss.backward()
     optimizer.step()
     if rank == 0:
-        print(f"step {step + 1}: {loss.item().hex()}", flush=True)
+        print(f"step {step + 1}: {loss.item().hex()}\\n", end="", flush=True)
 print(f"rank {rank}: {model.module.weight.sum().item().hex()}\\n", end="", flush=True)
 dist.destroy_process_group()
 """
