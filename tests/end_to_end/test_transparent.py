@@ -249,6 +249,59 @@ def test_ranks_of_unequally_many_steps_live_on_and_one_that_is_only_late_is_wait
     assert any(min(kept[one, 0]) > max(kept[one, 1]) for one in recoveries)
 
 
+# Rank 1 lets the other wait for their first collective. Both wait for their devices before their first steps:
+# only until then is there no image. The second training is undisturbed.
+BEGINNING = """
+import os, sys, time
+from pathlib import Path
+import torch
+from torch import distributed as dist, nn
+
+rank = int(os.environ["RANK"])
+events = Path(sys.argv[1]) / "events.jsonl"
+
+def train():
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(8, 1).cuda())
+    optimizer = torch.optim.AdamW(model.parameters())
+    torch.manual_seed(rank)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.randn(4, 8).cuda()).square().mean().backward()
+        torch.cuda.synchronize()
+        optimizer.step()
+    return [parameter.tolist() for parameter in model.parameters()]
+
+torch.cuda.set_device(rank)
+torch.zeros(1, device="cuda")
+dist.init_process_group("nccl")
+while rank == 1 and '"straggler"' not in events.read_text():
+    time.sleep(0.05)
+print(f"rank {rank}, equal: {train() == train()}\\n", end="", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_a_cut_network_in_the_first_step_is_a_pause_and_a_late_rank_before_it_is_waited_for(
+    launcher: Launcher,
+) -> None:
+    directory = launcher.directory / "checkpoints"
+    command = [*JITCKPT_RUN, "--nproc-per-node", "2", "--device", "softgpu", "--mode", "transparent"]
+    command += ["--warm-start", "--warm-spares", "0", "--hang-timeout", "2"]
+    command += ["--checkpoint-dir", str(directory)]
+    command += ["--fault", "rank=1 step=1 phase=allreduce kind=network-cut"]
+    result = launcher.run(*command, launcher.script(BEGINNING), str(directory))
+    assert result.status == 0, result.err
+    assert sorted(result.out.splitlines()) == ["rank 0, equal: True", "rank 1, equal: True"]
+    events = read_events(directory)[0]
+    named = [event["event"] for event in events]
+    assert named.index("straggler") < named.index("recovery_begun")
+    assert "recovered" in named[named.index("fault") :]
+    assert min(event["state"] for event in events if event["event"] == "recovered") == 0
+    assert named.count("proxy_connected") == 2
+    assert not {"restart", "recovery_given_up"} & set(named)
+
+
 # Rank 0 evaluates, and loses its server, when rank 1's script is at its end.
 EVALUATION = """
 import ctypes, os, signal, time

@@ -158,6 +158,12 @@ bool Communicators::joins_ranks() const {
   return std::ranges::any_of(all_, [](const Communicator& one) { return one.ended == 0 && one.size > 1; });
 }
 
+bool Communicators::has_met_ranks() const {
+  std::lock_guard lock(mutex_);
+  const auto joins = [](const Communicator& one) { return one.size > 1; };
+  return std::ranges::any_of(all_, joins) || std::ranges::any_of(awaited_, joins);
+}
+
 std::string Communicators::obstacle(bool alone) const {
   std::lock_guard lock(mutex_);
   std::set<Key> keys;

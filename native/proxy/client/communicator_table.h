@@ -49,6 +49,8 @@ class Communicators {
   std::vector<Communicator> all() const;
   // Whether there is one of several ranks.
   bool joins_ranks() const;
+  // The same, also while the first is still being made.
+  bool has_met_ranks() const;
 
   void count(const Exchange& exchange);
   std::map<uint64_t, Counts> counts() const;  // by handle

@@ -162,7 +162,7 @@ std::optional<MachineFailure> Connection::pending_failure() const {
 }
 
 std::optional<std::chrono::milliseconds> Connection::hang_time() const {
-  if (!has_kept_) return std::nullopt;
+  if (!has_kept_ && !communicators_.has_met_ranks()) return std::nullopt;
   return settings_.hang_time * (1 << std::min(recoveries_.load(), 10));
 }
 

@@ -92,8 +92,8 @@ class Connection {
   std::optional<MachineFailure> pending_failure() const;
 
   // How long a thread may wait for an answer before that counts as a hang: after each recovery twice as long,
-  // since the device may only be slow. Nothing before the first minibatch is kept: ranks come at their
-  // leisure.
+  // since the device may only be slow. Nothing before this rank first meets others or keeps a minibatch: what
+  // it does alone until then takes as long as it likes.
   std::optional<std::chrono::milliseconds> hang_time() const;
 
   // Of those whose calls a replay makes again; and recoveries since the newest began.
