@@ -15,11 +15,12 @@ constexpr int socket_file = 3, log_file = 4, pinned_file = 5;
 
 // The server's first words over the socket. Then the client asks for ids, as many as it says, and is sent
 // them one by one; `begin` makes the server read the log. `reset` makes it stop that and drop all that it has
-// made; if it can, it says `reset` and is where it was after the greeting, else it ends. Before `begin` it
-// can be told to load a library, which it will need. `rest` makes it stop, too, but not drop anything: it
-// says Rested, and can then be told to `finish` the optimizer step that it is ready for, to `copy_state` to
-// the host, and at last to `reset`, or to `reset_but_memory`. It says the same word when that is done, 0 if
-// it can't.
+// made, but the memory, whose content counts for nothing; if it can, it says `reset` and is where it was
+// after the greeting, else it ends. Before `begin` it can be told to load a library, which it will need.
+// `rest` makes it stop, too, but not drop anything: it says Rested, and can then be told to `finish` the
+// optimizer step that it is ready for, to `copy_state` to the host, and at last to `reset`, or to
+// `reset_but_memory`, after which the state is still there. It says the same word when that is done, 0 if it
+// can't.
 struct Greeting {
   uint64_t table_hash;
   int32_t ready;  // 0: `text` says why not

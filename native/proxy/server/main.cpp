@@ -131,9 +131,10 @@ Kept at_rest(uint32_t word, int client_process, Server& server) {
         break;
       case wire::reset:
       case wire::reset_but_memory: {
-        const bool keeps_memory = order.word == wire::reset_but_memory;
-        if (!server.drop_all(keeps_memory)) _exit(1);
-        Kept kept = keeps_memory ? server.leave() : Kept{};
+        if (!server.drop_all()) _exit(1);
+        Kept kept = server.leave();
+        // The next server asks for the same memory, and new pages would cost it more than the calls do.
+        if (order.word == wire::reset) kept.state = {};
         say(order.word);
         return kept;
       }

@@ -110,7 +110,7 @@ void Server::drop_kept() {
   kept_.clear();
 }
 
-bool Server::drop_all(bool keeps_memory) {
+bool Server::drop_all() {
   end_threads();
   if (is_suspect_) return false;
   std::set<int32_t> devices;
@@ -129,12 +129,7 @@ bool Server::drop_all(bool keeps_memory) {
   for (const auto handle : blas_handles.all()) check(real::cublasDestroy_v2(handle));
   for (const auto event : events.all()) check(real::cudaEventDestroy(event));
   for (const auto stream : streams.all()) check(real::cudaStreamDestroy(stream));
-  if (keeps_memory) {
-    for (const auto& [address, piece] : kept_) memory.add(address, piece);
-  } else {
-    drop_kept();
-    for (const auto& [address, piece] : memory.all()) check(real::cudaFree(reinterpret_cast<void*>(address)));
-  }
+  for (const auto& [address, piece] : kept_) memory.add(address, piece);
   for (const auto& [address, piece] : host_memory.all())
     check(real::cudaHostUnregister(reinterpret_cast<void*>(address)));
   return well;

@@ -64,9 +64,9 @@ class Server {
   wire::Rested rests_not();
   // Makes the optimizer step for which all ranks are ready.
   bool finish(uint64_t step);
-  // Ends all that has been made here, but the memory if that is to stay. False if that does not do, or
-  // something has failed that may be amiss in this process.
-  bool drop_all(bool keeps_memory);
+  // Ends all that has been made here, but the memory. False if that does not do, or something has failed that
+  // may be amiss in this process.
+  bool drop_all();
   // After that, what is left.
   Kept leave() { return {memory.all(), steps.held()}; }
   // A piece of memory that an earlier server has left, which is asked for again; what lies where it would
