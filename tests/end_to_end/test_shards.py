@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import gpt
@@ -14,13 +15,14 @@ from jitckpt import saves
 TRAINING = str(Path(__file__).parent / "sharded_training.py")
 RUN = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "4", "--warm-spares", "0", "--warm-start"]
 PROTECTED = [*RUN, "--checkpoint-dir", "ckpt", "--max-restarts", "1", TRAINING]
-FORMS = ["fsdp2", "tensor", "pipeline", "zero"]
+FORMS = ["fsdp2", "fsdp1", "tensor", "pipeline", "zero"]
+EIGHT_RANKS = ["--nproc-per-node", "8"]  # the last one holds
 
 
-def digests(out: str, form: str) -> list[str]:
+def digests(out: str, form: str, ranks: int = 4) -> list[str]:
     """Return what each rank prints of all that it holds in the end."""
     lines = sorted(line for line in out.splitlines() if line.startswith(f"{form} rank "))
-    assert len(lines) == 4, out
+    assert len(lines) == ranks, out
     return lines
 
 
@@ -32,8 +34,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return result.out
 
 
-def disturbed(launcher: Launcher, form: str, fault: str) -> Result:
-    result = launcher.run(*PROTECTED[:-1], "--fault", fault, TRAINING, form)
+def disturbed(launcher: Launcher, form: str, fault: str, options: Sequence[str] = ()) -> Result:
+    result = launcher.run(*PROTECTED[:-1], *options, "--fault", fault, TRAINING, form)
     assert result.status == 0, result.err
     assert "own state" not in result.err, "no rank lost what it alone knew"
     return result
@@ -56,6 +58,7 @@ def shards_of(folder: Path) -> dict[int, tuple[int, int, str]]:
     ("form", "phase", "layout"),
     [
         ("fsdp2", "optimizer", "replicate=2 Replicate(), shard=2 Shard(dim=0)"),
+        ("fsdp1", "backward", "FSDP=2 FlatParameter"),
         ("tensor", "backward", "tensor=2 Shard(dim=0); tensor=2 Shard(dim=1)"),
         ("pipeline", "forward", "pipeline stage of 2"),
     ],
@@ -71,6 +74,18 @@ def test_a_killed_rank_changes_no_bit(
     assert [found[rank] for rank in range(4)] == [
         (shard, 2, f"{layout}; replicas 0 2 | 1 3") for shard in (0, 1, 0, 1)
     ]
+
+
+def test_three_ways_at_once_change_no_bit_either(launcher: Launcher) -> None:
+    """Data, tensor and pipeline parallel: four shards, two replicas of each."""
+    undisturbed = launcher.run(*RUN, *EIGHT_RANKS, "--max-restarts", "0", TRAINING, "three", "--unprotected")
+    assert undisturbed.status == 0, undisturbed.err
+    result = disturbed(launcher, "three", "rank=2 step=5 phase=optimizer kind=kill", EIGHT_RANKS)
+    assert digests(result.out, "three", 8) == digests(undisturbed.out, "three", 8)
+    assert "The job succeeded after 1 restart." in result.err
+    found = shards_of(launcher.directory / "ckpt")
+    assert [found[rank][:2] for rank in range(8)] == [(rank % 4, 4) for rank in range(8)]
+    assert found[0][2].endswith("tensor=2 Shard(dim=0); pipeline stage of 2; replicas 0 4 | 1 5 | 2 6 | 3 7")
 
 
 def test_what_has_no_replica_comes_from_a_periodic_save(launcher: Launcher, undisturbed: str) -> None:
