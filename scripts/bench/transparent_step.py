@@ -147,6 +147,10 @@ def job(way: str, folder: str, options: list[str]) -> Iterator[int]:
     try:
         yield process.pid
         status = process.wait(timeout=60)
+    except Exception:
+        end = (path / "log").read_text()[-4000:]
+        print(f"The job {way} (status {process.poll()}) said last:\n{end}", file=sys.stderr)
+        raise
     finally:
         process.terminate()
         process.wait()

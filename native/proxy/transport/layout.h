@@ -3,8 +3,9 @@
 //     Control | Slot[slot_count] | segments
 //
 // A segment is a row of records, each a header and its content. Records have numbers, from 1, without a gap.
-// The number is written last, so a record whose number is the expected one is whole; what lies in recycled
-// memory has a smaller number. The last record of a segment says which segment goes on.
+// The number is written last, so a record whose number is the expected one is whole. Behind the newest record
+// there is 0 in its place: recycled memory may hold anything. The last record of a segment says which segment
+// goes on.
 #pragma once
 #include <atomic>
 #include <cstddef>

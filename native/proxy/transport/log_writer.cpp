@@ -48,6 +48,7 @@ LogWriter::Place LogWriter::reserve(std::size_t content_bytes, Position* kept) {
   RecordHeader* const header = header_at(offset_);
   header->bytes = static_cast<uint32_t>(bytes);
   offset_ += bytes;
+  empty_next();
   const Place place{header, next_++};
   if (kept) *kept = keep_from_here();
   return place;
@@ -90,13 +91,19 @@ bool LogWriter::take_segment() {
   header->answer = 0;
   std::memcpy(Place{header, next_}.content(), &next, sizeof next);
   used_.back().last = next_;
-  commit({header, next_++});
+  const Place end{header, next_++};
   used_.push_back({free_.back(), 0});
   most_used_ = std::max(most_used_, used_.size());
   free_.pop_back();
   offset_ = 0;
+  empty_next();
+  commit(end);
   return true;
 }
+
+// Where the next record will be there may be anything by now, also its number. The reader looks there as soon
+// as it has seen the record before, so this comes before that is committed.
+void LogWriter::empty_next() { header_at(offset_)->sequence.store(0, std::memory_order_relaxed); }
 
 void LogWriter::commit(const Place& place) {
   const bool is_awaited = place.header->answer != 0;

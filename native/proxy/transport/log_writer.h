@@ -70,6 +70,7 @@ class LogWriter {
   void free_apart();
   uint64_t recycle();
   bool take_segment();
+  void empty_next();
 
   Log log_;
   std::function<bool()> go_on_;

@@ -139,6 +139,26 @@ TEST(Log, ReadsARecordThatNobodyIsWokenFor) {
   reading.join();
 }
 
+// Memory that is used again holds what programs have copied and passed, which may be any number.
+TEST(Log, WhatRecycledMemoryHoldsIsTakenForNoRecord) {
+  constexpr uint64_t awaited = 40;
+  SharedLog shared({4096, 2});
+  LogWriter writer(shared.log, never);
+  LogReader reader(shared.log, no_spin, never);
+  std::vector<unsigned char> content(writer.longest_content());
+  for (std::size_t at = 0; at + sizeof awaited <= content.size(); at += sizeof awaited)
+    std::memcpy(&content[at], &awaited, sizeof awaited);
+  uint64_t number = 0;
+  while (number < awaited - 1) {
+    append(writer, 1, number < 4 ? content : std::vector<unsigned char>());
+    number = reader.next().value().sequence;
+    reader.done();
+  }
+  EXPECT_FALSE(reader.next().has_value());
+  append(writer, 7, {});
+  EXPECT_EQ(reader.next().value().call, 7);
+}
+
 TEST(Log, GivesUpWhereThereIsNoRoomAndNoReader) {
   SharedLog shared;
   LogWriter writer(shared.log, never);
