@@ -36,12 +36,17 @@ Objects::Kind kind_of(Call call) {
 
 void Objects::add(uint64_t key, uint64_t born, Call call, int32_t device, std::vector<std::byte> content) {
   std::lock_guard lock(mutex_);
+  if (call == Call::allocate) allocations_[key] = {key, read<wire::allocate>(content).bytes, device};
   current_[key] = objects_.insert(objects_.end(), {key, born, 0, call, device, std::move(content)});
 }
 
 void Objects::end(std::list<Object>::iterator object, uint64_t ended, bool keeps) {
   object->ended = ended;
-  if (!keeps) objects_.erase(object);
+  if (object->call == Call::allocate) allocations_.erase(object->key);
+  if (keeps)
+    ended_.push_back(object);
+  else
+    objects_.erase(object);
 }
 
 void Objects::end(uint64_t key, uint64_t ended, bool keeps) {
@@ -94,7 +99,11 @@ void Objects::end_of_communicator(uint64_t communicator, uint64_t ended, bool ke
 
 void Objects::forget_ended(uint64_t before) {
   std::lock_guard lock(mutex_);
-  objects_.remove_if([before](const Object& object) { return object.ended != 0 && object.ended < before; });
+  std::erase_if(ended_, [&](const std::list<Object>::iterator& object) {
+    const bool over = object->ended < before;
+    if (over) objects_.erase(object);
+    return over;
+  });
 }
 
 std::vector<LogWriter::Apart> Objects::creations(uint64_t before, Kind kind) {
@@ -143,10 +152,7 @@ std::set<std::string> Objects::libraries() {
 std::vector<Allocation> Objects::allocations() {
   std::lock_guard lock(mutex_);
   std::vector<Allocation> all;
-  for (const Object& object : objects_) {
-    if (object.call != Call::allocate || object.ended != 0) continue;
-    all.push_back({object.key, read<wire::allocate>(object.content).bytes, object.device});
-  }
+  for (const auto& [address, one] : allocations_) all.push_back(one);
   return all;
 }
 

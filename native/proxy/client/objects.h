@@ -51,7 +51,9 @@ class Objects {
     std::vector<std::byte> content;
   };
   std::mutex mutex_;
-  std::list<Object> objects_;  // in the order in which they were made
+  std::list<Object> objects_;                       // in the order in which they were made
+  std::vector<std::list<Object>::iterator> ended_;  // of these
+  std::map<uint64_t, Allocation> allocations_;      // by address
   std::unordered_map<uint64_t, std::list<Object>::iterator> current_;
   // By owner, call and which; in objects_ as well.
   std::map<std::tuple<uint64_t, Call, uint64_t>, std::list<Object>::iterator> settings_;

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <future>
+#include <memory>
 #include <set>
 #include <thread>
 #include <utility>
@@ -25,9 +26,10 @@ cudaError_t synchronize(const std::set<int32_t>& devices) {
 }
 
 cudaError_t come_to_rest(const std::set<int32_t>& devices, Server& server) {
-  std::packaged_task<cudaError_t()> task([devices] { return synchronize(devices); });
-  std::future<cudaError_t> result = task.get_future();
-  std::thread(std::move(task)).detach();  // if it never ends, the process will be ended
+  const auto task =
+      std::make_shared<std::packaged_task<cudaError_t()>>([devices] { return synchronize(devices); });
+  std::future<cudaError_t> result = task->get_future();
+  server.device_waiter().run([task] { (*task)(); });
   while (result.wait_for(std::chrono::milliseconds(20)) != std::future_status::ready) {
     server.failed_collective();
     if (server.has_failed() || server.control().images == Images::unwanted) return cudaSuccess;

@@ -11,7 +11,6 @@
 #include "images.h"
 #include "real_calls.h"
 #include "server.h"
-#include "twin.h"
 
 namespace jitckpt::proxy {
 namespace {
@@ -61,8 +60,9 @@ bool Server::stop() {
 }
 
 void Server::end_threads() {
-  for (auto& twin : twins_) twin.reset();
-  if (watch_.joinable()) watch_.join();
+  if (watch_.joinable()) watch_.join();  // it may start one of the others
+  for (auto& waiter : waiters_) waiter.reset();
+  device_waiter_.reset();
 }
 
 wire::Rested Server::come_to_rest() {

@@ -7,11 +7,11 @@
 #include <cstdio>
 #include <set>
 #include <thread>
+#include <vector>
 
 #include "answer.h"
 #include "real_calls.h"
 #include "services.h"
-#include "twin.h"
 
 namespace jitckpt::proxy {
 namespace {
@@ -102,14 +102,60 @@ void Server::read() {
     }
     if (!stops_ && services[record->call].runs == Runs::waits && record->answer != 0 &&
         !is_answered(*record) && has_to_wait(*record)) {
-      auto& twin = twins_[record->slot];
-      if (!twin) twin = std::make_unique<Twin>(*this);
-      twin->take_over(*record);
+      wait_beside(*record);
     } else {
       serve(*record);
     }
     reader_->done();
   }
+}
+
+// Makes a call that waits while the reader goes on with those of all other threads.
+void Server::wait_beside(const Record& record) {
+  try {
+    if (static_cast<Call>(record.call) == Call::cudaStreamSynchronize &&
+        stream_waits_.add(record, stream_of_wait(record)))
+      return;
+  } catch (const Failure&) {
+    // the call itself will say so
+  }
+  make_beside(record);
+}
+
+// By a thread that serves only this one of the client.
+void Server::make_beside(const Record& record) {
+  auto& waiter = waiters_[record.slot];
+  if (!waiter) waiter = std::make_unique<TaskThread>();
+  waiter->run([this, record, content = std::vector(record.content, record.content + record.bytes)] {
+    Record own = record;
+    own.content = content.data();
+    serve(own);
+  });
+}
+
+void Server::answer_wait(const Record& record) {
+  if (!stops_) answer(log_.slot(record.slot), record.answer, 0, 0, "");
+}
+
+cudaStream_t Server::stream_of_wait(const Record& record) {
+  const Request request{*this, {record.content, record.bytes}, log_.slot(record.slot)};
+  return streams.find(request.arguments<wire::cudaStreamSynchronize>().stream);
+}
+
+bool Server::stream_has_failed(const Record& record) {
+  try {
+    choose_device(record.device);
+    const cudaError_t state = real::cudaStreamQuery(stream_of_wait(record));
+    if (state != cudaSuccess) real::cudaGetLastError();
+    return state != cudaSuccess && state != cudaErrorNotReady;
+  } catch (const Failure&) {
+    return false;  // the program has ended it, but what is in it is still done
+  }
+}
+
+TaskThread& Server::device_waiter() {
+  if (!device_waiter_) device_waiter_.emplace();
+  return *device_waiter_;
 }
 
 bool Server::finish(uint64_t step) {
@@ -129,6 +175,7 @@ void Server::watch_collectives() {
   while (!stops_) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
     looks = changing_ > 0 ? looks + 1 : 0;
+    for (const Record& wait : stream_waits_.take_failed()) make_beside(wait);
     std::string failure;
     if (state_of_collectives() != ncclSuccess) {
       log_.control().collective_failed = 1;
@@ -227,8 +274,8 @@ std::string Server::failed_device() {
   return "";
 }
 
-// Where the device has finished what a call would wait for, the reader makes the call itself: a twin would
-// first have to be woken up.
+// Where the device has finished what a call would wait for, the reader makes the call itself: another thread
+// would first have to be woken up.
 bool Server::has_to_wait(const Record& record) {
   const Request request{*this, {record.content, record.bytes}, log_.slot(record.slot)};
   const auto unfinished = [&](uint64_t stream) {

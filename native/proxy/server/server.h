@@ -16,11 +16,11 @@
 #include "kernels.h"
 #include "log_reader.h"
 #include "steps.h"
+#include "stream_waits.h"
+#include "task_thread.h"
 #include "wire.h"
 
 namespace jitckpt::proxy {
-
-class Twin;
 
 // New ids of NCCL for communicators that were made from others in an earlier server.
 class RenewedIds {
@@ -74,9 +74,14 @@ class Server {
   bool take_kept(uint64_t address, const Memory::Piece& piece);
   void drop_kept();
 
-  // Makes one call: by the reader's thread in the log's order, or by the twin of the thread that waits for
-  // it.
+  // Makes one call: by the reader's thread in the log's order, or by a thread for the one that waits for it.
   void serve(const Record& record);
+
+  // Of a wait for a stream: it is over; the stream is one of a device that has failed.
+  void answer_wait(const Record& record);
+  bool stream_has_failed(const Record& record);
+  // For what has to wait for the device while its caller looks at other things.
+  TaskThread& device_waiter();
 
   Control& control() const { return log_.control(); }
   // Whether the call that the reader is at may have been made before, by an earlier server.
@@ -103,6 +108,9 @@ class Server {
 
  private:
   void read();
+  void wait_beside(const Record& record);
+  void make_beside(const Record& record);
+  cudaStream_t stream_of_wait(const Record& record);
   void end_threads();
   bool is_answered(const Record& record) const;
   bool has_to_wait(const Record& record);
@@ -124,8 +132,10 @@ class Server {
   std::atomic<bool> stops_{false}, reads_{true};
   std::atomic<int> changing_{0};  // calls that make or end a communicator just now
   std::thread watch_;
-  std::shared_mutex communicators_stay_;  // shared: by who ends one
-  std::unique_ptr<Twin> twins_[slot_count];
+  std::optional<TaskThread> device_waiter_;
+  StreamWaits stream_waits_{*this};
+  std::shared_mutex communicators_stay_;             // shared: by who ends one
+  std::unique_ptr<TaskThread> waiters_[slot_count];  // for each thread of the client that has waited
   // What an earlier server has answered: those calls are made again for what they do, and their answers
   // thrown away.
   uint32_t answered_[slot_count];

@@ -117,6 +117,26 @@ TEST(Processes, TheServerEndsWithAProgramThatIsKilled) {
   EXPECT_TRUE(ends(server_in(ended.output)));
 }
 
+// The device answers who waits for it, but not once it has failed.
+TEST(Alone, WaitsForADeviceThatFails) {
+  if (!alone()) GTEST_SKIP() << "only for other tests";
+  const OwnStream stream;
+  Gate gate(stream);
+  ok(cudaLaunchKernel(kernels::fail(), dim3(1), dim3(1), nullptr, 0, stream));
+  std::thread waiting([&] {
+    EXPECT_EQ(cudaStreamSynchronize(stream), cudaErrorIllegalAddress);
+    std::_Exit(testing::Test::HasFailure() ? 1 : 0);
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // mostly it waits by then
+  gate.open();
+  waiting.join();
+}
+
+TEST(Processes, WhoWaitsForADeviceThatFailsIsTold) {
+  const Ended ended = run_alone("Alone.WaitsForADeviceThatFails");
+  EXPECT_EQ(ended.status, 0) << ended.output;
+}
+
 TEST(Processes, ALostServerFailsEveryCall) {
   const Ended ended = run_alone("Alone.LosesItsServer");
   EXPECT_EQ(ended.status, 0) << ended.output;

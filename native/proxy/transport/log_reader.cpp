@@ -9,10 +9,10 @@ namespace jitckpt::proxy {
 namespace {
 
 // Where cores are scarce, a reader that is woken takes the core from who writes, and soon has nothing to read
-// again. So it sleeps first until there are some records. If there are none for that long, the next one wakes
-// it: then the device has nothing to do.
-constexpr uint64_t nap_records = 16;
-constexpr auto nap = std::chrono::milliseconds(1);
+// again. So it sleeps first until somebody waits for an answer, or there are many records. If there are none
+// for that long, the next one wakes it: then the device has nothing to do.
+constexpr uint64_t nap_records = 1000;
+constexpr auto nap = std::chrono::milliseconds(2);
 constexpr auto longest_sleep = std::chrono::milliseconds(100);
 
 }  // namespace
