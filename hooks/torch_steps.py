@@ -21,19 +21,21 @@ from jitckpt.hooks import torch_parallel
 from jitckpt.hooks.torch_training import is_in_step
 from jitckpt.host_state import OptimizerState, unwrapped
 
+State = Callable[[], Mapping[str, Tensor]]
+
 
 class StepListener(Protocol):
     """What is told, on the thread that makes the step. Steps are counted from 1.
 
-    state: the parameters and all that the optimizers keep on a device, of every optimizer that has made a
+    state(): the parameters and all that the optimizers keep on a device, of every optimizer that has made a
     step, under names such as optimizer.0.parameter.17 and optimizer.0.state.17.exp_avg. The mapping is the
-    same object as long as it holds the same tensors.
+    same object as long as it holds the same tensors. To find that out takes a look at each of them.
     """
 
-    def step_begins(self, step: int, state: Mapping[str, Tensor]) -> None:
+    def step_begins(self, step: int, state: State) -> None:
         """All calls before the step are made; the next is the first that changes the state."""
 
-    def step_ended(self, step: int, state: Mapping[str, Tensor]) -> None:
+    def step_ended(self, step: int, state: State) -> None:
         """The last call of the step is made. The state may have got new tensors."""
 
     def unsupported(self, reason: str) -> None:
@@ -94,13 +96,13 @@ class OptimizerSteps:
                 self._begins()  # it was given a closure that it did not call
             self._inside = None
             self.step += 1
-            self._listener.step_ended(self.step, self._named())
+            self._listener.step_ended(self.step, self._named)
 
     def _begins(self) -> None:
         self._begun = True
         assert self._inside is not None
         self._number(self._inside)
-        self._listener.step_begins(self.step + 1, self._named())
+        self._listener.step_begins(self.step + 1, self._named)
 
     def _watched_closure(self, optimizer: Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
         """Return a closure after whose first call the step begins: until then it is forward and backward."""

@@ -16,7 +16,7 @@ import torch
 import xxhash
 from torch import Tensor, distributed
 
-from jitckpt.hooks.torch_steps import OptimizerSteps, named_buffers
+from jitckpt.hooks.torch_steps import OptimizerSteps, State, named_buffers
 
 VARIABLE = "JITCKPT_STEPS_RECORD"  # the folder into which every process that makes steps writes a file
 COMPARED_STEPS = 6
@@ -58,13 +58,13 @@ class StepRecorder:
         self._collectives = 0
         self._called = False  # a collective, in a step
 
-    def step_begins(self, step: int, state: Mapping[str, Tensor]) -> None:
+    def step_begins(self, step: int, state: State) -> None:
         self._collectives = _collectives()
         if step <= COMPARED_STEPS:
-            self._compare(state, in_step=False)
+            self._compare(state(), in_step=False)
 
-    def step_ended(self, step: int, state: Mapping[str, Tensor]) -> None:
-        self._state = state
+    def step_ended(self, step: int, state: State) -> None:
+        self._state = state()
         if (called := _collectives() - self._collectives) and not self._called:
             self._called = True
             self.unsupported(
@@ -76,7 +76,7 @@ class StepRecorder:
             parameters = sum(len(group["params"]) for group in optimizer.param_groups)
             self._optimizers.append([type(optimizer).__name__, parameters])
         if step <= COMPARED_STEPS:
-            self._compare(state, in_step=True)
+            self._compare(self._state, in_step=True)
             self._compared = step
 
     def unsupported(self, reason: str) -> None:

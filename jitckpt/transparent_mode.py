@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from jitckpt import at_end, proxy_faults
 from jitckpt.device import LIBRARY_DIR
-from jitckpt.hooks.torch_steps import OptimizerSteps
+from jitckpt.hooks.torch_steps import OptimizerSteps, State
 from jitckpt.proxy_memory import Memory
 from jitckpt.state_on_device import StateOnDevice, digest, error_text
 from jitckpt.transparent import messages, naming, validation
@@ -48,7 +48,7 @@ class MinibatchKeeper:
         self._validate_at = 0  # the next step that is validated once the state stays; 0: none
         self.optimizers: Callable[[], Sequence[Optimizer | None]] = list
 
-    def step_begins(self, step: int, state: Mapping[str, Tensor]) -> None:
+    def step_begins(self, step: int, state: State) -> None:
         """The minibatch's calls are made: if it is time to, see whether they can be made again."""
         if self._off:
             return
@@ -56,7 +56,7 @@ class MinibatchKeeper:
         stays = on_device is not None and on_device.stays
         due = step == self._validate_at if stays else validation.is_due(step, self._every)
         if due or self._tries:
-            heard = _Validation(self._process, state, self.optimizers(), on_device).run()
+            heard = _Validation(self._process, state(), self.optimizers(), on_device).run()
             self._off = heard == _OVER
             again = heard == _LEFT_OUT and self._tries + 1 < validation.MOST_TRIES
             self._tries = self._tries + 1 if again else 0
@@ -65,14 +65,14 @@ class MinibatchKeeper:
             if on_device is not None and (stays or heard == _VALID_STAYS):
                 # What stays does so up to an image of before a step that is not held back.
                 on_device.stays, self._tries_state = False, heard == _VALID_STAYS
-                self._see(on_device.trial_begins(state, self.optimizers()), step)
+                self._see(on_device.trial_begins(state(), self.optimizers()), step)
                 return
         if on_device is not None and on_device.stays:
-            on_device.step_begins(state, self.optimizers())
+            on_device.step_begins(state(), self.optimizers())
         elif on_device is not None:
             on_device.watch()
 
-    def step_ended(self, step: int, state: Mapping[str, Tensor]) -> None:
+    def step_ended(self, step: int, state: State) -> None:
         """A minibatch begins. If it can't be kept, transparent mode ends and training goes on."""
         if self._off:
             return
@@ -80,12 +80,12 @@ class MinibatchKeeper:
         if on_device is not None and self._tries_state:
             # The image of before this step does for the next minibatch.
             self._tries_state = False
-            heard = self._tell_of_trial(on_device.trial_ended(step, state, self.optimizers()))
+            heard = self._tell_of_trial(on_device.trial_ended(step, state(), self.optimizers()))
             self._off, on_device.stays = heard == _OVER, heard == _VALID_STAYS
             self._validate_at = step + self._every if self._every else 0
             return
         if on_device is not None and on_device.begun:
-            error = on_device.step_ended(state, self.optimizers())
+            error = on_device.step_ended(state(), self.optimizers())
             if not error and on_device.stays and step + 1 == self._validate_at:
                 error = self._process.jitckpt_proxy_keep_again()
             self._see(error, step)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import LBFGS, SGD, Adam, Optimizer
 
-from jitckpt.hooks.torch_steps import OptimizerSteps, named_buffers
+from jitckpt.hooks.torch_steps import OptimizerSteps, State, named_buffers
 
 
 class Told:
@@ -21,11 +21,11 @@ class Told:
         self.states: list[Mapping[str, Tensor]] = []
         self.reasons: list[str] = []
 
-    def step_begins(self, step: int, state: Mapping[str, Tensor]) -> None:
-        self._note("begins", step, state)
+    def step_begins(self, step: int, state: State) -> None:
+        self._note("begins", step, state())
 
-    def step_ended(self, step: int, state: Mapping[str, Tensor]) -> None:
-        self._note("ended", step, state)
+    def step_ended(self, step: int, state: State) -> None:
+        self._note("ended", step, state())
 
     def unsupported(self, reason: str) -> None:
         self.reasons.append(reason)

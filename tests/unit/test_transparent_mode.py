@@ -24,8 +24,8 @@ def test_what_the_proxy_cant_keep_switches_it_off_once(capsys: pytest.CaptureFix
     )
     keeper = MinibatchKeeper(process, validate_every=0)
     for step in (1, 2, 3):
-        keeper.step_begins(step, {})
-        keeper.step_ended(step, {})
+        keeper.step_begins(step, dict)
+        keeper.step_ended(step, dict)
     assert answers == []
     assert cleared == [True]
     assert capsys.readouterr().err == (
