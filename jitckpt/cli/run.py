@@ -42,6 +42,10 @@ HANG_FLOOR = 5.0
 LEAST_SECRET = 16  # bytes
 NO_MASTER = "127.0.0.1"  # where --master-addr is not given
 MASTER_PORT = 29500  # where --master-port is not given
+# Of two jobs that begin at one time both would find the port free. So who takes it has this name, in the
+# network namespace that the port is of, as long as the process lives.
+PORT_CLAIM = f"\0jitckpt port {MASTER_PORT}"
+_claims: list[socket.socket] = []
 
 # For --run-path torch calls this function in a process that it forks or spawns; here a worker is a command.
 RUN_PATH = """\
@@ -213,13 +217,16 @@ def _check_hosts(args: argparse.Namespace) -> None:
 
 
 def _needs_another_port(args: argparse.Namespace) -> bool:
-    """Return whether another job on this host has the port that torch's launcher takes by itself."""
+    """Return whether another job on this host has, or is about to have, the port that is taken by itself."""
     alone = torchrun.parse_min_max_nnodes(args.nnodes)[1] == 1
     if not alone or args.rdzv_backend != "static" or args.rdzv_endpoint or args.master_port != MASTER_PORT:
         return False
+    claim = socket.socket(socket.AF_UNIX)
+    _claims.append(claim)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
+            claim.bind(PORT_CLAIM)
             probe.bind(("", MASTER_PORT))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:

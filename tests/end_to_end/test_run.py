@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from launcher import JITCKPT, JITCKPT_RUN, LIMIT, TORCHRUN, Launcher
 
+from jitckpt.cli.run import PORT_CLAIM
+
 
 def without_ours(environment: dict[str, str]) -> dict[str, str]:
     differs = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "PWD", "_"}
@@ -390,6 +392,15 @@ def taken_port(port: int) -> Iterator[int]:
 
 def test_two_jobs_on_one_host_need_no_port(launcher: Launcher) -> None:
     with taken_port(29500):
+        result = launcher.run(*JITCKPT, "run", launcher.script("print('done')"))
+    assert (result.status, result.out) == (0, "done\n"), result.err
+    assert "jitckpt: port 29500 is in use, perhaps by another job; this one takes a free one." in result.err
+
+
+def test_of_two_jobs_that_begin_at_once_one_takes_another_port(launcher: Launcher) -> None:
+    with socket.socket(socket.AF_UNIX) as other:  # has found the port free, but not taken it yet
+        with suppress(OSError):  # unless another job has
+            other.bind(PORT_CLAIM)
         result = launcher.run(*JITCKPT, "run", launcher.script("print('done')"))
     assert (result.status, result.out) == (0, "done\n"), result.err
     assert "jitckpt: port 29500 is in use, perhaps by another job; this one takes a free one." in result.err
