@@ -59,6 +59,8 @@ PIECES = 10  # of a time that is waited for
 DEAD_SECONDS = (
     60.0  # that a host waits for new ones where too few are left and the others are known to be dead
 )
+THREAD_NAME = "jitckpt-store"
+HEARTBEATS_NAME = "RendezvousKeepAliveTimer"  # torch's, with a number
 NOT_NEEDED = "The job has ended; this host stood by and was not needed."
 
 Value = TypeVar("Value")
@@ -160,7 +162,6 @@ class LastingRendezvous(RendezvousHandler):
         self._left = False
         self._stands_by = False
         self._closing = threading.Event()
-        self._redirecting: list[threading.Thread] = []
 
     # What an agent tells the others, and hears.
 
@@ -213,12 +214,8 @@ class LastingRendezvous(RendezvousHandler):
         self._last = LastStart(self._start, met, frozenset(leaving), silent_are_dead)
 
     def close(self) -> None:
-        """End the threads that call stores: one that does while the interpreter ends aborts the process."""
+        """Show nobody the way any more."""
         self._closing.set()
-        with suppress(TimeoutError):  # a call that never returns does no harm
-            within(self._patience, self.inner._stop_heartbeats)
-        for thread in self._redirecting:
-            thread.join(self._patience)
 
     # What torch's agent asks.
 
@@ -327,6 +324,8 @@ class LastingRendezvous(RendezvousHandler):
         return self.inner._this_node in self.inner._state_holder.state.redundancy_list
 
     def _connect(self, place: Place) -> Any:
+        if is_closed(place):  # torch would try again until the time is up
+            raise ConnectionRefusedError(f"nobody listens at {place}")
         seconds = timedelta(seconds=self._patience)
         return TCPStore(place.address, place.port, None, False, seconds, wait_for_workers=False)
 
@@ -345,6 +344,8 @@ class LastingRendezvous(RendezvousHandler):
         begun, told = time.monotonic(), False
         alone_since: float | None = None
         while (place := self._next_place()) is None or not self._go(place):
+            if not self._left and is_closed(self._place):
+                self._leave()  # else torch complains of each heartbeat, for as long as this waits
             if not told:
                 told = True
                 say(f"{self._why_it_waits()} It waits for at most {timeout:g} s.")
@@ -453,8 +454,7 @@ class LastingRendezvous(RendezvousHandler):
         self._place, self._left, self.has_store = place, False, gives
         if gives:
             self._reserve = None
-            self._redirecting.append(threading.Thread(target=self._redirect, daemon=True))
-            self._redirecting[-1].start()
+            threading.Thread(target=self._redirect, name=THREAD_NAME, daemon=True).start()
         return True
 
     def _leave(self) -> None:
@@ -468,7 +468,7 @@ class LastingRendezvous(RendezvousHandler):
         inner._state_holder._backend._call_store = refuse  # a thread may wait there for others
         self._kept.append(inner._store)
         # Its heartbeats may hang in a connection to nobody: nobody waits for them.
-        threading.Thread(target=inner._stop_heartbeats, daemon=True).start()
+        threading.Thread(target=inner._stop_heartbeats, name=THREAD_NAME, daemon=True).start()
 
     def _redirect(self) -> None:
         """While this host gives the store, leave a note where one is started at the job's first address."""
@@ -476,7 +476,7 @@ class LastingRendezvous(RendezvousHandler):
         while self._place == place and not self._closing.is_set():
             if answers(self._origin.address, self._origin.port):
                 note = json.dumps([place.address, place.port])
-                with suppress(RuntimeError):  # it has ended just now; another may come
+                with suppress(RuntimeError, OSError):  # it has ended just now; another may come
                     self._connect(self._origin).set(self._key("moved"), note)
             self._closing.wait(REDIRECT_SECONDS)
 
@@ -506,7 +506,7 @@ def _in_thread(call: Callable[[], Value], answers: "queue.SimpleQueue[Callable[[
         else:
             answers.put(lambda: value)
 
-    threading.Thread(target=answer, name="jitckpt-store", daemon=True).start()
+    threading.Thread(target=answer, name=THREAD_NAME, daemon=True).start()
 
 
 def _raising(error: BaseException) -> Callable[[], Any]:
@@ -530,6 +530,15 @@ def _notes(moved: Any, told: Any) -> Notes:
     start = None if told is None else past_of(told["start"])
     reserves = [] if told is None else [Place(*place) for place in told["reserves"]]
     return Notes(None if moved is None else Place(*moved), start, reserves)
+
+
+def has_calls_out() -> bool:
+    """Return whether any thread of this process may be in a call to a store.
+
+    A call that returns while the interpreter ends aborts the process, and nobody can make it return before.
+    """
+    names = (thread.name for thread in threading.enumerate())
+    return any(name.startswith((THREAD_NAME, HEARTBEATS_NAME)) for name in names)
 
 
 def is_closed(place: Place) -> bool:

@@ -1,6 +1,7 @@
 """`jitckpt run`: torchrun's flags and ours, checked; then the job, and what it cost in plain words."""
 
 import argparse
+import atexit
 import errno
 import importlib.util
 import math
@@ -32,6 +33,7 @@ from jitckpt.faults import DEVICE_KINDS, PROXY_KINDS, FaultError, FaultSpec, par
 from jitckpt.guardian import remove_if_empty
 from jitckpt.rendezvous import own_address
 from jitckpt.staging import DEFAULT_BYTES
+from jitckpt.stores import has_calls_out
 from jitckpt.suspects import visible_devices
 from jitckpt.timeline import in_words
 
@@ -58,6 +60,20 @@ record(run_script_path)(*sys.argv[1:])
 
 def main(arguments: list[str]) -> int:
     """Run the job; return torchrun's exit status, or 2 where nothing was started. Raises DeviceError."""
+    return _ended(_run(arguments))
+
+
+def _ended(status: int) -> int:
+    """Return the status; end the process with it at once where the interpreter's own end could abort it."""
+    if has_calls_out():
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
+def _run(arguments: list[str]) -> int:
     parser = _parser()
     args = parser.parse_args(arguments)
     kind = choose_device(args.device, os.environ)

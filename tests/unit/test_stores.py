@@ -1,7 +1,10 @@
 """Where the agents of several hosts, all in this process, go when the rendezvous' store is lost."""
 
 import json
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -58,7 +61,9 @@ def agent(
 def end() -> Iterator[None]:
     yield
     while AGENTS:
-        AGENTS.pop().close()
+        ended = AGENTS.pop()
+        ended.close()
+        within(60.0, ended.inner._stop_heartbeats)
 
 
 @pytest.fixture
@@ -300,6 +305,49 @@ def test_no_call_to_a_store_that_never_answers_is_waited_for() -> None:
         assert one.shutdown() is False
         with pytest.raises(HostsError, match=r"In 1 s no host"):
             one.next_rendezvous()
+
+
+# A call to a store fails while the interpreter ends.
+ENDING = """
+import sys, threading, time, types
+from datetime import timedelta
+from jitckpt import stores
+from jitckpt.cli import run
+from torch.distributed import TCPStore
+
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+client = TCPStore("127.0.0.1", store.port, wait_for_workers=False, timeout=timedelta(seconds=2))
+calling = threading.Event()
+
+def call():
+    calling.set()
+    client.get("never")
+
+class Late:
+    def __del__(self, sleep=time.sleep):
+        sleep(4)
+
+late = sys.modules["late"] = types.ModuleType("late")
+late.object = Late()
+del late
+stores._in_thread(call, stores.queue.SimpleQueue())
+calling.wait()
+print("ends")
+if sys.argv[1] == "run":
+    sys.exit(run._ended(7))
+sys.exit(7)
+"""
+
+
+def test_a_call_that_is_out_does_not_change_how_the_job_ends() -> None:
+    """The interpreter's own end would: what is shown first, so that the second part shows something."""
+    command = [sys.executable, "-c", ENDING]
+    ends = [
+        subprocess.run([*command, way], check=False, capture_output=True, text=True, timeout=120)
+        for way in ("interpreter", "run")
+    ]
+    assert [end.stdout for end in ends] == ["ends\n", "ends\n"]
+    assert [end.returncode for end in ends] == [-signal.SIGABRT, 7]
 
 
 def test_a_call_that_ends_in_time_says_what_came_of_it() -> None:
