@@ -255,8 +255,8 @@ class Proxies:
                 self._say(str(details["text"]))
             case "state_in_images":
                 self._say(
-                    f"--state-on-device has no effect: {details['text']}. Parameters and optimizer state are "
-                    "copied to the host with each step."
+                    "parameters and optimizer state are copied to the host with each step, as they can't "
+                    f"stay on the devices: {details['text']}."
                 )
             case "straggler":
                 self.stragglers.add(int(str(details["rank"])))

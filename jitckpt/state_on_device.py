@@ -46,6 +46,8 @@ class StateOnDevice:
         self._waited = deque[bool](maxlen=STEPS_LOOKED_AT)
         self._versions: list[tuple[int, int]] = []  # of the parameters, after the newest step
         self._changed = ""  # which of them has changed since, a clause
+        self._data_taken = False  # since the newest step
+        self._takes_data = False  # in each minibatch, or at least in one in which nothing was changed so
         self._seen: Mapping[str, Tensor] = {}  # of which the next two are
         self._places = b""
         self._digest = 0
@@ -57,8 +59,16 @@ class StateOnDevice:
         """A step begins, with the state still in images."""
         self._answers = self._process.jitckpt_proxy_answers()
 
+    def data_taken(self) -> None:
+        """The program takes a parameter's `data`, and may write there uncounted."""
+        if not self._data_taken:
+            self._data_taken = True
+            if self.stays and not self._takes_data:
+                self._process.jitckpt_proxy_state_may_change()
+
     def watched(self, optimizers: Sequence[Optimizer | None]) -> None:
         """It has ended."""
+        self._data_taken = False
         self._waited.append(self._process.jitckpt_proxy_answers() != self._answers)
         self._gradients = unpacked(gradients(optimizers))
 
@@ -88,9 +98,13 @@ class StateOnDevice:
             if self._process.jitckpt_proxy_state_changed():
                 raise CheckpointError(
                     f"{changed}, and since the step before a failure was recovered from with it on the "
-                    "device: that may have changed it twice. Begin again from a save, without "
-                    "--state-on-device."
+                    "device: that may have changed it twice. Begin again from a save, with "
+                    "--no-state-on-device."
                 )
+        elif self._process.jitckpt_proxy_state_was_written():
+            how = "taken the `data` of a parameter" if self._data_taken else "copied something there"
+            self._changed = f"the program has {how} outside of the optimizer step"
+            self.leave(self._changed)
         left_out = self._left_out(state, optimizers)
         if self._unfit:
             self.leave(self._unfit)
@@ -102,7 +116,7 @@ class StateOnDevice:
 
     def step_ended(self, state: Mapping[str, Tensor], optimizers: Sequence[Optimizer | None]) -> int:
         """Say where the state is; return 0, or the error of CUDA."""
-        self.begun = False
+        self.begun = self._data_taken = False
         self._look_at(state)
         if self._unfit:
             self.leave(self._unfit)
@@ -182,6 +196,7 @@ class StateOnDevice:
         """
         if reason := self._why_never(state, optimizers):
             return reason
+        self._takes_data = self._data_taken
         for name, tensor in state.items():
             if tensor.numel():
                 own = places.blocks(*naming.extent(tensor))

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from jitckpt import at_end, proxy_faults
 from jitckpt.device import LIBRARY_DIR
+from jitckpt.hooks import torch_data
 from jitckpt.hooks.torch_steps import OptimizerSteps, State
 from jitckpt.proxy_memory import Memory
 from jitckpt.state_on_device import StateOnDevice, digest, error_text
@@ -47,6 +48,8 @@ class MinibatchKeeper:
         self._tries_state = False  # in the step that has begun
         self._validate_at = 0  # the next step that is validated once the state stays; 0: none
         self.optimizers: Callable[[], Sequence[Optimizer | None]] = list
+        if self._on_device is not None:
+            torch_data.watch(self._on_device.data_taken)
 
     def step_begins(self, step: int, state: State) -> None:
         """The minibatch's calls are made: if it is time to, see whether they can be made again."""

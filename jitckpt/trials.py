@@ -62,9 +62,10 @@ class Trial:
 class Verdict:
     """What came of a trial. reason: why it did not pass, empty if it did.
 
-    step: the one that the job went on from, after the last failure. redone: minibatches at most, over all
-    failures; None where no save served. recovery_seconds: from detection to the slowest rank's first new
-    step, the longest. failures: how many were detected, those in a save apart.
+    note: of one that passed, where it did not end as most do, what happened; else empty. step: the one that
+    the job went on from, after the last failure. redone: minibatches at most, over all failures; None where
+    no save served. recovery_seconds: from detection to the slowest rank's first new step, the longest.
+    failures: how many were detected, those in a save apart.
     """
 
     failure: str
@@ -74,6 +75,7 @@ class Verdict:
     seconds: float | None
     failures: int
     reason: str
+    note: str = ""
 
 
 def choose_trial(

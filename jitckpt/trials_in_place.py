@@ -1,6 +1,7 @@
 """Trials of transparent mode: servers fail, and the same workers go on."""
 
 import random
+import re
 from collections.abc import Iterator, Sequence
 
 from jitckpt.events import Event
@@ -10,6 +11,9 @@ from jitckpt.rehearsal import Run, ServerStrike, Strike
 from jitckpt.timeline_transparent import transparent_recoveries
 from jitckpt.trials import Trial, Verdict, differences, is_silent
 
+# What is said of a shard of which no device is left; the ranks are those that held it.
+LOST = re.compile(r"no device has the state after step \d+ of shard \d+ any more, held by ranks ([\d, ]+)")
+BEGUN_ANEW = "all devices of a shard were lost, so the job has begun anew, and ended equal bit for bit"
 LONGEST_DELAY = 0.1  # seconds, of a second failure: half of the training is still to come then
 
 
@@ -79,17 +83,23 @@ def came_too_late(trial: Trial, run: Run) -> bool:
 
 
 def judge(trial: Trial, run: Run, undisturbed: Run) -> Verdict:
-    """Return whether a run in transparent mode ended as the undisturbed one, in the same worker processes."""
+    """Return whether a run in transparent mode ended as the undisturbed one, in the same worker processes.
+
+    Where the trial has hit all devices that had a shard's state, the workers may have begun anew instead.
+    """
     reasons = [f"ended with status {run.status}"] if run.status else differences(run, undisturbed)
     found = transparent_recoveries(run.events)
-    if run.restarts:
-        reasons.append("the workers were started again")
+    given_up = [one.given_up for one in found if one.given_up is not None]
+    anew = len(given_up) == run.restarts == 1 and _has_hit_all_of_a_shard(trial, run, given_up[0])
     workers = {event["pid"] for event in run.events if event["event"] == "proxy_connected"}
-    if len(workers) != len(undisturbed.final):
-        reasons.append(f"{len(workers)} processes have had a device, instead of {len(undisturbed.final)}")
+    if not anew:
+        reasons += given_up
+        if run.restarts:
+            reasons.append("the workers were started again")
+        if len(workers) != len(undisturbed.final):
+            reasons.append(f"{len(workers)} processes have had a device, instead of {len(undisturbed.final)}")
     if not found:
         reasons.append("no recovery")
-    reasons += [one.given_up for one in found if one.given_up is not None]
     reasons += [f"left behind {thing}" for thing in run.left_behind]
     return Verdict(
         failure=str(trial),
@@ -99,7 +109,16 @@ def judge(trial: Trial, run: Run, undisturbed: Run) -> Verdict:
         seconds=run.seconds,
         failures=sum(one.attempts for one in found),
         reason="; ".join(reasons),
+        note=BEGUN_ANEW if anew else "",
     )
+
+
+def _has_hit_all_of_a_shard(trial: Trial, run: Run, given_up: str) -> bool:
+    """Return whether it was given up for a shard that was held by no other ranks than the trial has hit."""
+    hit = {parse_fault(fault).rank for fault in trial.faults}
+    hit |= {strike.rank for strike in trial.strikes if strike in run.struck}
+    lost = LOST.search(given_up)
+    return lost is not None and {int(rank) for rank in lost[1].strip(", ").split(", ")} <= hit
 
 
 def _redone(events: Sequence[Event]) -> Iterator[int]:

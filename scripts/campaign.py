@@ -118,7 +118,9 @@ def parse_arguments() -> argparse.Namespace:
         help="of protection; hosts: user-level mode on three hosts, network namespaces (default user)",
     )
     parser.add_argument(
-        "--state-on-device", action="store_true", help="in transparent mode: as for `jitckpt run`"
+        "--state-on-device",
+        action=argparse.BooleanOptionalAction,
+        help="in transparent mode: as for `jitckpt run`",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object and no table")
     own = list(takewhile(lambda word: word != "--", sys.argv[1:]))
@@ -133,7 +135,7 @@ def parse_arguments() -> argparse.Namespace:
             parser.error(f"there is no script {path}")
     if args.trials < 1 or args.first < 1 or args.parallel < 1 or args.steps < 8:
         parser.error("--trials, --first and --parallel must be at least 1 and --steps at least 8")
-    if args.state_on_device and not transparent:
+    if args.state_on_device is not None and not transparent:
         parser.error("--state-on-device: only in --mode transparent")
     own_kinds = TRANSPARENT_KINDS if transparent else trials_hosts.HOST_KINDS if on_hosts else None
     known = own_kinds or (*TRIAL_KINDS, *FATAL_KINDS)
@@ -291,7 +293,7 @@ class CampaignInPlace(Campaign):
         example, ranks = self.place(trial.number)
         options = ["--mode", "transparent", "--warm-spares", "0"]
         options += ["--checkpoint-dir", str(folder / CHECKPOINTS)]
-        options += ["--state-on-device"] if self.args.state_on_device else []
+        options += ["--no-state-on-device"] if self.args.state_on_device is False else []
         run = run_job(
             self.command(example, options),
             folder,
@@ -354,7 +356,8 @@ def tell(console: Console, campaign: Campaign, verdicts: dict[int, Verdict]) -> 
         recovery = f"{verdict.recovery_seconds:.1f} s" if verdict.recovery_seconds is not None else "-"
         step, redone = ("-" if value is None else str(value) for value in (verdict.step, verdict.redone))
         place = (str(number), example.stem.removeprefix("train_"), str(ranks), verdict.failure)
-        table.add_row(*place, step, redone, recovery, verdict.reason or "equal bit for bit")
+        said = verdict.reason or verdict.note or "equal bit for bit"
+        table.add_row(*place, step, redone, recovery, said)
     console.print(table)
     console.print(in_figures(list(verdicts.values())), highlight=False)
     passed = sum(not verdict.reason for verdict in verdicts.values())
@@ -378,12 +381,16 @@ def in_figures(verdicts: Sequence[Verdict]) -> str:
     )
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     each = (used.ru_utime + used.ru_stime) / max(1, len(verdicts))
+    sentences += [
+        f"{what[0].upper()}{what[1:]}: {count} of these."
+        for what, count in Counter(v.note for v in verdicts if v.note and not v.reason).items()
+    ]
     sentences.append(f"Minibatches redone: {counts} trials. Processor time of a trial: {each:.1f} s.")
     return "\n".join(sentences)
 
 
 def in_short(trial: Trial, verdict: Verdict) -> str:
-    said = verdict.reason or "equal bit for bit"
+    said = verdict.reason or verdict.note or "equal bit for bit"
     recovery = "" if verdict.recovery_seconds is None else f", {verdict.recovery_seconds:.2f} s"
     step = "" if verdict.step is None else f" (from step {verdict.step}, redone {verdict.redone}{recovery})"
     return f"trial {trial.number}: {trial}{step}: {said}"

@@ -88,6 +88,8 @@ def _run(arguments: list[str]) -> int:
             parser.error(str(error))
         if callable(command):
             command, command_arguments = sys.executable, ["-u", "-c", RUN_PATH, *command_arguments]
+        several = config.nproc_per_node > 1  # one rank alone has nobody to get its state from
+        state_on_device = transparent and several and args.state_on_device is not False
         settings = Settings(
             checkpoint_dir=args.checkpoint_dir,
             save_deadline=args.save_deadline,
@@ -102,12 +104,12 @@ def _run(arguments: list[str]) -> int:
                 **fault_folder,
                 "JITCKPT_MODE": args.mode,
                 "JITCKPT_VALIDATE_EVERY": str(args.validate_every),
-                "JITCKPT_STATE_ON_DEVICE": str(int(args.state_on_device)),
+                "JITCKPT_STATE_ON_DEVICE": str(int(state_on_device)),
             },
             faults=tuple(args.fault),
             host_timeout=args.host_timeout,
             recovery_deadline=args.recovery_deadline if transparent else None,
-            state_on_device=args.state_on_device,
+            state_on_device=state_on_device,
             fixed_place=args.fixed_place,
             silent_hosts_are_dead=args.silent_hosts == "dead",
             secret=args.secret_file,
@@ -213,8 +215,9 @@ def _check_hosts(args: argparse.Namespace) -> None:
     least, most = torchrun.parse_min_max_nnodes(args.nnodes)
     if most == 1 or args.standalone:
         return
-    if args.mode == "transparent" and args.state_on_device:
-        say("--state-on-device has no effect on several hosts: images of the devices' memory have the state.")
+    if args.mode == "transparent":
+        if args.state_on_device:
+            say("--state-on-device has no effect on several hosts: images of the devices' memory have it.")
         args.state_on_device = False  # the ranks' step barrier is in the memory of one host
     if least != most:
         raise ValueError(
@@ -346,10 +349,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     ours.add_argument(
         "--state-on-device",
-        action="store_true",
-        help="in transparent mode, experimental: once that is seen to be safe, parameters and optimizer "
+        action=argparse.BooleanOptionalAction,
+        help="in transparent mode, on one host: once that is seen to be safe, parameters and optimizer "
         "state are not copied to the host with each step; a device that is lost gets them from another rank "
-        "that has the same",
+        "that has the same (default: so; not so, the loss of all devices that have them is survived, too)",
     )
     ours.add_argument(
         "--stall-timeout",

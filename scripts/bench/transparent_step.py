@@ -4,12 +4,12 @@
         [-- --width 256 ...]
 
 Four jobs of two softgpu ranks run at the same time: the script with its device direct (under torchrun, with
-no library but softgpu), behind the device proxy alone, in transparent mode, and with --state-on-device. They
-take turns, in an order that is drawn each time: one makes so many steps while the others wait and take no
-processor time. What follows -- goes to the script. Prints the medians of the ratios to the direct one, turn
-by turn, with their 95 % confidence intervals (bootstrap): of the time of a step, and of the processor time
-that all processes of the job take for one, servers, launchers and softgpu's kernels included. With --threads
-also what each thread takes of a step: processor time, and how often it began to wait.
+no library but softgpu), behind the device proxy alone, in transparent mode, and with --no-state-on-device.
+They take turns, in an order that is drawn each time: one makes so many steps while the others wait and take
+no processor time. What follows -- goes to the script. Prints the medians of the ratios to the direct one,
+turn by turn, with their 95 % confidence intervals (bootstrap): of the time of a step, and of the processor
+time that all processes of the job take for one, servers, launchers and softgpu's kernels included. With
+--threads also what each thread takes of a step: processor time, and how often it began to wait.
 """
 
 import argparse
@@ -44,8 +44,8 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "plain_ddp.py"
 RANKS = 2
 LIMIT = timedelta(minutes=3)
 WARM_UP_TURNS = 2
-STATE_STAYS = "state on device"
-WAYS = ("direct", "proxy", "transparent", STATE_STAYS)
+IN_IMAGES = "state in images"
+WAYS = ("direct", "proxy", "transparent", IN_IMAGES)
 PROGRAM = [sys.executable, "-c", "import sys, jitckpt.cli; sys.exit(jitckpt.cli.main())"]
 
 
@@ -129,9 +129,9 @@ def job(way: str, folder: str, options: list[str]) -> Iterator[int]:
     """Start a job of two ranks, and tell its process; in the end it has to end by itself, and well."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     environment = dict(os.environ)
-    if way in ("transparent", STATE_STAYS):
+    if way in ("transparent", IN_IMAGES):
         launcher = [*PROGRAM, "run", "--mode", "transparent", "--device", "softgpu", "--warm-spares", "0"]
-        launcher += ["--state-on-device"] if way == STATE_STAYS else []
+        launcher += ["--no-state-on-device"] if way == IN_IMAGES else []
     elif way == "proxy":
         launcher = [*PROGRAM, "exec", "--device", "softgpu", "--proxy", "--", *torchrun]
     else:

@@ -50,7 +50,7 @@ def run_with_faults(
     leaves: bool = False,
 ) -> Job:
     options = [word for fault in faults for word in ("--fault", fault)]
-    job = run(launcher, ranks, training, "--mode", "transparent", "--state-on-device", *options)
+    job = run(launcher, ranks, training, "--mode", "transparent", *options)
     assert {event["fault"] for event in job.named("fault")} == set(faults)
     assert len(job.named("proxy_connected")) == ranks  # the workers are the same
     for event in ("restart", "detected", "recovery_given_up", "switched_off"):
@@ -252,6 +252,69 @@ def test_parameters_that_change_outside_of_the_step_are_put_into_images(launcher
     assert ended_with(job) == ended_with(run(launcher, 2, [str(script)]))
 
 
+# An average takes the parameters' place for an evaluation, which torch does not count; a server dies there.
+EVALUATES_AN_AVERAGE = """
+import ctypes, os, signal
+from pathlib import Path
+import torch
+from torch import distributed as dist, nn
+
+rank = int(os.environ["RANK"])
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl")
+torch.manual_seed(rank)
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 64).cuda())
+optimizer = torch.optim.Adam(model.parameters())
+average = [parameter.detach().clone() for parameter in model.parameters()]
+data = [parameter.data for parameter in model.parameters()]
+for step in range(11):
+    loss = model(torch.randn(4, 8).cuda()).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    for mean, parameter in zip(average, model.parameters()):
+        mean.lerp_(parameter.detach(), 0.1)
+    if step == 7:
+        kept = [one.clone() for one in data]
+        for mean, parameter, one in zip(average, model.parameters(), data):
+            PUTS_IT_THERE
+        died = Path("died")
+        if rank == 1 and os.environ["JITCKPT_MODE"] == "transparent" and not died.exists():
+            died.touch()
+            os.kill(ctypes.CDLL(None).jitckpt_proxy_server(), signal.SIGKILL)
+        evaluated = model.module(torch.ones(4, 8).cuda()).square().mean().item()
+        dist.barrier()
+        for before, one in zip(kept, data):
+            one.copy_(before)
+    if rank == 0:
+        print(f"step {step + 1}: {loss.item().hex()}\\n", end="", flush=True)
+print(f"rank {rank}: {model.module.weight.sum().item().hex()} {evaluated.hex()}\\n", end="", flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("one.copy_(mean.cpu())", "copied something there"),
+        ("parameter.data.copy_(mean)", "taken the `data` of a parameter"),
+    ],
+    ids=["by a copy", "by a kernel"],
+)
+def test_parameters_that_change_uncounted_outside_of_the_step_are_not_gone_back_to(
+    launcher: Launcher, statement: str, said: str
+) -> None:
+    """Nothing leads back to before the copy, so the job begins anew: a replay would keep the average."""
+    script = launcher.directory / "train.py"
+    script.write_text(EVALUATES_AN_AVERAGE.replace("PUTS_IT_THERE", statement))
+    job = run(launcher, 2, [str(script)], "--mode", "transparent")
+    assert job.named("state_stays")
+    assert (launcher.directory / "died").exists()
+    assert len(job.named("recovery_given_up")) == len(job.named("restart")) == 1
+    assert f"the program has {said} outside of the optimizer step" in job.result.err
+    assert {*ended_with(job)} == {*ended_with(run(launcher, 2, [str(script)]))}
+
+
 def test_a_job_of_which_no_device_has_the_state_any_more_ends_with_a_sentence(launcher: Launcher) -> None:
     faults = [f"rank={rank} step=7 phase=optimizer kind=ecc call=3" for rank in (0, 1)]
     command = [
@@ -264,7 +327,7 @@ def test_a_job_of_which_no_device_has_the_state_any_more_ends_with_a_sentence(la
         "0",
         "--warm-start",
     ]
-    command += ["--mode", "transparent", "--state-on-device", "--max-restarts", "0"]
+    command += ["--mode", "transparent", "--max-restarts", "0"]
     result = launcher.run(*command, "--fault", faults[0], "--fault", faults[1], *DDP, "9")
     assert result.status == 1
     assert "no device has the state after step 7 of shard 0 any more, held by ranks 0, 1" in result.err

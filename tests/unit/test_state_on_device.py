@@ -37,7 +37,7 @@ class Proxy:
         self.heard: list[Any] = []
         self.answers = [0]
         self.others_stay = 1
-        self.communicated = self.recovered = 0
+        self.communicated = self.recovered = self.written = 0
         self.places: list[tuple[int, int]] = []
         self.changed = b""
         self.process = SimpleNamespace(
@@ -50,6 +50,8 @@ class Proxy:
             jitckpt_proxy_check=self.check,
             jitckpt_proxy_keep_again=lambda: self.hear("keeps"),
             jitckpt_proxy_state_changed=lambda: self.recovered,
+            jitckpt_proxy_state_may_change=lambda: self.hear("may change"),
+            jitckpt_proxy_state_was_written=lambda: self.written,
             jitckpt_proxy_communicated=lambda: self.communicated,
             cudaGetLastError=lambda: 0,
             cudaGetErrorString=lambda error: f"error {error}".encode(),
@@ -236,6 +238,43 @@ def test_a_parameter_that_changes_outside_of_the_step_leaves_with_its_name(
     proxy.recovered = 1
     with pytest.raises(CheckpointError, match="may have changed it twice"):
         one.step_begins(here, optimizers)
+
+
+@pytest.mark.parametrize("how", ["copied something there", "taken the `data` of a parameter"])
+def test_what_may_have_changed_the_state_uncounted_makes_it_leave(
+    how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    proxy, here = Proxy(), state()
+    one = StateOnDevice(proxy.process)
+    one.stays = True
+    for written in (0, 1, 1):
+        proxy.heard.clear()
+        if written and "data" in how:
+            one.data_taken()
+            one.data_taken()
+            assert proxy.heard == [("may change", [])]
+        proxy.written = proxy.recovered = written  # a recovery of before it has done no harm
+        one.step_begins(here, [])
+        one.data_taken()  # by the step itself
+        image = [] if written else places(here)
+        assert [what for what in proxy.heard if what[0] == "begins"] == [("begins", image)]
+        one.step_ended(here, [])
+    said = f"the program has {how} outside of the optimizer step"
+    assert capsys.readouterr().err.count(said) == 1
+
+
+def test_a_program_that_takes_data_in_every_minibatch_and_changes_nothing_is_let_be() -> None:
+    proxy, here = Proxy(), state()
+    one = StateOnDevice(proxy.process)
+    one.data_taken()
+    known = naming.Places(sorted(places(here)))
+    same = torch.zeros(sum(-(-size // BLOCK_BYTES) for _, size in known.pieces), dtype=torch.bool)
+    assert one.why_not(here, [None], known, same) == ""
+    one.stays = True
+    one.step_ended(here, [])
+    proxy.heard.clear()
+    one.data_taken()
+    assert proxy.heard == []
 
 
 def test_why_a_state_can_not_stay() -> None:

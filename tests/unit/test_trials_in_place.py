@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from jitckpt.faults import TRANSPARENT_KINDS, parse_fault
 from jitckpt.final_state import FinalState
 from jitckpt.rehearsal import Run, ServerStrike
-from jitckpt.trials import Trial, differences
-from jitckpt.trials_in_place import came_too_late, choose_trial, final_as_printed, judge
+from jitckpt.trials import Trial, Verdict, differences
+from jitckpt.trials_in_place import BEGUN_ANEW, came_too_late, choose_trial, final_as_printed, judge
 
 
 def event(name: str, clock: float, restart: int, **details: object) -> dict[str, object]:
@@ -118,6 +118,23 @@ def test_a_failure_after_the_end_of_a_rank_came_too_late() -> None:
         last = event("recovery_given_up", 9.0, 0, text=given_up.format(why))
         assert came_too_late(TRIAL, replace(IN_PLACE, events=(*IN_PLACE.events, last))) == late
     assert not came_too_late(TRIAL, IN_PLACE)
+
+
+def test_where_all_devices_of_a_shard_are_hit_the_job_may_begin_anew() -> None:
+    def of(held_by: str, *faults: str, restarts: int = 1) -> Verdict:
+        text = f"no device has the state after step 7 of shard 0 any more, held by ranks {held_by}; a further"
+        given_up = event("recovery_given_up", 6.0, 0, text=f"A transparent recovery is impossible: {text}")
+        anew = [event("restart", 7.0, 1), event("proxy_connected", 8.0, 1, rank=0, pid=12)][: 2 * restarts]
+        events = (*IN_PLACE.events[:8], given_up, *anew)
+        return judge(
+            replace(TRIAL, faults=(*TRIAL.faults, *faults)), replace(IN_PLACE, events=events), UNDISTURBED
+        )
+
+    other = "rank=0 step=8 phase=forward kind=sticky"
+    assert (of("0, 1", other).reason, of("0, 1", other).note) == ("", BEGUN_ANEW)
+    assert "any more" in of("0, 1").reason, "rank 0 was not hit"
+    assert of("0, 1").note == ""
+    assert "any more" in of("0, 1", other, restarts=0).reason, "the job was given up for good"
 
 
 @pytest.mark.parametrize(

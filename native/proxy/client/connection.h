@@ -60,6 +60,13 @@ class Connection {
   bool state_stays() const { return together_ && !has_left_; }
   void state_leaves();
   void state_ends();
+  void state_may_change();
+  // A copy to the device is about to be in the log.
+  void writes(uint64_t address, uint64_t bytes) {
+    if (state_is_still_) [[unlikely]]
+      written(address, bytes);
+  }
+  bool state_was_written() const { return state_was_written_; }
   // A thread waits for an answer; within a step that answer may lie behind what waits for the step's end.
   void waits_for_answer(std::size_t slot) {
     if (const std::size_t stepping = stepping_; stepping < slot_count) [[unlikely]]
@@ -176,6 +183,7 @@ class Connection {
   cudaError_t make_image(std::span<const jitckpt_proxy_place> leave_out, bool steps);
   void begin_minibatch();
   void wait_within_step(bool by_its_thread);
+  void written(uint64_t address, uint64_t bytes);
   void communicates_within_step();
   void open_step();
   void outgrown();
@@ -214,6 +222,10 @@ class Connection {
   bool has_left_ = false;                              // the newest step was the last with a barrier
   std::atomic<std::size_t> stepping_{slot_count + 1};  // slot of the thread that makes an optimizer step
   std::atomic<bool> step_needs_others_{false};
+  // Where the state stays, between two optimizer steps: its places, by address.
+  std::mutex still_mutex_;
+  std::vector<jitckpt_proxy_place> still_;
+  std::atomic<bool> state_is_still_{false}, state_was_written_{false};
   std::optional<wire::Rested> rested_;  // what a server said that has been stopped
   // The state in host memory, until the recovery is over.
   struct Copied {

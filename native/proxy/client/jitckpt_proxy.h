@@ -45,6 +45,10 @@ JITCKPT_PROXY_CALL void jitckpt_proxy_state_ends(void);
 // The places have been changed since the newest step: nothing goes back to that any more. 1: something may
 // have done so before this call, with what had been changed by then.
 JITCKPT_PROXY_CALL int jitckpt_proxy_state_changed(void);
+// The same, if no step is under way, of what may be about to change them; and whether that has been said, or
+// a copy was made to the places between two steps.
+JITCKPT_PROXY_CALL void jitckpt_proxy_state_may_change(void);
+JITCKPT_PROXY_CALL int jitckpt_proxy_state_was_written(void);
 // How many answers this thread has waited for.
 JITCKPT_PROXY_CALL uint64_t jitckpt_proxy_answers(void);
 

@@ -24,6 +24,7 @@ constexpr std::size_t nobody = slot_count + 1;
 }  // namespace
 
 cudaError_t Connection::step_begins(std::span<const jitckpt_proxy_place> places) {
+  state_is_still_ = false;
   if (!hold_.on() || !together_)
     return cudaError_t(fail(Library::cudart, cudaErrorNotSupported,
                             "there is no step barrier, so parameters and optimizer state can't stay on the "
@@ -70,7 +71,31 @@ cudaError_t Connection::step_ended(std::span<const jitckpt_proxy_place> places, 
     log_.control().step_written = states_;
   });
   together_->notify();
+  if (!places.empty()) {
+    std::lock_guard lock(still_mutex_);
+    still_.assign(places.begin(), places.end());
+    std::ranges::sort(still_, {}, &jitckpt_proxy_place::address);
+    state_is_still_ = true;
+  }
   return cudaSuccess;
+}
+
+// An average of the weights that takes their place for an evaluation comes so. A replay would make the copy
+// again, and that from there which was made before it, with what it has left.
+void Connection::written(uint64_t address, uint64_t bytes) {
+  {
+    std::lock_guard lock(still_mutex_);
+    const auto found = std::ranges::upper_bound(
+        still_, address, {}, [](const jitckpt_proxy_place& place) { return place.address + place.bytes; });
+    if (found == still_.end() || found->address >= address + bytes) return;
+  }
+  state_may_change();
+}
+
+void Connection::state_may_change() {
+  if (!state_is_still_) return;
+  state_was_written_ = true;
+  state_changed();
 }
 
 // Another thread's answer can be waited for, unless the step's thread needs what this one has: Python's lock.
@@ -216,6 +241,17 @@ int jitckpt_proxy_state_changed(void) {
   int32_t result = 0;
   Connection* const connection = Connection::get(Library::cudart, result);
   return connection && connection->state_changed();
+}
+
+void jitckpt_proxy_state_may_change(void) {
+  int32_t result = 0;
+  if (Connection* const connection = Connection::get(Library::cudart, result)) connection->state_may_change();
+}
+
+int jitckpt_proxy_state_was_written(void) {
+  int32_t result = 0;
+  const Connection* const connection = Connection::get(Library::cudart, result);
+  return connection && connection->state_was_written();
 }
 
 uint64_t jitckpt_proxy_answers(void) { return this_thread().answers; }
