@@ -48,6 +48,7 @@ def run_with_faults(
     *faults: str,
     stays: bool = True,
     leaves: bool = False,
+    may_be_in_images: bool = False,
 ) -> Job:
     options = [word for fault in faults for word in ("--fault", fault)]
     job = run(launcher, ranks, training, "--mode", "transparent", *options)
@@ -55,7 +56,8 @@ def run_with_faults(
     assert len(job.named("proxy_connected")) == ranks  # the workers are the same
     for event in ("restart", "detected", "recovery_given_up", "switched_off"):
         assert job.named(event) == [], job.result.err
-    assert [bool(job.named(event)) for event in ("state_stays", "state_in_images")] == [stays, not stays]
+    assert bool(job.named("state_stays")) == stays
+    assert may_be_in_images or bool(job.named("state_in_images")) != stays
     assert ("does not stay" in job.result.err) == leaves
     return job
 
@@ -196,19 +198,23 @@ def test_a_failure_in_the_first_step_meets_a_state_that_has_not_left_the_images(
 
 
 def test_states_that_stay_are_put_into_an_image_for_each_validation(launcher: Launcher) -> None:
+    """One that a failure comes into is left out, or finds that the state can't stay; so is the next there."""
     job = run_with_faults(
         launcher,
         2,
-        ["--validate-every", "4", *DDP, "15"],
+        ["--validate-every", "4", *DDP, "19"],
         "rank=1 step=8 phase=optimizer kind=proxy-kill",
         "rank=0 step=9 phase=backward kind=proxy-kill",
         "rank=1 step=9 phase=optimizer kind=proxy-kill",
         "rank=0 step=10 phase=forward kind=driver-suspect",
         "rank=1 step=11 phase=backward kind=proxy-kill",
+        may_be_in_images=True,
     )
-    assert len(job.named("validated")) == 2 * len(job.named("state_stays")) == 2 * 3
+    # Before the fifth step, and the 13th and the 17th.
+    assert len(job.named("validated")) >= 2 * 3
+    assert len(job.named("state_stays")) >= 3
     assert {"image", "in place", "from rank 0"} <= job.ways()
-    assert ended_with(job) == ended_with(run(launcher, 2, [*DDP, "15"]))
+    assert ended_with(job) == ended_with(run(launcher, 2, [*DDP, "19"]))
 
 
 # Which no step of an optimizer does.

@@ -162,6 +162,7 @@ cudaError_t Connection::prepare_image(bool& needed, bool again) {
 }
 
 cudaError_t Connection::keep(bool again) {
+  state_is_still_ = false;  // the image has it, too
   bool needed = false;
   if (const cudaError_t result = prepare_image(needed, again); result != cudaSuccess || !needed)
     return result;
