@@ -33,9 +33,10 @@ class StateOnDevice:
     begun: a step has begun so, and has not ended.
     """
 
-    def __init__(self, process: Any) -> None:
-        """process: the symbols of this process, as ctypes has them."""
+    def __init__(self, process: Any, beside_init: bool = False) -> None:
+        """process: the symbols of this process, as ctypes has them. beside_init: also with jitckpt.init."""
         self._process = process
+        self._beside_init = beside_init
         process.cudaGetErrorString.restype = ctypes.c_char_p
         process.jitckpt_proxy_answers.restype = ctypes.c_uint64
         process.jitckpt_proxy_step_ended.argtypes = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64)
@@ -208,12 +209,13 @@ class StateOnDevice:
 
     def _why_never(self, state: Mapping[str, Tensor], optimizers: Sequence[Optimizer | None]) -> str:
         """Return the same as far as no memory has to be looked at for it."""
+        called = "" if self._beside_init or not _has_called_init() else "the script has called jitckpt.init"
         left = "" if self._process.jitckpt_proxy_state_stays() else "some rank has made it leave before"
         several = "there are several optimizers" if len(optimizers) > 1 else ""
         waits = "in its optimizer step the program waits for the device" if any(self._waited) else ""
         allocator = torch.cuda.get_allocator_backend()
         other = "" if allocator == "native" else f"the allocator of the device's memory is {allocator}"
-        return self._unsupported or left or several or waits or other or unfit(state)
+        return self._unsupported or called or left or several or waits or other or unfit(state)
 
     def _left_out(self, state: Mapping[str, Tensor], optimizers: Sequence[Optimizer | None]) -> bytes:
         """Return the places that an image leaves out: none if it has to have all."""
@@ -240,6 +242,12 @@ class StateOnDevice:
         self._seen, self._places = state, b"".join(held)
         text = repr([(name, size) for name, _, size in extents])
         self._digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def _has_called_init() -> bool:
+    """Return whether jitckpt.init protects this process, too: its threads may wait for answers in a step."""
+    job = sys.modules.get("jitckpt.job")
+    return job is not None and job._current is not None
 
 
 def gradients(optimizers: Sequence[Optimizer | None]) -> bytes:

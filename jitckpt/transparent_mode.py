@@ -26,7 +26,8 @@ from jitckpt.transparent.validation import Again, Seen, SwitchOff, Valid
 
 VARIABLE = "JITCKPT_MODE"  # "transparent" in the workers of `jitckpt run --mode transparent`
 VALIDATE_EVERY = "JITCKPT_VALIDATE_EVERY"
-STATE_ON_DEVICE = "JITCKPT_STATE_ON_DEVICE"  # "1": it stays there once that is safe
+STATE_ON_DEVICE = "JITCKPT_STATE_ON_DEVICE"  # it stays there once that is safe: "1" or,
+WITHOUT_INIT = "without-init"  # unless the script calls jitckpt.init
 
 
 # What jitckpt_proxy_validate returns, and `found` says of a block that differs.
@@ -37,14 +38,16 @@ _DIFFERENT = 2
 class MinibatchKeeper:
     """A listener to the steps of a script that knows nothing of it."""
 
-    def __init__(self, process: Any, validate_every: int, state_on_device: bool = False) -> None:
+    def __init__(self, process: Any, validate_every: int, state_on_device: str = "0") -> None:
         """process: the symbols of this process, as ctypes has them. validate_every: steps; see is_due."""
         self._process = process
         self._process.cudaGetErrorString.restype = ctypes.c_char_p
         self._off = False
         self._every = validate_every
         self._tries = 0  # in how many minibatches before this one a validation that is due was left out
-        self._on_device = StateOnDevice(process) if state_on_device else None
+        self._on_device: StateOnDevice | None = None
+        if state_on_device in ("1", WITHOUT_INIT):
+            self._on_device = StateOnDevice(process, beside_init=state_on_device == "1")
         self._tries_state = False  # in the step that has begun
         self._validate_at = 0  # the next step that is validated once the state stays; 0: none
         self.optimizers: Callable[[], Sequence[Optimizer | None]] = list
@@ -220,7 +223,7 @@ def begin() -> None:
     process = ctypes.CDLL(None)
     if hasattr(process, "jitckpt_proxy_keep"):
         torch.cuda._lazy_call(_tell_what_is_free)  # the allocator is there once a device is used
-        on_device = os.environ.get(STATE_ON_DEVICE) == "1"
+        on_device = os.environ.get(STATE_ON_DEVICE, "0")
         keeper = MinibatchKeeper(process, int(os.environ.get(VALIDATE_EVERY, "0")), on_device)
         # A server that is told of a fault is waited for, which is to be outside of the keeper's steps.
         rehearsal = proxy_faults.begin(process)

@@ -36,6 +36,7 @@ from jitckpt.staging import DEFAULT_BYTES
 from jitckpt.stores import has_calls_out
 from jitckpt.suspects import visible_devices
 from jitckpt.timeline import in_words
+from jitckpt.transparent_mode import STATE_ON_DEVICE, WITHOUT_INIT
 
 DEFAULT_MAX_RESTARTS = 3
 DEFAULT_HANG_TIMEOUT = 60.0
@@ -104,7 +105,7 @@ def _run(arguments: list[str]) -> int:
                 **fault_folder,
                 "JITCKPT_MODE": args.mode,
                 "JITCKPT_VALIDATE_EVERY": str(args.validate_every),
-                "JITCKPT_STATE_ON_DEVICE": str(int(state_on_device)),
+                STATE_ON_DEVICE: ("1" if args.state_on_device else WITHOUT_INIT) if state_on_device else "0",
             },
             faults=tuple(args.fault),
             host_timeout=args.host_timeout,
@@ -352,7 +353,8 @@ def _parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         help="in transparent mode, on one host: once that is seen to be safe, parameters and optimizer "
         "state are not copied to the host with each step; a device that is lost gets them from another rank "
-        "that has the same (default: so; not so, the loss of all devices that have them is survived, too)",
+        "that has the same (default: unless the script calls jitckpt.init; without, the loss of all devices "
+        "that have them is survived, too)",
     )
     ours.add_argument(
         "--stall-timeout",

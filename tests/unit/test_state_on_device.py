@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from jitckpt import job
 from jitckpt.errors import CheckpointError
 from jitckpt.state_on_device import StateOnDevice, digest, gradients, unfit, unpacked
 from jitckpt.transparent import naming
@@ -275,6 +276,20 @@ def test_a_program_that_takes_data_in_every_minibatch_and_changes_nothing_is_let
     proxy.heard.clear()
     one.data_taken()
     assert proxy.heard == []
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_beside_init_the_state_stays_only_if_that_is_wanted(
+    wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, proxy = state(), Proxy()
+    known = naming.Places(sorted(places(here)))
+    same = torch.zeros(sum(-(-size // BLOCK_BYTES) for _, size in known.pieces), dtype=torch.bool)
+    one = StateOnDevice(proxy.process, beside_init=wanted)
+    assert one.why_not(here, [None], known, same) == ""
+    monkeypatch.setattr(job, "_current", object())
+    said = "" if wanted else "the script has called jitckpt.init"
+    assert one.why_not(here, [None], known, same) == said
 
 
 def test_why_a_state_can_not_stay() -> None:
