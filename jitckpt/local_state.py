@@ -5,8 +5,8 @@ whether the rank may end. Then, for each slot (step modulo slots), two areas for
 writes of a step take in turn, so that one is whole once the first write is done; their checksum tells. Then,
 for each slot, a page of words and two areas for tensors copied off the device: one provisional (from the
 forward pass on), one final (after the optimizer step). The device writes a word before it begins to write an
-area and one after it has ended; an area is whole if both words are the value that the host part names. So a
-process may be killed at any moment.
+area and one after it has ended; an area is whole if both words are made of the step and the number that the
+host part names. So a process may be killed at any moment.
 """
 
 import ctypes
@@ -33,13 +33,16 @@ from jitckpt.saves import SaveFolder
 from jitckpt.tree_codec import Encoded, Json, to_json
 
 PAGE = 4096
-MAGIC = b"JITCKPT1"
+MAGIC = b"JITCKPT2"
 _FILE_HEADER = struct.Struct("<8sQQI")  # magic, slots, bytes of an area, length of the identity
-_BLOB_HEADER = struct.Struct("<QQQ16s")  # sequence, step, length, checksum of the three and the content
+_BLOB_HEADER = struct.Struct("<16sQQQ")  # checksum of what follows it: sequence, step, length, content
+_CHECKSUM = 16  # bytes
 _WORD = struct.Struct("<Q")
 _PART = struct.Struct("<I")
 _WANTED = PAGE - _WORD.size
 _MAY_END = _WANTED - _WORD.size
+_FIRST = 1  # number of a step's writes of an area
+_NUMBERS = 0xFFFF
 LAST_STEP = 1 << 63
 MARGIN = 3  # steps until a save that is asked for: all ranks have to hear of it before
 
@@ -67,11 +70,10 @@ class LocalState:
 
 
 class Region(NamedTuple):
-    """Where device tensors lie in an area, and the word that makes the area whole."""
+    """What an area holds after one of a step's writes, and that write's number."""
 
-    word: int
-    entries: dict[str, tuple[str, list[int], int]]  # name: type, shape, offset
-    text: str = ""  # of the entries, as JSON, where it is known already
+    number: int
+    entries: str  # JSON: of each device tensor, by name, its type, shape and offset
 
 
 def area_bytes(limit: int, slots: int) -> int:
@@ -81,6 +83,7 @@ def area_bytes(limit: int, slots: int) -> int:
 
 @dataclass
 class _Slot:
+    areas: tuple[int, int]  # where those for the host part begin
     step: int = -1
     writes: int = 0
     regions: dict[bool, Region] = field(default_factory=dict)
@@ -102,7 +105,10 @@ class Ring:
             least = PAGE + slots * (PAGE + 4 * 4 * PAGE)
             raise ValueError(f"local_state_limit is {limit} bytes; the least that works is {least}.")
         self.descriptor = descriptor
-        self._slots = [_Slot() for _ in range(slots)]
+        self._slots = [
+            _Slot((_host_area(slot, 0, slots, self.area_bytes), _host_area(slot, 1, slots, self.area_bytes)))
+            for slot in range(slots)
+        ]
         self._sequence = 0
         size = PAGE + slots * (4 * self.area_bytes + PAGE)
         os.ftruncate(descriptor, 0)
@@ -118,16 +124,18 @@ class Ring:
         (step,) = _WORD.unpack_from(self._memory, _WANTED)
         return int(step)
 
-    def write_host(self, step: int, content: bytes | bytearray) -> None:
-        """Put the host part of a step in place; what was there of it before stays whole until this is."""
+    def write_host(self, step: int, blob: bytearray) -> None:
+        """Put the host part of a step in place; what was there of it before stays whole until this is.
+
+        blob: the part behind _BLOB_HEADER.size bytes, which are filled in.
+        """
         self.regions(step)  # if it is a new step, its slot begins anew
         slot = self._slots[step % self.slots]
-        start = _host_area(step % self.slots, slot.writes % 2, self.slots, self.area_bytes)
+        start = slot.areas[slot.writes % 2]
         slot.writes += 1
         self._sequence += 1
-        head = struct.pack("<QQQ", self._sequence, step, len(content))
-        self._memory[start : start + _BLOB_HEADER.size] = head + _digest(head, content)
-        self._memory[start + _BLOB_HEADER.size : start + _BLOB_HEADER.size + len(content)] = content
+        _seal(blob, self._sequence, step)
+        self._memory[start : start + len(blob)] = blob
 
     def regions(self, step: int) -> dict[bool, Region]:
         """Return the regions of a step so far, by whether they are final; the caller changes them."""
@@ -141,7 +149,7 @@ class Ring:
         slot = step % self.slots
         for final, region in self.regions(step).items():
             words, _ = _device_area(slot, final, self.slots, self.area_bytes)
-            if _WORD.unpack_from(self._memory, words + _WORD.size) != (region.word,):
+            if _WORD.unpack_from(self._memory, words + _WORD.size) != (_word(step, region.number),):
                 return False
         return True
 
@@ -177,8 +185,8 @@ class _Taken:
     data: dict[str, bytes] = field(default_factory=dict)  # of those
     on_device: list[Tensor] = field(default_factory=list)
     source: tuple[int, int] | None = None  # where these lie, if they need no gathering, and how many bytes
-    entries: dict[str, tuple[str, list[int], int]] = field(default_factory=dict)
-    entries_text: str = "{}"
+    entries: str = "{}"
+    regions: Mapping[bool, Region] = field(default_factory=dict)  # of the first write of a step
     left_out: tuple[str, ...] = ()
     content: "_Content | None" = None  # as it was written last
 
@@ -227,15 +235,13 @@ class Recorder:
                 if taken.content is not None:
                     taken.content.put(name, generated)
                 self._gone_on = name
-        if not final:
-            if not self._write_taken(step, final):
-                self._taken, self._unchanged = _Taken(), None
-                return False
-        elif step == self._provisional:
+        if final and step == self._provisional:
             self._end_provisional(step)
-        else:
-            return False
-        return True
+            return True
+        if final or self._write_taken(step, final):
+            return not final
+        self._taken, self._unchanged = _Taken(), None
+        return False
 
     def write(
         self, step: int, final: bool, parts: Mapping[str, Encoded], unchanged: Unchanged | None = None
@@ -263,20 +269,16 @@ class Recorder:
     def _end_provisional(self, step: int) -> None:
         """The step has changed nothing of the last write on the host, where the region is named already."""
         self._provisional = 0
-        if self._taken.on_device:
-            known = self._ring.regions(step)
-            self._write_region(step, True, known, self._next_region(step, True, known))
+        taken = self._taken
+        if taken.on_device and taken.content is not None:
+            self._write_region(step, True, taken.content.regions[True])
 
     def _write_taken(self, step: int, final: bool) -> bool:
         """Write what was taken; False if it was too large, and something was left out."""
         taken = self._taken
         known = self._ring.regions(step)
-        regions = {**known}
-        if taken.on_device:
-            regions[final] = self._next_region(step, final, known)
-            if not final:
-                regions[True] = self._next_region(step, True, known)
-        if taken.content is None or not taken.content.name_words(final, regions):
+        regions = self._next_regions(final, known) if final or known else taken.regions
+        if taken.content is None or not taken.content.name_numbers(final, regions):
             taken.content = _Content(
                 final=final,
                 trees_text=taken.trees_text,
@@ -285,28 +287,34 @@ class Recorder:
                 regions=regions,
                 left_out=taken.left_out,
             )
-        content = taken.content.data
-        if len(content) > self._ring.area_bytes - _BLOB_HEADER.size:
+        blob = taken.content.blob
+        if len(blob) > self._ring.area_bytes:
             sizes = {name: len(json.dumps(tree)) for name, tree in taken.trees.items()}
             self._leave_out({**sizes, **taken.on_host})
             return False
-        self._ring.write_host(step, content)
+        self._ring.write_host(step, blob)
         self._provisional = 0 if final else step
         if taken.on_device:
-            self._write_region(step, final, known, regions[final])
+            self._write_region(step, final, regions[final])
         return True
 
-    def _next_region(self, step: int, final: bool, known: Mapping[bool, Region]) -> Region:
-        previous = known.get(final)
-        number = (previous.word + 1) & 0xFFFF if previous else 1  # of the writes of this step
-        return Region((step << 16) | number, self._taken.entries, self._taken.entries_text)
-
-    def _write_region(self, step: int, final: bool, known: dict[bool, Region], region: Region) -> None:
-        known[final] = region
+    def _next_regions(self, final: bool, known: Mapping[bool, Region]) -> dict[bool, Region]:
+        """Return what there is of the step with the next write, and that names the final one beforehand."""
         taken = self._taken
+        regions = {**known}
+        if taken.on_device:
+            for key in (True,) if final else (False, True):
+                previous = known.get(key)
+                number = (previous.number + 1) & _NUMBERS if previous else _FIRST
+                regions[key] = Region(number, taken.entries)
+        return regions
+
+    def _write_region(self, step: int, final: bool, region: Region) -> None:
+        taken, ring = self._taken, self._ring
+        ring.regions(step)[final] = region
         source = taken.source or self._staging.gather(taken.on_device)
-        area = self._ring.device_area(step, final)
-        self._write_area(area, region.word, source, current_stream(self._staging.device))
+        stream = current_stream(self._staging.device)
+        self._write_area(ring.device_area(step, final), _word(step, region.number), source, stream)
 
     def _are_as_taken(self, parts: Mapping[str, Encoded]) -> bool:
         taken = self._taken.parts
@@ -360,7 +368,8 @@ class Recorder:
             order, head, _ = tensor_file.head_of(on_host)
             self._shapes, self._order, self._head = shapes, order, head
         data = {name: _bytes_of(tensor) for name, tensor in on_host.items()}
-        entries = self._staging.arrange(on_device) if on_device else {}
+        entries = to_json(self._staging.arrange(on_device) if on_device else {})
+        first = Region(_FIRST, entries)
         self._taken = _Taken(
             parts=dict(parts),
             trees=trees,
@@ -370,7 +379,7 @@ class Recorder:
             on_device=[*on_device.values()],
             source=_lies_as_there(on_device),
             entries=entries,
-            entries_text=to_json(entries),
+            regions={False: first, True: first} if on_device else {},
             left_out=tuple(parts.keys() - kept.keys()),
         )
 
@@ -473,10 +482,10 @@ class Tail:
         if head == self._seen.get(place) or (blob := _read_blob(self._descriptor, place, area_bytes)) is None:
             return []
         sequence, step, content = blob
-        head = struct.pack("<QQQ", sequence, step, len(content))
-        head += _digest(head, content)
-        self._seen[place] = head
-        return [(place, head + content)]
+        whole = bytearray(_BLOB_HEADER.size) + content
+        _seal(whole, sequence, step)
+        self._seen[place] = bytes(whole[: _BLOB_HEADER.size])
+        return [(place, bytes(whole))]
 
     def _area(self, slot: int, final: bool, slots: int, area_bytes: int) -> list[tuple[int, bytes]]:
         """Return what the device has written, with the words that make it whole behind it."""
@@ -489,8 +498,10 @@ class Tail:
             _read_blob(self._descriptor, _host_area(slot, version, slots, area_bytes), area_bytes)
             for version in (0, 1)
         ]
-        regions = [_unpack(part[2])[0]["regions"].get(str(final).lower()) for part in parts if part]
-        used = [_used(region) for region in regions if region and _WORD.pack(region["word"]) == ended]
+        named = [(part[1], _unpack(part[2])[0]["regions"].get(_JSON[final])) for part in parts if part]
+        regions = [(step, region) for step, region in named if region]
+        (word,) = _WORD.unpack(ended)
+        used = [_used(region) for step, region in regions if _word(step, region["number"]) == word]
         if not used:
             return []  # the device is ahead of what the host has written
         data = os.pread(self._descriptor, used[0], area)
@@ -605,8 +616,13 @@ def _read_slot(descriptor: int, slot: int, slots: int, area_bytes: int) -> Local
     for final in ("true", "false"):
         region = document["regions"].get(final)
         if region is not None and not wanted & tensors.keys():
-            area = _device_area(slot, final == "true", slots, area_bytes)
-            tensors |= _read_region(descriptor, *area, area_bytes, region)
+            words, area = _device_area(slot, final == "true", slots, area_bytes)
+            both = _WORD.pack(_word(step, region["number"]))
+            # The later word first: what is written anew meanwhile has changed the earlier one.
+            if os.pread(descriptor, _WORD.size, words + _WORD.size) == both:
+                data = os.pread(descriptor, area_bytes, area)
+                if os.pread(descriptor, _WORD.size, words) == both:
+                    tensors |= _tensors(data, region)
     missing = tuple(sorted(_named(document["trees"]) - tensors.keys()))
     return LocalState(
         step, document["final"], document["trees"], tensors, missing, tuple(document["left_out"])
@@ -615,20 +631,15 @@ def _read_slot(descriptor: int, slot: int, slots: int, area_bytes: int) -> Local
 
 def _read_blob(descriptor: int, start: int, area_bytes: int) -> tuple[int, int, bytes] | None:
     data = os.pread(descriptor, _BLOB_HEADER.size, start)
-    sequence, step, length, checksum = _BLOB_HEADER.unpack(data)
+    checksum, sequence, step, length = _BLOB_HEADER.unpack(data)
     if sequence == 0 or length > area_bytes - _BLOB_HEADER.size:
         return None
     content = os.pread(descriptor, length, start + _BLOB_HEADER.size)
-    return (sequence, step, content) if _digest(data[:24], content) == checksum else None
+    return (sequence, step, content) if _digest(data[_CHECKSUM:], content) == checksum else None
 
 
-def _read_region(descriptor: int, words: int, area: int, area_bytes: int, region: Json) -> dict[str, Tensor]:
-    """Return the tensors of an area, none if the device had not finished writing it."""
-    if _read_word(descriptor, words + 8) != region["word"]:
-        return {}
-    data = os.pread(descriptor, area_bytes, area)
-    if _read_word(descriptor, words) != region["word"]:
-        return {}  # it is being written anew
+def _tensors(data: bytes, region: Json) -> dict[str, Tensor]:
+    """Return the tensors of an area."""
     tensors = {}
     for name, (dtype_name, shape, offset) in region["entries"].items():
         dtype = getattr(torch, dtype_name)
@@ -639,17 +650,15 @@ def _read_region(descriptor: int, words: int, area: int, area_bytes: int, region
     return tensors
 
 
-def _read_word(descriptor: int, offset: int) -> int:
-    value: int = _WORD.unpack(os.pread(descriptor, 8, offset))[0]
-    return value
-
-
 _JSON = {True: "true", False: "false"}
-_DIGITS = 20  # of any word, so that all take as much space
+_DIGITS = 5  # of any number, so that all take as much space
 
 
 class _Content:
-    """The host part of a state, to be changed in its place where the next one differs in values alone."""
+    """The host part of a state, to be changed in its place where the next one differs in values alone.
+
+    blob: as Ring.write_host takes it.
+    """
 
     def __init__(
         self,
@@ -663,35 +672,39 @@ class _Content:
     ) -> None:
         """trees_text: as JSON; head, tensors: a safetensors file in pieces."""
         self._final = final
-        self._entries = {key: one.text or to_json(one.entries) for key, one in regions.items()}
-        self._words: dict[bool, int] = {}  # where in the data they are
+        self.regions = {**regions}
+        self._numbers: dict[bool, int] = {}  # where in the blob they are
         self._tensors: dict[str, int] = {}
         text = f'{{"final":{_JSON[final]},"left_out":{to_json(sorted(left_out))},"regions":{{'
         for key, one in regions.items():
-            text += f'{"," if self._words else ""}"{_JSON[key]}":{{"word":'
-            self._words[key] = _PART.size + len(text)
-            text += f'{one.word:{_DIGITS}d},"entries":{self._entries[key]}}}'
+            text += f'{"," if self._numbers else ""}"{_JSON[key]}":{{"number":'
+            self._numbers[key] = _BLOB_HEADER.size + _PART.size + len(text)
+            text += f'{one.number:{_DIGITS}d},"entries":{one.entries}}}'
         encoded = f'{text}}},"trees":{trees_text}}}'.encode()
-        self.data = bytearray(_PART.pack(len(encoded)) + encoded + head)
+        self.blob = bytearray(bytes(_BLOB_HEADER.size) + _PART.pack(len(encoded)) + encoded + head)
         for name, data in tensors.items():
-            self._tensors[name] = len(self.data)
-            self.data += data
+            self._tensors[name] = len(self.blob)
+            self.blob += data
 
-    def name_words(self, final: bool, regions: Mapping[bool, Region]) -> bool:
-        """Put the regions' words in; False if it is not only by these that another content would differ."""
-        if final != self._final or len(regions) != len(self._entries):
+    def name_numbers(self, final: bool, regions: Mapping[bool, Region]) -> bool:
+        """Put the regions' numbers in; False if not only by these another content would differ."""
+        if final != self._final or len(regions) != len(self.regions):
             return False
         for key, one in regions.items():
-            if one.text != self._entries.get(key):
+            known = self.regions.get(key)
+            if one is known:
+                continue
+            if known is None or one.entries != known.entries:
                 return False
-            place = self._words[key]
-            self.data[place : place + _DIGITS] = b"%*d" % (_DIGITS, one.word)
+            place = self._numbers[key]
+            self.blob[place : place + _DIGITS] = b"%*d" % (_DIGITS, one.number)
+            self.regions[key] = one
         return True
 
     def put(self, name: str, data: bytes) -> None:
         """Put other values of a tensor in."""
         place = self._tensors[name]
-        self.data[place : place + len(data)] = data
+        self.blob[place : place + len(data)] = data
 
 
 def _unpack(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -720,6 +733,17 @@ def _named(tree: Json) -> set[str]:
             return {tree.get("$tensor") or tree["$array"]}
         return set().union(*map(_named, tree.values())) if tree else set()
     return set()
+
+
+def _word(step: int, number: int) -> int:
+    """Return what the device writes around one of a step's writes of an area."""
+    return (step << 16) | number
+
+
+def _seal(blob: bytearray, sequence: int, step: int) -> None:
+    """Fill the header in."""
+    _BLOB_HEADER.pack_into(blob, 0, b"", sequence, step, len(blob) - _BLOB_HEADER.size)
+    blob[:_CHECKSUM] = xxhash.xxh3_128_digest(memoryview(blob)[_CHECKSUM:])
 
 
 def _digest(*parts: bytes | bytearray) -> bytes:

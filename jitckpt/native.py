@@ -117,6 +117,7 @@ class Native:
         # A training has the same few streams and addresses in all of its steps.
         self._pointer = lru_cache(KNOWN_ADDRESSES)(partial(self._ffi.cast, self._ffi.typeof("void*")))
         self._words = lru_cache(KNOWN_ADDRESSES)(partial(self._ffi.cast, self._ffi.typeof("uint64_t*")))
+        self._places = lru_cache(KNOWN_ADDRESSES)(self._pointers)
         self._callback: Any = None
 
     def start(
@@ -191,9 +192,15 @@ class Native:
         area: the addresses of two words, which get `value`, and of the bytes, in registered host memory.
         source: the address of the bytes in device memory, and how many.
         """
-        words, target = self._words(area[0]), self._pointer(area[1])
-        start, stream_ = self._pointer(source[0]), self._pointer(stream)
-        self._check(self._library.jitckpt_write_area(words, value, target, start, source[1], stream_))
+        words, target, start = self._places(area, source[0])
+        found = self._library.jitckpt_write_area(
+            words, value, target, start, source[1], self._pointer(stream)
+        )
+        if found != 0:
+            self._check(found)
+
+    def _pointers(self, area: tuple[int, int], source: int) -> tuple[Any, Any, Any]:
+        return self._words(area[0]), self._pointer(area[1]), self._pointer(source)
 
     def report(self, message: bytes) -> None:
         """Send one message to the agent; raises NativeError if there is none or it does not answer."""

@@ -111,7 +111,7 @@ def test_a_copy_holds_whole_states_at_any_moment_and_all_in_the_end(events: list
 def test_device_tensors_are_copied_once_the_device_has_written_them(pair: Pair) -> None:
     ring = Ring(pair.memory, IDENTITY, SLOTS, LIMIT)
     tree = {"buffers": {"mean": {"$tensor": "buffers.mean", "device": "cuda"}}}
-    regions = {True: Region(0x70001, {"buffers.mean": ("float32", [2], 0)})}
+    regions = {True: Region(1, to_json({"buffers.mean": ("float32", [2], 0)}))}
     words, area = local_state._device_area(7 % SLOTS, True, SLOTS, ring.area_bytes)
 
     def mean() -> list[float] | None:
@@ -124,7 +124,7 @@ def test_device_tensors_are_copied_once_the_device_has_written_them(pair: Pair) 
     content = local_state._Content(
         final=True, trees_text=to_json(tree), head=head_of({})[1], tensors={}, regions=regions, left_out=()
     )
-    ring.write_host(7, content.data)
+    ring.write_host(7, content.blob)
     assert mean() is None
     os.pwrite(pair.memory, struct.pack("<Q", 0x70001), words)
     os.pwrite(pair.memory, struct.pack("<2f", 5, 6), area)
@@ -190,8 +190,8 @@ def test_a_rank_asks_for_a_copy_once_the_device_has_written_its_part(
 ) -> None:
     agents_end, asker, _ = asking
     ring = Ring(pair.memory, IDENTITY, SLOTS, LIMIT)
-    ring.regions(6)[True] = Region(0x60001, {})  # of another step, and never written
-    ring.regions(7).update({final: Region(0x70001 + final, {}) for final in (False, True)})
+    ring.regions(6)[True] = Region(1, "{}")  # of another step, and never written
+    ring.regions(7).update({final: Region(1 + final, "{}") for final in (False, True)})
     waiting = threading.Thread(target=asker.wait, args=(7, lambda: ring.is_written(7)))
     waiting.start()
     agents_end.setblocking(False)

@@ -206,8 +206,8 @@ class DeviceSide:
 def test_device_tensors_count_only_between_their_two_words(memory: int) -> None:
     ring = Ring(memory, IDENTITY, SLOTS, LIMIT)
     tree = {"buffers": {"mean": {"$tensor": "buffers.mean", "device": "cuda"}}}
-    entries = {"buffers.mean": ("float32", [2], 0)}
-    regions = {False: Region(0x70001, entries)}
+    entries = to_json({"buffers.mean": ("float32", [2], 0)})
+    regions = {False: Region(1, entries)}
     device = DeviceSide(memory, ring, 7)
 
     def host(final: bool) -> None:
@@ -219,7 +219,7 @@ def test_device_tensors_count_only_between_their_two_words(memory: int) -> None:
             regions=regions,
             left_out=(),
         )
-        ring.write_host(7, content.data)
+        ring.write_host(7, content.blob)
 
     def mean() -> list[float] | None:
         (state,) = local_state.read(memory)
@@ -236,7 +236,7 @@ def test_device_tensors_count_only_between_their_two_words(memory: int) -> None:
     assert mean() == [1, 1]
 
     # The host has gone on; the device dies before, while or after it writes the final area.
-    regions[True] = Region(0x70001, entries)
+    regions[True] = Region(1, entries)
     host(final=True)
     assert mean() == [1, 1]
     device.begin(True, 0x70001)
@@ -247,7 +247,7 @@ def test_device_tensors_count_only_between_their_two_words(memory: int) -> None:
 
     # A second micro-batch overwrites the provisional area: half-written it is worth nothing.
     regions.pop(True)
-    regions[False] = Region(0x70002, entries)
+    regions[False] = Region(2, entries)
     host(final=False)
     assert mean() is None
     device.begin(False, 0x70002)
@@ -520,11 +520,11 @@ def test_all_ranks_are_asked_for_a_save_of_the_same_step_that_none_has_come_to()
     descriptors = [local_state.create() for _ in range(2)]
     rings = [Ring(descriptor, IDENTITY, 4, 1 << 20) for descriptor in descriptors]
     assert [ring.wanted_step() for ring in rings] == [0, 0]
-    rings[0].write_host(7, b"")
+    rings[0].write_host(7, bytearray(local_state._BLOB_HEADER.size))
     assert local_state.want_save(descriptors) is None, "one rank has made no step"
     assert [ring.wanted_step() for ring in rings] == [0, 0]
     for step in (8, 9):
-        rings[1].write_host(step, b"")
+        rings[1].write_host(step, bytearray(local_state._BLOB_HEADER.size))
     wanted = local_state.want_save(descriptors)
     assert wanted is not None
     assert wanted > 9
