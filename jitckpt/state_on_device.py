@@ -24,6 +24,7 @@ from jitckpt.transparent import naming
 
 STEPS_LOOKED_AT = 2  # before a validation; in the first two of a job much is allocated
 EXTENT = struct.Struct("=QQ")  # address and bytes
+BY_A_CALL = "written to the state (a copy, a memset or a collective)"
 
 
 class StateOnDevice:
@@ -103,7 +104,7 @@ class StateOnDevice:
                     "--no-state-on-device."
                 )
         elif self._process.jitckpt_proxy_state_was_written():
-            how = "taken the `data` of a parameter" if self._data_taken else "copied something there"
+            how = "taken the `data` of a parameter" if self._data_taken else BY_A_CALL
             self._changed = f"the program has {how} outside of the optimizer step"
             self.leave(self._changed)
         left_out = self._left_out(state, optimizers)

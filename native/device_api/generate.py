@@ -22,7 +22,19 @@ UNUSED_HEADERS = ["-D__CUDA_FP16_H__", "-D__CUDA_BF16_H__", "-D__CUDA_FP8_H__"]
 KINDS = GATED | {"order", "query", "create", "destroy", "free", "other"}
 FIELDS = {"kind", "save", "observe", "device", "host", "either", "count", "prototype", "newer"}
 # See generate_proxy.py.
-PROXY_FIELDS = {"proxy", "out", "makes", "destroys", "kernel", "sets", "scalars", "result", "bytes", "in"}
+PROXY_FIELDS = {
+    "proxy",
+    "out",
+    "makes",
+    "destroys",
+    "kernel",
+    "sets",
+    "scalars",
+    "result",
+    "bytes",
+    "in",
+    "writes",
+}
 DO_NOT_EDIT = (
     "// Written by native/device_api/generate.py from calls.toml and NVIDIA's headers: change those.\n"
 )

@@ -38,6 +38,8 @@ HANDLES = {
 LIBRARIES = ("cuda", "nccl", "cublas")  # how their calls begin
 CARRIED = ("tells", "asks", "waits")
 RESULTS = ("cudaError_t", "ncclResult_t", "cublasStatus_t")
+# Of what a call writes, by name; others are arguments.
+FACTORS = {"ranks": "client::ranks_of(comm)", "datatype": "client::element_bytes(datatype)"}
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ class Carried:
     kind: str  # what calls.toml says of it
     destroys: str  # the argument that ends; may be empty
     sets: str  # the handle whose setting it is; may be empty
+    writes: tuple[str, ...]  # the memory, and the factors of its bytes; may be empty
     fields: tuple[Field, ...]
 
     @property
@@ -150,11 +153,13 @@ def read_table(path: Path, include: list[str]) -> Table:
         how = entry.get("proxy")
         if how in CARRIED:
             fields = tuple(field_of(prototype, argument, entry) for argument in prototype.arguments)
-            named = {*kinds_of(entry), *entry.get("bytes", {}).values(), entry.get("sets")} - {None}
+            writes = tuple(entry.get("writes", ()))
+            named = {*kinds_of(entry), *entry.get("bytes", {}).values(), entry.get("sets"), *writes}
+            named -= {None, *FACTORS}
             if missing := named - set(prototype.names()):
                 raise TableError(f"{name} has no arguments {sorted(missing)}")
             ends, sets = entry.get("destroys", ""), entry.get("sets", "")
-            carried.append(Carried(prototype, library, how, entry["kind"], ends, sets, fields))
+            carried.append(Carried(prototype, library, how, entry["kind"], ends, sets, writes, fields))
         elif how == "client":
             by_hand.append(prototype)
         elif how is not None:
@@ -226,6 +231,11 @@ def client_entry(call: Carried) -> str:
     for field in content:
         body.append(f"const client::Bytes more = client::bytes_at({field.name}, sizeInBytes);")
         more = ", more"
+    if call.writes:
+        place, *factors = call.writes
+        factors += [name for name in FACTORS if name in p.names()]
+        size = " * ".join(FACTORS.get(name, name) for name in factors)
+        body.append(f"if (client::state_is_still()) client::writes({place}, {size});")
     tell = "tell_collective" if call.kind == "collective" else "tell"
     told = f"client::{tell}<{p.result}>(Call::{call.name}, arguments{more})"
     noted = f"Call::{call.name}, client::bytes_of(arguments)"

@@ -273,6 +273,7 @@ model = nn.parallel.DistributedDataParallel(nn.Linear(8, 64).cuda())
 optimizer = torch.optim.Adam(model.parameters())
 average = [parameter.detach().clone() for parameter in model.parameters()]
 data = [parameter.data for parameter in model.parameters()]
+cuda = ctypes.CDLL(None)
 for step in range(11):
     loss = model(torch.randn(4, 8).cuda()).square().mean()
     optimizer.zero_grad()
@@ -299,13 +300,21 @@ dist.destroy_process_group()
 """
 
 
+BY_A_CALL = "written to the state (a copy, a memset or a collective)"
+
+
 @pytest.mark.parametrize(
     ("statement", "said"),
     [
-        ("one.copy_(mean.cpu())", "copied something there"),
+        ("one.copy_(mean.cpu())", BY_A_CALL),
+        ("dist.all_reduce(one)", BY_A_CALL),
+        (
+            "cuda.cudaMemsetAsync(ctypes.c_void_p(one.data_ptr()), 1, ctypes.c_size_t(one.nbytes), None)",
+            BY_A_CALL,
+        ),
         ("parameter.data.copy_(mean)", "taken the `data` of a parameter"),
     ],
-    ids=["by a copy", "by a kernel"],
+    ids=["by a copy", "by a collective", "by a memset", "by a kernel"],
 )
 def test_parameters_that_change_uncounted_outside_of_the_step_are_not_gone_back_to(
     launcher: Launcher, statement: str, said: str

@@ -55,6 +55,12 @@ std::vector<Communicator> Communicators::all() const {
   return all_;
 }
 
+uint64_t Communicators::ranks_of(uint64_t handle) const {
+  std::lock_guard lock(mutex_);
+  const auto found = std::ranges::find(all_, handle, &Communicator::handle);
+  return found == all_.end() ? 0 : static_cast<uint64_t>(found->size);
+}
+
 void Communicators::count(const Exchange& exchange) {
   std::lock_guard lock(mutex_);
   for (Communicator& one : all_) {

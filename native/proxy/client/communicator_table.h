@@ -47,6 +47,8 @@ class Communicators {
   // What had ended before the record of this number.
   void forget_ended(uint64_t before);
   std::vector<Communicator> all() const;
+  // 0: there is no such communicator.
+  uint64_t ranks_of(uint64_t handle) const;
   // Whether there is one of several ranks.
   bool joins_ranks() const;
   // The same, also while the first is still being made.

@@ -9,6 +9,34 @@
 #include "requests.h"
 #include "thread.h"
 
+namespace jitckpt::proxy::client {
+
+uint64_t element_bytes(ncclDataType_t type) {
+  switch (type) {
+    case ncclInt64:
+    case ncclUint64:
+    case ncclFloat64:
+      return 8;
+    case ncclInt32:
+    case ncclUint32:
+    case ncclFloat32:
+      return 4;
+    case ncclFloat16:
+    case ncclBfloat16:
+      return 2;
+    default:
+      return 1;
+  }
+}
+
+uint64_t ranks_of(ncclComm_t communicator) {
+  int32_t result = 0;
+  Connection* const connection = Connection::get(Library::nccl, result);
+  return connection ? connection->communicators().ranks_of(number_of(communicator)) : 0;
+}
+
+}  // namespace jitckpt::proxy::client
+
 using namespace jitckpt::proxy;
 using namespace jitckpt::proxy::client;
 
@@ -76,24 +104,6 @@ Communicators::Split begin_split(uint64_t parent) {
   int32_t result = 0;
   Connection* const connection = Connection::get(Library::nccl, result);
   return connection ? connection->communicators().begin_split(parent) : Communicators::Split{no_key, 0};
-}
-
-std::size_t scalar_bytes(ncclDataType_t type) {
-  switch (type) {
-    case ncclInt64:
-    case ncclUint64:
-    case ncclFloat64:
-      return 8;
-    case ncclInt32:
-    case ncclUint32:
-    case ncclFloat32:
-      return 4;
-    case ncclFloat16:
-    case ncclBfloat16:
-      return 2;
-    default:
-      return 1;
-  }
 }
 
 }  // namespace
@@ -181,7 +191,7 @@ ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* made, void* scalar, ncclDataT
   if (residence == ncclScalarDevice) {
     arguments.device_scalar = reinterpret_cast<uint64_t>(scalar);
   } else {
-    std::memcpy(arguments.host_scalar, scalar, scalar_bytes(type));
+    std::memcpy(arguments.host_scalar, scalar, element_bytes(type));
   }
   const auto result = ask<ncclResult_t>(Call::make_reduction, arguments);
   if (result != ncclSuccess) return result;

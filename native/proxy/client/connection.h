@@ -61,11 +61,9 @@ class Connection {
   void state_leaves();
   void state_ends();
   void state_may_change();
-  // A copy to the device is about to be in the log.
-  void writes(uint64_t address, uint64_t bytes) {
-    if (state_is_still_) [[unlikely]]
-      written(address, bytes);
-  }
+  // See requests.h.
+  bool state_is_still() const { return state_is_still_; }
+  void writes(uint64_t address, uint64_t bytes);
   bool state_was_written() const { return state_was_written_; }
   // A thread waits for an answer; within a step that answer may lie behind what waits for the step's end.
   void waits_for_answer(std::size_t slot) {
@@ -183,7 +181,6 @@ class Connection {
   cudaError_t make_image(std::span<const jitckpt_proxy_place> leave_out, bool steps);
   void begin_minibatch();
   void wait_within_step(bool by_its_thread);
-  void written(uint64_t address, uint64_t bytes);
   void communicates_within_step();
   void open_step();
   void outgrown();

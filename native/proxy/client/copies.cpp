@@ -102,7 +102,8 @@ cudaError_t copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind k
     if (result == cudaSuccess) std::memmove(to, from, bytes);
     return result;
   }
-  if (where->to_device) connection->writes(reinterpret_cast<uint64_t>(to), bytes);
+  if (where->to_device && connection->state_is_still())
+    connection->writes(reinterpret_cast<uint64_t>(to), bytes);
   const auto pinned = [connection](const void* begin, std::size_t length) {
     return connection->pinned().holds(begin) &&
            connection->pinned().holds(static_cast<const char*>(begin) + length - 1);

@@ -285,6 +285,18 @@ bool ask_bytes_quietly(Call call, Bytes arguments, std::span<std::byte> answer) 
          given.result == 0;
 }
 
+bool state_is_still() {
+  int32_t result = 0;
+  const Connection* const connection = Connection::get(Library::cudart, result);
+  return connection && connection->state_is_still();
+}
+
+void writes(const void* to, uint64_t bytes) {
+  int32_t result = 0;
+  if (Connection* const connection = Connection::get(Library::cudart, result))
+    connection->writes(reinterpret_cast<uint64_t>(to), bytes);
+}
+
 const std::byte* staging_memory() {
   int32_t result = 0;
   return Connection::get(Library::cudart, result)->log().slot(this_thread().slot).staging;

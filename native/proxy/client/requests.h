@@ -39,6 +39,13 @@ int32_t tell_collective_bytes(Call call, Bytes arguments, const Exchange& exchan
 // Such calls are in the log.
 void count(std::span<const Exchange> exchanges);
 
+// Whether parameters and optimizer state stay on the device, and no optimizer step is under way. If so, every
+// call that writes to other memory than its own says so before it is in the log; kernels can't.
+bool state_is_still();
+void writes(const void* to, uint64_t bytes);
+uint64_t element_bytes(ncclDataType_t type);
+uint64_t ranks_of(ncclComm_t communicator);
+
 // Where an answer to copy_to_host lies.
 const std::byte* staging_memory();
 

@@ -82,7 +82,7 @@ cudaError_t Connection::step_ended(std::span<const jitckpt_proxy_place> places, 
 
 // An average of the weights that takes their place for an evaluation comes so. A replay would make the copy
 // again, and that from there which was made before it, with what it has left.
-void Connection::written(uint64_t address, uint64_t bytes) {
+void Connection::writes(uint64_t address, uint64_t bytes) {
   {
     std::lock_guard lock(still_mutex_);
     const auto found = std::ranges::upper_bound(
