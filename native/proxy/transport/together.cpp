@@ -46,21 +46,30 @@ Together::Together(const std::string& path, uint64_t rank) : rank_(rank) {
 
 Together::~Together() { munmap(begin_, bytes_); }
 
-void Together::notify() {
-  head().happenings.fetch_add(1);
-  futex_wake_all(head().happenings);
+void Together::wake(uint64_t rank) {
+  std::atomic<uint32_t>& happenings = words()[rank].happenings;
+  happenings.fetch_add(1);
+  futex_wake_all(happenings);
 }
 
+// Two that come at the same time each see both, or the later one does.
 void Together::come(uint64_t recovery, uint64_t step) {
   words()[rank_].recovery_and_step = joined(recovery, step);
-  notify();
+  for (uint64_t rank = 0; rank < head().ranks; ++rank) {
+    if (rank != rank_ && all_have_come(words()[rank].recovery_and_step)) wake(rank);
+  }
 }
 
 bool Together::all_have_come(uint64_t recovery, uint64_t step) const {
+  return all_have_come(joined(recovery, step));
+}
+
+bool Together::all_have_come(uint64_t recovery_and_step) const {
   // A rank of a newer recovery has gone back: it does not count, until it has come again.
+  const uint64_t next_recovery = joined((recovery_and_step >> step_bits) + 1, 0);
   return std::ranges::all_of(std::span(words(), head().ranks), [&](const Word& word) {
     const uint64_t come = word.recovery_and_step;
-    return come >= joined(recovery, step) && come < joined(recovery + 1, 0);
+    return come >= recovery_and_step && come < next_recovery;
   });
 }
 
@@ -73,15 +82,15 @@ uint64_t Together::whole_from() const { return head().whole_from; }
 
 void Together::leave() {
   head().left = 1;
-  notify();
+  for (uint64_t rank = 0; rank < head().ranks; ++rank) wake(rank);
 }
 
 bool Together::has_been_left() const { return head().left != 0; }
 
-uint32_t Together::happenings() const { return head().happenings; }
+uint32_t Together::happenings() const { return words()[rank_].happenings; }
 
 void Together::wait(uint32_t seen, std::chrono::milliseconds longest) const {
-  futex_wait(head().happenings, seen, longest);
+  futex_wait(words()[rank_].happenings, seen, longest);
 }
 
 }  // namespace jitckpt::proxy

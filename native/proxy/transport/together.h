@@ -32,27 +32,32 @@ class Together {
   // A rank does not wait for the others any more, nor need they for it.
   void leave();
   bool has_been_left() const;
-  // Returns when something has happened, at the latest after the time, or for no reason. seen: what
-  // `happenings` had returned before the caller looked.
+  // Returns when something has happened that this rank may wait for, at the latest after the time, or for no
+  // reason. seen: what `happenings` had returned before the caller looked. Of the others' coming only the last
+  // counts: in each step a server is woken by its own client and by that.
   uint32_t happenings() const;
   void wait(uint32_t seen, std::chrono::milliseconds longest) const;
-  // Something has happened.
-  void notify();
+  // Something has happened in this rank's client.
+  void notify() { wake(rank_); }
 
   static constexpr uint64_t magic = 0x31474f544b50434a;  // "JCPKTOG1" as little-endian bytes
 
  private:
   struct Head {
     uint64_t magic, ranks;
-    std::atomic<uint32_t> left, happenings;
+    std::atomic<uint32_t> left;
     std::atomic<uint64_t> whole_from;
   };
   struct alignas(64) Word {
     std::atomic<uint64_t> recovery_and_step;
+    std::atomic<uint32_t> happenings;
   };
   static constexpr std::size_t words_begin = 4096;
+  static constexpr int step_bits = 40;
 
-  static uint64_t joined(uint64_t recovery, uint64_t step) { return recovery << 40 | step; }
+  void wake(uint64_t rank);
+  static uint64_t joined(uint64_t recovery, uint64_t step) { return recovery << step_bits | step; }
+  bool all_have_come(uint64_t recovery_and_step) const;
   Head& head() const { return *reinterpret_cast<Head*>(begin_); }
   Word* words() const { return reinterpret_cast<Word*>(begin_ + words_begin); }
   std::byte* begin_ = nullptr;

@@ -58,6 +58,21 @@ TEST(Together, IsLeftByAll) {
   EXPECT_TRUE(one.has_been_left());
 }
 
+TEST(Together, OnlyTheLastThatComesWakesTheOthers) {
+  const Barrier barrier(3);
+  Together first(barrier.path(), 0), second(barrier.path(), 1), last(barrier.path(), 2);
+  const uint32_t seen = first.happenings();
+  first.come(0, 5);
+  second.come(0, 6);  // a step that this one did not come to before, nor will the last
+  second.notify();
+  EXPECT_EQ(first.happenings(), seen);
+  last.come(0, 6);
+  EXPECT_NE(first.happenings(), seen);
+  const uint32_t again = first.happenings();
+  last.leave();
+  EXPECT_NE(first.happenings(), again);
+}
+
 TEST(Together, NobodyGoesOnBeforeTheLast) {
   constexpr uint64_t ranks = 4, steps = 200;
   const Barrier barrier(ranks);
