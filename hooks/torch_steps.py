@@ -141,6 +141,13 @@ class OptimizerSteps:
         return len(self._known) - 1
 
     def _named(self) -> Mapping[str, Tensor]:
+        for one in self._known:
+            optimizer = one()
+            if optimizer is None or not optimizer.__dict__["_jitckpt_state"].is_as_named():
+                return self._put_together()
+        return self._state
+
+    def _put_together(self) -> Mapping[str, Tensor]:
         parts: list[Mapping[str, Tensor]] = []
         for optimizer in self.optimizers():
             if optimizer is not None:

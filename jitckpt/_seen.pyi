@@ -21,8 +21,14 @@ class Seen:
     def is_same(self) -> bool:
         """Whether all that was looked at is as it was: the very same objects, and the same bytes."""
 
-def extents(tensors: list[Tensor], /) -> bytes:
-    """Return address and bytes, 64 bits each, of those tensors that have some on a GPU, in one piece."""
+def gradients(parameters: list[Tensor], plain: type[Tensor], /) -> bytes | None:
+    """Return address and bytes, 64 bits each, of those gradients that have some on a GPU, in one piece.
+
+    None if one is not of the type `plain`, or has no memory of its own.
+    """
+
+def versions(tensors: list[Tensor], /) -> bytes:
+    """Return how often torch has written to each tensor, and its address, 64 bits each."""
 
 def numbers(tensors: list[Tensor], /) -> bytes:
     """Return the bytes of tensors of one number each, on the host, one behind the other."""

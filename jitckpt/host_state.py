@@ -167,12 +167,16 @@ class OptimizerState:
             groups.append(own)
         return groups
 
+    def is_as_named(self) -> bool:
+        """Return whether named_tensors would return what it just did."""
+        return bool(self._named) and self._seen is not None and self._seen.is_same()
+
     def named_tensors(self) -> dict[str, Tensor]:
         """Return its parameters and what it keeps on a device, by name; the same dict while nothing changes.
 
         Raises CheckpointError if it keeps tensors in a list or the like, where they have no name.
         """
-        if not self._named or not self._is_as_seen():
+        if not self.is_as_named():
             self._look()
             for number, state, key in self._others:
                 if any(isinstance(one, Tensor) for one in _elements(state[key])):

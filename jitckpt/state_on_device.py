@@ -24,6 +24,8 @@ from jitckpt.transparent import naming
 
 STEPS_LOOKED_AT = 2  # before a validation; in the first two of a job much is allocated
 EXTENT = struct.Struct("=QQ")  # address and bytes
+VERSION = struct.Struct("=QQ")  # how often torch has written to a parameter, and where it lies
+PLAIN = (nn.Parameter, Tensor)  # types of parameters whose memory is their own
 BY_A_CALL = "written to the state (a copy, a memset or a collective)"
 
 
@@ -46,7 +48,9 @@ class StateOnDevice:
         self._unsupported = self._unfit = ""  # since when ever; of the tensors that were looked at
         self._answers = 0
         self._waited = deque[bool](maxlen=STEPS_LOOKED_AT)
-        self._versions: list[tuple[int, int]] = []  # of the parameters, after the newest step
+        self._parameters: list[Tensor] = []
+        self._are_plain = False  # the parameters
+        self._versions = b""  # of them, after the newest step
         self._changed = ""  # which of them has changed since, a clause
         self._data_taken = False  # since the newest step
         self._takes_data = False  # in each minibatch, or at least in one in which nothing was changed so
@@ -94,7 +98,7 @@ class StateOnDevice:
         self.stays = self.stays and self._process.jitckpt_proxy_state_stays() == 1
         if not self.stays:
             return
-        if changed := self._changed_outside(optimizers):
+        if changed := self._changed_outside(state, optimizers):
             self._changed = changed
             self.leave(changed)
             if self._process.jitckpt_proxy_state_changed():
@@ -119,10 +123,10 @@ class StateOnDevice:
     def step_ended(self, state: Mapping[str, Tensor], optimizers: Sequence[Optimizer | None]) -> int:
         """Say where the state is; return 0, or the error of CUDA."""
         self.begun = self._data_taken = False
-        self._look_at(state)
+        self._look_at(state, optimizers)
         if self._unfit:
             self.leave(self._unfit)
-        self._versions = versions(optimizers)
+        self._versions = self._versions_now()
         count = len(self._places) // EXTENT.size
         error: int = self._process.jitckpt_proxy_step_ended(self._places, count, self._digest)
         return error
@@ -142,7 +146,8 @@ class StateOnDevice:
     ) -> str:
         """Return what the step has done after which the state can't stay, a clause; "" if it can."""
         self.watched(optimizers)
-        self._versions = versions(optimizers)
+        self._look_at(state, optimizers)
+        self._versions = self._versions_now()
         if self._process.jitckpt_proxy_communicated():
             return f"a collective runs in optimizer step {step}"
         return self._why_never(state, optimizers) or self._what_else_has_changed(step, state, optimizers)
@@ -220,23 +225,36 @@ class StateOnDevice:
 
     def _left_out(self, state: Mapping[str, Tensor], optimizers: Sequence[Optimizer | None]) -> bytes:
         """Return the places that an image leaves out: none if it has to have all."""
-        self._look_at(state)
+        self._look_at(state, optimizers)
         if self._changed:
             return b""  # the next minibatch begins with what is changed by then
         if self._unfit or self._needs_gradients:
             return self._places
-        return self._places + gradients(optimizers)
+        return self._places + gradients_of(self._parameters)
 
-    def _changed_outside(self, optimizers: Sequence[Optimizer | None]) -> str:
+    def _changed_outside(self, state: Mapping[str, Tensor], optimizers: Sequence[Optimizer | None]) -> str:
         """Return what has changed since the last step, a clause; "" if nothing, as far as torch counts it."""
-        for number, (before, now) in enumerate(zip(self._versions, versions(optimizers), strict=False)):
-            if now != before:
-                return f"optimizer.0.parameter.{number} has changed outside of the optimizer step"
-        return ""
+        known = [*map(id, self._parameters)]
+        if known and state is not self._seen and known != [*map(id, parameters(optimizers))]:
+            return "the optimizer has got other parameters"
+        now = self._versions_now()
+        if now == self._versions:
+            return ""
+        both = zip(VERSION.iter_unpack(self._versions), VERSION.iter_unpack(now), strict=True)
+        number = next(number for number, (before, after) in enumerate(both) if before != after)
+        return f"optimizer.0.parameter.{number} has changed outside of the optimizer step"
 
-    def _look_at(self, state: Mapping[str, Tensor]) -> None:
+    def _versions_now(self) -> bytes:
+        """Return how often torch has written to each parameter, as it counts that, and where it lies."""
+        if self._are_plain:
+            return _seen.versions(self._parameters)
+        return b"".join([VERSION.pack(one._version, address_of(one)) for one in self._parameters])
+
+    def _look_at(self, state: Mapping[str, Tensor], optimizers: Sequence[Optimizer | None]) -> None:
         if state is self._seen:
             return
+        self._parameters = parameters(optimizers)
+        self._are_plain = all(type(one) in PLAIN for one in self._parameters)
         self._unfit = unfit(state)
         extents = [(name, *naming.extent(state[name])) for name in sorted(state)]
         held = [EXTENT.pack(address, size) for _, address, size in extents if size and not self._unfit]
@@ -253,21 +271,22 @@ def _has_called_init() -> bool:
 
 def gradients(optimizers: Sequence[Optimizer | None]) -> bytes:
     """Return the extents of all gradients that lie in one piece, of all parameters of optimizers."""
-    plain: list[Tensor] = []
+    return gradients_of(parameters(optimizers))
+
+
+def gradients_of(parameters: list[Tensor]) -> bytes:
+    """Return the same of these parameters."""
+    found = _seen.gradients(parameters, Tensor)
+    if found is not None:
+        return found
     found = b""
-    for optimizer in optimizers:
-        for group in () if optimizer is None else optimizer.param_groups:
-            for parameter in group["params"]:
-                gradient = parameter.grad
-                if gradient is None or gradient.layout is not torch.strided:
-                    continue
-                if type(gradient) is Tensor:
-                    plain.append(gradient)
-                else:
-                    gradient = torch_parallel.local(gradient)
-                    if gradient.is_cuda and gradient.is_contiguous() and gradient.nbytes:
-                        found += EXTENT.pack(gradient.data_ptr(), gradient.nbytes)
-    return found + _seen.extents(plain)
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is not None and gradient.layout is torch.strided:
+            gradient = torch_parallel.local(gradient)
+            if gradient.is_cuda and gradient.is_contiguous() and gradient.nbytes:
+                found += EXTENT.pack(gradient.data_ptr(), gradient.nbytes)
+    return found
 
 
 def unpacked(extents: bytes) -> list[tuple[int, int]]:
@@ -275,10 +294,10 @@ def unpacked(extents: bytes) -> list[tuple[int, int]]:
     return [(address, size) for address, size in EXTENT.iter_unpack(extents)]
 
 
-def versions(optimizers: Sequence[Optimizer | None]) -> list[tuple[int, int]]:
-    """Return how often torch has written to each parameter, as it counts that, and where it lies."""
+def parameters(optimizers: Sequence[Optimizer | None]) -> list[Tensor]:
+    """Return all parameters of optimizers."""
     return [
-        (parameter._version, address_of(parameter))
+        parameter
         for optimizer in optimizers
         if optimizer is not None
         for group in optimizer.param_groups
@@ -289,7 +308,7 @@ def versions(optimizers: Sequence[Optimizer | None]) -> list[tuple[int, int]]:
 def address_of(parameter: Tensor) -> int:
     """Return where this rank's part of a parameter lies."""
     # Asking for the part takes ten times as long, and most parameters are whole.
-    if type(parameter) in (nn.Parameter, Tensor):
+    if type(parameter) in PLAIN:
         return parameter.data_ptr()
     return torch_parallel.local(parameter).data_ptr()
 

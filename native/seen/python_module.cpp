@@ -182,31 +182,60 @@ PyObject* is_same_method(PyObject* self, PyObject*) {
   Py_RETURN_TRUE;
 }
 
-// The bytes that `write` appends for each tensor of a list; `write` returns false with an exception set.
+// Asks torch for one tensor after the other, most of one type.
+class Places {
+ public:
+  // False with an exception set.
+  bool of(PyObject* tensor, dlpack::Tensor& now) {
+    if (Py_TYPE(tensor) != type_) {
+      api_ = api_of(tensor);
+      type_ = Py_TYPE(tensor);
+    }
+    return api_ != nullptr && api_->tensor_of(tensor, &now) == 0;
+  }
+
+ private:
+  const dlpack::ExchangeApi* api_ = nullptr;
+  PyTypeObject* type_ = nullptr;
+};
+
+// The bytes that `write` appends for each entry of a list; `write` returns false with an exception set, or
+// without one where the whole is None.
 template <class Write>
 PyObject* bytes_of(const char* function, PyObject* tensors, const Write& write) {
   if (PyList_Check(tensors) == 0)
     return PyErr_Format(PyExc_TypeError, "%s() takes a list of tensors", function);
-  const Py_ssize_t count = PyList_GET_SIZE(tensors);
-  const dlpack::ExchangeApi* api = nullptr;
-  PyTypeObject* type = nullptr;
   std::string bytes;
-  for (Py_ssize_t index = 0; index < count; ++index) {
-    PyObject* tensor = PyList_GET_ITEM(tensors, index);
-    if (Py_TYPE(tensor) != type) {
-      api = api_of(tensor);
-      type = Py_TYPE(tensor);
-    }
-    dlpack::Tensor now{};
-    if (api == nullptr || api->tensor_of(tensor, &now) != 0 || !write(now, bytes)) return nullptr;
+  // Its length may change while it is gone through.
+  for (Py_ssize_t index = 0; index < PyList_GET_SIZE(tensors); ++index) {
+    PyObject* tensor = Py_NewRef(PyList_GET_ITEM(tensors, index));
+    const bool written = write(tensor, bytes);
+    Py_DECREF(tensor);
+    if (written) continue;
+    if (PyErr_Occurred() != nullptr) return nullptr;
+    Py_RETURN_NONE;
   }
   return PyBytes_FromStringAndSize(bytes.data(), static_cast<Py_ssize_t>(bytes.size()));
+}
+
+void append(std::string& bytes, uint64_t one, uint64_t other) {
+  const uint64_t both[] = {one, other};
+  bytes.append(reinterpret_cast<const char*>(both), sizeof both);
+}
+
+// Made at their first use, which is in every step from then on.
+PyObject* attribute_of(PyObject* object, PyObject*& name, const char* text) {
+  if (name == nullptr) name = PyUnicode_InternFromString(text);
+  return name == nullptr ? nullptr : PyObject_GetAttr(object, name);
 }
 
 std::size_t element_bytes(const dlpack::Tensor& tensor) { return tensor.type.bits / 8U * tensor.type.lanes; }
 
 PyObject* numbers(PyObject*, PyObject* tensors) {
-  return bytes_of("numbers", tensors, [](const dlpack::Tensor& now, std::string& bytes) {
+  Places places;
+  return bytes_of("numbers", tensors, [&](PyObject* tensor, std::string& bytes) {
+    dlpack::Tensor now{};
+    if (!places.of(tensor, now)) return false;
     if (now.dimensions != 0 || now.device.type != dlpack::kCpu) {
       PyErr_Format(PyExc_ValueError, "numbers() takes tensors of one number, on the host");
       return false;
@@ -227,12 +256,39 @@ uint64_t elements_in_one_piece(const dlpack::Tensor& tensor) {
   return dense ? static_cast<uint64_t>(count) : 0;
 }
 
-PyObject* extents(PyObject*, PyObject* tensors) {
-  return bytes_of("extents", tensors, [](const dlpack::Tensor& now, std::string& bytes) {
-    const uint64_t extent[] = {reinterpret_cast<uint64_t>(data_of(now)),
-                               elements_in_one_piece(now) * element_bytes(now)};
-    if (now.device.type == dlpack::kCuda && extent[1] != 0)
-      bytes.append(reinterpret_cast<const char*>(extent), sizeof extent);
+PyObject* gradients(PyObject*, PyObject* args) {
+  PyObject *parameters, *plain;
+  if (PyArg_ParseTuple(args, "OO:gradients", &parameters, &plain) == 0) return nullptr;
+  Places places;
+  return bytes_of("gradients", parameters, [&](PyObject* parameter, std::string& bytes) {
+    static PyObject* grad = nullptr;
+    PyObject* gradient = attribute_of(parameter, grad, "grad");
+    if (gradient == nullptr) return false;
+    dlpack::Tensor now{};
+    const bool is_plain = reinterpret_cast<PyObject*>(Py_TYPE(gradient)) == plain;
+    const bool is_there = is_plain && places.of(gradient, now);
+    if (is_plain && !is_there) PyErr_Clear();  // it has no memory of its own
+    const bool none = gradient == Py_None;
+    Py_DECREF(gradient);
+    if (!is_there) return none;
+    const uint64_t size = elements_in_one_piece(now) * element_bytes(now);
+    if (now.device.type == dlpack::kCuda && size != 0)
+      append(bytes, reinterpret_cast<uint64_t>(data_of(now)), size);
+    return true;
+  });
+}
+
+PyObject* versions(PyObject*, PyObject* parameters) {
+  Places places;
+  return bytes_of("versions", parameters, [&](PyObject* parameter, std::string& bytes) {
+    static PyObject* name = nullptr;
+    PyObject* number = attribute_of(parameter, name, "_version");
+    if (number == nullptr) return false;
+    const unsigned long long version = PyLong_AsUnsignedLongLong(number);
+    Py_DECREF(number);
+    dlpack::Tensor now{};
+    if (PyErr_Occurred() != nullptr || !places.of(parameter, now)) return false;
+    append(bytes, version, reinterpret_cast<uint64_t>(data_of(now)));
     return true;
   });
 }
@@ -291,7 +347,8 @@ PyType_Spec kSpec = {"jitckpt._seen.Seen", sizeof(Seen), 0, Py_TPFLAGS_DEFAULT |
 PyMethodDef kFunctions[] = {
     {"numbers", numbers, METH_O, "The bytes of tensors of one number each, one behind the other."},
     {"plain_copy", jitckpt::seen::plain_copy, METH_O, "A copy of a value that is plain; None of any other."},
-    {"extents", extents, METH_O, "Address and bytes of tensors that lie on a GPU in one piece."},
+    {"gradients", gradients, METH_VARARGS, "Address and bytes of gradients on a GPU, in one piece each."},
+    {"versions", versions, METH_O, "How often torch has written to each tensor, and where it lies."},
     {nullptr, nullptr, 0, nullptr}};
 PyModuleDef kModule = {.m_base = PyModuleDef_HEAD_INIT,
                        .m_name = "_seen",

@@ -12,8 +12,8 @@ def test_torch_moves_data_on_streams(run_whole: Whole) -> None:
     assert run_whole("move_data").splitlines()[-1] == "all equal"
 
 
-def test_extents_are_of_what_lies_in_one_piece_on_a_gpu(run_whole: Whole) -> None:
-    assert run_whole("extents").splitlines() == ["True True"]
+def test_gradients_are_told_that_lie_in_one_piece_on_a_gpu(run_whole: Whole) -> None:
+    assert run_whole("gradients").splitlines() == ["True True"]
 
 
 def test_out_of_memory_is_torchs_own_error(run_whole: Whole) -> None:

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import struct
 import weakref
 from array import array
 from collections import Counter
@@ -13,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitckpt._seen import Seen, extents, numbers, plain_copy
+from jitckpt._seen import Seen, gradients, numbers, plain_copy, versions
 
 
 class Thing:
@@ -135,12 +136,38 @@ def test_it_keeps_what_it_looked_at_and_lets_all_of_it_go() -> None:
     assert tensor() is None
 
 
-def test_extents_are_of_tensors_on_a_gpu_alone() -> None:  # tests/softgpu has those
-    assert extents([torch.ones(3)]) == extents([]) == b""
-    with pytest.raises(TypeError, match=r"extents\(\) takes a list"):
-        extents((torch.ones(3),))  # type: ignore[arg-type]
-    with pytest.raises(RuntimeError, match="storage"):
-        extents([torch.ones(3).to_sparse()])
+def with_gradient(gradient: torch.Tensor | None) -> torch.Tensor:
+    parameter = torch.ones(3, requires_grad=True)
+    parameter.grad = gradient
+    return parameter
+
+
+def test_gradients_are_those_on_a_gpu_alone() -> None:  # tests/softgpu has those
+    on_host = [with_gradient(torch.ones(3)), with_gradient(None)]
+    assert gradients(on_host, torch.Tensor) == gradients([], torch.Tensor) == b""
+    with pytest.raises(TypeError, match=r"gradients\(\) takes a list"):
+        gradients((*on_host,), torch.Tensor)  # type: ignore[arg-type]
+    with pytest.raises(AttributeError, match="grad"):
+        gradients([*on_host, None], torch.Tensor)  # type: ignore[list-item]
+
+
+def test_gradients_of_another_kind_are_not_told() -> None:
+    for other in (torch.nn.Parameter(torch.ones(3)), torch.ones(3).to_sparse()):
+        assert gradients([with_gradient(torch.ones(3)), with_gradient(other)], torch.Tensor) is None
+
+
+def test_versions_count_what_torch_writes() -> None:
+    one, other = torch.nn.Parameter(torch.ones(3)), torch.ones(2)
+    before = versions([one, other])
+    with torch.no_grad():
+        one.add_(1)
+    after = versions([one, other])
+    assert [*struct.iter_unpack("=QQ", before)] == [(0, one.data_ptr()), (0, other.data_ptr())]
+    assert [*struct.iter_unpack("=QQ", after)] == [(1, one.data_ptr()), (0, other.data_ptr())]
+    one.data = other
+    assert struct.unpack("=QQ", versions([one])) == (1, other.data_ptr())
+    with pytest.raises(AttributeError, match="_version"):
+        versions([1])  # type: ignore[list-item]
 
 
 PLAIN = st.recursive(

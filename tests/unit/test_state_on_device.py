@@ -11,7 +11,7 @@ from torch import Tensor
 
 from jitckpt import job
 from jitckpt.errors import CheckpointError
-from jitckpt.state_on_device import StateOnDevice, digest, gradients, unfit, unpacked
+from jitckpt.state_on_device import BY_A_CALL, StateOnDevice, digest, gradients, unfit, unpacked
 from jitckpt.transparent import naming
 from jitckpt.transparent.naming import BLOCK_BYTES
 
@@ -241,7 +241,21 @@ def test_a_parameter_that_changes_outside_of_the_step_leaves_with_its_name(
         one.step_begins(here, optimizers)
 
 
-@pytest.mark.parametrize("how", ["copied something there", "taken the `data` of a parameter"])
+def test_an_optimizer_that_gets_another_parameter_leaves(capsys: pytest.CaptureFixture[str]) -> None:
+    proxy, here = Proxy(), state()
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2)) for _ in range(3)])
+    one = StateOnDevice(proxy.process)
+    one.stays = True
+    one.step_begins(here, [optimizer])
+    one.step_ended(here, [optimizer])
+    optimizer.param_groups[0]["params"][1] = torch.nn.Parameter(torch.ones(2))
+    proxy.heard.clear()
+    one.step_begins({**here}, [optimizer])
+    assert "the optimizer has got other parameters" in capsys.readouterr().err
+    assert [what for what, *_ in proxy.heard] == ["leaves", "begins"]
+
+
+@pytest.mark.parametrize("how", [BY_A_CALL, "taken the `data` of a parameter"])
 def test_what_may_have_changed_the_state_uncounted_makes_it_leave(
     how: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
