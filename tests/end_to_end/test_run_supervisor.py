@@ -252,7 +252,7 @@ def test_a_replica_that_is_a_step_ahead_is_waited_for(start: Starter) -> None:
         open(f"{here}/saved", "w").close()
         hang()
         """,
-        "register(); die()",
+        "register(); wait_until_logged('registered', 3); die()",
     )
     assert job.supervisor.result() is Outcome.RESTART
     assert job.events("saved")[0]["step"] == 8
@@ -271,7 +271,7 @@ def test_every_shard_must_be_saved(start: Starter) -> None:
         say(protocol.SaveEnded(order.save_id, RANK, 1, 7, 'path', 1000, 0.1))
         hang()
         """,
-        "register(0, 2); wait_for(here + '/1'); die()",
+        "register(0, 2); wait_for(here + '/1'); wait_until_logged('registered', 4); die()",
         "register(1, 2); hang()",
     )
     assert job.supervisor.result() is Outcome.RESTART
