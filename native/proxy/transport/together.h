@@ -33,8 +33,8 @@ class Together {
   void leave();
   bool has_been_left() const;
   // Returns when something has happened that this rank may wait for, at the latest after the time, or for no
-  // reason. seen: what `happenings` had returned before the caller looked. Of the others' coming only the last
-  // counts: in each step a server is woken by its own client and by that.
+  // reason. seen: what `happenings` had returned before the caller looked. Of the others' coming only the
+  // last counts: in each step a server is woken by its own client and by that.
   uint32_t happenings() const;
   void wait(uint32_t seen, std::chrono::milliseconds longest) const;
   // Something has happened in this rank's client.
