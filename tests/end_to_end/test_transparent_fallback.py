@@ -81,5 +81,9 @@ def test_what_is_given_up_goes_on_from_the_periodic_save(launcher: Launcher) -> 
     told = named(events, "validation_left_out", "recovered", "recovery_given_up", "not_saved", "restored")
     assert told == ["validation_left_out", "recovery_given_up", "not_saved", "restored", "restored"]
     assert next(event["step"] for event in events if event["event"] == "restored") == 4
-    assert "no rank has a whole state (any more, or yet). The job restarts from the best save." in result.err
+    # A rank that is late has not outgrown its log yet, and its image is of no use without the other's.
+    why = "no rank has a whole state (any more, or yet)"
+    late = "it has none yet, or the log was full; more memory for the log would have protected the job"
+    (given_up,) = (event["text"] for event in events if event["event"] == "recovery_given_up")
+    assert given_up.removesuffix(". The job restarts from the best save.").endswith((why, late)), given_up
     assert re.search(r"Restart 1 went on from step 4, with at most 2 minibatches done again", result.err)
