@@ -235,13 +235,15 @@ class Recorder:
                 if taken.content is not None:
                     taken.content.put(name, generated)
                 self._gone_on = name
-        if final and step == self._provisional:
-            self._end_provisional(step)
-            return True
-        if final or self._write_taken(step, final):
-            return not final
-        self._taken, self._unchanged = _Taken(), None
-        return False
+        if final:
+            is_said = step == self._provisional
+            if is_said:
+                self._end_provisional(step)
+            return is_said
+        if not self._write_taken(step, final):
+            self._taken, self._unchanged = _Taken(), None
+            return False
+        return True
 
     def write(
         self, step: int, final: bool, parts: Mapping[str, Encoded], unchanged: Unchanged | None = None
