@@ -45,8 +45,9 @@ from jitckpt.proxy_control import ControlSocket, Proxies
 from jitckpt.recovery import Outcome
 from jitckpt.saves import SaveRecord
 from jitckpt.spares import Spares
+from jitckpt.state_transfer import Transfers
 from jitckpt.step_barrier import VARIABLE as STEP_BARRIER
-from jitckpt.step_barrier import StepBarrier
+from jitckpt.step_barrier import Messenger, StepBarrier
 from jitckpt.stores import Apart, LastingRendezvous, StoreGone
 from jitckpt.supervisor import Reports, Supervisor
 from jitckpt.suspects import VARIABLE, NoDeviceError, Suspects, without
@@ -76,7 +77,7 @@ class Settings:
     faults: tuple[FaultSpec, ...]
     host_timeout: float
     recovery_deadline: float | None  # for each order of a transparent recovery; None: user-level mode
-    state_on_device: bool  # in transparent mode, all ranks on this host
+    state_on_device: bool  # in transparent mode
     fixed_place: int | None  # of this host among all (--node-rank)
     silent_hosts_are_dead: bool  # the user knows that none is only cut off
     secret: bytes | None  # of this job, for agents on several hosts; None: one is made
@@ -265,8 +266,9 @@ class Agent(LocalElasticAgent):
         # Who is new goes by what the others say: the same script uses the same directory.
         told = next((host.directory for host in met if host.directory), "")
         directory = Path(own.directory or told) if told else None
-        timeout, serve = self._settings.host_timeout, partial(fetch.serve, directory)
-        connected = Hosts(index, met, listener, secret, timeout, serve=serve)
+        timeout = self._settings.host_timeout
+        connected = Hosts(index, met, listener, secret, timeout)
+        connected.answers[fetch.VISIT] = partial(fetch.serve, directory)
         connected.connect(hosts.PATIENCE * timeout)
         try:
             lasting.begin(connected, self._settings.silent_hosts_are_dead)
@@ -412,6 +414,7 @@ class WorkerProcesses(PContext):
         self._open = False
         self._control: ControlSocket | None = None
         self._barrier: StepBarrier | None = None
+        self._messenger: Messenger | None = None
 
     def start(self) -> None:
         """Start the workers and what copies their logs; signals, unlike in torch, are the agent's affair."""
@@ -447,7 +450,8 @@ class WorkerProcesses(PContext):
         if self._settings.recovery_deadline is not None:
             self._control = ControlSocket()
             if self._settings.state_on_device:
-                self._barrier = StepBarrier(self.nprocs)
+                hosts = 1 if self._hosts is None else len(self._hosts.all)
+                self._barrier = StepBarrier(self.nprocs, hosts)
         try:
             for local_rank in range(self.nprocs):
                 self._prepare_worker(local_rank)
@@ -496,7 +500,19 @@ class WorkerProcesses(PContext):
             return None
         # A worker leads a session of its own; it may be a shell in which the training runs.
         sessions = {worker.rank: worker.pid for worker in self._workers.values()}
-        return Proxies(self._control, sessions, self._log, say=say, deadline=deadline, hosts=self._hosts)
+        transfers = None
+        if self._barrier is not None and self._hosts is not None:
+            self._messenger, transfers = Messenger(self._barrier, self._hosts), Transfers(self._hosts)
+        return Proxies(
+            self._control,
+            sessions,
+            self._log,
+            say=say,
+            deadline=deadline,
+            hosts=self._hosts,
+            messenger=self._messenger,
+            transfers=transfers,
+        )
 
     def _copier_of_rings(self) -> Copier | None:
         """Return what has another host keep copies of the rings."""
@@ -521,7 +537,7 @@ class WorkerProcesses(PContext):
         if self._control is not None:
             environment[PROXY_CONTROL] = str(self._control.path)
             if self._barrier is not None:
-                environment[STEP_BARRIER] = self._barrier.path
+                environment[STEP_BARRIER] = self._barrier.of(local_rank)
             environment.setdefault("JITCKPT_PROXY_SPARE", str(min(1, self._spares.wanted(len(self.args)))))
         environment["JITCKPT_STAGING"] = str(self._settings.staging)
         environment["JITCKPT_RESTART"] = str(self._log.restart)
@@ -634,6 +650,8 @@ class WorkerProcesses(PContext):
             return
         self._open = False
         self.supervisor.stop(death_sig)
+        if self._messenger is not None:
+            self._messenger.close()
         if self._copier is not None:
             self._copier.stop()
         self._guardian.close()

@@ -21,6 +21,7 @@ from jitckpt.saves import HashedFile, SaveFolder
 
 PIECE = 4 << 20  # bytes
 ANSWER_SECONDS = 60.0
+VISIT = "saves"  # what an agent says that wants some
 
 
 @dataclass(frozen=True)
@@ -164,14 +165,14 @@ async def _fetch(hosts: Hosts, directory: Path) -> Fetched | None:
     held = {hosts.index: _parse(_listing(directory))}
     for host in range(len(hosts.all)):
         if host != hosts.index:
-            async with hosts.visit(host) as (reader, writer):
+            async with hosts.visit(host, VISIT) as (reader, writer):
                 writer.write(link.encode({"list": True}))
                 held[host] = _parse((await _answer(reader))[1])
     sizes: list[int] = []
     while needed := wanted(held, hosts.index, hosts.all[hosts.index].ranks, hosts.kept):
         one = needed[0]
         saves.open_directory(directory, one.save.identity.job)
-        async with hosts.visit(one.host) as (reader, writer):
+        async with hosts.visit(one.host, VISIT) as (reader, writer):
             try:
                 sizes.append(await _take(one.save, directory, reader, writer))
                 held[hosts.index].append(one.save)

@@ -15,7 +15,8 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,17 +76,15 @@ class Hosts:
         listener: socket.socket,
         secret: bytes,
         silence: float,
-        *,
-        serve: Visit | None = None,
     ) -> None:
         """listener: a listening socket, this object's from now on. silence: seconds until a machine that
         does not answer is lost; an agent has PATIENCE times as long.
-
-        serve: looks after an agent that visits, until it raises LinkError.
         """
         self.index, self.all = index, tuple(hosts)
         self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # readable when something is to be taken
-        self._listener, self._secret, self._silence, self._serve = listener, secret, silence, serve
+        # Who looks after an agent that visits, by what it wants, until that returns or raises LinkError.
+        self.answers: dict[str, Visit] = {}
+        self._listener, self._secret, self._silence = listener, secret, silence
         self._patience = PATIENCE * silence
         self._numbers = itertools.count()
         self._beats_missed: dict[int, int] = {}
@@ -136,6 +135,10 @@ class Hosts:
         """Return how many bytes for a host are not on their way yet."""
         writer = self._writers.get(host)
         return 0 if writer is None else writer.transport.get_write_buffer_size()
+
+    def start(self, coroutine: Coroutine[Any, Any, None]) -> "Future[None]":
+        """Run it on the connections' thread; it is cancelled when they end."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def keeper(self, host: int) -> int:
         """Return which host keeps copies of this one's rank-local states."""
@@ -234,11 +237,13 @@ class Hosts:
             await asyncio.sleep(HEARTBEAT)
 
     @contextlib.asynccontextmanager
-    async def visit(self, host: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        """Connect to a host for once, in any event loop; its `serve` answers. Raises LinkError."""
+    async def visit(
+        self, host: int, what: str
+    ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """Connect to a host for once, in any event loop; its `answers` look after it. Raises LinkError."""
         reader, writer = await self._reach(host)
         try:
-            writer.write(link.encode({"visit": True}))
+            writer.write(link.encode({"visit": what}))
             yield reader, writer
         finally:
             writer.close()
@@ -286,8 +291,9 @@ class Hosts:
                 await link.admit(reader, writer, self._secret)
                 header, _ = await link.receive(reader)
             host = header.get("host")
-            if header.get("visit") is True and self._serve is not None:
-                await self._serve(reader, writer)
+            visit = self.answers.get(str(header.get("visit")))
+            if visit is not None:
+                await visit(reader, writer)
             elif isinstance(host, int) and host in self._connected.keys() - self._writers.keys() - self._lost:
                 await self._converse(host, reader, writer)
         except (LinkError, OSError):

@@ -18,6 +18,8 @@ from typing import Any
 
 from jitckpt.events import EventLog
 from jitckpt.hosts import Arrived, Hosts
+from jitckpt.state_transfer import Transfers
+from jitckpt.step_barrier import Messenger
 from jitckpt.transparent import messages
 from jitckpt.transparent.agreement import Agreement
 from jitckpt.transparent.communicators import FOREVER
@@ -75,13 +77,16 @@ class Proxies:
         say: Callable[[str], None],
         deadline: float,
         hosts: Hosts | None = None,
+        messenger: Messenger | None = None,
+        transfers: Transfers | None = None,
     ) -> None:
         """sessions: of each rank here the session that its worker leads. say: tells the user a sentence.
 
-        deadline: seconds for each order of a recovery.
+        deadline: seconds for each order of a recovery. messenger, transfers: of several hosts whose
+        ranks' states stay.
         """
         self._control, self._sessions, self._log, self._say = control, dict(sessions), log, say
-        self._hosts = hosts
+        self._hosts, self._messenger, self._transfers = hosts, messenger, transfers
         self._connections: dict[int, _Connection] = {}  # by rank
         self._open: list[_Connection] = []  # those of strangers too
         self._awaited = set(sessions)
@@ -101,12 +106,16 @@ class Proxies:
         """Have the selector's owner call what it finds as data when something comes."""
         self._selector = selector
         selector.register(self._control.socket, selectors.EVENT_READ, self._accept)
+        if self._transfers is not None:
+            selector.register(self._transfers.wake, selectors.EVENT_READ, self._go_on)
 
     def close(self) -> None:
         """Hang up; the selector may be closed by then."""
         for connection in self._open:
             connection.socket.close()
         self._control.close()
+        if self._transfers is not None:
+            self._transfers.close()
 
     def look(self) -> None:
         """See what has not been done in time."""
@@ -130,12 +139,14 @@ class Proxies:
     def hear_host(self, arrived: Arrived) -> None:
         """Take in what another agent passes on. Raises KeyError or MessageError if it makes no sense."""
         match arrived.header:
+            case {"step_barrier": _} if self._messenger is not None:
+                self._messenger.hear(arrived)
             case {"proxy": int(rank), "gone": str(why)} if self._agreement is not None:
                 self._agreement.leave(rank, why, time.monotonic())
             case {"proxy": int(rank)} if self._agreement is not None:
                 self._hear(rank, arrived.data)
             case {"proxy": int(rank)}:
-                self._send(rank, arrived.data)
+                self._give(rank, arrived.data)
 
     def lose_host(self, host: int) -> None:
         """A host is lost. Its ranks count as ended; if it was the one that agrees, nobody does any more."""
@@ -206,6 +217,12 @@ class Proxies:
                 self._to_leader({"proxy": connection.rank, "gone": why})
 
     def _pass_on(self, rank: int, data: bytes) -> None:
+        if self._transfers is not None:
+            match messages.decode(data):
+                case messages.Ids(recovery, copy=(copy,)):
+                    self._transfers.offer(recovery, copy)
+                case messages.Done():
+                    self._transfers.end(rank)
         if self._agreement is not None:
             self._hear(rank, data)
         else:
@@ -229,10 +246,30 @@ class Proxies:
             self._log.write("warning", rank=rank, text=str(error))
             return
         if rank in self._sessions:
-            self._send(rank, data)
+            self._give(rank, data)
         else:
             assert self._hosts is not None
             self._hosts.send(self._hosts.host_of(rank), {"proxy": rank}, data)
+
+    def _give(self, rank: int, data: bytes) -> None:
+        """Tell a rank here an order, once what it takes from another host is there."""
+        if self._transfers is not None:
+            match messages.decode(data):
+                case messages.Replay(source=(copy,)) as order if copy.rank not in self._sessions:
+                    self._transfers.begin(rank, order)
+                    return
+                case messages.Stop() | messages.GiveUp():
+                    self._transfers.break_off(rank)
+        self._send(rank, data)
+
+    def _go_on(self) -> None:
+        assert self._transfers is not None
+        for ready in self._transfers.take():
+            if ready.failed:  # told in the rank's place: the failure is not its own
+                alarm = messages.Alarm(ready.order.recovery, 0, ready.failed)
+                self._pass_on(ready.rank, messages.encode(alarm))
+            else:
+                self._send(ready.rank, messages.encode(ready.order))
 
     def _send(self, rank: int, data: bytes) -> None:
         if rank in self._connections:

@@ -472,7 +472,7 @@ class Supervisor(threading.Thread):
                 self._is_dying(self._rank(rank).rank, exit_code)
             case {"rank": int(rank), "order": str(order)}:
                 self._pass_on(self._workers[rank], protocol.decode(order.encode()), arrived.host)
-            case {"proxy": _} if self._proxies is not None:
+            case {"proxy": _} | {"step_barrier": _} if self._proxies is not None:
                 self._proxies.hear_host(arrived)
             case {"stopped": int(rank)}:
                 self._investigation.hear_stopped(self._rank(rank).rank)

@@ -89,7 +89,8 @@ def _run(arguments: list[str]) -> int:
             parser.error(str(error))
         if callable(command):
             command, command_arguments = sys.executable, ["-u", "-c", RUN_PATH, *command_arguments]
-        several = config.nproc_per_node > 1  # one rank alone has nobody to get its state from
+        # One rank alone has nobody to get its state from.
+        several = config.nproc_per_node * config.max_nodes > 1
         state_on_device = transparent and several and args.state_on_device is not False
         settings = Settings(
             checkpoint_dir=args.checkpoint_dir,
@@ -216,10 +217,6 @@ def _check_hosts(args: argparse.Namespace) -> None:
     least, most = torchrun.parse_min_max_nnodes(args.nnodes)
     if most == 1 or args.standalone:
         return
-    if args.mode == "transparent":
-        if args.state_on_device:
-            say("--state-on-device has no effect on several hosts: images of the devices' memory have it.")
-        args.state_on_device = False  # the ranks' step barrier is in the memory of one host
     if least != most:
         raise ValueError(
             f"--nnodes {args.nnodes}: the saves of a job are for its number of ranks, so give one number; "
@@ -351,7 +348,7 @@ def _parser() -> argparse.ArgumentParser:
     ours.add_argument(
         "--state-on-device",
         action=argparse.BooleanOptionalAction,
-        help="in transparent mode, on one host: once that is seen to be safe, parameters and optimizer "
+        help="in transparent mode: once that is seen to be safe, parameters and optimizer "
         "state are not copied to the host with each step; a device that is lost gets them from another rank "
         "that has the same (default: unless the script calls jitckpt.init; without, the loss of all devices "
         "that have them is survived, too)",

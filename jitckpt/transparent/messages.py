@@ -12,7 +12,7 @@ from jitckpt.errors import JitckptError
 from jitckpt.transparent.communicators import Count, Place
 from jitckpt.transparent.coordination import Number
 
-VERSION = 8
+VERSION = 9
 MAX_BYTES = 128 * 1024  # a socket's buffer holds it, whatever else is in there
 MAX_TEXT = 4096
 KEY_BYTES = 16
@@ -34,9 +34,11 @@ class Id:
 class HostCopy:
     """Parameters and optimizer state in host memory: `bytes` from `offset` on of that file of the process.
 
-    digest: of what is there, in which order; where it is taken to, it has to be the same.
+    rank: whose process it is; or the agent's of another host, who has fetched that rank's copy. digest: of
+    what is there, in which order; where it is taken to, it has to be the same.
     """
 
+    rank: int
     process: int
     file: int
     offset: int
@@ -265,7 +267,7 @@ _FORMS: dict[type[Any], tuple[Any, ...]] = {
     Making: (_KEY, "I", _KEY),
     Hello: ("i", "i", _TEXT),
     Alarm: ("Q", _TEXT),
-    HostCopy: ("i", "i", "Q", "Q", "Q"),
+    HostCopy: ("i", "i", "i", "Q", "Q", "Q"),
     Stopped: ("Q", "Q", "Q", "Q", "Q", "Q", "Q", "Q", "Q", "Q", _TEXT, Place),
     Ids: (Id, "Q", "Q", "Q", HostCopy),
     Done: ("Q", "Q", "Q", "Q", "Q", "Q"),

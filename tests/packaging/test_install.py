@@ -61,7 +61,11 @@ def test_install_and_uninstall(tmp_path: Path, environment: Path) -> None:
     modules = {str(path.relative_to(ROOT / "jitckpt")) for path in (ROOT / "jitckpt").rglob("*.py")}
     modules |= {f"hooks/{path.relative_to(ROOT / 'hooks')}" for path in (ROOT / "hooks").rglob("*.py")}
     assert {name for name in files_below(package) if name.endswith(".py")} == modules
-    assert {path.name.split(".")[0] for path in package.glob("*.so")} == {"_algorithms", "_seen"}
+    assert {path.name.split(".")[0] for path in package.glob("*.so")} == {
+        "_algorithms",
+        "_seen",
+        "_step_barrier",
+    }
     libraries = files_below(package / "lib") - {"driver"}  # which is a folder
     assert libraries == NATIVE
     for library in libraries:

@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -124,10 +125,9 @@ def met(directories: list[Path]) -> Iterator[list[Hosts]]:
     listeners = [hosts.listen("127.0.0.1") for _ in range(2)]
     known = [Host("127.0.0.1", one.getsockname()[1], (i,), 0) for i, one in enumerate(listeners)]
 
-    def serve(index: int) -> hosts.Visit:
-        return lambda reader, writer: fetch.serve(directories[index], reader, writer)
-
-    found = [Hosts(i, known, one, SECRET, 60, serve=serve(i)) for i, one in enumerate(listeners)]
+    found = [Hosts(i, known, one, SECRET, 60) for i, one in enumerate(listeners)]
+    for host, directory in zip(found, directories, strict=True):
+        host.answers[fetch.VISIT] = partial(fetch.serve, directory)
     found[1]._thread.start()
     found[0].connect(60)
     yield found
@@ -164,7 +164,7 @@ def test_a_damaged_save_is_not_taken_in(
 @pytest.mark.parametrize("file", ["metadata.json", "../../job.json", "/etc/passwd", "nothing", 7])
 def test_only_files_of_saves_are_given(met: list[Hosts], file: object) -> None:
     async def ask() -> str:
-        async with met[1].visit(0) as (reader, writer):
+        async with met[1].visit(0, fetch.VISIT) as (reader, writer):
             writer.write(link.encode({"step": 5, "kind": "rank", "rank": 0, "file": file}))
             answer, _ = await link.receive(reader)
             return str(answer["error"])

@@ -177,7 +177,7 @@ class Proxy:
                     return self.alarm()
                 assert order.copy == self.state == self.ended, "that is not the state on the device"
                 self.copies.add(order.copy)
-            copy = (HostCopy(100 + self.rank, 9, order.copy, 1000, int(self.content, 16)),)
+            copy = (HostCopy(self.rank, 100 + self.rank, 9, order.copy, 1000, int(self.content, 16)),)
         stays = bool(order.may_stay) and not self.breaks
         if self.stays:
             stays = stays and self.device != LOST

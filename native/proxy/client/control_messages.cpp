@@ -1,5 +1,6 @@
 #include "control_messages.h"
 
+#include <cstdlib>
 #include <cstring>
 #include <type_traits>
 #include <utility>
@@ -7,7 +8,7 @@
 namespace jitckpt::proxy::client::control {
 namespace {
 
-constexpr uint32_t version = 8;
+constexpr uint32_t version = 9;
 constexpr uint32_t first_of_worker = 1, first_of_agent = 16;  // kinds, in the order of the variants
 
 // Both go over the fields of a message in their order; little-endian, as all that CUDA runs on.
@@ -75,7 +76,8 @@ void fields(Do& each, auto& m) {
     all(m.kept_from, m.kept_to, m.images, m.copies, m.device, m.begun, m.ended, m.ready, m.log_end,
         m.failed_call, m.error, m.communicators);
   if constexpr (std::is_same_v<Message, Ids>) all(m.ids, m.ending_us, m.starting_us, m.stays, m.copy);
-  if constexpr (std::is_same_v<Message, HostCopy>) all(m.process, m.file, m.offset, m.bytes, m.digest);
+  if constexpr (std::is_same_v<Message, HostCopy>)
+    all(m.rank, m.process, m.file, m.offset, m.bytes, m.digest);
   if constexpr (std::is_same_v<Message, Done>)
     all(m.handles_us, m.image_us, m.communicators_us, m.replay_us, m.log_bytes, m.image_bytes);
   if constexpr (std::is_same_v<Message, Standing>) all(m.waited_us, m.limit_us, m.communicators);
@@ -138,6 +140,11 @@ Numbered<Message> decode(std::span<const std::byte> bytes, uint32_t first) {
 }
 
 }  // namespace
+
+int32_t rank_of_process() {
+  const char* const rank = std::getenv("RANK");
+  return rank ? std::atoi(rank) : 0;
+}
 
 std::vector<std::byte> encode(const Numbered<FromWorker>& message) {
   return encode(message, first_of_worker);

@@ -22,6 +22,9 @@ struct Number {
   auto operator<=>(const Number&) const = default;
 };
 
+// As torchrun has set it.
+int32_t rank_of_process();
+
 struct NamedId {
   Key key;
   ncclUniqueId id;
@@ -68,6 +71,7 @@ struct Stopped {
 };
 // A state's parameters and optimizer state in host memory: so many bytes of that file of that process.
 struct HostCopy {
+  int32_t rank;  // whose process
   int32_t process, file;
   uint64_t offset, bytes;
   uint64_t digest;  // of what is there, in which order

@@ -45,11 +45,6 @@ int connect_to(const std::string& path) {
   return made;
 }
 
-int32_t rank_of_process() {
-  const char* const rank = std::getenv("RANK");
-  return rank ? std::atoi(rank) : 0;
-}
-
 std::string hexadecimal(uint64_t number) {
   char text[17];
   std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(number));
@@ -68,7 +63,7 @@ ControlThread::ControlThread(Connection& connection, const std::string& path)
       socket_(connect_to(path)),
       news_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       hang_watch_(connection.log()) {
-  say(control::Hello{getpid(), rank_of_process(), hexadecimal(table_hash)});
+  say(control::Hello{getpid(), control::rank_of_process(), hexadecimal(table_hash)});
   const auto news = [this] {
     const uint64_t one = 1;
     if (write(news_, &one, sizeof one) < 0) return;  // it has news already

@@ -195,7 +195,10 @@ std::vector<control::HostCopy> Connection::copy_state(uint64_t state) {
     throw std::runtime_error("state " + std::to_string(state) + " can't be copied to host memory");
   }
   const auto offset = static_cast<uint64_t>(static_cast<std::byte*>(memory) - pinned_.begin());
-  copied_ = Copied{state, memory, {getpid(), pinned_.file().descriptor(), offset, bytes, image->digest}};
+  copied_ = Copied{
+      state,
+      memory,
+      {control::rank_of_process(), getpid(), pinned_.file().descriptor(), offset, bytes, image->digest}};
   return {copied_->copy};
 }
 

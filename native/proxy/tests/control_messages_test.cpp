@@ -33,7 +33,8 @@ class Drawn {
     return one;
   }
   HostCopy host_copy() {
-    return {static_cast<int32_t>(number()), static_cast<int32_t>(number()), number(), number(), number()};
+    const auto small = [this] { return static_cast<int32_t>(number()); };
+    return {small(), small(), small(), number(), number(), number()};
   }
   FromWorker of_worker() {
     const auto small = [this] { return static_cast<int32_t>(number()); };

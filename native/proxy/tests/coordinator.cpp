@@ -43,7 +43,7 @@ Coordinator::Coordinator(int ranks) : ranks_(ranks), folder_(temporary_folder("j
     throw std::runtime_error(std::strerror(errno));
   end_ = eventfd(0, EFD_CLOEXEC);
   together_ = memfd_create("jitckpt-together", MFD_CLOEXEC);
-  const uint64_t head[] = {jitckpt::proxy::Together::magic, static_cast<uint64_t>(ranks)};
+  const uint64_t head[] = {jitckpt::proxy::Together::magic, static_cast<uint64_t>(ranks), 1};
   if (ftruncate(together_, 4096 + 64 * ranks) != 0 || pwrite(together_, head, sizeof head, 0) != sizeof head)
     throw std::runtime_error(std::strerror(errno));
 }

@@ -78,7 +78,7 @@ void Job::run(const std::string& test, const std::vector<std::string>& variables
                  {"PROXY_TEST_DEVICES=4", "RANK=" + std::to_string(rank),
                   "WORLD_SIZE=" + std::to_string(outputs.size()), "PROXY_TEST_STORE=" + folder,
                   "SOFTGPU_CONTROL=" + folder + "/faults", "JITCKPT_PROXY_CONTROL=" + coordinator.path(),
-                  "JITCKPT_PROXY_TOGETHER=" + coordinator.together()});
+                  "JITCKPT_PROXY_TOGETHER=" + coordinator.together() + "#" + std::to_string(rank)});
       outputs[rank] = run_alone(test, all);
     });
   }

@@ -1,0 +1,97 @@
+"""How the hosts of a job hear that all ranks of all hosts have come to an optimizer step. Pure.
+
+They are a tree: each tells its parent once the ranks of its own and of all hosts below it have come; what the
+first host knows of all goes down again. So none tells more than FAN_OUT others, however many there are.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+FAN_OUT = 16
+
+
+@dataclass(frozen=True)
+class Come:
+    """What all ranks of some hosts have come to. The same as Together::Come of native/proxy/transport.
+
+    recovery_and_step: in one number, which only grows; 0: none, or they are of different recoveries.
+    whole_from: the first step before which all ranks make whole images again; 0: none is known. left: nobody
+    waits for the others any more.
+    """
+
+    recovery_and_step: int = 0
+    whole_from: int = 0
+    left: bool = False
+
+
+def merged(parts: Iterable[Come], step_bits: int) -> Come:
+    """Return what the ranks of all parts have come to."""
+    known = tuple(parts)
+    recoveries = {one.recovery_and_step >> step_bits for one in known}
+    return Come(
+        min(one.recovery_and_step for one in known) if len(recoveries) == 1 else 0,
+        min((one.whole_from for one in known if one.whole_from), default=0),
+        any(one.left for one in known),
+    )
+
+
+def parent(host: int) -> int | None:
+    """Return whom a host tells; None for the first."""
+    return (host - 1) // FAN_OUT if host else None
+
+
+def children(host: int, hosts: int) -> range:
+    """Return who tells this host."""
+    return range(min(FAN_OUT * host + 1, hosts), min(FAN_OUT * (host + 1) + 1, hosts))
+
+
+@dataclass(frozen=True)
+class Place:
+    """What one host knows: a state machine without clocks or sockets.
+
+    own: of its own ranks. below: of each child. told: what its parent was told last. everywhere: of all
+    hosts.
+    """
+
+    host: int
+    hosts: int
+    step_bits: int
+    own: Come = Come()
+    below: Mapping[int, Come] = field(default_factory=dict)
+    told: Come = Come()
+    everywhere: Come = Come()
+
+    def here(self, come: Come) -> tuple["Place", Sequence[tuple[int, Come]]]:
+        """Take in what this host's own ranks have come to; return whom to tell what."""
+        return replace(self, own=come)._news()
+
+    def hear(self, host: int, come: Come) -> tuple["Place", Sequence[tuple[int, Come]]]:
+        """Take in what another host says. Raises KeyError for one that has nothing to say here."""
+        if host == parent(self.host):
+            return self._all_have_come(come)
+        if host not in children(self.host, self.hosts):
+            raise KeyError(f"host {host} is no neighbour of host {self.host}")
+        return replace(self, below={**self.below, host: come})._news()
+
+    def _news(self) -> tuple["Place", Sequence[tuple[int, Come]]]:
+        come = merged([self.own, *self._children.values()], self.step_bits)
+        above = parent(self.host)
+        if above is None:
+            return self._all_have_come(come)
+        come = _grown(self.told, come)
+        return (self, ()) if come == self.told else (replace(self, told=come), [(above, come)])
+
+    def _all_have_come(self, come: Come) -> tuple["Place", Sequence[tuple[int, Come]]]:
+        come = _grown(self.everywhere, come)
+        if come == self.everywhere:
+            return self, ()
+        return replace(self, everywhere=come), [(host, come) for host in self._children]
+
+    @property
+    def _children(self) -> dict[int, Come]:
+        return {host: self.below.get(host, Come()) for host in children(self.host, self.hosts)}
+
+
+def _grown(before: Come, come: Come) -> Come:
+    """What has once been come to stays true, while some go back."""
+    return replace(come, recovery_and_step=max(before.recovery_and_step, come.recovery_and_step))
