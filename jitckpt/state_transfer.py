@@ -144,14 +144,19 @@ class Transfers:
             os.close(file)
 
 
+def checksum(data: bytes) -> str:
+    """Return what goes before a piece."""
+    return xxhash.xxh3_64_hexdigest(data)
+
+
 def _piece(file: int, size: int, offset: int) -> bytes:
     data = os.pread(file, size, offset)
-    return link.encode({"sum": xxhash.xxh3_64_hexdigest(data)}, data)
+    return link.encode({"sum": checksum(data)}, data)
 
 
 def _write(file: int, header: Mapping[str, object], data: bytes, at: int) -> int:
     """Return the bytes of a piece that has come as it was sent."""
-    if not data or header.get("sum") != xxhash.xxh3_64_hexdigest(data):
+    if not data or header.get("sum") != checksum(data):
         raise LinkError(f"The piece at {at} came damaged.")
     written = os.pwrite(file, data, at)
     if written != len(data):
