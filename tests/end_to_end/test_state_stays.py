@@ -224,7 +224,7 @@ import torch
 from torch import distributed as dist, nn
 
 rank = int(os.environ["RANK"])
-torch.cuda.set_device(rank)
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 dist.init_process_group("nccl")
 torch.manual_seed(rank)
 model = nn.parallel.DistributedDataParallel(nn.Linear(8, 64).cuda())

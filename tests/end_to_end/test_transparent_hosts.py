@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from launcher import JITCKPT, JITCKPT_RUN, Launcher
 from namespaces import Namespaces, namespaces
+from test_state_stays import SHRINKS_ITS_PARAMETERS
 
 from jitckpt.events import read_events
 
@@ -61,3 +62,31 @@ def test_ranks_of_two_hosts_live_on(launcher: Launcher, hosts: Namespaces, state
         assert ways == [["image", "image"]] * 2
     assert not [event for event in events if event["event"] == "restart"]
     assert all(hosts.listening(host) == [] for host in range(2))
+
+
+def test_a_state_that_leaves_the_devices_leaves_those_of_all_hosts(
+    launcher: Launcher, hosts: Namespaces
+) -> None:
+    """The parameters change outside of the eighth step; servers die then, and later."""
+    script = launcher.directory / "train.py"
+    script.write_text(SHRINKS_ITS_PARAMETERS)
+    undisturbed = launcher.run(*JITCKPT_RUN, "--nproc-per-node", "2", *OPTIONS[:4], str(script))
+    faults = ["rank=1 step=9 phase=backward kind=proxy-kill", "rank=0 step=11 phase=forward kind=proxy-kill"]
+    options = [word for fault in faults for word in ("--fault", fault)]
+    command = ["env", "OMP_NUM_THREADS=1", *JITCKPT, "run", *MEET, "--mode", "transparent"]
+    command += ["--nproc-per-node", "1", *OPTIONS, *options, str(script)]
+    started = [launcher.start(*hosts.on(host), *command) for host in range(2)]
+    ended = [launcher.finish(process) for process in started]
+    assert [one.status for one in ended] == [0, 0], ended[0].err + ended[1].err
+    lines = [
+        line
+        for one in (*ended, undisturbed)
+        for line in one.out.splitlines()
+        if line.startswith(("st", "ra"))
+    ]
+    assert len(lines) == 2 * len(set(lines)) == 2 * 13
+    events, _ = read_events(launcher.directory / "ckpt")
+    assert len([event for event in events if event["event"] == "state_stays"]) == 1
+    ways = [event["ways"] for event in events if event["event"] == "recovery_planned"]
+    assert ways[-1] == ["image", "image"]
+    assert not [event for event in events if event["event"] in ("restart", "recovery_given_up")]
