@@ -1,6 +1,6 @@
 """Drives a job's recoveries: between the messages of device proxies and coordination.py's state machines."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -66,6 +66,12 @@ class Agreement:
         self._switched_off = False
         self._shards: dict[int, int] = {}  # while the ranks try whether their states can stay
         self._stays = False  # whether the ranks' states stay on their devices
+        # What `_agree` need not look at again: a job may have ten thousand ranks, each with much to say.
+        self._news: set[int] = set()  # who has said something, or is gone
+        self._delivered = self._said()
+        self._without_ids = set(ranks)
+        self._all_ids: tuple[Id, ...] | None = None
+        self._renewed: frozenset[str] = frozenset()  # the communicators that are made of them first
 
     @property
     def next_look(self) -> float | None:
@@ -76,6 +82,7 @@ class Agreement:
     def hear(self, rank: int, message: FromProxy, now: float) -> None:
         """Take in what a rank's proxy says."""
         one = self._ranks[rank]
+        self._news.add(rank)
         if isinstance(message, messages.Hello):
             one.gone, one.told = "", None
         elif message.recovery == one.participant.recovery:  # else it belongs to an older one
@@ -85,11 +92,13 @@ class Agreement:
     def leave(self, rank: int, why: str, now: float) -> None:
         """A rank can't take part in recoveries any more; it matters only if there is one."""
         self._ranks[rank].gone = why
+        self._news.add(rank)
         self._agree(now)
 
     def lose(self, rank: int, why: str, now: float) -> None:
         """A rank has failed in a way that no recovery mends: there will be none any more."""
         self._ranks[rank].gone = why
+        self._news.add(rank)
         self._coordinator = self._coordinator.lose(rank, why)
         self._agree(now)
 
@@ -105,6 +114,7 @@ class Agreement:
         for rank, one in self._ranks.items():
             if one.due is not None and now >= one.due:
                 one.due = None
+                self._news.add(rank)
                 what = type(one.told).__name__.lower()
                 self._note("deadline", rank=rank, order=what, seconds=self._deadline)
                 if one.participant.phase == "stopping":
@@ -144,6 +154,7 @@ class Agreement:
             case messages.Ids() if isinstance(one.told, messages.Restart) and one.ids is None:
                 first, rest = translation.parted(one.participant.orders)
                 one.ids, one.copy = message.ids, message.copy
+                self._without_ids.discard(rank)
                 for order in first:
                     one.participant = one.participant.did(order)
                 if translation.is_void(rest, message):
@@ -292,10 +303,10 @@ class Agreement:
         elif not self._standings:
             return  # the answer to an older question
         self._standings[rank] = standing
-        # Who has ended makes no calls any more. Who has made none yet may be waited for.
-        absent = {other for other, one in self._ranks.items() if one.gone == NOT_YET}
         if any(not one.gone and other not in self._standings for other, one in self._ranks.items()):
             return
+        # Who has ended makes no calls any more. Who has made none yet may be waited for.
+        absent = {other for other, one in self._ranks.items() if one.gone == NOT_YET}
         found = dict.fromkeys(absent, messages.Standing(standing.recovery, 0, 0, ())) | self._standings
         self._standings = {}
         waiting = sorted(other for other, one in found.items() if one.too_long)
@@ -308,6 +319,7 @@ class Agreement:
             self._note("device_alarm", rank=waiting[0], call=0, text=text)
             self._coordinator = replace(self._coordinator, servers_stay=False)
             self._ranks[waiting[0]].participant = self._ranks[waiting[0]].participant.failed()
+            self._news.add(waiting[0])
         for other in sorted(late - self._blamed):
             # One that waits itself by now was perhaps no later than the hang.
             if 2 * found[other].waited < found[waiting[0]].limit:
@@ -316,19 +328,31 @@ class Agreement:
 
     def _agree(self, now: float) -> None:
         """Let coordinator and participants hear each other until nobody has news; tell the proxies."""
-        before = None
         self._validate()
-        while before != (content := self._content()):
-            before = content
-            self._hear_participants()
-            self._hear_coordinator()
-            self._check_ids()
+        to_tell: set[int] = set()
+        while self._news or self._delivered != self._said():
+            news, self._news = self._news, set()
+            to_tell |= news
+            self._hear_participants(news)
+            if self._delivered != self._said():
+                self._delivered = self._said()
+                self._news |= self._ranks.keys()  # each hears it, and may have something to say to it
+                self._hear_coordinator()
+            if self._all_ids is None and not self._without_ids:
+                self._all_ids = self._ids()
+                to_tell |= self._ranks.keys()
+                self._check_ids(self._all_ids)
             self._note_progress(now)
-        for rank in self._ranks:
+        for rank in sorted(to_tell):
             self._order(rank, now)
 
-    def _hear_participants(self) -> None:
-        for rank, one in self._ranks.items():
+    def _said(self) -> tuple[Number, str]:
+        """Return what all that the coordinator says follows from, but for who has answered it already."""
+        return self._coordinator.recovery, self._coordinator.phase
+
+    def _hear_participants(self, ranks: Iterable[int]) -> None:
+        for rank in sorted(ranks):
+            one = self._ranks[rank]
             if one.gone and self._coordinator.phase in ("collecting", "ordering"):
                 self._coordinator = self._coordinator.lose(rank, one.gone)
             said = one.participant.says()
@@ -341,6 +365,8 @@ class Agreement:
             one.participant = one.participant.hear(order)
             if one.participant.phase == "stopping":
                 one.ids, one.copy = None, ()
+                self._without_ids.add(rank)
+                self._all_ids = None
         decided = self._coordinator.decided
         if isinstance(decided, FallBack):
             # The coordinator does not wait for those that are gone; but they may listen still.
@@ -349,30 +375,20 @@ class Agreement:
                     given_up = coordination.GiveUp(self._coordinator.recovery, decided)
                     one.participant = one.participant.hear(given_up)
 
-    def _content(self) -> tuple[object, ...]:
-        return self._coordinator, *(one.participant for one in self._ranks.values())
-
-    def _check_ids(self) -> None:
+    def _check_ids(self, ids: Iterable[Id]) -> None:
         """Give up where a communicator has to be made of an id that nobody can renew."""
-        ids = self._ids()
         decided = self._coordinator.decided
-        if ids is None or not isinstance(decided, Plan) or self._coordinator.phase != "ordering":
+        if not isinstance(decided, Plan) or self._coordinator.phase != "ordering":
             return
-        known = {one.key for one in ids}
-        for creation in translation.creations_of(decided):
-            if not creation.parent and creation.made[0].key not in known:
-                why = f"no rank can renew the id of the communicator {creation.made[0].key}"
-                self._coordinator = self._coordinator.give_up(why)
-                return
+        creations = translation.creations_of(decided)
+        self._renewed = frozenset(one.made[0].key for one in creations if not one.parent)
+        if missing := sorted(self._renewed - {one.key for one in ids}):
+            why = f"no rank can renew the id of the communicator {missing[0]}"
+            self._coordinator = self._coordinator.give_up(why)
 
-    def _ids(self) -> tuple[Id, ...] | None:
-        """Return the new ids of all ranks, once all have told theirs."""
-        found: dict[str, Id] = {}
-        for one in self._ranks.values():
-            if one.ids is None:
-                return None
-            found |= {new.key: new for new in one.ids}
-        return tuple(found.values())
+    def _ids(self) -> tuple[Id, ...]:
+        """Return the new ids that all ranks have told."""
+        return tuple({new.key: new for one in self._ranks.values() for new in one.ids or ()}.values())
 
     def _order(self, rank: int, now: float) -> None:
         """Tell a rank's proxy what follows from its participant's state, once."""
@@ -397,13 +413,16 @@ class Agreement:
                 first, rest = translation.parted(participant.orders)
                 if participant.carried_out < len(first):
                     return translation.restart(participant.recovery, first)
-                ids = self._ids()
-                if ids is None:
+                if self._all_ids is None:
                     return None
-                validates = participant.recovery == self._validation
-                copies = {rank: one.copy for rank, one in self._ranks.items()}
                 return translation.replay(
-                    participant.rank, participant.recovery, rest, ids, copies, overwrite=validates
+                    participant.rank,
+                    participant.recovery,
+                    rest,
+                    self._all_ids,
+                    renewed=self._renewed,
+                    copy_of=lambda of: self._ranks[of].copy,
+                    overwrite=participant.recovery == self._validation,
                 )
         return None
 

@@ -91,25 +91,23 @@ def joined(places: Mapping[int, Iterable[Place]]) -> dict[int, tuple[Communicato
                     f"Rank {rank} says that it is number {place.rank} of {place.size} in the communicator "
                     f"{place.key}; so does rank {other}."
                 )
+    # Once for each communicator: all ranks of a large job are in one.
+    ordered = {key: tuple(rank for _, rank in sorted(known.items())) for key, known in members.items()}
+    highest = {key: max(known) for key, known in members.items()}
+    made: dict[tuple[str, str, int], Communicator] = {}
     tables = {}
     for rank, own in places.items():
         for place in own:
-            missing = sorted({*range(place.size)} - members[place.key].keys())
-            if missing or len(members[place.key]) > place.size:
+            if len(ordered[place.key]) != place.size or highest[place.key] >= place.size:
                 raise CommunicatorError(
                     f"Rank {rank} is in the communicator {place.key} of {place.size} ranks, but "
-                    f"{len(members[place.key])} say that they are: it was destroyed or made on some of its "
+                    f"{len(ordered[place.key])} say that they are: it was destroyed or made on some of its "
                     "members only."
                 )
-        tables[rank] = tuple(
-            Communicator(
-                place.key,
-                tuple(rank for _, rank in sorted(members[place.key].items())),
-                place.parent,
-                place.split,
-            )
-            for place in own
-        )
+            named = place.key, place.parent, place.split
+            if named not in made:
+                made[named] = Communicator(place.key, ordered[place.key], place.parent, place.split)
+        tables[rank] = tuple(made[place.key, place.parent, place.split] for place in own)
     return tables
 
 
@@ -148,9 +146,13 @@ def creation_order(tables: Mapping[int, Iterable[Communicator]]) -> tuple[Creati
     return tuple(_creation(calls[call], known) for call in sorted(calls))
 
 
-def calls_of(rank: int, order: Sequence[Creation]) -> tuple[Creation, ...]:
-    """Return those that `rank` has to make."""
-    return tuple(creation for creation in order if rank in creation.callers)
+def calls(order: Sequence[Creation]) -> dict[int, tuple[Creation, ...]]:
+    """Return for each rank that is a caller those that it has to make, in order."""
+    found: dict[int, list[Creation]] = {}
+    for creation in order:
+        for rank in creation.callers:
+            found.setdefault(rank, []).append(creation)
+    return {rank: tuple(made) for rank, made in found.items()}
 
 
 def _creation(made: list[Communicator], known: Mapping[str, Communicator]) -> Creation:

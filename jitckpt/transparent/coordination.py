@@ -118,10 +118,10 @@ class Coordinator:
                 return self._collect()
             case Stopped(rank, _, report) if self.phase == "collecting":
                 heard = replace(self, reports={**self.reports, rank: report})
-                return heard._decide() if heard.reports.keys() >= {*self.ranks} else heard
+                return heard._decide() if len(heard.reports) == len(self.ranks) else heard
             case Done(rank) if self.phase == "ordering":
                 heard = replace(self, done=self.done | {rank})
-                over = heard.done >= {*self.ranks}
+                over = len(heard.done) == len(self.ranks)
                 return replace(heard, phase="watching", servers_stay=True) if over else heard
             case GivenUp(rank, _, decided):
                 giving_up = self if self.phase == "giving up" else self._give_up(decided)

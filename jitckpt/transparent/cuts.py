@@ -36,18 +36,21 @@ def progress(places: Mapping[int, Iterable[Place]], states: Mapping[int, int]) -
             found[place.key, "made"][rank] = int(place.since <= state)
             found[place.key, "ended"][rank] = int(place.until < state)
             found[place.key, "collectives"][rank] = 0
-            for peer in range(place.size):
-                if peer != place.rank and members.get((place.key, peer)) in states:
-                    found[place.key, f"from {place.rank} to {peer}"][rank] = 0
-                    found[place.key, f"from {peer} to {place.rank}"][rank] = 0
             for count in place.counts:
                 if count.state != state:
                     continue
                 if count.peer == EVERYBODY:
                     found[place.key, "collectives"][rank] = count.sent
-                elif members.get((place.key, count.peer)) in states and count.peer != place.rank:
-                    found[place.key, f"from {place.rank} to {count.peer}"][rank] = count.sent
-                    found[place.key, f"from {count.peer} to {place.rank}"][rank] = count.received
+                elif (place.key, count.peer) in members and count.peer != place.rank:
+                    other = members[place.key, count.peer]
+                    if other not in states:
+                        continue
+                    sent = found[place.key, f"from {place.rank} to {count.peer}"]
+                    received = found[place.key, f"from {count.peer} to {place.rank}"]
+                    sent[rank], received[rank] = count.sent, count.received
+                    # It may have nothing to tell of this one.
+                    sent.setdefault(other, 0)
+                    received.setdefault(other, 0)
     return found
 
 

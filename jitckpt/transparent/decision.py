@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from jitckpt.transparent import cuts
-from jitckpt.transparent.communicators import CommunicatorError, calls_of, creation_order, joined
+from jitckpt.transparent.communicators import CommunicatorError, calls, creation_order, joined
 from jitckpt.transparent.orders import (
     Abort,
     DeliverError,
@@ -187,7 +187,7 @@ def _plan(state: int, reports: Sequence[Report], servers_stay: bool) -> Plan:
         report.rank: [place for place in report.communicators if place.since <= state <= place.until]
         for report in reports
     }
-    creations = creation_order(joined(living))
+    creations = calls(creation_order(joined(living)))
     orders = {}
     for report in reports:
         rank, own = report.rank, ways[report.rank]
@@ -203,7 +203,7 @@ def _plan(state: int, reports: Sequence[Report], servers_stay: bool) -> Plan:
                 *([RestartServer(_may_stay(report, servers_stay))] if replaced else []),
                 Reset(state),
                 *([LoadFromHost(state, sources.get(rank, rank))] if loaded else []),
-                MakeCommunicators(calls_of(rank, creations)),
+                MakeCommunicators(creations.get(rank, ())),
                 *_run_again(report, state),
                 Resume(),
             ]
@@ -220,8 +220,10 @@ def _may_stay(report: Report, servers_stay: bool) -> bool:
 def _sources(state: int, reports: Sequence[Report]) -> dict[int, int]:
     """Return for each rank that needs a replica's state the rank that gives it; they take turns."""
     sources: dict[int, int] = {}
-    for shard in sorted({report.shard for report in reports}):
-        members = [report for report in reports if report.shard == shard]
+    shards: dict[int, list[Report]] = {}
+    for report in reports:
+        shards.setdefault(report.shard, []).append(report)
+    for members in shards.values():
         holders = [report.rank for report in members if gives(report, state)]
         needy = [report.rank for report in members if way(report, state) is None]
         sources |= {rank: holders[index % len(holders)] for index, rank in enumerate(needy)}

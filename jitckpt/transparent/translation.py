@@ -4,7 +4,7 @@ A proxy gets the orders of a recovery in two messages. The first, Restart, has a
 to Reset; the second, Replay, comes once all ranks have done that, with what they have told.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from jitckpt.transparent import messages
 from jitckpt.transparent.communicators import Creation
@@ -103,15 +103,17 @@ def replay(
     recovery: Number,
     orders: Iterable[Order],
     ids: Sequence[Id],
-    copies: Mapping[int, tuple[HostCopy, ...]],
     *,
+    renewed: Container[str],
+    copy_of: Callable[[int], tuple[HostCopy, ...]],
     overwrite: bool = False,
 ) -> messages.Replay:
     """Return the message that has a proxy carry out the orders after Reset.
 
-    copies: what the ranks have told of their states in host memory; none where they are in a whole image.
-    overwrite: before the calls are made again, as a validation wants it. Raises ValueError for an order that
-    does not belong there.
+    ids: of all ranks. renewed: the communicators that some ranks make of them now; a message has no room for
+    those of a large job, so a rank gets what it makes, and what it may make in its log. copy_of: what a
+    rank has told of its state in host memory; none where that is in a whole image. overwrite: before the
+    calls are made again, as a validation wants it. Raises ValueError for an order that does not belong there.
     """
     state, deliver_error, in_place = 0, False, True
     source: tuple[HostCopy, ...] = ()
@@ -119,7 +121,7 @@ def replay(
     for order in orders:
         match order:
             case LoadFromHost(_, of):
-                in_place, source = False, copies[of]
+                in_place, source = False, copy_of(of)
             case RestoreLocalState(wanted) | Replay(wanted):
                 state = wanted
             case MakeCommunicators(creations):
@@ -130,6 +132,7 @@ def replay(
                 pass
             case _:
                 raise ValueError(f"The device proxy can't carry out {order} once its server is new.")
+    own = {one.key for one in making}
     return messages.Replay(
         recovery,
         state,
@@ -137,7 +140,7 @@ def replay(
         int(overwrite),
         int(in_place),
         source,
-        tuple(ids),
+        tuple(one for one in ids if one.key in own or one.key not in renewed),
         tuple(making),
     )
 

@@ -22,6 +22,7 @@ from jitckpt.transparent.messages import (
     Stop,
     ToProxy,
     Validates,
+    encode,
 )
 
 DEADLINE = 60.0
@@ -88,8 +89,30 @@ class Job:
         last = [one for proxy in self.proxies.values() for one in proxy.orders if isinstance(one, Replay)]
         newest = [one for one in last if one.recovery == self.proxies[0].recovery]
         assert len(newest) == len(self.proxies)
-        assert len({one.ids for one in newest}) == 1
+        ids = {one for order in newest for one in order.ids}
+        assert len(ids) == len({one.key for one in ids})  # the same for all
+        for order in newest:
+            assert {one.key for one in order.making if not one.parent} <= {one.key for one in order.ids}
         assert self.named("recovered")[-1]["state"] == state
+
+
+def test_a_job_of_a_thousand_ranks_and_communicators_comes_back() -> None:
+    """Each message has room for what its rank needs of all ids, and takes no look at all ranks."""
+    size = 1000
+    now = job(size)
+    issued = tuple(f"{2 + number:032x}" for number in range(size))
+    now.proxies[0].issues = (WORLD, *issued[: size // 2])
+    for rank, proxy in now.proxies.items():
+        proxy.couple = issued[rank // 2]
+    now.alarm(3)
+    for _ in range(10):
+        for queue, way in ((now.to, 0), (now.said, -1)):
+            for rank in now.proxies:
+                while queue[rank]:
+                    now.step(~rank if way else rank)
+    now.goes_on(7)
+    for proxy in now.proxies.values():
+        assert all(len(encode(order)) < 1000 for order in proxy.orders)
 
 
 def job(size: int = 2) -> Job:

@@ -11,7 +11,7 @@ from jitckpt.transparent.communicators import (
     Communicator,
     CommunicatorError,
     Creation,
-    calls_of,
+    calls,
     creation_order,
 )
 
@@ -79,7 +79,7 @@ def test_all_communicators_of_every_mesh_are_made(sizes: tuple[int, ...], split:
             ranks = len(found[0].members)
             order = creation_order(tables(found, ranks))
             assert sorted(one.key for call in order for one in call.made) == sorted(one.key for one in found)
-            assert make({rank: calls_of(rank, order) for rank in range(ranks)}) == set()
+            assert make(calls(order)) == set()
             made: set[str] = set()
             for call in order:
                 assert not call.parent or call.parent in made
@@ -99,7 +99,7 @@ def test_each_ranks_own_order_would_deadlock() -> None:
 def test_any_groups_at_all(groups: list[set[int]], random: object) -> None:
     found = [Communicator(f"{n}", tuple(sorted(group))) for n, group in enumerate(groups)]
     order = creation_order({rank: [one for one in found if rank in one.members] for rank in range(8)})
-    assert make({rank: calls_of(rank, order) for rank in range(8)}) == set()
+    assert make(calls(order)) == set()
     assert len(order) == len(found)
 
 
@@ -114,7 +114,7 @@ def test_a_split_is_one_call_of_all_members_of_its_parent() -> None:
         Creation((0, 1, 2, 3), (even, odd), "world"),
         Creation((0, 2), (again,), "even"),
     )
-    assert calls_of(3, order) == order[:2]
+    assert calls(order)[3] == order[:2]
 
 
 def test_a_split_outlives_what_it_was_split_from() -> None:

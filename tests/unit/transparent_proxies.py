@@ -50,6 +50,7 @@ class Proxy:
     tries: it makes the step after which they may; fails_trial: why they can't, as that shows. stays: they do,
     so that `kept` has none of them. ready: the step that it could begin. copies: the states of which they are
     in host memory, too. breaks: its server can't stay the next time.
+    couple: a communicator of its own with its neighbour.
     """
 
     rank: int
@@ -81,6 +82,7 @@ class Proxy:
     ready: int = 7
     copies: set[int] = field(default_factory=set)
     breaks: bool = False
+    couple: str = ""
 
     def hello(self) -> Hello:
         return Hello(self.recovery, 100 + self.rank, self.rank, "cafe")
@@ -92,6 +94,8 @@ class Proxy:
     def places(self) -> tuple[Place, ...]:
         since = max(self.made, default=7)
         pair = [Place(PAIR, WORLD, 1, self.rank, 2, since)] if self.rank < 2 <= self.size else []
+        if self.couple:
+            pair.append(Place(self.couple, "", 0, self.rank % 2, 2, 0))
         counts = tuple(Count(state, EVERYBODY, made, 0) for state, made in self.made.items() if state)
         return (Place(WORLD, "", 0, self.rank, self.size, 0, FOREVER, counts), *pair)
 
