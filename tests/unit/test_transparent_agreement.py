@@ -77,6 +77,16 @@ class Job:
             self.step(choose(ways))
         return most
 
+    def run_by_turns(self) -> None:
+        """Deliver what there is, rank by rank, until there is nothing. Of many, `run` would take long."""
+        while any(self.to.values()) or any(self.said.values()):
+            for rank in self.proxies:
+                while self.to[rank]:
+                    self.step(rank)
+            for rank in self.proxies:
+                while self.said[rank]:
+                    self.step(~rank)
+
     def named(self, event: str) -> list[dict[str, object]]:
         return [details for name, details in self.events if name == event]
 
@@ -105,11 +115,7 @@ def test_a_job_of_a_thousand_ranks_and_communicators_comes_back() -> None:
     for rank, proxy in now.proxies.items():
         proxy.couple = issued[rank // 2]
     now.alarm(3)
-    for _ in range(10):
-        for queue, way in ((now.to, 0), (now.said, -1)):
-            for rank in now.proxies:
-                while queue[rank]:
-                    now.step(~rank if way else rank)
+    now.run_by_turns()
     now.goes_on(7)
     for proxy in now.proxies.values():
         assert all(len(encode(order)) < 1000 for order in proxy.orders)
