@@ -7,6 +7,7 @@ it reads the copy of a replica on its own host.
 import asyncio
 import contextlib
 import os
+import threading
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import CancelledError, Future
@@ -44,6 +45,8 @@ class Transfers:
         self._files: dict[int, int] = {}  # by rank; each as long as its server may read it
         self._under_way: dict[int, tuple[Future[None], Replay]] = {}
         self._ready: deque[Ready] = deque()
+        self._open = threading.Lock()  # held to write to `wake`, which is closed at the end
+        self._closed = False
         self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # readable when something is ready
         hosts.answers[VISIT] = self._serve
 
@@ -55,7 +58,15 @@ class Transfers:
         """Fetch what a rank here is to take from one of another host; `take` returns the order then."""
         self.end(rank)
         copy = order.source[0]
-        self._files[rank] = file = os.memfd_create("jitckpt-state", os.MFD_CLOEXEC)
+        try:
+            file = os.memfd_create("jitckpt-state", os.MFD_CLOEXEC)
+        except OSError as error:
+            self._under_way[rank] = Future(), order
+            self._put(
+                Ready(rank, order, f"there is no place for the copy of rank {copy.rank}'s state: {error}")
+            )
+            return
+        self._files[rank] = file
         own = replace(order, source=(replace(copy, process=os.getpid(), file=file, offset=0),))
         fetched = self._hosts.start(self._fetch(order.recovery, copy, file))
         self._under_way[rank] = fetched, own
@@ -87,6 +98,9 @@ class Transfers:
         del self._hosts.answers[VISIT]
         for rank in list(self._files):
             self.end(rank)
+        with self._open:
+            self._closed = True
+            os.close(self.wake)
 
     def _fetched(self, rank: int, order: Replay, result: "Future[None]") -> None:
         """On the thread of the connections."""
@@ -99,9 +113,13 @@ class Transfers:
             source = order.source[0].rank
             what = f"the copy of rank {source}'s state could not be fetched from its host"
             ready = Ready(rank, order, f"{what}: {error}")
+        self._put(ready)
+
+    def _put(self, ready: Ready) -> None:
         self._ready.append(ready)
-        with contextlib.suppress(OSError):  # all is closed
-            os.eventfd_write(self.wake, 1)
+        with self._open:
+            if not self._closed:
+                os.eventfd_write(self.wake, 1)
 
     async def _fetch(self, recovery: Number, copy: HostCopy, file: int) -> None:
         """Raises LinkError if it does not come, or not whole, OSError if there is no memory for it."""

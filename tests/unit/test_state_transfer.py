@@ -1,5 +1,6 @@
 """A copy of a rank's state comes to another host as it is, or not at all."""
 
+import errno
 import os
 import select
 import subprocess
@@ -125,6 +126,21 @@ def test_who_is_lost_meanwhile_is_named(met: list[Hosts], transfers: list[Transf
     transfers[1].begin(1, order_of(copy))
     assert "The connection has ended" in one_ready(transfers[1]).failed
     met[0].answers[state_transfer.VISIT] = transfers[0]._serve
+    os.close(file)
+
+
+def test_without_room_for_a_file_the_order_fails(
+    transfers: list[Transfers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, copy = copied(b"state")
+
+    def refused(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "memfd_create", refused)
+        transfers[1].begin(1, order_of(copy))
+    assert "no place for the copy of rank 0's state: [Errno 24]" in one_ready(transfers[1]).failed
     os.close(file)
 
 
