@@ -117,11 +117,18 @@ TEST(ControlMessages, ComeBackAsTheyWere) {
 
 TEST(ControlMessages, AreLaidOutAsTheAgentReadsThem) {
   const std::vector<unsigned char> expected{
-      18, 0, 0, 0, 8, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 1, 0,
+      18, 0, 0, 0, 9, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 1, 0,
       0,  0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
   const auto bytes = encode({Number{2, 3}, FromAgent(Replay{5, 1, 0, 1, {}, {}, {}})});
   ASSERT_EQ(bytes.size(), expected.size());
   for (std::size_t i = 0; i < bytes.size(); ++i) EXPECT_EQ(static_cast<unsigned char>(bytes[i]), expected[i]);
+  const auto copied =
+      encode({Number{2, 3}, FromAgent(Replay{5, 1, 0, 1, {{3, 9, 8, 4096, 100, 77}}, {}, {}})});
+  const std::vector<unsigned char> copy{1, 0, 0, 0, 3,   0, 0, 0, 9, 0, 0, 0, 8,  0, 0, 0, 0, 16, 0, 0,
+                                        0, 0, 0, 0, 100, 0, 0, 0, 0, 0, 0, 0, 77, 0, 0, 0, 0, 0,  0, 0};
+  ASSERT_EQ(copied.size(), bytes.size() + copy.size() - 4);
+  for (std::size_t i = 0; i < copy.size(); ++i)
+    EXPECT_EQ(static_cast<unsigned char>(copied[56 + i]), copy[i]);
 }
 
 // Cut, lengthened, with changed bytes, or nothing but noise: read as something else, or refused.
