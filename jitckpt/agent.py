@@ -477,6 +477,7 @@ class WorkerProcesses(PContext):
             log=self._log,
             reports=Reports(
                 heard=self._heard,
+                registered=self._registered,
                 failed=self._failed,
                 write_local_states=write_local_states,
                 blamed=self._blamed,
@@ -578,11 +579,12 @@ class WorkerProcesses(PContext):
     def _local_rank(self, worker: Worker) -> int:
         return next(number for number, known in self._workers.items() if known is worker)
 
+    def _registered(self, worker: Worker, message: protocol.Registered) -> None:
+        self._guardian.note_registered(worker)
+        self._saves_itself = message.saver == "callback"
+
     def _heard(self, worker: Worker, message: Message) -> None:
         match message:
-            case protocol.Registered():
-                self._guardian.note_registered(worker)
-                self._saves_itself = message.saver == "callback"
             case protocol.Loaded():
                 self._spares.note_loaded(self._local_rank(worker), message.modules, message.environment)
             case protocol.FirstStep():

@@ -45,7 +45,8 @@ STOPPED_LOOK = 0.5  # seconds between two looks whether a rank that is to save i
 class Reports:
     """Whom the supervisor tells, on its own thread, what others have to act on."""
 
-    heard: Callable[[Worker, Message], None]  # every message
+    heard: Callable[[Worker, Message], None]  # every message, once the log has it
+    registered: Callable[[Worker, protocol.Registered], None]  # before that
     failed: Callable[[Worker, int, bool], None]  # with the exit code, and whether the agent killed it
     # Of a rank, from its ring, into a directory, for these steps and all saved there; the bytes by step.
     # The last is who writes, "" for the rank's own host.
@@ -251,6 +252,8 @@ class Supervisor(threading.Thread):
                 self._log.write("warning", rank=worker.rank, text=str(message))
             else:
                 self._forward(worker.rank, message)
+                if isinstance(message, protocol.Registered):
+                    self._reports.registered(worker, message)
                 self._hear(worker.rank, message)
                 self._reports.heard(worker, message)
 

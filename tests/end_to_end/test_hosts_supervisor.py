@@ -53,6 +53,7 @@ class Agents:
                     log=self.logs[index],
                     reports=Reports(
                         heard=lambda *_: None,
+                        registered=lambda *_: None,
                         failed=lambda *_: None,
                         write_local_states=self._write_local_states,
                         blamed=lambda worker: self.blamed.append(worker.rank),

@@ -13,6 +13,14 @@ from jitckpt.hosts import Arrived, Host
 from jitckpt.recovery import decide
 from jitckpt.supervisor import Reports, Supervisor
 
+# Nobody who acts on what is heard.
+NOBODY = Reports(
+    heard=lambda *_: None,
+    registered=lambda *_: None,
+    failed=lambda *_: None,
+    write_local_states=lambda *_: {},
+)
+
 
 class TwoHosts:
     """Of which this is the first; what the other says comes from the test."""
@@ -73,9 +81,8 @@ def messages(draw: st.DrawFn) -> Arrived:
 def test_nonsense_from_another_host_is_noted_and_passed_over(said: list[Arrived]) -> None:
     hosts: Any = TwoHosts(said)
     log = EventLog()
-    reports = Reports(heard=lambda *_: None, failed=lambda *_: None, write_local_states=lambda *_: {})
     supervisor = Supervisor(
-        workers=[], log=log, reports=reports, save_id=1, save_deadline=60, restarts_left=1, hosts=hosts
+        workers=[], log=log, reports=NOBODY, save_id=1, save_deadline=60, restarts_left=1, hosts=hosts
     )
     supervisor._hear_hosts()
     decide(supervisor._job)
@@ -88,9 +95,8 @@ def test_nonsense_from_another_host_is_noted_and_passed_over(said: list[Arrived]
 def test_what_makes_no_sense_is_noted() -> None:
     log = EventLog()
     hosts: Any = TwoHosts([Arrived(1, {"rank": [], "exit_code": 0, "told": {}}, b"")])
-    reports = Reports(heard=lambda *_: None, failed=lambda *_: None, write_local_states=lambda *_: {})
     supervisor = Supervisor(
-        workers=[], log=log, reports=reports, save_id=1, save_deadline=60, restarts_left=1, hosts=hosts
+        workers=[], log=log, reports=NOBODY, save_id=1, save_deadline=60, restarts_left=1, hosts=hosts
     )
     supervisor._hear_hosts()
     os.close(supervisor._wake)
@@ -101,11 +107,10 @@ def test_what_makes_no_sense_is_noted() -> None:
 def test_a_hang_is_transparent_modes_affair_until_that_gives_up() -> None:
     looked_into: list[int] = []
     proxies: Any = SimpleNamespace(recovers=True)
-    reports = Reports(heard=lambda *_: None, failed=lambda *_: None, write_local_states=lambda *_: {})
     supervisor = Supervisor(
         workers=[],
         log=EventLog(),
-        reports=reports,
+        reports=NOBODY,
         save_id=1,
         save_deadline=60,
         restarts_left=1,
