@@ -386,8 +386,8 @@ def test_a_straggler_is_waited_for(start: Starter) -> None:
 
 def test_a_straggler_is_not_waited_for_for_ever(start: Starter) -> None:
     job = start(
-        "register(); wait_for(here + '/registered'); report_hang(seconds=1000.0); save(7)",
-        "register(); open(here + '/registered', 'w'); answer_one(); hang()",
+        "register(); wait_until_logged('registered', 2); report_hang(seconds=1000.0); save(7)",
+        "register(); answer_one(); hang()",
     )
     assert job.supervisor.result() is Outcome.RESTART
     (detected,) = job.events("detected")
