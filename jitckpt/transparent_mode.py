@@ -179,6 +179,8 @@ class _Validation:
         self._memory.bytes_at(self._memory.kept).copy_(shadow)
 
     def _described(self, blocks: Tensor, most: int = naming.MOST_NAMES) -> str:
+        if not blocks.any():
+            return naming.NOTHING  # to find what has names takes a look at all objects
         named = naming.tensors(self._state, self._optimizers)
         return naming.described(blocks, self._places, named, most)
 

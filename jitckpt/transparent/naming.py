@@ -16,6 +16,7 @@ from jitckpt.host_state import OptimizerState
 
 BLOCK_BYTES = 512
 MOST_NAMES = 40  # in one sentence
+NOTHING = "nothing"
 
 
 @dataclass(frozen=True)
@@ -87,5 +88,5 @@ def described(blocks: Tensor, places: Places, named: Mapping[str, Tensor], most:
         edges = torch.diff(part, prepend=edge, append=edge).nonzero().reshape(-1, 2)
         for begin, end in edges[: most + 1].tolist():
             names.append(f"{address + begin * BLOCK_BYTES:#x} ({(end - begin) * BLOCK_BYTES} bytes)")
-    told = ", ".join(names[:most]) or "nothing"
+    told = ", ".join(names[:most]) or NOTHING
     return f"{told} and more" if len(names) > most else told
