@@ -61,16 +61,18 @@ std::vector<Extent> Extents::outside(const Extent& extent) const {
   return parts;
 }
 
-std::vector<Allocation> FreeMemory::held(std::vector<Allocation> memory) const {
+std::vector<Allocation> FreeMemory::held(std::vector<Allocation> memory, const Extents& left_out) const {
   std::ranges::sort(memory, {}, &Allocation::address);
   std::vector<Allocation> parts;
   for (const Allocation& one : memory) {
     const std::size_t first = parts.size();
-    for (const Extent& part : extents.outside(one.extent())) {
-      if (parts.size() > first && part.begin - parts.back().extent().end <= short_gap)
-        parts.back().bytes = part.end - parts.back().address;
-      else
-        parts.push_back({part.begin, part.end - part.begin, one.device});
+    for (const Extent& given_out : extents.outside(one.extent())) {
+      for (const Extent& part : left_out.outside(given_out)) {
+        if (parts.size() > first && part.begin - parts.back().extent().end <= short_gap)
+          parts.back().bytes = part.end - parts.back().address;
+        else
+          parts.push_back({part.begin, part.end - part.begin, one.device});
+      }
     }
   }
   return parts;

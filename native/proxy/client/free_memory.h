@@ -38,8 +38,9 @@ struct FreeMemory {
   std::mutex mutex;
   Extents extents;
 
-  // What the program holds of those, by address; with little that is free between. With the mutex held.
-  std::vector<Allocation> held(std::vector<Allocation> memory) const;
+  // What the program holds of those, and is not left out, by address; with what little else lies between.
+  // With the mutex held.
+  std::vector<Allocation> held(std::vector<Allocation> memory, const Extents& left_out = {}) const;
 };
 
 // Of this process.

@@ -100,11 +100,9 @@ cudaError_t Connection::make_image(std::span<const jitckpt_proxy_place> leave_ou
   // Nothing of what is free may be given out, and written to, before the record is in the log. Other threads'
   // calls are before it, and in the image; or behind it, and made again.
   std::unique_lock stays_free(free_memory().mutex);
-  for (const Allocation& held : free_memory().held(image.memory)) {
-    for (const Extent& part : out.outside(held.extent())) {
-      image.held.push_back({part.begin, image.bytes, part.end - part.begin, held.device});
-      image.bytes += part.end - part.begin;
-    }
+  for (const Allocation& held : free_memory().held(image.memory, out)) {
+    image.held.push_back({held.address, image.bytes, held.bytes, held.device});
+    image.bytes += held.bytes;
   }
   Image* const before = images_.size() == 2 ? &images_.front() : nullptr;
   const bool takes_over = before && before->room >= image.bytes && before->room / 4 <= image.bytes;

@@ -66,5 +66,20 @@ TEST(FreeMemory, WhatIsNotFreeIsHeldWithWhatLittleLiesBetween) {
   EXPECT_EQ(held[1].device, 1);
 }
 
+TEST(FreeMemory, WhatIsLeftOutIsCopiedWhereItIsLittleBetweenWhatIsHeld) {
+  constexpr uint64_t mib = 1 << 20;
+  FreeMemory memory;
+  Extents left_out;
+  left_out.add({8 * mib, 8 * mib + 256});          // a small tensor at the beginning
+  left_out.add({8 * mib + 1024, 8 * mib + 1280});  // another one, with padding before and behind
+  left_out.add({9 * mib, 10 * mib});               // a large one
+  const auto held = memory.held({{8 * mib, 4 * mib, 0}}, left_out);
+  ASSERT_EQ(held.size(), 2);
+  EXPECT_EQ(held[0].address, 8 * mib + 256);
+  EXPECT_EQ(held[0].extent().end, 9 * mib);
+  EXPECT_EQ(held[1].address, 10 * mib);
+  EXPECT_EQ(held[1].extent().end, 12 * mib);
+}
+
 }  // namespace
 }  // namespace jitckpt::proxy::client
