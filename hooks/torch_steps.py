@@ -52,6 +52,7 @@ class OptimizerSteps:
         self._state: Mapping[str, Tensor] = {}
         self._parts: list[Mapping[str, Tensor]] = []  # of what the state was put together
         self._inside: Optimizer | None = None
+        self._has_inner = False  # a step has begun inside of that one, perhaps of the same optimizer
         self._begun = False
         self._said: set[str] = set()
         self._handles = [
@@ -76,10 +77,11 @@ class OptimizerSteps:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if self._inside is not None:
             if is_in_step(self._inside, besides=optimizer):
+                self._has_inner = True
                 return None  # such as the optimizer inside a ZeroRedundancyOptimizer
             left = self._spelled(self._inside)
             self._unsupported(f"the step of {left} was left with an exception, so its state is half stepped")
-        self._inside, self._begun = optimizer, False
+        self._inside, self._has_inner, self._begun = optimizer, False, False
         if torch._C._current_graph_task_id() != -1:
             self._unsupported(f"{self._spelled(optimizer)} makes its step inside the backward pass")
         if len(args) > 1 and callable(args[1]):
@@ -90,8 +92,9 @@ class OptimizerSteps:
         return None
 
     def _leaves(self, optimizer: Optimizer) -> None:
-        # A step may call that of its base class, which has hooks of its own.
-        if optimizer is self._inside and not is_in_step(optimizer, besides=optimizer):
+        # A step may call that of its base class, which has hooks of its own. To find out takes a look at all
+        # callers.
+        if optimizer is self._inside and not (self._has_inner and is_in_step(optimizer, besides=optimizer)):
             if not self._begun:
                 self._begins()  # it was given a closure that it did not call
             self._inside = None
