@@ -62,7 +62,7 @@ class MinibatchKeeper:
         stays = on_device is not None and on_device.stays
         due = step == self._validate_at if stays else validation.is_due(step, self._every)
         if due or self._tries:
-            heard = _Validation(self._process, state(), self.optimizers(), on_device).run()
+            heard = _Validation(self._process, step, state(), self.optimizers(), on_device).run()
             self._off = heard == _OVER
             again = heard == _LEFT_OUT and self._tries + 1 < validation.MOST_TRIES
             self._tries = self._tries + 1 if again else 0
@@ -86,7 +86,7 @@ class MinibatchKeeper:
         if on_device is not None and self._tries_state:
             # The image of before this step does for the next minibatch.
             self._tries_state = False
-            heard = self._tell_of_trial(on_device.trial_ended(step, state(), self.optimizers()))
+            heard = self._tell_of_trial(step, on_device.trial_ended(step, state(), self.optimizers()))
             self._off, on_device.stays = heard == _OVER, heard == _VALID_STAYS
             self._validate_at = step + self._every if self._every else 0
             return
@@ -100,9 +100,9 @@ class MinibatchKeeper:
             on_device.watched(self.optimizers())
         self._see(self._process.jitckpt_proxy_keep(), step)
 
-    def _tell_of_trial(self, unfit: str) -> int:
+    def _tell_of_trial(self, step: int, unfit: str) -> int:
         """Return what all ranks hear of a step after which the state may stay; unfit: why not, or ""."""
-        return _say_until_heard(self._process, messages.TRIED, unfit=unfit)
+        return _say_until_heard(self._process, step, messages.TRIED, unfit=unfit)
 
     def _see(self, error: int, step: int) -> None:
         """Switch transparent mode off after an error of CUDA."""
@@ -126,11 +126,12 @@ class _Validation:
     def __init__(
         self,
         process: Any,
+        step: int,
         state: Mapping[str, Tensor],
         optimizers: Sequence[Optimizer | None],
         on_device: StateOnDevice | None,
     ) -> None:
-        self._process, self._state, self._optimizers = process, state, optimizers
+        self._process, self._step, self._state, self._optimizers = process, step, state, optimizers
         self._on_device = on_device
         self._memory = Memory()
         self._rounds = 0
@@ -192,21 +193,23 @@ class _Validation:
         return ("", reason) if reason else (digest(self._state), "")
 
     def _leave_out(self, why: str) -> int:
-        return _say_until_heard(self._process, messages.LEFT_OUT, why)
+        return _say_until_heard(self._process, self._step, messages.LEFT_OUT, why)
 
     def _say(self, what: int, text: str = "", state: str = "", unfit: str = "") -> int:
-        return _say(self._process, what, text, state, unfit)
+        return _say(self._process, self._step, what, text, state, unfit=unfit)
 
 
-def _say(process: Any, what: int, text: str = "", state: str = "", unfit: str = "") -> int:
+def _say(process: Any, step: int, what: int, text: str = "", state: str = "", *, unfit: str = "") -> int:
     """Tell the agent what this rank has come to; return what is heard, or that calls were made again."""
-    heard: int = process.jitckpt_proxy_validate(what, *(one.encode() for one in (text, state, unfit)))
+    texts = (one.encode() for one in (text, state, unfit))
+    place = ctypes.c_uint64(messages.place_of(step, what))
+    heard: int = process.jitckpt_proxy_validate(place, what, *texts)
     return heard
 
 
-def _say_until_heard(process: Any, what: int, text: str = "", unfit: str = "") -> int:
+def _say_until_heard(process: Any, step: int, what: int, text: str = "", unfit: str = "") -> int:
     """Return what the agent answers, whatever failures are recovered from meanwhile."""
-    while (heard := _say(process, what, text, unfit=unfit)) in (_OVERWRITTEN, _PUT_BACK, _UNKNOWN):
+    while (heard := _say(process, step, what, text, unfit=unfit)) in (_OVERWRITTEN, _PUT_BACK, _UNKNOWN):
         pass
     return heard
 

@@ -61,6 +61,7 @@ class Agreement:
         self._blamed: set[int] = set()  # ranks that have been called late
         self._noted = self._coordinator
         self._validating: dict[int, messages.Validates] = {}  # what ranks say that wait for the others
+        self._answered: dict[int, messages.Validated] = {}  # what ranks were told last, that had waited
         self._patient_until: float | None = None
         self._validation: Number | None = None  # the newest recovery that is no more than that
         self._switched_off = False
@@ -187,26 +188,27 @@ class Agreement:
                 )
 
     def _hear_validation(self, rank: int, message: messages.Validates, now: float) -> None:
-        if message.says == messages.FIRST:
-            self._shards, self._stays = {}, False  # the state is in images: else nobody would validate
-        answer = self._answer_again(message.says)
+        answer = self._answer_again(rank, message)
         if answer is not None:
-            self._tell(rank, messages.Validated(message.recovery, answer))
+            self._tell(rank, messages.Validated(message.recovery, message.place, answer))
             return
+        if message.says not in (messages.TRIED, messages.SWITCH_OFF):
+            # Perhaps not its first word here: a failure can take that away. The state is in images, else
+            # nobody would validate.
+            self._shards, self._stays = {}, False
         if not self._validating:
             self._patient_until = now + PATIENCE
         self._validating[rank] = message
 
-    def _answer_again(self, says: int) -> int | None:
-        """Return what all have been told, to a rank that did not hear it since a failure came before.
+    def _answer_again(self, rank: int, message: messages.Validates) -> int | None:
+        """Return what a rank was told where it waits, if it has not heard it since a failure came before.
 
-        The others don't wait for it there any more. None: they still do.
+        Or where the others wait no more. None: they still do; or it is no answer to what the rank says.
         """
-        if says == messages.TRIED and not self._shards:
-            return STAYS if self._stays else VALID
-        if says in (messages.AGAIN, messages.VALID, messages.LEFT_OUT) and (self._shards or self._stays):
-            return STAYS
-        return None
+        told = self._answered.get(rank)
+        if told is not None and told.place == message.place:
+            return None if message.says == messages.SWITCH_OFF else told.valid
+        return VALID if message.says == messages.TRIED and not self._shards else None
 
     def _let_state_stay(self) -> int:
         """Return what the ranks are told that have tried it: whether their states stay."""
@@ -249,8 +251,9 @@ class Agreement:
             self._tell_validated(0)
 
     def _tell_validated(self, valid: int) -> None:
-        for rank in self._validating:
-            self._tell(rank, messages.Validated(self._coordinator.recovery, valid))
+        for rank, message in self._validating.items():
+            self._answered[rank] = messages.Validated(self._coordinator.recovery, message.place, valid)
+            self._tell(rank, self._answered[rank])
         self._validating, self._patient_until = {}, None
 
     def _validate(self) -> None:

@@ -12,7 +12,7 @@ from jitckpt.errors import JitckptError
 from jitckpt.transparent.communicators import Count, Place
 from jitckpt.transparent.coordination import Number
 
-VERSION = 9
+VERSION = 10
 MAX_BYTES = 128 * 1024  # a socket's buffer holds it, whatever else is in there
 MAX_TEXT = 4096
 KEY_BYTES = 16
@@ -164,16 +164,22 @@ class Standing(Message):
 FIRST, AGAIN, VALID, SWITCH_OFF, LEFT_OUT, TRIED = range(6)
 
 
+def place_of(step: int, says: int) -> int:
+    """Return the number of the place where a rank waits: before or behind the step, as it counts steps."""
+    return 2 * step + (says == TRIED)
+
+
 @dataclass(frozen=True)
 class Validates(Message):
     """A rank waits at its place before an optimizer step for all others to validate their minibatches.
 
-    says: FIRST, or after its calls have been made again what follows from that. text: for VALID what has to
-    be put back, for SWITCH_OFF and LEFT_OUT why, a clause. state: for VALID a digest of the parameters and
-    the optimizer state; "" if they can't stay on the device, and then `unfit` says why, a clause; for TRIED,
-    too, which says that the rank waits behind the step.
+    place: where that is, see `place_of`. says: FIRST, or after its calls have been made again what follows
+    from that. text: for VALID what has to be put back, for SWITCH_OFF and LEFT_OUT why, a clause. state: for
+    VALID a digest of the parameters and the optimizer state; "" if they can't stay on the device, and then
+    `unfit` says why, a clause; for TRIED, too, which says that the rank waits behind the step.
     """
 
+    place: int
     says: int
     text: str
     state: str = ""
@@ -233,10 +239,12 @@ class Ask(Message):
 class Validated(Message):
     """Order: go on; the minibatches of all ranks are valid, or (0) this is not the time to see that.
 
-    valid: 2 if the parameters and the optimizer state may stay on the devices, so that all try that in this
-    step; and behind it (TRIED) if they do from the next step on.
+    place: where the rank waits; if it has gone on from there, that is no answer for it. valid: 2 if the
+    parameters and the optimizer state may stay on the devices, so that all try that in this step; and behind
+    it (TRIED) if they do from the next step on.
     """
 
+    place: int
     valid: int
 
 
@@ -277,8 +285,8 @@ _FORMS: dict[type[Any], tuple[Any, ...]] = {
     Replay: ("Q", "Q", "Q", "Q", HostCopy, Id, Making),
     GiveUp: (_TEXT,),
     Ask: (),
-    Validates: ("Q", _TEXT, _TEXT, _TEXT),
-    Validated: ("Q",),
+    Validates: ("Q", "Q", _TEXT, _TEXT, _TEXT),
+    Validated: ("Q", "Q"),
 }
 _HEADER = struct.Struct("<IIQQ")
 

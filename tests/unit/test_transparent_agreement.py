@@ -12,6 +12,7 @@ from jitckpt.transparent.agreement import PATIENCE, Agreement
 from jitckpt.transparent.messages import (
     HEALTHY,
     LEFT_OUT,
+    LOST,
     SUSPECT,
     Ask,
     FromProxy,
@@ -21,7 +22,6 @@ from jitckpt.transparent.messages import (
     Restart,
     Stop,
     ToProxy,
-    Validates,
     encode,
 )
 
@@ -482,8 +482,7 @@ def test_a_validation_is_left_out_where_not_all_ranks_come() -> None:
 def test_a_rank_that_cant_compare_has_the_validation_left_out() -> None:
     now = job()
     come(now, 0)
-    now.proxies[1].waits = True
-    now.said[1].append(Validates((0, 0), LEFT_OUT, "no room"))
+    now.said[1].append(now.proxies[1].says(LEFT_OUT, "no room"))
     now.run()
     assert validated(now) == [[0], [0]]
     assert now.named("validation_left_out") == [{"text": "no room"}]
@@ -649,16 +648,57 @@ def test_failures_upon_failures_of_states_that_stay(data: st.DataObject) -> None
 
 def test_a_rank_that_did_not_hear_that_states_stay_hears_it_again() -> None:
     now = staying(2)
-    now.proxies[1].stays, now.proxies[1].waits = False, True
+    now.proxies[1].stays, now.proxies[1].waits, now.proxies[1].tries = False, True, True
     now.alarm(1)
     now.run()
-    assert validated(now) == [[2, 2], [2, 2, 2, 2]]
+    assert validated(now) == [[2, 2], [2, 2, 2]]
     # Once they have left, minibatches are validated as before.
     for proxy in now.proxies.values():
         proxy.stays, proxy.content = False, ""
     come(now, 0, 1)
     now.run()
-    assert validated(now) == [[2, 2, 1], [2, 2, 2, 2, 1]]
+    assert validated(now) == [[2, 2, 1], [2, 2, 2, 1]]
+
+
+def test_a_rank_whose_first_word_a_failure_takes_away_is_not_told_of_an_older_validation() -> None:
+    """Two ranks whose states stay come to another validation, and a server dies in it."""
+    now = staying(2)
+    for proxy in now.proxies.values():
+        proxy.stays, proxy.kept = False, (7,)
+    now.alarm(0)
+    now.run()
+    early = now.proxies[1]
+    early.validates()  # which belonged to the time before the recovery, and was not heard
+    now.said[1].append(early.says(LEFT_OUT, "its memory was not compared"))
+    now.run()
+    assert validated(now) == [[2, 2], [2, 2]]
+    come(now, 0)
+    now.run()
+    assert validated(now) == [[2, 2, 0], [2, 2, 0]]
+    assert now.named("validation_left_out") == [{"text": "its memory was not compared"}]
+
+
+@given(st.data())
+def test_all_ranks_hear_the_same_at_each_place_whatever_fails_between(data: st.DataObject) -> None:
+    now = job(data.draw(st.integers(2, 3)))
+    for proxy in now.proxies.values():
+        proxy.content, proxy.compares = "a", data.draw(st.booleans())
+    for step in range(1, data.draw(st.integers(2, 4))):
+        for proxy in now.proxies.values():
+            proxy.stays, proxy.device = False, LOST
+        for rank in data.draw(st.permutations([*now.proxies])):
+            if data.draw(st.booleans()):
+                now.run(lambda ways: data.draw(st.sampled_from(ways)), most=data.draw(st.integers(0, 5)))
+            if now.proxies[rank].held:  # it comes once it goes on
+                now.run()
+            come(now, rank)
+            if data.draw(st.booleans()):
+                now.alarm(data.draw(st.sampled_from([*now.proxies])))
+        now.run(lambda ways: data.draw(st.sampled_from(ways)))
+        places = {place for proxy in now.proxies.values() for place in proxy.heard}
+        assert max(places) // 2 == step
+        for place in places:
+            assert len({proxy.heard[place] for proxy in now.proxies.values()}) == 1
 
 
 def test_states_stay_in_images_where_the_first_step_shows_that_they_have_to() -> None:

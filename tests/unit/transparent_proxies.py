@@ -11,6 +11,7 @@ from jitckpt.transparent.messages import (
     EMPTY,
     FIRST,
     HEALTHY,
+    LEFT_OUT,
     LOST,
     SUSPECT,
     SWITCH_OFF,
@@ -32,6 +33,7 @@ from jitckpt.transparent.messages import (
     ToProxy,
     Validated,
     Validates,
+    place_of,
 )
 
 WORLD = "11" * 16
@@ -44,13 +46,14 @@ class Proxy:
 
     failing: the call that fails whenever it is made, with its error. orders: all that it has carried out.
     lacks: what it has still to learn in a validation; others' results differ as long as one lacks something.
-    wrong: its results always differ. waits: it is at its place for a validation. validated: what it was told.
-    made: by state the collectives that it had made in the world; 0: until now. waited: microseconds, for its
-    device. content: a digest of its parameters and optimizer state; unfit: why they can't stay on the device.
-    tries: it makes the step after which they may; fails_trial: why they can't, as that shows. stays: they do,
-    so that `kept` has none of them. ready: the step that it could begin. copies: the states of which they are
-    in host memory, too. breaks: its server can't stay the next time.
-    couple: a communicator of its own with its neighbour.
+    wrong: its results always differ. waits: it is at its place for a validation. step: which it makes there;
+    place: as it said that last. validated: what it was told; heard: by place. compares: else it has nothing
+    to compare after a failure, and wants the validation left out. made: by state the collectives that it had
+    made in the world; 0: until now. waited: microseconds, for its device. content: a digest of its parameters
+    and optimizer state; unfit: why they can't stay on the device. tries: it makes the step after which they
+    may; fails_trial: why they can't, as that shows. stays: they do, so that `kept` has none of them. ready:
+    the step that it could begin. copies: the states of which they are in host memory, too. breaks: its server
+    can't stay the next time. couple: a communicator of its own with its neighbour.
     """
 
     rank: int
@@ -72,6 +75,8 @@ class Proxy:
     wrong: bool = False
     waits: bool = False
     validated: list[int] = field(default_factory=list)
+    heard: dict[int, int] = field(default_factory=dict)
+    compares: bool = True
     content: str = ""
     unfit: str = ""
     tries: bool = False
@@ -83,6 +88,8 @@ class Proxy:
     copies: set[int] = field(default_factory=set)
     breaks: bool = False
     couple: str = ""
+    step: int = 0
+    place: int = 0
 
     def hello(self) -> Hello:
         return Hello(self.recovery, 100 + self.rank, self.rank, "cafe")
@@ -106,26 +113,28 @@ class Proxy:
 
     def validates(self) -> Validates:
         """Come to its place."""
-        self.waits = True
-        return Validates(self.recovery, FIRST, "")
+        self.step += 1
+        return self.says(FIRST)
 
     def has_tried(self) -> Validates:
         """Come to the end of the step."""
-        self.waits = True
-        return Validates(self.recovery, TRIED, "", "", self.fails_trial)
+        return self.says(TRIED, unfit=self.fails_trial)
+
+    def says(self, what: int, text: str = "", state: str = "", unfit: str = "") -> Validates:
+        """Say that at its place."""
+        self.waits, self.place = True, place_of(self.step, what)
+        return Validates(self.recovery, self.place, what, text, state, unfit)
 
     def judges(self, overwritten: bool) -> Validates:
         """Say what follows from calls that were made again; all is put back if nothing was overwritten."""
         if self.tries:
             return self.has_tried()
+        if not overwritten and not self.compares:
+            return self.says(LEFT_OUT, "its memory was not compared")
         self.lacks = max(self.lacks - 1, 0) if overwritten else 0
         says = AGAIN if self.lacks else SWITCH_OFF if self.wrong else VALID
         said = f"what rank {self.rank} has"
-        return (
-            Validates(self.recovery, says, said, self.content, self.unfit)
-            if says == VALID
-            else Validates(self.recovery, says, said)
-        )
+        return self.says(VALID, said, self.content, self.unfit) if says == VALID else self.says(says, said)
 
     def hear(self, order: ToProxy) -> FromProxy | None:
         """Carry out an order; return the answer."""
@@ -142,9 +151,9 @@ class Proxy:
                 return self.restarts(order)
             case Replay():
                 return self.makes_calls_again(order)
-            case Validated(_, valid):
-                assert self.waits, "it does not wait for that"
+            case Validated(_, place, valid) if self.waits and place == self.place:
                 self.validated.append(valid)
+                self.heard[place] = valid
                 self.waits = False
                 tried, self.tries = self.tries, valid == 2 and not self.tries
                 if self.tries:

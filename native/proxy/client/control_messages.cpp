@@ -8,7 +8,7 @@
 namespace jitckpt::proxy::client::control {
 namespace {
 
-constexpr uint32_t version = 9;
+constexpr uint32_t version = 10;
 constexpr uint32_t first_of_worker = 1, first_of_agent = 16;  // kinds, in the order of the variants
 
 // Both go over the fields of a message in their order; little-endian, as all that CUDA runs on.
@@ -84,8 +84,8 @@ void fields(Do& each, auto& m) {
   if constexpr (std::is_same_v<Message, Restart>) all(m.may_stay, m.finish, m.copy);
   if constexpr (std::is_same_v<Message, Replay>)
     all(m.state, m.deliver_error, m.overwrite, m.in_place, m.source, m.ids, m.creations);
-  if constexpr (std::is_same_v<Message, Validates>) all(m.says, m.text, m.state, m.unfit);
-  if constexpr (std::is_same_v<Message, Validated>) all(m.valid);
+  if constexpr (std::is_same_v<Message, Validates>) all(m.place, m.says, m.text, m.state, m.unfit);
+  if constexpr (std::is_same_v<Message, Validated>) all(m.place, m.valid);
   if constexpr (std::is_same_v<Message, GiveUp>) all(m.text);
 }
 

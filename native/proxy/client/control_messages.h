@@ -93,6 +93,7 @@ struct Standing {
 };
 // This rank takes part in a validation, and has come to this: numbers as in the agent's messages.py.
 struct Validates {
+  uint64_t place;  // where it waits
   uint64_t says;
   std::string text;
   std::string state, unfit;  // what the state is that could stay on the device; why it can't
@@ -123,6 +124,7 @@ struct GiveUp {
 };
 struct Ask {};
 struct Validated {
+  uint64_t place;  // as it was said: no answer for who waits at another by now
   uint64_t valid;  // 0: the validation is left out; 2: from now on the state stays on the device
 };
 

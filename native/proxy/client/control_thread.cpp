@@ -156,7 +156,9 @@ void ControlThread::carry_out(const control::FromAgent& order) {
       tell_standing();
     } else if (const auto* const validated = std::get_if<control::Validated>(&order)) {
       using enum Validation::Heard;
-      connection_.validation().hear(validated->valid == 0 ? left_out : validated->valid == 1 ? valid : stays);
+      connection_.validation().hear_of(validated->place, validated->valid == 0   ? left_out
+                                                         : validated->valid == 1 ? valid
+                                                                                 : stays);
     } else if (const auto* const gives_up = std::get_if<control::GiveUp>(&order)) {
       give_up(gives_up->text);
     }

@@ -97,9 +97,10 @@ struct jitckpt_proxy_memory {
 };
 JITCKPT_PROXY_CALL int jitckpt_proxy_check(struct jitckpt_proxy_memory* memory);
 
-// Says what this rank has come to (the numbers are the agent's, in jitckpt/transparent/messages.py), with a
-// clause, and waits for all others. state: a digest of the parameters and the optimizer state, or "" where
-// they can't stay on the device; then `unfit` says why not. Whatever has differed is again what it was.
+// Says what this rank has come to at a place of its program (the numbers are the agent's, in
+// jitckpt/transparent/messages.py), with a clause, and waits for all others. state: a digest of the
+// parameters and the optimizer state, or "" where they can't stay on the device; then `unfit` says why not.
+// Whatever has differed is again what it was.
 enum jitckpt_proxy_validation {
   jitckpt_proxy_over,         // there are no recoveries any more
   jitckpt_proxy_overwritten,  // the calls were made again, after what had changed and is not kept was
@@ -110,7 +111,7 @@ enum jitckpt_proxy_validation {
   jitckpt_proxy_left_out,     // not now
   jitckpt_proxy_valid_stays,  // valid; and from this step on the state can stay on the device
 };
-JITCKPT_PROXY_CALL int jitckpt_proxy_validate(int says, const char* text, const char* state,
+JITCKPT_PROXY_CALL int jitckpt_proxy_validate(uint64_t place, int says, const char* text, const char* state,
                                               const char* unfit);
 
 #ifdef __cplusplus

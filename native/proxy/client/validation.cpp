@@ -15,6 +15,7 @@ std::size_t blocks_of(std::size_t bytes) { return (bytes + wire::block_bytes - 1
 Validation::Heard Validation::say(control::Validates what) {
   std::unique_lock lock(mutex_);
   if (over_) return Heard::over;
+  place_ = what.place;
   said_ = std::move(what);
   waits_ = true;
   news_();
@@ -36,9 +37,18 @@ std::optional<control::Validates> Validation::take() {
 void Validation::hear(Heard heard) {
   std::lock_guard lock(mutex_);
   if (heard == Heard::over) over_ = true;
+  said_.reset();  // it is said anew, if there is still something to say
   heard_ = heard;
   waits_ = false;
   changed_.notify_all();
+}
+
+void Validation::hear_of(uint64_t place, Heard heard) {
+  {
+    std::lock_guard lock(mutex_);
+    if (place != place_) return;
+  }
+  hear(heard);
 }
 
 namespace {
@@ -220,9 +230,9 @@ int jitckpt_proxy_check(struct jitckpt_proxy_memory* memory) {
   return connection ? connection->check(*memory) : result;
 }
 
-int jitckpt_proxy_validate(int says, const char* text, const char* state, const char* unfit) {
+int jitckpt_proxy_validate(uint64_t place, int says, const char* text, const char* state, const char* unfit) {
   int32_t result = 0;
   Connection* const connection = Connection::get(Library::cudart, result);
-  return connection ? connection->validate({static_cast<uint64_t>(says), text, state, unfit})
+  return connection ? connection->validate({place, static_cast<uint64_t>(says), text, state, unfit})
                     : jitckpt_proxy_over;
 }

@@ -29,13 +29,16 @@ class Validation {
   void begin(std::function<void()> news);
   std::optional<control::Validates> take();
   void hear(Heard heard);
+  // What is said of a place counts for nothing at another.
+  void hear_of(uint64_t place, Heard heard);
 
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
   std::function<void()> news_;
   std::optional<control::Validates> said_;
-  bool over_ = true;  // until there is a control thread
+  uint64_t place_ = 0;  // of the thread's newest word
+  bool over_ = true;    // until there is a control thread
   Heard heard_ = Heard::over;
   bool waits_ = false;
 };

@@ -63,7 +63,7 @@ class Drawn {
       case 4:
         return Standing{number(), number(), several(member)};
       case 5:
-        return Validates{number(), text(), text(), text()};
+        return Validates{number(), number(), text(), text(), text()};
       default:
         return Done{number(), number(), number(), number(), number(), number()};
     }
@@ -86,7 +86,7 @@ class Drawn {
                       several([this] { return named_id(); }),
                       several(creation)};
       case 4:
-        return Validated{random_() % 2};
+        return Validated{number(), random_() % 2};
       default:
         return GiveUp{text()};
     }
@@ -117,8 +117,8 @@ TEST(ControlMessages, ComeBackAsTheyWere) {
 
 TEST(ControlMessages, AreLaidOutAsTheAgentReadsThem) {
   const std::vector<unsigned char> expected{
-      18, 0, 0, 0, 9, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 1, 0,
-      0,  0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+      18, 0, 0, 0, 10, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 1, 0,
+      0,  0, 0, 0, 0,  0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
   const auto bytes = encode({Number{2, 3}, FromAgent(Replay{5, 1, 0, 1, {}, {}, {}})});
   ASSERT_EQ(bytes.size(), expected.size());
   for (std::size_t i = 0; i < bytes.size(); ++i) EXPECT_EQ(static_cast<unsigned char>(bytes[i]), expected[i]);

@@ -139,7 +139,7 @@ void Coordinator::hear(int rank, const control::Numbered<control::FromWorker>& m
     return;
   }
   if (const auto* const validates = std::get_if<control::Validates>(&message.message)) {
-    validates_[rank] = validates->says;
+    validates_[rank] = *validates;
     if (static_cast<int>(validates_.size()) == ranks_) validate();
     return;
   }
@@ -165,12 +165,13 @@ void Coordinator::hear(int rank, const control::Numbered<control::FromWorker>& m
 
 // All have said where they stand: 0 or 1, to make their calls again.
 void Coordinator::validate() {
-  if (std::ranges::any_of(validates_, [](const auto& one) { return one.second < 2; })) {
+  if (std::ranges::any_of(validates_, [](const auto& one) { return one.second.says < 2; })) {
     begin_recovery(true);
     recoveries_.back().validates = true;
     return;
   }
-  for (const auto& [rank, says] : std::exchange(validates_, {})) say(rank, control::Validated{1});
+  for (const auto& [rank, validates] : std::exchange(validates_, {}))
+    say(rank, control::Validated{validates.place, 1});
 }
 
 void Coordinator::begin_recovery(bool may_stay) {

@@ -86,7 +86,7 @@ class Coordinator {
   bool may_stay_ = false;  // servers
   std::map<int, Worker> workers_;
   std::vector<control::NamedId> ids_;
-  std::map<int, uint64_t> validates_;  // what ranks say that wait for a validation
+  std::map<int, control::Validates> validates_;  // what ranks say that wait for a validation
   std::map<int, std::pair<uint64_t, std::string>> failed_before_;
   mutable std::mutex mutex_;
   std::vector<Recovery> recoveries_;

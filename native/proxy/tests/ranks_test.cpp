@@ -285,12 +285,12 @@ uint64_t validate(const std::function<void()>& happens) {
   jitckpt_proxy_memory memory{};
   ok(static_cast<cudaError_t>(jitckpt_proxy_check(&memory)));
   happens();
-  int heard = jitckpt_proxy_validate(0, "", "", "");
+  int heard = jitckpt_proxy_validate(5, 0, "", "", "");
   while (heard == jitckpt_proxy_overwritten || heard == jitckpt_proxy_put_back ||
          heard == jitckpt_proxy_unknown) {
     // A failure just before it waited: nothing has been compared yet, and the others wait.
     if (heard == jitckpt_proxy_unknown) {
-      heard = jitckpt_proxy_validate(0, "", "", "");
+      heard = jitckpt_proxy_validate(5, 0, "", "", "");
       continue;
     }
     bool learns = false;
@@ -302,7 +302,7 @@ uint64_t validate(const std::function<void()>& happens) {
     }
     uint64_t needed = 0;
     for (uint64_t block = 0; block < memory.block_count; ++block) needed += memory.kept[block];
-    heard = jitckpt_proxy_validate(learns ? 1 : 2, "", "", "");
+    heard = jitckpt_proxy_validate(5, learns ? 1 : 2, "", "", "");
     if (heard == jitckpt_proxy_valid) return needed;
   }
   ADD_FAILURE() << "the validation came to " << heard;
