@@ -84,19 +84,21 @@ struct copy_to_host {
 };
 
 // The device's memory is to be copied to the host once all calls before are over, unless that has been done.
-// Images are numbered from 1. Followed by Range[ranges].
+// Images are numbered from 1. Followed by Range[ranges]; their copies lie in host memory at `copies`, of
+// `room` bytes.
 struct keep_image {
-  uint64_t image, ranges;
+  uint64_t image, ranges, copies, room;
 };
 struct Range {
   uint64_t from, to, bytes;
   int32_t device;
 };
 // The optimizer step after which the state has this number, by the thread of this slot. The device makes no
-// call behind it before all ranks are ready for their steps. In a replay that begins with the state, the
-// thread's calls up to end_step are not made, as far as they write to the device.
+// call behind it before the image of this number is whole, and all ranks are ready for their steps. In a
+// replay that begins with the state, the thread's calls up to end_step are not made, as far as they write to
+// the device. Followed by Range[ranges], the image.
 struct begin_step {
-  uint64_t step;
+  uint64_t step, ranges, copies, room;
   uint32_t slot;
 };
 // Followed by Place[places]: the parameters and the optimizer state.

@@ -16,6 +16,7 @@
 #include "control_thread.h"
 #include "copy_flags.h"
 #include "errors.h"
+#include "free_memory.h"
 #include "hold.h"
 #include "jitckpt_proxy.h"
 #include "log_writer.h"
@@ -178,7 +179,8 @@ class Connection {
   void forget_images(std::size_t remaining);
   cudaError_t wait_for_newest_image();
   cudaError_t prepare_image(bool& needed, bool again);
-  cudaError_t make_image(std::span<const jitckpt_proxy_place> leave_out, bool steps);
+  cudaError_t make_image(const Extents& leave_out, bool whole, bool steps);
+  cudaError_t tell_step(uint64_t step, Image* image);
   void begin_minibatch();
   void wait_within_step(bool by_its_thread);
   void communicates_within_step();
@@ -215,9 +217,13 @@ class Connection {
   std::deque<Image> images_;  // the oldest first; the newest may not be whole yet
   uint64_t states_ = 0;       // number of the newest image
   std::atomic<uint64_t> most_image_bytes_{0};
-  std::unique_ptr<Together> together_;                 // null: the state does not stay
-  bool has_left_ = false;                              // the newest step was the last with a barrier
-  std::atomic<std::size_t> stepping_{slot_count + 1};  // slot of the thread that makes an optimizer step
+  std::unique_ptr<Together> together_;  // null: the state does not stay
+  bool has_left_ = false;               // the newest step was the last with a barrier
+  static constexpr std::size_t nobody = slot_count + 1;
+  std::atomic<std::size_t> stepping_{nobody};         // slot of the thread that makes an optimizer step
+  std::atomic<uint64_t> step_{0};                     // its number
+  std::vector<jitckpt_proxy_place> left_out_places_;  // of the newest step's image
+  Extents left_out_;                                  // the same
   std::atomic<bool> step_needs_others_{false};
   // Where the state stays, between two optimizer steps: its places, by address.
   std::mutex still_mutex_;

@@ -88,19 +88,18 @@ void Connection::note_image_bytes(uint64_t more) {
 
 // The server makes it when it comes to the record. It goes over what the last but one has, which stays until
 // then: what this rank has waited for, the others have begun, so they have the last one by then.
-cudaError_t Connection::make_image(std::span<const jitckpt_proxy_place> leave_out, bool steps) {
+// steps: the record is the beginning of an optimizer step, too.
+cudaError_t Connection::make_image(const Extents& leave_out, bool whole, bool steps) {
   forget_images(2);
   Image image;
   image.state = states_ + 1;
   image.memory = objects_.allocations();
-  image.whole = leave_out.empty();
+  image.whole = whole;
   image.steps = steps;
-  Extents out;
-  for (const jitckpt_proxy_place& place : leave_out) out.add({place.address, place.address + place.bytes});
   // Nothing of what is free may be given out, and written to, before the record is in the log. Other threads'
   // calls are before it, and in the image; or behind it, and made again.
   std::unique_lock stays_free(free_memory().mutex);
-  for (const Allocation& held : free_memory().held(image.memory, out)) {
+  for (const Allocation& held : free_memory().held(image.memory, leave_out)) {
     image.held.push_back({held.address, image.bytes, held.bytes, held.device});
     image.bytes += held.bytes;
   }
@@ -113,8 +112,14 @@ cudaError_t Connection::make_image(std::span<const jitckpt_proxy_place> leave_ou
                             "no room for copies of the device's memory: raise JITCKPT_PROXY_PINNED_BYTES"));
   }
   for (wire::Range& range : image.held) range.to += reinterpret_cast<uint64_t>(image.copies);
-  const auto result = tell<cudaError_t>(Call::keep_image, wire::keep_image{image.state, image.held.size()},
-                                        std::as_bytes(std::span(image.held)), &image.start);
+  // Without an older one there is nothing to go back to before it is whole, so the program waits for it.
+  const bool is_only = images_.empty();
+  const wire::keep_image keep{image.state, image.held.size(), reinterpret_cast<uint64_t>(image.copies),
+                              image.room};
+  const cudaError_t result =
+      steps && !is_only
+          ? tell_step(image.state, &image)
+          : tell<cudaError_t>(Call::keep_image, keep, std::as_bytes(std::span(image.held)), &image.start);
   stays_free.unlock();
   if (result != cudaSuccess) {
     if (!takes_over) pinned_.release(image.copies);
@@ -128,8 +133,7 @@ cudaError_t Connection::make_image(std::span<const jitckpt_proxy_place> leave_ou
     images_.push_back(std::move(image));
   });
   note_image_bytes(0);
-  // Without an older one there is nothing to go back to before.
-  return images_.size() == 1 ? wait_for_newest_image() : cudaSuccess;
+  return is_only ? wait_for_newest_image() : cudaSuccess;
 }
 
 // needed: whether there is to be one. again: there is, whatever was said to others since the last.
@@ -164,7 +168,7 @@ cudaError_t Connection::keep(bool again) {
   bool needed = false;
   if (const cudaError_t result = prepare_image(needed, again); result != cudaSuccess || !needed)
     return result;
-  if (const cudaError_t result = make_image({}, false); result != cudaSuccess) {
+  if (const cudaError_t result = make_image({}, true, false); result != cudaSuccess) {
     forget_images(0);
     return result;
   }

@@ -211,6 +211,12 @@ Thread::~Thread() {
   slot = slot_count;
 }
 
+std::size_t slot_of_this_thread(Connection& connection) {
+  Thread& thread = this_thread();
+  has_slot(connection, thread);
+  return thread.slot;
+}
+
 Thread& this_thread() {
   thread_local Thread thread;
   return thread;

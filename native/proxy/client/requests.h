@@ -9,6 +9,8 @@
 
 namespace jitckpt::proxy::client {
 
+class Connection;
+
 using Bytes = std::span<const std::byte>;
 
 template <class T>
@@ -45,6 +47,9 @@ bool state_is_still();
 void writes(const void* to, uint64_t bytes);
 uint64_t element_bytes(ncclDataType_t type);
 uint64_t ranks_of(ncclComm_t communicator);
+
+// Where this thread waits for its answers; slot_count if there are too many threads.
+std::size_t slot_of_this_thread(Connection& connection);
 
 // Where an answer to copy_to_host lies.
 const std::byte* staging_memory();

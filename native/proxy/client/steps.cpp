@@ -19,7 +19,6 @@ namespace {
 // What lies in its way is at most other copies of the device's memory.
 constexpr auto longest_rest = std::chrono::seconds(5);
 constexpr auto longest_copy = std::chrono::seconds(60);
-constexpr std::size_t nobody = slot_count + 1;
 
 }  // namespace
 
@@ -35,20 +34,44 @@ cudaError_t Connection::step_begins(std::span<const jitckpt_proxy_place> places)
   const uint64_t whole_from = together_->whole_from();
   has_left_ = together_->has_been_left() || (whole_from != 0 && whole_from <= states_ + 1);
   if (has_left_ || step_needs_others_) places = {};
-  if (const cudaError_t result = make_image(places, true); result != cudaSuccess) {
+  const auto same = [](const jitckpt_proxy_place& one, const jitckpt_proxy_place& other) {
+    return one.address == other.address && one.bytes == other.bytes;
+  };
+  if (!std::ranges::equal(places, left_out_places_, same)) {
+    left_out_places_.assign(places.begin(), places.end());
+    left_out_ = {};
+    for (const jitckpt_proxy_place& place : places)
+      left_out_.add({place.address, place.address + place.bytes});
+  }
+  if (const cudaError_t result = make_image(left_out_, places.empty(), true); result != cudaSuccess) {
     forget_images(0);
     return result;
   }
   begin_minibatch();
-  const auto slot = static_cast<uint32_t>(this_thread().slot);
+  return stepping_ == nobody ? tell_step(states_, nullptr) : cudaSuccess;
+}
+
+// The record that begins a step, by this thread, with the image that is to be made first, if it is not whole.
+cudaError_t Connection::tell_step(uint64_t step, Image* image) {
   proxy::Control& control = log_.control();
   // The first such step: those before it were not counted.
-  for (std::atomic<uint64_t>* const step : {&control.step_ready, &control.step_begun}) {
-    if (*step + 1 < states_) *step = states_ - 1;
+  for (std::atomic<uint64_t>* const number : {&control.step_ready, &control.step_begun}) {
+    if (*number + 1 < step) *number = step - 1;
   }
   step_needs_others_ = false;
-  stepping_ = slot;  // before the record is in the log: who waits behind that has to see it
-  const auto result = tell<cudaError_t>(Call::begin_step, wire::begin_step{states_, slot});
+  // Before the record is in the log: who waits behind that has to see it.
+  const std::size_t slot = slot_of_this_thread(*this);
+  step_ = step;
+  stepping_ = slot;
+  wire::begin_step begins{step, 0, 0, 0, static_cast<uint32_t>(slot)};
+  Bytes ranges;
+  if (image) {
+    ranges = std::as_bytes(std::span(image->held));
+    begins.ranges = image->held.size();
+    begins.copies = reinterpret_cast<uint64_t>(image->copies);
+    begins.room = image->room;
+  }
+  const auto result = tell<cudaError_t>(Call::begin_step, begins, ranges, image ? &image->start : nullptr);
   if (result != cudaSuccess) stepping_ = nobody;
   return result;
 }
@@ -116,7 +139,7 @@ void Connection::communicates_within_step() {
 
 // The server goes on without the end of the step; until that is in the log, nothing leads back to a state.
 void Connection::open_step() {
-  log_.control().step_open = states_;
+  log_.control().step_open = step_.load();
   together_->notify();
 }
 

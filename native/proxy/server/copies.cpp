@@ -106,6 +106,7 @@ int32_t serve_register_host(Request& request) {
   static_assert(cudaHostAllocPortable == cudaHostRegisterPortable &&
                 cudaHostAllocMapped == cudaHostRegisterMapped);
   const unsigned flags = arguments.flags & (cudaHostRegisterPortable | cudaHostRegisterMapped);
+  request.server.locked_pages.give_way(arguments.address, arguments.bytes);
   const cudaError_t result = real::cudaHostRegister(pointer(arguments.address), arguments.bytes, flags);
   if (result == cudaSuccess) request.server.host_memory.add(arguments.address, {arguments.bytes, 0});
   return result;

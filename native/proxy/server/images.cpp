@@ -2,15 +2,14 @@
 // process.
 #include "images.h"
 
+#include <atomic>
 #include <chrono>
-#include <future>
-#include <memory>
 #include <set>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "failure.h"
+#include "futex.h"
 #include "real_calls.h"
 #include "server.h"
 #include "services.h"
@@ -25,22 +24,47 @@ cudaError_t synchronize(const std::set<int32_t>& devices) {
   return cudaSuccess;
 }
 
-cudaError_t come_to_rest(const std::set<int32_t>& devices, Server& server) {
-  const auto task =
-      std::make_shared<std::packaged_task<cudaError_t()>>([devices] { return synchronize(devices); });
-  std::future<cudaError_t> result = task->get_future();
-  server.device_waiter().run([task] { (*task)(); });
-  while (result.wait_for(std::chrono::milliseconds(20)) != std::future_status::ready) {
-    server.failed_collective();
-    if (server.has_failed() || server.control().images == Images::unwanted) return cudaSuccess;
-  }
-  return result.get();
-}
-
 namespace {
 
-// From here on what the image is written over counts for nothing. False if it is not wanted any more.
-bool begin(Server& server, uint64_t image) {
+constexpr auto look_again = std::chrono::milliseconds(20);
+
+// Where a device has come by last. Nobody's in particular: who has waited for it may be gone by then.
+std::atomic<uint32_t> place{0};
+
+void comes_by(void* number) {
+  place.store(static_cast<uint32_t>(reinterpret_cast<uintptr_t>(number)));
+  futex_wake_all(place);
+}
+
+}  // namespace
+
+// The device itself says when it comes by: a thread that waits for it would have to be woken up twice.
+cudaError_t come_to_rest(const std::set<int32_t>& devices, Server& server) {
+  static std::atomic<uint32_t> places{0};
+  for (const int32_t device : devices) {
+    choose_device(device);
+    const uint32_t awaited = ++places;
+    cudaError_t state = server.streams.join(device);
+    if (state == cudaSuccess)
+      state = real::cudaLaunchHostFunc(nullptr, comes_by,
+                                       reinterpret_cast<void*>(static_cast<uintptr_t>(awaited)));
+    if (state != cudaSuccess) return state;
+    for (uint32_t seen = place; seen != awaited; seen = place) {
+      futex_wait(place, seen, look_again);
+      if (place == awaited) break;
+      // It does not come by where it has failed, or a collective never ends.
+      server.failed_collective();
+      if (server.has_failed() || server.control().images == Images::unwanted) return cudaSuccess;
+      state = real::cudaStreamQuery(nullptr);
+      if (state == cudaSuccess) break;
+      real::cudaGetLastError();
+      if (state != cudaErrorNotReady) return state;
+    }
+  }
+  return cudaSuccess;
+}
+
+bool begin_image(Server& server, uint64_t image) {
   Control& control = server.control();
   for (;;) {
     control.image_begun = image;  // sequentially consistent, as the client's own order is
@@ -52,7 +76,22 @@ bool begin(Server& server, uint64_t image) {
   }
 }
 
-}  // namespace
+cudaError_t copy_image(const std::vector<wire::Range>& ranges) {
+  for (const wire::Range& range : ranges) {
+    choose_device(range.device);
+    const cudaError_t error =
+        real::cudaMemcpyAsync(reinterpret_cast<void*>(range.to), reinterpret_cast<const void*>(range.from),
+                              range.bytes, cudaMemcpyDeviceToHost, nullptr);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+std::set<int32_t> devices_of(const std::vector<wire::Range>& ranges) {
+  std::set<int32_t> devices;
+  for (const wire::Range& range : ranges) devices.insert(range.device);
+  return devices;
+}
 
 // The reader itself waits for the device here: the log is where the calls that come after wait, and nothing
 // can write to what is copied.
@@ -61,18 +100,12 @@ int32_t serve_keep_image(Request& request) {
   const auto ranges = entries_after<wire::keep_image, wire::Range>(request, arguments.ranges);
   Control& control = request.server.control();
   if (arguments.image <= control.image_whole) return cudaSuccess;
-  std::set<int32_t> devices;
-  for (const wire::Range& range : ranges) devices.insert(range.device);
+  const std::set<int32_t> devices = devices_of(ranges);
   if (const cudaError_t error = come_to_rest(devices, request.server); error != cudaSuccess) return error;
   if (request.server.has_failed()) return cudaSuccess;  // who waits for the image is told of that
-  if (!begin(request.server, arguments.image)) return cudaSuccess;
-  for (const wire::Range& range : ranges) {
-    choose_device(range.device);
-    const cudaError_t error =
-        real::cudaMemcpyAsync(reinterpret_cast<void*>(range.to), reinterpret_cast<const void*>(range.from),
-                              range.bytes, cudaMemcpyDeviceToHost, nullptr);
-    if (error != cudaSuccess) return error;
-  }
+  if (!begin_image(request.server, arguments.image)) return cudaSuccess;
+  request.server.locked_pages.lock(arguments.copies, arguments.room);
+  if (const cudaError_t error = copy_image(ranges); error != cudaSuccess) return error;
   if (const cudaError_t error = synchronize(devices); error != cudaSuccess) return error;
   control.image_whole = arguments.image;
   return cudaSuccess;

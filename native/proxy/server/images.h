@@ -24,4 +24,11 @@ cudaError_t synchronize(const std::set<int32_t>& devices);
 // Waits until the devices have come to rest; not if a collective has failed, or nobody wants the copy.
 cudaError_t come_to_rest(const std::set<int32_t>& devices, Server& server);
 
+// Of an image that is to be made: from here on what it is written over counts for nothing. False if it is not
+// wanted any more.
+bool begin_image(Server& server, uint64_t image);
+// Puts the copies onto the legacy streams of their devices.
+cudaError_t copy_image(const std::vector<wire::Range>& ranges);
+std::set<int32_t> devices_of(const std::vector<wire::Range>& ranges);
+
 }  // namespace jitckpt::proxy

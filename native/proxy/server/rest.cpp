@@ -38,6 +38,7 @@ __attribute__((noinline, no_sanitize("thread"))) uint8_t written_by_device(const
 
 bool Server::stop() {
   stops_ = true;
+  steps.is_stopped();
   Control& control = log_.control();
   // Kernels and copies behind a collective that is aborted run with whatever it has left. Those copies that
   // are not over by now are to be made again, whatever the device says from here on.
@@ -62,7 +63,6 @@ bool Server::stop() {
 void Server::end_threads() {
   if (watch_.joinable()) watch_.join();  // it may start one of the others
   for (auto& waiter : waiters_) waiter.reset();
-  device_waiter_.reset();
 }
 
 wire::Rested Server::come_to_rest() {
@@ -130,6 +130,7 @@ bool Server::drop_all() {
   for (const auto event : events.all()) check(real::cudaEventDestroy(event));
   for (const auto stream : streams.all()) check(real::cudaStreamDestroy(stream));
   for (const auto& [address, piece] : kept_) memory.add(address, piece);
+  locked_pages.unlock_all();
   for (const auto& [address, piece] : host_memory.all())
     check(real::cudaHostUnregister(reinterpret_cast<void*>(address)));
   return well;

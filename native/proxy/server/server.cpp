@@ -62,8 +62,7 @@ void choose_device(int device) {
 }
 
 Server::Server(Log log, Kept kept)
-    : streams("stream", cudaErrorInvalidResourceHandle, wire::named_streams),
-      events("event", cudaErrorInvalidResourceHandle, 0),
+    : events("event", cudaErrorInvalidResourceHandle, 0),
       communicators("communicator", ncclInvalidArgument, 0),
       reductions("reduction", ncclInvalidArgument, ncclNumOps),
       blas_handles("cuBLAS handle", CUBLAS_STATUS_NOT_INITIALIZED, 0),
@@ -153,11 +152,6 @@ bool Server::stream_has_failed(const Record& record) {
   }
 }
 
-TaskThread& Server::device_waiter() {
-  if (!device_waiter_) device_waiter_.emplace();
-  return *device_waiter_;
-}
-
 bool Server::finish(uint64_t step) {
   if (!steps.is_ready_for(step)) return false;
   steps.begin_stopped();
@@ -207,6 +201,7 @@ void Server::serve(const Record& record) {
   std::shared_lock ends_communicator(communicators_stay_, std::defer_lock);
   if (call == Call::ncclCommDestroy || call == Call::ncclCommAbort) ends_communicator.lock();
   try {
+    if (call == Call::cudaStreamDestroy) streams.leaves(request.arguments<wire::cudaStreamDestroy>().stream);
     result = service.serve(request);
     if (result != 0) text = describe(service.library, result);
   } catch (const Failure& failure) {

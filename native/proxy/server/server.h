@@ -14,9 +14,11 @@
 #include "handles.h"
 #include "identity.h"
 #include "kernels.h"
+#include "locked_pages.h"
 #include "log_reader.h"
 #include "steps.h"
 #include "stream_waits.h"
+#include "streams.h"
 #include "task_thread.h"
 #include "wire.h"
 
@@ -80,8 +82,6 @@ class Server {
   // Of a wait for a stream: it is over; the stream is one of a device that has failed.
   void answer_wait(const Record& record);
   bool stream_has_failed(const Record& record);
-  // For what has to wait for the device while its caller looks at other things.
-  TaskThread& device_waiter();
 
   Control& control() const { return log_.control(); }
   // Whether the call that the reader is at may have been made before, by an earlier server.
@@ -93,7 +93,7 @@ class Server {
   // Takes note if a collective has failed, which may never end; returns what it is, empty if none has.
   std::string failed_collective();
 
-  Handles<cudaStream_t> streams;
+  Streams streams;
   Handles<cudaEvent_t> events;
   Handles<ncclComm_t> communicators;
   Handles<ncclRedOp_t> reductions;
@@ -102,6 +102,7 @@ class Server {
   Handles<cublasLtMatrixLayout_t> matrix_layouts;
   Handles<cublasLtMatmulPreference_t> matmul_preferences;
   Memory memory, host_memory;  // of the device; page-locked
+  LockedPages locked_pages;
   RenewedIds renewed_ids;
   Kernels kernels;
   Steps steps{*this};
@@ -132,7 +133,6 @@ class Server {
   std::atomic<bool> stops_{false}, reads_{true};
   std::atomic<int> changing_{0};  // calls that make or end a communicator just now
   std::thread watch_;
-  std::optional<TaskThread> device_waiter_;
   StreamWaits stream_waits_{*this};
   std::shared_mutex communicators_stay_;             // shared: by who ends one
   std::unique_ptr<TaskThread> waiters_[slot_count];  // for each thread of the client that has waited

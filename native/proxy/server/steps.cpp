@@ -83,38 +83,110 @@ void Held::lose(uint64_t address, uint64_t bytes) {
 bool Steps::is_whole(uint64_t step) { return server_.control().image_whole >= step && !server_.has_failed(); }
 
 // Rule 1 of docs/transparent.md: what comes before the step is over on this device, and an image of it whole;
-// all of the step is in the log; and so it is on all ranks. Where nobody will recover, nobody waits.
-bool Steps::may_begin(uint64_t step) {
+// all of the step is in the log; and so it is on all ranks. By the reader, or by the device.
+bool Steps::is_ready(uint64_t step) {
   Control& control = server_.control();
+  std::lock_guard lock(coming_);
   // step_open: the program waits for an answer that lies behind.
   const bool is_there = control.step_written >= step || control.step_open >= step;
-  if (ready_for_ != step && is_there && is_whole(step)) {
+  if (ready_for_ != step && is_there && is_whole(step)) {  // so not any more if the server is stopped
     ready_for_ = step;
     control.step_ready = step;
     together_->come(control.recovery, step);
   }
-  if (control.images == Images::unwanted || together_->has_been_left()) return true;
-  return ready_for_ == step && together_->all_have_come(control.recovery, step);
+  return ready_for_ == step;
 }
 
-void Steps::begin(uint64_t step, uint32_t slot) {
-  slot_ = slot;
+// Where nobody will recover, nobody waits.
+bool Steps::may_begin(uint64_t step) {
+  const bool ready = is_ready(step);
+  if (server_.control().images == Images::unwanted) return true;
+  if (together_->has_been_left()) return is_whole(step);
+  if (!ready || !together_->all_have_come(server_.control().recovery, step)) return false;
+  met_ = step;
+  return true;
+}
+
+// Nothing comes behind it before it is whole, since the reader waits. The image before the last one, over
+// which it is made, is not needed any more once all ranks have the last one: at the step barrier they had. So
+// the copies are put behind all else at once. Otherwise the device has to come to rest first: what this rank
+// has waited for, the others have begun. And where the copies would wait themselves: a hung collective is
+// seen there.
+cudaError_t Steps::make_image(const wire::begin_step& begins, const std::vector<wire::Range>& image) {
+  const uint64_t step = begins.step;
+  devices_ = devices_of(image);
+  const bool waits = !server_.locked_pages.lock(begins.copies, begins.room);
+  if (waits || met_ + 1 != step) {
+    if (const cudaError_t error = come_to_rest(devices_, server_); error != cudaSuccess) return error;
+    if (server_.has_failed()) return cudaSuccess;
+  }
+  if (!begin_image(server_, step)) return cudaSuccess;
+  image_ = step;
+  devices_left_ = devices_.size();
+  if (devices_.empty()) {
+    server_.control().image_whole = step;
+    return cudaSuccess;
+  }
+  for (const int32_t device : devices_) {
+    choose_device(device);
+    if (const cudaError_t error = server_.streams.join(device); error != cudaSuccess) return error;
+  }
+  if (const cudaError_t error = copy_image(image); error != cudaSuccess) return error;
+  for (const int32_t device : devices_) {
+    choose_device(device);
+    const auto copied = [](void* steps) { static_cast<Steps*>(steps)->image_is_copied(); };
+    if (const cudaError_t error = real::cudaLaunchHostFunc(nullptr, copied, this); error != cudaSuccess)
+      return error;
+  }
+  return cudaSuccess;
+}
+
+// By the device. Behind an aborted collective it counts for nothing. Where other ranks are still to come, the
+// last of them wakes the reader.
+void Steps::image_is_copied() {
+  Control& control = server_.control();
+  {
+    std::lock_guard lock(coming_);
+    if (--devices_left_ != 0 || server_.has_failed()) return;
+    control.image_whole = image_;
+  }
+  if (!is_ready(image_) || together_->all_have_come(control.recovery, image_)) together_->notify();
+}
+
+// The device says nothing where it has failed, or a collective never ends.
+cudaError_t Steps::look_for_failures() {
+  server_.failed_collective();
+  for (const int32_t device : devices_) {
+    choose_device(device);
+    const cudaError_t state = real::cudaStreamQuery(nullptr);
+    if (state == cudaSuccess) continue;
+    real::cudaGetLastError();
+    if (state != cudaErrorNotReady) return state;
+  }
+  return cudaSuccess;
+}
+
+cudaError_t Steps::begin(const wire::begin_step& begins, const std::vector<wire::Range>& image) {
+  const uint64_t step = begins.step;
+  slot_ = begins.slot;
   if (step == restored_.state) {
     // A whole image is of before the step. Others need not come to it: they have such images, or are past it.
     skips_ = restored_.places != 0;
-    return;
+    return cudaSuccess;
   }
   if (!std::exchange(looked_, true)) together_ = Together::of_environment();
   if (!together_) throw Different("there is no step barrier: JITCKPT_PROXY_TOGETHER is not set");
   Control& control = server_.control();
+  cudaError_t error = cudaSuccess;
+  if (control.image_whole < step) error = make_image(begins, image);
   const auto began = std::chrono::steady_clock::now();
   for (;;) {
     const uint32_t seen = together_->happenings();
-    if (server_.is_stopped()) return;
-    if (ready_for_ != step && server_.has_failed()) {
+    if (server_.is_stopped()) return error;
+    if (error != cudaSuccess || (ready_for_ != step && server_.has_failed())) {
       // Calls behind it tell the program of the failure. Nothing may change what they all will go back to.
       skips_ = leaves_out_ = true;
-      return;
+      return error;
     }
     if (may_begin(step)) {
       control.step_begun = step;  // sequentially consistent, as the client's own order is
@@ -130,12 +202,14 @@ void Steps::begin(uint64_t step, uint32_t slot) {
       together_->leave();
     }
     together_->wait(seen, std::chrono::milliseconds(10));
+    if (control.image_whole < step) error = look_for_failures();
   }
   inside_ = true;
+  return cudaSuccess;
 }
 
 void Steps::begin_stopped() {
-  server_.control().step_begun = ready_for_;
+  server_.control().step_begun = ready_for_.load();
   inside_ = true;
 }
 
@@ -225,8 +299,8 @@ bool copy_to_host(const wire::Range* ranges, uint64_t count) {
 
 int32_t serve_begin_step(Request& request) {
   const auto arguments = request.arguments<wire::begin_step>();
-  request.server.steps.begin(arguments.step, arguments.slot);
-  return cudaSuccess;
+  return request.server.steps.begin(arguments,
+                                    entries_after<wire::begin_step, wire::Range>(request, arguments.ranges));
 }
 
 int32_t serve_end_step(Request& request) {

@@ -1,10 +1,13 @@
 // Optimizer steps in which parameters and optimizer state (the places) stay on the device: when they may
 // begin, and whether what lies there is the state after one. docs/transparent.md has the rules.
 #pragma once
+#include <cuda_runtime_api.h>
+
 #include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -30,9 +33,9 @@ class Steps {
  public:
   explicit Steps(Server& server) : server_(server) {}
 
-  // By the reader, in the log's order. `begin` waits until all ranks are ready; if the server is stopped
-  // before, the step has not begun.
-  void begin(uint64_t step, uint32_t slot);
+  // By the reader, in the log's order. `begin` makes the image, unless it is whole, and waits until all ranks
+  // are ready; if the server is stopped before, the step has not begun.
+  cudaError_t begin(const wire::begin_step& begins, const std::vector<wire::Range>& image);
   void end(uint64_t step, std::vector<wire::Place> places);
   // A replay begins with a state.
   void restore(const wire::restore_state& state, std::vector<wire::Place> places);
@@ -44,6 +47,8 @@ class Steps {
   bool skips(const Record& record) const;
   // The server was stopped while it was ready for the step.
   bool is_ready_for(uint64_t step) const { return ready_for_ == step && step != 0; }
+  // The server has been stopped: from here on it does not get ready, whatever the device still does.
+  void is_stopped() { const std::lock_guard lock(coming_); }
   // That step begins all the same.
   void begin_stopped();
 
@@ -63,7 +68,11 @@ class Steps {
 
  private:
   bool is_whole(uint64_t step);
+  cudaError_t make_image(const wire::begin_step& begins, const std::vector<wire::Range>& image);
+  void image_is_copied();
+  bool is_ready(uint64_t step);
   bool may_begin(uint64_t step);
+  cudaError_t look_for_failures();
   void load();
 
   Server& server_;
@@ -72,8 +81,13 @@ class Steps {
   std::atomic<bool> inside_{false};
   bool skips_ = false, leaves_out_ = false;
   uint32_t slot_ = 0;  // of the thread that makes the step
-  uint64_t ready_for_ = 0;
-  std::mutex mutex_;
+  std::atomic<uint64_t> ready_for_{0};
+  uint64_t met_ = 0;  // the newest step for which all ranks were ready, as seen here
+  // The image that is being copied, and on how many devices still.
+  uint64_t image_ = 0;
+  std::atomic<std::size_t> devices_left_{0};
+  std::set<int32_t> devices_;  // of it
+  std::mutex coming_, mutex_;
   Held held_;
   wire::restore_state restored_{};  // state 0: none
   uint64_t loaded_ = 0;             // of its places

@@ -45,13 +45,12 @@ LogWriter::Place LogWriter::reserve(std::size_t content_bytes, Position* kept) {
     std::this_thread::sleep_for(std::chrono::microseconds(50));
     lock.lock();
   }
+  if (kept) *kept = keep_from_here();
   RecordHeader* const header = header_at(offset_);
   header->bytes = static_cast<uint32_t>(bytes);
   offset_ += bytes;
   empty_next();
-  const Place place{header, next_++};
-  if (kept) *kept = keep_from_here();
-  return place;
+  return {header, next_++};
 }
 
 void LogWriter::free_apart() {

@@ -18,8 +18,8 @@ class LogWriter {
   LogWriter(Log log, std::function<bool()> go_on, std::function<void()> outgrown = [] {});
 
   // Room for a record. Whoever got it fills content (16-byte aligned) and the header's fields, and commits
-  // it; the reader stops there until then. kept: if given, what follows is kept (see `keep`), and begins
-  // there.
+  // it; the reader stops there until then. kept: if given, it and what follows is kept (see `keep`), and
+  // begins there.
   struct Place {
     RecordHeader* header;  // null: there is no room and never will be
     uint64_t sequence;
