@@ -54,9 +54,15 @@ def choose_trial(
     return Trial(number, kind, faults, strikes)
 
 
-def final_as_printed(output: str) -> dict[int, FinalState]:
-    """Return what examples/plain_ddp.py, which knows nothing of jitckpt, has printed of its ranks' end."""
+def final_as_printed(output: str, restarts: int = 0) -> dict[int, FinalState]:
+    """Return what examples/plain_ddp.py, which knows nothing of jitckpt, has printed of its ranks' end.
+
+    restarts: how often the job has begun anew. Then it has printed its first steps before, too.
+    """
     steps = [line for line in output.splitlines() if line.startswith("step ")]
+    if restarts:
+        begins = [number for number, line in enumerate(steps) if line.startswith("step 1:")]
+        steps = steps[begins[-1] :] if begins else steps
     ends = [line.split(": final state ") for line in output.splitlines() if ": final state " in line]
     return {
         int(rank.removeprefix("rank ")): FinalState(len(steps), {"state": digest, "steps": str(steps)}, ())

@@ -273,7 +273,8 @@ class CampaignInPlace(Campaign):
     """Of transparent mode, and of a script that itself prints what it ends with."""
 
     def ended(self, run: Run, folder: Path) -> Run:
-        return replace(run, final=trials_in_place.final_as_printed((folder / OUTPUT).read_text()))
+        printed = (folder / OUTPUT).read_text()
+        return replace(run, final=trials_in_place.final_as_printed(printed, run.restarts))
 
     def choose(self, number: int, attempt: int) -> tuple[Trial, Run]:
         example, ranks = self.place(number)

@@ -98,6 +98,9 @@ def test_what_a_script_has_printed_of_its_end_is_read() -> None:
         1: (2, "ab"),
         0: (2, "cd"),
     }
+    anew = "step 1: loss 2.5\n" + output
+    assert final_as_printed(anew, restarts=1) == final
+    assert final_as_printed(anew) != final, "the same step was made twice"
     other = final_as_printed(output.replace("2.5", "2.6"))
     assert differences(replace(IN_PLACE, final=final), replace(IN_PLACE, final=other)) != []
 
