@@ -234,8 +234,11 @@ class StateOnDevice:
 
     def _changed_outside(self, state: Mapping[str, Tensor], optimizers: Sequence[Optimizer | None]) -> str:
         """Return what has changed since the last step, a clause; "" if nothing, as far as torch counts it."""
-        known = [*map(id, self._parameters)]
-        if known and state is not self._seen and known != [*map(id, parameters(optimizers))]:
+        if (
+            self._parameters
+            and state is not self._seen
+            and [*map(id, self._parameters)] != [*map(id, parameters(optimizers))]
+        ):
             return "the optimizer has got other parameters"
         now = self._versions_now()
         if now == self._versions:

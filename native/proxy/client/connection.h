@@ -227,7 +227,7 @@ class Connection {
   std::atomic<bool> step_needs_others_{false};
   // Where the state stays, between two optimizer steps: its places, by address.
   std::mutex still_mutex_;
-  std::vector<jitckpt_proxy_place> still_;
+  std::vector<jitckpt_proxy_place> still_, still_as_told_;
   std::atomic<bool> state_is_still_{false}, state_was_written_{false};
   std::optional<wire::Rested> rested_;  // what a server said that has been stopped
   // The state in host memory, until the recovery is over.

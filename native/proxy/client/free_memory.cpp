@@ -28,37 +28,23 @@ void Extents::add(const Extent& extent) {
 }
 
 void Extents::remove(const Extent& extent) {
-  for (const Extent& part : inside(extent)) {
-    const auto whole = std::prev(ends_.upper_bound(part.begin));
-    const uint64_t end = whole->second;
-    if (whole->first == part.begin)
-      ends_.erase(whole);
-    else
-      whole->second = part.begin;
-    if (end != part.end) ends_.emplace(part.end, end);
-  }
-}
-
-std::vector<Extent> Extents::inside(const Extent& extent) const {
-  std::vector<Extent> parts;
+  if (extent.begin >= extent.end) return;
   auto next = ends_.upper_bound(extent.begin);
   if (next != ends_.begin()) --next;
-  for (; next != ends_.end() && next->first < extent.end; ++next) {
-    const Extent part{std::max(next->first, extent.begin), std::min(next->second, extent.end)};
-    if (part.begin < part.end) parts.push_back(part);
+  while (next != ends_.end() && next->first < extent.end) {
+    const auto [begin, end] = *next;
+    if (end <= extent.begin) {
+      ++next;
+      continue;
+    }
+    if (begin < extent.begin) {
+      next->second = extent.begin;
+      ++next;
+    } else {
+      next = ends_.erase(next);
+    }
+    if (end > extent.end) ends_.emplace_hint(next, extent.end, end);
   }
-  return parts;
-}
-
-std::vector<Extent> Extents::outside(const Extent& extent) const {
-  std::vector<Extent> parts;
-  uint64_t begin = extent.begin;
-  for (const Extent& part : inside(extent)) {
-    if (begin < part.begin) parts.push_back({begin, part.begin});
-    begin = part.end;
-  }
-  if (begin < extent.end) parts.push_back({begin, extent.end});
-  return parts;
 }
 
 std::vector<Allocation> FreeMemory::held(std::vector<Allocation> memory, const Extents& left_out) const {
@@ -66,14 +52,14 @@ std::vector<Allocation> FreeMemory::held(std::vector<Allocation> memory, const E
   std::vector<Allocation> parts;
   for (const Allocation& one : memory) {
     const std::size_t first = parts.size();
-    for (const Extent& given_out : extents.outside(one.extent())) {
-      for (const Extent& part : left_out.outside(given_out)) {
+    extents.outside(one.extent(), [&](const Extent& given_out) {
+      left_out.outside(given_out, [&](const Extent& part) {
         if (parts.size() > first && part.begin - parts.back().extent().end <= short_gap)
           parts.back().bytes = part.end - parts.back().address;
         else
           parts.push_back({part.begin, part.end - part.begin, one.device});
-      }
-    }
+      });
+    });
   }
   return parts;
 }

@@ -1,6 +1,7 @@
 // What of the device's memory is free: an allocator of the program's has it and has not given it out. It
 // holds nothing, so what is read there before it is written may be anything.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -17,9 +18,25 @@ class Extents {
  public:
   void add(const Extent& extent);
   void remove(const Extent& extent);
-  // The parts of an extent that are in the set, and those that are not; in order.
-  std::vector<Extent> inside(const Extent& extent) const;
-  std::vector<Extent> outside(const Extent& extent) const;
+  // Calls `visit` with each part of an extent that is in the set, or is not; in order.
+  template <class Visit>
+  void inside(const Extent& extent, const Visit& visit) const {
+    auto next = ends_.upper_bound(extent.begin);
+    if (next != ends_.begin()) --next;
+    for (; next != ends_.end() && next->first < extent.end; ++next) {
+      const Extent part{std::max(next->first, extent.begin), std::min(next->second, extent.end)};
+      if (part.begin < part.end) visit(part);
+    }
+  }
+  template <class Visit>
+  void outside(const Extent& extent, const Visit& visit) const {
+    uint64_t begin = extent.begin;
+    inside(extent, [&](const Extent& part) {
+      if (begin < part.begin) visit(Extent{begin, part.begin});
+      begin = part.end;
+    });
+    if (begin < extent.end) visit(Extent{begin, extent.end});
+  }
 
  private:
   // By their beginnings the ends of extents that don't touch.

@@ -276,12 +276,12 @@ bool Connection::begin_server(const Image& image, const std::vector<LogWriter::A
   for (const jitckpt_proxy_place& place : image.places)
     state.add({place.address, place.address + place.bytes});
   for (const wire::Range& range : image.held) {
-    for (const Extent& part : state.outside({range.from, range.from + range.bytes})) {
+    state.outside({range.from, range.from + range.bytes}, [&](const Extent& part) {
       const wire::copy arguments{
           part.begin,  range.to + (part.begin - range.from), part.end - part.begin, 0, cudaMemcpyHostToDevice,
           no_copy_flag};
       calls.push_back(apart(Call::copy, range.device, arguments));
-    }
+    });
   }
   for (const Allocation& one : image.memory) devices.insert(one.device);
   add(overwriting);

@@ -20,6 +20,10 @@ namespace {
 constexpr auto longest_rest = std::chrono::seconds(5);
 constexpr auto longest_copy = std::chrono::seconds(60);
 
+bool is_same_place(const jitckpt_proxy_place& one, const jitckpt_proxy_place& other) {
+  return one.address == other.address && one.bytes == other.bytes;
+}
+
 }  // namespace
 
 cudaError_t Connection::step_begins(std::span<const jitckpt_proxy_place> places) {
@@ -34,10 +38,7 @@ cudaError_t Connection::step_begins(std::span<const jitckpt_proxy_place> places)
   const uint64_t whole_from = together_->whole_from();
   has_left_ = together_->has_been_left() || (whole_from != 0 && whole_from <= states_ + 1);
   if (has_left_ || step_needs_others_) places = {};
-  const auto same = [](const jitckpt_proxy_place& one, const jitckpt_proxy_place& other) {
-    return one.address == other.address && one.bytes == other.bytes;
-  };
-  if (!std::ranges::equal(places, left_out_places_, same)) {
+  if (!std::ranges::equal(places, left_out_places_, is_same_place)) {
     left_out_places_.assign(places.begin(), places.end());
     left_out_ = {};
     for (const jitckpt_proxy_place& place : places)
@@ -93,11 +94,15 @@ cudaError_t Connection::step_ended(std::span<const jitckpt_proxy_place> places, 
     image.stepped = !step_needs_others_ && !places.empty();
     log_.control().step_written = states_;
   });
-  together_->notify();
+  // Else the device looks for that once the image is whole: the two are written before they are looked for.
+  if (log_.control().image_whole >= states_) together_->notify();
   if (!places.empty()) {
     std::lock_guard lock(still_mutex_);
-    still_.assign(places.begin(), places.end());
-    std::ranges::sort(still_, {}, &jitckpt_proxy_place::address);
+    if (!std::ranges::equal(places, still_as_told_, is_same_place)) {
+      still_as_told_.assign(places.begin(), places.end());
+      still_ = still_as_told_;
+      std::ranges::sort(still_, {}, &jitckpt_proxy_place::address);
+    }
     state_is_still_ = true;
   }
   return cudaSuccess;

@@ -66,8 +66,9 @@ std::vector<LogWriter::Apart> Connection::Image::filling(uint8_t byte) const {
   for (const wire::Range& range : held) copied.add({range.from, range.from + range.bytes});
   std::vector<LogWriter::Apart> calls;
   for (const Allocation& one : memory) {
-    for (const Extent& part : copied.outside(one.extent()))
+    copied.outside(one.extent(), [&](const Extent& part) {
       calls.push_back(set_to(byte, {part.begin, part.end - part.begin, one.device}));
+    });
   }
   return calls;
 }
@@ -114,15 +115,16 @@ std::vector<wire::Piece> Connection::pieces_to_check(const Image& image) {
   for (const wire::Range& range : image.held) {
     const Extent held{range.from, range.from + range.bytes};
     was_held.add(held);
-    for (const Extent& part : living.inside(held))
+    living.inside(held, [&](const Extent& part) {
       add(part, range.to + (part.begin - range.from), range.device, false);
+    });
   }
   const std::lock_guard lock(free_memory().mutex);
   for (const Allocation& held : free_memory().held(memory)) {
-    for (const Extent& part : was_held.outside(held.extent())) {
-      for (const Extent& filled : was_there.inside(part)) add(filled, 0, held.device, true);
-      for (const Extent& made : was_there.outside(part)) add(made, 0, held.device, false);
-    }
+    was_held.outside(held.extent(), [&](const Extent& part) {
+      was_there.inside(part, [&](const Extent& filled) { add(filled, 0, held.device, true); });
+      was_there.outside(part, [&](const Extent& made) { add(made, 0, held.device, false); });
+    });
   }
   std::ranges::sort(pieces, {}, &wire::Piece::address);
   return pieces;

@@ -141,8 +141,8 @@ cudaError_t Steps::make_image(const wire::begin_step& begins, const std::vector<
   return cudaSuccess;
 }
 
-// By the device. Behind an aborted collective it counts for nothing. Where other ranks are still to come, the
-// last of them wakes the reader.
+// By the device. Behind an aborted collective it counts for nothing. Where this rank's step is not in the log
+// yet, or other ranks are still to come, the client, or the last of them, wakes the reader.
 void Steps::image_is_copied() {
   Control& control = server_.control();
   {
@@ -150,7 +150,7 @@ void Steps::image_is_copied() {
     if (--devices_left_ != 0 || server_.has_failed()) return;
     control.image_whole = image_;
   }
-  if (!is_ready(image_) || together_->all_have_come(control.recovery, image_)) together_->notify();
+  if (is_ready(image_) && together_->all_have_come(control.recovery, image_)) together_->notify();
 }
 
 // The device says nothing where it has failed, or a collective never ends.

@@ -44,9 +44,14 @@ TEST(FreeMemory, DrawnExtentsAreAddedAndRemoved) {
       std::set<uint64_t> inside, outside;
       for (uint64_t address = asked.begin; address < asked.end; ++address)
         (expected.contains(address) ? inside : outside).insert(address);
-      EXPECT_EQ(addresses(extents.inside(asked)), inside);
-      EXPECT_EQ(addresses(extents.outside(asked)), outside);
-      EXPECT_EQ(addresses(extents.inside({0, 100})), expected);
+      std::vector<Extent> found_inside, found_outside, all;
+      extents.inside(asked, [&](const Extent& part) { found_inside.push_back(part); });
+      extents.outside(asked, [&](const Extent& part) { found_outside.push_back(part); });
+      extents.inside({0, 100}, [&](const Extent& part) { all.push_back(part); });
+      EXPECT_EQ(addresses(found_inside), inside);
+      EXPECT_EQ(addresses(found_outside), outside);
+      EXPECT_EQ(addresses(all), expected);
+      for (std::size_t i = 1; i < all.size(); ++i) EXPECT_LT(all[i - 1].end, all[i].begin);
     }
   }
 }
