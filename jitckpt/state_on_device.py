@@ -20,6 +20,7 @@ from jitckpt import _seen
 from jitckpt.errors import CheckpointError
 from jitckpt.hooks import torch_parallel
 from jitckpt.proxy_memory import Memory
+from jitckpt.torch_memory import Buckets
 from jitckpt.transparent import naming
 
 STEPS_LOOKED_AT = 2  # before a validation; in the first two of a job much is allocated
@@ -57,7 +58,8 @@ class StateOnDevice:
         self._seen: Mapping[str, Tensor] = {}  # of which the next two are
         self._places = b""
         self._digest = 0
-        self._gradients: list[tuple[int, int]] = []  # when the newest minibatch began
+        self._gradients: list[tuple[int, int]] = []  # when the newest minibatch began, and their buckets
+        self._buckets = Buckets()
         self._needs_gradients = True
         self._tried: list[tuple[int, int]] = []  # what the image would have left out
 
@@ -76,7 +78,7 @@ class StateOnDevice:
         """It has ended."""
         self._data_taken = False
         self._waited.append(self._process.jitckpt_proxy_answers() != self._answers)
-        self._gradients = unpacked(gradients(optimizers))
+        self._gradients = unpacked(gradients(optimizers) + self._buckets.extents())
 
     def doubt_gradients(self, places: naming.Places, changed: Tensor) -> None:
         """Have a validation overwrite the gradients that the minibatch began with, whether it has or not.
@@ -230,7 +232,7 @@ class StateOnDevice:
             return b""  # the next minibatch begins with what is changed by then
         if self._unfit or self._needs_gradients:
             return self._places
-        return self._places + gradients_of(self._parameters)
+        return self._places + gradients_of(self._parameters) + self._buckets.extents()
 
     def _changed_outside(self, state: Mapping[str, Tensor], optimizers: Sequence[Optimizer | None]) -> str:
         """Return what has changed since the last step, a clause; "" if nothing, as far as torch counts it."""

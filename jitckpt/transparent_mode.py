@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from jitckpt import at_end, proxy_faults
-from jitckpt.device import LIBRARY_DIR
+from jitckpt import at_end, proxy_faults, torch_memory
 from jitckpt.hooks import torch_data
 from jitckpt.hooks.torch_steps import OptimizerSteps, State
 from jitckpt.proxy_memory import Memory
@@ -216,10 +215,13 @@ def _say_until_heard(process: Any, step: int, what: int, text: str = "", unfit: 
 
 def _tell_what_is_free() -> None:
     """Have torch's allocator tell the proxy what it gives out, so that no image has what it only keeps."""
-    library = ctypes.CDLL(str(LIBRARY_DIR / "libjitckpt_torch.so"))
-    library.jitckpt_torch_tell_proxy.restype = ctypes.c_char_p
-    if reason := library.jitckpt_torch_tell_proxy():
-        text = f"images of the device's memory have what is free, too: {reason.decode().splitlines()[0]}"
+    try:
+        told = torch_memory.library().jitckpt_torch_tell_proxy()
+        reason = told.decode().splitlines()[0] if told else ""
+    except torch_memory.UnknownTorch as error:
+        reason = str(error)
+    if reason:
+        text = f"images of the device's memory have what is free, too: {reason}"
         print(f"jitckpt: {text}", file=sys.stderr, flush=True)
 
 

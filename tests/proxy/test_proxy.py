@@ -48,3 +48,8 @@ def test_a_server_that_is_killed_in_a_minibatch_is_replaced(run_script: Run) -> 
     assert len(undisturbed.stdout.splitlines()) == 9
     assert killed.stdout == undisturbed.stdout
     assert killed.stderr.count("takes over and makes its calls again") == 4
+
+
+def test_buckets_of_gradients_hold_nothing_between_minibatches(run_script: Run) -> None:
+    told = run_script(PROGRAMS / "buckets.py", ranks=2, proxy=True)
+    assert sorted(told.stdout.splitlines()) == [f"rank {rank}: as it should be" for rank in (0, 1)]
