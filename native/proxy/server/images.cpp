@@ -2,14 +2,14 @@
 // process.
 #include "images.h"
 
-#include <atomic>
 #include <chrono>
+#include <future>
+#include <memory>
 #include <set>
 #include <thread>
 #include <vector>
 
 #include "failure.h"
-#include "futex.h"
 #include "real_calls.h"
 #include "server.h"
 #include "services.h"
@@ -24,44 +24,16 @@ cudaError_t synchronize(const std::set<int32_t>& devices) {
   return cudaSuccess;
 }
 
-namespace {
-
-constexpr auto look_again = std::chrono::milliseconds(20);
-
-// Where a device has come by last. Nobody's in particular: who has waited for it may be gone by then.
-std::atomic<uint32_t> place{0};
-
-void comes_by(void* number) {
-  place.store(static_cast<uint32_t>(reinterpret_cast<uintptr_t>(number)));
-  futex_wake_all(place);
-}
-
-}  // namespace
-
-// The device itself says when it comes by: a thread that waits for it would have to be woken up twice.
 cudaError_t come_to_rest(const std::set<int32_t>& devices, Server& server) {
-  static std::atomic<uint32_t> places{0};
-  for (const int32_t device : devices) {
-    choose_device(device);
-    const uint32_t awaited = ++places;
-    cudaError_t state = server.streams.join(device);
-    if (state == cudaSuccess)
-      state = real::cudaLaunchHostFunc(nullptr, comes_by,
-                                       reinterpret_cast<void*>(static_cast<uintptr_t>(awaited)));
-    if (state != cudaSuccess) return state;
-    for (uint32_t seen = place; seen != awaited; seen = place) {
-      futex_wait(place, seen, look_again);
-      if (place == awaited) break;
-      // It does not come by where it has failed, or a collective never ends.
-      server.failed_collective();
-      if (server.has_failed() || server.control().images == Images::unwanted) return cudaSuccess;
-      state = real::cudaStreamQuery(nullptr);
-      if (state == cudaSuccess) break;
-      real::cudaGetLastError();
-      if (state != cudaErrorNotReady) return state;
-    }
+  const auto task =
+      std::make_shared<std::packaged_task<cudaError_t()>>([devices] { return synchronize(devices); });
+  std::future<cudaError_t> result = task->get_future();
+  server.device_waiter().run([task] { (*task)(); });
+  while (result.wait_for(std::chrono::milliseconds(20)) != std::future_status::ready) {
+    server.failed_collective();
+    if (server.has_failed() || server.control().images == Images::unwanted) return cudaSuccess;
   }
-  return cudaSuccess;
+  return result.get();
 }
 
 bool begin_image(Server& server, uint64_t image) {
@@ -104,7 +76,6 @@ int32_t serve_keep_image(Request& request) {
   if (const cudaError_t error = come_to_rest(devices, request.server); error != cudaSuccess) return error;
   if (request.server.has_failed()) return cudaSuccess;  // who waits for the image is told of that
   if (!begin_image(request.server, arguments.image)) return cudaSuccess;
-  request.server.locked_pages.lock(arguments.copies, arguments.room);
   if (const cudaError_t error = copy_image(ranges); error != cudaSuccess) return error;
   if (const cudaError_t error = synchronize(devices); error != cudaSuccess) return error;
   control.image_whole = arguments.image;

@@ -63,6 +63,7 @@ bool Server::stop() {
 void Server::end_threads() {
   if (watch_.joinable()) watch_.join();  // it may start one of the others
   for (auto& waiter : waiters_) waiter.reset();
+  device_waiter_.reset();
 }
 
 wire::Rested Server::come_to_rest() {

@@ -152,6 +152,11 @@ bool Server::stream_has_failed(const Record& record) {
   }
 }
 
+TaskThread& Server::device_waiter() {
+  if (!device_waiter_) device_waiter_.emplace();
+  return *device_waiter_;
+}
+
 bool Server::finish(uint64_t step) {
   if (!steps.is_ready_for(step)) return false;
   steps.begin_stopped();
@@ -209,6 +214,8 @@ void Server::serve(const Record& record) {
     text = failure.what();
   }
   if (ends_communicator.owns_lock()) ends_communicator.unlock();
+  if (result == 0 && call == Call::cublasSetStream_v2)  // which has found it, so that it is used by now
+    streams.belongs_to_handle(request.arguments<wire::cublasSetStream_v2>().streamId);
   if (result == 0 && call == Call::cudaFree) {
     const auto address = reinterpret_cast<uint64_t>(request.arguments<wire::cudaFree>().devPtr);
     steps.lose(address, memory.remove(address));

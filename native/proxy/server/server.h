@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
 #include <span>
 #include <thread>
@@ -90,6 +91,8 @@ class Server {
   bool has_failed() const { return has_failed_ || stops_; }
   bool is_stopped() const { return stops_; }
   bool device_has_failed() const { return device_has_failed_; }
+  // Waits for devices where the reader can't: it has to see a collective that never ends.
+  TaskThread& device_waiter();
   // Takes note if a collective has failed, which may never end; returns what it is, empty if none has.
   std::string failed_collective();
 
@@ -134,7 +137,8 @@ class Server {
   std::atomic<int> changing_{0};  // calls that make or end a communicator just now
   std::thread watch_;
   StreamWaits stream_waits_{*this};
-  std::shared_mutex communicators_stay_;             // shared: by who ends one
+  std::shared_mutex communicators_stay_;  // shared: by who ends one
+  std::optional<TaskThread> device_waiter_;
   std::unique_ptr<TaskThread> waiters_[slot_count];  // for each thread of the client that has waited
   // What an earlier server has answered: those calls are made again for what they do, and their answers
   // thrown away.

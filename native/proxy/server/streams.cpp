@@ -33,6 +33,11 @@ cudaStream_t Streams::find(uint64_t number) {
   return found->second.stream;
 }
 
+void Streams::belongs_to_handle(uint64_t number) {
+  std::lock_guard lock(mutex_);
+  if (const auto found = streams_.find(number); found != streams_.end()) found->second.of_handle = true;
+}
+
 void Streams::add(uint64_t number, cudaStream_t stream) {
   int device = 0;
   if (real::cudaGetDevice(&device) != cudaSuccess) real::cudaGetLastError();
@@ -73,7 +78,7 @@ cudaError_t Streams::join(int32_t device) {
     error = record(stream.stream, event);
     if (error != cudaSuccess) continue;
     events.push_back(event);
-    stream.used = false;
+    stream.used = stream.of_handle;
   }
   std::erase_if(used_, [&](uint64_t number) { return !streams_.at(number).used; });
   std::erase_if(left_, [&](const Left& left) {

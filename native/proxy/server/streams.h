@@ -23,6 +23,8 @@ class Streams {
   void remove(uint64_t number);
   std::vector<cudaStream_t> all();
 
+  // A handle has it from now on, whose calls do not name it: it counts as used at any time.
+  void belongs_to_handle(uint64_t number);
   // The program ends this one, and what is on it may go on: from now on an event stands for it.
   void leaves(uint64_t number);
   // Has the legacy stream of a device, which this thread has chosen, wait for all that is on its streams by
@@ -33,7 +35,7 @@ class Streams {
   struct Stream {
     cudaStream_t stream;
     int32_t device;
-    bool used = false;
+    bool used = false, of_handle = false;
   };
   std::mutex mutex_;
   std::unordered_map<uint64_t, Stream> streams_;
