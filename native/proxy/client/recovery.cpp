@@ -311,9 +311,6 @@ bool Connection::begin_server(const Image& image, const std::vector<LogWriter::A
     if (later.state > image.state && later.steps)
       replay_end_ = std::min(replay_end_, later.start.sequence - 1);
   }
-  // Later images are made again: where several communicators were ended one after the other, they may be of
-  // what devices did between two of them.
-  log_.control().image_whole = image.state;
   log_.control().step_begun = log_.control().step_ready = image.state;
   rested_.reset();
   void_answers(log_);
