@@ -220,7 +220,10 @@ class Connection {
   std::unique_ptr<Together> together_;  // null: the state does not stay
   bool has_left_ = false;               // the newest step was the last with a barrier
   static constexpr std::size_t nobody = slot_count + 1;
-  std::atomic<std::size_t> stepping_{nobody};         // slot of the thread that makes an optimizer step
+  std::atomic<std::size_t> stepping_{nobody};  // slot of the thread that makes an optimizer step
+  // Number of a record before the beginning of a step that is told just now, and of which images_ do not
+  // know.
+  std::atomic<uint64_t> step_behind_{~uint64_t{0}};
   std::atomic<uint64_t> step_{0};                     // its number
   std::vector<jitckpt_proxy_place> left_out_places_;  // of the newest step's image
   Extents left_out_;                                  // the same
