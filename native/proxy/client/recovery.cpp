@@ -116,12 +116,14 @@ cudaError_t Connection::make_image(const Extents& leave_out, bool whole, bool st
   const bool is_only = images_.empty();
   const wire::keep_image keep{image.state, image.held.size(), reinterpret_cast<uint64_t>(image.copies),
                               image.room};
+  if (steps && !is_only) step_behind_ = writer_.newest();
   const cudaError_t result =
       steps && !is_only
           ? tell_step(image.state, &image)
           : tell<cudaError_t>(Call::keep_image, keep, std::as_bytes(std::span(image.held)), &image.start);
   stays_free.unlock();
   if (result != cudaSuccess) {
+    step_behind_ = ~uint64_t{0};
     if (!takes_over) pinned_.release(image.copies);
     return result;
   }
@@ -131,6 +133,7 @@ cudaError_t Connection::make_image(const Extents& leave_out, bool whole, bool st
     states_ = image.state;
     image.counts = communicators_.counts();
     images_.push_back(std::move(image));
+    step_behind_ = ~uint64_t{0};
   });
   note_image_bytes(0);
   return is_only ? wait_for_newest_image() : cudaSuccess;
@@ -311,6 +314,7 @@ bool Connection::begin_server(const Image& image, const std::vector<LogWriter::A
     if (later.state > image.state && later.steps)
       replay_end_ = std::min(replay_end_, later.start.sequence - 1);
   }
+  replay_end_ = std::min(replay_end_, step_behind_.load());
   log_.control().step_begun = log_.control().step_ready = image.state;
   rested_.reset();
   void_answers(log_);
