@@ -118,7 +118,7 @@ class Agreement:
                 self._news.add(rank)
                 what = type(one.told).__name__.lower()
                 self._note("deadline", rank=rank, order=what, seconds=self._deadline)
-                if one.participant.phase == "stopping":
+                if one.participant.phase in ("stopping", "resting"):
                     one.gone = f"it has not come to rest within {self._deadline:g} s"
                 else:
                     one.participant = one.participant.failed()
@@ -137,7 +137,9 @@ class Agreement:
                     self._leave_out(f"rank {rank} waits for its device before it has come to its step")
             case messages.Standing() if self._coordinator.phase == "watching":
                 self._look_for_a_hang(rank, message, now)
-            case messages.Stopped() if one.participant.phase == "stopping":
+            case messages.Held() if one.participant.phase == "stopping":
+                one.participant = one.participant.held()
+            case messages.Stopped() if one.participant.phase == "resting":
                 report = translation.report_of(rank, one.shard, message, one.failure)
                 one.failure = report.failure
                 one.participant = one.participant.stopped(report)
@@ -356,7 +358,7 @@ class Agreement:
     def _hear_participants(self, ranks: Iterable[int]) -> None:
         for rank in sorted(ranks):
             one = self._ranks[rank]
-            if one.gone and self._coordinator.phase in ("collecting", "ordering"):
+            if one.gone and self._coordinator.phase in ("holding", "collecting", "ordering"):
                 self._coordinator = self._coordinator.lose(rank, one.gone)
             said = one.participant.says()
             if said is not None:
@@ -401,15 +403,18 @@ class Agreement:
             one.due = None
         if order is None or order == one.told:
             return
-        one.told, one.asked_at = order, now
+        one.told = order
+        if not isinstance(order, messages.Rest):  # which comes of the stop
+            one.asked_at = now
         if not isinstance(order, messages.GiveUp):
             one.due = now + self._deadline
         self._tell(rank, order)
 
     def _next_order(self, participant: Participant) -> ToProxy | None:
         match participant.phase:
-            case "stopping":
-                return messages.Stop(participant.recovery)
+            case "stopping" | "resting" as phase:
+                kind = messages.Stop if phase == "stopping" else messages.Rest
+                return kind(participant.recovery)
             case "given up" if participant.decided is not None:
                 return messages.GiveUp(participant.recovery, participant.decided.reason)
             case "carrying out":
@@ -433,7 +438,7 @@ class Agreement:
         """Note what the coordinator has come to."""
         before, after = self._noted, self._coordinator
         self._noted = after
-        if after.phase == "collecting" and before.recovery != after.recovery:
+        if after.phase == "holding" and before.recovery != after.recovery:
             # Those that wait for a validation say anew what they have come to.
             self._validating, self._patient_until = {}, None
             if before.phase == "watching" or before.recovery == self._validation:

@@ -31,6 +31,14 @@ class Alarm:
 
 
 @dataclass(frozen=True)
+class Held:
+    """The rank's application makes no more calls, and nothing that its device still does counts."""
+
+    rank: int
+    recovery: Number
+
+
+@dataclass(frozen=True)
 class Stopped:
     """The rank is at rest, and stays so for this recovery."""
 
@@ -58,7 +66,18 @@ class GivenUp:
 
 @dataclass(frozen=True)
 class Stop:
-    """Come to rest and report, whatever you do."""
+    """Hold the application, whatever it does."""
+
+    recovery: Number
+
+
+@dataclass(frozen=True)
+class Rest:
+    """All ranks are held: come to rest and report.
+
+    Not before: communicators end one after the other, and what a device makes of the first of them it may
+    send through the others, to ranks that would take it for what is right.
+    """
 
     recovery: Number
 
@@ -79,13 +98,14 @@ class GiveUp:
     decided: FallBack
 
 
-FromRank = Alarm | Stopped | Done | GivenUp
-ToRank = Stop | CarryOut | GiveUp
+FromRank = Alarm | Held | Stopped | Done | GivenUp
+ToRank = Stop | Rest | CarryOut | GiveUp
 
 
 @dataclass(frozen=True)
 class Coordinator:
-    """One coordinates the job. decided: what to do about the reports; None before all have come.
+    """One coordinates the job. held: the ranks that have stopped for this recovery. decided: what to do about
+    the reports; None before all have come.
 
     restorable: the script has registered how to save and restore. last_state, attempts: what the last
     recoveries led to, and how many of them in a row. servers_stay: False once nobody knows which server is at
@@ -95,7 +115,8 @@ class Coordinator:
     ranks: tuple[int, ...]
     recovery: Number = (0, 0)
     restorable: bool = False
-    phase: Literal["watching", "collecting", "ordering", "giving up", "superseded"] = "watching"
+    phase: Literal["watching", "holding", "collecting", "ordering", "giving up", "superseded"] = "watching"
+    held: frozenset[int] = frozenset()
     reports: Mapping[int, Report] = field(default_factory=dict)
     decided: Plan | FallBack | None = None
     done: frozenset[int] = frozenset()
@@ -106,7 +127,7 @@ class Coordinator:
     @property
     def over(self) -> bool:
         """Whether nothing is to be said any more."""
-        return not self.says() and self.phase != "collecting"
+        return not self.says() and self.phase not in ("holding", "collecting")
 
     def hear(self, message: FromRank) -> "Coordinator":
         """Return what the coordinator is after a message."""
@@ -115,10 +136,9 @@ class Coordinator:
             return replace(self, phase="superseded", decided=None) if newer else self
         match message:
             case Alarm() if self.phase in ("watching", "ordering"):
-                return self._collect()
-            case Stopped(rank, _, report) if self.phase == "collecting":
-                heard = replace(self, reports={**self.reports, rank: report})
-                return heard._decide() if len(heard.reports) == len(self.ranks) else heard
+                return self._hold()
+            case Held() | Stopped():
+                return self._hear_of_stop(message)
             case Done(rank) if self.phase == "ordering":
                 heard = replace(self, done=self.done | {rank})
                 over = len(heard.done) == len(self.ranks)
@@ -126,6 +146,16 @@ class Coordinator:
             case GivenUp(rank, _, decided):
                 giving_up = self if self.phase == "giving up" else self._give_up(decided)
                 return replace(giving_up, done=giving_up.done | {rank})
+        return self
+
+    def _hear_of_stop(self, message: Held | Stopped) -> "Coordinator":
+        match message:
+            case Held(rank) if self.phase == "holding":
+                heard = replace(self, held=self.held | {rank})
+                return replace(heard, phase="collecting") if len(heard.held) == len(self.ranks) else heard
+            case Stopped(rank, _, report) if self.phase == "collecting":
+                heard = replace(self, reports={**self.reports, rank: report})
+                return heard._decide() if len(heard.reports) == len(self.ranks) else heard
         return self
 
     def lose(self, rank: int, why: str) -> "Coordinator":
@@ -145,13 +175,15 @@ class Coordinator:
 
     def begin(self) -> "Coordinator":
         """Return what it is once a recovery is wanted, though nothing has failed, and all has gone well."""
-        return replace(self, last_state=-1, attempts=0)._collect()
+        return replace(self, last_state=-1, attempts=0)._hold()
 
     def says(self) -> dict[int, ToRank]:
         """Return what each rank has still to hear."""
         match self.decided:
+            case None if self.phase == "holding":
+                return {rank: Stop(self.recovery) for rank in self.ranks if rank not in self.held}
             case None if self.phase == "collecting":
-                return {rank: Stop(self.recovery) for rank in self.ranks if rank not in self.reports}
+                return {rank: Rest(self.recovery) for rank in self.ranks if rank not in self.reports}
             case Plan(orders=orders) if self.phase == "ordering":
                 waiting = (rank for rank in self.ranks if rank not in self.done)
                 return {rank: CarryOut(self.recovery, orders[rank]) for rank in waiting}
@@ -159,12 +191,13 @@ class Coordinator:
                 return {rank: GiveUp(self.recovery, decided) for rank in self.ranks if rank not in self.done}
         return {}
 
-    def _collect(self) -> "Coordinator":
+    def _hold(self) -> "Coordinator":
         term, number = self.recovery
         return replace(
             self,
             recovery=(term, number + 1),
-            phase="collecting",
+            phase="holding",
+            held=frozenset(),
             reports={},
             decided=None,
             done=frozenset(),
@@ -172,7 +205,7 @@ class Coordinator:
 
     def _give_up(self, decided: FallBack) -> "Coordinator":
         # With a new number: whatever the ranks do for the old one is over.
-        return replace(self._collect(), phase="giving up", decided=decided)
+        return replace(self._hold(), phase="giving up", decided=decided)
 
     def _decide(self) -> "Coordinator":
         reports = [self.reports[rank] for rank in self.ranks]
@@ -194,16 +227,18 @@ def succeed(ranks: Sequence[int], term: int, restorable: bool) -> Coordinator:
     It does not know whether a recovery was under way, so it begins one: where nothing has failed it only
     costs a moment.
     """
-    return Coordinator(tuple(ranks), (term, 0), restorable)._collect()
+    return Coordinator(tuple(ranks), (term, 0), restorable)._hold()
 
 
 @dataclass(frozen=True)
 class Participant:
-    """One rank's side. Its owner stops the rank, carries out `order`, and tells it of failures."""
+    """One rank's side. Its owner holds it, brings it to rest, carries out `order`, and tells of failures."""
 
     rank: int
     recovery: Number = (0, 0)
-    phase: Literal["running", "failed", "stopping", "stopped", "carrying out", "given up"] = "running"
+    phase: Literal[
+        "running", "failed", "stopping", "held", "resting", "stopped", "carrying out", "given up"
+    ] = "running"
     report: Report | None = None
     orders: tuple[Order, ...] = ()
     carried_out: int = 0
@@ -216,23 +251,29 @@ class Participant:
 
     def hear(self, message: ToRank) -> "Participant":
         """Return what the participant is after a message."""
-        if message.recovery < self.recovery:
-            return self
-        if self.phase == "given up":
-            return replace(self, recovery=message.recovery)
+        if message.recovery < self.recovery or self.phase == "given up":
+            return replace(self, recovery=max(message.recovery, self.recovery))
         match message:
             case Stop(number) if number > self.recovery:
                 return Participant(self.rank, number, "stopping")
+            case Rest(number) if number == self.recovery and self.phase == "held":
+                return replace(self, phase="resting")
             case CarryOut(number, orders) if number == self.recovery and self.phase == "stopped":
                 return replace(self, phase="carrying out", orders=orders)._checked()
             case GiveUp(number, decided):
                 return Participant(self.rank, number, "given up", decided=decided)
         return self
 
-    def stopped(self, report: Report) -> "Participant":
-        """The rank, which was stopping, is at rest."""
+    def held(self) -> "Participant":
+        """The rank, which was stopping, is held."""
         if self.phase != "stopping":
             raise ValueError(f"Rank {self.rank} is {self.phase}, not stopping.")
+        return replace(self, phase="held")
+
+    def stopped(self, report: Report) -> "Participant":
+        """The rank, which was held, is at rest."""
+        if self.phase != "resting":
+            raise ValueError(f"Rank {self.rank} is {self.phase}, not resting.")
         return replace(self, phase="stopped", report=report)
 
     def did(self, order: Order) -> "Participant":
@@ -256,8 +297,8 @@ class Participant:
             case "stopped":
                 assert self.report is not None
                 return Stopped(self.rank, self.recovery, self.report)
-            case "running":
-                return Done(self.rank, self.recovery)
+            case "running" | "held" as phase:
+                return (Done if phase == "running" else Held)(self.rank, self.recovery)
             case "given up":
                 assert self.decided is not None
                 return GivenUp(self.rank, self.recovery, self.decided)

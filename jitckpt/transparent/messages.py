@@ -12,7 +12,7 @@ from jitckpt.errors import JitckptError
 from jitckpt.transparent.communicators import Count, Place
 from jitckpt.transparent.coordination import Number
 
-VERSION = 10
+VERSION = 11
 MAX_BYTES = 128 * 1024  # a socket's buffer holds it, whatever else is in there
 MAX_TEXT = 4096
 KEY_BYTES = 16
@@ -87,8 +87,13 @@ LOST, HEALTHY, SUSPECT, EMPTY = range(4)
 
 
 @dataclass(frozen=True)
+class Held(Message):
+    """The host is held before its next call, and what its device does from here on counts for nothing."""
+
+
+@dataclass(frozen=True)
 class Stopped(Message):
-    """The host is held before its next call.
+    """The device is at rest where its state stays on it; else the host alone.
 
     kept_from, kept_to: the states of which the host has images, and the log since the first of them
     (kept_from > kept_to: none). images: bit i is set if the image of kept_from + i has parameters and
@@ -188,7 +193,12 @@ class Validates(Message):
 
 @dataclass(frozen=True)
 class Stop(Message):
-    """Order: hold the host before its next call, whatever is under way; answer Stopped."""
+    """Order: hold the host before its next call, whatever is under way; answer Held."""
+
+
+@dataclass(frozen=True)
+class Rest(Message):
+    """Order: all hosts are held, so come to rest; answer Stopped."""
 
 
 @dataclass(frozen=True)
@@ -248,8 +258,8 @@ class Validated(Message):
     valid: int
 
 
-FromProxy = Hello | Alarm | Stopped | Ids | Done | Standing | Validates
-ToProxy = Stop | Restart | Replay | GiveUp | Ask | Validated
+FromProxy = Hello | Alarm | Held | Stopped | Ids | Done | Standing | Validates
+ToProxy = Stop | Rest | Restart | Replay | GiveUp | Ask | Validated
 
 _KINDS: dict[int, type[Any]] = {
     1: Hello,
@@ -259,12 +269,14 @@ _KINDS: dict[int, type[Any]] = {
     5: Done,
     6: Standing,
     7: Validates,
+    8: Held,
     16: Stop,
     17: Restart,
     18: Replay,
     19: GiveUp,
     20: Ask,
     21: Validated,
+    22: Rest,
 }
 _TEXT, _KEY = "text", "key"  # a key is written in hex here; an empty one is all zeros there
 # Of each field what `struct` calls it, or _TEXT or _KEY, or the class of which it is a list.
@@ -280,7 +292,9 @@ _FORMS: dict[type[Any], tuple[Any, ...]] = {
     Ids: (Id, "Q", "Q", "Q", HostCopy),
     Done: ("Q", "Q", "Q", "Q", "Q", "Q"),
     Standing: ("Q", "Q", Place),
+    Held: (),
     Stop: (),
+    Rest: (),
     Restart: ("Q", "Q", "Q"),
     Replay: ("Q", "Q", "Q", "Q", HostCopy, Id, Making),
     GiveUp: (_TEXT,),

@@ -568,6 +568,8 @@ def hear(kind):
 
 def recover():
     now = hear(messages.Stop).recovery
+    tell(messages.Held(now))
+    hear(messages.Rest)
     tell(messages.Stopped(now, 6, 7, 3, 0, messages.LOST, 7, 7, 7, 90, 0, "", ()))
     hear(messages.Restart)
     tell(messages.Ids(now, (), 0, 0, 1))

@@ -19,6 +19,7 @@ from jitckpt.transparent.messages import (
     GiveUp,
     Making,
     Replay,
+    Rest,
     Restart,
     Stop,
     ToProxy,
@@ -134,7 +135,7 @@ def test_all_ranks_go_back_to_the_newest_state_that_all_have(size: int) -> None:
     now.run()
     now.goes_on(state=7 if size == 1 else 6)
     kinds = [type(order) for order in now.proxies[0].orders]
-    assert kinds == [Stop, Restart, Replay]
+    assert kinds == [Stop, Rest, Restart, Replay]
     assert [name for name, _ in now.events] == [
         "device_alarm",
         "recovery_begun",
@@ -168,12 +169,12 @@ def test_communicators_are_made_where_they_lived_splits_after_their_parents() ->
     now = job(3)
     now.alarm(0)
     now.run()
-    assert [proxy.orders[2].making for proxy in now.proxies.values()] == [both, both, third]  # type: ignore[union-attr]
+    assert [proxy.orders[3].making for proxy in now.proxies.values()] == [both, both, third]  # type: ignore[union-attr]
     # The pair was made after state 6: the log makes it.
     older = Job(Proxy(0, 2), Proxy(1, 2, kept=(5, 6)))
     older.alarm(0)
     older.run()
-    assert older.proxies[0].orders[2].making == both[:1]  # type: ignore[union-attr]
+    assert older.proxies[0].orders[3].making == both[:1]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

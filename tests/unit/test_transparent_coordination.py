@@ -17,7 +17,9 @@ from jitckpt.transparent.coordination import (
     FromRank,
     GivenUp,
     GiveUp,
+    Held,
     Participant,
+    Rest,
     Stop,
     Stopped,
     ToRank,
@@ -65,6 +67,7 @@ class Job:
             and (
                 c.recovery,
                 c.phase,
+                c.held,
                 tuple(sorted(c.reports)),
                 str(c.decided),
                 c.done,
@@ -128,7 +131,7 @@ class Job:
 
     def deliver(self, sent: Sent) -> None:
         to, message = sent
-        if isinstance(message, Stop | CarryOut | GiveUp):
+        if isinstance(message, Stop | Rest | CarryOut | GiveUp):
             before = self.living().get(to)
             if before is not None:
                 self.participants[to] = now = before.hear(message)
@@ -142,7 +145,7 @@ class Job:
 
     def is_news(self, sent: Sent) -> bool:
         to, message = sent
-        if isinstance(message, Stop | CarryOut | GiveUp):
+        if isinstance(message, Stop | Rest | CarryOut | GiveUp):
             rank = self.living().get(to)
             return rank is not None and rank.hear(message) != rank
         receiver = self.coordinators[~to]
@@ -151,7 +154,17 @@ class Job:
     def notices_loss(self, rank: int) -> None:
         self.participants[rank] = self.living()[rank].failed()
 
+    def is_held(self, rank: int) -> None:
+        self.participants[rank] = self.living()[rank].held()
+
     def stops(self, rank: int) -> None:
+        """Communicators end here: what comes of that must not count anywhere."""
+        living = self.living()
+        here = living[rank].recovery
+        for other in living.values():
+            assert other.recovery > here or (
+                other.recovery == here and other.phase not in ("running", "failed", "stopping")
+            ), f"rank {other.rank} would take what comes of a communicator that has ended"
         self.lost = self.lost - {rank}
         self.participants[rank] = self.living()[rank].stopped(self.world.ranks[rank].report())
 
@@ -191,6 +204,8 @@ class Job:
         """Yield what the job is after anything that can happen now by itself."""
         for rank, participant in self.living().items():
             if participant.phase == "stopping":
+                yield self.after(lambda job, r=rank: job.is_held(r))  # type: ignore[misc]
+            if participant.phase == "resting":
                 yield self.after(lambda job, r=rank: job.stops(r))  # type: ignore[misc]
             if rank in self.lost and participant.phase in ("running", "carrying out"):
                 yield self.after(lambda job, r=rank: job.notices_loss(r))  # type: ignore[misc]
@@ -296,8 +311,16 @@ def test_any_history_ends(data: st.DataObject) -> None:
 def stopped(coordinator: Coordinator, failing: int = 0) -> Coordinator:
     """Let something fail, and all ranks report."""
     coordinator = coordinator.hear(Alarm(failing, coordinator.recovery))
+    coordinator = held(coordinator)
     for rank in coordinator.ranks:
         coordinator = coordinator.hear(Stopped(rank, coordinator.recovery, Report(rank)))
+    return coordinator
+
+
+def held(coordinator: Coordinator) -> Coordinator:
+    for rank in coordinator.ranks:
+        assert coordinator.says()[rank] == Stop(coordinator.recovery)
+        coordinator = coordinator.hear(Held(rank, coordinator.recovery))
     return coordinator
 
 
@@ -320,7 +343,7 @@ def test_failures_that_come_again_and_again_are_given_up() -> None:
 def test_steps_that_were_made_in_between_count() -> None:
     coordinator = stopped(Coordinator((0,)))
     assert coordinator.attempts == 1
-    coordinator = coordinator.hear(Alarm(0, coordinator.recovery))
+    coordinator = held(coordinator.hear(Alarm(0, coordinator.recovery)))
     later = Report(0, begun=1, ended=1, ready=1, kept_to=1, host_ended=1)
     coordinator = coordinator.hear(Stopped(0, coordinator.recovery, later))
     assert (coordinator.last_state, coordinator.attempts) == (1, 1)
@@ -342,7 +365,7 @@ def test_a_rank_that_has_given_up_tells_the_next_coordinator() -> None:
 def test_an_older_coordinator_falls_silent() -> None:
     old = Coordinator((0, 1)).hear(Alarm(0, (0, 0)))
     assert old.says() == {0: Stop((0, 1)), 1: Stop((0, 1))}
-    rank = Participant(0).hear(Stop((1, 1))).stopped(Report(0))
+    rank = Participant(0).hear(Stop((1, 1))).held().hear(Rest((1, 1))).stopped(Report(0))
     message = rank.says()
     assert message is not None
     old = old.hear(message)
@@ -354,8 +377,16 @@ def test_an_older_coordinator_falls_silent() -> None:
 def test_what_was_not_asked_for_is_refused() -> None:
     rank = Participant(0)
     with pytest.raises(ValueError, match="Rank 0 is running, not stopping"):
+        rank.held()
+    with pytest.raises(ValueError, match="Rank 0 is running, not resting"):
         rank.stopped(Report(0))
-    rank = rank.hear(Stop((0, 1))).stopped(Report(0)).hear(CarryOut((0, 1), (Abort(),)))
+    rank = (
+        rank.hear(Stop((0, 1)))
+        .held()
+        .hear(Rest((0, 1)))
+        .stopped(Report(0))
+        .hear(CarryOut((0, 1), (Abort(),)))
+    )
     with pytest.raises(ValueError, match="Rank 0 was not to"):
         rank.did(RestartServer())
     assert rank.order == Abort()

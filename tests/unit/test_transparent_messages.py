@@ -17,6 +17,7 @@ from jitckpt.transparent.messages import (
     Ask,
     Done,
     GiveUp,
+    Held,
     Hello,
     HostCopy,
     Id,
@@ -24,6 +25,7 @@ from jitckpt.transparent.messages import (
     Making,
     MessageError,
     Replay,
+    Rest,
     Restart,
     Standing,
     Stop,
@@ -47,12 +49,14 @@ makings = st.lists(st.builds(Making, keys, u32, keys), max_size=4).map(tuple)
 MESSAGES: st.SearchStrategy[Any] = st.one_of(
     st.builds(Hello, numbers, i32, i32, texts),
     st.builds(Alarm, numbers, u64, texts),
+    st.builds(Held, numbers),
     st.builds(Stopped, numbers, *[u64] * 10, texts, places),
     st.builds(Ids, numbers, ids, u64, u64, u64, copies),
     st.builds(Done, numbers, u64, u64, u64, u64, u64, u64),
     st.builds(Standing, numbers, u64, u64, places),
     st.builds(Ask, numbers),
     st.builds(Stop, numbers),
+    st.builds(Rest, numbers),
     st.builds(Restart, numbers, u64, u64, u64),
     st.builds(Replay, numbers, u64, u64, u64, u64, copies, ids, makings),
     st.builds(GiveUp, numbers, texts),
@@ -93,18 +97,18 @@ def test_any_bytes_are_refused_or_understood(data: bytes) -> None:
 
 
 def test_the_bytes_are_those_that_the_other_side_writes() -> None:
-    hello = struct.pack("<IIQQ", 1, 10, 0, 7) + struct.pack("<iiI", 300, 2, 2) + b"ab"
+    hello = struct.pack("<IIQQ", 1, 11, 0, 7) + struct.pack("<iiI", 300, 2, 2) + b"ab"
     assert decode(hello) == Hello((0, 7), 300, 2, "ab")
-    done = struct.pack("<IIQQ", 5, 10, 0, 7) + struct.pack("<QQQQQQ", 10, 20, 30, 40, 50, 60)
+    done = struct.pack("<IIQQ", 5, 11, 0, 7) + struct.pack("<QQQQQQ", 10, 20, 30, 40, 50, 60)
     assert decode(done) == Done((0, 7), 10, 20, 30, 40, log_bytes=50, image_bytes=60)
     key, parent = bytes(range(16)), bytes(16)
-    stopped = struct.pack("<IIQQ", 3, 10, 0, 1)
+    stopped = struct.pack("<IIQQ", 3, 11, 0, 1)
     stopped += struct.pack("<10QI", 4, 5, 1, 2, 1, 5, 5, 6, 90, 80, 4) + b"lost"
     stopped += struct.pack("<I", 1) + key + parent + struct.pack("<IiIQQ", 0, 1, 2, 1, FOREVER)
     stopped += struct.pack("<IQiQQ", 1, 4, -1, 70, 0)
     place = Place(key.hex(), "", 0, 1, 2, 1, FOREVER, (Count(4, EVERYBODY, 70, 0),))
     assert decode(stopped) == Stopped((0, 1), 4, 5, 1, 2, HEALTHY, 5, 5, 6, 90, 80, "lost", (place,))
-    replay = struct.pack("<IIQQ", 18, 10, 0, 1) + struct.pack("<QQQQI", 5, 1, 0, 1, 1)
+    replay = struct.pack("<IIQQ", 18, 11, 0, 1) + struct.pack("<QQQQI", 5, 1, 0, 1, 1)
     replay += struct.pack("<iiiQQQII", 3, 9, 8, 4096, 100, 77, 0, 1)
     replay += parent + b"\3\0\0\0" + key
     assert (
@@ -128,7 +132,7 @@ def test_what_cant_be_sent_is_refused_by_name() -> None:
 
 
 def test_another_version_is_named() -> None:
-    with pytest.raises(MessageError, match="version 1 of its messages, this agent 10: install jitckpt again"):
+    with pytest.raises(MessageError, match="version 1 of its messages, this agent 11: install jitckpt again"):
         decode(struct.pack("<IIQQ", 16, 1, 0, 1))
-    with pytest.raises(MessageError, match="unknown kind 8"):
-        decode(struct.pack("<IIQQ", 8, 10, 0, 1))
+    with pytest.raises(MessageError, match="unknown kind 9"):
+        decode(struct.pack("<IIQQ", 9, 11, 0, 1))

@@ -21,11 +21,13 @@ from jitckpt.transparent.messages import (
     Done,
     FromProxy,
     GiveUp,
+    Held,
     Hello,
     HostCopy,
     Id,
     Ids,
     Replay,
+    Rest,
     Restart,
     Standing,
     Stop,
@@ -144,8 +146,8 @@ class Proxy:
         self.recovery = order.recovery
         self.orders.append(order)
         match order:
-            case Stop():
-                return self.stops()
+            case Stop() | Rest():
+                return self.stops(order)
             case Restart():
                 assert self.held, "the host was not stopped"
                 return self.restarts(order)
@@ -164,9 +166,12 @@ class Proxy:
                 self.given_up, self.held = reason, False
         return None
 
-    def stops(self) -> Stopped:
-        """Hold the program and say what there is."""
-        self.held = True
+    def stops(self, order: Stop | Rest) -> Held | Stopped:
+        """Hold the program; then say what there is."""
+        if isinstance(order, Stop):
+            self.held = True
+            return Held(self.recovery)
+        assert self.held, "the host was not stopped"
         first, last = (self.kept[0], self.kept[-1]) if self.kept else (1, 0)
         failed, self.failed = self.failed, (0, "")
         now = (3, 0, LOST, last, last, last)

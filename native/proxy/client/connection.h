@@ -111,6 +111,9 @@ class Connection {
   uint64_t most_image_bytes() const { return most_image_bytes_; }
 
   // For the control thread, which stops the host before and lets it go on afterwards.
+  // From here on nothing counts that the device does: ranks end their communicators one after the other, and
+  // what a device makes of the first of them it may send through the others, also to this one.
+  void freeze();
   control::Stopped report();
   control::Standing standing(std::chrono::steady_clock::duration waited) const;
   jitckpt_proxy_standing stands() const;

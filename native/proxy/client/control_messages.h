@@ -58,6 +58,7 @@ struct Member {
 // How the device is: it works; it can be read, but what lies below may be damaged; nothing is on it; nothing
 // can be read from it.
 enum class Device : uint64_t { lost, healthy, suspect, empty };
+struct Held {};
 struct Stopped {
   uint64_t kept_from, kept_to;  // states of the images; kept_from > kept_to: there is none
   uint64_t images;              // bit i: the image of kept_from + i is whole
@@ -101,6 +102,7 @@ struct Validates {
 
 // Of the agent.
 struct Stop {};
+struct Rest {};
 struct Restart {
   uint64_t may_stay;  // 0: the server is replaced in any case
   uint64_t finish;    // the step that is to be made before; 0: none
@@ -128,8 +130,8 @@ struct Validated {
   uint64_t valid;  // 0: the validation is left out; 2: from now on the state stays on the device
 };
 
-using FromWorker = std::variant<Hello, Alarm, Stopped, Ids, Done, Standing, Validates>;
-using FromAgent = std::variant<Stop, Restart, Replay, GiveUp, Ask, Validated>;
+using FromWorker = std::variant<Hello, Alarm, Stopped, Ids, Done, Standing, Validates, Held>;
+using FromAgent = std::variant<Stop, Restart, Replay, GiveUp, Ask, Validated, Rest>;
 
 template <class Message>
 struct Numbered {

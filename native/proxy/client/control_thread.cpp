@@ -146,8 +146,14 @@ void ControlThread::carry_out(const control::FromAgent& order) {
   try {
     if (std::holds_alternative<control::Stop>(order)) {
       connection_.hold().stop();
-      phase_ = Phase::stopped;
-      say(connection_.report());
+      connection_.freeze();
+      phase_ = Phase::held;
+      say(control::Held{});
+    } else if (std::holds_alternative<control::Rest>(order)) {
+      if (phase_ == Phase::held) {
+        phase_ = Phase::stopped;
+        say(connection_.report());
+      }
     } else if (const auto* const restarts = std::get_if<control::Restart>(&order)) {
       if (phase_ == Phase::stopped) restart(*restarts);
     } else if (const auto* const replays = std::get_if<control::Replay>(&order)) {

@@ -40,7 +40,7 @@ class ControlThread {
   void give_up(const std::string& why);
   void say(const control::FromWorker& message);
 
-  enum class Phase : uint8_t { watching, stopped, restarted, replaying, given_up };
+  enum class Phase : uint8_t { watching, held, stopped, restarted, replaying, given_up };
 
   Connection& connection_;
   int socket_ = -1, news_ = -1;  // news_: something is to be looked at, or the process ends

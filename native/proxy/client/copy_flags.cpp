@@ -23,13 +23,17 @@ void CopyFlags::give(uint32_t flag, uint64_t record) {
   records_[flag] = record;
 }
 
-void CopyFlags::forget_what_was_set_free() {
-  Control& control = log_.control();
-  if (control.stopped.exchange(0) == 0) return;
+void CopyFlags::freeze() {
+  frozen_.assign(copy_flag_count, 0);
+  for (std::size_t flag = 0; flag < copy_flag_count; ++flag) frozen_[flag] = log_.control().copied[flag];
+}
+
+void CopyFlags::forget_since_freeze() {
   // Only so: the program may have begun to use a flag anew.
-  for (std::size_t flag = 0; flag < copy_flag_count; ++flag) {
-    if (control.copied_before[flag].load(std::memory_order_relaxed) == 0) control.copied[flag] = 0;
+  for (std::size_t flag = 0; flag < frozen_.size(); ++flag) {
+    if (frozen_[flag] == 0) log_.control().copied[flag] = 0;
   }
+  frozen_.clear();
 }
 
 }  // namespace jitckpt::proxy::client

@@ -19,14 +19,17 @@ class CopyFlags {
   std::optional<uint32_t> take(uint64_t kept_from);
   // The copy's record; 0: there is none, the flag is free.
   void give(uint32_t flag, uint64_t record);
-  // Between two servers: copies that were over only since the old one was stopped are not.
-  void forget_what_was_set_free();
+  // Copies that are over only from here on are not, once the server is at rest: what they copied may come of a
+  // communicator that has ended.
+  void freeze();
+  void forget_since_freeze();
 
  private:
   Log log_;
   std::mutex mutex_;
   std::vector<uint64_t> records_;  // by flag
   uint32_t newest_ = 0;
+  std::vector<uint8_t> frozen_;  // by flag; the control thread's
 };
 
 }  // namespace jitckpt::proxy::client

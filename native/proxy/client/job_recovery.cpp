@@ -22,11 +22,16 @@ void add_counts(control::Member& member, uint64_t state, const Counts& counts) {
 
 }  // namespace
 
+// No image or check becomes whole, no optimizer step begins, and no answer comes.
+void Connection::freeze() {
+  std::lock_guard lock(mutex_);
+  log_.control().images = Images::frozen;
+  copy_flags_.freeze();
+}
+
 control::Stopped Connection::report() {
   const Hold::Failed failed = hold_.failed();
   std::lock_guard lock(mutex_);
-  // What is reported stays.
-  log_.control().images = Images::frozen;
   control::Stopped report{
       1, 0, 0, 0, control::Device::lost, 0, 0, 0, writer_.newest(), failed.call, failed.error, {}};
   const bool stays = std::ranges::any_of(images_, [](const Image& image) { return !image.whole; });

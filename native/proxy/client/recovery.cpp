@@ -251,7 +251,7 @@ Connection::Restarted Connection::restart_server(const control::Restart& order) 
     server_->end();
     rested_.reset();
   }
-  copy_flags_.forget_what_was_set_free();
+  copy_flags_.forget_since_freeze();
   const auto ended = Clock::now();
   begun_ = false;
   if (!restarted.stays) server_ = ready_server();

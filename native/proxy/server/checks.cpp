@@ -93,8 +93,7 @@ int32_t serve_check_memory(Request& request) {
     if (error != cudaSuccess) return error;
   }
   if (const cudaError_t error = synchronize(devices); error != cudaSuccess) return error;
-  // From a freeze on other ranks end their communicators, one after the other: what their devices do between
-  // two of them comes to this one, too. A copy of that would be put back as if it were right.
+  // From a freeze on nothing counts that the device does: a copy of it would be put back as if it were right.
   while (!again && control.images == Images::frozen && !request.server.has_failed())
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   if (request.server.has_failed() || control.images == Images::unwanted) return cudaSuccess;

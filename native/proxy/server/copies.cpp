@@ -143,7 +143,7 @@ int32_t serve_write_word(Request& request) {
       Word{request.server, static_cast<uint64_t*>(pointer(arguments.address)), arguments.value});
   const auto write = [](void* argument) {
     const std::unique_ptr<Word> owned(static_cast<Word*>(argument));
-    const uint64_t value = owned->server.has_failed() ? 0 : owned->value;
+    const uint64_t value = owned->server.counts() ? owned->value : 0;
     __atomic_store_n(owned->where, value, __ATOMIC_RELEASE);
   };
   const cudaError_t result =

@@ -28,23 +28,12 @@ bool soon(const Predicate& predicate) {
   return true;
 }
 
-// The device itself writes it. Softgpu's is a thread of this process, but what a kernel writes is not for the
-// thread sanitizer to judge.
-__attribute__((noinline, no_sanitize("thread"))) uint8_t written_by_device(const std::atomic<uint8_t>& byte) {
-  return __atomic_load_n(reinterpret_cast<const uint8_t*>(&byte), __ATOMIC_RELAXED);
-}
-
 }  // namespace
 
 bool Server::stop() {
   stops_ = true;
   steps.is_stopped();
   Control& control = log_.control();
-  // Kernels and copies behind a collective that is aborted run with whatever it has left. Those copies that
-  // are not over by now are to be made again, whatever the device says from here on.
-  for (std::size_t flag = 0; flag < copy_flag_count; ++flag)
-    control.copied_before[flag].store(written_by_device(control.copied[flag]), std::memory_order_relaxed);
-  control.stopped = 1;
   // NCCL wants nobody else in a call for a communicator that is aborted; but the reader may wait for just
   // that.
   soon([&] {

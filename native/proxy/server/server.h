@@ -90,6 +90,9 @@ class Server {
   // Whether a call has failed in such a way that what follows may be wrong, or nobody wants to know.
   bool has_failed() const { return has_failed_ || stops_; }
   bool is_stopped() const { return stops_; }
+  // Whether what the device has made up to now is what it should be. From a freeze on ranks end their
+  // communicators, one after the other.
+  bool counts() const { return !has_failed() && control().images != Images::frozen; }
   bool device_has_failed() const { return device_has_failed_; }
   // Waits for devices where the reader can't: it has to see a collective that never ends.
   TaskThread& device_waiter();
@@ -117,6 +120,7 @@ class Server {
   cudaStream_t stream_of_wait(const Record& record);
   void end_threads();
   bool is_answered(const Record& record) const;
+  bool may_answer() const;
   bool has_to_wait(const Record& record);
   void watch_collectives();
   ncclResult_t state_of_collectives();

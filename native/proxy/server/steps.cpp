@@ -141,13 +141,13 @@ cudaError_t Steps::make_image(const wire::begin_step& begins, const std::vector<
   return cudaSuccess;
 }
 
-// By the device. Behind an aborted collective it counts for nothing. Where this rank's step is not in the log
+// By the device. Where this rank's step is not in the log
 // yet, or other ranks are still to come, the client, or the last of them, wakes the reader.
 void Steps::image_is_copied() {
   Control& control = server_.control();
   {
     std::lock_guard lock(coming_);
-    if (--devices_left_ != 0 || server_.has_failed()) return;
+    if (--devices_left_ != 0 || !server_.counts()) return;
     control.image_whole = image_;
   }
   if (is_ready(image_) && together_->all_have_come(control.recovery, image_)) together_->notify();

@@ -50,7 +50,7 @@ class Drawn {
                     number(),
                     several(count)};
     };
-    switch (random_() % 7) {
+    switch (random_() % 8) {
       case 0:
         return Hello{small(), small(), text()};
       case 1:
@@ -63,6 +63,8 @@ class Drawn {
       case 4:
         return Standing{number(), number(), several(member)};
       case 5:
+        return Held{};
+      case 6:
         return Validates{number(), number(), text(), text(), text()};
       default:
         return Done{number(), number(), number(), number(), number(), number()};
@@ -70,11 +72,13 @@ class Drawn {
   }
   FromAgent of_agent() {
     const auto creation = [this] { return Creation{key(), static_cast<uint32_t>(number()), key()}; };
-    switch (random_() % 6) {
+    switch (random_() % 7) {
       case 0:
         return Stop{};
       case 1:
         return Ask{};
+      case 5:
+        return Rest{};
       case 2:
         return Restart{random_() % 2, number(), number()};
       case 3:
@@ -117,7 +121,7 @@ TEST(ControlMessages, ComeBackAsTheyWere) {
 
 TEST(ControlMessages, AreLaidOutAsTheAgentReadsThem) {
   const std::vector<unsigned char> expected{
-      18, 0, 0, 0, 10, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 1, 0,
+      18, 0, 0, 0, 11, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 1, 0,
       0,  0, 0, 0, 0,  0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
   const auto bytes = encode({Number{2, 3}, FromAgent(Replay{5, 1, 0, 1, {}, {}, {}})});
   ASSERT_EQ(bytes.size(), expected.size());

@@ -131,7 +131,8 @@ void Coordinator::hear(int rank, const control::Numbered<control::FromWorker>& m
   if (message.number != number_) return;
   Worker& worker = workers_.at(rank);
   if (std::holds_alternative<control::Alarm>(message.message)) {
-    if (phase_ != Phase::stopping && phase_ != Phase::over) begin_recovery(phase_ == Phase::watching);
+    if (phase_ != Phase::holding && phase_ != Phase::stopping && phase_ != Phase::over)
+      begin_recovery(phase_ == Phase::watching);
     return;
   }
   if (const auto* const standing = std::get_if<control::Standing>(&message.message)) {
@@ -153,7 +154,13 @@ void Coordinator::hear(int rank, const control::Numbered<control::FromWorker>& m
   }
   worker.answered = true;
   if (!all_answered()) return;
-  if (phase_ == Phase::stopping) {
+  if (phase_ == Phase::holding) {
+    phase_ = Phase::stopping;
+    for (auto& [other, one] : workers_) {
+      one.answered = false;
+      say(other, control::Rest{});
+    }
+  } else if (phase_ == Phase::stopping) {
     stopped();
   } else if (phase_ == Phase::restarting) {
     restarted();
@@ -186,7 +193,7 @@ void Coordinator::begin_recovery(bool may_stay) {
     return;
   }
   if (static_cast<int>(workers_.size()) < ranks_) return give_up("not all ranks are there");
-  phase_ = Phase::stopping;
+  phase_ = Phase::holding;
   for (auto& [rank, worker] : workers_) {
     worker.answered = false;
     say(rank, control::Stop{});

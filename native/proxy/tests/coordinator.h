@@ -55,7 +55,7 @@ class Coordinator {
   std::string complaint() const;  // of the coordinator about the workers; empty: none
 
  private:
-  enum class Phase : uint8_t { watching, stopping, restarting, replaying, over };
+  enum class Phase : uint8_t { watching, holding, stopping, restarting, replaying, over };
   struct Worker {
     int socket = -1;
     pid_t process = 0;

@@ -280,6 +280,57 @@ TEST(Alone, LosesItsServerAndItsSpare) {
   }
 }
 
+// Rank 0 passes on to rank 1 what it has got with rank 2: through another communicator, which its server ends
+// some time after the first, or after the second of those two.
+TEST(Alone, PassesOnWhatItGets) {
+  if (!alone() || !std::getenv("PROXY_TEST_STORE")) GTEST_SKIP() << "only for other tests";
+  const int rank = number_of("RANK");
+  const Store store(std::getenv("PROXY_TEST_STORE"));
+  ok(cudaSetDevice(rank));
+  ncclUniqueId id{};
+  if (rank == 0) {
+    ok(ncclGetUniqueId(&id));
+    store.set("world", hex(id));
+  } else {
+    id = id_of(store.get("world").c_str());
+  }
+  ncclComm_t world = nullptr, passing_on = nullptr, getting[2]{}, idle = nullptr;
+  ok(ncclCommInitRank(&world, 3, id, rank));
+  const auto make = [&](ncclComm_t& communicator, int without, int idle_ones) {
+    ok(ncclCommSplit(world, rank == without ? NCCL_SPLIT_NOCOLOR : 0, rank, &communicator, nullptr));
+    for (int more = 0; more < idle_ones; ++more) ok(ncclCommSplit(world, 0, rank, &idle, nullptr));
+  };
+  make(getting[0], 1, 30);
+  make(passing_on, 2, 30);
+  make(getting[1], 1, 0);
+  {
+    const OwnStream stream;
+    const DeviceInts state(1, rank), sum(1);
+    cudaEvent_t event = nullptr;
+    ok(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    const Watchdog watchdog(world, event);
+    for (int minibatch = 0; minibatch < 8; ++minibatch) {
+      launch_add(state.get(), 10, stream);
+      ok(cudaStreamSynchronize(stream));
+      if (rank == 0 && minibatch >= 4 && std::getenv("PROXY_TEST_FAULT"))
+        order_fault("kind=collective-error");
+      if (rank != 1)
+        ok(ncclAllReduce(state.get(), sum.get(), 1, ncclInt32, ncclSum, getting[minibatch % 2], stream));
+      if (rank == 0) ok(ncclSend(sum.get(), 1, ncclInt32, 1, passing_on, stream));
+      if (rank == 1) {
+        ok(ncclRecv(sum.get(), 1, ncclInt32, 0, passing_on, stream));
+        print("number", sum.read(stream));
+      }
+      ok(static_cast<cudaError_t>(jitckpt_proxy_keep()));
+    }
+    print("end", sum.read(stream));
+    ok(cudaStreamSynchronize(stream));
+    store.set("over-" + std::to_string(rank), "");
+    for (int one = 0; one < 3; ++one) store.get("over-" + std::to_string(one));
+  }
+  std::fflush(stdout);
+}
+
 // Learns as jitckpt/transparent/validation.py does. Returns what the minibatch needs, in blocks.
 uint64_t validate(const std::function<void()>& happens) {
   jitckpt_proxy_memory memory{};
@@ -461,6 +512,21 @@ TEST(Ranks, ASpareTakesAServersPlaceAndEndsWithItsProgram) {
     }
   }
   EXPECT_EQ(servers, 4);
+}
+
+// Rank 0's server ends its communicators, and its device goes on with what the failed one has left, while
+// rank 1, which is told later, still waits for that.
+TEST(Ranks, WhatComesOfAnEndedCommunicatorReachesNobody) {
+  Job undisturbed(3), job(3);
+  undisturbed.run("Alone.PassesOnWhatItGets");
+  EXPECT_EQ(undisturbed.seen().size(), 8u + 3u);
+  job.coordinator.before_restart = [](int rank, pid_t) {
+    if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  };
+  job.run("Alone.PassesOnWhatItGets", {"PROXY_TEST_FAULT=yes"});
+  EXPECT_EQ(job.seen(), undisturbed.seen());
+  EXPECT_EQ(job.coordinator.complaint(), "");
+  EXPECT_EQ(job.coordinator.recoveries().size(), 4u);
 }
 
 TEST(Ranks, AServerThatDoesNotComeToRestIsReplaced) {

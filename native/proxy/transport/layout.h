@@ -68,8 +68,8 @@ struct AsynchronousError {
 constexpr std::size_t copy_flag_count = 64 * 1024;
 constexpr uint32_t no_copy_flag = ~uint32_t{0};
 
-// What becomes of images that are not begun yet. frozen: one of those that there are is needed, so the server
-// waits for what it is told.
+// What becomes of images that are not begun yet. frozen: nothing counts that the device does from here on,
+// and one of the images that there are is needed, so the server waits for what it is told.
 enum class Images : uint32_t { made, frozen, unwanted };
 
 // What a new server makes before the calls of the log, in this order.
@@ -100,10 +100,6 @@ struct Control {
   // Of the checks: the newest whose copy is whole, and the newest that this server has compared.
   std::atomic<uint64_t> check_made, check_compared;
   std::atomic<uint8_t> filled_with;  // what was free, before the calls were made again for a check
-  // What a server that is stopped sets free by aborting collectives counts for nothing: 1 once it has put
-  // here what `copied` was before.
-  std::atomic<uint32_t> stopped;
-  std::atomic<uint8_t> copied_before[copy_flag_count];
   alignas(4096) std::atomic<uint8_t> copied[copy_flag_count];  // 1: the device is through; it says so itself
 };
 
