@@ -16,11 +16,11 @@ namespace jitckpt::proxy {
 namespace {
 
 // With calls that may return by themselves.
-constexpr auto patience = std::chrono::milliseconds(100);
+constexpr auto a_moment = std::chrono::milliseconds(100);
 
 template <class Predicate>
 bool soon(const Predicate& predicate) {
-  const auto deadline = std::chrono::steady_clock::now() + patience;
+  const auto deadline = std::chrono::steady_clock::now() + a_moment;
   while (!predicate()) {
     if (std::chrono::steady_clock::now() > deadline) return false;
     std::this_thread::sleep_for(std::chrono::microseconds(200));

@@ -38,6 +38,7 @@ class Coordinator {
   std::function<void(int rank, pid_t worker)> before_replay = [](int, pid_t) {};  // of a rank, just ordered
   std::function<void(pid_t worker)> before_delivery = [](pid_t) {};  // of its own error, not ordered yet
   bool gives_up = false;                                             // instead of the first recovery
+  bool gives_up_held = false;                                        // once all are held for it
   std::vector<std::byte> instead;  // sent in place of the first order, if it is not empty
 
   // What has happened, once all workers have ended.

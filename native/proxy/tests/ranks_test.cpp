@@ -601,15 +601,18 @@ TEST(Ranks, AServerThatDiesWithAnErrorForTheProgramIsReplaced) {
   EXPECT_EQ(killed, 2);
 }
 
+// Before it is held, or when it has been, and its server answers nobody.
 TEST(Ranks, WhoIsGivenUpIsTold) {
-  Job job(2);
-  job.coordinator.gives_up = true;
-  job.run("Alone.IsGivenUp");
-  const std::string killed = job.outputs[0].output, other = job.outputs[1].output;
-  EXPECT_NE(killed.find("was ended by Killed, and a test wants it so"), std::string::npos) << killed;
-  EXPECT_NE(killed.find("seen keep 801"), std::string::npos) << killed;
-  EXPECT_NE(other.find("seen error 0"), std::string::npos) << other;
-  EXPECT_NE(other.find("device back: a test wants it so"), std::string::npos) << other;
+  for (const bool once_held : {false, true}) {
+    Job job(2);
+    (once_held ? job.coordinator.gives_up_held : job.coordinator.gives_up) = true;
+    job.run("Alone.IsGivenUp");
+    const std::string killed = job.outputs[0].output, other = job.outputs[1].output;
+    EXPECT_NE(killed.find("was ended by Killed, and a test wants it so"), std::string::npos) << killed;
+    EXPECT_NE(killed.find("seen keep 801"), std::string::npos) << killed;
+    EXPECT_NE(other.find("seen error 0"), std::string::npos) << other;
+    EXPECT_NE(other.find("device back: a test wants it so"), std::string::npos) << other;
+  }
 }
 
 TEST(Ranks, AnAgentThatCantBeUnderstoodIsLeft) {

