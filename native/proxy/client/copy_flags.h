@@ -19,8 +19,8 @@ class CopyFlags {
   std::optional<uint32_t> take(uint64_t kept_from);
   // The copy's record; 0: there is none, the flag is free.
   void give(uint32_t flag, uint64_t record);
-  // Copies that are over only from here on are not, once the server is at rest: what they copied may come of a
-  // communicator that has ended.
+  // Copies that are over only from here on are not, once the server is at rest: what they copied may come of
+  // a communicator that has ended.
   void freeze();
   void forget_since_freeze();
 
