@@ -526,7 +526,7 @@ TEST(Ranks, WhatComesOfAnEndedCommunicatorReachesNobody) {
   job.run("Alone.PassesOnWhatItGets", {"PROXY_TEST_FAULT=yes"});
   EXPECT_EQ(job.seen(), undisturbed.seen());
   EXPECT_EQ(job.coordinator.complaint(), "");
-  EXPECT_EQ(job.coordinator.recoveries().size(), 4u);
+  EXPECT_GE(job.coordinator.recoveries().size(), 4u);
 }
 
 TEST(Ranks, AServerThatDoesNotComeToRestIsReplaced) {
