@@ -30,11 +30,13 @@ from jitckpt.timeline_transparent import transparent_recoveries
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "plain_ddp.py"
 PROGRAM = [sys.executable, "-c", "import sys, jitckpt.cli; sys.exit(jitckpt.cli.main())"]
-KINDS = {  # and the phase in which they come: as late in a step as they can
+# And the phase in which they come: as late in a step as they can, but not in the optimizer. There a replica's
+# state leads on, and no calls are made again.
+KINDS = {
     "collective-error": "allreduce",
     "driver-suspect": "allreduce",
-    "sticky": "optimizer",
-    "proxy-kill": "optimizer",
+    "sticky": "allreduce",
+    "proxy-kill": "backward",
 }
 RANKS = 2
 FIRST, EVERY = 15, 6  # the step of the first failure; steps from one to the next, most of them as ever
@@ -95,6 +97,8 @@ def recover(runs: int, options: list[str]) -> list[dict[str, Any]]:
         assert recovery.state is not None
         first_time = step * (spec.step - recovery.state)
         found.append({"kind": spec.kind, "all": recovery.seconds, "step": step} | recovery.steps)
+        if first_time == 0:
+            sys.exit(f"{spec} came so late that no call was made again: choose another phase")
         found[-1]["replay over first time"] = recovery.steps["replay"] / first_time
     return found
 
