@@ -1,8 +1,6 @@
 // Checks: whether the calls of a minibatch, made again, leave the device's memory as they did before.
 #include <algorithm>
-#include <chrono>
 #include <cstring>
-#include <thread>
 #include <vector>
 
 #include "images.h"
@@ -94,8 +92,7 @@ int32_t serve_check_memory(Request& request) {
   }
   if (const cudaError_t error = synchronize(devices); error != cudaSuccess) return error;
   // From a freeze on nothing counts that the device does: a copy of it would be put back as if it were right.
-  while (!again && control.images == Images::frozen && !request.server.has_failed())
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  if (!again) request.server.wait_while_frozen();
   if (request.server.has_failed() || control.images == Images::unwanted) return cudaSuccess;
   if (again)
     control.check_compared = arguments.check;

@@ -133,14 +133,14 @@ void Server::make_beside(const Record& record) {
 }
 
 // From a freeze on who waits is answered by the next server, or once nobody recovers.
-bool Server::may_answer() const {
+bool Server::wait_while_frozen() const {
   while (control().images == Images::frozen && !stops_)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   return !stops_;
 }
 
 void Server::answer_wait(const Record& record) {
-  if (may_answer()) answer(log_.slot(record.slot), record.answer, 0, 0, "");
+  if (wait_while_frozen()) answer(log_.slot(record.slot), record.answer, 0, 0, "");
 }
 
 cudaStream_t Server::stream_of_wait(const Record& record) {
@@ -232,7 +232,7 @@ void Server::serve(const Record& record) {
   if (result != 0 && record.sequence >= first_apart)
     throw Different(std::string(service.name) + ", which had succeeded before, fails: " + text);
   if (waited_for) {
-    if (!may_answer()) return;
+    if (!wait_while_frozen()) return;
     answer(slot, record.answer, result, request.answer_bytes, text);
   } else if (result != 0 && (record.answer == 0 || is_of_the_machine(service.library, result))) {
     // Also where an earlier server has answered: that was no such failure. A failure of the machine has the

@@ -94,6 +94,8 @@ class Server {
   // communicators, one after the other.
   bool counts() const { return !has_failed() && control().images != Images::frozen; }
   bool device_has_failed() const { return device_has_failed_; }
+  // Waits while all is frozen; then false if the server has been stopped.
+  bool wait_while_frozen() const;
   // Waits for devices where the reader can't: it has to see a collective that never ends.
   TaskThread& device_waiter();
   // Takes note if a collective has failed, which may never end; returns what it is, empty if none has.
@@ -120,7 +122,6 @@ class Server {
   cudaStream_t stream_of_wait(const Record& record);
   void end_threads();
   bool is_answered(const Record& record) const;
-  bool may_answer() const;
   bool has_to_wait(const Record& record);
   void watch_collectives();
   ncclResult_t state_of_collectives();

@@ -141,8 +141,8 @@ cudaError_t Steps::make_image(const wire::begin_step& begins, const std::vector<
   return cudaSuccess;
 }
 
-// By the device. Where this rank's step is not in the log
-// yet, or other ranks are still to come, the client, or the last of them, wakes the reader.
+// By the device. Where this rank's step is not in the log yet, or other ranks are still to come, the client,
+// or the last of them, wakes the reader.
 void Steps::image_is_copied() {
   Control& control = server_.control();
   {

@@ -34,6 +34,20 @@ std::string Store::get(const std::string& name) const {
   return text.str();
 }
 
+ncclComm_t meet(const Store& store, const std::string& name) {
+  const int rank = number_of("RANK");
+  ncclUniqueId id{};
+  if (rank == 0) {
+    ok(ncclGetUniqueId(&id));
+    store.set(name, hex(id));
+  } else {
+    id = id_of(store.get(name).c_str());
+  }
+  ncclComm_t made = nullptr;
+  ok(ncclCommInitRank(&made, number_of("WORLD_SIZE"), id, rank));
+  return made;
+}
+
 void kill_server() {
   const pid_t server = jitckpt_proxy_server();
   ASSERT_GT(server, 0);  // else all processes of this group would be meant

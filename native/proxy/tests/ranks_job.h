@@ -24,6 +24,9 @@ class Store {
   std::string folder_;
 };
 
+// A new communicator of all ranks of this process's job.
+ncclComm_t meet(const Store& store, const std::string& name);
+
 void kill_server();
 // Tells the server of this process to suffer a fault (docs/faults.md); another one, if it is just being
 // replaced.

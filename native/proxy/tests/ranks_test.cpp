@@ -34,7 +34,7 @@ class Rank {
     ok(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     ok(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
     ok(cudaMallocHost(reinterpret_cast<void**>(&pinned_), 4096));
-    world_ = meet("world");
+    world_ = meet(store_, "world");
     ok(ncclCommSplit(world_, rank_ / 2, -rank_, &pair_, nullptr));
     ncclComm_t for_a_time = nullptr;
     ok(ncclCommSplit(world_, rank_ % 2, 0, &for_a_time, nullptr));
@@ -163,18 +163,6 @@ class Rank {
     ok(cudaSetDevice(rank));
     return rank;
   }
-  ncclComm_t meet(const std::string& name) const {
-    ncclUniqueId id{};
-    if (rank_ == 0) {
-      ok(ncclGetUniqueId(&id));
-      store_.set(name, hex(id));
-    } else {
-      id = id_of(store_.get(name).c_str());
-    }
-    ncclComm_t made = nullptr;
-    ok(ncclCommInitRank(&made, ranks_, id, rank_));
-    return made;
-  }
 
   int rank_, ranks_;
   Store store_;
@@ -287,15 +275,8 @@ TEST(Alone, PassesOnWhatItGets) {
   const int rank = number_of("RANK");
   const Store store(std::getenv("PROXY_TEST_STORE"));
   ok(cudaSetDevice(rank));
-  ncclUniqueId id{};
-  if (rank == 0) {
-    ok(ncclGetUniqueId(&id));
-    store.set("world", hex(id));
-  } else {
-    id = id_of(store.get("world").c_str());
-  }
-  ncclComm_t world = nullptr, passing_on = nullptr, getting[2]{}, idle = nullptr;
-  ok(ncclCommInitRank(&world, 3, id, rank));
+  const ncclComm_t world = meet(store, "world");
+  ncclComm_t passing_on = nullptr, getting[2]{}, idle = nullptr;
   const auto make = [&](ncclComm_t& communicator, int without, int idle_ones) {
     ok(ncclCommSplit(world, rank == without ? NCCL_SPLIT_NOCOLOR : 0, rank, &communicator, nullptr));
     for (int more = 0; more < idle_ones; ++more) ok(ncclCommSplit(world, 0, rank, &idle, nullptr));

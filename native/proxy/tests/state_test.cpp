@@ -31,14 +31,7 @@ class Replica {
         store_(std::getenv("PROXY_TEST_STORE")) {
     ok(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     ok(cudaMallocHost(reinterpret_cast<void**>(&pinned_), 4096));
-    ncclUniqueId id{};
-    if (rank_ == 0) {
-      ok(ncclGetUniqueId(&id));
-      store_.set("world", hex(id));
-    } else {
-      id = id_of(store_.get("world").c_str());
-    }
-    ok(ncclCommInitRank(&world_, ranks_, id, rank_));
+    world_ = meet(store_, "world");
     ok(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
     // As validation does it: the first minibatches have images of all.
     for (int minibatch = 0; minibatch < 2; ++minibatch) {
