@@ -9,6 +9,7 @@ namespace jitckpt::proxy::client {
 namespace {
 
 constexpr uint64_t short_gap = 16 * 1024;  // takes no longer to be copied than another copy to be begun
+constexpr std::size_t most_said = 4096;    // before it is put together, asked for or not
 
 }  // namespace
 
@@ -47,12 +48,23 @@ void Extents::remove(const Extent& extent) {
   }
 }
 
-std::vector<Allocation> FreeMemory::held(std::vector<Allocation> memory, const Extents& left_out) const {
+void FreeMemory::note(const Said& said) {
+  said_.push_back(said);
+  if (said_.size() == most_said) put_together();
+}
+
+void FreeMemory::put_together() {
+  for (const auto& [extent, free] : said_) free ? extents_.add(extent) : extents_.remove(extent);
+  said_.clear();
+}
+
+std::vector<Allocation> FreeMemory::held(std::vector<Allocation> memory, const Extents& left_out) {
+  put_together();
   std::ranges::sort(memory, {}, &Allocation::address);
   std::vector<Allocation> parts;
   for (const Allocation& one : memory) {
     const std::size_t first = parts.size();
-    extents.outside(one.extent(), [&](const Extent& given_out) {
+    extents_.outside(one.extent(), [&](const Extent& given_out) {
       left_out.outside(given_out, [&](const Extent& part) {
         if (parts.size() > first && part.begin - parts.back().extent().end <= short_gap)
           parts.back().bytes = part.end - parts.back().address;
@@ -76,11 +88,11 @@ using namespace jitckpt::proxy::client;
 void jitckpt_proxy_free(uint64_t address, uint64_t bytes) {
   if (!Connection::usable()) return;
   const std::lock_guard lock(free_memory().mutex);
-  free_memory().extents.add({address, address + bytes});
+  free_memory().free({address, address + bytes});
 }
 
 void jitckpt_proxy_hold(uint64_t address, uint64_t bytes) {
   if (!Connection::usable()) return;
   const std::lock_guard lock(free_memory().mutex);
-  free_memory().extents.remove({address, address + bytes});
+  free_memory().hold({address, address + bytes});
 }

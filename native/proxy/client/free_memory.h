@@ -51,13 +51,28 @@ struct Allocation {
   Extent extent() const { return {address, address + bytes}; }
 };
 
-struct FreeMemory {
+// An allocator says hundreds of times in a minibatch what it gives out and takes back, in the midst of the
+// program's own work; it is asked for once. So what is said is only noted, and put together then.
+class FreeMemory {
+ public:
+  // All else is with this held.
   std::mutex mutex;
-  Extents extents;
 
+  void free(const Extent& extent) { note({extent, true}); }
+  void hold(const Extent& extent) { note({extent, false}); }
   // What the program holds of those, and is not left out, by address; with what little else lies between.
-  // With the mutex held.
-  std::vector<Allocation> held(std::vector<Allocation> memory, const Extents& left_out = {}) const;
+  std::vector<Allocation> held(std::vector<Allocation> memory, const Extents& left_out = {});
+
+ private:
+  struct Said {
+    Extent extent;
+    bool free;
+  };
+  void note(const Said& said);
+  void put_together();
+
+  Extents extents_;         // that are free, but for
+  std::vector<Said> said_;  // what was said since, in this order
 };
 
 // Of this process.

@@ -59,9 +59,9 @@ TEST(FreeMemory, DrawnExtentsAreAddedAndRemoved) {
 TEST(FreeMemory, WhatIsNotFreeIsHeldWithWhatLittleLiesBetween) {
   constexpr uint64_t mib = 1 << 20;
   FreeMemory memory;
-  memory.extents.add({10 * mib, 12 * mib});         // the end of the first
-  memory.extents.add({20 * mib, 22 * mib});         // all of the second
-  memory.extents.add({31 * mib, 31 * mib + 4096});  // not worth to be left out
+  memory.free({10 * mib, 12 * mib});         // the end of the first
+  memory.free({20 * mib, 22 * mib});         // all of the second
+  memory.free({31 * mib, 31 * mib + 4096});  // not worth to be left out
   const auto held = memory.held({{30 * mib, 2 * mib, 1}, {8 * mib, 4 * mib, 0}, {20 * mib, 2 * mib, 0}});
   ASSERT_EQ(held.size(), 2);
   EXPECT_EQ(held[0].address, 8 * mib);
@@ -84,6 +84,23 @@ TEST(FreeMemory, WhatIsLeftOutIsCopiedWhereItIsLittleBetweenWhatIsHeld) {
   EXPECT_EQ(held[0].extent().end, 9 * mib);
   EXPECT_EQ(held[1].address, 10 * mib);
   EXPECT_EQ(held[1].extent().end, 12 * mib);
+}
+
+TEST(FreeMemory, TheLastWordOnAnAddressCountsHoweverMuchWasSaidBefore) {
+  constexpr uint64_t mib = 1 << 20;
+  FreeMemory memory;
+  for (int said = 0; said < 10'000; ++said) {  // more than is noted at a time
+    memory.free({8 * mib, 12 * mib});
+    memory.hold({8 * mib, 10 * mib});
+    if (said % 3000 == 0) {
+      EXPECT_EQ(memory.held({{8 * mib, 4 * mib, 0}}).size(), 1);
+    }
+  }
+  memory.free({8 * mib, 9 * mib});
+  const auto held = memory.held({{8 * mib, 4 * mib, 0}});
+  ASSERT_EQ(held.size(), 1);
+  EXPECT_EQ(held[0].address, 9 * mib);
+  EXPECT_EQ(held[0].bytes, mib);
 }
 
 }  // namespace
