@@ -94,6 +94,8 @@ class Connection {
 
   // As far as is known here, and the server said by itself.
   bool nothing_has_failed() const;
+  // The same of an event: it was recorded before an image that is whole.
+  bool is_over(uint64_t event);
   // A failure of the machine that a call has met which nobody waited for.
   std::optional<MachineFailure> pending_failure() const;
 

@@ -37,7 +37,7 @@ Objects::Kind kind_of(Call call) {
 void Objects::add(uint64_t key, uint64_t born, Call call, int32_t device, std::vector<std::byte> content) {
   std::lock_guard lock(mutex_);
   if (call == Call::allocate) allocations_[key] = {key, read<wire::allocate>(content).bytes, device};
-  current_[key] = objects_.insert(objects_.end(), {key, born, 0, call, device, std::move(content)});
+  current_[key] = objects_.insert(objects_.end(), {key, born, 0, call, device, std::move(content), {}});
 }
 
 void Objects::end(std::list<Object>::iterator object, uint64_t ended, bool keeps) {
@@ -65,7 +65,7 @@ void Objects::end(uint64_t key, uint64_t ended, bool keeps) {
 void Objects::set(uint64_t owner, uint64_t which, uint64_t born, Call call, int32_t device,
                   std::vector<std::byte> content, bool keeps) {
   std::lock_guard lock(mutex_);
-  const auto made = objects_.insert(objects_.end(), {0, born, 0, call, device, std::move(content)});
+  const auto made = objects_.insert(objects_.end(), {0, born, 0, call, device, std::move(content), {}});
   const auto [setting, fresh] = settings_.try_emplace({owner, call, which}, made);
   if (fresh) return;
   end(setting->second, born, keeps);
@@ -82,6 +82,17 @@ bool Objects::setting(uint64_t owner, Call call, uint64_t which, std::span<std::
   std::lock_guard lock(mutex_);
   const auto setting = settings_.find({owner, call, which});
   return setting != settings_.end() && copy_front(setting->second->content, content);
+}
+
+void Objects::record(uint64_t event, const Recorded& recorded) {
+  std::lock_guard lock(mutex_);
+  if (const auto object = current_.find(event); object != current_.end()) object->second->recorded = recorded;
+}
+
+Objects::Recorded Objects::recorded(uint64_t event) {
+  std::lock_guard lock(mutex_);
+  const auto object = current_.find(event);
+  return object == current_.end() ? Recorded{} : object->second->recorded;
 }
 
 void Objects::end_of_communicator(uint64_t communicator, uint64_t ended, bool keeps) {

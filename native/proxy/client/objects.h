@@ -29,6 +29,13 @@ class Objects {
   // none, or less of it.
   bool made_by(uint64_t key, std::span<std::byte> content);
   bool setting(uint64_t owner, Call call, uint64_t which, std::span<std::byte> content);
+  // The newest record of an event, and the thread's device then; number 0: none.
+  struct Recorded {
+    uint64_t number = 0;
+    int32_t device = 0;
+  };
+  void record(uint64_t event, const Recorded& recorded);
+  Recorded recorded(uint64_t event);
   // What belongs to a communicator ends with it.
   void end_of_communicator(uint64_t communicator, uint64_t ended, bool keeps);
   // What had ended before the record of this number.
@@ -49,6 +56,7 @@ class Objects {
     Call call;
     int32_t device;
     std::vector<std::byte> content;
+    Recorded recorded{};
   };
   std::mutex mutex_;
   std::list<Object> objects_;                       // in the order in which they were made

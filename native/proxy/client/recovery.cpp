@@ -49,6 +49,21 @@ bool Connection::is_usable(const Image& image) const {
          control.image_begun < image.state + 2;
 }
 
+// An image is behind all that the devices had to do, of those that it has memory of. Who asks does not wait
+// for a recovery.
+bool Connection::is_over(uint64_t event) {
+  const Objects::Recorded recorded = objects_.recorded(event);
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (recorded.number == 0 || !lock || !nothing_has_failed() || stands() != jitckpt_proxy_intact)
+    return false;
+  const uint64_t whole = log_.control().image_whole;
+  return std::ranges::any_of(images_, [&](const Image& image) {
+    return image.state <= whole && recorded.number < image.start.sequence &&
+           std::ranges::any_of(
+               image.held, [&](const wire::Range& range) { return range.device == recorded.device; });
+  });
+}
+
 // All but the newest ones, whose log is still there, with what only they need. None may be under way.
 void Connection::forget_images(std::size_t remaining) {
   hold_.when_free([&] {

@@ -46,6 +46,16 @@ bool recovers(Connection& connection, const Thread& thread, const MachineFailure
   return connection.hold().recovers(place_of(thread), failure.describe(), still);
 }
 
+template <class Arguments>
+Arguments read(Bytes bytes) {
+  Arguments arguments;
+  std::memcpy(&arguments, bytes.data(), sizeof arguments);
+  return arguments;
+}
+
+// Of a call whose first argument it is.
+uint64_t event_of(Bytes arguments) { return read<wire::cudaEventQuery>(arguments).event; }
+
 // Calls that a program makes again and again to see whether something is over.
 bool is_query(Call call) {
   return call == Call::cudaEventQuery || call == Call::cudaStreamQuery || call == Call::ncclCommGetAsyncError;
@@ -121,13 +131,9 @@ void note_what_is_over(Connection& connection, Thread& thread, Call call, Bytes 
   if (!connection.writer().keeps()) return;
   wire::was_over over{};
   if (call == Call::cudaEventQuery) {
-    wire::cudaEventQuery query;
-    std::memcpy(&query, arguments.data(), sizeof query);
-    over.event = query.event;
+    over.event = event_of(arguments);
   } else if (call == Call::cudaStreamQuery) {
-    wire::cudaStreamQuery query;
-    std::memcpy(&query, arguments.data(), sizeof query);
-    over.stream = query.stream;
+    over.stream = read<wire::cudaStreamQuery>(arguments).stream;
   } else {
     return;
   }
@@ -139,8 +145,7 @@ std::optional<MachineFailure> failure_behind(Connection& connection, Library lib
                                              const Answer& answer, std::span<const std::byte> content) {
   if (is_of_the_machine(library, answer.result)) return MachineFailure{library, answer.result, answer.text};
   if (call == Call::ncclCommGetAsyncError && answer.result == 0) {
-    wire::ncclCommGetAsyncError_answer state;
-    std::memcpy(&state, content.data(), sizeof state);
+    const auto state = read<wire::ncclCommGetAsyncError_answer>(content);
     if (is_of_the_machine(Library::nccl, state.asyncError))
       return MachineFailure{Library::nccl, state.asyncError, ""};
   }
@@ -246,7 +251,26 @@ int32_t tell_bytes(Library library, Call call, Bytes arguments, Bytes more, Posi
         library, in_words_of(library, cudaErrorInvalidValue, ncclSystemError, CUBLAS_STATUS_INVALID_VALUE),
         "one call is longer than a segment of the device proxy's log: raise JITCKPT_PROXY_SEGMENT_BYTES");
   }
+  if (call == Call::cudaEventRecord || call == Call::cudaEventRecordWithFlags)
+    connection->objects().record(event_of(arguments), {thread.newest.sequence, thread.device});
+  if (call == Call::copy_from_host)
+    thread.quiet.go_on(read<wire::copy_from_host>(arguments).stream, thread.device, thread.newest.sequence);
   return 0;
+}
+
+// A program can't see whether copies have been made whose content is in the log: so it need not wait for a
+// stream that has nothing else to do (torch waits after each copy from pageable memory, such as a batch's).
+// The server does, before it reads on: whatever comes next, in whatever stream, finds them made.
+bool leaves_the_wait_to_the_server(Connection& connection, Thread& thread, Call call, Bytes arguments,
+                                   int32_t& result) {
+  if (call != Call::cudaStreamSynchronize) return false;
+  const uint64_t stream = read<wire::cudaStreamSynchronize>(arguments).stream;
+  if (!thread.quiet.is(stream, thread.device, connection.writer().newest()) ||
+      !connection.nothing_has_failed() || connection.stands() != jitckpt_proxy_intact)
+    return false;
+  result = tell_bytes(Library::cudart, call, arguments, {});
+  if (result == 0) thread.quiet.go_on(stream, thread.device, thread.newest.sequence);
+  return true;
 }
 
 int32_t ask_bytes(Library library, Question question, Call call, Bytes arguments, Bytes more,
@@ -259,7 +283,6 @@ int32_t ask_bytes(Library library, Question question, Call call, Bytes arguments
   Thread& thread = this_thread();
   if (!has_slot(*connection, thread)) return too_many_threads(library);
   thread.has_waited |= may_block(call);
-  ++thread.answers;
   if (!only_watches(thread, call)) {
     connection->hold().pass();
   } else if (connection->hold().held()) {
@@ -267,6 +290,12 @@ int32_t ask_bytes(Library library, Question question, Call call, Bytes arguments
   }
   // C10d's watchdog asks this several times a step, and the server would have to be woken up for it.
   if (call == Call::ncclCommGetAsyncError && connection->nothing_has_failed()) return not_over(call, answer);
+  if (call == Call::cudaEventQuery && connection->is_over(event_of(arguments))) {
+    note_what_is_over(*connection, thread, call, arguments);
+    return 0;
+  }
+  if (leaves_the_wait_to_the_server(*connection, thread, call, arguments, result)) return result;
+  ++thread.answers;
   Answer given;
   const Outcome outcome =
       get_answer(*connection, thread, library, question, call, arguments, more, given, answer);
@@ -277,6 +306,9 @@ int32_t ask_bytes(Library library, Question question, Call call, Bytes arguments
   if (result != 0) return result;
   if (given.result != 0) return fail(library, given.result, given.text);
   note_what_is_over(*connection, thread, call, arguments);
+  if (call == Call::cudaStreamSynchronize)
+    thread.quiet.begin(read<wire::cudaStreamSynchronize>(arguments).stream, thread.device,
+                       thread.newest.sequence);
   return 0;
 }
 

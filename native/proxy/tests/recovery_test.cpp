@@ -110,6 +110,40 @@ class Minibatch {
 
 const std::vector<int> undisturbed{3, 13, 1, 6, 21, 106, 21, 5};
 
+// How many answers this thread waits for in a call.
+uint64_t asks(const std::function<void()>& call) {
+  const uint64_t asked = jitckpt_proxy_answers();
+  call();
+  return jitckpt_proxy_answers() - asked;
+}
+
+// C10d's watchdog asks for each collective, and would have to wake the server for it.
+TEST(Recovery, AnEventOfBeforeAnImageIsOverWithoutAskingTheServer) {
+  const DeviceInts memory(1000, 5);
+  cudaEvent_t before = nullptr, after = nullptr;
+  ok(cudaEventCreateWithFlags(&before, cudaEventDisableTiming));
+  ok(cudaEventCreateWithFlags(&after, cudaEventDisableTiming));
+  keep();
+  ok(cudaEventRecord(before, nullptr));
+  ok(cudaEventRecord(after, nullptr));
+  ok(cudaDeviceSynchronize());
+  EXPECT_EQ(asks([&] { ok(cudaEventQuery(before)); }), 1);  // nothing says so but the server
+  keep();
+  ok(cudaEventRecord(after, nullptr));
+  ok(cudaDeviceSynchronize());
+  EXPECT_EQ(asks([&] { ok(cudaEventQuery(before)); }), 0);
+  EXPECT_EQ(asks([&] { ok(cudaEventQuery(after)); }), 1);  // it was recorded again
+  kill_server();
+  ok(cudaDeviceSynchronize());
+  EXPECT_EQ(asks([&] { ok(cudaEventQuery(before)); }), 1);  // the new device is not as far as the program yet
+  keep();
+  ok(cudaDeviceSynchronize());
+  EXPECT_EQ(asks([&] { ok(cudaEventQuery(before)); }), 0);
+  EXPECT_EQ(asks([&] { ok(cudaEventQuery(after)); }), 0);
+  ok(cudaEventDestroy(before));
+  ok(cudaEventDestroy(after));
+}
+
 TEST(Recovery, AServerThatDiesAtAnyCallIsReplaced) {
   testing::internal::CaptureStderr();  // a line for each
   Minibatch without(-1);
@@ -250,6 +284,54 @@ TEST(Recovery, EveryMinibatchStartsFromItsOwnState) {
     EXPECT_EQ(number.read(), std::vector<int>{11 * (minibatch + 1)});
   }
   testing::internal::GetCapturedStderr();
+}
+
+// Torch waits for the stream behind each copy of a batch.
+TEST(Recovery, NobodyWaitsForAStreamThatHasOnlyCopiesFromTheHostToMake) {
+  const DeviceInts numbers(1000);
+  const OwnStream stream, other;
+  const auto wait = [&] { ok(cudaStreamSynchronize(stream)); };
+  std::vector<int> host(1000);
+  const auto copy = [&](int value) {
+    host.assign(1000, value);
+    ok(cudaMemcpyAsync(numbers.get(), host.data(), 4000, cudaMemcpyHostToDevice, stream));
+    host.assign(1000, -1);
+  };
+  keep();
+  EXPECT_EQ(asks(wait), 1);
+  for (int value = 0; value < 100; ++value) {
+    copy(value);
+    EXPECT_EQ(asks(wait), 0);
+    copy(2 * value);
+    EXPECT_EQ(asks(wait), 0);
+    launch_add(numbers.get(), 7, other);  // finds the copy made
+    std::vector<int> seen = numbers.read(other);
+    EXPECT_EQ(seen[0], 2 * value + 7);
+    EXPECT_EQ(seen[999], 2 * value);
+    EXPECT_EQ(asks(wait), 1);  // there were other calls
+  }
+  copy(1);
+  launch_add(numbers.get(), 1, stream);
+  EXPECT_EQ(asks(wait), 1);
+  copy(1);
+  std::thread([&] { launch_add(numbers.get(), 1, stream); }).join();
+  EXPECT_EQ(asks(wait), 1);
+  copy(1);
+  EXPECT_EQ(asks([&] { ok(cudaStreamSynchronize(other)); }), 1);
+  EXPECT_EQ(asks(wait), 1);
+  copy(5);
+  kill_server();
+  EXPECT_EQ(asks(wait), 0);  // nobody knows of it yet
+  EXPECT_EQ(numbers.read(stream)[0], 5);
+  EXPECT_EQ(asks(wait), 1);
+  copy(6);
+  EXPECT_EQ(asks(wait), 1);  // the new device has still to come to where the program is
+  keep();
+  ok(cudaDeviceSynchronize());
+  EXPECT_EQ(asks(wait), 1);
+  copy(8);
+  EXPECT_EQ(asks(wait), 0);
+  EXPECT_EQ(numbers.read(stream)[999], 8);
 }
 
 // A minibatch begins for the program while the device is in the one before. If the server dies meanwhile, the

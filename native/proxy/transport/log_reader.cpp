@@ -12,7 +12,7 @@ namespace {
 // again. So it sleeps first until somebody waits for an answer, or there are many records. If there are none
 // for that long, the next one wakes it: then the device has nothing to do.
 constexpr uint64_t nap_records = 1000;
-constexpr auto nap = std::chrono::milliseconds(2);
+constexpr auto nap = std::chrono::milliseconds(4);
 constexpr auto longest_sleep = std::chrono::milliseconds(100);
 
 }  // namespace
