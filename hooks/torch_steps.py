@@ -16,6 +16,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from jitckpt._seen import Seen
 from jitckpt.errors import CheckpointError
 from jitckpt.hooks import torch_parallel
 from jitckpt.hooks.torch_training import is_in_step
@@ -32,10 +33,10 @@ class StepListener(Protocol):
     same object as long as it holds the same tensors. To find that out takes a look at each of them.
     """
 
-    def step_begins(self, step: int, state: State) -> None:
+    def step_begins(self, step: int, optimizer: Optimizer, state: State) -> None:
         """All calls before the step are made; the next is the first that changes the state."""
 
-    def step_ended(self, step: int, state: State) -> None:
+    def step_ended(self, step: int, optimizer: Optimizer, state: State) -> None:
         """The last call of the step is made. The state may have got new tensors."""
 
     def unsupported(self, reason: str) -> None:
@@ -57,7 +58,7 @@ class OptimizerSteps:
         self._said: set[str] = set()
         self._handles = [
             register_optimizer_step_pre_hook(self._enters),
-            register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self._leaves(optimizer)),
+            register_optimizer_step_post_hook(self._leaves),
         ]
         self._scaler_step: Callable[..., Any] = GradScaler.step
         GradScaler.step = self._watched_scaler_step()  # type: ignore[method-assign]
@@ -91,7 +92,7 @@ class OptimizerSteps:
         self._begins()
         return None
 
-    def _leaves(self, optimizer: Optimizer) -> None:
+    def _leaves(self, optimizer: Optimizer, args: object = (), kwargs: object = None) -> None:
         # A step may call that of its base class, which has hooks of its own. To find out takes a look at all
         # callers.
         if optimizer is self._inside and not (self._has_inner and is_in_step(optimizer, besides=optimizer)):
@@ -99,13 +100,13 @@ class OptimizerSteps:
                 self._begins()  # it was given a closure that it did not call
             self._inside = None
             self.step += 1
-            self._listener.step_ended(self.step, self._named)
+            self._listener.step_ended(self.step, optimizer, self._named)
 
     def _begins(self) -> None:
         self._begun = True
         assert self._inside is not None
         self._number(self._inside)
-        self._listener.step_begins(self.step + 1, self._named)
+        self._listener.step_begins(self.step + 1, self._inside, self._named)
 
     def _watched_closure(self, optimizer: Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
         """Return a closure after whose first call the step begins: until then it is forward and backward."""
@@ -142,6 +143,11 @@ class OptimizerSteps:
         # With the optimizer itself, so that it lives no longer.
         optimizer.__dict__["_jitckpt_state"] = OptimizerState(optimizer, len(self._known) - 1)
         return len(self._known) - 1
+
+    def seen(self, optimizer: Optimizer) -> Seen | None:
+        """Return what tells that the state is still as it was last given; None with several optimizers."""
+        state: OptimizerState = optimizer.__dict__["_jitckpt_state"]
+        return state.seen if len(self._known) == 1 else None
 
     def _named(self) -> Mapping[str, Tensor]:
         for one in self._known:

@@ -171,6 +171,11 @@ class OptimizerState:
         """Return whether named_tensors would return what it just did."""
         return bool(self._named) and self._seen is not None and self._seen.is_same()
 
+    @property
+    def seen(self) -> Seen | None:
+        """What tells that named_tensors would return what it just did; None if it has not been called."""
+        return self._seen if self._named else None
+
     def named_tensors(self) -> dict[str, Tensor]:
         """Return its parameters and what it keeps on a device, by name; the same dict while nothing changes.
 

@@ -8,17 +8,20 @@ import ctypes
 import hashlib
 import struct
 import sys
+import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from jitckpt import _seen
+from jitckpt import _seen, torch_memory
+from jitckpt._seen import Seen
 from jitckpt.errors import CheckpointError
 from jitckpt.hooks import torch_parallel
+from jitckpt.hooks.torch_steps import State
 from jitckpt.proxy_memory import Memory
 from jitckpt.torch_memory import Buckets
 from jitckpt.transparent import naming
@@ -26,7 +29,11 @@ from jitckpt.transparent import naming
 STEPS_LOOKED_AT = 2  # before a validation; in the first two of a job much is allocated
 EXTENT = struct.Struct("=QQ")  # address and bytes
 VERSION = struct.Struct("=QQ")  # how often torch has written to a parameter, and where it lies
+Optimizers = Callable[[], Sequence[Optimizer | None]]
+SeenOf = Callable[[Optimizer], Seen | None]
 PLAIN = (nn.Parameter, Tensor)  # types of parameters whose memory is their own
+CHANGED = -1  # says a steady step, which is asked only where there is an error of CUDA or none
+STEADY = "_jitckpt_steady_step"  # kept in an optimizer's own dict, so that it lives no longer
 BY_A_CALL = "written to the state (a copy, a memset or a collective)"
 
 
@@ -51,7 +58,7 @@ class StateOnDevice:
         self._waited = deque[bool](maxlen=STEPS_LOOKED_AT)
         self._parameters: list[Tensor] = []
         self._are_plain = False  # the parameters
-        self._versions = b""  # of them, after the newest step
+        self._versions = bytearray()  # of them, after the newest step
         self._changed = ""  # which of them has changed since, a clause
         self._data_taken = False  # since the newest step
         self._takes_data = False  # in each minibatch, or at least in one in which nothing was changed so
@@ -62,6 +69,7 @@ class StateOnDevice:
         self._buckets = Buckets()
         self._needs_gradients = True
         self._tried: list[tuple[int, int]] = []  # what the image would have left out
+        self._steady_of: weakref.ref[Optimizer] | None = None  # whose next step may be as its last
 
     def watch(self) -> None:
         """A step begins, with the state still in images."""
@@ -91,11 +99,24 @@ class StateOnDevice:
 
     def learn(self, places: naming.Places, shadow: Tensor) -> None:
         """A validation has found what the minibatch needs: images leave out the gradients if not those."""
+        self._forget_steady()
         blocks = [places.blocks(*extent) for extent in self._gradients]
         self._needs_gradients = any(not own or shadow[own.start : own.stop].any() for own in blocks)
 
-    def step_begins(self, state: Mapping[str, Tensor], optimizers: Sequence[Optimizer | None]) -> None:
+    # Where all is cold in the caches each call of a Python function takes some microseconds. So where a step
+    # is as the one before, which is found out in one call, that is all there is to do.
+
+    def step_begins(self, optimizer: Optimizer, state: State, optimizers: Optimizers) -> None:
         """Have an image made without the state, if it stays still, on all ranks."""
+        steady = optimizer.__dict__.get(STEADY)
+        error = CHANGED if steady is None else steady.begins()
+        if error == CHANGED:
+            self._forget_steady()
+            self._other_step_begins(state(), optimizers())
+        else:
+            self._begins(error)
+
+    def _other_step_begins(self, state: Mapping[str, Tensor], optimizers: Sequence[Optimizer | None]) -> None:
         self.begun = False  # one that was left by an exception does not end
         self.stays = self.stays and self._process.jitckpt_proxy_state_stays() == 1
         if not self.stays:
@@ -116,19 +137,52 @@ class StateOnDevice:
         left_out = self._left_out(state, optimizers)
         if self._unfit:
             self.leave(self._unfit)
-        error = self._process.jitckpt_proxy_step_begins(left_out, len(left_out) // EXTENT.size)
+        self._begins(self._process.jitckpt_proxy_step_begins(left_out, len(left_out) // EXTENT.size))
+
+    def _begins(self, error: int) -> None:
         self.begun = not error
         if error:
             self.leave(error_text(self._process, error))
             self.end()
 
-    def step_ended(self, state: Mapping[str, Tensor], optimizers: Sequence[Optimizer | None]) -> int:
+    def step_ended(self, optimizer: Optimizer, state: State, optimizers: Optimizers, seen: SeenOf) -> int:
         """Say where the state is; return 0, or the error of CUDA."""
         self.begun = self._data_taken = False
+        steady = optimizer.__dict__.get(STEADY)
+        error: int = CHANGED if steady is None else steady.ended()
+        if error == CHANGED:
+            self._forget_steady()
+            error = self._other_step_ended(state(), optimizers())
+            if not error and self.stays and not self._changed and not self._unfit:
+                self._be_steady(optimizer, seen(optimizer))
+        return error
+
+    def _be_steady(self, optimizer: Optimizer, seen: Seen | None) -> None:
+        """Have its next step made in one call, if it is as the one that has just ended."""
+        if seen is None or not self._are_plain:
+            return
+        steady = torch_memory.steady_step(
+            seen,
+            self._parameters,
+            self._versions,
+            buckets=self._buckets,
+            places=self._places,
+            digest=self._digest,
+            needs_gradients=self._needs_gradients,
+        )
+        if steady is not None:
+            optimizer.__dict__[STEADY], self._steady_of = steady, weakref.ref(optimizer)
+
+    def _forget_steady(self) -> None:
+        optimizer, self._steady_of = self._steady_of and self._steady_of(), None
+        if optimizer is not None:
+            del optimizer.__dict__[STEADY]
+
+    def _other_step_ended(self, state: Mapping[str, Tensor], optimizers: Sequence[Optimizer | None]) -> int:
         self._look_at(state, optimizers)
         if self._unfit:
             self.leave(self._unfit)
-        self._versions = self._versions_now()
+        self._versions = bytearray(self._versions_now())
         count = len(self._places) // EXTENT.size
         error: int = self._process.jitckpt_proxy_step_ended(self._places, count, self._digest)
         return error
@@ -138,6 +192,7 @@ class StateOnDevice:
 
         Return 0, or the error of CUDA.
         """
+        self._forget_steady()
         self._tried = unpacked(self._left_out(state, optimizers))
         error: int = self._process.jitckpt_proxy_keep_again()
         self.watch()
@@ -149,7 +204,7 @@ class StateOnDevice:
         """Return what the step has done after which the state can't stay, a clause; "" if it can."""
         self.watched(optimizers)
         self._look_at(state, optimizers)
-        self._versions = self._versions_now()
+        self._versions = bytearray(self._versions_now())
         if self._process.jitckpt_proxy_communicated():
             return f"a collective runs in optimizer step {step}"
         return self._why_never(state, optimizers) or self._what_else_has_changed(step, state, optimizers)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import xxhash
 from torch import Tensor, distributed
+from torch.optim import Optimizer
 
 from jitckpt.hooks.torch_steps import OptimizerSteps, State, named_buffers
 
@@ -58,12 +59,12 @@ class StepRecorder:
         self._collectives = 0
         self._called = False  # a collective, in a step
 
-    def step_begins(self, step: int, state: State) -> None:
+    def step_begins(self, step: int, optimizer: Optimizer, state: State) -> None:
         self._collectives = _collectives()
         if step <= COMPARED_STEPS:
             self._compare(state(), in_step=False)
 
-    def step_ended(self, step: int, state: State) -> None:
+    def step_ended(self, step: int, optimizer: Optimizer, state: State) -> None:
         self._state = state()
         if (called := _collectives() - self._collectives) and not self._called:
             self._called = True
@@ -71,10 +72,10 @@ class StepRecorder:
                 f"step {step} calls {called} collectives, so a rank can neither finish it alone nor skip it"
             )
         known = self.steps.optimizers()
-        for optimizer in known[len(self._optimizers) :]:
-            assert optimizer is not None
-            parameters = sum(len(group["params"]) for group in optimizer.param_groups)
-            self._optimizers.append([type(optimizer).__name__, parameters])
+        for one in known[len(self._optimizers) :]:
+            assert one is not None
+            parameters = sum(len(group["params"]) for group in one.param_groups)
+            self._optimizers.append([type(one).__name__, parameters])
         if step <= COMPARED_STEPS:
             self._compare(self._state, in_step=True)
             self._compared = step

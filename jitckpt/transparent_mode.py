@@ -19,7 +19,7 @@ from jitckpt import at_end, proxy_faults, torch_memory
 from jitckpt.hooks import torch_data
 from jitckpt.hooks.torch_steps import OptimizerSteps, State
 from jitckpt.proxy_memory import Memory
-from jitckpt.state_on_device import StateOnDevice, digest, error_text
+from jitckpt.state_on_device import SeenOf, StateOnDevice, digest, error_text
 from jitckpt.transparent import messages, naming, validation
 from jitckpt.transparent.validation import Again, Seen, SwitchOff, Valid
 
@@ -50,10 +50,11 @@ class MinibatchKeeper:
         self._tries_state = False  # in the step that has begun
         self._validate_at = 0  # the next step that is validated once the state stays; 0: none
         self.optimizers: Callable[[], Sequence[Optimizer | None]] = list
+        self.seen: SeenOf = lambda optimizer: None
         if self._on_device is not None:
             torch_data.watch(self._on_device.data_taken)
 
-    def step_begins(self, step: int, state: State) -> None:
+    def step_begins(self, step: int, optimizer: Optimizer, state: State) -> None:
         """The minibatch's calls are made: if it is time to, see whether they can be made again."""
         if self._off:
             return
@@ -70,14 +71,15 @@ class MinibatchKeeper:
             if on_device is not None and (stays or heard == _VALID_STAYS):
                 # What stays does so up to an image of before a step that is not held back.
                 on_device.stays, self._tries_state = False, heard == _VALID_STAYS
-                self._see(on_device.trial_begins(state(), self.optimizers()), step)
+                if error := on_device.trial_begins(state(), self.optimizers()):
+                    self._end(error, step)
                 return
         if on_device is not None and on_device.stays:
-            on_device.step_begins(state(), self.optimizers())
+            on_device.step_begins(optimizer, state, self.optimizers)
         elif on_device is not None:
             on_device.watch()
 
-    def step_ended(self, step: int, state: State) -> None:
+    def step_ended(self, step: int, optimizer: Optimizer, state: State) -> None:
         """A minibatch begins. If it can't be kept, transparent mode ends and training goes on."""
         if self._off:
             return
@@ -90,28 +92,29 @@ class MinibatchKeeper:
             self._validate_at = step + self._every if self._every else 0
             return
         if on_device is not None and on_device.begun:
-            error = on_device.step_ended(state(), self.optimizers())
-            if not error and on_device.stays and step + 1 == self._validate_at:
+            error = on_device.step_ended(optimizer, state, self.optimizers, self.seen)
+            if not error and step + 1 == self._validate_at and on_device.stays:
                 error = self._process.jitckpt_proxy_keep_again()
-            self._see(error, step)
+            if error:
+                self._end(error, step)
             return
         if on_device is not None:
             on_device.watched(self.optimizers())
-        self._see(self._process.jitckpt_proxy_keep(), step)
+        if error := self._process.jitckpt_proxy_keep():
+            self._end(error, step)
 
     def _tell_of_trial(self, step: int, unfit: str) -> int:
         """Return what all ranks hear of a step after which the state may stay; unfit: why not, or ""."""
         return _say_until_heard(self._process, step, messages.TRIED, unfit=unfit)
 
-    def _see(self, error: int, step: int) -> None:
+    def _end(self, error: int, step: int) -> None:
         """Switch transparent mode off after an error of CUDA."""
-        if error:
-            self._off = True
-            reason = error_text(self._process, error)
-            if self._on_device is not None:
-                self._on_device.end()
-            text = f"transparent mode is switched off after step {step}: {reason}. The training goes on"
-            print(f"jitckpt: {text}, but it ends if a device's server dies.", file=sys.stderr, flush=True)
+        self._off = True
+        reason = error_text(self._process, error)
+        if self._on_device is not None:
+            self._on_device.end()
+        text = f"transparent mode is switched off after step {step}: {reason}. The training goes on"
+        print(f"jitckpt: {text}, but it ends if a device's server dies.", file=sys.stderr, flush=True)
 
     def unsupported(self, reason: str) -> None:
         """The state can't stay on the device; with a copy of all memory it does not matter."""
@@ -234,7 +237,8 @@ def begin() -> None:
         keeper = MinibatchKeeper(process, int(os.environ.get(VALIDATE_EVERY, "0")), on_device)
         # A server that is told of a fault is waited for, which is to be outside of the keeper's steps.
         rehearsal = proxy_faults.begin(process)
-        keeper.optimizers = OptimizerSteps(keeper).optimizers
+        steps = OptimizerSteps(keeper)
+        keeper.optimizers, keeper.seen = steps.optimizers, steps.seen
         if rehearsal is not None:
             rehearsal.end_last()
         at_end.stay_with_the_device()

@@ -130,7 +130,7 @@ model = nn.parallel.DistributedDataParallel(inner)
 optimizer = torch.optim.Adam(model.parameters())
 average = [parameter.detach().clone() for parameter in inner.parameters()]
 running = torch.zeros(300, device="cuda")
-for step in range(12):
+for step in range(11):
     loss = model(torch.randn(4, 8).cuda()).square().mean()
     loss.backward()
     running += loss.detach()
@@ -217,9 +217,10 @@ def test_states_that_stay_are_put_into_an_image_for_each_validation(launcher: La
     assert ended_with(job) == ended_with(run(launcher, 2, [*DDP, "19"]))
 
 
-# Which no step of an optimizer does.
-SHRINKS_ITS_PARAMETERS = """
-import os
+# Which no step of an optimizer does. Until then each step is as the one before. Servers die afterwards, if
+# that is asked for.
+CHANGES_THE_STATE = """
+import ctypes, os, signal, sys
 import torch
 from torch import distributed as dist, nn
 
@@ -229,13 +230,18 @@ dist.init_process_group("nccl")
 torch.manual_seed(rank)
 model = nn.parallel.DistributedDataParallel(nn.Linear(8, 64).cuda())
 optimizer = torch.optim.Adam(model.parameters())
+weight = model.module.weight
 for step in range(11):
     if step == 7:
+        with open(f"steady-{rank}", "w") as told:
+            print("_jitckpt_steady_step" in optimizer.__dict__, file=told)
         with torch.no_grad():
-            model.module.weight.mul_(0.75)
+            CHANGES_IT
     loss = model(torch.randn(4, 8).cuda()).square().mean()
     optimizer.zero_grad()
     loss.backward()
+    if sys.argv[1:] == ["dies"] and step >= 8 and step % 2 == rank:
+        os.kill(ctypes.CDLL(None).jitckpt_proxy_server(), signal.SIGKILL)
     optimizer.step()
     if rank == 0:
         print(f"step {step + 1}: {loss.item().hex()}\\n", end="", flush=True)
@@ -244,17 +250,34 @@ dist.destroy_process_group()
 """
 
 
-def test_parameters_that_change_outside_of_the_step_are_put_into_images(launcher: Launcher) -> None:
+SHRINKS_ITS_PARAMETERS = CHANGES_THE_STATE.replace("CHANGES_IT", "weight.mul_(0.75)")
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("weight.mul_(0.75)", "optimizer.0.parameter.0 has changed outside of the optimizer step"),
+        ("optimizer.param_groups[0]['params'].pop()", "which is none of its parameters"),
+        ("optimizer.state[weight]['exp_avg'] = optimizer.state[weight]['exp_avg'] * 0.5", ""),
+        ("old, optimizer = optimizer, torch.optim.Adam([weight])", "the optimizer has got other parameters"),
+    ],
+    ids=["a parameter", "the parameters", "a moment", "the optimizer"],
+)
+def test_a_state_that_changes_outside_of_the_step_is_not_taken_for_the_old_one(
+    launcher: Launcher, statement: str, said: str
+) -> None:
     script = launcher.directory / "train.py"
-    script.write_text(SHRINKS_ITS_PARAMETERS)
-    faults = [
-        "rank=1 step=9 phase=backward kind=proxy-kill",
-        "rank=0 step=10 phase=optimizer kind=proxy-kill",
-        "rank=1 step=11 phase=forward kind=proxy-kill",
-    ]
-    job = run_with_faults(launcher, 2, [str(script)], *faults, leaves=True)
-    assert "optimizer.0.parameter.0 has changed outside of the optimizer step" in job.result.err
-    assert "image" in job.ways()
+    script.write_text(CHANGES_THE_STATE.replace("CHANGES_IT", statement))
+    job = run(launcher, 2, [str(script), "dies"], "--mode", "transparent")
+    for rank in (0, 1):
+        assert (launcher.directory / f"steady-{rank}").read_text() == "True\n"
+    assert job.named("state_stays")
+    assert len(job.named("recovered")) >= 2, job.result.err
+    for event in ("restart", "recovery_given_up", "switched_off"):
+        assert job.named(event) == [], job.result.err
+    assert said in job.result.err
+    assert ("does not stay" in job.result.err) == bool(said)
+    assert ("image" in job.ways()) == bool(said)
     assert ended_with(job) == ended_with(run(launcher, 2, [str(script)]))
 
 

@@ -15,6 +15,8 @@ from jitckpt.state_on_device import BY_A_CALL, StateOnDevice, digest, gradients,
 from jitckpt.transparent import naming
 from jitckpt.transparent.naming import BLOCK_BYTES
 
+NO_OPTIMIZER: Any = SimpleNamespace()
+
 
 class OnDevice(Tensor):
     """A tensor that says it lies on a device."""
@@ -73,6 +75,15 @@ class Proxy:
         return 0
 
 
+def begins(one: StateOnDevice, state: Mapping[str, Tensor], optimizers: list[Any]) -> None:
+    one.step_begins(optimizers[0] if optimizers else NO_OPTIMIZER, lambda: state, lambda: optimizers)
+
+
+def ended(one: StateOnDevice, state: Mapping[str, Tensor], optimizers: list[Any]) -> int:
+    optimizer = optimizers[0] if optimizers else NO_OPTIMIZER
+    return one.step_ended(optimizer, lambda: state, lambda: optimizers, lambda optimizer: None)
+
+
 def state() -> dict[str, Tensor]:
     return {
         "optimizer.0.parameter.1": on_device(torch.arange(300.0)),
@@ -89,8 +100,8 @@ def test_places_are_told_in_the_order_of_their_names_before_and_after_each_step(
     proxy, here = Proxy(), state()
     one = StateOnDevice(proxy.process)
     one.stays = True
-    one.step_begins(here, [])
-    assert one.step_ended(here, []) == 0
+    begins(one, here, [])
+    assert ended(one, here, []) == 0
     assert [what for what, *_ in proxy.heard] == ["begins", "ended"]
     assert proxy.heard[0][1] == proxy.heard[1][1] == places(here)
     # A replica has other addresses, and the same names and sizes; another shard's sizes are others.
@@ -101,8 +112,8 @@ def test_places_are_told_in_the_order_of_their_names_before_and_after_each_step(
     ):
         again = StateOnDevice(found.process)
         again.stays = True
-        again.step_begins(tensors, [])
-        again.step_ended(tensors, [])
+        begins(again, tensors, [])
+        ended(again, tensors, [])
     assert proxy.heard[1][2] == replica.heard[1][2] != other.heard[1][2]
     assert one.stays
 
@@ -111,7 +122,7 @@ def test_once_another_rank_has_left_this_one_does_too() -> None:
     proxy = Proxy()
     one = StateOnDevice(proxy.process)
     one.stays, proxy.others_stay = True, 0
-    one.step_begins(state(), [])
+    begins(one, state(), [])
     assert not one.stays
     assert proxy.heard == []
 
@@ -121,7 +132,7 @@ def test_a_step_that_can_not_begin_so_ends_it(capsys: pytest.CaptureFixture[str]
     proxy.process.jitckpt_proxy_step_begins = lambda places, count: 801
     one = StateOnDevice(proxy.process)
     one.stays = True
-    one.step_begins(state(), [])
+    begins(one, state(), [])
     assert not one.stays
     assert proxy.heard == [("leaves", []), ("ends", [])]
     assert "the state does not stay on the device any more: error 801" in capsys.readouterr().err
@@ -163,16 +174,16 @@ def test_steps_begin_and_end_so_until_all_ranks_have_left(capsys: pytest.Capture
     proxy, here = Proxy(), state()
     one = StateOnDevice(proxy.process)
     one.stays = True
-    one.step_begins(here, [])
+    begins(one, here, [])
     one.leave("a test")
     one.leave("another")
     assert (one.begun, one.stays) == (True, True)
-    one.step_ended(here, [])
-    one.step_begins(here, [])
+    ended(one, here, [])
+    begins(one, here, [])
     proxy.others_stay = 0  # that was the last
     assert one.begun
-    one.step_ended(here, [])
-    one.step_begins(here, [])
+    ended(one, here, [])
+    begins(one, here, [])
     assert (one.begun, one.stays) == (False, False)
     assert [what for what, *_ in proxy.heard] == ["begins", "leaves", "ended", "begins", "ended"]
     assert all(len(held) == 2 for what, held, *_ in proxy.heard if what != "leaves")
@@ -180,10 +191,10 @@ def test_steps_begin_and_end_so_until_all_ranks_have_left(capsys: pytest.Capture
     # One that was left by an exception has no end.
     one = StateOnDevice(Proxy().process)
     one.stays = True
-    one.step_begins(here, [])
+    begins(one, here, [])
     one.leave("a test")
     one.stays = False
-    one.step_begins(here, [])
+    begins(one, here, [])
     assert not one.begun
 
 
@@ -193,9 +204,9 @@ def test_a_state_that_becomes_unfit_leaves_and_nothing_is_left_out_for_it(within
     turned = {**here, "optimizer.0.parameter.0": on_device(torch.ones(3, 2)).t()}
     one = StateOnDevice(proxy.process)
     one.stays = True
-    for begins, ends in ((here, turned if within else here), (turned, turned)):
-        one.step_begins(begins, [])
-        one.step_ended(ends, [])
+    for before, after in ((here, turned if within else here), (turned, turned)):
+        begins(one, before, [])
+        ended(one, after, [])
     found = [(what, len(held)) for what, held, *_ in proxy.heard]
     at_end = [("leaves", 0), ("ended", 0), ("begins", 0), ("ended", 0)]
     at_begin = [("ended", 2), ("leaves", 0), ("begins", 0), ("ended", 0)]
@@ -212,11 +223,11 @@ def test_a_parameter_that_changes_outside_of_the_step_leaves_with_its_name(
     one = StateOnDevice(proxy.process)
     one.stays = True
     for _ in range(2):
-        one.step_begins(here, optimizers)
+        begins(one, here, optimizers)
         parameters[1].data.add_(0)
         with torch.no_grad():
             parameters[1].add_(1)  # by the step itself
-        one.step_ended(here, optimizers)
+        ended(one, here, optimizers)
     assert one.stays
     assert [what for what, *_ in proxy.heard] == ["begins", "ended"] * 2
 
@@ -229,16 +240,16 @@ def test_a_parameter_that_changes_outside_of_the_step_leaves_with_its_name(
 
     change()
     proxy.heard.clear()
-    one.step_begins(here, optimizers)
+    begins(one, here, optimizers)
     said = "optimizer.0.parameter.2 has changed outside of the optimizer step"
     assert f"the state does not stay on the device any more: {said}" in capsys.readouterr().err
     assert proxy.heard == [("leaves", []), ("begins", [])]  # the image has all
-    one.step_ended(here, optimizers)
+    ended(one, here, optimizers)
     # What was made again with the state on the device may have been made twice.
     change()
     proxy.recovered = 1
     with pytest.raises(CheckpointError, match="may have changed it twice"):
-        one.step_begins(here, optimizers)
+        begins(one, here, optimizers)
 
 
 def test_an_optimizer_that_gets_another_parameter_leaves(capsys: pytest.CaptureFixture[str]) -> None:
@@ -246,11 +257,11 @@ def test_an_optimizer_that_gets_another_parameter_leaves(capsys: pytest.CaptureF
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2)) for _ in range(3)])
     one = StateOnDevice(proxy.process)
     one.stays = True
-    one.step_begins(here, [optimizer])
-    one.step_ended(here, [optimizer])
+    begins(one, here, [optimizer])
+    ended(one, here, [optimizer])
     optimizer.param_groups[0]["params"][1] = torch.nn.Parameter(torch.ones(2))
     proxy.heard.clear()
-    one.step_begins({**here}, [optimizer])
+    begins(one, {**here}, [optimizer])
     assert "the optimizer has got other parameters" in capsys.readouterr().err
     assert [what for what, *_ in proxy.heard] == ["leaves", "begins"]
 
@@ -269,11 +280,11 @@ def test_what_may_have_changed_the_state_uncounted_makes_it_leave(
             one.data_taken()
             assert proxy.heard == [("may change", [])]
         proxy.written = proxy.recovered = written  # a recovery of before it has done no harm
-        one.step_begins(here, [])
+        begins(one, here, [])
         one.data_taken()  # by the step itself
         image = [] if written else places(here)
         assert [what for what in proxy.heard if what[0] == "begins"] == [("begins", image)]
-        one.step_ended(here, [])
+        ended(one, here, [])
     said = f"the program has {how} outside of the optimizer step"
     assert capsys.readouterr().err.count(said) == 1
 
@@ -286,7 +297,7 @@ def test_a_program_that_takes_data_in_every_minibatch_and_changes_nothing_is_let
     same = torch.zeros(sum(-(-size // BLOCK_BYTES) for _, size in known.pieces), dtype=torch.bool)
     assert one.why_not(here, [None], known, same) == ""
     one.stays = True
-    one.step_ended(here, [])
+    ended(one, here, [])
     proxy.heard.clear()
     one.data_taken()
     assert proxy.heard == []
@@ -381,8 +392,8 @@ def test_images_leave_out_gradients_that_a_validation_has_not_found_to_be_needed
         assert changed.nonzero().flatten().tolist() == [*own]
         one.learn(known, shadow)
         one.stays = True
-        one.step_begins(here, [optimizer])
-        assert one.step_ended(here, []) == 0
+        begins(one, here, [optimizer])
+        assert ended(one, here, []) == 0
         assert proxy.heard[1][1] == places(here)  # they are no state
         found: list[tuple[int, int]] = proxy.heard[0][1]
         return found

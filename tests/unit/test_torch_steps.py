@@ -21,10 +21,10 @@ class Told:
         self.states: list[Mapping[str, Tensor]] = []
         self.reasons: list[str] = []
 
-    def step_begins(self, step: int, state: State) -> None:
+    def step_begins(self, step: int, optimizer: Optimizer, state: State) -> None:
         self._note("begins", step, state())
 
-    def step_ended(self, step: int, state: State) -> None:
+    def step_ended(self, step: int, optimizer: Optimizer, state: State) -> None:
         self._note("ended", step, state())
 
     def unsupported(self, reason: str) -> None:

@@ -3,6 +3,8 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
+from torch.optim import SGD
 
 from jitckpt.transparent_mode import MinibatchKeeper
 
@@ -23,9 +25,10 @@ def test_what_the_proxy_cant_keep_switches_it_off_once(capsys: pytest.CaptureFix
         cudaGetLastError=lambda: cleared.append(True),
     )
     keeper = MinibatchKeeper(process, validate_every=0)
+    optimizer = SGD([torch.ones(1)], lr=1.0)
     for step in (1, 2, 3):
-        keeper.step_begins(step, dict)
-        keeper.step_ended(step, dict)
+        keeper.step_begins(step, optimizer, dict)
+        keeper.step_ended(step, optimizer, dict)
     assert answers == []
     assert cleared == [True]
     assert capsys.readouterr().err == (
