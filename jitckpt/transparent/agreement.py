@@ -14,7 +14,7 @@ MICROSECONDS = 1e6
 NOT_YET = "it has not used its device yet"
 # Seconds that ranks wait for others before their optimizer steps, to validate their minibatches.
 PATIENCE = 30.0
-VALID, STAYS = 1, 2  # what Validated says of a minibatch: see there
+LEFT_OUT, VALID, STAYS = range(3)  # what Validated says of a minibatch: see there
 ANSWERED_WITHIN = 0.5  # seconds: a question where all stand, by ranks that are not stopped
 
 
@@ -192,7 +192,8 @@ class Agreement:
     def _hear_validation(self, rank: int, message: messages.Validates, now: float) -> None:
         answer = self._answer_again(rank, message)
         if answer is not None:
-            self._tell(rank, messages.Validated(message.recovery, message.place, answer))
+            self._answered[rank] = messages.Validated(message.recovery, message.place, answer)
+            self._tell(rank, self._answered[rank])
             return
         if message.says not in (messages.TRIED, messages.SWITCH_OFF):
             # Perhaps not its first word here: a failure can take that away. The state is in images, else
@@ -210,7 +211,22 @@ class Agreement:
         told = self._answered.get(rank)
         if told is not None and told.place == message.place:
             return None if message.says == messages.SWITCH_OFF else told.valid
-        return VALID if message.says == messages.TRIED and not self._shards else None
+        if message.says == messages.TRIED:
+            return None if self._shards else VALID
+        needed = message.says != messages.SWITCH_OFF and self._is_needed(message.place)
+        return LEFT_OUT if needed else None
+
+    def _is_needed(self, place: int) -> bool:
+        """Return whether a rank can't wait there: another is past it, and can't come on without it.
+
+        That one's calls are being made again, perhaps up to where it waited for what this one sends next.
+        """
+        return any(
+            told.valid == LEFT_OUT
+            and told.place >= place
+            and self._ranks[other].participant.phase == "carrying out"
+            for other, told in self._answered.items()
+        )
 
     def _let_state_stay(self) -> int:
         """Return what the ranks are told that have tried it: whether their states stay."""
@@ -250,7 +266,7 @@ class Agreement:
             self._tell_validated(VALID)
         else:
             self._note("validation_left_out", text=why)
-            self._tell_validated(0)
+            self._tell_validated(LEFT_OUT)
 
     def _tell_validated(self, valid: int) -> None:
         for rank, message in self._validating.items():

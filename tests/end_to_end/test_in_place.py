@@ -5,6 +5,7 @@ from pathlib import Path
 from jitckpt.rehearsal import CHECKPOINTS, OUTPUT, ServerStrike, run_job
 
 TRAINING = Path(__file__).parent / "in_place.py"
+PIPELINE = Path(__file__).parents[2] / "scripts" / "campaign_trainings" / "pipeline.py"
 FORMS = ("mixed_precision", "fsdp2", "tensor", "pipeline")
 RANKS = 4
 
@@ -29,3 +30,28 @@ def test_every_way_to_be_parallel_lives_on_in_place(tmp_path: Path) -> None:
     assert named.count("proxy_connected") == RANKS  # the workers are the same
     assert not {"restart", "recovery_given_up"} & set(named)
     assert "switched off" not in said
+
+
+def test_a_stage_that_is_ahead_at_the_validation_gets_what_its_replay_needs(tmp_path: Path) -> None:
+    """The first stage hangs in the minibatch that is to be validated; the second has gone on from there."""
+    training = ["--warm-spares", "0", "--warm-start", str(PIPELINE), "--steps", "8"]
+    undisturbed = run_job(training, tmp_path / "undisturbed", ranks=RANKS)
+    assert undisturbed.status == 0
+    folder = tmp_path / "job"
+    options = ["--mode", "transparent", "--checkpoint-dir", str(folder / CHECKPOINTS)]
+    fault = "rank=0 step=3 phase=backward kind=collective-hang call=2"
+    run = run_job([*options, *training], folder, ranks=RANKS, faults=[fault], hang_timeout=5.0)
+    said = (folder / OUTPUT).read_text()
+    assert run.status == 0, said
+
+    ends = [
+        sorted(line for line in (one / OUTPUT).read_text().splitlines() if "final state" in line)
+        for one in (folder, tmp_path / "undisturbed")
+    ]
+    assert len(ends[0]) == RANKS, said
+    assert ends[0] == ends[1]
+    named = [event["event"] for event in run.events]
+    assert "recovered" in named
+    # A replay of the second stage that the first does not go on for is broken off, or goes on after long.
+    texts = [str(event.get("text", "")) for event in run.events]
+    assert not any("come to no end" in text or "has not come to its" in text for text in texts), texts

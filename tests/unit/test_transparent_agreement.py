@@ -480,6 +480,43 @@ def test_a_validation_is_left_out_where_not_all_ranks_come() -> None:
     assert validated(now) == [[0], []]
 
 
+@pytest.mark.parametrize("compares", [True, False])
+def test_a_rank_that_others_need_for_their_replays_does_not_wait_for_them(compares: bool) -> None:
+    """The second stage of a pipeline is a minibatch ahead of the first, whose device hangs.
+
+    compares: else a failure has taken away what the rank has said first.
+    """
+    now = job()
+    come(now, 1)
+    now.run()
+    waiting(now, 0)
+    assert validated(now) == [[], [0]]
+    come(now, 1)
+    now.run()
+    waiting(now, 0)
+    assert validated(now) == [[], [0, 0]]
+    now.alarm(0)
+    now.run(most=1)
+    while not any(isinstance(order, Replay) for order in now.to[1]):
+        now.run(most=1)
+    now.deaf = {1}  # the replay comes to no end
+    now.run()
+    behind = now.proxies[0]
+    for _ in range(2):
+        first = behind.validates()
+        said = first if compares else behind.says(LEFT_OUT, "its memory was not compared")
+        now.said[0].append(said)
+        now.run()
+    assert validated(now) == [[0, 0], [0, 0]]
+    # The next one is ahead of the other.
+    come(now, 0)
+    now.run()
+    now.deaf = set()
+    come(now, 1)
+    now.run()
+    assert validated(now) == [[0, 0, 1], [0, 0, 1]]
+
+
 def test_a_rank_that_cant_compare_has_the_validation_left_out() -> None:
     now = job()
     come(now, 0)
