@@ -9,6 +9,7 @@ from jitckpt.faults import FAILURES_OF_THE_DEVICE, keys_of, parse_fault, phases_
 from jitckpt.final_state import FinalState
 from jitckpt.rehearsal import Run, ServerStrike, Strike
 from jitckpt.timeline_transparent import transparent_recoveries
+from jitckpt.transparent.agreement import NOT_YET
 from jitckpt.trials import Trial, Verdict, differences, is_silent
 
 # What is said of a shard of which no device is left; the ranks are those that held it.
@@ -91,12 +92,13 @@ def came_too_late(trial: Trial, run: Run) -> bool:
 def judge(trial: Trial, run: Run, undisturbed: Run) -> Verdict:
     """Return whether a run in transparent mode ended as the undisturbed one, in the same worker processes.
 
-    Where the trial has hit all devices that had a shard's state, the workers may have begun anew instead.
+    Where the trial has hit all devices that had a shard's state, the workers may have begun anew instead; and
+    once more where it hit them then before all had used their devices: there was nothing to lose yet.
     """
     reasons = [f"ended with status {run.status}"] if run.status else differences(run, undisturbed)
     found = transparent_recoveries(run.events)
     given_up = [one.given_up for one in found if one.given_up is not None]
-    anew = len(given_up) == run.restarts == 1 and _has_hit_all_of_a_shard(trial, run, given_up[0])
+    anew = len(given_up) == run.restarts > 0 and _had_to_begin_anew(trial, run, given_up)
     workers = {event["pid"] for event in run.events if event["event"] == "proxy_connected"}
     if not anew:
         reasons += given_up
@@ -117,6 +119,12 @@ def judge(trial: Trial, run: Run, undisturbed: Run) -> Verdict:
         reason="; ".join(reasons),
         note=BEGUN_ANEW if anew else "",
     )
+
+
+def _had_to_begin_anew(trial: Trial, run: Run, given_up: Sequence[str]) -> bool:
+    """Return whether the recoveries were given up for what the trial has done."""
+    first, *later = given_up
+    return _has_hit_all_of_a_shard(trial, run, first) and all(NOT_YET in text for text in later)
 
 
 def _has_hit_all_of_a_shard(trial: Trial, run: Run, given_up: str) -> bool:

@@ -140,6 +140,25 @@ def test_where_all_devices_of_a_shard_are_hit_the_job_may_begin_anew() -> None:
     assert "any more" in of("0, 1", other, restarts=0).reason, "the job was given up for good"
 
 
+def test_a_job_that_begins_anew_may_be_hit_before_all_its_ranks_are_there() -> None:
+    def of(second: str) -> Verdict:
+        text = "no device has the state after step 7 of shard 0 any more, held by ranks 0, 1; a further"
+        events = (
+            *IN_PLACE.events[:8],
+            event("recovery_given_up", 6.0, 0, text=f"A transparent recovery is impossible: {text}"),
+            event("restart", 7.0, 1),
+            event("recovery_begun", 8.0, 1, recovery=1),
+            event("recovery_given_up", 8.0, 1, text=f"A transparent recovery is impossible: {second}."),
+            event("restart", 9.0, 2),
+        )
+        both = replace(TRIAL, faults=(*TRIAL.faults, "rank=0 step=8 phase=forward kind=sticky"))
+        return judge(both, replace(IN_PLACE, events=events), UNDISTURBED)
+
+    waits = of("rank 1 is gone: it has not used its device yet")
+    assert (waits.reason, waits.note) == ("", BEGUN_ANEW)
+    assert "has hung up" in of("rank 1 is gone: its device proxy has hung up").reason
+
+
 @pytest.mark.parametrize(
     ("run", "reason"),
     [

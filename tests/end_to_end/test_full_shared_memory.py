@@ -1,0 +1,47 @@
+"""Transparent mode shares memory between processes that /dev/shm has no part in: it may be full."""
+
+import subprocess
+
+import pytest
+from launcher import JITCKPT_RUN, Launcher
+
+from jitckpt.events import read_events
+
+# In a name space of its own the folder is small, and full.
+FILL = "mount -t tmpfs -o size=64k none /dev/shm && ! head -c 100000 /dev/zero 2> /dev/null > /dev/shm/full"
+
+
+def test_a_full_dev_shm_is_no_obstacle(launcher: Launcher) -> None:
+    try_it = ["unshare", "--mount", "sh", "-c", FILL]
+    if subprocess.run(try_it, check=False, capture_output=True).returncode != 0:
+        pytest.skip("no file system can be mounted here")
+    directory = launcher.directory / "checkpoints"
+    command = [*JITCKPT_RUN, "--nproc-per-node", "2", "--device", "softgpu", "--mode", "transparent"]
+    command += ["--warm-spares", "0", "--checkpoint-dir", str(directory)]
+    command += ["--fault", "rank=1 step=3 phase=forward kind=proxy-kill"]
+    script = launcher.script(SCRIPT)
+    result = launcher.run("unshare", "--mount", "sh", "-c", f'{FILL}; exec "$@"', "sh", *command, script)
+    assert result.status == 0, result.err
+    assert "rank 0: full" in result.out.splitlines(), result.out
+    assert "recovered" in [event["event"] for event in read_events(directory)[0]]
+
+
+SCRIPT = """
+import os, shutil
+import torch
+from torch import distributed as dist, nn
+
+rank = int(os.environ["RANK"])
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8).cuda())
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(6):
+    optimizer.zero_grad()
+    model(torch.randn(4, 8).pin_memory().cuda(non_blocking=True)).square().mean().backward()
+    optimizer.step()
+torch.cuda.synchronize()
+left = shutil.disk_usage("/dev/shm").free
+print(f"rank {rank}: {f'{left} bytes free' if left else 'full'}\\n", end="", flush=True)
+dist.destroy_process_group()
+"""
