@@ -1,6 +1,7 @@
 #include "free_memory.h"
 
 #include <algorithm>
+#include <array>
 
 #include "connection.h"
 #include "jitckpt_proxy.h"
@@ -10,6 +11,12 @@ namespace {
 
 constexpr uint64_t short_gap = 16 * 1024;  // takes no longer to be copied than another copy to be begun
 constexpr std::size_t most_said = 4096;    // before it is put together, asked for or not
+constexpr std::size_t hashes = 2 * most_said;
+
+std::size_t hash(const Extent& extent) {
+  return ((extent.begin ^ extent.end << 20) * 0x9e37'79b9'7f4a'7c15) >> 51;
+}
+static_assert(hashes == 1ULL << (64 - 51));
 
 }  // namespace
 
@@ -19,6 +26,7 @@ void Extents::add(const Extent& extent) {
   auto next = ends_.upper_bound(begin);
   if (next != ends_.begin() && std::prev(next)->second >= begin) {
     --next;
+    if (next->second >= end) return;
     begin = next->first;
   }
   while (next != ends_.end() && next->first <= end) {
@@ -53,7 +61,19 @@ void FreeMemory::note(const Said& said) {
   if (said_.size() == most_said) put_together();
 }
 
+// A minibatch gives out and takes back the same blocks again and again: of each only the last word counts,
+// whatever was said of others in between.
 void FreeMemory::put_together() {
+  std::array<uint16_t, hashes> last{};  // by hash, where in what was said, counted from 1
+  for (std::size_t i = said_.size(); i > 0; --i) {
+    Extent& extent = said_[i - 1].extent;
+    std::size_t place = hash(extent);
+    while (last[place] != 0 && said_[last[place] - 1].extent != extent) place = (place + 1) % hashes;
+    if (last[place] == 0)
+      last[place] = static_cast<uint16_t>(i);
+    else
+      extent.end = extent.begin;
+  }
   for (const auto& [extent, free] : said_) free ? extents_.add(extent) : extents_.remove(extent);
   said_.clear();
 }

@@ -11,6 +11,8 @@ namespace jitckpt::proxy::client {
 
 struct Extent {
   uint64_t begin, end;
+
+  bool operator==(const Extent&) const = default;
 };
 
 // A set of addresses.

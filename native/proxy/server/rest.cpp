@@ -31,8 +31,12 @@ bool soon(const Predicate& predicate) {
 }  // namespace
 
 bool Server::stop() {
-  stops_ = true;
-  steps.is_stopped();
+  {
+    std::lock_guard lock(stopping_);
+    stops_ = true;
+  }
+  stopped_.notify_all();
+  steps.stop();
   Control& control = log_.control();
   // NCCL wants nobody else in a call for a communicator that is aborted; but the reader may wait for just
   // that.

@@ -178,15 +178,18 @@ bool Server::finish(uint64_t step) {
 void Server::watch_collectives() {
   const uint64_t replay_end = log_.control().replay_end;
   int looks = 0;  // while a communicator has been made or ended
-  while (!stops_) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  for (;;) {
+    {
+      std::unique_lock lock(stopping_);
+      if (stopped_.wait_for(lock, look_interval, [this] { return stops_.load(); })) return;
+    }
     looks = changing_ > 0 ? looks + 1 : 0;
     for (const Record& wait : stream_waits_.take_failed()) make_beside(wait);
     std::string failure;
     if (state_of_collectives() != ncclSuccess) {
       log_.control().collective_failed = 1;
       if (record_ <= replay_end) failure = failed_collective();
-    } else if (looks >= 10 && record_ <= replay_end) {
+    } else if (looks >= 2 && record_ <= replay_end) {
       failure = failed_device();
     }
     if (failure.empty() || stops_) continue;

@@ -1,6 +1,8 @@
 // One server, for one process of the program: reads its log and makes its calls.
 #pragma once
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -84,6 +86,10 @@ class Server {
   void answer_wait(const Record& record);
   bool stream_has_failed(const Record& record);
 
+  // How often it is looked for failures that nothing tells of. Each look wakes a thread up, which costs more
+  // than the look itself.
+  static constexpr std::chrono::milliseconds look_interval{50};
+
   Control& control() const { return log_.control(); }
   // Whether the call that the reader is at may have been made before, by an earlier server.
   bool replays() const { return record_ <= control().replay_end; }
@@ -139,6 +145,8 @@ class Server {
   std::atomic<bool> is_suspect_{false};  // what has failed may be amiss in this process
   std::atomic<bool> device_has_failed_{false};
   std::atomic<bool> stops_{false}, reads_{true};
+  std::mutex stopping_;
+  std::condition_variable stopped_;
   std::atomic<int> changing_{0};  // calls that make or end a communicator just now
   std::thread watch_;
   StreamWaits stream_waits_{*this};

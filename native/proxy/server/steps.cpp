@@ -174,7 +174,10 @@ cudaError_t Steps::begin(const wire::begin_step& begins, const std::vector<wire:
     skips_ = restored_.places != 0;
     return cudaSuccess;
   }
-  if (!std::exchange(looked_, true)) together_ = Together::of_environment();
+  if (!std::exchange(looked_, true)) {
+    std::lock_guard lock(coming_);
+    together_ = Together::of_environment();
+  }
   if (!together_) throw Different("there is no step barrier: JITCKPT_PROXY_TOGETHER is not set");
   Control& control = server_.control();
   cudaError_t error = cudaSuccess;
@@ -201,11 +204,16 @@ cudaError_t Steps::begin(const wire::begin_step& begins, const std::vector<wire:
           static_cast<unsigned long long>(step));
       together_->leave();
     }
-    together_->wait(seen, std::chrono::milliseconds(10));
+    together_->wait(seen, Server::look_interval);
     if (control.image_whole < step) error = look_for_failures();
   }
   inside_ = true;
   return cudaSuccess;
+}
+
+void Steps::stop() {
+  const std::lock_guard lock(coming_);
+  if (together_) together_->notify();
 }
 
 void Steps::begin_stopped() {

@@ -48,7 +48,7 @@ class Steps {
   // The server was stopped while it was ready for the step.
   bool is_ready_for(uint64_t step) const { return ready_for_ == step && step != 0; }
   // The server has been stopped: from here on it does not get ready, whatever the device still does.
-  void is_stopped() { const std::lock_guard lock(coming_); }
+  void stop();
   // That step begins all the same.
   void begin_stopped();
 

@@ -56,6 +56,40 @@ TEST(FreeMemory, DrawnExtentsAreAddedAndRemoved) {
   }
 }
 
+TEST(FreeMemory, TheLastWordAboutAnAddressCounts) {
+  constexpr uint64_t unit = 1 << 20, units = 40;
+  std::mt19937 random(11);
+  const auto draw = [&random](uint64_t least, uint64_t most) {
+    return std::uniform_int_distribution<uint64_t>(least, most)(random);
+  };
+  FreeMemory memory;
+  std::set<uint64_t> expected;  // what is held
+  for (uint64_t one = 0; one < units; ++one) expected.insert(one);
+  for (int trial = 0; trial < 300; ++trial) {
+    std::vector<Extent> blocks;  // some overlap; of most there is more than one word
+    for (int i = 0; i < 8; ++i) {
+      const uint64_t begin = draw(0, units - 1);
+      blocks.push_back({begin, draw(begin + 1, units)});
+    }
+    for (uint64_t words = draw(0, 40); words > 0; --words) {
+      const Extent block = blocks[draw(0, blocks.size() - 1)];
+      const bool free = draw(0, 1) == 0;
+      const Extent extent{block.begin * unit, block.end * unit};
+      free ? memory.free(extent) : memory.hold(extent);
+      for (uint64_t one = block.begin; one < block.end; ++one) {
+        if (free)
+          expected.erase(one);
+        else
+          expected.insert(one);
+      }
+    }
+    std::vector<Extent> held;
+    for (const Allocation& one : memory.held({{0, units * unit, 0}}))
+      held.push_back({one.address / unit, one.extent().end / unit});
+    EXPECT_EQ(addresses(held), expected) << "trial " << trial;
+  }
+}
+
 TEST(FreeMemory, WhatIsNotFreeIsHeldWithWhatLittleLiesBetween) {
   constexpr uint64_t mib = 1 << 20;
   FreeMemory memory;
