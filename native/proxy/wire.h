@@ -246,6 +246,13 @@ struct make_reduction {
   ncclDataType_t type;
   ncclScalarResidence_t residence;
 };
+// Of memory with a communicator, which then sends from there without a copy.
+struct register_buffer {
+  uint64_t communicator, registration, address, bytes;
+};
+struct deregister_buffer {
+  uint64_t communicator, registration;
+};
 
 struct device_count {};
 struct device_count_answer {

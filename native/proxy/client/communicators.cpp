@@ -199,3 +199,21 @@ ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* made, void* scalar, ncclDataT
   *made = static_cast<ncclRedOp_t>(reduction);
   return result;
 }
+
+ncclResult_t ncclCommRegister(const ncclComm_t communicator, void* buffer, size_t bytes, void** made) {
+  if (!made) return no_place<ncclResult_t>();
+  const wire::register_buffer arguments{number_of(communicator), new_handle(),
+                                        reinterpret_cast<uint64_t>(buffer), bytes};
+  const auto result = ask<ncclResult_t>(Call::register_buffer, arguments);
+  if (result != ncclSuccess) return result;
+  note_object(arguments.registration, Call::register_buffer, bytes_of(arguments));
+  *made = reinterpret_cast<void*>(arguments.registration);
+  return result;
+}
+
+ncclResult_t ncclCommDeregister(const ncclComm_t communicator, void* registration) {
+  const wire::deregister_buffer arguments{number_of(communicator), reinterpret_cast<uint64_t>(registration)};
+  const auto result = ask<ncclResult_t>(Call::deregister_buffer, arguments);
+  if (result == ncclSuccess) note_end(arguments.registration);
+  return result;
+}

@@ -29,7 +29,8 @@ bool copy_front(const std::vector<std::byte>& content, std::span<std::byte> to) 
 }
 
 Objects::Kind kind_of(Call call) {
-  return call == Call::make_reduction ? Objects::Kind::of_communicators : Objects::Kind::plain;
+  return call == Call::make_reduction || call == Call::register_buffer ? Objects::Kind::of_communicators
+                                                                       : Objects::Kind::plain;
 }
 
 }  // namespace
@@ -96,16 +97,20 @@ Objects::Recorded Objects::recorded(uint64_t event) {
 }
 
 void Objects::end_of_communicator(uint64_t communicator, uint64_t ended, bool keeps) {
-  std::vector<uint64_t> reductions;
+  std::vector<uint64_t> belonging;
+  const auto belongs = [communicator](const Object& object) {
+    return (object.call == Call::make_reduction &&
+            read<wire::make_reduction>(object.content).communicator == communicator) ||
+           (object.call == Call::register_buffer &&
+            read<wire::register_buffer>(object.content).communicator == communicator);
+  };
   {
     std::lock_guard lock(mutex_);
     for (const Object& object : objects_) {
-      if (object.call == Call::make_reduction && object.ended == 0 &&
-          read<wire::make_reduction>(object.content).communicator == communicator)
-        reductions.push_back(object.key);
+      if (object.ended == 0 && belongs(object)) belonging.push_back(object.key);
     }
   }
-  for (const uint64_t reduction : reductions) end(reduction, ended, keeps);
+  for (const uint64_t object : belonging) end(object, ended, keeps);
 }
 
 void Objects::forget_ended(uint64_t before) {

@@ -73,6 +73,25 @@ int32_t serve_make_reduction(Request& request) {
   return result;
 }
 
+int32_t serve_register_buffer(Request& request) {
+  const auto arguments = request.arguments<wire::register_buffer>();
+  void* made = nullptr;
+  const ncclResult_t result =
+      real::ncclCommRegister(request.server.communicators.find(arguments.communicator),
+                             reinterpret_cast<void*>(arguments.address), arguments.bytes, &made);
+  if (result == ncclSuccess) request.server.registrations.add(arguments.registration, made);
+  return result;
+}
+
+int32_t serve_deregister_buffer(Request& request) {
+  const auto arguments = request.arguments<wire::deregister_buffer>();
+  const ncclResult_t result =
+      real::ncclCommDeregister(request.server.communicators.find(arguments.communicator),
+                               request.server.registrations.find(arguments.registration));
+  if (result == ncclSuccess) request.server.registrations.remove(arguments.registration);
+  return result;
+}
+
 int32_t serve_collective_group(Request& request) {
   const auto arguments = request.arguments<wire::collective_group>();
   auto rest = request.rest<wire::collective_group>();

@@ -65,6 +65,7 @@ Server::Server(Log log, Kept kept)
     : events("event", cudaErrorInvalidResourceHandle, 0),
       communicators("communicator", ncclInvalidArgument, 0),
       reductions("reduction", ncclInvalidArgument, ncclNumOps),
+      registrations("registration", ncclInvalidArgument, 0),
       blas_handles("cuBLAS handle", CUBLAS_STATUS_NOT_INITIALIZED, 0),
       matmul_descriptions("description of a product", CUBLAS_STATUS_INVALID_VALUE,
                           1),  // null stands for itself

@@ -111,6 +111,7 @@ class Server {
   Handles<cudaEvent_t> events;
   Handles<ncclComm_t> communicators;
   Handles<ncclRedOp_t> reductions;
+  Handles<void*> registrations;  // of memory with communicators
   Handles<cublasHandle_t> blas_handles;
   Handles<cublasLtMatmulDesc_t> matmul_descriptions;
   Handles<cublasLtMatrixLayout_t> matrix_layouts;

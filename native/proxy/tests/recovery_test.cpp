@@ -525,6 +525,43 @@ TEST(Recovery, ReductionsKeepTheirNumbers) {
   testing::internal::GetCapturedStderr();
 }
 
+TEST(Recovery, MemoryThatIsRegisteredWithACommunicatorIsAgain) {
+  testing::internal::CaptureStderr();
+  const DeviceInts number(1, 3);
+  ncclUniqueId id;
+  ok(ncclGetUniqueId(&id));
+  ncclComm_t alone = nullptr;
+  ok(ncclCommInitRank(&alone, 1, id, 0));
+  const auto make = [&] {
+    void* made = nullptr;
+    ok(ncclCommRegister(alone, number.get(), sizeof(int), &made));
+    EXPECT_NE(made, nullptr);
+    return made;
+  };
+  void* const gone = make();
+  ok(ncclCommDeregister(alone, gone));
+  EXPECT_EQ(ncclCommDeregister(alone, gone), ncclInvalidArgument);
+  void* const before = make();
+  keep();
+  void* const behind = make();
+  kill_server();
+  ok(ncclCommDeregister(alone, before));
+  EXPECT_EQ(ncclCommDeregister(alone, before), ncclInvalidArgument);
+  kill_server();
+  ok(ncclCommDeregister(alone, behind));
+  // What is registered ends with its communicator: then no server makes it anew.
+  void* const last = make();
+  keep();
+  ok(ncclCommDestroy(alone));
+  EXPECT_EQ(ncclCommDeregister(alone, last), ncclInvalidArgument);
+  keep();
+  keep();
+  kill_server();
+  EXPECT_EQ(number.read(), std::vector<int>{3});
+  EXPECT_EQ(ncclCommRegister(alone, number.get(), sizeof(int), nullptr), ncclInvalidArgument);
+  testing::internal::GetCapturedStderr();
+}
+
 TEST(Recovery, TheTimeBetweenEventsOfBeforeIsNoError) {
   testing::internal::CaptureStderr();
   const DeviceInts number(1);
