@@ -4,6 +4,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 
 #include "answer.h"
@@ -59,6 +60,14 @@ int32_t fail(Library library, int32_t result, std::string_view text) {
 
 cudaError_t newest_error() { return thread_errors().last; }
 
+// Once in a process: the program may only ask whether something is there.
+void name_refused(const char* function, const std::string& text) {
+  static auto* const mutex = new std::mutex;
+  static auto* const named = new std::set<std::string>;
+  std::lock_guard lock(*mutex);
+  if (named->insert(function).second) std::fprintf(stderr, "jitckpt: %s.\n", text.c_str());
+}
+
 int32_t refuse_by_name(Library library, const char* function) {
   const std::string_view name = function;
   const bool graphs = name.find("Graph") != name.npos || name.find("Capture") != name.npos;
@@ -69,13 +78,7 @@ int32_t refuse_by_name(Library library, const char* function) {
                              : pools   ? ": use torch's own allocator and plain copies"
                                        : ": train without the proxy, or without what calls it";
   const std::string text = "the device proxy carries no " + std::string(function) + advice;
-  // Once in a process: the program may only ask whether something is there.
-  static auto* const mutex = new std::mutex;
-  static auto* const named = new std::map<std::string, bool>;
-  {
-    std::lock_guard lock(*mutex);
-    if (named->try_emplace(function, true).second) std::fprintf(stderr, "jitckpt: %s.\n", text.c_str());
-  }
+  name_refused(function, text);
   return fail(library,
               in_words_of(library, cudaErrorNotSupported, ncclInvalidUsage, CUBLAS_STATUS_NOT_SUPPORTED),
               text);

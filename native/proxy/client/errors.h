@@ -42,7 +42,10 @@ constexpr int32_t device_gone(Library library) {
 // cudaGetLastError's: what it would return now.
 cudaError_t newest_error();
 
-// The function is one that the proxy does not carry.
+// The function is one that the proxy does not carry: says so, in that sentence without its end, the first
+// time.
+void name_refused(const char* function, const std::string& text);
+// The same, in words for all, and as the thread's error.
 int32_t refuse_by_name(Library library, const char* function);
 
 template <class Result>

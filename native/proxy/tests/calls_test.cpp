@@ -1,14 +1,17 @@
 // The calls of one process, as a program makes them.
+#include <dlfcn.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
 #include <random>
 #include <thread>
+#include <tuple>
 
 #include "jitckpt_proxy.h"
 #include "support.h"
@@ -226,6 +229,26 @@ TEST(Calls, WhatTheProxyDoesNotCarryIsRefusedByName) {
   EXPECT_EQ(cudaGetLastError(), cudaErrorNotSupported);
   const std::string said = testing::internal::GetCapturedStderr();
   EXPECT_NE(said.find("run the kernels one by one"), std::string::npos);
+}
+
+TEST(Calls, LibrariesThatWouldOpenTheDeviceThemselvesAreRefusedByName) {
+  for (const auto& [name, refusal, said] :
+       {std::tuple{"cudnnCreate", 3000, "torch.backends.cudnn.enabled = False"},
+        std::tuple{"cusparseCreate", 10, "carries no cuSPARSE"},
+        std::tuple{"cusparseLtInit", 10, "carries no cuSPARSELt"},
+        std::tuple{"cusolverDnCreate", 9, "carries no cuSOLVER"},
+        std::tuple{"cufftCreate", 16, "carries no cuFFT"}}) {
+    testing::internal::CaptureStderr();
+    const auto create = reinterpret_cast<int (*)(void*)>(dlsym(RTLD_DEFAULT, name));
+    ASSERT_NE(create, nullptr) << name;
+    void* handle = nullptr;
+    EXPECT_EQ(create(&handle), refusal);
+    EXPECT_EQ(create(&handle), refusal);
+    EXPECT_EQ(handle, nullptr);
+    const std::string text = testing::internal::GetCapturedStderr();
+    EXPECT_NE(text.find(said), std::string::npos) << text;
+    EXPECT_EQ(std::ranges::count(text, '\n'), 1) << text;  // once
+  }
 }
 
 TEST(Calls, AFailureThatNobodyWaitedForComesUpLater) {
