@@ -17,6 +17,11 @@ void Gate::close(cudaStream_t stream) {
   ok(cudaLaunchHostFunc(stream, &Gate::wait, this));
 }
 
+void Gate::wait_for_streams() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return waiting_ == to_pass_; });
+}
+
 void Gate::open() {
   std::unique_lock lock(mutex_);
   open_ = true;
@@ -27,8 +32,11 @@ void Gate::open() {
 void Gate::wait(void* argument) {
   Gate& gate = *static_cast<Gate*>(argument);
   std::unique_lock lock(gate.mutex_);
+  ++gate.waiting_;
+  gate.changed_.notify_all();
   gate.changed_.wait(lock, [&gate] { return gate.open_; });
   --gate.to_pass_;
+  --gate.waiting_;
   gate.changed_.notify_all();
 }
 

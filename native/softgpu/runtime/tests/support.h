@@ -30,14 +30,15 @@ class Gate {
   ~Gate() { open(); }
 
   void close(cudaStream_t stream);
-  void open();  // returns when all streams have passed
+  void wait_for_streams();  // returns when all stand before it
+  void open();              // returns when all have passed
 
  private:
   static void wait(void* gate);
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  int to_pass_ = 0;
+  int to_pass_ = 0, waiting_ = 0;
   bool open_ = false;
 };
 
