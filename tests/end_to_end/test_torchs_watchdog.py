@@ -15,7 +15,7 @@ STOPPED, SILENT = 12, 6  # seconds; torch finds after at most so many that its w
 
 def stop_next_server(parent, server):
     found = []
-    while not found:
+    while not found and os.getppid() == parent:
         children = [task.read_text().split() for task in Path(f"/proc/{parent}/task").glob("*/children")]
         for child in {int(number) for some in children for number in some} - {server, os.getpid()}:
             with contextlib.suppress(OSError):
@@ -23,7 +23,8 @@ def stop_next_server(parent, server):
                     os.kill(child, signal.SIGSTOP)
                     found.append(child)
     time.sleep(STOPPED)
-    os.kill(found[0], signal.SIGCONT)
+    for child in found:
+        os.kill(child, signal.SIGCONT)
 
 rank = int(os.environ["RANK"])
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -36,8 +37,10 @@ for step in range(1, 9):
     if step == 6 and rank == 1:
         server = ctypes.CDLL(None).jitckpt_proxy_server()
         if os.fork() == 0:
-            stop_next_server(os.getppid(), server)
-            os._exit(0)
+            try:
+                stop_next_server(os.getppid(), server)
+            finally:
+                os._exit(0)
     began = time.monotonic()
     optimizer.zero_grad()
     loss = model(torch.randn(4, 8).cuda()).square().mean()
