@@ -25,8 +25,11 @@ namespace softgpu::aten {
 namespace {
 
 // A record is a kernel's parameter, passed by value, so kernels come in sizes; a longer one is put into
-// device memory.
-constexpr std::array<size_t, 4> record_sizes = {512, 2048, 8192, 32256};
+// device memory. Most are short, and each byte is copied on its way, by a device proxy several times.
+constexpr std::array<size_t, 9> record_sizes = {256, 384, 512, 768, 1024, 2048, 4096, 8192, 32256};
+constexpr std::array<const char*, record_sizes.size()> call_names = {
+    "aten_call_256",  "aten_call_384",  "aten_call_512",  "aten_call_768",  "aten_call_1024",
+    "aten_call_2048", "aten_call_4096", "aten_call_8192", "aten_call_32256"};
 
 template <class T>
 T parameter(void** arguments, size_t index) {
@@ -56,8 +59,11 @@ void collect(void** arguments, softgpu_launch_t* launch) {
 void release(void** arguments, softgpu_launch_t*) { release_results(parameter<uint64_t>(arguments, 0)); }
 
 constexpr std::array<softgpu_parameter_t, 4> words = {{{0, 8}, {8, 8}, {16, 8}, {24, 8}}};
-constexpr std::array<softgpu_parameter_t, record_sizes.size()> records = {
-    {{0, record_sizes[0]}, {0, record_sizes[1]}, {0, record_sizes[2]}, {0, record_sizes[3]}}};
+constexpr std::array<softgpu_parameter_t, record_sizes.size()> records = [] {
+  std::array<softgpu_parameter_t, record_sizes.size()> all{};
+  for (size_t i = 0; i < all.size(); ++i) all[i] = {0, record_sizes[i]};
+  return all;
+}();
 
 enum KernelIndex : size_t {
   first_call = 0,
@@ -67,14 +73,15 @@ enum KernelIndex : size_t {
   kernel_count
 };
 
-constexpr std::array<softgpu_kernel_t, kernel_count> kernels = {
-    {{"aten_call_512", call, &records[0], 1},
-     {"aten_call_2048", call, &records[1], 1},
-     {"aten_call_8192", call, &records[2], 1},
-     {"aten_call_32256", call, &records[3], 1},
-     {"aten_call_staged", call_staged, words.data(), 2},
-     {"aten_collect", collect, words.data(), 4},
-     {"aten_release", release, words.data(), 1}}};
+constexpr std::array<softgpu_kernel_t, kernel_count> kernels = [] {
+  std::array<softgpu_kernel_t, kernel_count> all{};
+  for (size_t i = 0; i < record_sizes.size(); ++i)
+    all[first_call + i] = {call_names[i], call, &records[i], 1};
+  all[staged] = {"aten_call_staged", call_staged, words.data(), 2};
+  all[collecting] = {"aten_collect", collect, words.data(), 4};
+  all[releasing] = {"aten_release", release, words.data(), 1};
+  return all;
+}();
 
 // A kernel is known to the host by the address of its stub; only the address matters.
 std::array<char, kernel_count> stubs;
