@@ -29,6 +29,11 @@
 
 namespace jitckpt::proxy::client {
 
+inline Extent extent_of(const jitckpt_proxy_place& place) {
+  return {place.address, place.address + place.bytes};
+}
+inline Extent memory_of(const wire::Range& range) { return {range.from, range.from + range.bytes}; }
+
 class Connection {
  public:
   // The one of this process, which the first call starts the server for. Null if there is none (any more):

@@ -1,7 +1,9 @@
 #include "free_memory.h"
 
 #include <algorithm>
-#include <array>
+#include <bit>
+#include <iterator>
+#include <utility>
 
 #include "connection.h"
 #include "jitckpt_proxy.h"
@@ -11,49 +13,47 @@ namespace {
 
 constexpr uint64_t short_gap = 16 * 1024;  // takes no longer to be copied than another copy to be begun
 constexpr std::size_t most_said = 4096;    // before it is put together, asked for or not
-constexpr std::size_t hashes = 2 * most_said;
 
-std::size_t hash(const Extent& extent) {
-  return ((extent.begin ^ extent.end << 20) * 0x9e37'79b9'7f4a'7c15) >> 51;
+uint64_t hash(const Extent& extent) {
+  return ((extent.begin ^ extent.end << 20) * 0x9e37'79b9'7f4a'7c15) >> 32;
 }
-static_assert(hashes == 1ULL << (64 - 51));
 
 }  // namespace
 
+Extents::Extents(std::vector<Extent> all) : all_(std::move(all)) {
+  std::erase_if(all_, [](const Extent& one) { return one.begin >= one.end; });
+  std::ranges::sort(all_, {}, &Extent::begin);
+  std::size_t count = 0;
+  for (const Extent& one : all_) {
+    if (count > 0 && all_[count - 1].end >= one.begin)
+      all_[count - 1].end = std::max(all_[count - 1].end, one.end);
+    else
+      all_[count++] = one;
+  }
+  all_.resize(count);
+}
+
 void Extents::add(const Extent& extent) {
-  uint64_t begin = extent.begin, end = extent.end;
-  if (begin >= end) return;
-  auto next = ends_.upper_bound(begin);
-  if (next != ends_.begin() && std::prev(next)->second >= begin) {
-    --next;
-    if (next->second >= end) return;
-    begin = next->first;
+  if (extent.begin >= extent.end) return;
+  const auto first = std::ranges::lower_bound(all_, extent.begin, {}, &Extent::end);
+  const auto last = std::ranges::upper_bound(first, all_.end(), extent.end, {}, &Extent::begin);
+  if (first == last) {
+    all_.insert(first, extent);
+    return;
   }
-  while (next != ends_.end() && next->first <= end) {
-    end = std::max(end, next->second);
-    next = ends_.erase(next);
-  }
-  ends_.emplace_hint(next, begin, end);
+  *first = {std::min(first->begin, extent.begin), std::max(std::prev(last)->end, extent.end)};
+  all_.erase(std::next(first), last);
 }
 
 void Extents::remove(const Extent& extent) {
   if (extent.begin >= extent.end) return;
-  auto next = ends_.upper_bound(extent.begin);
-  if (next != ends_.begin()) --next;
-  while (next != ends_.end() && next->first < extent.end) {
-    const auto [begin, end] = *next;
-    if (end <= extent.begin) {
-      ++next;
-      continue;
-    }
-    if (begin < extent.begin) {
-      next->second = extent.begin;
-      ++next;
-    } else {
-      next = ends_.erase(next);
-    }
-    if (end > extent.end) ends_.emplace_hint(next, extent.end, end);
-  }
+  const auto first = std::ranges::upper_bound(all_, extent.begin, {}, &Extent::end);
+  const auto last = std::ranges::lower_bound(first, all_.end(), extent.end, {}, &Extent::begin);
+  if (first == last) return;
+  const Extent before{first->begin, extent.begin}, behind{extent.end, std::prev(last)->end};
+  auto place = all_.erase(first, last);
+  if (behind.begin < behind.end) place = all_.insert(place, behind);
+  if (before.begin < before.end) all_.insert(place, before);
 }
 
 void FreeMemory::note(const Said& said) {
@@ -64,13 +64,14 @@ void FreeMemory::note(const Said& said) {
 // A minibatch gives out and takes back the same blocks again and again: of each only the last word counts,
 // whatever was said of others in between.
 void FreeMemory::put_together() {
-  std::array<uint16_t, hashes> last{};  // by hash, where in what was said, counted from 1
+  last_.assign(std::bit_ceil(2 * said_.size() + 1), 0);  // by hash, where in what was said, counted from 1
+  const std::size_t mask = last_.size() - 1;
   for (std::size_t i = said_.size(); i > 0; --i) {
     Extent& extent = said_[i - 1].extent;
-    std::size_t place = hash(extent);
-    while (last[place] != 0 && said_[last[place] - 1].extent != extent) place = (place + 1) % hashes;
-    if (last[place] == 0)
-      last[place] = static_cast<uint16_t>(i);
+    std::size_t place = hash(extent) & mask;
+    while (last_[place] != 0 && said_[last_[place] - 1].extent != extent) place = (place + 1) & mask;
+    if (last_[place] == 0)
+      last_[place] = static_cast<uint16_t>(i);
     else
       extent.end = extent.begin;
   }

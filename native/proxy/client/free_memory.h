@@ -3,8 +3,8 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
-#include <map>
 #include <mutex>
+#include <ranges>
 #include <vector>
 
 namespace jitckpt::proxy::client {
@@ -18,17 +18,20 @@ struct Extent {
 // A set of addresses.
 class Extents {
  public:
+  Extents() = default;
+  // Of all these, in any order; they may overlap.
+  explicit Extents(std::vector<Extent> all);
+  template <std::ranges::sized_range All, class ExtentOf>
+  Extents(const All& all, const ExtentOf& extent_of) : Extents(extents_of(all, extent_of)) {}
   void add(const Extent& extent);
   void remove(const Extent& extent);
   // Calls `visit` with each part of an extent that is in the set, or is not; in order.
   template <class Visit>
   void inside(const Extent& extent, const Visit& visit) const {
-    auto next = ends_.upper_bound(extent.begin);
-    if (next != ends_.begin()) --next;
-    for (; next != ends_.end() && next->first < extent.end; ++next) {
-      const Extent part{std::max(next->first, extent.begin), std::min(next->second, extent.end)};
-      if (part.begin < part.end) visit(part);
-    }
+    if (extent.begin >= extent.end) return;
+    auto next = std::ranges::upper_bound(all_, extent.begin, {}, &Extent::end);
+    for (; next != all_.end() && next->begin < extent.end; ++next)
+      visit(Extent{std::max(next->begin, extent.begin), std::min(next->end, extent.end)});
   }
   template <class Visit>
   void outside(const Extent& extent, const Visit& visit) const {
@@ -41,8 +44,16 @@ class Extents {
   }
 
  private:
-  // By their beginnings the ends of extents that don't touch.
-  std::map<uint64_t, uint64_t> ends_;
+  template <class All, class ExtentOf>
+  static std::vector<Extent> extents_of(const All& all, const ExtentOf& extent_of) {
+    std::vector<Extent> found(std::ranges::size(all));
+    std::ranges::transform(all, found.begin(), extent_of);
+    return found;
+  }
+
+  // In order, none empty; they don't touch. In one piece, as they are gone through in every step, when other
+  // things have taken the caches.
+  std::vector<Extent> all_;
 };
 
 // Memory that has been made, or a part of it.
@@ -75,6 +86,7 @@ class FreeMemory {
 
   Extents extents_;         // that are free, but for
   std::vector<Said> said_;  // what was said since, in this order
+  std::vector<uint16_t> last_;
 };
 
 // Of this process.

@@ -290,11 +290,9 @@ bool Connection::begin_server(const Image& image, const std::vector<LogWriter::A
   add(objects_.creations(from, Objects::Kind::plain));
   note_time(Made::handles);
   std::set<int32_t> devices;
-  Extents state;
-  for (const jitckpt_proxy_place& place : image.places)
-    state.add({place.address, place.address + place.bytes});
+  const Extents state(image.places, extent_of);
   for (const wire::Range& range : image.held) {
-    state.outside({range.from, range.from + range.bytes}, [&](const Extent& part) {
+    state.outside(memory_of(range), [&](const Extent& part) {
       const wire::copy arguments{
           part.begin,  range.to + (part.begin - range.from), part.end - part.begin, 0, cudaMemcpyHostToDevice,
           no_copy_flag};

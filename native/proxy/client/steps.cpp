@@ -40,9 +40,7 @@ cudaError_t Connection::step_begins(std::span<const jitckpt_proxy_place> places)
   if (has_left_ || step_needs_others_) places = {};
   if (!std::ranges::equal(places, left_out_places_, is_same_place)) {
     left_out_places_.assign(places.begin(), places.end());
-    left_out_ = {};
-    for (const jitckpt_proxy_place& place : places)
-      left_out_.add({place.address, place.address + place.bytes});
+    left_out_ = Extents(places, extent_of);
   }
   if (const cudaError_t result = make_image(left_out_, places.empty(), true); result != cudaSuccess) {
     forget_images(0);

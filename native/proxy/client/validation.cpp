@@ -62,8 +62,7 @@ LogWriter::Apart set_to(uint8_t byte, const Allocation& memory) {
 }  // namespace
 
 std::vector<LogWriter::Apart> Connection::Image::filling(uint8_t byte) const {
-  Extents copied;
-  for (const wire::Range& range : held) copied.add({range.from, range.from + range.bytes});
+  const Extents copied(held, memory_of);
   std::vector<LogWriter::Apart> calls;
   for (const Allocation& one : memory) {
     copied.outside(one.extent(), [&](const Extent& part) {
@@ -99,9 +98,8 @@ std::vector<LogWriter::Apart> Check::overwriting() const {
 // What was held when the minibatch began, and what is held now; by address.
 std::vector<wire::Piece> Connection::pieces_to_check(const Image& image) {
   const std::vector<Allocation> memory = objects_.allocations();
-  Extents living, was_there, was_held;
-  for (const Allocation& one : memory) living.add(one.extent());
-  for (const Allocation& one : image.memory) was_there.add(one.extent());
+  const Extents living(memory, &Allocation::extent), was_there(image.memory, &Allocation::extent);
+  const Extents was_held(image.held, memory_of);
   std::vector<wire::Piece> pieces;
   // Where places of the state end within a block, the rest of it is a piece of its own: so no block has
   // memory of two tensors, which allocators begin at whole ones.
@@ -113,9 +111,7 @@ std::vector<wire::Piece> Connection::pieces_to_check(const Image& image) {
       pieces.push_back({edge, was ? was + (edge - part.begin) : 0, 0, 0, part.end - edge, device, filled});
   };
   for (const wire::Range& range : image.held) {
-    const Extent held{range.from, range.from + range.bytes};
-    was_held.add(held);
-    living.inside(held, [&](const Extent& part) {
+    living.inside(memory_of(range), [&](const Extent& part) {
       add(part, range.to + (part.begin - range.from), range.device, false);
     });
   }

@@ -56,6 +56,23 @@ TEST(FreeMemory, DrawnExtentsAreAddedAndRemoved) {
   }
 }
 
+TEST(FreeMemory, AllAtOnceAreTheSameAsOneAfterTheOther) {
+  std::mt19937 random(13);
+  for (int trial = 0; trial < 200; ++trial) {
+    std::vector<Extent> drawn(std::uniform_int_distribution<std::size_t>(0, 12)(random));
+    Extents added;
+    for (Extent& one : drawn) {
+      one.begin = std::uniform_int_distribution<uint64_t>(0, 60)(random);
+      one.end = one.begin + std::uniform_int_distribution<uint64_t>(0, 8)(random);
+      added.add(one);
+    }
+    std::vector<Extent> found, expected;
+    Extents(drawn).inside({0, 100}, [&](const Extent& part) { found.push_back(part); });
+    added.inside({0, 100}, [&](const Extent& part) { expected.push_back(part); });
+    EXPECT_EQ(found, expected) << "trial " << trial;
+  }
+}
+
 TEST(FreeMemory, TheLastWordAboutAnAddressCounts) {
   constexpr uint64_t unit = 1 << 20, units = 40;
   std::mt19937 random(11);
