@@ -3,8 +3,10 @@
     scripts/bench/proxy.py BUILD_FOLDER [--runs N]
 
 Prints the median nanoseconds of a launch (nobody waits for it), of a query (answered at once) and of waiting
-for a stream that is empty, as the calling thread sees them. Where grpcio is installed, the same two kinds of
-call through gRPC over loopback for scale, from Python: a record of 128 bytes there, 16 bytes back.
+for a stream that is empty, as the calling thread sees them; and the mean of a launch before which the program
+does something else for so many microseconds, in which the other side may go to sleep. Where grpcio is
+installed, the same two kinds of call through gRPC over loopback for scale, from Python: a record of 128 bytes
+there, 16 bytes back.
 """
 
 from __future__ import annotations
@@ -20,14 +22,14 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-CALLS = ("launch", "query", "synchronize")
+CALLS = ("launch", "query", "synchronize", "launch 30", "launch 100", "launch 300")
 
 
 def measure(build: Path, program: str, call: str) -> float:
     """Nanoseconds of one call. program: direct_calls or proxied_calls."""
     server = build / "native/proxy/tests/proxy_server_with_softgpu"
     ended = subprocess.run(
-        [str(build / "native/proxy/bench" / program), call],
+        [str(build / "native/proxy/bench" / program), *call.split()],
         env=os.environ | {"JITCKPT_PROXY_SERVER": str(server)},
         capture_output=True,
         text=True,
@@ -89,7 +91,9 @@ def main() -> None:
             for program, measured in times.items():
                 measured.append(measure(build, program, call))
         direct, proxied = (statistics.median(measured) for measured in times.values())
-        print(f"{call}: {direct:.0f} ns without the proxy, {proxied:.0f} ns through it")
+        name, *work = call.split()
+        name += f" after {work[0]} us of other work" if work else ""
+        print(f"{name}: {direct:.0f} ns without the proxy, {proxied:.0f} ns through it")
     if importlib.util.find_spec("grpc"):
         told, asked = measure_rpc()
         print(f"gRPC: {told:.0f} ns for a call that nobody waits for, {asked:.0f} ns for one with its answer")

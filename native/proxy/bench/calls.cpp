@@ -1,5 +1,6 @@
 // Prints the nanoseconds that a call takes in the program, the median of many bursts: calls
-// launch|query|synchronize
+// launch|query|synchronize; or, of launches with other work of the program before each, the mean: calls
+// launch MICROSECONDS
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -34,10 +35,28 @@ double nanoseconds(int bursts, int calls, const Call& call) {
   return times[static_cast<std::size_t>(bursts) / 2];
 }
 
+template <typename Call>
+double nanoseconds_after(std::chrono::microseconds work, const Call& call) {
+  using Clock = std::chrono::steady_clock;
+  constexpr auto in_all = std::chrono::milliseconds(500);
+  const auto end = Clock::now() + in_all;
+  Clock::duration sum{};
+  int calls = 0;
+  for (auto worked = Clock::now(); worked < end; worked = Clock::now()) {
+    while (Clock::now() - worked < work) {
+    }
+    const auto begin = Clock::now();
+    call();
+    sum += Clock::now() - begin;
+    ++calls;
+  }
+  return std::chrono::duration<double, std::nano>(sum).count() / calls;
+}
+
 }  // namespace
 
 int main(int count, char** words) {
-  if (count != 2) return 2;
+  if (count != 2 && count != 3) return 2;
   int* number = nullptr;
   cudaEvent_t event = nullptr;
   require(cudaMalloc(reinterpret_cast<void**>(&number), sizeof(int)));
@@ -49,7 +68,10 @@ int main(int count, char** words) {
   };
   launch();
   double time = 0;
-  if (std::strcmp(words[1], "launch") == 0) {
+  if (count == 3) {
+    if (std::strcmp(words[1], "launch") != 0) return 2;
+    time = nanoseconds_after(std::chrono::microseconds(std::atoi(words[2])), launch);
+  } else if (std::strcmp(words[1], "launch") == 0) {
     time = nanoseconds(501, 100, launch);
   } else if (std::strcmp(words[1], "query") == 0) {
     time = nanoseconds(501, 100, [&] { require(cudaEventQuery(event)); });

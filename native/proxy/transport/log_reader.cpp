@@ -6,16 +6,21 @@
 #include "futex.h"
 
 namespace jitckpt::proxy {
+
+using namespace std::chrono_literals;
+
 namespace {
 
-// Where cores are scarce, a reader that is woken takes the core from who writes, and soon has nothing to read
-// again. So it sleeps first until somebody waits for an answer, or there are many records. If there are none
-// for that long, the next one wakes it: then the device has nothing to do.
-constexpr uint64_t nap_records = 1000;
-constexpr auto nap = std::chrono::milliseconds(4);
-constexpr auto longest_sleep = std::chrono::milliseconds(100);
+constexpr auto longest_sleep = 100ms;
 
 }  // namespace
+
+Sleep next_sleep(bool spins, int slept) {
+  constexpr uint64_t many_records = 1000;
+  const Sleep nap{spins ? std::chrono::microseconds(50us) : 4ms, many_records};
+  const int naps = spins ? 20 : 1;
+  return slept < naps ? nap : Sleep{longest_sleep, 1};
+}
 
 Geometry read_geometry(const std::byte* begin, std::size_t bytes) {
   if (bytes < Geometry::segments_begin)
@@ -55,11 +60,13 @@ void LogReader::damaged(const char* why) const {
 
 bool LogReader::wait_for(const RecordHeader& header) {
   const auto written = [&] { return header.sequence.load(std::memory_order_seq_cst) == expected_; };
+  if (spin(spin_time_, written)) return true;
   std::atomic<uint32_t>& sleeps = log_.control().reader_woken_by;
-  for (bool naps = spin_time_.count() == 0; !spin(spin_time_, written); naps = false) {
-    const uint32_t by = woken_by(naps ? expected_ + nap_records - 1 : expected_);
+  for (int slept = 0; !written(); ++slept) {
+    const Sleep sleep = next_sleep(spin_time_.count() > 0, slept);
+    const uint32_t by = woken_by(expected_ + sleep.records - 1);
     sleeps.store(by, std::memory_order_seq_cst);
-    if (!written()) futex_wait(sleeps, by, naps ? nap : longest_sleep);
+    if (!written()) futex_wait(sleeps, by, sleep.longest);
     sleeps.store(awake, std::memory_order_relaxed);
     if (!written() && !go_on_()) return false;
   }

@@ -26,6 +26,20 @@ struct Record {
 // Checks the control block against the memory's size. Throws DamagedLog.
 Geometry read_geometry(const std::byte* begin, std::size_t bytes);
 
+// How the reader sleeps where there is no record for it: at the longest so long, until so many are there or
+// somebody waits for an answer.
+struct Sleep {
+  std::chrono::microseconds longest;
+  uint64_t records;
+};
+
+// To wake the reader costs who writes microseconds, far more than the call itself. So the reader first takes
+// naps, in which not each record wakes it: what is written meanwhile is read a little later, and nobody waits
+// for it. With nothing there after some naps it sleeps until the next record: then the device has nothing to
+// do. Where cores are scarce, so that it does not spin either, who looks soon takes the core from who writes,
+// and has nothing to read again. slept: how often it has since the last record.
+Sleep next_sleep(bool spins, int slept);
+
 class LogReader {
  public:
   // spin_time: how long to look for a record before sleeping; `go_on` is asked now and then while there is

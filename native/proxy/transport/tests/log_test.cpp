@@ -122,21 +122,40 @@ TEST(Log, WakesTheReaderWhereHalfANumberBeginsAgain) {
 }
 
 TEST(Log, ReadsARecordThatNobodyIsWokenFor) {
-  SharedLog shared;
-  LogWriter writer(shared.log, never);
-  std::thread reading([&] {
-    LogReader reader(shared.log, no_spin, [] { return true; });
+  for (const auto spin_time : {no_spin, std::chrono::microseconds(1)}) {
+    SharedLog shared;
+    LogWriter writer(shared.log, never);
+    std::thread reading([&] {
+      LogReader reader(shared.log, spin_time, [] { return true; });
+      for (uint16_t call = 0; call < 3; ++call) {
+        EXPECT_EQ(reader.next().value().call, call);
+        reader.done();
+      }
+    });
     for (uint16_t call = 0; call < 3; ++call) {
-      EXPECT_EQ(reader.next().value().call, call);
-      reader.done();
+      while (shared.log.control().reader_woken_by == awake) std::this_thread::yield();
+      append(writer, call, {});
+      while (shared.log.control().read != call + 1u) std::this_thread::yield();
     }
-  });
-  for (uint16_t call = 0; call < 3; ++call) {
-    while (shared.log.control().reader_woken_by == awake) std::this_thread::yield();
-    append(writer, call, {});
-    while (shared.log.control().read != call + 1u) std::this_thread::yield();
+    reading.join();
   }
-  reading.join();
+}
+
+TEST(Log, AProgramThatPausesShortlyDoesNotWakeTheReader) {
+  using namespace std::chrono_literals;
+  for (const bool spins : {false, true}) {
+    std::chrono::microseconds pause{0};
+    int slept = 0;
+    for (; next_sleep(spins, slept).records > 1; ++slept) {
+      EXPECT_EQ(next_sleep(spins, slept).records, 1000);
+      pause += next_sleep(spins, slept).longest;
+    }
+    EXPECT_GE(pause, 1ms);
+    EXPECT_LE(pause, 10ms);
+    EXPECT_EQ(next_sleep(spins, slept + 1'000'000).records, 1);
+  }
+  // Beside a free core the device does not wait long for what is called.
+  EXPECT_LE(next_sleep(true, 0).longest, 50us);
 }
 
 // Memory that is used again holds what programs have copied and passed, which may be any number.
