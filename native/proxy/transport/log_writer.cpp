@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <numeric>
 #include <thread>
 
 #include "futex.h"
@@ -11,6 +12,8 @@ namespace jitckpt::proxy {
 namespace {
 
 constexpr std::size_t continuation_bytes = sizeof(RecordHeader) + sizeof(Position);
+// What a segment may hold when something more is kept, before that begins in another one.
+constexpr std::size_t short_stretch = 64 * 1024;
 
 std::size_t record_bytes(std::size_t content_bytes) {
   return (sizeof(RecordHeader) + content_bytes + record_alignment - 1) / record_alignment * record_alignment;
@@ -24,6 +27,7 @@ LogWriter::LogWriter(Log log, std::function<bool()> go_on, std::function<void()>
   for (std::size_t segment = log.geometry().segment_count; segment-- > 1;)
     free_.push_back(static_cast<uint32_t>(segment));
   used_.push_back({0, 0});
+  touched_.resize(log.geometry().segment_count);
 }
 
 std::size_t LogWriter::longest_content() const {
@@ -45,6 +49,7 @@ LogWriter::Place LogWriter::reserve(std::size_t content_bytes, Position* kept) {
     std::this_thread::sleep_for(std::chrono::microseconds(50));
     lock.lock();
   }
+  if (kept && offset_ > short_stretch && free_.size() > log_.geometry().segment_count / 2) take_segment();
   if (kept) *kept = keep_from_here();
   RecordHeader* const header = header_at(offset_);
   header->bytes = static_cast<uint32_t>(bytes);
@@ -91,8 +96,8 @@ bool LogWriter::take_segment() {
   std::memcpy(Place{header, next_}.content(), &next, sizeof next);
   used_.back().last = next_;
   const Place end{header, next_++};
+  touch();
   used_.push_back({free_.back(), 0});
-  most_used_ = std::max(most_used_, used_.size());
   free_.pop_back();
   offset_ = 0;
   empty_next();
@@ -148,9 +153,17 @@ uint64_t LogWriter::newest() const {
   return next_ - 1;
 }
 
-std::size_t LogWriter::most_bytes() const {
+// Memory that was used once is not given back.
+std::size_t LogWriter::bytes() {
   std::lock_guard lock(mutex_);
-  return most_used_ * log_.geometry().segment_bytes;
+  touch();
+  return std::accumulate(touched_.begin(), touched_.end(), std::size_t{0});
+}
+
+void LogWriter::touch() {
+  std::size_t& touched = touched_[used_.back().segment];
+  const std::size_t end = offset_ + sizeof(RecordHeader) + continuation_bytes;
+  touched = std::max(touched, std::min(end, log_.geometry().segment_bytes));
 }
 
 bool LogWriter::is_kept(uint64_t sequence) const {

@@ -19,7 +19,8 @@ class LogWriter {
 
   // Room for a record. Whoever got it fills content (16-byte aligned) and the header's fields, and commits
   // it; the reader stops there until then. kept: if given, it and what follows is kept (see `keep`), and
-  // begins there.
+  // begins there: where there are enough, in the segment that was freed last. So a minibatch's records lie
+  // where those of one shortly before it have lain, in memory that is there, and perhaps still in the caches.
   struct Place {
     RecordHeader* header;  // null: there is no room and never will be
     uint64_t sequence;
@@ -40,8 +41,8 @@ class LogWriter {
   // Number of the newest record.
   uint64_t newest() const;
 
-  // The most memory that the records have taken at one time.
-  std::size_t most_bytes() const;
+  // The memory that the records have taken so far.
+  std::size_t bytes();
 
   // Overwrites the beginning of a record's content, if the record is kept.
   void amend(const Place& place, std::span<const std::byte> content);
@@ -71,6 +72,7 @@ class LogWriter {
   uint64_t recycle();
   bool take_segment();
   void empty_next();
+  void touch();
 
   Log log_;
   std::function<bool()> go_on_;
@@ -78,7 +80,7 @@ class LogWriter {
   mutable std::mutex mutex_;
   std::deque<Used> used_;  // the last is being filled
   std::vector<uint32_t> free_;
-  std::size_t most_used_ = 1;
+  std::vector<std::size_t> touched_;  // by segment, up to where it has been written to
   std::size_t offset_ = 0;
   uint64_t next_ = 1;
   std::vector<uint32_t> apart_;    // the segments of the records apart

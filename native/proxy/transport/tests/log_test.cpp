@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstring>
+#include <deque>
 #include <random>
 #include <thread>
 #include <vector>
@@ -201,6 +202,36 @@ TEST(Log, NeedsNoMoreMemoryThanWhatIsUnread) {
   }
   const auto* const third = reinterpret_cast<const RecordHeader*>(shared.log.segment(2));
   EXPECT_EQ(third->sequence, 0u);
+}
+
+// So that what is written in each minibatch stays in the caches.
+TEST(Log, MinibatchesLieWhereThoseShortlyBeforeHaveLain) {
+  SharedLog shared({1 << 20, 16});
+  LogWriter writer(shared.log, never);
+  LogReader reader(shared.log, no_spin, never);
+  std::deque<Position> kept;
+  for (int minibatch = 0; minibatch < 200; ++minibatch) {
+    writer.commit([&] {
+      const auto place = writer.reserve(4, &kept.emplace_back());
+      place.header->call = 1;
+      place.header->slot = 0;
+      place.header->answer = 0;
+      return place;
+    }());
+    for (int record = 0; record < 20; ++record) append(writer, 2, std::vector<unsigned char>(5000));
+    for (int record = 0; record < 21; ++record) {
+      ASSERT_EQ(reader.next().value().call, record == 0 ? 1 : 2);
+      reader.done();
+    }
+    if (kept.size() > 2) kept.pop_front();
+    writer.forget_before(kept.front());
+    for (const Position& one : kept) {
+      shared.log.control().start = one;
+      EXPECT_EQ(LogReader(shared.log, no_spin, never).next().value().call, 1);
+    }
+  }
+  EXPECT_GT(writer.bytes(), 3u * 100'000);
+  EXPECT_LT(writer.bytes(), 5u * 200'000);
 }
 
 // A second reader, as a new server is.
