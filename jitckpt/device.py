@@ -37,6 +37,8 @@ def device_environment(
             ours += [library_dir / "libjitckpt_proxy.so", library_dir / "libsoftgpu_host.so"]
             variables["JITCKPT_PROXY_PRELOAD"] = str(library_dir / "libsoftgpu.so")
             variables["JITCKPT_PROXY_LIBRARY_PATH"] = ":".join([driver, *_torch_folders(), *others_folders])
+            # Its kernels run in the server's threads.
+            variables["JITCKPT_PROXY_ONE_CORE"] = environment.get("JITCKPT_PROXY_ONE_CORE", "1")
         else:
             ours.append(library_dir / "libsoftgpu.so")
     first = [str(library) for library in ours]

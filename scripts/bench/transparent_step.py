@@ -1,7 +1,7 @@
 """What transparent mode costs an optimizer step of examples/plain_ddp.py, which knows nothing of it.
 
-    .venv/bin/python scripts/bench/transparent_step.py [--pairs 100] [--steps 10] [--threads] [--json]
-        [-- --width 256 ...]
+    .venv/bin/python scripts/bench/transparent_step.py [--pairs 100] [--steps 10] [--bound] [--threads]
+        [--json] [-- --width 256 ...]
 
 Four jobs of two softgpu ranks run at the same time: the script with its device direct (under torchrun, with
 no library but softgpu), behind the device proxy alone, in transparent mode, and with --no-state-on-device.
@@ -10,6 +10,9 @@ no processor time. What follows -- goes to the script. Prints the medians of the
 turn by turn, with their 95 % confidence intervals (bootstrap): of the time of a step, and of the processor
 time that all processes of the job take for one, servers, launchers and softgpu's kernels included. With
 --threads also what each thread takes of a step: processor time, and how often it began to wait.
+
+With --bound each rank of each job has one core, with all that it starts: the same for all ways. Else the
+scheduler puts the direct job's threads where it likes, and jitckpt keeps each server on one core.
 """
 
 import argparse
@@ -46,6 +49,7 @@ LIMIT = timedelta(minutes=3)
 WARM_UP_TURNS = 2
 IN_IMAGES = "state in images"
 WAYS = ("direct", "proxy", "transparent", IN_IMAGES)
+BOUND = "TRANSPARENT_STEP_BOUND"  # in the ranks' environment: each has one core
 PROGRAM = [sys.executable, "-c", "import sys, jitckpt.cli; sys.exit(jitckpt.cli.main())"]
 
 
@@ -101,6 +105,9 @@ class Turn:
 
 def train(way: str, port: int, turns: int, steps: int, options: list[str]) -> None:
     """One rank: run the example, which makes `steps` steps whenever it is told to."""
+    if os.environ.get(BOUND):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(os.environ["LOCAL_RANK"]) % len(cores)]})
     store = TCPStore("127.0.0.1", port, is_master=False, timeout=LIMIT)
     rank = os.environ["RANK"]
     state = {"step": 0, "begun": 0.0}
@@ -236,6 +243,7 @@ def main() -> None:
     )
     parser.add_argument("--pairs", type=int, default=100, help="turns that count (default 100)")
     parser.add_argument("--steps", type=int, default=10, help="of a turn (default 10)")
+    parser.add_argument("--bound", action="store_true", help="give each rank of each way one core")
     parser.add_argument("--threads", action="store_true", help="print what each thread takes, too")
     parser.add_argument("--json", action="store_true", help="print JSON instead of words")
     parser.add_argument("--rank-of", help=argparse.SUPPRESS)
@@ -245,6 +253,8 @@ def main() -> None:
     if args.rank_of:
         train(args.rank_of, args.port, args.pairs, args.steps, args.options)
         return
+    if args.bound:
+        os.environ[BOUND] = "1"
     found = measure(WARM_UP_TURNS + args.pairs, args.steps, args.options)
     told = summary(found, args.steps)
     print(json.dumps({"ways": told, "pairs": len(found)})) if args.json else show(told, args.threads)

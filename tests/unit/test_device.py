@@ -54,11 +54,17 @@ def test_behind_a_proxy_only_the_server_has_softgpu() -> None:
     preloaded = [Path(library).name for library in variables["LD_PRELOAD"].split(":")]
     assert preloaded == ["libjitckpt.so", "libjitckpt_proxy.so", "libsoftgpu_host.so"]
     assert variables["JITCKPT_PROXY_PRELOAD"] == "/opt/jitckpt/lib/libsoftgpu.so"
+    assert variables["JITCKPT_PROXY_ONE_CORE"] == "1"
     folders = variables["JITCKPT_PROXY_LIBRARY_PATH"].split(":")
     assert folders[0] == "/opt/jitckpt/lib/driver"
     assert folders[-1] == "/usr/local/lib"
     assert (Path(folders[1]) / "libtorch_cpu.so").is_file()
     assert choose_device("auto", variables) == "softgpu"
+
+
+def test_the_user_says_whether_a_server_stays_on_one_core() -> None:
+    variables = device_environment("softgpu", 1, LIBRARIES, {"JITCKPT_PROXY_ONE_CORE": "0"}, proxy=True)
+    assert variables["JITCKPT_PROXY_ONE_CORE"] == "0"
 
 
 def test_the_proxy_carries_softgpu_only(tmp_path: Path) -> None:

@@ -2,23 +2,27 @@
 // as the files 3, 4 and 5. It lives as long as the client does.
 #include <dlfcn.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
 
 #include "answer.h"
+#include "cores.h"
 #include "real_calls.h"
 #include "server.h"
 #include "shared_file.h"
@@ -144,6 +148,22 @@ Kept at_rest(uint32_t word, int client_process, Server& server) {
   }
 }
 
+// For a device whose kernels run in this process's threads, such as softgpu. Those wait for the reader, and
+// it for them: with a core for all, the one's cache has what the other has written, and to wake each other up
+// takes a fifth of what it takes across cores. Where cores are scarce, others have use for the rest.
+void stay_on_one_core() {
+  const char* const wanted = std::getenv("JITCKPT_PROXY_ONE_CORE");
+  if (!wanted || std::strcmp(wanted, "1") != 0) return;
+  const std::optional<int> core = core_of_rank(allowed_cores(), ranks_here(), rank_here());
+  if (!core) return;
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(*core, &one);
+  if (sched_setaffinity(0, sizeof one, &one) != 0)
+    std::fprintf(stderr, "jitckpt: the device proxy's server can't stay on core %d: %s\n", *core,
+                 std::strerror(errno));
+}
+
 // Serves one log after the other, each from its own beginning; the process lives on between them.
 [[noreturn]] void serve(const Log& log, int client_process) {
   const char* const spin = std::getenv("JITCKPT_PROXY_SPIN_US");  // which the client has checked
@@ -170,6 +190,7 @@ int run(pid_t client) {
   // save.
   for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGPIPE})
     signal(number, SIG_IGN);
+  stay_on_one_core();  // before there are other threads
   try {
     const SharedFile log_file(wire::log_file), pinned_file(wire::pinned_file);
     const Mapping log_mapping(log_file);

@@ -4,11 +4,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <fstream>
 #include <sstream>
 #include <thread>
 
+#include "cores.h"
 #include "proxy_calls.h"
 #include "support.h"
 
@@ -29,6 +31,31 @@ TEST(Processes, TheDeviceIsTheServersAlone) {
   const std::string server = text_of("/proc/" + std::to_string(find_server()) + "/maps");
   EXPECT_NE(server.find("libsoftgpu.so"), std::string::npos);
   EXPECT_NE(server.find("memfd:jitckpt-pinned"), std::string::npos);
+}
+
+TEST(Alone, WritesItsServersCores) {
+  if (!alone()) GTEST_SKIP() << "only for other tests";
+  const DeviceInts number(1);
+  const std::string status = text_of("/proc/" + std::to_string(find_server()) + "/status");
+  const std::size_t line = status.find("Cpus_allowed_list:");
+  std::printf("%s", status.substr(line, status.find('\n', line) + 1 - line).c_str());
+}
+
+TEST(Processes, AServerStaysOnOneCoreWhereTheyAreScarce) {
+  const std::vector<int> cores = jitckpt::proxy::allowed_cores();
+  const auto run = [&](const char* wanted, std::size_t rank) {
+    return run_alone("Alone.WritesItsServersCores",
+                     {"LOCAL_WORLD_SIZE=" + std::to_string(cores.size()),
+                      "LOCAL_RANK=" + std::to_string(rank), std::string("JITCKPT_PROXY_ONE_CORE=") + wanted})
+        .output;
+  };
+  for (std::size_t rank = 0; rank < std::min<std::size_t>(cores.size(), 2); ++rank) {
+    const std::string one = "Cpus_allowed_list:\t" + std::to_string(cores[rank]) + "\n";
+    EXPECT_NE(run("1", rank).find(one), std::string::npos) << rank;
+    if (cores.size() > 1) {
+      EXPECT_EQ(run("0", rank).find(one), std::string::npos) << rank;
+    }
+  }
 }
 
 TEST(Alone, EndsWithAWatchdog) {
