@@ -11,6 +11,9 @@
 #include <thread>
 
 #include "cores.h"
+#include "jitckpt_proxy.h"
+#include "layout.h"
+#include "log_reader.h"
 #include "proxy_calls.h"
 #include "support.h"
 
@@ -124,6 +127,62 @@ TEST(Alone, LosesItsServer) {
   int version = 0;
   EXPECT_EQ(ncclGetVersion(&version), ncclSystemError);
   std::_Exit(testing::Test::HasFailure() ? 1 : 0);  // without waiting for the gate, which is nowhere any more
+}
+
+// The log as it lies in this process's memory.
+jitckpt::proxy::Log log_of_this_process() {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find("memfd:jitckpt-log") == std::string::npos) continue;
+    std::size_t end = 0;
+    auto* const begin = reinterpret_cast<std::byte*>(std::stoull(line, &end, 16));
+    const std::size_t bytes =
+        std::stoull(line.substr(end + 1), nullptr, 16) - reinterpret_cast<std::size_t>(begin);
+    return {begin, jitckpt::proxy::read_geometry(begin, bytes)};
+  }
+  throw std::runtime_error("there is no log");
+}
+
+// The newest launch has another length than it had.
+void damage_newest_launch() {
+  const jitckpt::proxy::Log log = log_of_this_process();
+  jitckpt::proxy::RecordHeader* newest = nullptr;
+  for (std::size_t segment = 0; segment < 4; ++segment) {
+    for (std::size_t offset = 0; offset < std::size_t{64} * 1024; offset += sizeof *newest / 2) {
+      auto& header = *reinterpret_cast<jitckpt::proxy::RecordHeader*>(log.segment(segment) + offset);
+      if (header.call == static_cast<uint16_t>(jitckpt::proxy::Call::launch) && header.sequence < 10'000 &&
+          (!newest || header.sequence > newest->sequence))
+        newest = &header;
+    }
+  }
+  ASSERT_NE(newest, nullptr);
+  newest->bytes = 8;
+}
+
+TEST(Alone, FindsItsLogDamaged) {
+  if (!alone()) GTEST_SKIP() << "only for other tests";
+  const DeviceInts number(1, 4);
+  launch_add(number.get(), 1);  // so that its kernel is known
+  ok(cudaDeviceSynchronize());
+  if (std::getenv("PROXY_TEST_KEEPS")) ok(cudaError_t(jitckpt_proxy_keep()));
+  const pid_t server = find_server();
+  kill(server, SIGSTOP);
+  launch_add(number.get(), 1);
+  damage_newest_launch();
+  kill(server, SIGCONT);
+  const cudaError_t error = cudaDeviceSynchronize();
+  std::printf("error %d: %s\n", error, cudaGetErrorString(error));
+}
+
+// Where the calls are made again the record is as damaged as before: the program is told in the end.
+TEST(Processes, ADamagedLogIsNamed) {
+  for (const std::vector<std::string>& variables : {std::vector<std::string>(), {"PROXY_TEST_KEEPS=1"}}) {
+    const Ended ended = run_alone("Alone.FindsItsLogDamaged", variables);
+    EXPECT_NE(ended.output.find("of the log (segment 0, byte "), std::string::npos) << ended.output;
+    EXPECT_NE(ended.output.find("has a length that can't be."), std::string::npos) << ended.output;
+    EXPECT_NE(ended.output.find("look for memory errors in dmesg"), std::string::npos) << ended.output;
+    EXPECT_NE(ended.output.find("error 46: "), std::string::npos) << ended.output;
+  }
 }
 
 pid_t server_in(const std::string& output) {

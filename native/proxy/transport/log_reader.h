@@ -4,6 +4,7 @@
 #include <functional>
 #include <optional>
 #include <stdexcept>
+#include <string>
 
 #include "layout.h"
 
@@ -11,7 +12,10 @@ namespace jitckpt::proxy {
 
 // The log can't be what a client of this version has written; a sentence that says where and why.
 struct DamagedLog : std::runtime_error {
-  using std::runtime_error::runtime_error;
+  explicit DamagedLog(const std::string& what)
+      : std::runtime_error(what +
+                           " Code of the program has written there, or the machine's memory is faulty: "
+                           "look for memory errors in dmesg before you start it again here.") {}
 };
 
 struct Record {
