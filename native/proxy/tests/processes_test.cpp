@@ -167,6 +167,9 @@ TEST(Alone, FindsItsLogDamaged) {
   if (std::getenv("PROXY_TEST_KEEPS")) ok(cudaError_t(jitckpt_proxy_keep()));
   const pid_t server = find_server();
   kill(server, SIGSTOP);
+  // The thread that reads the log is its first. It stops a moment later.
+  while (text_of("/proc/" + std::to_string(server) + "/status").find("State:\tT") == std::string::npos)
+    std::this_thread::yield();
   launch_add(number.get(), 1);
   damage_newest_launch();
   kill(server, SIGCONT);

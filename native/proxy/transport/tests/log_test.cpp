@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <deque>
 #include <random>
@@ -158,6 +159,32 @@ TEST(Log, AProgramThatPausesShortlyDoesNotWakeTheReader) {
   }
   // Beside a free core the device does not wait long for what is called.
   EXPECT_LE(next_sleep(true, 0).longest, 50us);
+}
+
+TEST(Log, TheReaderNapsBeforeTheNextRecordWakesIt) {
+  for (const auto spin_time : {no_spin, std::chrono::microseconds(1)}) {
+    SharedLog shared;
+    LogWriter writer(shared.log, never);
+    std::atomic<bool> goes_on = true;
+    std::thread reading([&] {
+      LogReader reader(shared.log, spin_time, [&] { return goes_on.load(); });
+      while (reader.next()) reader.done();
+    });
+    // This thread may miss all the naps behind one record; there are others.
+    uint64_t next = 1;
+    for (bool has_napped = false; !has_napped;) {
+      const uint32_t by = shared.log.control().reader_woken_by;
+      has_napped = by == woken_by(next + 999);
+      if (by == woken_by(next)) {
+        append(writer, 1, {});
+        while (shared.log.control().read != next) std::this_thread::yield();
+        ++next;
+      }
+    }
+    while (shared.log.control().reader_woken_by != woken_by(next)) std::this_thread::yield();
+    goes_on = false;
+    reading.join();
+  }
 }
 
 // Memory that is used again holds what programs have copied and passed, which may be any number.
