@@ -40,7 +40,6 @@ from jitckpt.faults import FaultSpec
 from jitckpt.hosts import Host, Hosts
 from jitckpt.layout import Identity
 from jitckpt.protocol import Message
-from jitckpt.proxy_control import VARIABLE as PROXY_CONTROL
 from jitckpt.proxy_control import ControlSocket, Proxies
 from jitckpt.recovery import Outcome
 from jitckpt.saves import SaveRecord
@@ -536,7 +535,7 @@ class WorkerProcesses(PContext):
         if tuple(self._devices) != self._settings.devices:
             environment[VARIABLE] = ",".join(self._devices)
         if self._control is not None:
-            environment[PROXY_CONTROL] = str(self._control.path)
+            environment |= self._control.variables
             if self._barrier is not None:
                 environment[STEP_BARRIER] = self._barrier.of(local_rank)
             environment.setdefault("JITCKPT_PROXY_SPARE", str(min(1, self._spares.wanted(len(self.args)))))

@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jitckpt import proxy_servers
 from jitckpt.events import EventLog
 from jitckpt.hosts import Arrived, Hosts
+from jitckpt.proxy_servers import Servers, session_of
 from jitckpt.state_transfer import Transfers
 from jitckpt.step_barrier import Messenger
 from jitckpt.transparent import messages
@@ -32,26 +34,40 @@ _PEER = struct.Struct("iii")  # struct ucred: process, user, group
 
 
 class ControlSocket:
-    """Where the workers' proxies connect: a socket in a folder of its own, both for this user alone."""
+    """Where the workers' proxies connect: sockets in a folder of its own, all for this user alone.
+
+    servers: the one over which they ask for their servers.
+    """
 
     def __init__(self) -> None:
         self._folder = _private_folder()
-        self.path = self._folder / "proxy"
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
-        self.socket.bind(str(self.path))
-        self.path.chmod(0o600)
-        self.socket.listen(128)
+        self.path, self.servers_path = self._folder / "proxy", self._folder / "servers"
+        self.socket, self.servers = _listening(self.path), _listening(self.servers_path)
 
     def close(self) -> None:
-        """Take socket and folder away. May be called twice."""
+        """Take sockets and folder away. May be called twice."""
         self.socket.close()
+        self.servers.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What the workers' environment needs."""
+        return {VARIABLE: str(self.path), proxy_servers.VARIABLE: str(self.servers_path)}
+
+
+def _listening(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+    listener.bind(str(path))
+    path.chmod(0o600)
+    listener.listen(128)
+    return listener
 
 
 def _private_folder() -> Path:
     """Return a new folder in which a socket's path is short enough."""
     folder = Path(tempfile.mkdtemp(prefix="jitckpt-proxy-"))
-    if len(os.fsencode(folder / "proxy")) <= LONGEST_PATH:
+    if len(os.fsencode(folder / "servers")) <= LONGEST_PATH:
         return folder
     folder.rmdir()
     return Path(tempfile.mkdtemp(prefix="jitckpt-proxy-", dir="/tmp"))
@@ -86,6 +102,7 @@ class Proxies:
         ranks' states stay.
         """
         self._control, self._sessions, self._log, self._say = control, dict(sessions), log, say
+        self._servers = Servers(control.servers, sessions, log)
         self._hosts, self._messenger, self._transfers = hosts, messenger, transfers
         self._connections: dict[int, _Connection] = {}  # by rank
         self._open: list[_Connection] = []  # those of strangers too
@@ -106,6 +123,7 @@ class Proxies:
         """Have the selector's owner call what it finds as data when something comes."""
         self._selector = selector
         selector.register(self._control.socket, selectors.EVENT_READ, self._accept)
+        self._servers.watch(selector)
         if self._transfers is not None:
             selector.register(self._transfers.wake, selectors.EVENT_READ, self._go_on)
 
@@ -114,6 +132,7 @@ class Proxies:
         for connection in self._open:
             connection.socket.close()
         self._control.close()
+        self._servers.close()
         if self._transfers is not None:
             self._transfers.close()
 
@@ -129,6 +148,7 @@ class Proxies:
 
     def ended(self, rank: int, failed: bool, how: str) -> None:
         """A worker of any host has ended; how: a clause."""
+        self._servers.end(rank)
         if self._agreement is None:
             return
         if failed:
@@ -192,7 +212,7 @@ class Proxies:
         process, user, _ = _PEER.unpack(
             connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         )
-        if user != os.getuid() or _session(process) != self._sessions.get(hello.rank):
+        if user != os.getuid() or session_of(process) != self._sessions.get(hello.rank):
             raise MessageError(f"Process {process} of user {user} says that it is rank {hello.rank}.")
         if hello.rank in self._connections:
             raise MessageError(f"Process {process} is the second of rank {hello.rank} that uses the device.")
@@ -201,6 +221,7 @@ class Proxies:
         self._awaited.discard(hello.rank)
         if not self._awaited:  # nobody else is listened to, and nothing is left should this agent be killed
             self._selector.unregister(self._control.socket)
+            self._servers.listen_no_more()
             self._control.close()
         return hello.rank
 
@@ -301,11 +322,3 @@ class Proxies:
                     f"rank {details['rank']} has let others wait for {details['seconds']:.0f} s. Its device "
                     "has not failed: its program does something else. The others go on once it does."
                 )
-
-
-def _session(process: int) -> int | None:
-    """Return the session of a process; None if it has ended."""
-    try:
-        return os.getsid(process)
-    except ProcessLookupError:
-        return None

@@ -16,12 +16,12 @@ STOPPED, SILENT = 12, 6  # seconds; torch finds after at most so many that its w
 def stop_next_server(parent, server):
     found = []
     while not found and os.getppid() == parent:
-        children = [task.read_text().split() for task in Path(f"/proc/{parent}/task").glob("*/children")]
-        for child in {int(number) for some in children for number in some} - {server, os.getpid()}:
+        for process in map(int, filter(str.isdigit, os.listdir("/proc"))):
             with contextlib.suppress(OSError):
-                if "proxy-server" in os.readlink(f"/proc/{child}/exe"):
-                    os.kill(child, signal.SIGSTOP)
-                    found.append(child)
+                name, *words = Path(f"/proc/{process}/cmdline").read_text().split("\\0")
+                if "proxy-server" in name and words[0] == str(parent) and process != server:
+                    os.kill(process, signal.SIGSTOP)
+                    found.append(process)
     time.sleep(STOPPED)
     for child in found:
         os.kill(child, signal.SIGCONT)

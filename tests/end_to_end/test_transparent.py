@@ -339,3 +339,71 @@ def test_a_rank_at_its_end_takes_part_in_the_recovery_of_another(launcher: Launc
     assert named.count("recovered") == 1
     assert named.count("at_end") == 2
     assert named.index("at_end") < named.index("recovered")
+
+
+# Rank 1's server is killed; at the end it stops its server and kills itself, if it is told to.
+SERVERS = """
+import ctypes, os, signal, sys
+import torch
+from torch import distributed as dist, nn
+
+os.chdir(os.environ["TMPDIR"])
+os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+rank = int(os.environ["RANK"])
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+proxy = ctypes.CDLL(None)
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8).cuda())
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(8):
+    optimizer.zero_grad()
+    model(torch.randn(4, 8).cuda()).square().mean().backward()
+    optimizer.step()
+    if step == 3 and rank == 1:
+        os.kill(proxy.jitckpt_proxy_server(), signal.SIGKILL)
+torch.cuda.synchronize()
+server = proxy.jitckpt_proxy_server()
+parent = open(f"/proc/{server}/stat").read().rpartition(")")[2].split()[1]
+facts = ["agent's" if int(parent) == os.getppid() else "not the agent's"]
+try:
+    facts.append(os.waitpid(-1, os.WNOHANG))
+except ChildProcessError:
+    facts.append("no children")
+facts.append(os.readlink(f"/proc/{server}/cwd") == os.getcwd())
+facts.append(os.sched_getaffinity(server) == os.sched_getaffinity(0))
+print(f"rank {rank}: {facts}\\n", end="", flush=True)
+dist.barrier()
+if rank == 1 and sys.argv[1:]:
+    os.kill(server, signal.SIGSTOP)
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.destroy_process_group()
+"""
+
+
+def test_servers_are_the_agents_children_and_a_program_that_waits_for_all_its_own_waits_for_none(
+    launcher: Launcher,
+) -> None:
+    directory = launcher.directory / "checkpoints"
+    command = [*JITCKPT_RUN, "--nproc-per-node", "2", "--device", "softgpu", "--mode", "transparent"]
+    command += ["--checkpoint-dir", str(directory)]
+    result = launcher.run(*command, launcher.script(SERVERS))
+    assert result.status == 0, result.err
+    told = sorted(line for line in result.out.splitlines() if line.startswith("rank "))
+    assert told == [f"rank {rank}: [\"agent's\", 'no children', True, True]" for rank in (0, 1)]
+    events = read_events(directory)[0]
+    assert "recovered" in [event["event"] for event in events]
+    started = [(event["rank"], event["pid"]) for event in events if event["event"] == "server_started"]
+    ended = {
+        event["pid"]: (event["rank"], event["how"]) for event in events if event["event"] == "server_ended"
+    }
+    assert {rank for rank, _ in started} == {0, 1}
+    assert (1, "was ended by Killed") in ended.values()
+    assert launcher.survivors() == []
+
+
+def test_a_server_that_is_stuck_when_its_worker_is_killed_is_ended(launcher: Launcher) -> None:
+    command = [*JITCKPT_RUN, "--nproc-per-node", "2", "--device", "softgpu", "--mode", "transparent"]
+    command += ["--max-restarts", "0", "--checkpoint-dir", str(launcher.directory / "checkpoints")]
+    result = launcher.run(*command, launcher.script(SERVERS), "die")
+    assert result.status != 0
+    assert launcher.survivors() == []

@@ -56,6 +56,7 @@ void end_connection() {
 
 void forget_connection() {
   if (state == State::running) {
+    AgentStarter::forget();
     connection.load()->server_->forget();
     if (auto& spare = connection.load()->spare_) spare->forget();
     if (auto& control = connection.load()->control_) control->forget();

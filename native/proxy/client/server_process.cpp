@@ -24,10 +24,6 @@ extern char** environ;
 namespace jitckpt::proxy::client {
 namespace {
 
-std::string system_text(const std::string& what, int error) {
-  return what + ": " + std::strerror(error) + ".";
-}
-
 // Beside this library, unless somebody says otherwise.
 std::string program() {
   if (const char* path = std::getenv("JITCKPT_PROXY_SERVER")) return path;
@@ -71,7 +67,7 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
 class HighCopy {
  public:
   explicit HighCopy(int file) : number_(fcntl(file, F_DUPFD_CLOEXEC, wire::pinned_file + 1)) {
-    if (number_ < 0) throw std::runtime_error(system_text("The device proxy can't start its server", errno));
+    if (number_ < 0) throw std::runtime_error(std::strerror(errno));
   }
   ~HighCopy() { close(number_); }
   HighCopy(const HighCopy&) = delete;
@@ -82,44 +78,64 @@ class HighCopy {
   int number_;
 };
 
+// As a child of this process.
+pid_t spawn(const std::string& path, int socket_file, int log_file, int pinned_file) {
+  const HighCopy socket(socket_file), log(log_file), pinned(pinned_file);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, socket.number(), wire::socket_file);
+  posix_spawn_file_actions_adddup2(&actions, log.number(), wire::log_file);
+  posix_spawn_file_actions_adddup2(&actions, pinned.number(), wire::pinned_file);
+  // Nothing else of ours: a socket that it kept open would hide the worker's death from its agent.
+  posix_spawn_file_actions_addclosefrom_np(&actions, wire::pinned_file + 1);
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  sigset_t none, all;
+  sigemptyset(&none);
+  sigfillset(&all);
+  posix_spawnattr_setsigmask(&attributes, &none);
+  posix_spawnattr_setsigdefault(&attributes, &all);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+  std::vector<std::string> variables = server_environment();
+  std::vector<std::string> words = {path, std::to_string(getpid())};
+  pid_t process = -1;
+  const int error = posix_spawn(&process, path.c_str(), &actions, &attributes, pointers(words).data(),
+                                pointers(variables).data());
+  posix_spawnattr_destroy(&attributes);
+  posix_spawn_file_actions_destroy(&actions);
+  if (error != 0) throw std::runtime_error(std::strerror(error));
+  return process;
+}
+
 }  // namespace
 
 ServerProcess::ServerProcess(int log_file, int pinned_file) {
-  std::string path = program();
+  const std::string path = program();
   int sockets[2];
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) != 0)
-    throw std::runtime_error(system_text("The device proxy can't start its server", errno));
+    throw std::runtime_error(std::string("The device proxy can't start its server: ") + std::strerror(errno) +
+                             ".");
   socket_ = sockets[0];
-  int error = 0;
-  {
-    const HighCopy socket(sockets[1]), log(log_file), pinned(pinned_file);
+  try {
+    start(path, sockets[1], log_file, pinned_file);
+  } catch (const std::exception& error) {
+    close(sockets[0]);
     close(sockets[1]);
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, socket.number(), wire::socket_file);
-    posix_spawn_file_actions_adddup2(&actions, log.number(), wire::log_file);
-    posix_spawn_file_actions_adddup2(&actions, pinned.number(), wire::pinned_file);
-    // Nothing else of ours: a socket that it kept open would hide the worker's death from its agent.
-    posix_spawn_file_actions_addclosefrom_np(&actions, wire::pinned_file + 1);
-    posix_spawnattr_t attributes;
-    posix_spawnattr_init(&attributes);
-    sigset_t none, all;
-    sigemptyset(&none);
-    sigfillset(&all);
-    posix_spawnattr_setsigmask(&attributes, &none);
-    posix_spawnattr_setsigdefault(&attributes, &all);
-    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-    std::vector<std::string> variables = server_environment();
-    std::vector<std::string> words = {path, std::to_string(getpid())};
-    error = posix_spawn(&process_, path.c_str(), &actions, &attributes, pointers(words).data(),
-                        pointers(variables).data());
-    posix_spawnattr_destroy(&attributes);
-    posix_spawn_file_actions_destroy(&actions);
+    throw std::runtime_error("The device proxy can't start its server " + path + ": " + error.what() + ".");
   }
-  if (error != 0) {
-    close(socket_);
-    throw std::runtime_error(system_text("The device proxy can't start its server " + path, error));
+  close(sockets[1]);
+}
+
+void ServerProcess::start(const std::string& path, int socket, int log, int pinned) {
+  if (AgentStarter* const agent = AgentStarter::of_process()) {
+    if (const auto started = agent->start(path, server_environment(), socket, log, pinned)) {
+      agent_ = agent;
+      process_ = started->process;
+      process_file_ = started->process_file;
+      return;
+    }
   }
+  process_ = spawn(path, socket, log, pinned);
   process_file_ = static_cast<int>(syscall(SYS_pidfd_open, process_, 0));
 }
 
@@ -208,7 +224,7 @@ void ServerProcess::stop() {
   while (alive() && std::chrono::steady_clock::now() < deadline)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   if (alive()) kill();
-  exit_status();
+  if (!agent_) exit_status();
   if (process_file_ >= 0) close(process_file_);
   process_ = -1;
 }
@@ -232,8 +248,14 @@ int ServerProcess::exit_status() const {
 }
 
 std::string ServerProcess::end() const {
+  const std::string who = "(process " + std::to_string(process_) + ") ";
+  if (agent_) {
+    pollfd ended{process_file_, POLLIN, 0};
+    while (poll(&ended, 1, -1) < 0 && errno == EINTR) {
+    }
+    return who + agent_->end_of(process_);
+  }
   const int status = exit_status();
-  std::string who = "(process " + std::to_string(process_) + ") ";
   if (status != -1 && WIFSIGNALED(status)) return who + "was ended by " + strsignal(WTERMSIG(status));
   if (status != -1 && WIFEXITED(status))
     return who + "ended with status " + std::to_string(WEXITSTATUS(status));

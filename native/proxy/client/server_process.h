@@ -1,4 +1,4 @@
-// The server as a process: started by the client, ended with it.
+// The server as a process: started by the agent or, where there is none, by the client; ended with it.
 #pragma once
 #include <nccl.h>
 #include <sys/types.h>
@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "agent_starter.h"
 #include "wire.h"
 
 namespace jitckpt::proxy::client {
@@ -43,7 +44,7 @@ class ServerProcess {
   bool alive() const;
   int process_file() const { return process_file_; }
   // Whether its process number may be another's by now.
-  bool has_ended() const { return reaped_; }
+  bool has_ended() const { return agent_ ? !alive() : reaped_; }
   // How it ended, as the end of a sentence.
   std::string end() const;
 
@@ -53,11 +54,13 @@ class ServerProcess {
  private:
   void stop();
   void say(uint32_t word);
+  void start(const std::string& path, int socket, int log, int pinned);
   bool do_order(const wire::Order& order, std::chrono::milliseconds within);
   int exit_status() const;
 
   pid_t process_ = -1;
   int socket_ = -1, process_file_ = -1;
+  AgentStarter* agent_ = nullptr;  // who has started it; null: this process
   mutable int status_ = 0;
   mutable bool reaped_ = false;
 };

@@ -1,9 +1,10 @@
-// jitckpt-proxy-server CLIENT_PROCESS: started by libjitckpt_proxy.so, with its socket, log and pinned memory
-// as the files 3, 4 and 5. It lives as long as the client does.
+// jitckpt-proxy-server CLIENT_PROCESS: started by libjitckpt_proxy.so or the agent, with a socket to the
+// library, its log and pinned memory as the files 3, 4 and 5. It lives as long as the client does.
 #include <dlfcn.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -148,6 +149,25 @@ Kept at_rest(uint32_t word, int client_process, Server& server) {
   }
 }
 
+// Where and with what it may run: as the client, whoever has started this process.
+void be_like(pid_t client) {
+  const auto failed = [client](const char* what) {
+    std::fprintf(stderr, "jitckpt: the device proxy's server can't take the %s of process %d: %s\n", what,
+                 client, std::strerror(errno));
+  };
+  cpu_set_t cores;
+  if (sched_getaffinity(client, sizeof cores, &cores) != 0 || sched_setaffinity(0, sizeof cores, &cores) != 0)
+    return failed("cores");
+  const std::string folder = "/proc/" + std::to_string(client) + "/cwd";
+  if (chdir(folder.c_str()) != 0) return failed("folder");
+  for (int kind = 0; kind < RLIM_NLIMITS; ++kind) {
+    const auto resource = static_cast<__rlimit_resource>(kind);
+    rlimit limit{};
+    if (prlimit(client, resource, nullptr, &limit) != 0 || setrlimit(resource, &limit) != 0)
+      return failed("limits");
+  }
+}
+
 // For a device whose kernels run in this process's threads, such as softgpu. Those wait for the reader, and
 // it for them: with a core for all, the one's cache has what the other has written, and to wake each other up
 // takes a fifth of what it takes across cores. Where cores are scarce, others have use for the rest.
@@ -190,7 +210,8 @@ int run(pid_t client) {
   // save.
   for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGPIPE})
     signal(number, SIG_IGN);
-  stay_on_one_core();  // before there are other threads
+  be_like(client);  // before there are other threads
+  stay_on_one_core();
   try {
     const SharedFile log_file(wire::log_file), pinned_file(wire::pinned_file);
     const Mapping log_mapping(log_file);
@@ -212,7 +233,8 @@ int run(pid_t client) {
 int main(int count, char** words) {
   if (count != 2) {
     std::fprintf(stderr,
-                 "jitckpt-proxy-server is started by libjitckpt_proxy.so, not by hand (see docs/proxy.md)\n");
+                 "jitckpt-proxy-server is started by libjitckpt_proxy.so or by jitckpt run, not by hand (see "
+                 "docs/proxy.md)\n");
     return 2;
   }
   // Without the destructors of a device's libraries, which have nobody left to work for.

@@ -1,0 +1,153 @@
+#include "agent_starter.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+
+#include "shared_file.h"
+
+namespace jitckpt::proxy::client {
+namespace {
+
+constexpr timeval longest_answer{60, 0};  // an agent that says nothing for so long is as good as gone
+
+// -1 if nobody listens there.
+int connect_to(const char* path) {
+  sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
+  if (std::strlen(path) >= sizeof address.sun_path) return -1;
+  std::strcpy(address.sun_path, path);
+  const int made = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  if (made < 0) return -1;
+  setsockopt(made, SOL_SOCKET, SO_RCVTIMEO, &longest_answer, sizeof longest_answer);
+  if (connect(made, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) return made;
+  close(made);
+  return -1;
+}
+
+AgentStarter* connected() {
+  const char* const path = std::getenv("JITCKPT_PROXY_SERVERS");
+  const int socket = path && *path ? connect_to(path) : -1;
+  return socket < 0 ? nullptr : new AgentStarter(socket);
+}
+
+std::atomic<AgentStarter*>& of_this_process() {
+  static std::atomic<AgentStarter*> starter{connected()};  // never destroyed: threads outlive main()
+  return starter;
+}
+
+// Where this process writes to, or nowhere.
+int output(int file) {
+  return fcntl(file, F_GETFD) < 0 ? open("/dev/null", O_WRONLY | O_CLOEXEC) : fcntl(file, F_DUPFD_CLOEXEC, 3);
+}
+
+// One text behind the other, each with its end: an environment has no limit that a message could have.
+std::unique_ptr<SharedFile> written(const std::vector<std::string>& texts) {
+  std::string all;
+  for (const std::string& text : texts) all.append(text).push_back('\0');
+  auto file = std::make_unique<SharedFile>("jitckpt-environment", all.size());
+  for (std::size_t at = 0; at < all.size();) {
+    const ssize_t bytes =
+        pwrite(file->descriptor(), all.data() + at, all.size() - at, static_cast<off_t>(at));
+    if (bytes < 0 && errno != EINTR) throw std::runtime_error(std::strerror(errno));
+    at += static_cast<std::size_t>(std::max<ssize_t>(bytes, 0));
+  }
+  return file;
+}
+
+}  // namespace
+
+// file: that came with it; -1: none.
+struct AgentStarter::Answer {
+  std::string text;
+  int file;
+};
+
+AgentStarter* AgentStarter::of_process() { return of_this_process(); }
+
+void AgentStarter::forget() {
+  if (AgentStarter* const starter = of_this_process().exchange(nullptr)) close(starter->socket_);
+}
+
+AgentStarter::~AgentStarter() { close(socket_); }
+
+std::optional<StartedServer> AgentStarter::start(const std::string& program,
+                                                 const std::vector<std::string>& environment, int socket,
+                                                 int log, int pinned) {
+  if (gone_) return std::nullopt;
+  const auto variables = written(environment);
+  const int out = output(STDOUT_FILENO), error = output(STDERR_FILENO);
+  std::optional<Answer> answer;
+  if (out >= 0 && error >= 0)
+    answer = ask("start " + program, {out, error, socket, log, pinned, variables->descriptor()});
+  close(out);
+  close(error);
+  if (!answer) return std::nullopt;
+  int process = 0;
+  if (answer->file >= 0 && std::sscanf(answer->text.c_str(), "started %d", &process) == 1)
+    return StartedServer{process, answer->file};
+  if (answer->file >= 0) close(answer->file);
+  throw std::runtime_error(answer->text);
+}
+
+std::string AgentStarter::end_of(pid_t process) {
+  const std::optional<Answer> answer = ask("end " + std::to_string(process), {});
+  if (!answer) return "ended";
+  if (answer->file >= 0) close(answer->file);
+  return answer->text;
+}
+
+std::optional<AgentStarter::Answer> AgentStarter::ask(const std::string& question,
+                                                      const std::vector<int>& files) {
+  std::lock_guard lock(mutex_);
+  if (gone_) return std::nullopt;
+  iovec text{const_cast<char*>(question.data()), question.size()};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(6 * sizeof(int))> given{};
+  msghdr message{};
+  message.msg_iov = &text;
+  message.msg_iovlen = 1;
+  if (!files.empty()) {
+    message.msg_control = given.data();
+    message.msg_controllen = CMSG_SPACE(files.size() * sizeof(int));
+    cmsghdr* const header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(files.size() * sizeof(int));
+    std::memcpy(CMSG_DATA(header), files.data(), files.size() * sizeof(int));
+  }
+  std::array<char, 4096> words{};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> taken{};
+  ssize_t bytes = sendmsg(socket_, &message, MSG_NOSIGNAL);
+  if (bytes > 0) {
+    iovec room{words.data(), words.size()};
+    message = {};
+    message.msg_iov = &room;
+    message.msg_iovlen = 1;
+    message.msg_control = taken.data();
+    message.msg_controllen = taken.size();
+    do {
+      bytes = recvmsg(socket_, &message, MSG_CMSG_CLOEXEC);
+    } while (bytes < 0 && errno == EINTR);
+  }
+  if (bytes <= 0) {
+    gone_ = true;  // what it says later belongs to no question
+    return std::nullopt;
+  }
+  Answer answer{std::string(words.data(), static_cast<std::size_t>(bytes)), -1};
+  const cmsghdr* const header = CMSG_FIRSTHDR(&message);
+  if (header && header->cmsg_type == SCM_RIGHTS && header->cmsg_len == CMSG_LEN(sizeof(int)))
+    std::memcpy(&answer.file, CMSG_DATA(header), sizeof(int));
+  return answer;
+}
+
+}  // namespace jitckpt::proxy::client
