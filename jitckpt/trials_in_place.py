@@ -3,6 +3,7 @@
 import random
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from jitckpt.events import Event
 from jitckpt.faults import FAILURES_OF_THE_DEVICE, keys_of, parse_fault, phases_of
@@ -15,6 +16,7 @@ from jitckpt.trials import Trial, Verdict, differences, is_silent
 # What is said of a shard of which no device is left; the ranks are those that held it.
 LOST = re.compile(r"no device has the state after step \d+ of shard \d+ any more, held by ranks ([\d, ]+)")
 BEGUN_ANEW = "all devices of a shard were lost, so the job has begun anew, and ended equal bit for bit"
+AHEAD = "equal bit for bit; a rank that was ahead of another made that again, too"
 LONGEST_DELAY = 0.1  # seconds, of a second failure: half of the training is still to come then
 
 
@@ -97,6 +99,7 @@ def judge(trial: Trial, run: Run, undisturbed: Run) -> Verdict:
     """
     reasons = [f"ended with status {run.status}"] if run.status else differences(run, undisturbed)
     found = transparent_recoveries(run.events)
+    again = list(_made_again(run.events))
     given_up = [one.given_up for one in found if one.given_up is not None]
     anew = len(given_up) == run.restarts > 0 and _had_to_begin_anew(trial, run, given_up)
     workers = {event["pid"] for event in run.events if event["event"] == "proxy_connected"}
@@ -108,16 +111,17 @@ def judge(trial: Trial, run: Run, undisturbed: Run) -> Verdict:
             reasons.append(f"{len(workers)} processes have had a device, instead of {len(undisturbed.final)}")
     if not found:
         reasons.append("no recovery")
+    reasons += [f"{one.of_job} minibatches redone" for one in again if one.of_job > 1]
     reasons += [f"left behind {thing}" for thing in run.left_behind]
     return Verdict(
         failure=str(trial),
         step=found[-1].state if found else None,
-        redone=max(_redone(run.events), default=None),
+        redone=max((one.of_job for one in again), default=None),
         recovery_seconds=max((one.seconds for one in found), default=None),
         seconds=run.seconds,
         failures=sum(one.attempts for one in found),
         reason="; ".join(reasons),
-        note=BEGUN_ANEW if anew else "",
+        note=BEGUN_ANEW if anew else AHEAD if any(one.of_rank > one.of_job for one in again) else "",
     )
 
 
@@ -135,16 +139,28 @@ def _has_hit_all_of_a_shard(trial: Trial, run: Run, given_up: str) -> bool:
     return lost is not None and {int(rank) for rank in lost[1].strip(", ").split(", ")} <= hit
 
 
-def _redone(events: Sequence[Event]) -> Iterator[int]:
-    """Yield of each recovery how many minibatches some rank made again at most, with the one under way.
+@dataclass(frozen=True)
+class _MadeAgain:
+    """Minibatches that a recovery has made again, the one under way included.
 
-    Where the state stays on the devices, a rank also keeps what leads on from a step that it has not begun.
+    of_job: a job has ended a minibatch once all its ranks have. of_rank: the most of any rank's. One that was
+    ahead of another, which it then waits for, makes what it was ahead by again as well.
     """
+
+    of_job: int
+    of_rank: int
+
+
+def _made_again(events: Sequence[Event]) -> Iterator[_MadeAgain]:
     for recovered in events:
         if recovered["event"] != "recovered":
             continue
-        newest = recovered["state"]
-        for event in events:
-            if event["event"] == "rank_stopped" and event["recovery"] == recovered["recovery"]:
-                newest = max(newest, event["ended"])
-        yield newest - recovered["state"] + 1
+        state = recovered["state"]
+        # Where the state stays on the devices, a rank also keeps what leads on from a step that it has not
+        # begun.
+        ended = [
+            max(state, event["ended"])
+            for event in events
+            if event["event"] == "rank_stopped" and event["recovery"] == recovered["recovery"]
+        ]
+        yield _MadeAgain(min(ended, default=state) - state + 1, max(ended, default=state) - state + 1)

@@ -10,7 +10,7 @@ from jitckpt.faults import TRANSPARENT_KINDS, parse_fault
 from jitckpt.final_state import FinalState
 from jitckpt.rehearsal import Run, ServerStrike
 from jitckpt.trials import Trial, Verdict, differences
-from jitckpt.trials_in_place import BEGUN_ANEW, came_too_late, choose_trial, final_as_printed, judge
+from jitckpt.trials_in_place import AHEAD, BEGUN_ANEW, came_too_late, choose_trial, final_as_printed, judge
 
 
 def event(name: str, clock: float, restart: int, **details: object) -> dict[str, object]:
@@ -38,6 +38,10 @@ IN_PLACE = Run(
     ),
     (),
     (),
+)
+ALL_HAD_ENDED = replace(
+    IN_PLACE,
+    events=tuple({**one, "ended": 8} if one["event"] == "rank_stopped" else one for one in IN_PLACE.events),
 )
 RESTARTED = replace(IN_PLACE, events=(*IN_PLACE.events, event("restart", 8.0, 1)))
 
@@ -108,7 +112,10 @@ def test_what_a_script_has_printed_of_its_end_is_read() -> None:
 def test_a_run_that_went_on_in_place_has_no_reason_against_it() -> None:
     verdict = judge(TRIAL, IN_PLACE, UNDISTURBED)
     assert (verdict.reason, verdict.step, verdict.recovery_seconds, verdict.failures) == ("", 7, 2.5, 1)
-    assert verdict.redone == 2
+    assert (verdict.redone, verdict.note) == (1, AHEAD), "rank 1 had not ended step 8, which rank 0 had"
+    level = [{**one, "ended": 7} if one["event"] == "rank_stopped" else one for one in IN_PLACE.events]
+    verdict = judge(TRIAL, replace(IN_PLACE, events=tuple(level)), UNDISTURBED)
+    assert (verdict.reason, verdict.redone, verdict.note) == ("", 1, "")
 
 
 def test_a_failure_after_the_end_of_a_rank_came_too_late() -> None:
@@ -174,6 +181,7 @@ def test_a_job_that_begins_anew_may_be_hit_before_all_its_ranks_are_there() -> N
         ),
         (RESTARTED, "the workers were started again"),
         (replace(IN_PLACE, left_behind=("/dev/shm/x",)), "left behind /dev/shm/x"),
+        (ALL_HAD_ENDED, "2 minibatches redone"),
         (
             replace(
                 IN_PLACE, events=(*IN_PLACE.events[:6], event("recovery_given_up", 6.0, 0, text="no, never"))
