@@ -8,7 +8,6 @@ import os
 import selectors
 import shutil
 import socket
-import struct
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -19,7 +18,7 @@ from typing import Any
 from jitckpt import proxy_servers
 from jitckpt.events import EventLog
 from jitckpt.hosts import Arrived, Hosts
-from jitckpt.proxy_servers import Servers, session_of
+from jitckpt.proxy_servers import Servers, peer_of, session_of
 from jitckpt.state_transfer import Transfers
 from jitckpt.step_barrier import Messenger
 from jitckpt.transparent import messages
@@ -30,7 +29,6 @@ from jitckpt.transparent.messages import FromProxy, MessageError, ToProxy
 VARIABLE = "JITCKPT_PROXY_CONTROL"  # the socket's path, in the workers
 LONGEST_PATH = 107  # bytes, of a socket
 LEADER = 0  # the host whose agent does the agreeing
-_PEER = struct.Struct("iii")  # struct ucred: process, user, group
 
 
 class ControlSocket:
@@ -209,9 +207,7 @@ class Proxies:
         hello = messages.decode(data)
         if not isinstance(hello, messages.Hello):
             raise MessageError(f"A device proxy begins with {type(hello).__name__} in place of Hello.")
-        process, user, _ = _PEER.unpack(
-            connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-        )
+        process, user = peer_of(connection.socket)
         if user != os.getuid() or session_of(process) != self._sessions.get(hello.rank):
             raise MessageError(f"Process {process} of user {user} says that it is rank {hello.rank}.")
         if hello.rank in self._connections:

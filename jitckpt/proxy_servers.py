@@ -30,7 +30,7 @@ _PEER = struct.Struct("iii")  # struct ucred: process, user, group
 
 @dataclass(eq=False)
 class _Server:
-    """file: its pidfd. end: how it has ended, as the end of a sentence; "" while it runs."""
+    """file: its pidfd, while it runs. end: how it has ended, as the end of a sentence; "" while it runs."""
 
     process: int
     file: int
@@ -79,7 +79,9 @@ class Servers:
         for asker in self._askers:
             asker.socket.close()
             for server in asker.servers.values():
-                if not server.end and not _wait(server, max(0.0, until - time.monotonic())):
+                if server.end:
+                    continue
+                if not _wait(server, max(0.0, until - time.monotonic())):
                     text = f"the device proxy's server (process {server.process}) is killed, but does not end"
                     self._log.write("warning", rank=asker.rank, text=text)
                 os.close(server.file)
@@ -89,9 +91,7 @@ class Servers:
         with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
             connection, _ = self._listener.accept()
             connection.setblocking(False)
-            process, user, _ = _PEER.unpack(
-                connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-            )
+            process, user = peer_of(connection)
             rank = self._ranks.get(session_of(process) or 0)
             if user != os.getuid() or rank is None:
                 connection.close()
@@ -137,6 +137,7 @@ class Servers:
     def _has_ended(self, asker: _Asker, server: _Server) -> None:
         if not server.end and _wait(server, 0):
             self._selector.unregister(server.file)
+            os.close(server.file)
             self._log.write("server_ended", rank=asker.rank, pid=server.process, how=server.end)
 
 
@@ -144,6 +145,12 @@ def _kill(asker: _Asker) -> None:
     for server in asker.servers.values():
         if not server.end:  # it may have ended, but nobody else has its number before it is waited for
             signal.pidfd_send_signal(server.file, signal.SIGKILL)
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """Return the process and the user at the other end of a Unix socket, as the kernel knows them."""
+    process, user, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    return process, user
 
 
 def session_of(process: int) -> int | None:

@@ -212,6 +212,16 @@ def test_at_the_close_all_end_and_nothing_is_left(tmp_path: Path) -> None:
     assert not any(event == "warning" for event, _, _ in host.events())
 
 
+def test_servers_that_have_ended_cost_nothing_any_more(host: Host) -> None:
+    client = host.connect()
+    files = set(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        _, pidfd = host.start(client, "exit 3")
+        os.close(pidfd)
+    host.listen_until(lambda: sum(event == "server_ended" for event, _, _ in host.events()) == 5)
+    assert set(os.listdir("/proc/self/fd")) == files
+
+
 def test_who_hangs_up_keeps_its_servers_until_they_end(host: Host) -> None:
     client = host.connect()
     answer, pidfd = host.start(client, "read line <&3; exec sleep 1000")
