@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/time.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,29 +15,19 @@
 #include <stdexcept>
 
 #include "shared_file.h"
+#include "unix_socket.h"
 
 namespace jitckpt::proxy::client {
 namespace {
 
 constexpr timeval longest_answer{60, 0};  // an agent that says nothing for so long is as good as gone
 
-// -1 if nobody listens there.
-int connect_to(const char* path) {
-  sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
-  if (std::strlen(path) >= sizeof address.sun_path) return -1;
-  std::strcpy(address.sun_path, path);
-  const int made = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-  if (made < 0) return -1;
-  setsockopt(made, SOL_SOCKET, SO_RCVTIMEO, &longest_answer, sizeof longest_answer);
-  if (connect(made, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) return made;
-  close(made);
-  return -1;
-}
-
 AgentStarter* connected() {
   const char* const path = std::getenv("JITCKPT_PROXY_SERVERS");
   const int socket = path && *path ? connect_to(path) : -1;
-  return socket < 0 ? nullptr : new AgentStarter(socket);
+  if (socket < 0) return nullptr;
+  setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &longest_answer, sizeof longest_answer);
+  return new AgentStarter(socket);
 }
 
 std::atomic<AgentStarter*>& of_this_process() {

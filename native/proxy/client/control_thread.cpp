@@ -4,7 +4,6 @@
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,6 +16,7 @@
 #include <utility>
 
 #include "connection.h"
+#include "unix_socket.h"
 
 namespace jitckpt::proxy::client {
 namespace {
@@ -25,21 +25,11 @@ uint64_t microseconds(std::chrono::steady_clock::duration time) {
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(time).count());
 }
 
-int connect_to(const std::string& path) {
-  const auto failed = [&](int error) {
-    return std::runtime_error("The agent can't be reached at JITCKPT_PROXY_CONTROL=" + path + ": " +
-                              std::strerror(error) + ".");
-  };
-  sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
-  if (path.size() >= sizeof address.sun_path) throw failed(ENAMETOOLONG);
-  path.copy(address.sun_path, sizeof address.sun_path - 1);
-  const int made = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-  if (made < 0) throw failed(errno);
-  if (connect(made, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
-    const int error = errno;
-    close(made);
-    throw failed(error);
-  }
+int connect_to_agent(const std::string& path) {
+  const int made = connect_to(path);
+  if (made < 0)
+    throw std::runtime_error("The agent can't be reached at JITCKPT_PROXY_CONTROL=" + path + ": " +
+                             std::strerror(errno) + ".");
   const int room = 8 << 20;  // for messages that name many communicators
   setsockopt(made, SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
   return made;
@@ -60,7 +50,7 @@ int looking_time(std::optional<std::chrono::milliseconds> limit) {
 
 ControlThread::ControlThread(Connection& connection, const std::string& path)
     : connection_(connection),
-      socket_(connect_to(path)),
+      socket_(connect_to_agent(path)),
       news_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       hang_watch_(connection.log()) {
   say(control::Hello{getpid(), control::rank_of_process(), hexadecimal(table_hash)});

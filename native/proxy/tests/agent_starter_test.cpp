@@ -18,6 +18,7 @@
 #include <thread>
 
 #include "support.h"
+#include "unix_socket.h"
 
 namespace {
 
@@ -55,13 +56,7 @@ class Agent {
     if (thread_.joinable()) thread_.join();
   }
 
-  int connect() const {
-    sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
-    path_.copy(address.sun_path, sizeof address.sun_path - 1);
-    const int made = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    EXPECT_EQ(::connect(made, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
-    return made;
-  }
+  int connect() const { return jitckpt::proxy::client::connect_to(path_); }
   std::string variable() const { return "JITCKPT_PROXY_SERVERS=" + path_; }
 
   std::vector<pid_t> started;
