@@ -25,6 +25,7 @@ MAX_BYTES = 8192  # of a question
 MAX_ANSWER = 4096
 ENDING_SECONDS = 5.0  # what a killed server takes at most, unless it is stuck in its driver
 _FILES = 6  # that come with "start": those that the server finds as 1 to 5, and its environment
+_NAMESPACES = ("ipc", "mnt", "net", "pid", "user", "uts")
 _PEER = struct.Struct("iii")  # struct ucred: process, user, group
 
 
@@ -93,7 +94,7 @@ class Servers:
             connection.setblocking(False)
             process, user = peer_of(connection)
             rank = self._ranks.get(session_of(process) or 0)
-            if user != os.getuid() or rank is None:
+            if user != os.getuid() or rank is None or not _lives_here(process):
                 connection.close()
                 return
             asker = _Asker(connection, rank, process)
@@ -159,6 +160,20 @@ def session_of(process: int) -> int | None:
         return os.getsid(process)
     except ProcessLookupError:
         return None
+
+
+def _lives_here(process: int) -> bool:
+    """Return whether a process sees the same files, processes and network as this one.
+
+    In a container a server has to be started from within.
+    """
+    try:
+        return os.path.samefile(f"/proc/{process}/root", "/") and all(
+            os.readlink(f"/proc/{process}/ns/{name}") == os.readlink(f"/proc/self/ns/{name}")
+            for name in _NAMESPACES
+        )
+    except OSError:  # it has ended, or is another user's by now
+        return False
 
 
 @contextlib.contextmanager

@@ -241,6 +241,26 @@ def test_strangers_are_sent_away(tmp_path: Path) -> None:
     host.close()
 
 
+def test_who_sees_other_files_starts_its_own(host: Host) -> None:
+    asks = [sys.executable, "-c", CONNECTS, str(host.path)]
+    if subprocess.run(["unshare", "--mount", "true"], check=False, capture_output=True).returncode != 0:
+        pytest.skip("this user may not make namespaces")
+    for command, answer in ((asks, b"listens"), (["unshare", "--mount", *asks], b"")):
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            host.listen_until(lambda: process.poll() is not None)
+            assert process.stdout is not None
+            assert process.stdout.read() == answer
+
+
+CONNECTS = """
+import socket, sys
+client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+client.connect(sys.argv[1])
+client.send(b"end 1")
+print("listens" if client.recv(100) else "", end="")
+"""
+
+
 def test_once_all_have_come_nobody_else_is_listened_to(host: Host) -> None:
     known = host.connect()
     host.servers.listen_no_more()
