@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from jitckpt.errors import SaveError
 
-FORMAT = 1
+FORMAT = 2  # 2: optimizer state by the parameters' names, and how tensors lie in memory
 JOB_FILE = "job.json"
 EVENTS_FILE = "events.jsonl"
 METADATA_FILE = "metadata.json"
