@@ -35,7 +35,7 @@ from jitckpt.errors import CheckpointError, JitckptError, NativeError, SaveError
 from jitckpt.events import EventLog
 from jitckpt.exceptions import ExceptionHook, ExitHook
 from jitckpt.history import History
-from jitckpt.hooks import torch_parallel
+from jitckpt.hooks import parameter_data, torch_parallel
 from jitckpt.hooks.torch_parallel import StepBarrier
 from jitckpt.hooks.torch_training import TrainingHooks
 from jitckpt.host_state import HostState, ModelState, Stateful
@@ -241,6 +241,7 @@ class Job:
         self._saver: Saver | None = None
         self._barrier: StepBarrier | None = None
         self._copies: Asker | None = None
+        self._unwatch: Callable[[], None] = lambda: None
         self._exception_hook: ExceptionHook | None = None
         self._exit_hook: ExitHook | None = None
         self._periodic_settings = periodic
@@ -354,6 +355,7 @@ class Job:
         if at_exit and self._agent_fd >= 0 and self.identity.world_size > 1:
             self._stay()
         self._hooks.detach()
+        self._unwatch()
         if self._exception_hook is not None:
             self._exception_hook.remove()
         if self._exit_hook is not None:
@@ -561,6 +563,7 @@ class Job:
             save=self._saver,
         )
         self._native = native
+        self._unwatch = parameter_data.watch(self._outside.taken)
         self._hooks = TrainingHooks(
             self, model=model, optimizers=optimizers, scaler=scaler, on_phase=self._injector(native)
         )

@@ -1,7 +1,7 @@
 """The hooks into a PyTorch training loop."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -267,3 +267,89 @@ def test_a_step_that_was_left_with_an_exception_is_made_again(
     forward_backward(model)
     optimizer.step()
     assert told.take() == [("begun", 1), ("forward", 1), ("step", 1), ("ended", 1)]
+
+
+class Asked(Told):
+    """Writes down what else it is told, too."""
+
+    def passed_again(self, step: int) -> None:
+        self.all.append(("again", step))
+
+
+def small() -> tuple[Any, torch.optim.Optimizer]:
+    model = nn.Linear(2, 1)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def test_a_closures_passes_come_before_the_step_and_further_ones_are_told() -> None:
+    model, _ = small()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
+    told = Told()
+    TrainingHooks(told, model=model, optimizers=[optimizer])
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.ones(3, 2)).square().mean()
+        loss.backward()
+        return cast(Tensor, loss)
+
+    optimizer.step(closure)
+    first = told.take()
+    assert first[:3] == [("begun", 1), ("forward", 1), ("step", 1)]
+    assert first[3] == ("closure again", 1)
+    assert first[-1] == ("ended", 1)
+    optimizer.step(closure=closure)
+    assert told.take()[:3] == [("begun", 2), ("forward", 2), ("step", 2)]
+
+
+def test_a_closure_that_is_never_called_is_no_obstacle() -> None:
+    class Careless(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            pass
+
+    model, _ = small()
+    optimizer, told = Careless(model.parameters(), lr=0.1), Told()
+    TrainingHooks(told, model=model, optimizers=[optimizer])
+    optimizer.step(lambda: 1.0)
+    assert told.take() == [("begun", 1), ("forward", 1), ("step", 1), ("ended", 1)]
+
+
+def test_an_optimizer_that_steps_twice_before_another_is_told() -> None:
+    model, first = small()
+    second, told = torch.optim.SGD(model.parameters(), lr=0.1), Told()
+    TrainingHooks(told, model=model, optimizers=[first, second])
+    first.step()
+    told.take()
+    first.step()
+    assert ("unequal", 1) in told.take()
+
+
+def test_a_step_of_the_optimizer_inside_of_another_is_its_own() -> None:
+    class Around(torch.optim.Optimizer):
+        def __init__(self, base: torch.optim.Optimizer) -> None:
+            super().__init__(base.param_groups, {})
+            self.base = base
+
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            self.base.step()
+
+    model, inner = small()
+    outer, told = Around(inner), Told()
+    TrainingHooks(told, model=model, optimizers=[outer])
+    whole = [("begun", 1), ("forward", 1), ("step", 1), ("ended", 1)]
+    outer.step()
+    assert told.take() == whole
+    inner.step()
+    assert [(name, step - 1) for name, step in told.take()] == whole
+
+
+def test_a_pass_behind_an_evaluation_with_gradients_is_told() -> None:
+    model, optimizer = small()
+    told = Asked()
+    TrainingHooks(told, model=model, optimizers=[optimizer])
+    model(torch.ones(1, 2))
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert told.take() == [
+        ("begun", 1), ("forward", 1), ("again", 1), ("forward", 1), ("step", 1), ("ended", 1),
+    ]  # fmt: skip
