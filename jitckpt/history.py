@@ -46,6 +46,7 @@ class History:
         self._thread = 0  # the training's
         self._settled = 0  # how many steps have been settled here
         self._set_by_hand = False
+        self.waits_for_boundary = False  # the loop tells when nothing is still to come of a step
         # Scheduler steps made after each of the last two optimizer steps; one alone may have ended an epoch.
         self._recent: deque[tuple[int, ...]] = deque([(0,) * len(host.schedulers)], maxlen=2)
 

@@ -21,6 +21,7 @@ from jitckpt import _seen, tree_codec
 from jitckpt._seen import Seen
 from jitckpt.errors import CheckpointError
 from jitckpt.hooks import torch_parallel
+from jitckpt.loop import Loop
 from jitckpt.random_state import RandomState
 from jitckpt.tensor_file import to_host
 from jitckpt.tree_codec import Encoded, Json
@@ -100,6 +101,10 @@ class ModelState:
                 seen.place(buffer)
             self._captured, self._seen = captured, seen
         return self._captured
+
+    def buffer_versions(self) -> bytes:
+        there = [buffer for _, holder, key in self._buffers if (buffer := holder.get(key)) is not None]
+        return _seen.versions(there) if there else b""
 
     def extra_states(self) -> dict[str, Any]:
         return {name: module.get_extra_state() for name, module in self._with_extra_state}
@@ -392,7 +397,9 @@ class HostState:
         scaler: Any,
         extra: Stateful | None,
         device: torch.device | None,
+        loop: Loop | None = None,
     ) -> None:
+        self.loop = loop
         self.model = None if model is None else ModelState(model)
         self.optimizers = [OptimizerState(optimizer, index) for index, optimizer in enumerate(optimizers)]
         self.schedulers = [SchedulerState(scheduler) for scheduler in schedulers]
@@ -417,6 +424,8 @@ class HostState:
         if self.model is not None:
             parts["buffers"] = self.model.capture_buffers()
             parts["modules"] = self.model.capture_extra_states()
+        if self.loop is not None and self.loop.is_used:
+            parts["loop"] = self.loop.capture()
         return {"random": self.random.capture(), **parts}
 
     def unchanged(self) -> Unchanged | None:
@@ -425,12 +434,18 @@ class HostState:
         of_random, generator = self.random.unchanged()
         if self.extra is not None or of_random is None or (self.model is not None and of_model is None):
             return None
-        return Unchanged((of_random,) if of_model is None else (of_random, of_model), generator)
+        of_loop = self.loop.look() if self.loop is not None and self.loop.is_used else None
+        looks = tuple([look for look in (of_loop, of_random, of_model) if look is not None])
+        return Unchanged(looks, generator)
 
     def shared(self) -> Shared:
         """Return the shared state as the optimizer step leaves it."""
         parts = tuple([optimizer.capture() for optimizer in self.optimizers])
         return Shared(parts, self.counts(), self.groups())
+
+    def buffer_versions(self) -> bytes:
+        """Return what changes with every write to a buffer that torch counts."""
+        return b"" if self.model is None else self.model.buffer_versions()
 
     def groups(self) -> list[list[dict[str, Any]]]:
         """Return the hyperparameters of each optimizer's parameter groups."""
@@ -494,6 +509,15 @@ class HostState:
             raise CheckpointError(f"The save has {there} gradient scaler; jitckpt.init was given {here}.")
         if saved_scaler:
             self.scaler.load_state_dict(saved_scaler)
+
+    def restore_progress(self, progress: Encoded) -> None:
+        """Put hyperparameters and schedulers back to what `progress` said."""
+        said = tree_codec.decode(progress.tree, progress.tensors)
+        for state, groups in zip(self.optimizers, said["groups"], strict=True):
+            for group, own in zip(state.optimizer.param_groups, groups, strict=True):
+                group.update({key: value for key, value in own.items() if key != "parameters"})
+        for scheduler, saved in zip(self.schedulers, said["schedulers"], strict=True):
+            scheduler.scheduler.load_state_dict(saved)
 
     def restore_local(self, parts: Mapping[str, Any]) -> None:
         """Put back the rank-local state, random numbers last."""

@@ -6,7 +6,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -39,6 +39,7 @@ from jitckpt.hooks.torch_parallel import StepBarrier
 from jitckpt.hooks.torch_training import TrainingHooks
 from jitckpt.host_state import HostState, Stateful
 from jitckpt.layout import Identity
+from jitckpt.loop import Batches, Loop
 from jitckpt.native import Native, current_stream
 from jitckpt.periodic import PeriodicSaver, Settings
 from jitckpt.saver import SaveFunction, Saver
@@ -46,6 +47,7 @@ from jitckpt.selection import Choice
 from jitckpt.shards import Layout, agree, any_rank, hear_first
 from jitckpt.stacks import stack_writer
 from jitckpt.staging import DEFAULT_BYTES, Staging
+from jitckpt.tree_codec import Encoded
 
 MAX_AHEAD = (32, 8)  # steps that the host may be ahead of the device: the most for which memory is there
 KEPT_BESIDE = 4  # steps: replicas may be a step apart, and the host has begun one more
@@ -211,6 +213,19 @@ class Job:
         self._events = EventLog(root)
         self._events.restart = int(os.environ.get("JITCKPT_RESTART", "0"))
         self._first_step_reported = False
+        self._said: set[str] = set()
+        self._is_restored = False
+        self._restored_parts: Mapping[str, Any] | None = None  # what this rank alone knew
+        self._progress_as_loop_began: Encoded | None = None
+        self._buffer_versions = b""  # as the newest step ended
+        self._shared: host_state.Shared | None = None  # of the newest step
+        self._loop = Loop(
+            begins=self._loop_begins,
+            boundary=self._boundary,
+            write_again=self._write_again,
+            put_back=self._put_back,
+            warn=self._warn_on_first,
+        )
         device, problem = _device_of(model)
         self._host = HostState(
             model=model,
@@ -219,6 +234,7 @@ class Job:
             scaler=scaler,
             extra=extra,
             device=device,
+            loop=self._loop,
         )
         parts = self._host.local().values()  # whatever can't be saved is refused here and now
         self._host.progress()
@@ -238,14 +254,40 @@ class Job:
             self._barrier = StepBarrier()
         self._start(native, model, optimizers, scaler, local_state_limit)
 
+    def steps(self, number: int) -> Iterator[int]:
+        """Iterate range(number) from where the job is, after `restore` if the script has not called it.
+
+        One iteration is one minibatch, whatever optimizers make steps in it; one without an optimizer step
+        belongs to the next. What is counted are iterations.
+        """
+        return self._loop.steps(number)
+
+    def epochs(self, number: int) -> Iterator[int]:
+        """Iterate range(number) from the epoch in which the job is; in it use `batches`, or `steps`.
+
+        An epoch whose batches are all done, but whose end (an evaluation, a scheduler's step) is not followed
+        by an optimizer step yet, comes again without batches: that end is made again, with all as it was.
+        """
+        return self._loop.epochs(number)
+
+    def batches(self, loader: Iterable[Any]) -> Batches:
+        """Return the loader's batches, of which a restart leaves out those that are done.
+
+        loader: torch's DataLoader; or one with state_dict and load_state_dict; or any other iterable, which
+        is read again. One iteration is one minibatch, as with `steps`.
+        """
+        return Batches(self._loop, loader)
+
     def restore(self) -> int:
         """Bring the job back to the newest saved step; returns the optimizer steps done, 0 on a fresh start.
 
+        `steps`, `epochs` and `batches` know themselves where to go on.
         With a save function of your own, load what it wrote first (jit_get_checkpoint_path tells where from):
         here come back random numbers, `extra`, buffers, schedulers, scaler and the optimizers' host part.
         Raises CheckpointError if there are saves but none fits, or the save does not fit the model.
         """
         begun = time.monotonic()
+        self._is_restored = True
         found = saves.find(self.root)
         choice = selection.choose(found, self.identity, saves.verify)
         _check_step(self.root, self.identity.rank, 0 if choice is None else choice.step)
@@ -363,14 +405,83 @@ class Job:
             self._write_local(step, final=True)
         shared = self._host.shared()
         self._history.add(step, shared)
-        self._native.step_end(step, self._stream())
-        if self._periodic is not None and self._periodic.is_due(step):
-            self._periodic.step_ended(step, self._host.local(), shared)
+        if self._loop.is_used:
+            self._buffer_versions = self._host.buffer_versions()
+            self._native.step_mark_end(step, self._stream())
+        else:
+            self._native.step_end(step, self._stream())
+        self._shared = shared
+        if not self._loop.is_used:
+            self._save_periodically(step)
         self._history.forget_before(
             step - self._max_ahead - KEPT_BESIDE
         )  # the device has come further than that
         if not self._first_step_reported:
             self._report_first_step()
+
+    def minibatch_ended(self, step: int) -> None:
+        assert self._native is not None
+        self._history.settle(step)
+        self._write_at_boundary(step)
+        self._save_periodically(step)
+        if self._periodic is not None:
+            self._periodic.settled(step)
+        self._native.step_leave()
+
+    def drawn_ahead(self) -> None:
+        self._warn_once(
+            "The loop draws its next batch between a forward pass and the optimizer step, so after a failure "
+            "that batch would be left out. Draw it at the top of the loop: `for batch in "
+            "job.batches(loader):`, or next() as the first thing in an iteration."
+        )
+
+    def steps_again(self) -> None:
+        self._warn_once(
+            "Several optimizer steps are made in one iteration, before it was one: a failure between these "
+            "would go on with the next iteration. From the next one on they are taken as one."
+        )
+
+    # What the loop tells and asks (jitckpt.loop.Loop).
+
+    def _loop_begins(self) -> None:
+        if not self._is_restored:
+            self.restore()
+        self._history.waits_for_boundary = True
+        if self._restored_parts is not None:
+            self._progress_as_loop_began = self._host.progress()
+
+    def _boundary(self) -> bool:
+        return self._hooks is not None and self._hooks.boundary()
+
+    def _write_again(self) -> None:
+        """Write what this rank alone knows after the newest step again, if the loop's end has changed it."""
+        if self._hooks is not None and self._hooks.step > self._base:
+            step, unchanged = self._hooks.step, self._host.unchanged()
+            if self._loop.last_boundary:
+                self._loop.told_boundary(step)
+            self._recorder.write_if_changed(step, self._host.local(), unchanged)
+
+    def _write_at_boundary(self, step: int) -> None:
+        """Write the same again if the script has changed it after its optimizer step.
+
+        From the first time on it is done in every minibatch: then it tells whether a rank came to its end.
+        """
+        changed = self._host.buffer_versions() != self._buffer_versions
+        if not (changed or self._loop.last_boundary) and self._recorder.is_as_written():
+            return
+        if changed or self._loop.last_boundary or not self._recorder.is_taken(self._host.local()):
+            self._loop.told_boundary(step)
+            self._write_local(step, final=True)
+
+    def _put_back(self) -> None:
+        if self._restored_parts is not None and self._progress_as_loop_began is not None:
+            self._host.restore_local(self._restored_parts)
+            self._host.restore_progress(self._progress_as_loop_began)
+
+    def _save_periodically(self, step: int) -> None:
+        if self._periodic is not None and self._periodic.is_due(step):
+            assert self._shared is not None
+            self._periodic.step_ended(step, self._host.local(), self._shared)
 
     def _write_local(self, step: int, final: bool) -> None:
         self._recorder.write(step, final, self._host.local(), self._host.unchanged())
@@ -487,6 +598,33 @@ class Job:
                 )
         parts = host_state.local_parts(local, local_tensors, self._host.device)
         self._host.restore_local(parts)
+        self._restored_parts = parts
+        self._restore_loop(choice, document, tensors, parts)
+
+    def _restore_loop(
+        self,
+        choice: Choice,
+        document: Mapping[str, Any],
+        tensors: Mapping[str, torch.Tensor],
+        parts: Mapping[str, Any],
+    ) -> None:
+        if "loop" not in parts:
+            self._loop.count_from(choice.step)
+            return
+        of_saver = host_state.local_parts(document["local"], tensors, None).get("loop")
+        drawn = self._loop.restore(parts["loop"], of_saver, choice.step)
+        if not drawn:
+            self._warn(
+                f"Rank {self.identity.rank} may have failed between its optimizer step {choice.step} and the "
+                "end of that iteration. The script draws random numbers there, and those are lost: this run "
+                "may differ from an undisturbed one. At the end of an epoch of job.epochs it would be exact."
+            )
+        if not document.get("at_boundary", True):
+            self._warn_on_first(
+                f"The state after step {choice.step} was saved before the script came to the end of that "
+                "iteration, so what it still did there (an evaluation, a scheduler's step) is left out. At "
+                "the end of an epoch of job.epochs it would be made again."
+            )
 
     def _injector(self, native: Native) -> Callable[[int, str], None] | None:
         specs = faults.from_environment(os.environ.get("JITCKPT_FAULTS", ""), self.identity.rank)
@@ -529,6 +667,16 @@ class Job:
     def _warn(self, text: str) -> None:
         warnings.warn(f"jitckpt: {text}", RuntimeWarning, stacklevel=3)
         self._report(protocol.Warning(self.identity.rank, text))
+
+    def _warn_on_first(self, text: str) -> None:
+        """For what all ranks see alike."""
+        if self.identity.rank == 0:
+            self._warn(text)
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._warn_on_first(text)
 
     def _at_exit(self) -> None:
         if hasattr(sys, "last_value"):  # an exception ends the process: it has not finished

@@ -135,7 +135,9 @@ class Saver:
             now = time.monotonic()
             no_step_yet = progress.host_begun == self._restored[0]
             step = progress.device_ended
-            settled = no_step_yet or progress.step_thread_parked or self._history.is_settled(step)
+            settled = no_step_yet or self._history.is_settled(step)
+            if progress.step_thread_parked and not self._history.waits_for_boundary:
+                settled = True
             runs = not settled and self._save_function is None and self._history.is_foreseen(step)
             rests = progress.device_begun == step and (settled or runs or now >= begun + PARK_SECONDS)
             if rests and standing is Standing.INTACT:
@@ -260,6 +262,7 @@ def document_of(
         "scheduler_steps_due": snapshot.scheduler_steps_due,
         "usual_scheduler_steps": history.usual_scheduler_steps,
         "scaler": host.scaler_state(snapshot.scaler_update_due),
+        "at_boundary": not history.waits_for_boundary or history.is_settled(step),
         "local": local,
     }
     tensors: dict[str, Tensor] = {}
