@@ -276,7 +276,7 @@ class Job:
         loader: torch's DataLoader; or one with state_dict and load_state_dict; or any other iterable, which
         is read again. One iteration is one minibatch, as with `steps`.
         """
-        return Batches(self._loop, loader)
+        return self._loop.batches(loader)
 
     def restore(self) -> int:
         """Bring the job back to the newest saved step; returns the optimizer steps done, 0 on a fresh start.

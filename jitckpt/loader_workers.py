@@ -77,15 +77,22 @@ class Workers(_MultiProcessingDataLoaderIter):
 
     def begin_again(self, loader: DataLoader[Any]) -> None:
         """Begin the next pass, where workers are persistent."""
+        came_early = [info for info in self._task_info.values() if len(info) == 2]
         self.drained, self._drains = {}, True
+        for _, data in came_early:
+            self._drain(data)
         self._reset(loader)
         self._drains = False
 
     def _get_data(self) -> Any:
         index, data = super()._get_data()  # type: ignore[no-untyped-call]
-        if self._drains and isinstance(data, Carried) and data.states is not None:
-            self.drained[data.worker] = data.states
+        if self._drains:
+            self._drain(data)
         return index, data
+
+    def _drain(self, data: Any) -> None:
+        if isinstance(data, Carried) and data.states is not None:
+            self.drained[data.worker] = data.states
 
     @property
     def _base_seed(self) -> int:

@@ -62,6 +62,7 @@ class Loop:
         self._epoch = 0
         self._in_epochs = self._in_steps = False
         self._went_on = False
+        self._warned = False
         self._passes: list[PassState] = []  # of this epoch, in the order in which they began
         self._of: list[Loader] = []  # theirs
         self._saved: list[PassState] = []  # those that a restart goes on with
@@ -94,6 +95,7 @@ class Loop:
             if _left_by_the_script():
                 self._reached()
                 self._left = True
+                self._in_steps = False
                 self._ended()
             raise
         finally:
@@ -122,6 +124,23 @@ class Loop:
 
     def batches(self, loader: Iterable[Any]) -> "Batches":
         return Batches(self, loader)
+
+    def done_of_next(self) -> int:
+        """Return how many batches the next pass to begin leaves out."""
+        self._begin()
+        number = len(self._passes)
+        if number >= len(self._saved) or self._saved[number].ended:
+            return 0
+        return self._saved[number].batches
+
+    def warn_of_enumerate(self) -> None:
+        if not self._warned:
+            self._warned = True
+            self._warn(
+                "enumerate(job.batches(loader)) counts from 0 again where a restart goes on in the middle of an "
+                "epoch. If that number matters, write `batches = job.batches(loader)` and `enumerate(batches, "
+                "batches.first)`."
+            )
 
     def begin_pass(self, loader: Iterable[Any]) -> tuple[Pass, int]:
         """Begin a pass over a loader; returns it and its number among those of the epoch."""
@@ -255,7 +274,8 @@ class Loop:
     def _ended(self) -> None:
         """It is known since then that the loop is at its end."""
         self._put_numbers()
-        self._write_again()
+        if not self._in_steps and all(one.ended for one in self._passes):
+            self._write_again()
 
     def _put_numbers(self) -> None:
         numbers = [self._iteration, int(self._left), self._epoch, self.last_boundary]
@@ -273,7 +293,16 @@ class Batches:
         self._loop, self._loader = loop, loader
 
     def __iter__(self) -> Iterator[Any]:
+        caller = sys._getframe(1)
+        names = caller.f_code.co_names
+        if "enumerate" in names and "first" not in names and _doing(caller).startswith("CALL"):
+            self._loop.warn_of_enumerate()
         return _Batches(self._loop, self._loader)
+
+    @property
+    def first(self) -> int:
+        """The number of the first batch that the next iteration gives: not 0 where a restart goes on."""
+        return self._loop.done_of_next()
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]
