@@ -200,7 +200,9 @@ class TrainingHooks:
         self._entered[id(optimizer)] = 0
         if self._explicit:
             self._turns += 1
-            if not self._ends_at_boundary:
+            if self._ends_at_boundary:
+                self._listener.forward_ended(self.step + 1)  # this rank may not come to the boundary
+            else:
                 self._end_minibatch()
             return
         self._stepped.add(id(optimizer))

@@ -95,6 +95,10 @@ class Pass:
     def end(self, left: bool = False) -> None:
         """The pass has come to its end, or was left: its workers end as well, unless they are persistent."""
         self.state.ended, self.state.left = True, left
+        self.drop()
+
+    def drop(self) -> None:
+        """Nothing is drawn any more."""
         self._iterator = None
 
     def _begin(self) -> None:

@@ -30,6 +30,7 @@ from jitckpt import (
     spare,
 )
 from jitckpt.copies import Asker
+from jitckpt.draws import TWO_LINES, Draws
 from jitckpt.errors import CheckpointError, JitckptError, NativeError, SaveError, TreeError
 from jitckpt.events import EventLog
 from jitckpt.exceptions import ExceptionHook, ExitHook
@@ -201,6 +202,7 @@ class Job:
         self._save_function = save_function
         self._native: Native | None = None
         self._hooks: TrainingHooks | None = None
+        self._draws: Draws | None = None
         self._saver: Saver | None = None
         self._barrier: StepBarrier | None = None
         self._copies: Asker | None = None
@@ -352,6 +354,10 @@ class Job:
         if at_exit and self._agent_fd >= 0 and self.identity.world_size > 1:
             self._stay()
         self._hooks.detach()
+        if self._draws is not None:
+            self._draws.end()
+        if not at_exit:
+            self._loop.close()
         if self._exception_hook is not None:
             self._exception_hook.remove()
         if self._exit_hook is not None:
@@ -375,6 +381,8 @@ class Job:
             self._periodic.settled(step - 1)
 
     def forward_ended(self, step: int) -> None:
+        if self._draws is not None:
+            self._draws.forward_ended()
         if not self._recorder.write_again(step, final=False):
             self._write_local(step, final=False)
         if self._copies is not None and self._barrier is None:
@@ -383,6 +391,8 @@ class Job:
     def step_begun(self, step: int) -> None:
         assert self._native is not None
         assert self._hooks is not None
+        if self._draws is not None:
+            self._draws.step_begins()
         if not self._host.optimizers:
             for optimizer in self._hooks.watched:
                 self._host.add_optimizer(optimizer)
@@ -431,8 +441,8 @@ class Job:
     def drawn_ahead(self) -> None:
         self._warn_once(
             "The loop draws its next batch between a forward pass and the optimizer step, so after a failure "
-            "that batch would be left out. Draw it at the top of the loop: `for batch in "
-            "job.batches(loader):`, or next() as the first thing in an iteration."
+            f"that batch would be left out. Draw it at the top of the loop: write {TWO_LINES}, or next() as "
+            "the first thing in an iteration."
         )
 
     def steps_again(self) -> None:
@@ -542,6 +552,7 @@ class Job:
         assert self._host.device is not None
         self._stream = partial(current_stream, self._host.device)
         self._native = native
+        self._draws = Draws(model, lambda: self._loop.is_used, self._warn_on_first)
         self._hooks = TrainingHooks(
             self, model=model, optimizers=optimizers, scaler=scaler, on_phase=self._injector(native)
         )

@@ -137,9 +137,9 @@ class Loop:
         if not self._warned:
             self._warned = True
             self._warn(
-                "enumerate(job.batches(loader)) counts from 0 again where a restart goes on in the middle of an "
-                "epoch. If that number matters, write `batches = job.batches(loader)` and `enumerate(batches, "
-                "batches.first)`."
+                "enumerate(job.batches(loader)) counts from 0 again where a restart goes on in the middle of "
+                "an epoch. If that number matters, write `batches = job.batches(loader)` and then "
+                "`enumerate(batches, batches.first)`."
             )
 
     def begin_pass(self, loader: Iterable[Any]) -> tuple[Pass, int]:
@@ -193,6 +193,11 @@ class Loop:
         self._reached()
         one.end(left=True)
         self._ended()
+
+    def close(self) -> None:
+        """End workers that would stay for the next pass."""
+        for loader in self._loaders.values():
+            loader.workers = None
 
     def capture(self) -> Encoded:
         """Return where the loops are, under the name "loop"; what is as before is the same object."""
@@ -329,8 +334,10 @@ class _Batches:
             raise
 
     def __del__(self) -> None:
-        if self._pass is not None and not self._pass.state.ended and _left_by_the_script():
-            self._loop.leave(self._pass)
+        if self._pass is not None and not self._pass.state.ended:
+            if _left_by_the_script():
+                self._loop.leave(self._pass)
+            self._pass.drop()
 
 
 def _left_by_the_script() -> bool:
