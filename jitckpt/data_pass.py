@@ -59,9 +59,11 @@ class Loader:
         self.workers: Workers | None = None  # persistent ones
         self.states: dict[int, bytes] = {}  # theirs
         self.seed: int | None = None
+        self.is_new = True  # no pass over it has begun in this process
 
     def begin(self, saved: PassState | None = None) -> "Pass":
         """Begin a pass, or go on with a saved one: then the caller puts the process's generators back."""
+        self.is_new = False
         if not is_plain(self.loader):
             return _OtherPass(self, saved)
         if isinstance(self.loader.dataset, IterableDataset):  # type: ignore[attr-defined]

@@ -65,6 +65,9 @@ class Loop:
         self._warned = False
         self._passes: list[PassState] = []  # of this epoch, in the order in which they began
         self._of: list[Loader] = []  # theirs
+        self._previous: list[
+            PassState
+        ] = []  # of the epoch before, until that number's pass begins in this one
         self._saved: list[PassState] = []  # those that a restart goes on with
         self._goes_on_at: int | None = None  # of those, the one where the state is put back
         self._newest: tuple[Pass | None, int] = (None, 0)  # pass that gave the last batch, iterations by then
@@ -116,6 +119,7 @@ class Loop:
                         "break, so a failure after it would go on in it. Use it in a for statement."
                     )
                 self._epoch, self._iteration, self._left = epoch + 1, 0, False
+                self._previous = [*self._passes, *self._previous[len(self._passes) :]]
                 self._passes, self._of, self._saved, self._goes_on_at = [], [], [], None
                 self._put_numbers()
                 self._reached()
@@ -150,14 +154,12 @@ class Loop:
         if self._in_epochs:
             _set_epoch(loader, self._epoch)
         known = self._loaders.setdefault(id(loader), Loader(loader, self._warn))
-        if saved is None:
-            one = known.begin()
-        else:
-            before = self._host.capture()
-            try:
-                one = known.begin(saved)
-            finally:
-                self._host.restore(tree_codec.decode(before.tree, before.tensors))
+        previous = self._previous[number] if number < len(self._previous) else None
+        if previous is not None and saved is None and known.is_new and previous.ended:
+            self._begin_again(known, previous)  # what it left: generators of its own, persistent workers
+        one = known.begin() if saved is None else self._begin_again(known, saved)
+        if previous is not None:
+            previous.forget()
         for earlier, of in zip(self._passes, self._of, strict=True):
             if of is known and earlier.ended:
                 earlier.forget()  # all that is to come follows from the new one
@@ -165,6 +167,14 @@ class Loop:
         self._of.append(known)
         self._put_numbers()
         return one, number
+
+    def _begin_again(self, known: Loader, saved: PassState) -> Pass:
+        """Go on with a pass; the process's generators stay as they are."""
+        before = self._host.capture()
+        try:
+            return known.begin(saved)
+        finally:
+            self._host.restore(tree_codec.decode(before.tree, before.tensors))
 
     def next_batch(self, one: Pass, number: int) -> Any:
         """Return the next batch of a pass; the script is between two minibatches."""
@@ -201,10 +211,11 @@ class Loop:
 
     def capture(self) -> Encoded:
         """Return where the loops are, under the name "loop"; what is as before is the same object."""
-        structure = [(one.seed, [*one.at_start], [*one.now], bool(one.own)) for one in self._passes]
+        kept = [*self._passes, *self._previous]
+        structure = [len(self._passes)], [(one.seed, [*one.at_start], [*one.now]) for one in kept]
         pieces = [
             (f"loop.{number}.{name}", data)
-            for number, one in enumerate(self._passes)
+            for number, one in enumerate(kept)
             for name, data in (
                 ("begun", one.begun),
                 ("own", one.own),
@@ -214,8 +225,12 @@ class Loop:
         ]
         if structure != self._structure:
             self._structure = structure
-            passes = [*starmap(_tree_of, enumerate(self._passes))]
-            self._tree = {"numbers": {"$tensor": "loop.numbers"}, "passes": passes}
+            trees, count = [*starmap(_tree_of, enumerate(kept))], len(self._passes)
+            self._tree = {
+                "numbers": {"$tensor": "loop.numbers"},
+                "passes": trees[:count],
+                "previous": trees[count:],
+            }
         tensors = {}
         for name, data in pieces:
             known = self._tensors.get(name)
@@ -241,7 +256,10 @@ class Loop:
         """
         numbers = own["numbers"].tolist()
         self._iteration, self._left, self._epoch = numbers[_ITERATION], bool(numbers[_LEFT]), numbers[_EPOCH]
-        self._saved = [_pass_of(one, _numbers_of(numbers, at)) for at, one in enumerate(own["passes"])]
+        kept = [*own["passes"], *own["previous"]]
+        passes = [_pass_of(one, _numbers_of(numbers, at)) for at, one in enumerate(kept)]
+        count = len(own["passes"])
+        self._saved, self._previous = passes[:count], passes[count:]
         if of_saver is not None:
             other = of_saver["numbers"].tolist()
             if other[_ITERATION] == self._iteration:
@@ -284,7 +302,7 @@ class Loop:
 
     def _put_numbers(self) -> None:
         numbers = [self._iteration, int(self._left), self._epoch, self.last_boundary]
-        for one in self._passes:
+        for one in (*self._passes, *self._previous):
             numbers += [one.batches, int(one.ended), int(one.left), one.digest]
         if len(numbers) != len(self._numbers):
             self._numbers = torch.zeros(len(numbers), dtype=torch.int64)

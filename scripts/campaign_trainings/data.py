@@ -1,4 +1,4 @@
-"""The loop of every tutorial, protected: epochs, a shuffling loader with workers, an evaluation at the end."""
+"""The loop of every tutorial, protected: epochs, a shuffling loader with workers and an evaluation."""
 
 import argparse
 import hashlib
@@ -34,11 +34,21 @@ class Noisy(Dataset[Any]):
         return sample * factor + 0.1 * torch.randn(WIDTH), sample.square().mean()
 
 
+def as_arrays(samples: list[tuple[Tensor, Tensor]]) -> tuple[Any, Any]:
+    """Collate: for tensors a worker opens a socket, whose folder is left behind when it is killed."""
+    inputs, targets = zip(*samples, strict=True)
+    return torch.stack(inputs).numpy(), torch.stack(targets).numpy()
+
+
+def on_device(array: Any) -> Tensor:
+    return torch.from_numpy(array).cuda()
+
+
 def evaluate(model: nn.Module, loader: DataLoader[Any]) -> Tensor:
     """Draws from the process's generators itself, as loaders do, and waits for the other ranks."""
     model.eval()
     with torch.no_grad():
-        losses = [F.mse_loss(model(x.cuda()).squeeze(1), y.cuda()) for x, y in loader]
+        losses = [F.mse_loss(model(on_device(x)).squeeze(1), on_device(y)) for x, y in loader]
     model.train()
     loss = torch.stack(losses).mean()
     dist.all_reduce(loss)
@@ -60,8 +70,8 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.7, patience=0)
     data = Noisy(SAMPLES)
     sampler: DistributedSampler[Any] = DistributedSampler(data, shuffle=True)
-    loader = DataLoader(data, batch_size=BATCH, sampler=sampler, num_workers=2)
-    held_out = DataLoader(Noisy(16), batch_size=8, shuffle=True)
+    loader = DataLoader(data, batch_size=BATCH, sampler=sampler, num_workers=2, collate_fn=as_arrays)
+    held_out = DataLoader(Noisy(16), batch_size=8, shuffle=True, collate_fn=as_arrays)
     for seed in (random.seed, numpy.random.seed, torch.manual_seed):
         seed(100 + rank)
     job = jitckpt.init(model=replicated, optimizer=optimizer, scheduler=scheduler)
@@ -71,9 +81,9 @@ def main() -> None:
         for number, (x, y) in enumerate(batches, epoch * per_epoch + batches.first):
             if number == args.steps:
                 break
-            inputs = x.cuda() * (1 + 0.1 * random.random())
+            inputs = on_device(x) * (1 + 0.1 * random.random())
             optimizer.zero_grad()
-            F.mse_loss(replicated(inputs).squeeze(1), y.cuda()).backward()
+            F.mse_loss(replicated(inputs).squeeze(1), on_device(y)).backward()
             optimizer.step()
             if rank == 0:
                 print(f"step {number + 1} of {args.steps}\n", end="", flush=True)
