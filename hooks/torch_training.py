@@ -45,7 +45,10 @@ class Listener(Protocol):
         """The script asked for a batch between a forward pass and its optimizer step."""
 
     def steps_again(self) -> None:
-        """An optimizer makes a second step in one minibatch, as none did before."""
+        """A second step is made in one minibatch, and the one before had a single step."""
+
+    def several_steps(self) -> None:
+        """There were several steps in the minibatch that is just ended."""
 
 
 class TrainingHooks:
@@ -135,6 +138,8 @@ class TrainingHooks:
         if self._in_step:
             self._end_minibatch()
         self._ends_at_boundary = self._turns > 1 or len(self._optimizers) > 1
+        if self._turns > 1:
+            self._listener.several_steps()
         self._turns = 0
         self._listener.minibatch_ended(self.step)
         return True

@@ -451,6 +451,14 @@ class Job:
             "would go on with the next iteration. From the next one on they are taken as one."
         )
 
+    def several_steps(self) -> None:
+        if self._periodic_settings.every is None:
+            self._warn_once(
+                "Several optimizer steps are made in one iteration. A failure between them, in which no rank "
+                "comes to the end of the iteration, leaves nothing to save: the job goes back to an older "
+                "save. Give jitckpt.init save_every=..., so that there is one."
+            )
+
     # What the loop tells and asks (jitckpt.loop.Loop).
 
     def _loop_begins(self) -> None:

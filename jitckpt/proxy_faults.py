@@ -33,6 +33,8 @@ class _Nobody:
 
     def steps_again(self) -> None: ...
 
+    def several_steps(self) -> None: ...
+
 
 # Of this process, until `taken_over`: the hooks of its faults, and what they befall.
 _begun: "tuple[TrainingHooks, Server] | None" = None
