@@ -38,6 +38,18 @@ class Told:
     def unequal_turns(self, step: int) -> None:
         self.all.append(("unequal", step))
 
+    def minibatch_ended(self, step: int) -> None:
+        self.all.append(("boundary", step))
+
+    def drawn_ahead(self) -> None:
+        self.all.append(("drawn ahead", 0))
+
+    def steps_again(self) -> None:
+        self.all.append(("again", 0))
+
+    def several_steps(self) -> None:
+        self.all.append(("several", 0))
+
     def phase(self, step: int, name: str) -> None:
         self.all.append((name, step))
 
@@ -353,3 +365,108 @@ def test_a_pass_behind_an_evaluation_with_gradients_is_told() -> None:
     assert told.take() == [
         ("begun", 1), ("forward", 1), ("again", 1), ("forward", 1), ("step", 1), ("ended", 1),
     ]  # fmt: skip
+
+
+def two_models() -> tuple[nn.ModuleList, list[torch.optim.Optimizer]]:
+    both = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    return both, [sgd(both[0]), sgd(both[1])]
+
+
+def test_with_boundaries_one_iteration_is_one_minibatch_whatever_optimizers_step(
+    told: Told, attached: list[TrainingHooks]
+) -> None:
+    both, (one, other) = two_models()
+    hooks = TrainingHooks(told, model=both, optimizers=[one, other])
+    attached.append(hooks)
+    hooks.boundary()
+    for step, turns in enumerate(([one], [one, one], [other, one], [other]), start=1):
+        for optimizer in turns:
+            forward_backward(both[0])
+            forward_backward(both[1])
+            optimizer.step()
+        names = [name for name, _ in told.take()]
+        assert names == ["forward", "step", *["forward"] * len(turns)], "none is whole before the boundary"
+        assert hooks.step == step - 1
+        assert hooks.boundary()
+        several = [("several", 0)] if len(turns) > 1 else []
+        assert told.take() == [("ended", step), *several, ("boundary", step)]
+
+
+def test_a_single_step_ends_the_minibatch_and_the_boundary_settles_it(
+    told: Told, attached: list[TrainingHooks]
+) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = sgd(model)
+    hooks = TrainingHooks(told, model=model, optimizers=[optimizer])
+    attached.append(hooks)
+    assert not hooks.boundary()
+    for step in (1, 2, 3):
+        forward_backward(model)
+        optimizer.step()
+        forward_backward(model)  # a validation that takes gradients
+        assert hooks.step == step - (step == 1), "only the first one waits to see what comes"
+        hooks.boundary()
+        rest = (
+            ["step", "ended", "boundary"] if step > 1 else ["step", "forward", "forward", "ended", "boundary"]
+        )
+        assert [name for name, _ in told.take()] == ["forward", *rest]
+        assert hooks.step == step
+
+
+def test_an_iteration_without_a_step_belongs_to_the_next(told: Told, attached: list[TrainingHooks]) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = sgd(model)
+    hooks = TrainingHooks(told, model=model, optimizers=[optimizer])
+    attached.append(hooks)
+    hooks.boundary()
+    for _ in range(2):
+        forward_backward(model)
+        assert not hooks.boundary()
+    forward_backward(model)
+    optimizer.step()
+    assert hooks.boundary()
+    assert [*dict.fromkeys(told.take())] == [("forward", 1), ("step", 1), ("ended", 1), ("boundary", 1)]
+
+
+def test_a_second_step_that_none_foresaw_is_told_and_the_next_ones_are_taken_together(
+    told: Told, attached: list[TrainingHooks]
+) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = sgd(model)
+    hooks = TrainingHooks(told, model=model, optimizers=[optimizer])
+    attached.append(hooks)
+    hooks.boundary()
+    for steps in (1, 2, 2):
+        for _ in range(steps):
+            forward_backward(model)
+            optimizer.step()
+        hooks.boundary()
+    assert [step for name, step in told.all if name == "boundary"] == [1, 3, 4]
+    assert [name for name, _ in told.all].count("again") == 1
+
+
+def test_a_batch_that_is_drawn_before_the_step_is_told(told: Told, attached: list[TrainingHooks]) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = sgd(model)
+    hooks = TrainingHooks(told, model=model, optimizers=[optimizer])
+    attached.append(hooks)
+    hooks.boundary()
+    loss = model(torch.ones(1, 2)).sum()
+    hooks.boundary()
+    loss.backward()
+    optimizer.step()
+    assert ("drawn ahead", 0) in told.take()
+
+
+def test_with_boundaries_every_optimizer_counts_where_none_was_given(
+    told: Told, attached: list[TrainingHooks]
+) -> None:
+    _, (one, other) = two_models()
+    hooks = TrainingHooks(told, model=None, optimizers=[])
+    attached.append(hooks)
+    hooks.boundary()
+    for optimizer in (one, other, other):
+        optimizer.step()
+        hooks.boundary()
+    assert hooks.step == 3
+    assert hooks.watched == [one, other]
