@@ -404,6 +404,8 @@ class Job:
             self._native.step_enter()
             self._barrier.enqueue()
         self._native.step_begin(step, self._stream())
+        if self._loop.is_used:
+            self._native.await_boundary(True)
 
     def step_ended(self, step: int) -> None:
         assert self._native is not None
@@ -417,9 +419,7 @@ class Job:
         self._history.add(step, shared)
         if self._loop.is_used:
             self._buffer_versions = self._host.buffer_versions()
-            self._native.step_mark_end(step, self._stream())
-        else:
-            self._native.step_end(step, self._stream())
+        self._native.step_end(step, self._stream())
         self._shared = shared
         if not self._loop.is_used:
             self._save_periodically(step)
@@ -436,7 +436,7 @@ class Job:
         self._save_periodically(step)
         if self._periodic is not None:
             self._periodic.settled(step)
-        self._native.step_leave()
+        self._native.await_boundary(False)
 
     def drawn_ahead(self) -> None:
         self._warn_once(
