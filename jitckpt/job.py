@@ -458,6 +458,8 @@ class Job:
             self._native.step_enter()
             self._barrier.enqueue()
         self._native.step_begin(step, self._stream())
+        if self._loop.is_used:
+            self._native.await_boundary(True)
 
     @_harmless
     def _step_begins(self, step: int) -> None:
@@ -486,10 +488,7 @@ class Job:
     def step_ended(self, step: int) -> None:
         assert self._native is not None
         self._step_ends(step)
-        if self._loop.is_used:
-            self._native.step_mark_end(step, self._stream())
-        else:
-            self._native.step_end(step, self._stream())
+        self._native.step_end(step, self._stream())
         self._step_is_over(step)
 
     @_harmless
@@ -555,7 +554,7 @@ class Job:
     def minibatch_ended(self, step: int) -> None:
         assert self._native is not None
         self._settle_at_boundary(step)
-        self._native.step_leave()
+        self._native.await_boundary(False)
 
     @_harmless
     def _settle_at_boundary(self, step: int) -> None:

@@ -153,7 +153,9 @@ class Loop:
         saved = self._saved[number] if number < len(self._saved) else None
         if self._in_epochs:
             _set_epoch(loader, self._epoch)
-        known = self._loaders.setdefault(id(loader), Loader(loader, self._warn))
+        known = self._loaders.get(id(loader))
+        if known is None:
+            known = self._loaders[id(loader)] = Loader(loader, self._warn)
         previous = self._previous[number] if number < len(self._previous) else None
         if previous is not None and saved is None and known.is_new and previous.ended:
             self._begin_again(known, previous)  # what it left: generators of its own, persistent workers

@@ -30,6 +30,7 @@ HostThreads& host_threads() {
   return *threads;
 }
 std::atomic<bool> steps_pass{true};
+std::atomic<bool> boundary_awaited{false};
 std::atomic<uint64_t> save_count{0};
 std::atomic<uint64_t> running_save{0};  // its number, from 1
 
@@ -44,8 +45,12 @@ void close_gate() {
 }
 
 bool passes_to_end_its_step(const Thread& thread) {
-  return thread.in_step && steps_pass.load(std::memory_order_relaxed);
+  // A backward pass that is still to come before the boundary runs on a thread of its own.
+  const bool goes_on = thread.in_step || boundary_awaited.load(std::memory_order_relaxed);
+  return goes_on && steps_pass.load(std::memory_order_relaxed);
 }
+
+void await_boundary(bool waits) { boundary_awaited.store(waits, std::memory_order_relaxed); }
 
 void hold_steps_as_well() { steps_pass.store(false, std::memory_order_relaxed); }
 

@@ -30,6 +30,7 @@ void open_gate();
 // An optimizer step that the host has begun before the gate closed is finished first, unless it takes too
 // long: then its thread is held in the middle of it.
 bool passes_to_end_its_step(const watchdog::Thread& thread);
+void await_boundary(bool waits);  // whether all threads pass, as one does that is inside a step
 void hold_steps_as_well();
 
 // Returns when the gate is open. Fit for a signal handler.

@@ -106,6 +106,7 @@ int jitckpt_start(const jitckpt_config_t* config) {
   set_gil(
       {config->gil_check, config->gil_release, config->gil_acquire, config->gil_ensure, config->gil_restore});
   note_agent(config->agent_fd);
+  await_boundary(false);
   all.job = std::make_shared<Job>(*config, all);
   all.job->start();
   call_mode.fetch_or(job_registered, std::memory_order_release);
@@ -154,22 +155,15 @@ int jitckpt_step_begin(uint64_t step, void* stream) {
 }
 
 int jitckpt_step_end(uint64_t step, void* stream) {
-  const int result = jitckpt_step_mark_end(step, stream);
+  if (!current_job()) return fail("jitckpt_step_end was called without a job: call jitckpt_start first.");
+  const Passage passage(Gate::waits);
+  library().step_thread.passes();
+  const int result = add_marker(step, stream, true);
   watchdog::this_thread().in_step = false;
   return result;
 }
 
-int jitckpt_step_mark_end(uint64_t step, void* stream) {
-  if (!current_job()) return fail("A step was to end without a job: call jitckpt_start first.");
-  const Passage passage(Gate::waits);
-  library().step_thread.passes();
-  return add_marker(step, stream, true);
-}
-
-int jitckpt_step_leave(void) {
-  watchdog::this_thread().in_step = false;
-  return 0;
-}
+void jitckpt_await_boundary(int waits) { await_boundary(waits != 0); }
 
 void jitckpt_get_progress(jitckpt_progress_t* progress) {
   Library& all = library();

@@ -56,9 +56,9 @@ int jitckpt_step_enter(void);
 int jitckpt_step_begin(uint64_t step,
                        void* stream);  // marker on the stream, before the optimizer's first kernel
 int jitckpt_step_end(uint64_t step, void* stream);  // marker on the stream, after its last
-// The same, but a save lets this thread go on until jitckpt_step_leave: what it still does belongs to the step.
-int jitckpt_step_mark_end(uint64_t step, void* stream);
-int jitckpt_step_leave(void);
+// 1: until 0, a save lets all threads go on, as it lets one that is inside an optimizer step: the loop tells
+// its boundaries, and what it does before the next one belongs to the step that has begun.
+void jitckpt_await_boundary(int waits);
 void jitckpt_get_progress(jitckpt_progress_t* progress);
 
 int jitckpt_write_word(uint64_t* registered_host, uint64_t value,

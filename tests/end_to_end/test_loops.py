@@ -1,6 +1,7 @@
 """Loops that tell their boundaries, with a rank killed at each kind of place in them."""
 
 import re
+import signal
 
 import pytest
 from launcher import JITCKPT_RUN, Launcher
@@ -9,7 +10,7 @@ RUN = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "2", "--warm-spa
 # The first argument chooses the training, the second where rank 1 is killed in its first life: a place and
 # how often it has been there.
 TRAINING = """
-import hashlib, os, random, signal, sys
+import hashlib, os, random, signal, sys, time
 import torch
 from torch import distributed as dist, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -79,19 +80,25 @@ def gradients():
     torch.manual_seed(1 + rank)
     job = jitckpt.init(model=model, optimizer=optimizer, scheduler=scheduler)
 
-    def forces():
-        x = torch.randn(4, 8).cuda().requires_grad_()
+    def forces(x):
+        x = x.cuda().requires_grad_()
         return torch.autograd.grad(model(x).sum(), x, create_graph=True)[0].square().mean()
 
     for step in job.steps(12):
         optimizer.zero_grad()
-        forces().backward()
+        forces(torch.randn(4, 8)).backward()
         reduce(model)
         optimizer.step()
         at("step")
         if step % 4 == 3:
-            for _ in range(3):
-                forces().item()
+            for number in range(3):
+                forces(torch.randn(4, 8) if place == "drawn" else torch.full((4, 8), 0.1 * number)).item()
+            at("drawn")
+            if place == "preemption" and step == 7:
+                print("evaluates\\n", end="", flush=True)
+                for _ in range(40):
+                    forces(torch.ones(4, 8)).item()
+                    time.sleep(0.005)
             scheduler.step()
             at("scheduled")
     return model, [optimizer]
@@ -167,6 +174,28 @@ def test_a_rank_that_is_killed_changes_nothing(
         assert went_on is not None, (place, result.err)
         assert int(went_on[1]) in (step - 1, step), (place, result.err)
         assert ends(result.out) == ends(undisturbed.out), (place, result.err)
+
+
+def test_what_a_rank_drew_behind_its_step_and_lost_is_told(launcher: Launcher) -> None:
+    result = launcher.run(*RUN, launcher.script(TRAINING), "gradients", "drawn:2")
+    assert result.status == 0, result.err
+    assert "Rank 1 may have failed between its optimizer step 8 and the end of that" in result.err, result.err
+
+
+def test_a_preemption_in_the_middle_of_an_iteration_waits_for_its_end(launcher: Launcher) -> None:
+    """There the scheduler's step is still to come, which comes every fourth time."""
+    command = [*RUN, launcher.script(TRAINING), "gradients", "preemption:0"]
+    undisturbed = launcher.run(*command, "--undisturbed")
+    process = launcher.start(*RUN, "--checkpoint-dir", "preempted", *command[len(RUN) :])
+    assert process.stdout is not None
+    while "evaluates" not in process.stdout.readline():
+        pass
+    process.send_signal(signal.SIGTERM)
+    interrupted = launcher.finish(process)
+    assert "The state after step 8 lies in" in interrupted.err, interrupted.err
+    again = launcher.run(*RUN, "--checkpoint-dir", "preempted", *command[len(RUN) :])
+    assert again.status == 0, again.err
+    assert ends(again.out) == ends(undisturbed.out), (interrupted.err, again.err)
 
 
 def test_a_loop_that_draws_its_batches_elsewhere_is_named_with_what_to_write(launcher: Launcher) -> None:

@@ -30,8 +30,8 @@ def watched() -> Iterator[Watched]:
     one.draws.end()
 
 
-def loader(**options: torch.Generator) -> "DataLoader[tuple[torch.Tensor, ...]]":
-    return DataLoader(TensorDataset(torch.arange(4.0)), **options)
+def loader(generator: torch.Generator | None = None) -> "DataLoader[tuple[torch.Tensor, ...]]":
+    return DataLoader(TensorDataset(torch.arange(4.0)), generator=generator)
 
 
 @pytest.mark.parametrize("draw", [lambda: torch.randn(2), random.random])

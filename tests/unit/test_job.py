@@ -1,6 +1,7 @@
 """A job without the preloaded library: arguments, the warning, and restoring what was saved before."""
 
 import os
+import random
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
+from torch.utils.data import DataLoader
 
 import jitckpt
 from jitckpt import job as job_module
@@ -57,8 +59,8 @@ def write_save(root: Path, of: jitckpt.Job, step: int = 4, **identity: Any) -> P
     document = {
         "optimizers": [part.on_host().tree for part in shared.optimizers],
         "progress": progress.tree,
-        "scheduler_steps_due": [],
-        "usual_scheduler_steps": [],
+        "scheduler_steps_due": [0] * len(host.schedulers),
+        "usual_scheduler_steps": [0] * len(host.schedulers),
         "scaler": None,
         "frozen": [*shared.held.frozen],
         "strides": others_than_rows(shared.tensors()),
@@ -117,6 +119,59 @@ def test_restore_works_without_the_library(tmp_path: Path) -> None:
     state = second["optimizer"].state[second["model"].weight]
     assert float(state["step"]) == 1
     assert torch.equal(state["exp_avg"], first["optimizer"].state[first["model"].weight]["exp_avg"])
+
+
+def trained(given: dict[str, Any]) -> None:
+    given["model"](torch.ones(1, 2)).sum().backward()
+    given["optimizer"].step()
+
+
+def test_steps_of_an_unprotected_job_count_on_from_the_save_without_a_call_of_restore() -> None:
+    given = objects()
+    job = init(**given)
+    for step in job.steps(6):
+        trained(given)
+        if step == 3:
+            write_save(Path("ckpt"), job, step=2)  # two of these iterations made no optimizer step
+            break
+    job.close()
+    assert [*init(**objects()).steps(6)] == [4, 5]
+
+
+def test_a_save_of_a_loop_over_range_is_gone_on_with_by_steps() -> None:
+    given = objects()
+    job = init(**given)
+    trained(given)
+    write_save(Path("ckpt"), job, step=3)
+    job.close()
+    assert [*init(**objects()).steps(5)] == [3, 4]
+
+
+def test_batches_of_an_unprotected_job_go_on_and_what_the_head_of_the_epoch_changed_is_put_back() -> None:
+    def scheduled(given: dict[str, Any]) -> torch.optim.lr_scheduler.ExponentialLR:
+        return torch.optim.lr_scheduler.ExponentialLR(given["optimizer"], 0.5)
+
+    given = objects()
+    job = init(**given, scheduler=(scheduler := scheduled(given)))
+    batches = []
+    for _ in job.epochs(1):
+        trained(given)
+        scheduler.step()
+        for batch in job.batches(DataLoader(range(6), shuffle=True)):  # type: ignore[arg-type]
+            batches.append((int(batch), random.random()))
+            if len(batches) == 2:
+                write_save(Path("ckpt"), job, step=2)
+    job.close()
+    again = objects()
+    job = init(**again, scheduler=(scheduler := scheduled(again)))
+    for _ in job.epochs(1):
+        random.random()
+        scheduler.step()
+        rest = [
+            (int(batch), random.random(), again["optimizer"].param_groups[0]["lr"])
+            for batch in job.batches(DataLoader(range(6), shuffle=True))  # type: ignore[arg-type]
+        ]
+    assert rest == [(*drawn, 0.05) for drawn in batches[2:]]
 
 
 def test_the_directory_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

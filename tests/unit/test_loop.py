@@ -89,6 +89,8 @@ class Eager(Sampler[list[int]]):
 class Stateful:
     """A loader with a state of its own, which is what torchdata's has to offer."""
 
+    num_workers = 0
+
     def __init__(self) -> None:
         self.position = self.epoch = 0
 
@@ -328,6 +330,13 @@ def test_of_iterable_data_one_line_says_that_they_are_read_again() -> None:
 @pytest.mark.parametrize("build", [Stateful, lambda: [torch.tensor([one]) for one in range(5)]])
 def test_other_loaders_go_on_by_their_own_state_or_are_read_again(build: Callable[[], Any]) -> None:
     assert run(usual, build, plain=True).told == check_all(usual, build).told
+
+
+def test_that_a_loaders_own_state_has_no_random_numbers_of_workers_is_said_once() -> None:
+    loader = Stateful()
+    loader.num_workers = 2
+    (warning,) = run(usual, lambda: loader).warnings
+    assert "does not hold its workers' random numbers" in warning
 
 
 def test_a_sampler_that_gives_another_order_is_named() -> None:
