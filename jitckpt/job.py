@@ -20,6 +20,7 @@ from jitckpt import (
     at_end,
     faults,
     final_state,
+    found,
     host_state,
     lifeline,
     local_state,
@@ -29,10 +30,12 @@ from jitckpt import (
     selection,
     spare,
 )
+from jitckpt.checkpoint_path import CheckpointPath
 from jitckpt.copies import Asker
 from jitckpt.errors import CheckpointError, JitckptError, NativeError, SaveError, TreeError
 from jitckpt.events import EventLog
 from jitckpt.exceptions import ExceptionHook, ExitHook
+from jitckpt.found import Found, several_optimizers
 from jitckpt.history import History
 from jitckpt.hooks import torch_parallel
 from jitckpt.hooks.torch_parallel import StepBarrier
@@ -150,8 +153,8 @@ def init(
     return _current
 
 
-def jit_get_checkpoint_path(checkpoint_dir: str | os.PathLike[str]) -> str | None:
-    """Return the folder of the save that this rank is to load, None on a fresh start.
+def jit_get_checkpoint_path(checkpoint_dir: str | os.PathLike[str]) -> CheckpointPath | None:
+    """Return the folder of the save that this rank is to load, a Path; None on a fresh start.
 
     It is a save of this rank's shard, by any replica, of the newest step that is whole for every shard. The
     job's steps are counted on from it. Raises CheckpointError if there are saves but none can be used.
@@ -173,7 +176,7 @@ def jit_get_checkpoint_path(checkpoint_dir: str | os.PathLike[str]) -> str | Non
         _current.set_base(choice.step, choice.save.path)
     else:
         _base_of_next_job = choice.step, choice.save.path
-    return str(choice.save.path)
+    return CheckpointPath(choice.save.path)
 
 
 class Job:
@@ -211,6 +214,8 @@ class Job:
         self._events = EventLog(root)
         self._events.restart = int(os.environ.get("JITCKPT_RESTART", "0"))
         self._first_step_reported = False
+        self._is_bare = not optimizers  # they are found as they make their steps
+        self._found: Found | None = None
         device, problem = _device_of(model)
         self._host = HostState(
             model=model,
@@ -329,6 +334,8 @@ class Job:
 
     def minibatch_begun(self, step: int) -> None:
         self._history.settle(step - 1)
+        if self._found is not None:
+            self._found.settle(step - 1)
         if self._periodic is not None:
             self._periodic.settled(step - 1)
 
@@ -341,9 +348,8 @@ class Job:
     def step_begun(self, step: int) -> None:
         assert self._native is not None
         assert self._hooks is not None
-        if not self._host.optimizers:
-            for optimizer in self._hooks.watched:
-                self._host.add_optimizer(optimizer)
+        if self._save_function is not None:
+            self._find(step)
         if self._periodic is not None:
             self._periodic.step_begins()
         if self._barrier is not None:
@@ -363,6 +369,9 @@ class Job:
             self._write_local(step, final=True)
         shared = self._host.shared()
         self._history.add(step, shared)
+        if self._found is not None:
+            self._found.add(step)
+            self._found.forget_before(step - self._max_ahead - KEPT_BESIDE)
         self._native.step_end(step, self._stream())
         if self._periodic is not None and self._periodic.is_due(step):
             self._periodic.step_ended(step, self._host.local(), shared)
@@ -371,6 +380,47 @@ class Job:
         )  # the device has come further than that
         if not self._first_step_reported:
             self._report_first_step()
+
+    def _find(self, step: int) -> None:
+        """Find what a save function may read although init was not given it; optimizers make steps."""
+        assert self._hooks is not None
+        watched = self._hooks.watched
+        if len(watched) > len(self._host.optimizers):
+            known = [state.optimizer for state in self._host.optimizers]
+            for optimizer in watched:
+                if all(optimizer is not one for one in known):
+                    self._host.add_optimizer(optimizer)
+        if step == self._base + 1:
+            self._found = found.look(
+                [one.scheduler for one in self._host.schedulers], self._hooks.found_scaler
+            )
+            if self._found is not None:
+                self._host.changing_code |= self._found.host.changing_code
+                assert self._saver is not None
+                self._saver.found = self._found
+            if self._host.model is None and (names := found.buffers_of(watched)):
+                self._warn(
+                    f"jitckpt.init was not given the model, which has buffers ({', '.join(names[:3])}): a "
+                    "save function may read them as the forward pass of the next minibatch has left them. "
+                    "Give jitckpt.init the model (model=...), and restore() puts them back as they were."
+                )
+
+    def _why_not_call(self, step: int) -> str | None:
+        """Return why a save function can't be called for the state after a step, if so."""
+        assert self._hooks is not None
+        if self._hooks.unexpected is not None:
+            return several_optimizers(self._hooks.unexpected)
+        if (
+            self._is_bare
+            and step == self._base + 1
+            and not (self._hooks.is_learned and len(self._hooks.watched) == 1)
+            and len(torch_parallel.all_of(Optimizer)) > 1
+        ):
+            return (
+                f"After step {step}, the first one, it is not known yet which optimizers make up a "
+                "minibatch: give them to jitckpt.init (optimizer=...)."
+            )
+        return None
 
     def _write_local(self, step: int, final: bool) -> None:
         self._recorder.write(step, final, self._host.local(), self._host.unchanged())
@@ -407,6 +457,7 @@ class Job:
             staging=Staging(int(os.environ.get("JITCKPT_STAGING", DEFAULT_BYTES)), pinned=True),
             report=self._report,
             keep=self._periodic_settings.keep,
+            why_not=self._why_not_call,
         )
         if self._save_function is None:
             self._periodic = PeriodicSaver(
@@ -432,7 +483,13 @@ class Job:
         self._stream = partial(current_stream, self._host.device)
         self._native = native
         self._hooks = TrainingHooks(
-            self, model=model, optimizers=optimizers, scaler=scaler, on_phase=self._injector(native)
+            self,
+            model=model,
+            optimizers=optimizers,
+            scaler=scaler,
+            on_phase=self._injector(native),
+            every_optimizer=True,
+            every_scaler=self._save_function is not None,
         )
         self._report(
             protocol.Registered(
