@@ -81,8 +81,8 @@ def main() -> None:  # noqa: PLR0912, PLR0915
         torch.save(state, context.directory / "state.pt")
         said.append(f"saved {context.step}")
 
-    given = {"model": model, "optimizer": optimizers, "scheduler": schedulers, "scaler": scaler}
-    given = {name: given[name] for name in options["given"]}
+    every = {"model": model, "optimizer": optimizers, "scheduler": schedulers, "scaler": scaler}
+    given: dict[str, Any] = {name: every[name] for name in options["given"]}
     job = jitckpt.init(save, checkpoint_dir=folder, **given)
     path = jitckpt.jit_get_checkpoint_path(folder)
     restored: dict[str, Any] = {}
@@ -102,10 +102,11 @@ def main() -> None:  # noqa: PLR0912, PLR0915
         restored["rates"] = state["rates"]
     start = job.restore()
 
-    @HOST_FUNCTION
-    def wait(_: object) -> None:
+    def wait_for_go(_: object) -> None:
         while not (folder / "go").exists():
             time.sleep(0.01)
+
+    wait = HOST_FUNCTION(wait_for_go)
 
     for step in range(start, options["steps"]):
         if step == options["blocked"]:

@@ -30,7 +30,7 @@ def environment() -> dict[str, str]:
 class Worker:
     """A training with an agent's socket and memory, or without."""
 
-    def __init__(self, *, agent: bool = True, program: Path = TRAINING, **options: Any) -> None:
+    def __init__(self, *, agent: bool = True, program: str | Path = TRAINING, **options: Any) -> None:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(LIMIT)
         self.ring = local_state.create()
