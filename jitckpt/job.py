@@ -216,6 +216,7 @@ class Job:
         self._first_step_reported = False
         self._is_bare = not optimizers  # they are found as they make their steps
         self._found: Found | None = None
+        self._has_named_unexpected = False
         device, problem = _device_of(model)
         self._host = HostState(
             model=model,
@@ -385,6 +386,9 @@ class Job:
         """Find what a save function may read although init was not given it; optimizers make steps."""
         assert self._hooks is not None
         watched = self._hooks.watched
+        if self._hooks.unexpected is not None and not self._has_named_unexpected:
+            self._has_named_unexpected = True
+            self._warn(f"No save can be made: {several_optimizers(self._hooks.unexpected)}")
         if len(watched) > len(self._host.optimizers):
             known = [state.optimizer for state in self._host.optimizers]
             for optimizer in watched:

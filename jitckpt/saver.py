@@ -143,6 +143,8 @@ class Saver:
             now = time.monotonic()
             no_step_yet = progress.host_begun == self._restored[0]
             step = progress.device_ended
+            if self._save_function is not None and not no_step_yet and (reason := self._why_not(step)):
+                raise SaveError(reason)
             settled = no_step_yet or progress.step_thread_parked or self._history.is_settled(step)
             runs = not settled and self._save_function is None and self._history.is_foreseen(step)
             rests = progress.device_begun == step and (settled or runs or now >= begun + PARK_SECONDS)
@@ -169,8 +171,6 @@ class Saver:
             return self._restored[1], 0
         if self._save_function is None:
             return self._write_files(step, order, runs)
-        if (reason := self._why_not(step)) is not None:
-            raise SaveError(reason)
         thread = self._history.thread
         with main_thread.held(thread) as came:
             if (
