@@ -1,9 +1,9 @@
-"""Copies of a training's objects as they are when jitckpt.init is called, to restore a save into: a rehearsal.
+"""Copies of a training's objects as they are when jitckpt.init is called, to restore a save into.
 
 A restart builds the objects anew and restores the save into them. So what the copies then say otherwise than
 the training's own objects is what a restart would lose. They are on the host, and run nobody's code but that
-of optimizers, schedulers and scalers; a model is a tree of empty modules with its tensors. Of large tensors there
-is the description only (torch's device "meta").
+of optimizers, schedulers and scalers; a model is a tree of empty modules with its tensors. Of large tensors
+there is the description only (torch's device "meta").
 """
 
 import copy
@@ -50,7 +50,6 @@ class FreshCopy:
         self._copy_parameters(optimizers)
         self.copy = self._skeleton(self.module)
         self._memo[id(model)] = self.copy
-        self.shared = {}
         copied: list[list[Any]] = []
         try:
             for objects in (optimizers, schedulers, [scaler]):
@@ -153,7 +152,7 @@ class FreshCopy:
                 raise TypeError(f"{name} is too large")
         new = self._memo.get(id(one))
         if new is None:
-            new = self._memo[id(one)] = type(one).__new__(type(one))
+            new = self._memo[id(one)] = object.__new__(type(one))
             try:
                 for name, value in vars(one).items():
                     hooks = isinstance(one, Optimizer) and name.startswith(_HOOKS)

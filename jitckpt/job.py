@@ -1,12 +1,13 @@
 """The worker's side: `init` puts a training job under protection, `restore` brings it back."""
 
 import atexit
+import json
 import os
 import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -46,6 +47,8 @@ from jitckpt.native import Native, current_stream
 from jitckpt.periodic import PeriodicSaver, Settings
 from jitckpt.saver import SaveFunction, Saver
 from jitckpt.selection import Choice
+from jitckpt.self_check import FULL_SELF_CHECK, NO_SELF_CHECK, SAMPLED_SELF_CHECK, SELF_CHECK
+from jitckpt.self_checker import SelfChecker
 from jitckpt.shards import Layout, agree, any_rank, hear_first
 from jitckpt.stacks import stack_writer
 from jitckpt.staging import DEFAULT_BYTES, Staging
@@ -55,6 +58,7 @@ KEPT_BESIDE = 4  # steps: replicas may be a step apart, and the host has begun o
 ROOM_TO_GROW = 4  # times what the rank-local state takes as the job begins
 SETTLE_SECONDS = 0.05  # a device that moves on after all only costs another save
 LAST_LOOK_SECONDS = 1.0
+LAST_CHECK_SECONDS = 10.0
 # Where no agent asks the other ranks: shortly before c10d's own watchdog would end the process.
 DEFAULT_HANG_TIMEOUT = 540.0
 DEFAULT_DIRECTORY = "ckpt"
@@ -81,6 +85,7 @@ def init(
     save_every: int | None = None,
     keep: int = 2,
     local_state_limit: int = 64 << 20,
+    self_check: bool | None = None,
 ) -> "Job":
     """Protect this rank's training; call it once, when all that it is given is built and on its device.
 
@@ -101,6 +106,8 @@ def init(
     replica survives; takes as much page-locked host memory as the state of this rank. One replica of each
     shard writes. keep: how many whole saves stay.
     local_state_limit: bytes of host memory for what this rank alone knows of the last steps.
+    self_check: after the first steps restore what a save would hold into copies of the objects, compare
+    them, and compare replicas; a warning names what differs (default: JITCKPT_SELF_CHECK, else True).
 
     Without the preloaded library or without a CUDA device the job runs unprotected, and a warning says so;
     `restore` works all the same. Raises CheckpointError if the directory can't be used, TreeError if some
@@ -144,6 +151,7 @@ def init(
         step_barrier=True if step_barrier is None and shards > 1 else step_barrier,
         periodic=Settings(save_every, keep, layout is None or layout.shards.index(shard) == rank),
         local_state_limit=local_state_limit,
+        self_check=_self_check(self_check),
     )
     if _base_of_next_job is not None:
         _current.set_base(*_base_of_next_job)
@@ -196,6 +204,7 @@ class Job:
         step_barrier: bool | None,
         periodic: Settings,
         local_state_limit: int,
+        self_check: str = NO_SELF_CHECK,
     ) -> None:
         """step_barrier: None for where what the device keeps has to be on another host before the step."""
         self.root, self.identity = root, identity
@@ -214,6 +223,9 @@ class Job:
         self._events = EventLog(root)
         self._events.restart = int(os.environ.get("JITCKPT_RESTART", "0"))
         self._first_step_reported = False
+        self._self_check = self_check
+        self._checker: SelfChecker | None = None
+        self._last_check: SelfChecker | None = None  # nothing but its thread may still be at work
         self._is_bare = not optimizers  # they are found as they make their steps
         self._found: Found | None = None
         self._has_named_unexpected = False
@@ -305,6 +317,11 @@ class Job:
         if self._periodic is not None:
             self._periodic.settled(self._hooks.step)
             self._periodic.wait()
+        if self._checker is not None:
+            self._checker.settled(self._hooks.step)
+            self._last_check = self._checker
+        if self._last_check is not None:
+            self._last_check.wait(LAST_CHECK_SECONDS)
         # A training of few steps ends before the library has looked at the device again.
         until = time.monotonic() + LAST_LOOK_SECONDS
         while self._hooks.step > self._base and not self._first_step_reported and time.monotonic() < until:
@@ -339,6 +356,8 @@ class Job:
             self._found.settle(step - 1)
         if self._periodic is not None:
             self._periodic.settled(step - 1)
+        if self._checker is not None:
+            self._checker.settled(step - 1)
 
     def forward_ended(self, step: int) -> None:
         if not self._recorder.write_again(step, final=False):
@@ -353,6 +372,10 @@ class Job:
             self._find(step)
         if self._periodic is not None:
             self._periodic.step_begins()
+        if self._checker is not None:
+            self._checker.step_begins()
+            if self._checker.is_done:
+                self._last_check, self._checker = self._checker, None
         if self._barrier is not None:
             if self._copies is not None:  # without this rank's part in the barrier no other makes the step
                 self._copies.wait(step, partial(self._ring.is_written, step))
@@ -376,6 +399,8 @@ class Job:
         self._native.step_end(step, self._stream())
         if self._periodic is not None and self._periodic.is_due(step):
             self._periodic.step_ended(step, self._host.local(), shared)
+        if self._checker is not None:
+            self._checker.step_ended(step, self._host.local, shared)
         self._history.forget_before(
             step - self._max_ahead - KEPT_BESIDE
         )  # the device has come further than that
@@ -426,6 +451,16 @@ class Job:
             )
         return None
 
+    def _post(self, step: int, digests: Mapping[str, str]) -> tuple[int, Mapping[str, str]] | None:
+        """Tell the replicas of this rank's state what it is, or hear it of the first one that told."""
+        if not torch.distributed.is_initialized():
+            return None
+        store = torch.distributed.distributed_c10d._get_default_store()
+        key = f"jitckpt/self-check/{self._events.restart}/{self.identity.shard}/{step}"
+        told = store.compare_set(key, "", json.dumps([self.identity.rank, digests]))
+        rank, others = json.loads(told)
+        return None if rank == self.identity.rank else (rank, others)
+
     def _write_local(self, step: int, final: bool) -> None:
         self._recorder.write(step, final, self._host.local(), self._host.unchanged())
 
@@ -475,6 +510,18 @@ class Job:
                 report=self._report,
                 warn=self._warn,
             )
+            if model is not None and self._self_check != NO_SELF_CHECK:
+                self._checker = SelfChecker(
+                    model=model,
+                    host=self._host,
+                    history=self._history,
+                    rank=self.identity.rank,
+                    full=self._self_check == FULL_SELF_CHECK,
+                    write_word=native.write_word,
+                    post=self._post if self.identity.world_size > 1 else None,
+                    report=self._report,
+                    warn=self._warn,
+                )
         native.start(
             agent_fd=self._agent_fd,
             hang_timeout=float(os.environ.get("JITCKPT_HANG_TIMEOUT", DEFAULT_HANG_TIMEOUT)),
@@ -658,6 +705,14 @@ def _check_arguments(
     for name, one in [("scheduler", scheduler) for scheduler in schedulers] + [("extra", extra)]:
         if one is not None and not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
             raise TypeError(f"{name} is a {type(one).__name__}, which has no state_dict and load_state_dict.")
+
+
+def _self_check(given: bool | None) -> str:
+    """Return which check to make; a rehearsal asks for all of it."""
+    wanted = os.environ.get(SELF_CHECK, SAMPLED_SELF_CHECK)
+    if given is None or (given and wanted == FULL_SELF_CHECK):
+        return wanted
+    return SAMPLED_SELF_CHECK if given else NO_SELF_CHECK
 
 
 def _root(checkpoint_dir: str | os.PathLike[str] | None) -> Path:

@@ -1,4 +1,4 @@
-"""Whether what a save would hold brings a training back: two descriptions of its objects, and how they differ.
+"""Whether what a save would hold brings a training back: two descriptions of its objects are compared.
 
 One describes the objects of the training as they are, the other fresh ones into which a save was restored.
 """
@@ -17,6 +17,10 @@ from torch.optim import Optimizer
 
 from jitckpt import tensor_file
 
+SELF_CHECK = "JITCKPT_SELF_CHECK"  # in the environment: one of these
+NO_SELF_CHECK, SAMPLED_SELF_CHECK, FULL_SELF_CHECK = "0", "1", "full"
+# How the names of tensors begin.
+PARAMETER, BUFFER, NON_PERSISTENT, STATE = "parameter ", "buffer ", "non-persistent buffer ", "state of "
 MOST_VALUES = 20_000  # in the attributes of one object
 SHOWN = 3  # names of each kind of difference
 LONGEST = 80  # characters of a value in a sentence
@@ -31,12 +35,16 @@ TORCHS_OWN = {*vars(torch.optim.SGD([torch.zeros(1)]))} | {
     "_is_initial",
 }
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _LEAVES = (nn.Module, type, ModuleType, BuiltinFunctionType, MethodType)
 
 
 @dataclass(frozen=True)
 class TensorLeaf:
-    """same_as: the first name of what lies in the same memory. digest: of its values; None if not compared."""
+    """same_as: of parameters, buffers and their state the first name of what lies in the same memory.
+
+    digest: of its values, if they count.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -51,7 +59,7 @@ Snapshot = Mapping[str, TensorLeaf | str]
 
 @dataclass(frozen=True)
 class Difference:
-    """What becomes of something in a restore, as the end of a sentence; and its name."""
+    """What becomes of something in a restore, as a remark; and its name."""
 
     what: str
     name: str
@@ -95,11 +103,12 @@ class Described:
             elif id(one) in seen or isinstance(one, _LEAVES):
                 continue
             else:
-                seen.add(id(one))
+                if not isinstance(one, _CONTAINERS):  # a list in two places is described twice
+                    seen.add(id(one))
                 parts = _parts(one, optimizers)
                 is_shared |= isinstance(one, FunctionType)
                 waiting.extend((part, f"{path}.{key}" if key else path, is_shared) for key, part in parts)
-                if not parts and isinstance(one, dict | list | tuple | set | frozenset | deque):
+                if not parts and isinstance(one, _CONTAINERS):
                     self.texts[path] = type(one).__name__
             if is_shared and (path in self.texts or path in self.tensors):
                 self.shared.add(path)
@@ -111,10 +120,9 @@ def _parts(one: Any, optimizers: bool) -> list[tuple[str, object]]:
     if isinstance(one, dict):
         labels = (str(key) if isinstance(key, str | int) else f"[{place}]" for place, key in enumerate(one))
         return [*zip(labels, one.values(), strict=True)]
-    if isinstance(one, list | tuple | deque):
-        return [(str(place), item) for place, item in enumerate(one)]
-    if isinstance(one, set | frozenset):
-        return [(str(place), item) for place, item in enumerate(sorted(one, key=repr))]
+    if isinstance(one, list | tuple | deque | set | frozenset):
+        items = sorted(one, key=repr) if isinstance(one, set | frozenset) else one
+        return [(str(place), item) for place, item in enumerate(items)]
     if isinstance(one, FunctionType):
         return [*_closed_over(one)]
     if isinstance(one, Optimizer) and not optimizers:
@@ -144,7 +152,8 @@ def leaves(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> dict[
     first: dict[int, str] = {}
     found = {}
     for name, tensor in tensors.items():
-        place = tensor.data_ptr() if tensor.device.type != "meta" and tensor.numel() else 0
+        counts = tensor.numel() and name.startswith((PARAMETER, BUFFER, NON_PERSISTENT, STATE))
+        place = tensor.data_ptr() if counts and tensor.device.type != "meta" else 0
         value = values.get(name)
         found[name] = TensorLeaf(
             dtype=str(tensor.dtype).removeprefix("torch."),
@@ -170,30 +179,30 @@ def compare(held: Snapshot, restored: Snapshot) -> list[Difference]:
     for name, leaf in held.items():
         other = restored.get(name)
         if other is None:
-            found.append(Difference("is not restored", name))
+            found.append(Difference("not restored", name))
         elif isinstance(leaf, str) or isinstance(other, str):
             if leaf != other:
-                found.append(Difference(f"is {_short(leaf)}, but {_short(other)} after a restore", name))
+                found.append(Difference(f"{_short(leaf)}, but {_short(other)} after a restore", name))
         else:
             found += [Difference(what, name) for what in _differ(leaf, other)]
-    found += [Difference("is there after a restore only", name) for name in restored.keys() - held.keys()]
+    found += [Difference("there after a restore only", name) for name in restored.keys() - held.keys()]
     return found
 
 
 def _differ(held: TensorLeaf, restored: TensorLeaf) -> Iterator[str]:
     if held.dtype != restored.dtype:
-        yield f"is restored as {restored.dtype} instead of {held.dtype}"
+        yield f"restored as {restored.dtype} instead of {held.dtype}"
     elif held.shape != restored.shape:
-        yield "is restored with another shape"
+        yield "restored with another shape"
     else:
         if held.stride != restored.stride:
-            yield "is restored with another memory layout (strides)"
+            yield "restored with other strides: another memory layout"
         if held.digest is not None and restored.digest is not None and held.digest != restored.digest:
-            yield "is restored with other values"
+            yield "restored with other values"
     if held.requires_grad != restored.requires_grad:
-        yield f"has requires_grad={held.requires_grad}, but {restored.requires_grad} after a restore"
+        yield f"requires_grad={held.requires_grad}, but {restored.requires_grad} after a restore"
     if held.same_as != restored.same_as:
-        yield "shares its memory with another one, or does not, and otherwise after a restore"
+        yield "shares memory with others than after a restore"
 
 
 def _short(leaf: TensorLeaf | str) -> str:
@@ -211,7 +220,7 @@ def sentences(differences: Sequence[Difference]) -> list[str]:
     kinds: dict[str, list[str]] = {}
     for one in differences:
         kinds.setdefault(one.what, []).append(one.name)
-    return [f"{some(names)} {what}" for what, names in kinds.items()]
+    return [f"{some(names)} ({what})" for what, names in kinds.items()]
 
 
 def some(names: Iterable[str]) -> str:
