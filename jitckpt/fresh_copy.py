@@ -83,6 +83,8 @@ class FreshCopy:
 
     def _copy_parameters(self, optimizers: Sequence[Optimizer]) -> None:
         found: dict[str, Tensor] = dict(self.module.named_parameters(remove_duplicate=False))
+        if torch_parallel.parameters(self.module).keys() - found.keys():
+            raise TypeError("the model's parameters are parts of flat ones (FullyShardedDataParallel)")
         in_model = {id(parameter) for parameter in found.values()}
         for index, optimizer in enumerate(optimizers):
             for number, parameter in enumerate(parameters_of(optimizer)):
@@ -91,7 +93,7 @@ class FreshCopy:
         for name, parameter in found.items():
             if not is_plain(parameter):
                 raise TypeError(
-                    f"{name} is a {type(torch_parallel.local(parameter)).__name__} or a shard of one"
+                    f"{name} is a {type(parameter.data).__name__}, of which a rank may hold a part"
                 )
         for name, parameter in sorted(found.items(), key=lambda one: (one[1].nbytes, one[0])):
             values = self._takes(name, parameter, 1 + STATE_OF_A_PARAMETER)

@@ -461,6 +461,12 @@ class Job:
         rank, others = json.loads(told)
         return None if rank == self.identity.rank else (rank, others)
 
+    def _is_first_to_say(self) -> bool:
+        """Whether no replica of this rank has said before that they differ."""
+        store = torch.distributed.distributed_c10d._get_default_store()
+        said: int = store.add(f"jitckpt/self-check/{self._events.restart}/{self.identity.shard}/said", 1)
+        return said == 1
+
     def _write_local(self, step: int, final: bool) -> None:
         self._recorder.write(step, final, self._host.local(), self._host.unchanged())
 
@@ -519,6 +525,7 @@ class Job:
                     full=self._self_check == FULL_SELF_CHECK,
                     write_word=native.write_word,
                     post=self._post if self.identity.world_size > 1 else None,
+                    may_say=self._is_first_to_say,
                     report=self._report,
                     warn=self._warn,
                 )

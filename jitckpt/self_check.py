@@ -108,7 +108,7 @@ class Described:
                 parts = _parts(one, optimizers)
                 is_shared |= isinstance(one, FunctionType)
                 waiting.extend((part, f"{path}.{key}" if key else path, is_shared) for key, part in parts)
-                if not parts and isinstance(one, _CONTAINERS):
+                if not parts and isinstance(one, _CONTAINERS) and path != name:
                     self.texts[path] = type(one).__name__
             if is_shared and (path in self.texts or path in self.tensors):
                 self.shared.add(path)

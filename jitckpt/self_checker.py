@@ -77,12 +77,16 @@ class SelfChecker:
         full: bool,
         write_word: Callable[[int, int, int], None],
         post: Post | None,
+        may_say: Callable[[], bool],
         report: Callable[[protocol.Message], None],
         warn: Callable[[str], None],
     ) -> None:
-        """full: look at all tensors, not only at the smallest ones."""
+        """full: look at all tensors, not only at the smallest ones.
+
+        may_say: whether this rank is the one to warn of replicas that differ.
+        """
         self._host, self._history, self._rank = host, history, rank
-        self._post, self._report, self._warn = post, report, warn
+        self._post, self._may_say, self._report, self._warn = post, may_say, report, warn
         self._optimizers = [state.optimizer for state in host.optimizers]
         self._schedulers = [state.scheduler for state in host.schedulers]
         self._skipped: list[str] = []
@@ -233,7 +237,7 @@ class SelfChecker:
                 f"{'; '.join(clauses)}. A restart would go on otherwise than an undisturbed run. Keep it in "
                 "what state_dict() says or in jitckpt.init(extra=...). (self_check=False silences this.)"
             )
-        if apart:
+        if apart and self._may_say():
             self._warn(apart)
         self._report(
             protocol.SelfCheck(
