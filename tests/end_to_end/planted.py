@@ -60,7 +60,7 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate(plants))
     job = jitckpt.init(checkpoint_dir="ckpt", model=model, optimizer=optimizer, scheduler=scheduler)
     torch.manual_seed(dist.get_rank())
-    for step in range(job.restore(), STEPS):
+    for _ in range(job.restore(), STEPS):
         model(torch.randn(4, 8).cuda()).square().mean().backward()
         optimizer.step()
         scheduler.step()
