@@ -22,6 +22,7 @@ from jitckpt.self_check import Described, TooManyError
 from jitckpt.tree_codec import Json
 
 _HOOKS = "_optimizer_"  # begins the names of the attributes with an optimizer's hooks
+MOST_SAMPLED = 256  # tensors, or parameters with their state: each takes the training's thread some time
 STATE_OF_A_PARAMETER = 3  # so many times its bytes, as a rule; with itself, and the piece of the file
 
 
@@ -42,7 +43,7 @@ class FreshCopy:
         Raises TypeError if some of it can't be copied, saying what.
         """
         self._memo: dict[int, Any] = {}
-        self._left = limit
+        self._left = self._left_for_objects = limit
         self.sampled: set[str] = set()  # names of parameters and buffers
         self.names: dict[int, str] = {}  # of parameters, by id, of the training's and of the copies
         self._places: dict[tuple[Any, ...], Tensor] = {}
@@ -116,7 +117,7 @@ class FreshCopy:
     def _takes(self, name: str, tensor: Tensor, times: int) -> bool:
         """Whether the values of a tensor, and what belongs to it, are looked at."""
         if self._left is not None:
-            if tensor.nbytes * times > self._left:
+            if tensor.nbytes * times > self._left or len(self.sampled) >= MOST_SAMPLED:
                 return False
             self._left -= tensor.nbytes * times
         self.sampled.add(name)
@@ -147,10 +148,14 @@ class FreshCopy:
         reached = Described()
         reached.add(one, type(one).__name__, known=self.names.keys(), optimizers=True)
         for name, tensor in reached.tensors.items():
-            if id(tensor) not in self._memo and tensor.device.type != "cpu":
-                values = self._takes(name, tensor, 2)
+            if id(tensor) in self._memo:
+                continue
+            values = self._left_for_objects is None or tensor.nbytes <= self._left_for_objects
+            if values and self._left_for_objects is not None:
+                self._left_for_objects -= tensor.nbytes
+            if tensor.device.type != "cpu":
                 self._memo[id(tensor)] = tensor.detach().cpu() if values else _like(tensor, False)
-            elif tensor.device.type == "cpu" and not self._takes(name, tensor, 2):
+            elif not values:
                 raise TypeError(f"{name} is too large")
         new = self._memo.get(id(one))
         if new is None:

@@ -526,6 +526,7 @@ class Job:
                     write_word=native.write_word,
                     post=self._post if self.identity.world_size > 1 else None,
                     may_say=self._is_first_to_say,
+                    found_scaler=lambda: None if self._hooks is None else self._hooks.found_scaler,
                     report=self._report,
                     warn=self._warn,
                 )
@@ -547,7 +548,7 @@ class Job:
             scaler=scaler,
             on_phase=self._injector(native),
             every_optimizer=True,
-            every_scaler=self._save_function is not None,
+            every_scaler=True,
         )
         self._report(
             protocol.Registered(

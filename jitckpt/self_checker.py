@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from jitckpt import protocol, self_check, tensor_file
-from jitckpt.fresh_copy import FreshCopy, parameters_of
+from jitckpt.fresh_copy import MOST_SAMPLED, FreshCopy, parameters_of
 from jitckpt.history import History
 from jitckpt.hooks import torch_parallel
 from jitckpt.host_copies import HostCopies
@@ -39,6 +39,7 @@ from jitckpt.tree_codec import Encoded, Json, to_json
 
 CHECKED_STEPS = (2, 6)  # counted from this start
 SAMPLED_BYTES = 16 << 20
+PIECE_BYTES = 64 << 20  # of the file that is tried
 SMALL_BYTES = 1 << 20  # of a tensor on the host that is copied in the training's thread
 LOOK_SECONDS = 0.01
 REASON = "self-check"
@@ -78,15 +79,18 @@ class SelfChecker:
         write_word: Callable[[int, int, int], None],
         post: Post | None,
         may_say: Callable[[], bool],
+        found_scaler: Callable[[], object],
         report: Callable[[protocol.Message], None],
         warn: Callable[[str], None],
     ) -> None:
         """full: look at all tensors, not only at the smallest ones.
 
-        may_say: whether this rank is the one to warn of replicas that differ.
+        may_say: whether this rank is the one to warn of replicas that differ. found_scaler: one that is used,
+        given or not.
         """
         self._host, self._history, self._rank = host, history, rank
         self._post, self._may_say, self._report, self._warn = post, may_say, report, warn
+        self._found_scaler = found_scaler
         self._optimizers = [state.optimizer for state in host.optimizers]
         self._schedulers = [state.scheduler for state in host.schedulers]
         self._skipped: list[str] = []
@@ -223,7 +227,7 @@ class SelfChecker:
                 time.sleep(LOOK_SECONDS)
             held = self._with_values(begun)
             differences = self._restore_and_compare(begun, held)
-            differences += self._changing_buffers(held)
+            differences += self._changing_buffers(held) + self._not_given()
             apart = self._compare_with_replicas(begun.step, held)
         except Exception as error:
             self._give_up(error)
@@ -261,13 +265,14 @@ class SelfChecker:
         return held
 
     def _restore_and_compare(self, begun: _Begun, held: Snapshot) -> list[Difference]:
-        read, differences = _through_a_file(begun)
+        save = _as_saved(begun)
+        differences = changed_by_a_file(save)
         fresh = self._fresh
         if fresh is None:
             return differences
         document = json.loads(to_json(begun.document))
         try:
-            fresh.restore(document, read)
+            fresh.restore(document, save)
         except Exception as error:  # a restart would raise it, too
             return [*differences, Difference(f"{error!r:.300}", "all of it can't be restored")]
         described = _describe_state(fresh.copy, fresh.optimizers, fresh.names, fresh.sampled)
@@ -289,6 +294,19 @@ class SelfChecker:
         changed = [name for name, value in now.items() if self._kept.get(name, value) != value]
         self._kept = now
         return [Difference("changes in the training, and no save holds it", name) for name in changed]
+
+    def _not_given(self) -> list[Difference]:
+        """Return what trains along, but that jitckpt.init does not know of."""
+        found = []
+        if self._host.scaler is None and self._found_scaler() is not None:
+            found.append(Difference("not given to jitckpt.init: scaler=...", "a GradScaler"))
+        if not self._schedulers:
+            found += [
+                Difference("not given to jitckpt.init: scheduler=...", f"the scheduler of optimizer {index}")
+                for index, optimizer in enumerate(self._optimizers)
+                if hasattr(optimizer.step, "_wrapped_by_lr_sched")
+            ]
+        return found
 
     def _compare_with_replicas(self, step: int, held: Snapshot) -> str:
         """Return the sentence about replicas that differ, if they do."""
@@ -383,37 +401,51 @@ def _parameters(
     return found
 
 
-def _through_a_file(begun: _Begun) -> tuple[dict[str, Tensor], list[Difference]]:
-    """Write what a save would hold as its file, and read it; what was not copied has no values."""
-    known, unknown = {}, {}
+def _as_saved(begun: _Begun) -> dict[str, Tensor]:
+    """Return what a save would hold, on the host; what was not copied has no values."""
+    found = {}
     for name, tensor in begun.save.items():
         value = tensor if tensor.device.type == "cpu" else begun.values.get(_place(tensor))
-        if value is None:
-            unknown[name] = torch.empty_strided(
-                tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"
-            )
-        else:
-            known[name] = value
-    pieces: list[bytes] = []
-    tensor_file.write(lambda piece: pieces.append(bytes(piece)), known)
-    read = tensor_file.read(b"".join(pieces))
-    differences = [
+        found[name] = tensor.to("meta") if value is None else value
+    return found
+
+
+def changed_by_a_file(tensors: Mapping[str, Tensor], piece: int = PIECE_BYTES) -> list[Difference]:
+    """Write tensors as a save's file and read that, at most so many bytes at a time, or one tensor."""
+    differences: list[Difference] = []
+    waiting: dict[str, Tensor] = {}
+    size = 0
+    for name, tensor in tensors.items():
+        if tensor.device.type == "meta":
+            continue
+        if waiting and size + tensor.nbytes > piece:
+            differences += _differ_in_a_file(waiting)
+            waiting, size = {}, 0
+        waiting[name], size = tensor, size + tensor.nbytes
+    return differences + _differ_in_a_file(waiting)
+
+
+def _differ_in_a_file(tensors: Mapping[str, Tensor]) -> list[Difference]:
+    file = bytearray()
+    tensor_file.write(file.extend, tensors)
+    read = tensor_file.read(bytes(file))
+    return [
         Difference("not read from a file as it was written", name)
-        for name, value in known.items()
+        for name, value in tensors.items()
         if (value.dtype, value.shape) != (read[name].dtype, read[name].shape)
         or self_check.digest(value) != self_check.digest(read[name])
     ]
-    return read | unknown, differences
 
 
 def _smallest(tensors: Mapping[str, Tensor], limit: int | None) -> set[str]:
     """Return the names of the smallest ones that take no more than so many bytes, with optimizer state."""
-    found, size = set(), 0
+    found: set[str] = set()
+    size = 0
     for name, tensor in sorted(
         tensors.items(), key=lambda one: (torch_parallel.local(one[1]).nbytes, one[0])
     ):
         size += 4 * torch_parallel.local(tensor).nbytes
-        if limit is not None and size > limit:
+        if limit is not None and (size > limit or len(found) == MOST_SAMPLED):
             break
         found.add(name)
     return found

@@ -214,3 +214,14 @@ def test_a_scaler_is_copied() -> None:
     scaler.update(4.0)
     fresh.scaler.load_state_dict(scaler.state_dict())
     assert fresh.scaler.state_dict() == scaler.state_dict()
+
+
+def test_many_tensors_are_not_all_looked_at() -> None:
+    model = nn.ParameterList([nn.Parameter(torch.zeros(1)) for _ in range(400)])
+    optimizer = torch.optim.SGD(model.parameters())
+    scheduler = lr_scheduler.LambdaLR(
+        torch.optim.SGD(model.parameters(), lr=torch.tensor(0.1)), lambda _: 1.0
+    )
+    objects: dict[str, Any] = {"model": model, "optimizers": [optimizer], "schedulers": [scheduler]}
+    assert len(FreshCopy(**objects, scaler=None, limit=1 << 20).sampled) == 256
+    assert len(FreshCopy(**objects, scaler=None, limit=None).sampled) == 400
