@@ -22,7 +22,7 @@ from jitckpt.self_check import Described, TooManyError
 from jitckpt.tree_codec import Json
 
 _HOOKS = "_optimizer_"  # begins the names of the attributes with an optimizer's hooks
-MOST_SAMPLED = 256  # tensors, or parameters with their state: each takes the training's thread some time
+MOST_SAMPLED = 64  # tensors, or parameters with their state: each takes the training's thread some time
 STATE_OF_A_PARAMETER = 3  # so many times its bytes, as a rule; with itself, and the piece of the file
 
 
@@ -96,7 +96,8 @@ class FreshCopy:
                 raise TypeError(
                     f"{name} is a {type(parameter.data).__name__}, of which a rank may hold a part"
                 )
-        for name, parameter in sorted(found.items(), key=lambda one: (one[1].nbytes, one[0])):
+        for name in worth_looking_at(found):
+            parameter = found[name]
             values = self._takes(name, parameter, 1 + STATE_OF_A_PARAMETER)
             if id(parameter) in self._memo:
                 continue
@@ -167,6 +168,16 @@ class FreshCopy:
             except Exception as error:  # __deepcopy__ and the like may raise anything
                 raise TypeError(f"{type(one).__name__}.{name} can't be copied ({error!r:.100})") from error
         return new
+
+
+def worth_looking_at(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Return the names in the order in which they are taken: small ones, and in turn of all kinds."""
+    kinds: dict[tuple[object, ...], list[tuple[int, str]]] = {}
+    for name, tensor in tensors.items():
+        kind = (tensor.dim(), tensor.dtype, tensor.is_contiguous(), tensor.requires_grad)
+        kinds.setdefault(kind, []).append((torch_parallel.local(tensor).nbytes, name))
+    turns = [(turn, *one) for kind in kinds.values() for turn, one in enumerate(sorted(kind))]
+    return [name for _, _, name in sorted(turns)]
 
 
 def is_plain(tensor: Tensor) -> bool:

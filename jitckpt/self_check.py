@@ -88,7 +88,7 @@ class Described:
         known: ids of objects that are described elsewhere. optimizers: look into optimizers, too.
         Raises TooManyError.
         """
-        seen = set(known)
+        seen: set[int] = set()
         waiting: deque[tuple[object, str, bool]] = deque([(value, name, False)])
         while waiting:
             one, path, is_shared = waiting.popleft()
@@ -100,7 +100,7 @@ class Described:
             elif isinstance(one, numpy.ndarray | numpy.generic):
                 data = numpy.ascontiguousarray(one)
                 self.texts[path] = f"{data.dtype}{data.shape} {xxhash.xxh3_64_hexdigest(data.tobytes())}"
-            elif id(one) in seen or isinstance(one, _LEAVES):
+            elif id(one) in seen or id(one) in known or isinstance(one, _LEAVES):
                 continue
             else:
                 if not isinstance(one, _CONTAINERS):  # a list in two places is described twice

@@ -17,7 +17,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from jitckpt import protocol, self_check, tensor_file
-from jitckpt.fresh_copy import MOST_SAMPLED, FreshCopy, parameters_of
+from jitckpt.fresh_copy import (
+    MOST_SAMPLED,
+    STATE_OF_A_PARAMETER,
+    FreshCopy,
+    parameters_of,
+    worth_looking_at,
+)
 from jitckpt.history import History
 from jitckpt.hooks import torch_parallel
 from jitckpt.host_copies import HostCopies
@@ -39,7 +45,7 @@ from jitckpt.tree_codec import Encoded, Json, to_json
 
 CHECKED_STEPS = (2, 6)  # counted from this start
 SAMPLED_BYTES = 16 << 20
-PIECE_BYTES = 64 << 20  # of the file that is tried
+PIECE_BYTES = 4 << 20  # of the file that is tried
 SMALL_BYTES = 1 << 20  # of a tensor on the host that is copied in the training's thread
 LOOK_SECONDS = 0.01
 REASON = "self-check"
@@ -83,7 +89,7 @@ class SelfChecker:
         report: Callable[[protocol.Message], None],
         warn: Callable[[str], None],
     ) -> None:
-        """full: look at all tensors, not only at the smallest ones.
+        """full: look at all tensors, not only at some small ones of each kind.
 
         may_say: whether this rank is the one to warn of replicas that differ. found_scaler: one that is used,
         given or not.
@@ -113,7 +119,7 @@ class SelfChecker:
             self._skipped.append(f"nothing was restored into copies of the objects: {error}")
             own = torch_parallel.parameters(self._module)
             self._names = {id(parameter): name for name, parameter in own.items()}
-            self._sampled = _smallest(own, limit)
+            self._sampled = _sample(own, limit)
             self._initial = Described()
         self._copies = HostCopies(host.device, write_word)
         self._first: int | None = None
@@ -185,7 +191,6 @@ class SelfChecker:
     def _begin(self, step: int, local: Mapping[str, Encoded], shared: Shared) -> _Begun:
         described = self._describe_state()
         save = {name: tensor for part in local.values() for name, tensor in part.tensors.items()}
-        save |= self._host.parameters()
         for optimizer in shared.optimizers:
             save |= optimizer.device
         own = {name: torch_parallel.local(tensor) for name, tensor in described.tensors.items()}
@@ -193,11 +198,11 @@ class SelfChecker:
         values = {_place(tensor): tensor.clone() for tensor in own.values() if _is_small(tensor)}
         buffers: dict[str, Tensor] = {}
         others: dict[str, Tensor] = {}
-        places: dict[str, Place] = {}
+        copied: set[Place] = set()
         for name, tensor in own.items():
-            if tensor.device.type != "cpu" and where[name] not in places.values():
-                (buffers if "buffer" in name else others)[name] = tensor
-                places[name] = where[name]
+            if tensor.device.type != "cpu" and where[name] not in copied:
+                copied.add(where[name])
+                (buffers if name.startswith((BUFFER, NON_PERSISTENT)) else others)[name] = tensor
         number, copies = self._copies.begin(buffers, others)
         held: dict[str, TensorLeaf | str] = {**described.texts}
         for name, leaf in self_check.leaves(own, {}).items():
@@ -207,7 +212,7 @@ class SelfChecker:
             copies=number,
             held=held,
             where=where,
-            values=values | {places[name]: copy for name, copy in copies.items()},
+            values=values | {where[name]: copy for name, copy in copies.items()},
             save=save,
             local={
                 "final": True,
@@ -225,6 +230,7 @@ class SelfChecker:
         try:
             while not self._copies.are_there(begun.copies):
                 time.sleep(LOOK_SECONDS)
+            begun.save |= self._host.parameters()
             held = self._with_values(begun)
             differences = self._restore_and_compare(begun, held)
             differences += self._changing_buffers(held) + self._not_given()
@@ -366,9 +372,9 @@ def _describe_state(
                 found.tensors[kind + name] = buffer
     for index, optimizer in enumerate(optimizers):
         for place, (parameter, state) in enumerate(torch_parallel.own_state(optimizer).items()):
-            name = names.get(id(parameter), f"[{place}]")
-            if name in sampled or id(parameter) not in names:
-                found.add(state, f"{STATE}optimizer {index}: {name}", known=names.keys())
+            known = names.get(id(parameter))
+            if known is None or known in sampled:
+                found.add(state, f"{STATE}optimizer {index}: {known or place}", known=names.keys())
         own = {name: value for name, value in vars(optimizer).items() if name not in TORCHS_OWN}
         found.add(own, f"optimizer {index}", known=names.keys(), optimizers=True)
     return found
@@ -437,14 +443,12 @@ def _differ_in_a_file(tensors: Mapping[str, Tensor]) -> list[Difference]:
     ]
 
 
-def _smallest(tensors: Mapping[str, Tensor], limit: int | None) -> set[str]:
-    """Return the names of the smallest ones that take no more than so many bytes, with optimizer state."""
+def _sample(tensors: Mapping[str, Tensor], limit: int | None) -> set[str]:
+    """Return the names of those that take no more than so many bytes with their optimizer state."""
     found: set[str] = set()
     size = 0
-    for name, tensor in sorted(
-        tensors.items(), key=lambda one: (torch_parallel.local(one[1]).nbytes, one[0])
-    ):
-        size += 4 * torch_parallel.local(tensor).nbytes
+    for name in worth_looking_at(tensors):
+        size += (1 + STATE_OF_A_PARAMETER) * torch_parallel.local(tensors[name]).nbytes
         if limit is not None and (size > limit or len(found) == MOST_SAMPLED):
             break
         found.add(name)

@@ -65,11 +65,11 @@ def test_the_launchers_option_decides_before_its_environment(monkeypatch: pytest
     assert run._self_check(True) == {}, "a rehearsal has asked for all of it"
 
 
-def test_the_smallest_tensors_are_looked_at_as_far_as_memory_is_for_them() -> None:
+def test_small_tensors_are_looked_at_as_far_as_memory_is_for_them() -> None:
     sizes = {"c": torch.empty(3), "a": torch.empty(1), "b": torch.empty(2)}
-    assert self_checker._smallest(sizes, 16 + 32) == {"a", "b"}
-    assert self_checker._smallest(sizes, 16 + 31) == {"a"}
-    assert self_checker._smallest(sizes, None) == {"a", "b", "c"}
+    assert self_checker._sample(sizes, 16 + 32) == {"a", "b"}
+    assert self_checker._sample(sizes, 16 + 31) == {"a"}
+    assert self_checker._sample(sizes, None) == {"a", "b", "c"}
 
 
 def check(rank: int, **fields: Any) -> dict[str, Any]:
