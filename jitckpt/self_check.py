@@ -6,6 +6,7 @@ One describes the objects of the training as they are, the other fresh ones into
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cache
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -24,19 +25,26 @@ PARAMETER, BUFFER, NON_PERSISTENT, STATE = "parameter ", "buffer ", "non-persist
 MOST_VALUES = 20_000  # in the attributes of one object
 SHOWN = 3  # names of each kind of difference
 LONGEST = 80  # characters of a value in a sentence
-# Attributes of torch's own optimizers and schedulers, which its steps set anew.
-TORCHS_OWN = {*vars(torch.optim.SGD([torch.zeros(1)]))} | {
-    "step",
-    "_opt_called",
-    "_warned_capturable_if_run_uncaptured",
-    "_need_device_dtype_check_for_fused",
-    "_jitckpt_state",
-    "_get_lr_called_within_step",
-    "_is_initial",
-}
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _LEAVES = (nn.Module, type, ModuleType, BuiltinFunctionType, MethodType)
+
+
+@cache
+def torchs_own() -> frozenset[str]:
+    """Return the attributes of torch's own optimizers and schedulers, which they set anew.
+
+    Not as this module is loaded: torch's first optimizer loads its compiler.
+    """
+    return frozenset(vars(torch.optim.SGD([torch.zeros(1)]))) | {
+        "step",
+        "_opt_called",
+        "_warned_capturable_if_run_uncaptured",
+        "_need_device_dtype_check_for_fused",
+        "_jitckpt_state",
+        "_get_lr_called_within_step",
+        "_is_initial",
+    }
 
 
 @dataclass(frozen=True)
@@ -131,7 +139,9 @@ def _parts(one: Any, optimizers: bool) -> list[tuple[str, object]]:
     if not isinstance(attributes, dict):
         return []
     return [
-        (name, value) for name, value in attributes.items() if name not in TORCHS_OWN or _is_state(one, name)
+        (name, value)
+        for name, value in attributes.items()
+        if name not in torchs_own() or _is_state(one, name)
     ]
 
 

@@ -34,12 +34,12 @@ from jitckpt.self_check import (
     NON_PERSISTENT,
     PARAMETER,
     STATE,
-    TORCHS_OWN,
     Described,
     Difference,
     Snapshot,
     TensorLeaf,
     TooManyError,
+    torchs_own,
 )
 from jitckpt.tree_codec import Encoded, Json, to_json
 
@@ -375,7 +375,7 @@ def _describe_state(
             known = names.get(id(parameter))
             if known is None or known in sampled:
                 found.add(state, f"{STATE}optimizer {index}: {known or place}", known=names.keys())
-        own = {name: value for name, value in vars(optimizer).items() if name not in TORCHS_OWN}
+        own = {name: value for name, value in vars(optimizer).items() if name not in torchs_own()}
         found.add(own, f"optimizer {index}", known=names.keys(), optimizers=True)
     return found
 
