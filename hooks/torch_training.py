@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
@@ -73,13 +74,18 @@ class TrainingHooks:
         optimizers: list[Optimizer],
         scaler: Any = None,
         on_phase: Callable[[int, str], None] | None = None,
+        every_optimizer: bool = False,
+        every_scaler: bool = False,
     ) -> None:
         """Without optimizers every optimizer is watched; the first to make a step counts the minibatches.
 
+        every_optimizer: then a minibatch is, from the second on, one step of each that has made one before
+        the first one makes its second. every_scaler: without a scaler, watch whichever is used.
         on_phase: called with the step and forward, backward, optimizer or between when the loop gets there.
         Without a model the forward pass is that of the outermost module called, watched only for on_phase.
         """
         self.step = 0  # the newest step that has ended on the host
+        self._first_step = 0  # of those seen, where every optimizer is watched
         self._listener = listener
         self._on_phase = on_phase
         self._optimizers: list[weakref.ref[Optimizer]] = [weakref.ref(optimizer) for optimizer in optimizers]
@@ -121,9 +127,16 @@ class TrainingHooks:
                 register_optimizer_step_pre_hook(self._begin_any),
                 register_optimizer_step_post_hook(self._end_any),
             ]
+        self._learns = every_optimizer and not optimizers
+        self.is_learned = not self._learns  # which optimizers make up a minibatch
+        self.unexpected: Optimizer | None = None  # one that is none of them and made a step later
         self._scaler = scaler
+        self.found_scaler: GradScaler | None = None
+        self._scaler_step: Callable[..., Any] | None = None
         if scaler is not None:
             self._wrap_scaler(scaler)
+        elif every_scaler:
+            self._wrap_every_scaler()
 
     def detach(self) -> None:
         """Take every hook away again."""
@@ -133,6 +146,9 @@ class TrainingHooks:
         if self._scaler is not None:
             del self._scaler.step
             self._scaler = None
+        if self._scaler_step is not None:
+            GradScaler.step = self._scaler_step  # type: ignore[method-assign]
+            self._scaler_step = None
 
     def end_last(self) -> None:
         """Hear of the end of a step after all who are told of it by now. Where every optimizer is watched."""
@@ -276,15 +292,34 @@ class TrainingHooks:
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if not self.watched:
-            self._optimizers = [weakref.ref(optimizer)]
-        if self._explicit and all(one() is not optimizer for one in self._optimizers):
-            self._optimizers.append(weakref.ref(optimizer))
-        if self._explicit or optimizer is self._optimizers[0]():
+            self._optimizers, self._first_step = [weakref.ref(optimizer)], self.step + 1
+        if self._explicit:
+            if all(one() is not optimizer for one in self._optimizers):
+                self._optimizers.append(weakref.ref(optimizer))
             return self._begin(optimizer, args, kwargs)
+        if not self._learns:
+            return self._begin(optimizer, args, kwargs) if optimizer is self._optimizers[0]() else None
+        if any(one() is optimizer for one in self._optimizers):
+            if self.step == self._first_step and optimizer is self._optimizers[0]():
+                self.is_learned = True
+            if self.is_learned or self.step < self._first_step:
+                return self._begin(optimizer, args, kwargs)
+            self.unexpected = optimizer  # it makes several steps for one of the first
+        elif self._in_step and any(is_in_step(one, besides=optimizer) for one in self.watched):
+            pass  # such as the optimizer inside a ZeroRedundancyOptimizer
+        elif not self.is_learned:
+            self._optimizers.append(weakref.ref(optimizer))
+        else:
+            self.unexpected = optimizer
         return None
 
     def _end_any(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
-        if self._explicit or optimizer is self._optimizers[0]():
+        if self._explicit:
+            self._end(optimizer)
+        elif not self._learns:
+            if optimizer is self._optimizers[0]():
+                self._end(optimizer)
+        elif self._entered[id(optimizer)]:
             self._end(optimizer)
 
     def _wrap_scaler(self, scaler: Any) -> None:
@@ -294,11 +329,33 @@ class TrainingHooks:
             before = (self.step, self._turns, len(self._stepped))
             result = original(optimizer, *args, **kwargs)
             if optimizer in self.watched and before == (self.step, self._turns, len(self._stepped)):
-                self._begin(optimizer)  # it was skipped: no hook has run
-                self._end(optimizer)
+                self._skipped(optimizer)
             return result
 
         scaler.step = step
+
+    def _wrap_every_scaler(self) -> None:
+        hooks, original = self, GradScaler.step
+
+        def step(self: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            before = (hooks.step, len(hooks._stepped), hooks.watched)
+            hooks.found_scaler = self
+            result = original(self, optimizer, *args, **kwargs)
+            if before == (hooks.step, len(hooks._stepped), hooks.watched):
+                hooks._skipped(optimizer)
+            return result
+
+        self._scaler_step = original
+        GradScaler.step = step  # type: ignore[method-assign]
+
+    def _skipped(self, optimizer: Optimizer) -> None:
+        """A scaler has not let an optimizer make its step, so no hook has run."""
+        if optimizer in self.watched:
+            self._begin(optimizer)
+            self._end(optimizer)
+        elif self._learns or not self.watched:
+            self._begin_any(optimizer, (), {})
+            self._end_any(optimizer, (), {})
 
 
 def is_in_step(optimizer: Optimizer, besides: Optimizer) -> bool:

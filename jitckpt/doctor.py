@@ -233,6 +233,7 @@ def check_script(
         return [Row("script", "problem", found, "call it on every rank")]
     rows = [Row("script", "ok", f"{ranks} ranks trained under protection")]
     rows += [Row("script", "warning", event["text"]) for event in events if event["event"] == "warning"]
+    rows += check_self_checks(events)
     rows += _check_copies(registered, saved)
     for own in saved:
         if own.missing or own.left_out:
@@ -255,6 +256,25 @@ def check_script(
         advice = f"free {show_size(needed - disk.free)} in {disk.path}, or choose another directory"
         return [*rows, Row("save", "problem", found, advice)]
     return [*rows, Row("save", "ok", found)]
+
+
+def check_self_checks(events: Sequence[Event]) -> list[Row]:
+    """Judge whether what a save would hold brings the training back (jitckpt.self_checker)."""
+    checks = [event for event in events if event["event"] == "self_check"]
+    if not checks:
+        return []
+    differences = dict.fromkeys(text for check in checks for text in check["differences"])
+    if differences:
+        advice = "a restart would go on otherwise: keep it in state_dict() or in jitckpt.init(extra=...)"
+        return [Row("self-check", "problem", text, advice) for text in differences]
+    skipped = dict.fromkeys(text for check in checks for text in check["skipped"])
+    rows = [Row("self-check", "warning", text, "rehearse it: jitckpt verify") for text in skipped]
+    whole = [check for check in checks if not check["skipped"]]
+    if whole:
+        most = max(whole, key=lambda check: int(check["bytes"]))
+        found = f"a save brings {most['tensors']} tensors ({show_size(most['bytes'])}) of a rank back"
+        rows.append(Row("self-check", "ok", found))
+    return rows
 
 
 def _check_copies(registered: Mapping[int, Event], saved: Sequence[SavedRank]) -> list[Row]:

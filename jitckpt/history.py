@@ -1,6 +1,7 @@
 """The shared host state of the last few steps, of which a save takes the one that the device has come to."""
 
 import operator
+import sys
 import threading
 from collections import deque
 from collections.abc import Iterable
@@ -12,6 +13,7 @@ from jitckpt.host_state import Held, HostState, Shared, differ_by_hand
 from jitckpt.stacks import code_of
 from jitckpt.tree_codec import Encoded
 
+_BACKWARD = torch.autograd.graph._engine_run_backward.__code__
 LEARNED_STEPS = 2  # until it is known what the host usually does between two minibatches
 
 
@@ -43,7 +45,7 @@ class History:
     def __init__(self, host: HostState) -> None:
         self._host = host
         self._steps: dict[int, Shared] = {}
-        self._thread = 0  # the training's
+        self.thread = 0  # the training's
         self._settled = 0  # how many steps have been settled here
         self._set_by_hand = False
         self._counts: tuple[int, ...] = ()  # of schedulers' steps, when a step was settled last
@@ -63,7 +65,7 @@ class History:
 
     def add(self, step: int, shared: Shared) -> None:
         """Keep the state as the optimizer step left it."""
-        self._thread = threading.get_ident()
+        self.thread = threading.get_ident()
         self._steps[step] = shared
 
     def settle(self, step: int) -> None:
@@ -131,7 +133,12 @@ class History:
     def is_changing(self) -> bool:
         """Whether the training thread is inside a scheduler's step or the scaler's update, or may be."""
         code = self._host.changing_code
-        return None in code or not code.isdisjoint(code_of(self._thread))
+        return None in code or not code.isdisjoint(code_of(self.thread))
+
+    def is_in_backward(self) -> bool:
+        """Whether the training thread waits for autograd's, which waits at the gate while that is closed."""
+        frame = sys._current_frames().get(self.thread)
+        return frame is not None and frame.f_code is _BACKWARD
 
     def forget_before(self, step: int) -> None:
         while (oldest := next(iter(self._steps), step)) < step:  # they were added in their order

@@ -378,7 +378,7 @@ class HostState:
         self.model = None if model is None else ModelState(model)
         self.optimizers: list[OptimizerState] = []
         self._wrappers = wrappers or {}
-        self._given = 0
+        self.given: list[Optimizer] = []  # `optimizers` are these and those that they have inside
         for optimizer in optimizers:
             self.add_optimizer(optimizer)
         self.schedulers = [SchedulerState(scheduler) for scheduler in schedulers]
@@ -396,12 +396,12 @@ class HostState:
         """Keep the state of this one, too, and of those that it has inside."""
         self.optimizers += states_of(
             optimizer,
-            f"optimizer.{self._given}",
+            f"optimizer.{len(self.given)}",
             names=None if self.model is None else self.model.names,
             find=self.find,
             wrappers=self._wrappers.get(id(optimizer), ()),
         )
-        self._given += 1
+        self.given.append(optimizer)
 
     def find(self, name: str) -> Tensor | None:
         """Return the model's parameter that optimizers know as `name`."""

@@ -1,6 +1,7 @@
 """The worker's side: `init` puts a training job under protection, `restore` brings it back."""
 
 import atexit
+import json
 import os
 import sys
 import time
@@ -20,6 +21,7 @@ from jitckpt import (
     at_end,
     faults,
     final_state,
+    found,
     host_state,
     lifeline,
     local_state,
@@ -30,11 +32,13 @@ from jitckpt import (
     spare,
     strides,
 )
+from jitckpt.checkpoint_path import CheckpointPath
 from jitckpt.copies import Asker
 from jitckpt.draws import TWO_LINES, Draws
 from jitckpt.errors import CheckpointError, JitckptError, NativeError, SaveError, TreeError
 from jitckpt.events import EventLog
 from jitckpt.exceptions import ExceptionHook, ExitHook
+from jitckpt.found import Found, several_optimizers
 from jitckpt.history import History
 from jitckpt.hooks import parameter_data, torch_parallel
 from jitckpt.hooks.torch_parallel import StepBarrier
@@ -48,6 +52,8 @@ from jitckpt.outside_changes import OutsideChanges
 from jitckpt.periodic import PeriodicSaver, Settings
 from jitckpt.saver import SaveFunction, Saver
 from jitckpt.selection import Choice
+from jitckpt.self_check import FULL_SELF_CHECK, NO_SELF_CHECK, SAMPLED_SELF_CHECK, SELF_CHECK
+from jitckpt.self_checker import SelfChecker
 from jitckpt.shards import Layout, agree, any_rank, hear_first
 from jitckpt.stacks import stack_writer
 from jitckpt.staging import DEFAULT_BYTES, Staging
@@ -58,6 +64,7 @@ KEPT_BESIDE = 4  # steps: replicas may be a step apart, and the host has begun o
 ROOM_TO_GROW = 4  # times what the rank-local state takes as the job begins
 SETTLE_SECONDS = 0.05  # a device that moves on after all only costs another save
 LAST_LOOK_SECONDS = 1.0
+LAST_CHECK_SECONDS = 10.0
 # Where no agent asks the other ranks: shortly before c10d's own watchdog would end the process.
 DEFAULT_HANG_TIMEOUT = 540.0
 DEFAULT_DIRECTORY = "ckpt"
@@ -105,6 +112,7 @@ def init(
     save_every: int | None = None,
     keep: int = 2,
     local_state_limit: int = 64 << 20,
+    self_check: bool | None = None,
 ) -> "Job":
     """Protect this rank's training; call it once, when all that it is given is built and on its device.
 
@@ -125,6 +133,8 @@ def init(
     replica survives; takes as much page-locked host memory as the state of this rank. One replica of each
     shard writes. keep: how many whole saves stay.
     local_state_limit: bytes of host memory for what this rank alone knows of the last steps.
+    self_check: after the first steps restore what a save would hold into copies of the objects, compare
+    them, and compare replicas; a warning names what differs (default: JITCKPT_SELF_CHECK, else True).
 
     Without the preloaded library or without a CUDA device the job runs unprotected, and a warning says so;
     `restore` works all the same. Raises CheckpointError if the directory can't be used, TreeError if some
@@ -169,6 +179,7 @@ def init(
         step_barrier=True if step_barrier is None and shards > 1 else step_barrier,
         periodic=Settings(save_every, keep, layout is None or layout.shards.index(shard) == rank),
         local_state_limit=local_state_limit,
+        self_check=_self_check(self_check),
     )
     if _base_of_next_job is not None:
         _current.set_base(*_base_of_next_job)
@@ -178,8 +189,8 @@ def init(
     return _current
 
 
-def jit_get_checkpoint_path(checkpoint_dir: str | os.PathLike[str]) -> str | None:
-    """Return the folder of the save that this rank is to load, None on a fresh start.
+def jit_get_checkpoint_path(checkpoint_dir: str | os.PathLike[str]) -> CheckpointPath | None:
+    """Return the folder of the save that this rank is to load, a Path; None on a fresh start.
 
     It is a save of this rank's shard, by any replica, of the newest step that is whole for every shard. The
     job's steps are counted on from it. Raises CheckpointError if there are saves but none can be used.
@@ -201,7 +212,7 @@ def jit_get_checkpoint_path(checkpoint_dir: str | os.PathLike[str]) -> str | Non
         _current.set_base(choice.step, choice.save.path)
     else:
         _base_of_next_job = choice.step, choice.save.path
-    return str(choice.save.path)
+    return CheckpointPath(choice.save.path)
 
 
 def _harmless(method: Callable[Concatenate["Job", P], None]) -> Callable[Concatenate["Job", P], None]:
@@ -236,6 +247,7 @@ class Job:
         step_barrier: bool | None,
         periodic: Settings,
         local_state_limit: int,
+        self_check: str = NO_SELF_CHECK,
     ) -> None:
         """step_barrier: None for where what the device keeps has to be on another host before the step."""
         self.root, self.identity = root, identity
@@ -258,7 +270,7 @@ class Job:
         self._first_step_reported = False
         self._off: str | None = None  # why no state is saved any more
         self._said: set[str] = set()
-        self._is_restored = False
+        self._is_restored = self._has_named_unexpected = False
         self._restored_parts: Mapping[str, Any] | None = None  # what this rank alone knew
         self._progress_as_loop_began: Encoded | None = None
         self._buffer_versions = b""  # as the newest step ended
@@ -269,6 +281,11 @@ class Job:
             put_back=self._put_back,
             warn=self._warn_on_first,
         )
+        self._self_check = self_check
+        self._checker: SelfChecker | None = None
+        self._last_check: SelfChecker | None = None  # nothing but its thread may still be at work
+        self._is_bare = not optimizers  # they are found as they make their steps
+        self._found: Found | None = None
         device, problem = _device_of(model)
         self._host = HostState(
             model=model,
@@ -387,6 +404,11 @@ class Job:
         if self._periodic is not None:
             self._periodic.settled(self._hooks.step)
             self._periodic.wait()
+        if self._checker is not None:
+            self._checker.settled(self._hooks.step)
+            self._last_check = self._checker
+        if self._last_check is not None:
+            self._last_check.wait(LAST_CHECK_SECONDS)
         # A training of few steps ends before the library has looked at the device again.
         until = time.monotonic() + LAST_LOOK_SECONDS
         while self._hooks.step > self._base and not self._first_step_reported and time.monotonic() < until:
@@ -427,6 +449,8 @@ class Job:
         self._history.settle(step - 1)
         if changed and self._host.model is not None:
             self._history.hold(step - 1, self._host.model.held())
+        if self._found is not None:
+            self._found.settle(step - 1)
         if self._periodic is not None:
             if pending and changed and self._outside.is_counted(step):
                 self._periodic.copy_again(self._history.shared(step - 1))
@@ -435,6 +459,7 @@ class Job:
             if self._outside.tells_apart:
                 self._periodic.step_begins()  # what comes now may change what it copies
             self._periodic.settled(step - 1)
+        self._settle_check(step - 1)
         if self._history.is_irregular:
             self._warn_once(IRREGULAR)
 
@@ -466,14 +491,17 @@ class Job:
         assert self._hooks is not None
         if self._draws is not None:
             self._draws.step_begins()
-        if not self._host.optimizers:
-            for optimizer in self._hooks.watched:
-                self._host.add_optimizer(optimizer)
+        if self._save_function is not None:
+            self._find(step)
         is_unknown = self._outside.step_begun(step)
         if self._periodic is not None:
             self._periodic.step_begins()
             if is_unknown:
                 self._periodic.cancel(step - 1)
+        if self._checker is not None:
+            self._checker.step_begins()
+            if self._checker.is_done:
+                self._last_check, self._checker = self._checker, None
         if self._barrier is not None and self._copies is not None:
             # Without this rank's part in the barrier no other makes the step.
             self._copies.wait(step, partial(self._ring.is_written, step))
@@ -514,10 +542,16 @@ class Job:
                 "it. Keep what matters in `extra`, or let its state_dict say it."
             )
 
+        if self._found is not None:
+            self._found.add(step)
+            self._found.forget_before(step - self._max_ahead - KEPT_BESIDE)
+
     @_harmless
     def _step_is_over(self, step: int) -> None:
         if not self._loop.is_used:
             self._save_periodically(step)
+        if self._checker is not None:
+            self._checker.step_ended(step, self._host.local, self._history.shared(step))
         self._history.forget_before(
             step - self._max_ahead - KEPT_BESIDE
         )  # the device has come further than that
@@ -568,6 +602,15 @@ class Job:
             if self._outside.tells_apart:
                 self._periodic.step_begins()  # what comes now may change what it copies
             self._periodic.settled(step)
+        if self._found is not None:
+            self._found.settle(step)
+        self._settle_check(step)
+
+    def _settle_check(self, step: int) -> None:
+        if self._checker is not None:
+            if self._outside.tells_apart:
+                self._checker.step_begins()
+            self._checker.settled(step)
 
     def drawn_ahead(self) -> None:
         self._warn_once(
@@ -633,6 +676,66 @@ class Job:
         if self._periodic is not None and self._periodic.is_due(step):
             self._periodic.step_ended(step, self._host.local(), self._history.shared(step))
 
+    def _find(self, step: int) -> None:
+        """Find what a save function may read although init was not given it; optimizers make steps."""
+        assert self._hooks is not None
+        watched = self._hooks.watched
+        if self._hooks.unexpected is not None and not self._has_named_unexpected:
+            self._has_named_unexpected = True
+            self._warn(f"No save can be made: {several_optimizers(self._hooks.unexpected)}")
+        if len(watched) > len(self._host.optimizers):
+            known = [state.optimizer for state in self._host.optimizers]
+            for optimizer in watched:
+                if all(optimizer is not one for one in known):
+                    self._host.add_optimizer(optimizer)
+        if step == self._base + 1:
+            self._found = found.look(
+                [one.scheduler for one in self._host.schedulers], self._hooks.found_scaler
+            )
+            if self._found is not None:
+                self._host.changing_code |= self._found.host.changing_code
+                assert self._saver is not None
+                self._saver.found = self._found
+            if self._host.model is None and (names := found.buffers_of(watched)):
+                self._warn(
+                    f"jitckpt.init was not given the model, which has buffers ({', '.join(names[:3])}): a "
+                    "save function may read them as the forward pass of the next minibatch has left them. "
+                    "Give jitckpt.init the model (model=...), and restore() puts them back as they were."
+                )
+
+    def _why_not_call(self, step: int) -> str | None:
+        """Return why a save function can't be called for the state after a step, if so."""
+        assert self._hooks is not None
+        if self._hooks.unexpected is not None:
+            return several_optimizers(self._hooks.unexpected)
+        if (
+            self._is_bare
+            and step == self._base + 1
+            and not (self._hooks.is_learned and len(self._hooks.watched) == 1)
+            and len(torch_parallel.all_of(Optimizer)) > 1
+        ):
+            return (
+                f"After step {step}, the first one, it is not known yet which optimizers make up a "
+                "minibatch: give them to jitckpt.init (optimizer=...)."
+            )
+        return None
+
+    def _post(self, step: int, digests: Mapping[str, str]) -> tuple[int, Mapping[str, str]] | None:
+        """Tell the replicas of this rank's state what it is, or hear it of the first one that told."""
+        if not torch.distributed.is_initialized():
+            return None
+        store = torch.distributed.distributed_c10d._get_default_store()
+        key = f"jitckpt/self-check/{self._events.restart}/{self.identity.shard}/{step}"
+        told = store.compare_set(key, "", json.dumps([self.identity.rank, digests]))
+        rank, others = json.loads(told)
+        return None if rank == self.identity.rank else (rank, others)
+
+    def _is_first_to_say(self) -> bool:
+        """Whether no replica of this rank has said before that they differ."""
+        store = torch.distributed.distributed_c10d._get_default_store()
+        said: int = store.add(f"jitckpt/self-check/{self._events.restart}/{self.identity.shard}/said", 1)
+        return said == 1
+
     def _write_local(self, step: int, final: bool) -> None:
         self._recorder.write(step, final, self._host.local(), self._host.unchanged())
 
@@ -674,6 +777,7 @@ class Job:
             staging=Staging(int(os.environ.get("JITCKPT_STAGING", DEFAULT_BYTES)), pinned=True),
             report=self._report,
             keep=self._periodic_settings.keep,
+            why_not=self._why_not_call,
         )
         if self._save_function is None:
             self._periodic = PeriodicSaver(
@@ -687,6 +791,20 @@ class Job:
                 report=self._report,
                 warn=self._warn,
             )
+            if model is not None and self._self_check != NO_SELF_CHECK:
+                self._checker = SelfChecker(
+                    model=model,
+                    host=self._host,
+                    history=self._history,
+                    rank=self.identity.rank,
+                    full=self._self_check == FULL_SELF_CHECK,
+                    write_word=native.write_word,
+                    post=self._post if self.identity.world_size > 1 else None,
+                    may_say=self._is_first_to_say,
+                    found_scaler=lambda: None if self._hooks is None else self._hooks.found_scaler,
+                    report=self._report,
+                    warn=self._warn,
+                )
         native.start(
             agent_fd=self._agent_fd,
             hang_timeout=float(os.environ.get("JITCKPT_HANG_TIMEOUT", DEFAULT_HANG_TIMEOUT)),
@@ -699,7 +817,13 @@ class Job:
         self._unwatch = parameter_data.watch(self._outside.taken)
         self._draws = Draws(model, lambda: self._loop.is_used, self._warn_on_first)
         self._hooks = TrainingHooks(
-            self, model=model, optimizers=optimizers, scaler=scaler, on_phase=self._injector(native)
+            self,
+            model=model,
+            optimizers=optimizers,
+            scaler=scaler,
+            on_phase=self._injector(native),
+            every_optimizer=True,
+            every_scaler=True,
         )
         self._report(
             protocol.Registered(
@@ -725,11 +849,7 @@ class Job:
     def _load(self, choice: Choice) -> None:
         saved = saves.read(choice.save)
         document, tensors = saved.document, saved.tensors
-        tensors = tensors | {
-            name: strides.laid_out(tensors[name], stride)
-            for name, stride in document["strides"].items()
-            if name in tensors
-        }
+        tensors = strides.all_laid_out(tensors, document["strides"])
         builtin = choice.save.metadata is not None and choice.save.metadata.saver == "builtin"
         if builtin:
             self._host.restore_parameters(tensors, document["frozen"])
@@ -938,6 +1058,14 @@ def _check_arguments(
     for name, one in [("scheduler", scheduler) for scheduler in schedulers] + [("extra", extra)]:
         if one is not None and not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
             raise TypeError(f"{name} is a {type(one).__name__}, which has no state_dict and load_state_dict.")
+
+
+def _self_check(given: bool | None) -> str:
+    """Return which check to make; a rehearsal asks for all of it."""
+    wanted = os.environ.get(SELF_CHECK, SAMPLED_SELF_CHECK)
+    if given is None or (given and wanted == FULL_SELF_CHECK):
+        return wanted
+    return SAMPLED_SELF_CHECK if given else NO_SELF_CHECK
 
 
 def _root(checkpoint_dir: str | os.PathLike[str] | None) -> Path:

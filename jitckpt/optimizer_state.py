@@ -181,7 +181,11 @@ class OptimizerState:
         parameters = self.parameters()
         state = torch_parallel.own_state(self.optimizer)
         device = parameters[0].device if parameters else None
-        beside = tree_codec.decode(tree["beside"], tensors, device) or {}
+        beside = {
+            key: tree_codec.decode(one, tensors, device)
+            for key, one in (tree["beside"] or {}).items()
+            if whole or key != "own"
+        }
         if whole and self._has_own_dict:
             self.optimizer.load_state_dict(beside["own"])
         elif whole:
@@ -238,6 +242,11 @@ class OptimizerState:
 
     def _put_groups(self, names: Sequence[Sequence[str]], groups: Sequence[Mapping[str, Any]]) -> None:
         """Make the parameter groups what they were, in their order, which numbers the parameters."""
+        own = self.optimizer.param_groups
+        if self._names is None and [len(group["params"]) for group in own] == [*map(len, names)]:
+            for one, saved in zip(own, groups, strict=True):  # their places are all that is known of them
+                one.update({key: value for key, value in saved.items() if key != "parameters"})
+            return
         here = {
             name: parameter
             for called, group in zip(self._call(), self.optimizer.param_groups, strict=True)

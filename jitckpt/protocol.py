@@ -146,6 +146,30 @@ class PeriodicSave(Message):
 
 
 @dataclass(frozen=True)
+class SelfCheck(Message):
+    """What a save after `step` would hold was restored into copies of the objects, and compared with them.
+
+    tensors, bytes: what was compared. seconds: of another thread; held_up: of the training's. differences:
+    clauses. skipped: what was not checked, and why.
+    """
+
+    type = "self_check"
+    rank: int
+    step: int
+    tensors: int
+    bytes: int
+    seconds: float
+    held_up: float
+    differences: list[Any]
+    skipped: list[Any]
+
+    def __post_init__(self) -> None:
+        for name in ("differences", "skipped"):
+            texts = [shortened(str(text), 500) for text in getattr(self, name)[:8]]
+            object.__setattr__(self, name, texts)
+
+
+@dataclass(frozen=True)
 class SaveFailed(Message):
     """The rank could not save; long texts are shortened so that the message can always be sent."""
 
@@ -283,6 +307,7 @@ FROM_WORKER = (
     SaveBegun,
     SaveEnded,
     PeriodicSave,
+    SelfCheck,
     SaveFailed,
     Restored,
     FirstStep,

@@ -3,8 +3,8 @@
 import gc
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jitckpt import behind_proxy, host_state, layout, local_state, protocol, saves, strides
+from jitckpt import (
+    behind_proxy,
+    host_state,
+    layout,
+    local_state,
+    main_thread,
+    presented,
+    protocol,
+    saves,
+    strides,
+)
 from jitckpt.behind_proxy import Standing
 from jitckpt.errors import JitckptError, SaveError
+from jitckpt.found import Found
 from jitckpt.history import History, Snapshot
 from jitckpt.host_state import HostState
 from jitckpt.layout import Identity
@@ -22,6 +33,7 @@ from jitckpt.local_state import LocalState
 from jitckpt.native import Native
 from jitckpt.outside_changes import Replacement
 from jitckpt.saves import SaveFolder
+from jitckpt.stacks import code_of
 from jitckpt.staging import Staging
 from jitckpt.tensor_file import to_host
 from jitckpt.tree_codec import Json
@@ -41,7 +53,7 @@ class SaveContext:
     """What a save function is told.
 
     directory: an empty folder for its files, which gets its final name when all is written. step: the number
-    of optimizer steps in the state to be saved.
+    of optimizer steps in the state to be saved: a counter of your own may be ahead of it, as the host is.
     host_state: what the host held after that step (the host may be steps ahead of the device by now):
     "random", "extra", "buffers" (of the modules), "optimizers" (state_dicts of what lies on the host, keyed
     by the parameters' numbers), "schedulers", "scaler". reason: why the save was ordered.
@@ -79,13 +91,19 @@ class Saver:
         staging: Staging,
         report: Callable[[protocol.Message], None],
         keep: int,
+        why_not: Callable[[int], str | None] = lambda step: None,
     ) -> None:
+        """why_not: tells why a save function can't be called for the state after a step, if so."""
+        self._why_not = why_not
+        self.found: Found | None = None  # what a save function may read beside what the job was given
         self._root, self._identity, self._native, self._host = root, identity, native, host
         self._history, self._ring, self._save_function = history, ring, save_function
         self._report, self._keep = report, keep
         self._replacement, self._has_whole_copies, self._refused = replacement, has_whole_copies, refused
         self._staging = staging
         self._restored: tuple[int, Path] = (0, root)
+        self._optimizers_given = bool(host.optimizers)
+        self._is_held = False  # the thread that trains, by us
 
     def restored(self, step: int, path: Path) -> None:
         """The job went on from this save: until a minibatch is done it serves again."""
@@ -142,6 +160,8 @@ class Saver:
             now = time.monotonic()
             no_step_yet = progress.host_begun == self._restored[0]
             step = progress.device_ended
+            if self._save_function is not None and not no_step_yet and (reason := self._why_not(step)):
+                raise SaveError(reason)
             settled = no_step_yet or self._history.is_settled(step)
             if progress.step_thread_parked and not self._history.waits_for_boundary:
                 settled = True
@@ -177,6 +197,22 @@ class Saver:
                 f"The script has changed parameters or optimizer state since optimizer step {step}, outside "
                 "of the step, and a save function would read them as they are now."
             )
+        if self._save_function is None:
+            return self._write_files(step, order, runs, replacement.copies)
+        thread = self._history.thread
+        with main_thread.held(thread) as came:
+            if (
+                came is not None
+                and came.is_set()
+                and not self._host.changing_code.isdisjoint(code_of(thread))
+            ):
+                return None  # it is half-way through a scheduler's step
+            self._is_held = came is not None
+            return self._write_files(step, order, runs, {})
+
+    def _write_files(
+        self, step: int, order: protocol.Save, runs: bool, copies: Mapping[str, Tensor]
+    ) -> tuple[Path, int] | None:
         if order.save_id != BY_THE_LIBRARY:  # then ranks are steps apart, and some still write
             saves.remove_old(self._root, self._identity, max(1, self._keep - 1))  # this one will be one more
         snapshot = self._history.snapshot(step)
@@ -192,10 +228,12 @@ class Saver:
         saver: layout.SaverName = "builtin" if self._save_function is None else "callback"
         with SaveFolder(self._root, self._identity, step, "rank", saver) as folder:
             if self._save_function is None:
-                tensors |= snapshot.shared.tensors() | {**replacement.copies}
+                tensors |= snapshot.shared.tensors() | {**copies}
             else:
-                state = host_state.spelled_out(document, {name: to_host(tensors[name]) for name in tensors})
-                self._call(self._save_function, folder.path, step, order.reason, state)
+                on_host = {name: to_host(tensors[name]) for name in tensors}
+                state = host_state.spelled_out(document, on_host)
+                with self._presented(step, snapshot, document, on_host):
+                    self._call(self._save_function, folder.path, step, order.reason, state)
             files = layout.state_files(saver)
             folder.add_tensors(files.tensors, tensors, self._staging)
             folder.add_json(files.document, document)
@@ -213,6 +251,31 @@ class Saver:
             if behind_proxy.standing() is not Standing.INTACT:
                 return None
             return folder.commit()
+
+    @contextmanager
+    def _presented(
+        self, step: int, snapshot: Snapshot, document: dict[str, Json], on_host: dict[str, Tensor]
+    ) -> Iterator[None]:
+        """Let the training's objects say what they did after this step, while a save function reads them."""
+        progress = self._native.progress()
+        held = self._is_held or progress.step_thread_parked or self._history.is_in_backward()
+        reason = presented.why_not(self._host, snapshot)
+        if not held:
+            reason = (
+                "The thread that trains works on the host, and is not Python's main thread, so it can't be "
+                "held: what a save function reads of the host's state would not be of the step that the "
+                "device has ended. Train in the main thread."
+            )
+        if reason is None:
+            with ExitStack() as stack:
+                stack.enter_context(presented.presented(self._host, snapshot, document, on_host))
+                if self.found is not None:
+                    stack.enter_context(self.found.presented(step, self._optimizers_given))
+                yield
+            return
+        if progress.host_begun != step:
+            raise SaveError(reason)
+        yield  # the host is at the same step
 
     def _call(
         self, save_function: SaveFunction, directory: Path, step: int, reason: str, state: dict[str, Any]

@@ -47,6 +47,11 @@ def laid_out(tensor: Tensor, stride: Sequence[int]) -> Tensor:
     return result.copy_(tensor)
 
 
+def all_laid_out(tensors: Mapping[str, Tensor], how: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
+    """Return the tensors of a save, of which `how` has the strides that others_than_rows returned."""
+    return {**tensors, **{name: laid_out(tensors[name], how[name]) for name in how if name in tensors}}
+
+
 def _are_apart(along: Sequence[tuple[int, int]]) -> bool:
     """Whether no two elements share memory: each dimension steps over all that the finer ones reach."""
     reach = 0

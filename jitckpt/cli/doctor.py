@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,8 +21,10 @@ from jitckpt.device import LIBRARY_DIR, check_libraries, choose_device
 from jitckpt.doctor import Disk, Row
 from jitckpt.events import Event
 from jitckpt.rehearsal import CHECKPOINTS, OUTPUT, end_in_order_on_sigterm, run_job
+from jitckpt.self_check import FULL_SELF_CHECK, SELF_CHECK
 
 SHOWN_OUTPUT = 4000  # characters
+SELF_CHECK_SECONDS = 20.0  # after the first step
 SHOWN_STATES = {"ok": "ok", "warning": "warning", "problem": "PROBLEM"}
 
 
@@ -114,6 +117,15 @@ def try_script(script: list[str], kind: str, args: argparse.Namespace, disk: Dis
     def first_steps_done(events: Sequence[Event]) -> bool:
         return len([event for event in events if event["event"] == "first_step"]) == ranks
 
+    def may_end(events: Sequence[Event]) -> bool:
+        """Whether all is seen: the self-check comes some steps later, if it does."""
+        if not first_steps_done(events):
+            return False
+        checked = {event["rank"] for event in events if event["event"] == "self_check"}
+        last = max(event["time"] for event in events if event["event"] == "first_step")
+        builtin = all(event["saver"] == "builtin" for event in events if event["event"] == "registered")
+        return len(checked) == ranks or not builtin or time.time() > last + SELF_CHECK_SECONDS
+
     if disk.problem:
         return [Row("script", "problem", "not run: there is nowhere to save")], ""
     with tempfile.TemporaryDirectory(prefix=".jitckpt-doctor-", dir=disk.path) as temporary:
@@ -128,7 +140,8 @@ def try_script(script: list[str], kind: str, args: argparse.Namespace, disk: Dis
                 device=kind,
                 time_limit=args.time_limit,
                 cwd=Path.cwd(),
-                end_when=first_steps_done,
+                end_when=may_end,
+                variables={SELF_CHECK: FULL_SELF_CHECK},
             )
             events = run.events
             if not first_steps_done(events):

@@ -32,6 +32,7 @@ from jitckpt.events import EventLog
 from jitckpt.faults import DEVICE_KINDS, PROXY_KINDS, FaultError, FaultSpec, parse_fault
 from jitckpt.guardian import remove_if_empty
 from jitckpt.rendezvous import own_address
+from jitckpt.self_check import FULL_SELF_CHECK, NO_SELF_CHECK, SAMPLED_SELF_CHECK, SELF_CHECK
 from jitckpt.staging import DEFAULT_BYTES
 from jitckpt.stores import has_calls_out
 from jitckpt.suspects import visible_devices
@@ -104,6 +105,7 @@ def _run(arguments: list[str]) -> int:
             device_environment={
                 **device_environment(kind, config.nproc_per_node, LIBRARY_DIR, os.environ, proxy=transparent),
                 **fault_folder,
+                **_self_check(args.self_check),
                 "JITCKPT_MODE": args.mode,
                 "JITCKPT_VALIDATE_EVERY": str(args.validate_every),
                 STATE_ON_DEVICE: ("1" if args.state_on_device else WITHOUT_INIT) if state_on_device else "0",
@@ -124,6 +126,13 @@ def _run(arguments: list[str]) -> int:
         if status == 0 and temporary is not None:
             shutil.rmtree(temporary)
     return status
+
+
+def _self_check(wanted: bool | None) -> dict[str, str]:
+    """Return the variable that tells the workers, if it is not left to the environment."""
+    if wanted is None or (wanted and os.environ.get(SELF_CHECK) == FULL_SELF_CHECK):
+        return {}
+    return {SELF_CHECK: SAMPLED_SELF_CHECK if wanted else NO_SELF_CHECK}
 
 
 def _launch(
@@ -399,6 +408,13 @@ def _parser() -> argparse.ArgumentParser:
         "--warm-start",
         action="store_true",
         help="fork all workers, those of the first start too, from one process that has loaded torch",
+    )
+    ours.add_argument(
+        "--self-check",
+        action=argparse.BooleanOptionalAction,
+        help="after the first steps restore what a save would hold into copies of the training's objects and "
+        "compare, and let replicas compare theirs; a warning names what differs (default: on, or as "
+        "JITCKPT_SELF_CHECK says)",
     )
     ours.add_argument(
         "--exclude-suspect",

@@ -18,6 +18,7 @@ from jitckpt.errors import JitckptError
 from jitckpt.faults import FATAL_KINDS
 from jitckpt.final_state import RANDOM
 from jitckpt.rehearsal import OUTPUT, Run, Strike, end_in_order_on_sigterm, run_job
+from jitckpt.self_check import FULL_SELF_CHECK, SELF_CHECK
 from jitckpt.trials import FROM_OUTSIDE, Verdict, choose_trial, differing_parts, judge, steps_of
 
 LEAST_STEPS = 3
@@ -31,13 +32,19 @@ class VerifyError(JitckptError):
 
 @dataclass(frozen=True)
 class Result:
-    """What was found. chance: parts of the final state that differ between two undisturbed runs."""
+    """What was found. chance: parts of the final state that differ between two undisturbed runs.
+
+    self_check: what a restart would not bring back, as found beside the first undisturbed run; not_checked:
+    what was left out there, and why.
+    """
 
     steps: int
     step_seconds: float
     chance: tuple[str, ...]
     left_out: tuple[str, ...]
     verdicts: tuple[Verdict, ...]
+    self_check: tuple[str, ...] = ()
+    not_checked: tuple[str, ...] = ()
 
     @property
     def passed(self) -> int:
@@ -144,7 +151,16 @@ def _try(args: argparse.Namespace, folder: Path, console: Console, progress: Pro
         if reason:
             console.print((where / OUTPUT).read_text()[-SHOWN_OUTPUT:], markup=False, highlight=False)
     left_out = {name for state in undisturbed.final.values() for name in state.left_out}
-    return Result(steps, undisturbed.step_seconds, chance, tuple(sorted(left_out)), tuple(verdicts))
+    checks = [event for event in undisturbed.events if event["event"] == "self_check"]
+    return Result(
+        steps,
+        undisturbed.step_seconds,
+        chance,
+        tuple(sorted(left_out)),
+        tuple(verdicts),
+        tuple(dict.fromkeys(text for check in checks for text in check["differences"])),
+        tuple(dict.fromkeys(text for check in checks for text in check["skipped"])),
+    )
 
 
 def _run(
@@ -160,6 +176,7 @@ def _run(
         hang_timeout=args.hang_timeout,
         time_limit=args.time_limit,
         cwd=Path.cwd(),
+        variables={SELF_CHECK: FULL_SELF_CHECK},
     )
     # Temporary files are the script's own affair.
     return replace(run, left_behind=tuple(t for t in run.left_behind if not t.startswith(str(folder))))
@@ -219,6 +236,10 @@ def _tell(console: Console, result: Result) -> None:
         )
     if result.left_out:
         console.print(f"Not compared, of unknown kinds: {', '.join(result.left_out)}.", highlight=False)
+    for text in result.self_check:
+        console.print(f"A restart would not bring this back: {text}.", markup=False, highlight=False)
+    for text in result.not_checked:
+        console.print(f"Self-check: {text}.", markup=False, highlight=False)
     console.print("Ended as if nothing had been, bit for bit, and left nothing behind:")
     console.print(f"{result.passed} of {len(result.verdicts)}", highlight=False)
 

@@ -30,13 +30,13 @@ def environment() -> dict[str, str]:
 class Worker:
     """A training with an agent's socket and memory, or without."""
 
-    def __init__(self, *, agent: bool = True, **options: Any) -> None:
+    def __init__(self, *, agent: bool = True, program: str | Path = TRAINING, **options: Any) -> None:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(LIMIT)
         self.ring = local_state.create()
         agents = {"JITCKPT_AGENT_FD": str(theirs.fileno()), "JITCKPT_STATE_FD": str(self.ring)}
         self.process = subprocess.Popen(
-            [sys.executable, TRAINING, json.dumps(options)],
+            [sys.executable, program, json.dumps(options)],
             env=environment() | (agents if agent else {}),
             pass_fds=(theirs.fileno(), self.ring) if agent else (),
             stdout=subprocess.PIPE,

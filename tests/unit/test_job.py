@@ -115,7 +115,7 @@ def test_restore_works_without_the_library(tmp_path: Path) -> None:
     assert job.restore() == 4
     assert torch.equal(torch.rand(2), expected)
     assert torch.equal(first["model"].weight, second["model"].weight)
-    assert jitckpt.jit_get_checkpoint_path(tmp_path / "c") == str(path)
+    assert jitckpt.jit_get_checkpoint_path(tmp_path / "c") == path
     state = second["optimizer"].state[second["model"].weight]
     assert float(state["step"]) == 1
     assert torch.equal(state["exp_avg"], first["optimizer"].state[first["model"].weight]["exp_avg"])
@@ -233,7 +233,10 @@ def test_the_path_is_known_before_init_and_counts_the_next_jobs_steps() -> None:
     job = init(**objects())
     path = write_save(Path("ckpt"), job, step=7)
     job.close()
-    assert jitckpt.jit_get_checkpoint_path("ckpt") == str(path.absolute())
+    found = jitckpt.jit_get_checkpoint_path("ckpt")
+    assert found == path.absolute()
+    assert found / "model.pt" == path.absolute() / "model.pt"
+    assert found + "/model.pt" == str(path.absolute() / "model.pt")
     job = init(lambda context: None, checkpoint_dir="ckpt")
     assert job._base == 7
 

@@ -190,6 +190,62 @@ def test_without_objects_the_first_optimizer_that_steps_counts(
     assert attached[0].watched == [optimizer]
 
 
+def test_every_optimizer_of_the_first_minibatch_makes_up_the_next(
+    told: Told, attached: list[TrainingHooks]
+) -> None:
+    """That there is a second one is known when the first has ended its step."""
+    attached.append(TrainingHooks(told, model=None, optimizers=[], every_optimizer=True))
+    (hooks,) = attached
+    hooks.step = 7  # after a restart
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    one, other = sgd(model[0]), sgd(model[1])
+    forward_backward(model)
+    one.step()
+    assert told.take() == [(name, 8) for name in STEP]
+    other.step()
+    assert (told.take(), hooks.is_learned, hooks.watched) == ([], False, [one, other])
+    for step in (9, 10):
+        one.step()
+        assert hooks.is_learned
+        assert told.take() == [("begun", step), ("forward", step), ("step", step)]
+        other.step()
+        assert told.take() == [("ended", step)]
+    assert vars(hooks)["unexpected"] is None
+    third = sgd(nn.Linear(2, 2))
+    third.step()
+    assert told.take() == []
+    assert hooks.unexpected is third
+
+
+def test_an_optimizer_that_makes_several_steps_for_one_of_the_first_is_not_expected(
+    told: Told, attached: list[TrainingHooks]
+) -> None:
+    attached.append(TrainingHooks(told, model=None, optimizers=[], every_optimizer=True))
+    one, other = sgd(nn.Linear(2, 2)), sgd(nn.Linear(2, 2))
+    one.step()
+    other.step()
+    other.step()
+    assert attached[0].unexpected is other
+
+
+def test_a_scaler_that_was_not_given_is_found_and_what_it_skips_counts(
+    told: Told, attached: list[TrainingHooks]
+) -> None:
+    original = GradScaler.step
+    attached.append(TrainingHooks(told, model=None, optimizers=[], every_optimizer=True, every_scaler=True))
+    model = nn.Linear(2, 1)
+    optimizer, scaler = sgd(model), GradScaler("cpu")
+    for step, value in enumerate((float("inf"), 1.0, float("inf")), start=1):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.full((1, 2), value)).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert told.take() == [(name, step) for name in STEP]
+    assert (attached[0].found_scaler, attached[0].unexpected) == (scaler, None)
+    attached[0].detach()
+    assert GradScaler.step is original
+
+
 def test_without_a_model_the_outermost_module_tells_the_phases(
     told: Told, attached: list[TrainingHooks]
 ) -> None:

@@ -1,0 +1,72 @@
+"""Copies tensors off the device beside the training: no thread waits, and no kernel of the training for long.
+
+The copies are made on a stream of their own; the training's stream waits for them before it changes what they
+read, and not earlier. The device tells by a word that they are there, so whoever reads them makes no device
+call.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+ALIGNMENT = 16  # bytes; no element is wider
+
+
+class HostCopies:
+    """Page-locked host memory for one set of copies at a time; called by the training thread."""
+
+    def __init__(self, device: torch.device | None, write_word: Callable[[int, int, int], None]) -> None:
+        """write_word(address, value, stream): have the device write 8 bytes in the order of the stream."""
+        self._device, self._write_word = device, write_word
+        self._staging = torch.empty(0, dtype=torch.uint8)
+        self._number = 0
+        self._done: Tensor | None = None  # the number of the newest set that is there
+        self._stream: torch.cuda.Stream | None = None
+        self._copied: torch.cuda.Event | None = None
+
+    def begin(
+        self, first: Mapping[str, Tensor], others: Mapping[str, Tensor]
+    ) -> tuple[int, dict[str, Tensor]]:
+        """Enqueue copies of both; the first ones (buffers) are the first to change again.
+
+        Returns the number of the set and the copies, which are there once `are_there` says so.
+        """
+        size = sum(_aligned(tensor.nbytes) for tensor in (*first.values(), *others.values()))
+        if self._staging.numel() != size:
+            self._staging = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        if self._stream is None or self._done is None:
+            self._done = torch.zeros(1, dtype=torch.int64, pin_memory=True)
+            self._stream = torch.cuda.Stream(self._device)
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        copies: dict[str, Tensor] = {}
+        offset = 0
+        with torch.cuda.stream(self._stream), torch.no_grad():
+            for group in (first, others):
+                for name, tensor in group.items():
+                    place = self._staging[offset : offset + tensor.nbytes]
+                    copies[name] = place.view(tensor.dtype).view(tensor.shape)
+                    copies[name].copy_(tensor, non_blocking=True)
+                    offset += _aligned(tensor.nbytes)
+                if group is first and first:
+                    current.wait_event(self._stream.record_event())
+            self._copied = self._stream.record_event()
+        # Of each set another number: in transparent mode the device may write that of the last one again.
+        self._number += 1
+        self._write_word(self._done.data_ptr(), self._number, self._stream.cuda_stream)
+        return self._number, copies
+
+    def step_begins(self) -> None:
+        """Let the current stream wait for the copies: what it does next changes what they read."""
+        if self._copied is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._copied)
+            self._copied = None
+
+    def are_there(self, number: int) -> bool:
+        """Return whether this set is the newest that is there; no device call."""
+        return self._done is not None and self._done.item() == number
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,72 @@
+"""A training with what a save does not hold, as argv[1] says; test_self_check.py runs it."""
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import jitckpt
+
+STEPS = 14
+
+
+class Counting(torch.optim.AdamW):
+    counter = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.counter += 1
+        return super().step(closure)
+
+
+class Model(nn.Module):
+    def __init__(self, plants: str) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)
+        self.register_buffer("passes", torch.zeros(1), persistent=False)
+        self.plants = plants
+
+    def forward(self, batch: Tensor) -> Tensor:
+        if self.plants == "buffer":
+            self.get_buffer("passes").add_(1)
+        result: Tensor = self.last(self.norm(self.first(batch)))
+        return result
+
+
+def rate(plants: str) -> Callable[[int], float]:
+    calls = [0]
+
+    def of_step(step: int) -> float:
+        calls[0] += plants == "closure"
+        return 0.95 ** (step + calls[0])
+
+    return of_step
+
+
+def main() -> None:
+    plants = sys.argv[1]
+    dist.init_process_group("nccl")
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Model(plants).cuda())
+    if plants == "replicas" and dist.get_rank() == 1:
+        with torch.no_grad():
+            model.module.get_parameter("last.weight").add_(1)
+    optimizer = (Counting if plants == "attribute" else torch.optim.AdamW)(model.parameters())
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate(plants))
+    job = jitckpt.init(checkpoint_dir="ckpt", model=model, optimizer=optimizer, scheduler=scheduler)
+    torch.manual_seed(dist.get_rank())
+    for _ in range(job.restore(), STEPS):
+        model(torch.randn(4, 8).cuda()).square().mean().backward()
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Which check is made, and what is tried of a save's file."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from jitckpt import doctor, job, protocol, self_checker, tensor_file
+from jitckpt.cli import run
+from jitckpt.self_check import FULL_SELF_CHECK, NO_SELF_CHECK, SAMPLED_SELF_CHECK, SELF_CHECK
+
+TENSORS = {
+    "weight": torch.randn(8, 4).t(),
+    "half": torch.randn(5).to(torch.bfloat16),
+    "none": torch.empty(0),
+    "unknown": torch.empty(1 << 20, device="meta"),
+    "flags": torch.tensor([True, False]),
+}
+
+
+@pytest.mark.parametrize("piece", [1, 100, 1 << 20])
+def test_a_file_gives_back_what_was_written(piece: int) -> None:
+    assert self_checker.changed_by_a_file(TENSORS, piece) == []
+
+
+def test_a_file_that_loses_something_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = tensor_file.read
+
+    def damaged(data: bytes) -> dict[str, Tensor]:
+        found = read(data)
+        return {name: tensor.float() if name == "half" else tensor for name, tensor in found.items()}
+
+    monkeypatch.setattr(tensor_file, "read", damaged)
+    (difference,) = self_checker.changed_by_a_file(TENSORS, 1)
+    assert (difference.name, difference.what) == ("half", "not read from a file as it was written")
+
+
+@pytest.mark.parametrize(
+    ("given", "variable", "wanted"),
+    [
+        (None, None, SAMPLED_SELF_CHECK),
+        (None, NO_SELF_CHECK, NO_SELF_CHECK),
+        (None, FULL_SELF_CHECK, FULL_SELF_CHECK),
+        (True, NO_SELF_CHECK, SAMPLED_SELF_CHECK),
+        (True, FULL_SELF_CHECK, FULL_SELF_CHECK),
+        (False, FULL_SELF_CHECK, NO_SELF_CHECK),
+    ],
+)
+def test_the_script_decides_before_the_environment(
+    given: bool | None, variable: str | None, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(SELF_CHECK, raising=False)
+    if variable is not None:
+        monkeypatch.setenv(SELF_CHECK, variable)
+    assert job._self_check(given) == wanted
+
+
+def test_the_launchers_option_decides_before_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SELF_CHECK, raising=False)
+    assert run._self_check(None) == {}
+    assert run._self_check(True) == {SELF_CHECK: SAMPLED_SELF_CHECK}
+    assert run._self_check(False) == {SELF_CHECK: NO_SELF_CHECK}
+    monkeypatch.setenv(SELF_CHECK, FULL_SELF_CHECK)
+    assert run._self_check(True) == {}, "a rehearsal has asked for all of it"
+
+
+def test_small_tensors_are_looked_at_as_far_as_memory_is_for_them() -> None:
+    sizes = {"c": torch.empty(3), "a": torch.empty(1), "b": torch.empty(2)}
+    assert self_checker._sample(sizes, 16 + 32) == {"a", "b"}
+    assert self_checker._sample(sizes, 16 + 31) == {"a"}
+    assert self_checker._sample(sizes, None) == {"a", "b", "c"}
+
+
+def check(rank: int, **fields: Any) -> dict[str, Any]:
+    values = {"tensors": 7, "bytes": 2048, "seconds": 0.1, "held_up": 0.001, "differences": [], "skipped": []}
+    return {"event": "self_check", "rank": rank, "step": 2} | values | fields
+
+
+def test_doctor_says_what_the_check_has_found() -> None:
+    assert doctor.check_self_checks([{"event": "first_step", "rank": 0}]) == []
+    (row,) = doctor.check_self_checks([check(0), check(1, tensors=9, bytes=4096)])
+    assert (row.check, row.state) == ("self-check", "ok")
+    assert row.found.startswith("a save brings 9 tensors (4.1 kB)")
+    lost = check(1, differences=["counter (not restored)"])
+    (row,) = doctor.check_self_checks([check(0), lost, lost])
+    assert (row.state, row.found) == ("problem", "counter (not restored)")
+    skipped = check(0, skipped=["nothing was restored"])
+    assert [row.state for row in doctor.check_self_checks([skipped])] == ["warning"]
+
+
+def test_a_message_with_much_to_say_can_be_sent() -> None:
+    texts = ["x" * 10_000] * 100
+    message = protocol.SelfCheck(0, 2, 1, 1, 0.0, 0.0, texts, texts)
+    assert len(protocol.encode(message)) < protocol.MAX_BYTES
+    assert len(message.differences) == 8
