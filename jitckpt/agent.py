@@ -121,6 +121,7 @@ class Agent(LocalElasticAgent):
         self._signals: list[int] = []
         self._starting = False
         self._processes: WorkerProcesses | None = None
+        self._last: Supervisor | None = None  # of the newest start
         self._worker_store: TCPStore | None = None
         self._hosts: Hosts | None = None
         self._meetings = 0  # in this round of the rendezvous, after the first
@@ -362,11 +363,12 @@ class Agent(LocalElasticAgent):
                 suspects=self._suspects,
                 devices=self._devices,
                 restarts_left=self._remaining_restarts,
+                mistakes_before=frozenset() if self._last is None else self._last.mistakes,
                 hosts=self._hosts,
                 **torch_arguments,
             )
             processes.start()
-            self._processes = processes
+            self._processes, self._last = processes, processes.supervisor
             for signum in self._signals:  # that came while they were being started
                 processes.supervisor.interrupt(signum)
         finally:
@@ -389,6 +391,7 @@ class WorkerProcesses(PContext):
         suspects: Suspects,
         devices: Sequence[str],
         restarts_left: int,
+        mistakes_before: frozenset[str],
         hosts: Hosts | None,
         numa_options: Any = None,
         **torch_arguments: Any,
@@ -401,6 +404,7 @@ class WorkerProcesses(PContext):
         self._suspects = suspects
         self._devices = devices
         self._restarts_left = restarts_left
+        self._mistakes_before = mistakes_before
         self._hosts = hosts
         self._numa_options = numa_options
         self._workers: dict[int, Worker] = {}
@@ -486,6 +490,7 @@ class WorkerProcesses(PContext):
             save_deadline=self._settings.save_deadline,
             stall_timeout=self._settings.stall_timeout,
             restarts_left=self._restarts_left,
+            mistakes_before=self._mistakes_before,
             hosts=self._hosts,
             proxies=self._proxies(),
         )

@@ -18,10 +18,10 @@ from torch.optim import Optimizer
 
 from jitckpt import (
     at_end,
+    descriptors,
     faults,
     final_state,
     host_state,
-    lifeline,
     local_state,
     protocol,
     proxy_faults,
@@ -55,7 +55,6 @@ LAST_LOOK_SECONDS = 1.0
 # Where no agent asks the other ranks: shortly before c10d's own watchdog would end the process.
 DEFAULT_HANG_TIMEOUT = 540.0
 DEFAULT_DIRECTORY = "ckpt"
-COPIES_FD = "JITCKPT_COPIES_FD"  # there are several hosts, and this one's agent has copies made on another
 # Set by whoever tries a job out: its saves go there, whatever the script says, and its final state's digests.
 REHEARSAL_DIR = "JITCKPT_REHEARSAL_DIR"
 
@@ -207,7 +206,8 @@ class Job:
         self._periodic_settings = periodic
         self._periodic: PeriodicSaver | None = None
         self._base = 0
-        self._agent_fd = int(os.environ.get("JITCKPT_AGENT_FD", "-1"))
+        self._given = _given_by_agent(identity.rank)
+        self._agent_fd = -1 if self._given is None else self._given.agent
         self._events = EventLog(root)
         self._events.restart = int(os.environ.get("JITCKPT_RESTART", "0"))
         self._first_step_reported = False
@@ -383,19 +383,12 @@ class Job:
         scaler: Any,
         local_state_limit: int,
     ) -> None:
-        given = os.environ.get("JITCKPT_STATE_FD")
-        ring_fd = local_state.create() if given is None else int(given)
-        os.set_inheritable(ring_fd, False)  # not for programs that the training starts
+        ring_fd = local_state.create() if self._given is None else self._given.state
         slots = self._max_ahead + KEPT_BESIDE
         ring = self._ring = local_state.Ring(ring_fd, self.identity, slots, local_state_limit)
-        shared_with_agent = os.environ.get(lifeline.DESCRIPTOR)
-        if shared_with_agent is not None:
-            os.set_inheritable(int(shared_with_agent), False)
-            lifeline.hold(int(shared_with_agent))
         self._recorder = local_state.Recorder(ring, native.write_area, self._warn)
-        asker = os.environ.get(COPIES_FD)
-        if asker is not None:
-            self._copies = Asker(int(asker), self._warn)
+        if self._given is not None and self._given.copies is not None:
+            self._copies = Asker(self._given.copies, self._warn)
         self._saver = Saver(
             root=self.root,
             identity=self.identity,
@@ -638,7 +631,7 @@ def _told_by_first(what: str, rank: int, value: str) -> str | None:
 
 def _on_some_rank(identity: Identity, value: bool) -> bool:
     """Return whether it is so on some rank, where there are several hosts."""
-    if COPIES_FD not in os.environ or not torch.distributed.is_initialized():
+    if descriptors.COPIES not in os.environ or not torch.distributed.is_initialized():
         return False
     store = torch.distributed.distributed_c10d._get_default_store()
     return any_rank(store, "a device keeps a state of its own", identity.rank, identity.world_size, value)
@@ -665,6 +658,22 @@ def _without_replicas(layout: Layout) -> str:
         "more, and the job goes back to an older step: give jitckpt.init save_every=..., so that there is "
         "one."
     )
+
+
+def _given_by_agent(rank: int) -> descriptors.Given | None:
+    """Return what the agent has given this process; None, with a warning, if that is not there to be used."""
+    try:
+        return descriptors.claim(rank)
+    except descriptors.NotOursError as error:
+        warnings.warn(
+            f"jitckpt: {error} So rank {rank} runs as without an agent: it saves by itself when it is sent "
+            "SIGTERM or sees a hang, nothing is kept of what only this rank knows (random numbers, data "
+            "position) if it dies, and an exception of its own ends it without a save by the others. Have "
+            "`jitckpt run --nproc-per-node N` start each rank's Python itself.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+        return None
 
 
 def _place() -> tuple[int, int]:

@@ -238,6 +238,38 @@ class Raised(Message):
 
 
 @dataclass(frozen=True)
+class TorchLoaded(Message):
+    """The worker has imported torch: from now on it tells by which exception or status it ends."""
+
+    type = "torch_loaded"
+    rank: int
+
+
+@dataclass(frozen=True)
+class Failing(Message):
+    """The worker's program ends, before its first step, by what no device or network may have caused."""
+
+    type = "failing"
+    rank: int
+    mistake: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mistake", shortened(self.mistake, 1000))
+
+
+@dataclass(frozen=True)
+class Refused(Message):
+    """The worker's program ends because jitckpt refused something, which another start can't cure."""
+
+    type = "refused"
+    rank: int
+    reason: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", shortened(self.reason, 4000))
+
+
+@dataclass(frozen=True)
 class Fault(Message):
     """A rehearsed failure is about to happen. `fault` is its text as it stood in JITCKPT_FAULTS."""
 
@@ -291,6 +323,9 @@ FROM_WORKER = (
     AtEnd,
     Finished,
     Raised,
+    TorchLoaded,
+    Failing,
+    Refused,
     Fault,
 )
 FROM_AGENT = (Save, Ask, Resume)
