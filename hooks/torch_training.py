@@ -17,6 +17,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from jitckpt.hooks.attached import Attached, AttachedMethod
+
 
 class Listener(Protocol):
     """What is told; `step` is the step being made, counted from 1."""
@@ -65,8 +67,8 @@ class TrainingHooks:
         self._handles: list[RemovableHandle] = []
         if model is not None:
             self._handles += [
-                model.register_forward_pre_hook(self._forward_begins),
-                model.register_forward_hook(self._forward_ends),
+                model.register_forward_pre_hook(Attached(self._forward_begins)),
+                model.register_forward_hook(Attached(self._forward_ends)),
             ]
         elif on_phase is not None:
             self._handles += [
@@ -76,8 +78,8 @@ class TrainingHooks:
         if optimizers:
             for optimizer in optimizers:
                 self._handles += [
-                    optimizer.register_step_pre_hook(self._begin),
-                    optimizer.register_step_post_hook(self._end),
+                    optimizer.register_step_pre_hook(Attached(self._begin)),
+                    optimizer.register_step_post_hook(Attached(self._end)),
                 ]
         else:
             self._handles += [
@@ -192,7 +194,7 @@ class TrainingHooks:
                 self._end(optimizer)
             return result
 
-        scaler.step = step
+        scaler.step = AttachedMethod(step, scaler, "step")
 
 
 def is_in_step(optimizer: Optimizer, besides: Optimizer) -> bool:

@@ -155,6 +155,9 @@ class OptimizerState:
         self._others: list[tuple[int, dict[str, Any], str]] = []
         self._named: dict[str, Tensor] = {}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # where it hangs on an optimizer that is copied or pickled: no part of it
+
     def parameters(self) -> list[Tensor]:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
