@@ -43,6 +43,7 @@ from jitckpt.protocol import Message
 from jitckpt.proxy_control import ControlSocket, Proxies
 from jitckpt.recovery import Outcome
 from jitckpt.saves import SaveRecord
+from jitckpt.signals import AGENT_PID
 from jitckpt.spares import Spares
 from jitckpt.state_transfer import Transfers
 from jitckpt.step_barrier import VARIABLE as STEP_BARRIER
@@ -544,6 +545,7 @@ class WorkerProcesses(PContext):
             if self._barrier is not None:
                 environment[STEP_BARRIER] = self._barrier.of(local_rank)
             environment.setdefault("JITCKPT_PROXY_SPARE", str(min(1, self._spares.wanted(len(self.args)))))
+        environment[AGENT_PID] = str(os.getpid())
         environment["JITCKPT_STAGING"] = str(self._settings.staging)
         environment["JITCKPT_RESTART"] = str(self._log.restart)
         environment["JITCKPT_FAULTS"] = faults.to_environment(self._armed)

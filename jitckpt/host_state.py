@@ -565,7 +565,7 @@ def optimizer_part(
     state: dict[int, dict[str, Any]] = {}
     for key, (dtype, where, values) in tree_codec.decode(tree["numbers"], tensors).items():
         for number, value in zip(where, values, strict=True):
-            state.setdefault(number, {})[key] = torch.tensor(value, dtype=dtype)
+            state.setdefault(number, {})[key] = torch.tensor(value, dtype=dtype, device="cpu")
     for number, key, value in tree_codec.decode(tree["others"], tensors, device):
         state.setdefault(number, {})[key] = value
     return state

@@ -73,7 +73,7 @@ class PeriodicSaver:
         self._settings, self._root, self._identity = settings, root, identity
         self._host, self._history, self._wanted_step = host, history, wanted_step
         self._write_word, self._report, self._warn = write_word, report, warn
-        self._staging = torch.empty(0, dtype=torch.uint8)
+        self._staging = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._saves = 0
         self._done: Tensor | None = None  # the number of the newest save whose copies are there
         self._stream: torch.cuda.Stream | None = None
@@ -147,9 +147,9 @@ class PeriodicSaver:
         """Enqueue copies of both; what this rank alone knows (buffers) is the first to change again."""
         size = sum(_aligned(tensor.nbytes) for tensor in (*own.values(), *common.values()))
         if self._staging.numel() != size:
-            self._staging = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            self._staging = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
         if self._stream is None or self._done is None:
-            self._done = torch.zeros(1, dtype=torch.int64, pin_memory=True)
+            self._done = torch.zeros(1, dtype=torch.int64, device="cpu", pin_memory=True)
             self._stream = torch.cuda.Stream(self._host.device)
         current = torch.cuda.current_stream(self._host.device)
         self._stream.wait_stream(current)

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from jitckpt import autoload
+from jitckpt import autoload, signals
 
 MAX_BYTES = 128 * 1024
 # What every training loads sooner or later: torch's optimizers import its compiler's front when first used.
@@ -104,6 +104,7 @@ def changed_environment(now: Mapping[str, str]) -> dict[str, str]:
 def main() -> None:
     """Fork spares as the agent asks for them; in a spare, wait for the order, then be the worker."""
     control = socket.socket(fileno=int(sys.argv[1]))
+    signals.hold_still()
     if not sys.flags.safe_path:
         sys.path[0] = sys.argv[2]
     gc.disable()  # modules are no garbage
