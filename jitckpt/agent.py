@@ -5,6 +5,7 @@ first; everything else (rendezvous, the workers' environment, logs, restarts) st
 """
 
 import inspect
+import json
 import os
 import signal
 import socket
@@ -38,7 +39,7 @@ from jitckpt.errors import HostsError, JitckptError
 from jitckpt.events import EventLog
 from jitckpt.faults import FaultSpec
 from jitckpt.hosts import Host, Hosts
-from jitckpt.layout import Identity
+from jitckpt.layout import FIRST_DIRECTORIES, Identity
 from jitckpt.protocol import Message
 from jitckpt.proxy_control import ControlSocket, Proxies
 from jitckpt.recovery import Outcome
@@ -116,6 +117,7 @@ class Agent(LocalElasticAgent):
             )
             spec.rdzv_handler = self._lasting
         self._armed = [fault.with_phase() for fault in settings.faults]
+        self._first_directories: dict[str, str] = {}  # see layout.FIRST_DIRECTORIES
         self._spares = Spares(settings.warm_spares)
         self._suspects = Suspects()
         self._devices = list(settings.devices)
@@ -361,6 +363,7 @@ class Agent(LocalElasticAgent):
                 self._log,
                 self._armed,
                 self._spares,
+                self._first_directories,
                 suspects=self._suspects,
                 devices=self._devices,
                 restarts_left=self._remaining_restarts,
@@ -388,6 +391,7 @@ class WorkerProcesses(PContext):
         log: EventLog,
         armed: list[FaultSpec],
         spares: Spares,
+        first_directories: dict[str, str],
         *,
         suspects: Suspects,
         devices: Sequence[str],
@@ -402,6 +406,7 @@ class WorkerProcesses(PContext):
         self._log = log
         self._armed = armed
         self._spares = spares
+        self._first_directories = first_directories
         self._suspects = suspects
         self._devices = devices
         self._restarts_left = restarts_left
@@ -547,6 +552,7 @@ class WorkerProcesses(PContext):
             environment.setdefault("JITCKPT_PROXY_SPARE", str(min(1, self._spares.wanted(len(self.args)))))
         environment[AGENT_PID] = str(os.getpid())
         environment["JITCKPT_STAGING"] = str(self._settings.staging)
+        environment[FIRST_DIRECTORIES] = json.dumps(self._first_directories)
         environment["JITCKPT_RESTART"] = str(self._log.restart)
         environment["JITCKPT_FAULTS"] = faults.to_environment(self._armed)
         if self._settings.checkpoint_dir is not None:
@@ -588,6 +594,8 @@ class WorkerProcesses(PContext):
     def _registered(self, worker: Worker, message: protocol.Registered) -> None:
         self._guardian.note_registered(worker)
         self._saves_itself = message.saver == "callback"
+        if message.named_directory and not os.path.isabs(message.named_directory):
+            self._first_directories.setdefault(message.named_directory, message.checkpoint_dir)
 
     def _heard(self, worker: Worker, message: Message) -> None:
         match message:

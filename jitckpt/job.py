@@ -1,6 +1,7 @@
 """The worker's side: `init` puts a training job under protection, `restore` brings it back."""
 
 import atexit
+import json
 import os
 import sys
 import time
@@ -38,7 +39,7 @@ from jitckpt.hooks import torch_parallel
 from jitckpt.hooks.torch_parallel import StepBarrier
 from jitckpt.hooks.torch_training import TrainingHooks
 from jitckpt.host_state import HostState, Stateful
-from jitckpt.layout import Identity
+from jitckpt.layout import FIRST_DIRECTORIES, Identity
 from jitckpt.native import Native, current_stream
 from jitckpt.periodic import PeriodicSaver, Settings
 from jitckpt.saver import SaveFunction, Saver
@@ -122,6 +123,7 @@ def init(
         raise ValueError(f"shard is {shard}; with shards={shards} it must be from 0 to {shards - 1}.")
     _current = Job(
         root=root,
+        named_directory=_named_directory(checkpoint_dir),
         identity=Identity(
             job=_job_id(root, rank),
             fingerprint=host_state.fingerprint(model, optimizers),
@@ -182,6 +184,7 @@ class Job:
         self,
         *,
         root: Path,
+        named_directory: str,
         identity: Identity,
         save_function: SaveFunction | None,
         model: nn.Module | None,
@@ -195,6 +198,7 @@ class Job:
     ) -> None:
         """step_barrier: None for where what the device keeps has to be on another host before the step."""
         self.root, self.identity = root, identity
+        self._named_directory = named_directory
         self._save_function = save_function
         self._native: Native | None = None
         self._hooks: TrainingHooks | None = None
@@ -437,6 +441,7 @@ class Job:
                 fingerprint=self.identity.fingerprint,
                 saver="builtin" if self._save_function is None else "callback",
                 checkpoint_dir=str(self.root),
+                named_directory=self._named_directory,
                 stack_signal=stack_writer().signal_number,
                 stack_fd=stack_writer().descriptor,
             )
@@ -596,13 +601,37 @@ def _root(checkpoint_dir: str | os.PathLike[str] | None) -> Path:
     """Return the checkpoint directory to use."""
     if rehearsal := os.environ.get(REHEARSAL_DIR):
         return Path(rehearsal).absolute() / DEFAULT_DIRECTORY
-    return Path(checkpoint_dir or os.environ.get("JITCKPT_CHECKPOINT_DIR") or DEFAULT_DIRECTORY).absolute()
+    named = _named_directory(checkpoint_dir)
+    # A script may make each start a working directory of its own.
+    first: dict[str, str] = json.loads(os.environ.get(FIRST_DIRECTORIES, "{}"))
+    return Path(first.get(named, named)).absolute()
+
+
+def _named_directory(checkpoint_dir: str | os.PathLike[str] | None) -> str:
+    return os.fspath(checkpoint_dir or os.environ.get("JITCKPT_CHECKPOINT_DIR") or DEFAULT_DIRECTORY)
+
+
+def _check_directory(root: Path, rank: int) -> None:
+    """See to it that all ranks of a host have one checkpoint directory."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
+    store = torch.distributed.distributed_c10d._get_default_store()
+    status = root.stat()
+    own = json.dumps([status.st_dev, status.st_ino, str(root)])
+    host, place = os.environ.get("GROUP_RANK", "0"), int(os.environ.get("LOCAL_RANK", rank))
+    told = json.loads(hear_first(store, f"checkpoint directory of host {host}", place, own))
+    if told[:2] != [status.st_dev, status.st_ino]:
+        raise CheckpointError(
+            f"Rank {rank} has the checkpoint directory {root}, the first of its host {told[2]}. All have "
+            "to have the same: give an absolute path, or change the working directory after jitckpt.init."
+        )
 
 
 def _job_id(root: Path, rank: int) -> str:
     """Return the job's id; each of several hosts may have a checkpoint directory of its own."""
     told = _told_by_first("job", rank, saves.open_directory(root) if rank == 0 else "")
     found = saves.open_directory(root, told)
+    _check_directory(root, rank)
     if told not in (None, found):
         raise CheckpointError(
             f"{root} of rank {rank} belongs to another job than that of rank 0. Choose another checkpoint "

@@ -38,7 +38,10 @@ class Message:
 
 @dataclass(frozen=True)
 class Registered(Message):
-    """A worker has called jitckpt.init; from now on it can save."""
+    """A worker has called jitckpt.init; from now on it can save.
+
+    named_directory: the checkpoint directory as the script named it.
+    """
 
     type = "registered"
     rank: int
@@ -51,6 +54,7 @@ class Registered(Message):
     checkpoint_dir: str
     stack_signal: int = 0  # makes the process write its Python stacks to its file descriptor stack_fd
     stack_fd: int = -1
+    named_directory: str = ""
 
 
 @dataclass(frozen=True)
