@@ -24,6 +24,8 @@ def hold_still() -> None:
 
 def hold_still_in_loaders() -> None:
     """Have the workers of torch's DataLoader do so, too: they set a handler, which ends them."""
+    if AGENT_PID not in os.environ:
+        return
     signal_handling: Any = import_module("torch.utils.data._utils.signal_handling")
     original: Callable[[], None] = signal_handling._set_worker_signal_handlers
     if getattr(original, "holds_still", False):

@@ -32,9 +32,9 @@ class Recovery:
 
     found: the wall time at which it was found. saved_by: the ranks whose saves ended. save_seconds: from the
     order until every shard was saved. saved_step: the newest that every shard was saved of. step: the step
-    that the job went on from, or would go on from. redone: at most so many minibatches were done again, the one
-    under way included. lost: the same where nothing could be saved. went_on: ranks were back in their training.
-    directory: theirs, where it was another than before. first_step_seconds: from the finding
+    that the job went on from, or would go on from. redone: at most so many minibatches were done again, the
+    one under way included. lost: the same where nothing could be saved. went_on: ranks were back in their
+    training. directory: theirs, where it was another than before. first_step_seconds: from the finding
     until the slowest rank's first new step was done.
     """
 
