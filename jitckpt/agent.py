@@ -138,6 +138,7 @@ class Agent(LocalElasticAgent):
             before[signal.SIGUSR2] = signal.signal(signal.SIGUSR2, self._on_notice)
         try:
             result: RunResult = super().run(*args, **kwargs)
+            self._tell_what_never_happened()
             return result
         finally:
             self._spares.close()
@@ -147,6 +148,15 @@ class Agent(LocalElasticAgent):
                 self._lasting.close()
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def _tell_what_never_happened(self) -> None:
+        """Say which rehearsed failures of this host's ranks never came: the rehearsal has shown nothing."""
+        own = {worker.global_rank for worker in self._worker_group.workers}
+        for fault in self._armed:
+            if fault.rank in own:
+                self._log.write("fault_never_happened", rank=fault.rank, fault=str(fault))
+                why = f"the job ended before step {fault.step}, or the rank never came to its {fault.phase}"
+                say(f"the rehearsed failure {str(fault)!r} never happened: {why}.")
 
     def _on_signal(self, signum: int, _frame: FrameType | None) -> None:
         self._signals.append(signum)
