@@ -26,12 +26,27 @@ SAMPLED_ELEMENTS = 64  # of each parameter, where nothing but its values can tel
 
 def local(tensor: Tensor) -> Tensor:
     """Return what this rank holds of a tensor, detached, without a collective; it shares the memory."""
+    return memory_of(tensor).detach()
+
+
+def memory_of(tensor: Tensor) -> Tensor:
+    """Return the very tensor whose memory this rank holds, and that counts what is written there."""
     shard = getattr(tensor, "_local_shard", None)  # of FSDP1: its parameter is whole during a forward pass
     if isinstance(shard, Tensor):
         tensor = shard
     if is_distributed(tensor):
         tensor = tensor._local_tensor  # type: ignore[attr-defined]
-    return tensor.detach()
+    return tensor
+
+
+def is_plain(parameter: Tensor) -> bool:
+    """Return whether a parameter is a module's own, whole and in no other's memory."""
+    return type(parameter) is nn.Parameter and not getattr(parameter, "_is_flat_param", False)
+
+
+def is_flattened(model: nn.Module) -> bool:
+    """Return whether FSDP1 has flat parameters in this model."""
+    return any(True for _ in _flat_handles(model))
 
 
 def is_distributed(tensor: Tensor) -> bool:
@@ -129,11 +144,44 @@ def pieces(model: nn.Module | None, optimizers: Sequence[Optimizer]) -> Json:
         [*part.piece(rank), list(local(tensor).shape)]
         for part, tensor in zip(_parts(model), kept.values(), strict=True)
     ]
+    names = {} if model is None else {id(one): name for name, one in model.named_parameters()}
+    names |= {id(one): name for name, one in kept.items()}
     kinds = [
-        [type(one).__name__, [len(group["params"]) for group in one.param_groups], _zero_part(one)]
+        [
+            type(one).__name__,
+            sorted(_spelled(group["params"], names) for group in one.param_groups),
+            _zero_part(one),
+        ]
         for one in optimizers
     ]
     return [shapes, kinds, [list(stage) for stage in _stages(model)]]
+
+
+def _spelled(parameters: Sequence[Tensor], names: Mapping[int, str]) -> list[str]:
+    """Return a group's parameters by name, whatever their order; those that are not the model's by place."""
+    own = [one for one in parameters if id(one) not in names]
+    return sorted(names[id(one)] for one in parameters if id(one) in names) + [
+        f"{number} {one.dtype} {list(local(one).shape)}" for number, one in enumerate(own)
+    ]
+
+
+def own_values(model: nn.Module, optimizers: Sequence[Optimizer]) -> str:
+    """Return a digest of the optimizers' parameters that are not the model's; "" for none.
+
+    Replicas agree on them; parts of one flat tensor look alike but for their values. Waits for the device.
+    """
+    known = {id(one) for one in [*model.parameters(), *parameters(model).values()]}
+    content = xxhash.xxh3_128()
+    own = [
+        one
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for one in group["params"]
+        if id(one) not in known
+    ]
+    for one in own:
+        content.update(local(one).cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return content.hexdigest() if own else ""
 
 
 def holding(model: nn.Module, optimizers: Sequence[Optimizer]) -> Holding:
@@ -144,6 +192,7 @@ def holding(model: nn.Module, optimizers: Sequence[Optimizer]) -> Holding:
         replicas=tuple(tuple(sorted(group)) for group in replicas),
         values="" if replicas else _values(model),
         text=_text(model, optimizers),
+        own=own_values(model, optimizers),
     )
 
 

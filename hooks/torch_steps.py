@@ -20,7 +20,8 @@ from jitckpt._seen import Seen
 from jitckpt.errors import CheckpointError
 from jitckpt.hooks import torch_parallel
 from jitckpt.hooks.torch_training import is_in_step
-from jitckpt.host_state import OptimizerState, unwrapped
+from jitckpt.host_state import unwrapped
+from jitckpt.optimizer_state import OptimizerState, parameters_of
 
 State = Callable[[], Mapping[str, Tensor]]
 
@@ -141,7 +142,7 @@ class OptimizerSteps:
                 return number
         self._known.append(weakref.ref(optimizer))
         # With the optimizer itself, so that it lives no longer.
-        optimizer.__dict__["_jitckpt_state"] = OptimizerState(optimizer, len(self._known) - 1)
+        optimizer.__dict__["_jitckpt_state"] = OptimizerState(optimizer, f"optimizer.{len(self._known) - 1}")
         return len(self._known) - 1
 
     def seen(self, optimizer: Optimizer) -> Seen | None:
@@ -188,7 +189,7 @@ def named_buffers(optimizers: list[Optimizer | None]) -> dict[str, Tensor]:
         id(parameter): (number, place)
         for number, optimizer in enumerate(optimizers)
         if optimizer is not None
-        for place, parameter in enumerate(OptimizerState(optimizer, number).parameters())
+        for place, parameter in enumerate(parameters_of(optimizer))
     }
     modules = torch_parallel.all_of(nn.Module)
     inner = {id(child) for module in modules for child in module.children()}

@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from jitckpt.hooks.attached import Attached, AttachedMethod
+from jitckpt.optimizer_state import inside
 
 
 class Listener(Protocol):
@@ -35,6 +36,15 @@ class Listener(Protocol):
 
     def step_ended(self, step: int) -> None:
         """The last optimizer has enqueued its last kernel."""
+
+    def passed_again(self, step: int) -> None:
+        """One more forward pass begins in a minibatch whose optimizer step has not begun."""
+
+    def closure_again(self, step: int) -> None:
+        """The optimizer calls its closure once more in the same step."""
+
+    def unequal_turns(self, step: int) -> None:
+        """An optimizer has stepped again before another has: who is to say where the minibatch ends."""
 
 
 class TrainingHooks:
@@ -59,6 +69,10 @@ class TrainingHooks:
         self._listener = listener
         self._on_phase = on_phase
         self._optimizers: list[weakref.ref[Optimizer]] = [weakref.ref(optimizer) for optimizer in optimizers]
+        # Of an optimizer inside of another (SAM's and Lookahead's), whose own step may never be called, that.
+        self._outer: dict[int, Optimizer] = {}
+        for optimizer in optimizers:
+            self._outer |= {id(inner): optimizer for inner in _all_inside(optimizer)}
         self._entered: Counter[int] = Counter()  # calls of step of each optimizer since one has ended, by id
         self._stepped: set[int] = set()  # optimizers that have ended their step in this minibatch
         self._in_step = False
@@ -82,7 +96,7 @@ class TrainingHooks:
                 nn.modules.module.register_module_forward_hook(self._any_module_ends, always_call=True),
             ]
         if optimizers:
-            for optimizer in optimizers:
+            for optimizer in [*optimizers, *(inner for one in optimizers for inner in _all_inside(one))]:
                 self._handles += [
                     optimizer.register_step_pre_hook(Attached(self._begin)),
                     optimizer.register_step_post_hook(Attached(self._end)),
@@ -125,7 +139,11 @@ class TrainingHooks:
 
     def _forward_begins(self, module: nn.Module, inputs: object) -> None:
         if torch.is_grad_enabled():  # else an evaluation, which trains nothing
-            self._enter_minibatch()
+            if self._in_minibatch:
+                if not self._in_step:
+                    self._listener.passed_again(self.step + 1)
+            else:
+                self._enter_minibatch()
             if self._on_phase is not None:
                 self._on_phase(self.step + 1, "forward")
 
@@ -162,10 +180,21 @@ class TrainingHooks:
         """Return whether it is the model itself, which has hooks of its own."""
         return self._whole is not None and self._whole() is module
 
-    def _begin(self, optimizer: Optimizer, args: object = (), kwargs: object = None) -> None:
-        self._entered[id(optimizer)] += 1
+    def _begin(
+        self, optimizer: Optimizer, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        outer = self._outer.get(id(optimizer), optimizer) if self._outer else optimizer
+        self._entered[id(outer)] += 1
         if self._in_step:
-            return
+            return None
+        if len(args) > 1 and callable(args[1]):
+            return (args[0], self._watched_closure(args[1]), *args[2:]), kwargs or {}
+        if kwargs and callable(kwargs.get("closure")):
+            return args, kwargs | {"closure": self._watched_closure(kwargs["closure"])}
+        self._step_begins()
+        return None
+
+    def _step_begins(self) -> None:
         self._in_step = True
         if not self._in_minibatch:
             self._enter_minibatch()
@@ -177,12 +206,30 @@ class TrainingHooks:
         if self._on_phase is not None:
             self._on_phase(self.step + 1, "optimizer")
 
+    def _watched_closure(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """Return a closure after whose first call the step begins: until then it is forward and backward."""
+
+        def watched() -> Any:
+            if self._in_step:
+                self._listener.closure_again(self.step + 1)
+            result = closure()
+            if not self._in_step:
+                self._step_begins()
+            return result
+
+        return watched
+
     def _end(self, optimizer: Optimizer, args: object = (), kwargs: object = None) -> None:
+        outer = self._outer.get(id(optimizer), optimizer) if self._outer else optimizer
         # Of two calls one may have been left with an exception, or be that of the base class, with own hooks.
-        if self._entered[id(optimizer)] > 1 and is_in_step(optimizer, besides=optimizer):
+        if self._entered[id(outer)] > 1 and is_in_step(outer, besides=optimizer):
             return
-        self._entered[id(optimizer)] = 0
-        self._stepped.add(id(optimizer))
+        self._entered[id(outer)] = 0
+        if not self._in_step:
+            self._step_begins()  # it was given a closure that it did not call
+        if id(outer) in self._stepped:
+            self._listener.unequal_turns(self.step + 1)
+        self._stepped.add(id(outer))
         for one in self._optimizers:
             if (other := one()) is not None and id(other) not in self._stepped:
                 return
@@ -193,11 +240,12 @@ class TrainingHooks:
         if self._on_phase is not None:
             self._on_phase(self.step, "between")
 
-    def _begin_any(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+    def _begin_any(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if not self.watched:
             self._optimizers = [weakref.ref(optimizer)]
-        if optimizer is self._optimizers[0]():
-            self._begin(optimizer)
+        return self._begin(optimizer, args, kwargs) if optimizer is self._optimizers[0]() else None
 
     def _end_any(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         if optimizer is self._optimizers[0]():
@@ -226,6 +274,15 @@ def is_in_step(optimizer: Optimizer, besides: Optimizer) -> bool:
         found += frame.f_code.co_name == "wrapper" and frame.f_locals.get("self") is optimizer
         frame = frame.f_back
     return found > (optimizer is besides)
+
+
+def _all_inside(optimizer: Optimizer) -> Iterator[Optimizer]:
+    """Yield the optimizers inside of one, at any depth, but for torch's own, which call theirs themselves."""
+    if type(optimizer).__module__.startswith("torch."):
+        return
+    for _, inner in inside(optimizer):
+        yield inner
+        yield from _all_inside(inner)
 
 
 def _tensors_with_gradient(output: object) -> Iterator[Tensor]:

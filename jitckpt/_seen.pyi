@@ -13,6 +13,9 @@ class Seen:
     def values(self, dict: dict[Any, Any], /) -> None:
         """Look at all values of a dict, in their order."""
 
+    def elements(self, list: list[Any], /) -> None:
+        """Look at all elements of a list, in their order."""
+
     def size(self, container: Sized, /) -> None: ...
     def place(self, tensor: Tensor, /) -> None:
         """Look at where a tensor lies and how it is read; raises RuntimeError if it lies nowhere."""

@@ -33,7 +33,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.launcher import api as launcher
 
 from jitckpt import faults, fetch, hosts, local_state, protocol, quorum, rendezvous, saves
-from jitckpt.console import say
+from jitckpt.console import say, show_size
 from jitckpt.copies import Copier
 from jitckpt.errors import HostsError, JitckptError
 from jitckpt.events import EventLog
@@ -52,7 +52,6 @@ from jitckpt.step_barrier import Messenger, StepBarrier
 from jitckpt.stores import Apart, LastingRendezvous, StoreGone
 from jitckpt.supervisor import Reports, Supervisor
 from jitckpt.suspects import VARIABLE, NoDeviceError, Suspects, without
-from jitckpt.timeline import show_size
 from jitckpt.workers import Guardian, Worker
 
 HEARING_SECONDS = 0.5  # in which all hosts have heard what one says

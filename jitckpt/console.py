@@ -12,3 +12,13 @@ def say(text: str) -> None:
     except OSError:
         # A recovery must not fail because of it, nor the exit of the process, which flushes stderr.
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
+def show_size(size: int) -> str:
+    """Return a size in bytes for people to read, in decimal units."""
+    value = float(size)
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} TB"

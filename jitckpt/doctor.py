@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from jitckpt.console import show_size
 from jitckpt.events import Event
-from jitckpt.timeline import show_size
 
 State = Literal["ok", "warning", "problem"]
 GIB = 1 << 30

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from jitckpt.host_state import HostState, Shared, differ_by_hand
+from jitckpt.host_state import Held, HostState, Shared, differ_by_hand
 from jitckpt.stacks import code_of
 from jitckpt.tree_codec import Encoded
 
@@ -46,6 +46,8 @@ class History:
         self._thread = 0  # the training's
         self._settled = 0  # how many steps have been settled here
         self._set_by_hand = False
+        self._counts: tuple[int, ...] = ()  # of schedulers' steps, when a step was settled last
+        self._stepped: list[set[bool]] = [set() for _ in host.schedulers]  # whether, after steps so far
         # Scheduler steps made after each of the last two optimizer steps; one alone may have ended an epoch.
         self._recent: deque[tuple[int, ...]] = deque([(0,) * len(host.schedulers)], maxlen=2)
 
@@ -70,11 +72,38 @@ class History:
             made = self._steps_since(shared)
             self._recent.append(made)
             self._settled += 1
+            self._counts = self._host.counts()
+            for stepped, count in zip(self._stepped, made, strict=True):
+                stepped.add(count > 0)
             groups = self._host.groups()
             if not self._set_by_hand:
                 self._set_by_hand = differ_by_hand(shared.groups, groups, scheduled=any(made))
             progress = self._host.take_progress(groups)
-            self._steps[step] = Shared(shared.optimizers, shared.counts, shared.groups, progress)
+            self._steps[step] = shared._replace(progress=progress)
+
+    def settle_again(self, step: int) -> None:
+        """One more forward pass begins: if a scheduler was stepped since, that belongs to `step`, too."""
+        shared = self._steps.get(step)
+        if shared is not None and shared.progress is not None and self._counts != self._host.counts():
+            self._recent.pop()
+            self._settled -= 1
+            self._steps[step] = shared._replace(progress=None)
+            self.settle(step)
+
+    def hold(self, step: int, held: Held) -> None:
+        """The parameters after `step` are these: they were changed after it."""
+        shared = self._steps.get(step)
+        if shared is not None:
+            self._steps[step] = shared._replace(held=held)
+
+    def shared(self, step: int) -> Shared:
+        """Return the state after `step`, which is kept."""
+        return self._steps[step]
+
+    @property
+    def is_irregular(self) -> bool:
+        """Whether a scheduler is stepped after some optimizer steps, and after others not."""
+        return any(len(stepped) > 1 for stepped in self._stepped)
 
     def is_settled(self, step: int) -> bool:
         """Whether nothing is still to come of `step`: the host is in the next minibatch, or further."""

@@ -6,8 +6,7 @@ Tensors on a device are taken by reference: whoever reads them minds the device'
 """
 
 import inspect
-from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, Protocol
@@ -21,14 +20,13 @@ from jitckpt import _seen, tree_codec
 from jitckpt._seen import Seen
 from jitckpt.errors import CheckpointError
 from jitckpt.hooks import torch_parallel
+from jitckpt.optimizer_state import OptimizerPart, OptimizerState, on_host, states_of
 from jitckpt.random_state import RandomState
 from jitckpt.tensor_file import to_host
 from jitckpt.tree_codec import Encoded, Json
 
 SCHEDULED = frozenset({"lr", "momentum", "betas"})  # the hyperparameters that torch's schedulers set
 PLAIN = frozenset({type(None), bool, int, float, str})
-# How Python's array calls the types of torch that it has too.
-ARRAY_TYPES = {torch.float32: "f", torch.float64: "d", torch.int64: "q", torch.int32: "i", torch.uint8: "B"}
 
 
 class Stateful(Protocol):
@@ -39,7 +37,6 @@ class Stateful(Protocol):
 
 
 _NONE = Encoded({}, {})
-_NONE_OTHERS = Encoded([], {})
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -53,33 +50,167 @@ def unwrapped(model: nn.Module) -> nn.Module:
         model = inner
 
 
+class Held(NamedTuple):
+    """The model's parameters after a step: what this rank holds of each by name, and which are frozen.
+
+    frozen: those that do not require gradients.
+    """
+
+    parameters: dict[str, Tensor]
+    frozen: tuple[str, ...]
+
+
 class ModelState:
-    """A model's parameters, persistent buffers and extra states, by name."""
+    """A model's parameters, buffers and extra states, by name."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = unwrapped(model)
-        self._parameters = torch_parallel.parameters(self._model)
         self._buffers: list[tuple[str, dict[str, Tensor | None], str]] = []
+        self._passing: list[tuple[str, dict[str, Tensor | None], str, object]] = []  # not persistent, so far
         self._with_extra_state: list[tuple[str, nn.Module]] = []
         self._captured: Encoded | None = None  # the buffers, and which they were and where they lay:
         self._seen = Seen()
+        self._held: Held | None = None
+        self._flags = b""
+        self._versions = b""
+        self._parameters = torch_parallel.parameters(self._model)
+        self.memory: dict[str, Tensor] = {}  # by name; it counts what is written to the parameters
+        self._places: list[int] = []  # where it lies
+        self._called: dict[int, str] = {}
+        self._structure = Seen()
+        self._take_structure()
+        self.built = frozenset(self._parameters)  # what the script has built, by the parameters' names
         self.look_again()
 
     def look_again(self) -> None:
         """Find the buffers anew; for after the first forward pass, which may have made some."""
+        kept = {name for name, *_ in self._buffers}
         self._captured = None
         self._buffers.clear()
+        self._passing.clear()
         self._with_extra_state.clear()
         for prefix, module in self._model.named_modules():
             for name in module._buffers:
-                if name not in module._non_persistent_buffers_set:
-                    self._buffers.append((f"{prefix}.{name}".lstrip("."), module._buffers, name))
+                full = f"{prefix}.{name}".lstrip(".")
+                if full in kept or name not in module._non_persistent_buffers_set:
+                    self._buffers.append((full, module._buffers, name))
+                else:
+                    self._passing.append((full, module._buffers, name, _mark(module._buffers[name])))
             if type(module).get_extra_state is not nn.Module.get_extra_state:
                 self._with_extra_state.append((prefix, module))
+
+    def names(self) -> Mapping[int, str]:
+        """Return what the parameters are called, by their id()."""
+        return self._called
+
+    def find(self, name: str) -> Tensor | None:
+        """Return the parameter that is called so."""
+        return self._parameters.get(name)
+
+    def follow(self) -> bool:
+        """After a step: see whether parameters have come, gone or been replaced, and buffers changed.
+
+        A buffer that is not persistent is kept from its first change on: what never changes the script makes
+        again. Returns whether the names of the parameters are others than before.
+        """
+        for one in [*self._passing]:
+            name, holder, key, mark = one
+            if _mark(holder.get(key)) != mark:
+                self._passing.remove(one)
+                self._buffers.append((name, holder, key))
+                self._captured = None
+        if self._structure.is_same():
+            return False
+        names = self._parameters.keys()
+        self._take_structure()
+        self.look_again()
+        return self._parameters.keys() != names
+
+    def structure(self) -> tuple[list[str], list[str]]:
+        """Return the parameters that have come and those that have gone since the script built the model."""
+        return sorted(self._parameters.keys() - self.built), sorted(self.built - self._parameters.keys())
+
+    def _take_structure(self) -> None:
+        self._structure, seen = Seen(), Seen()
+        if not torch_parallel.is_flattened(self._model):  # FSDP1 puts others in their place in every pass
+            for module in self._model.modules():
+                for members in (module._parameters, module._modules):
+                    seen.values(members)
+                seen.size(module._buffers)
+        self._structure = seen
+        found = torch_parallel.parameters(self._model)
+        before = self._parameters
+        # FSDP puts whole parameters in the place of their parts, and need not take them away before the step.
+        self._parameters = {
+            name: before[name]
+            if name in before
+            and torch_parallel.is_distributed(before[name])
+            and not torch_parallel.is_distributed(parameter)
+            else parameter
+            for name, parameter in found.items()
+        }
+        self._called = {id(one): f"model.{name}" for name, one in self._model.named_parameters()}
+        self._called |= {id(one): f"model.{name}" for name, one in self._parameters.items()}
+        self.memory = {
+            f"model.{name}": torch_parallel.memory_of(parameter)
+            for name, parameter in self._parameters.items()
+        }
+        self._held = None
+
+    def held(self) -> Held:
+        """Return what is held of the parameters now; the same object while that is the same memory."""
+        flags = bytes([parameter.requires_grad for parameter in self._parameters.values()])
+        places = [*map(Tensor.data_ptr, self.memory.values())]
+        if self._held is None or self._flags != flags or self._places != places:
+            self._flags, self._places = flags, places
+            frozen = [name for name, one in self._parameters.items() if not one.requires_grad]
+            self._held = Held(self.parameters(), tuple(frozen))
+        return self._held
 
     def parameters(self) -> dict[str, Tensor]:
         """Return what this rank holds of each parameter; a shared one is there once."""
         return {name: torch_parallel.local(parameter) for name, parameter in self._parameters.items()}
+
+    def restore_parameters(self, saved: Mapping[str, Tensor], frozen: Sequence[str]) -> None:
+        """Put saved parameters in the place of the model's, as they lay, and which of them are frozen.
+
+        Raises CheckpointError unless the names are the same, and the shapes and types where they can't be
+        made so: of what a parallel wrapper holds in parts.
+        """
+        own = self.parameters()
+        _check_names("parameters", own, saved)
+        with torch.no_grad():
+            for name, tensor in own.items():
+                parameter, value = self._parameters[name], saved[name]
+                lies = (tensor.shape, tensor.dtype, tensor.stride())
+                if torch_parallel.is_plain(parameter) and lies != (value.shape, value.dtype, value.stride()):
+                    parameter.data = value.to(parameter.device)
+                else:
+                    _check_alike("parameters", name, tensor, value)
+                    tensor.copy_(value)
+        for name, parameter in self._parameters.items():
+            if parameter.requires_grad == (name in frozen):
+                parameter.requires_grad_(name not in frozen)
+
+    def restore_buffers(self, saved: Mapping[str, Tensor]) -> None:
+        """Put saved buffers in the place of the model's; CheckpointError unless they are the same ones."""
+        for one in [one for one in self._passing if one[0] in saved]:
+            self._passing.remove(one)
+            self._buffers.append(one[:3])
+            one[1][one[2]] = saved[one[0]]
+        self._captured = None
+        own = self.buffers()
+        _check_names("buffers", own, saved)
+        with torch.no_grad():
+            for name, holder, key in self._buffers:
+                buffer = holder.get(key)
+                if buffer is None:
+                    continue
+                value, tensor = saved[name], own[name]
+                if type(buffer) is Tensor and buffer.stride() != value.stride():
+                    buffer.data = value.to(buffer.device, buffer.dtype)
+                _check_alike("buffers", name, tensor, value)
+                torch_parallel.local(buffer).copy_(value)
 
     def buffers(self) -> dict[str, Tensor]:
         found = ((name, holder.get(key)) for name, holder, key in self._buffers)
@@ -117,183 +248,6 @@ class ModelState:
         _check_names("extra states of modules", modules, states)
         for name, state in states.items():
             modules[name].set_extra_state(state)
-
-
-class OptimizerPart(NamedTuple):
-    """What an optimizer's state was after a step.
-
-    numbers: by key (such as Adam's "step") the type of the tensors of one number on the host, whose they are,
-    by the parameters' numbers, and their values (an array takes little memory). others: what else is on the
-    host. device: tensors there, by reference and name; of DTensors this rank's part, and in `placements` how
-    they lie.
-    """
-
-    numbers: dict[str, tuple[torch.dtype, list[int], Sequence[Any]]]
-    others: Encoded
-    device: dict[str, Tensor]
-    placements: dict[str, Json]
-
-    def on_host(self) -> Encoded:
-        """Return what is on the host, for the save."""
-        listed = {key: (dtype, where, [*values]) for key, (dtype, where, values) in self.numbers.items()}
-        numbers = tree_codec.encode(listed, "numbers")
-        tree = {"numbers": numbers.tree, "others": self.others.tree, "placements": self.placements}
-        return Encoded(tree, self.others.tensors)
-
-
-class OptimizerState:
-    """An optimizer's state by the parameters' numbers, in the order of its parameter groups."""
-
-    def __init__(self, optimizer: Optimizer, index: int) -> None:
-        self.optimizer = optimizer
-        self._name = f"optimizer.{index}"
-        self._parameters: list[Tensor] = []
-        self._seen: Seen | None = None  # tells when a tensor of the state is replaced
-        self._device: dict[str, Tensor] = {}
-        self._placements: dict[str, Json] = {}
-        self._numbers: dict[str, tuple[list[int], list[Tensor]]] = {}
-        self._others: list[tuple[int, dict[str, Any], str]] = []
-        self._named: dict[str, Tensor] = {}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(None), ()  # where it hangs on an optimizer that is copied or pickled: no part of it
-
-    def parameters(self) -> list[Tensor]:
-        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-
-    def groups(self) -> list[dict[str, Any]]:
-        """Return the groups' hyperparameters."""
-        groups = []
-        for group in self.optimizer.param_groups:
-            own = {**group, "parameters": len(group["params"])}
-            del own["params"]
-            groups.append(own)
-        return groups
-
-    def is_as_named(self) -> bool:
-        """Return whether named_tensors would return what it just did."""
-        return bool(self._named) and self._seen is not None and self._seen.is_same()
-
-    @property
-    def seen(self) -> Seen | None:
-        """What tells that named_tensors would return what it just did; None if it has not been called."""
-        return self._seen if self._named else None
-
-    def named_tensors(self) -> dict[str, Tensor]:
-        """Return its parameters and what it keeps on a device, by name; the same dict while nothing changes.
-
-        Raises CheckpointError if it keeps tensors in a list or the like, where they have no name.
-        """
-        if not self.is_as_named():
-            self._look()
-            for number, state, key in self._others:
-                if any(isinstance(one, Tensor) for one in _elements(state[key])):
-                    raise CheckpointError(
-                        f"the {_spelled(self._name)} keeps tensors in {key!r} of parameter {number}, a "
-                        f"{type(state[key]).__name__}"
-                    )
-            parameters = {
-                f"{self._name}.parameter.{number}": torch_parallel.local(parameter)
-                if torch_parallel.is_distributed(parameter)
-                else parameter
-                for number, parameter in enumerate(self._parameters)
-            }
-            self._named = parameters | self._device
-        return self._named
-
-    def capture(self) -> "OptimizerPart":
-        if not self._is_as_seen():
-            self._look()
-        others = _NONE_OTHERS
-        if self._others:
-            listed = [(number, key, state[key]) for number, state, key in self._others]
-            others = tree_codec.encode(listed, f"{self._name}.others")
-        return OptimizerPart(
-            numbers={
-                key: (found[0].dtype, where, _values(found)) for key, (where, found) in self._numbers.items()
-            },
-            others=others,
-            device=self._device,
-            placements=self._placements,
-        )
-
-    def restore(
-        self, tree: Json, tensors: Mapping[str, Tensor], groups: Sequence[Mapping[str, Any]], whole: bool
-    ) -> None:
-        """Put a captured state back; `whole`: in place of all that is there, else the host's part alone.
-
-        Raises CheckpointError if the parameter groups are not alike.
-        """
-        own = self.groups()
-        if [group["parameters"] for group in own] != [group["parameters"] for group in groups]:
-            raise CheckpointError(
-                f"The {_spelled(self._name)} has parameter groups of "
-                f"{[group['parameters'] for group in own]} parameters; the save has "
-                f"{[group['parameters'] for group in groups]}. Build it as it was when the save was made."
-            )
-        for group, saved in zip(self.optimizer.param_groups, groups, strict=True):
-            group.update({key: value for key, value in saved.items() if key != "parameters"})
-        parameters = self.parameters()
-        state = torch_parallel.own_state(self.optimizer)
-        if whole:
-            state.clear()
-        device = parameters[0].device if parameters else None
-        for number, values in optimizer_part(tree, tensors, device).items():
-            state[parameters[number]].update(values)
-        prefix = f"{self._name}.state."
-        for name, tensor in tensors.items():
-            if name.startswith(prefix):
-                place, key = name.removeprefix(prefix).split(".", 1)
-                parameter = parameters[int(place)]
-                part = tensor.to(parameter.device)
-                state[parameter][key] = torch_parallel.placed(part, parameter, tree["placements"].get(name))
-
-    def _is_as_seen(self) -> bool:
-        return self._seen is not None and self._seen.is_same()
-
-    def _look(self) -> None:
-        self._parameters = self.parameters()
-        self._seen, seen = None, Seen()
-        for keeper, attribute in torch_parallel.way_to_state(self.optimizer):
-            seen.attribute(keeper, attribute)
-        seen.attribute(self.optimizer, "param_groups")
-        seen.size(self.optimizer.param_groups)
-        for group in self.optimizer.param_groups:
-            seen.entry(group, "params")
-            seen.size(group["params"])
-        seen.values(torch_parallel.own_state(self.optimizer))
-        self._numbers, self._others, self._device, self._placements, self._named = {}, [], {}, {}, {}
-        for number, state in self._states():
-            seen.size(state)
-            for key, value in state.items():
-                if isinstance(value, Tensor):
-                    seen.entry(state, key)
-                    how = torch_parallel.placement(value)
-                    if value.device.type != "cpu" or how is not None:
-                        name = f"{self._name}.state.{number}.{key}"
-                        self._device[name] = torch_parallel.local(value)
-                        if how is not None:
-                            self._placements[name] = how
-                        continue
-                    where, found = self._numbers.get(key, ([], []))
-                    if _is_number(value) and (not found or found[0].dtype == value.dtype):
-                        seen.place(value)
-                        where.append(number)
-                        found.append(value)
-                        self._numbers[key] = where, found
-                        continue
-                self._others.append((number, state, key))
-        self._seen = seen
-
-    def _states(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        numbers = {parameter: number for number, parameter in enumerate(self._parameters)}
-        for parameter, state in torch_parallel.own_state(self.optimizer).items():
-            if parameter not in numbers:
-                raise CheckpointError(
-                    f"The {_spelled(self._name)} keeps state under {parameter!r:.80}, which is none of its "
-                    "parameters; jitckpt can't save that."
-                )
-            yield numbers[parameter], state
 
 
 class SchedulerState:
@@ -359,7 +313,7 @@ def scaler_update_is_due(scaler: Any) -> bool:
 
 
 class Shared(NamedTuple):
-    """What replicas agree on, after one step.
+    """What replicas agree on, after one step. `held`: the model's parameters.
 
     `counts`: of each scheduler, how often it had been stepped when the optimizer step ended; `groups`: the
     hyperparameters then. `progress`: tells what HostState.progress said once the host had begun the next
@@ -369,7 +323,23 @@ class Shared(NamedTuple):
     optimizers: tuple[OptimizerPart, ...]
     counts: tuple[int, ...]
     groups: list[list[dict[str, Any]]]
+    held: Held = Held({}, ())
     progress: Callable[[], Encoded] | None = None
+
+    def all_tensors(self) -> dict[str, Tensor]:
+        """Return `tensors` and those on a device that optimizers keep in lists and attributes."""
+        found = self.tensors()
+        for optimizer in self.optimizers:
+            others = optimizer.others.tensors | optimizer.beside.tensors
+            found |= {name: tensor for name, tensor in others.items() if tensor.device.type != "cpu"}
+        return found
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what lies on the device of model and optimizers, under its names in a save."""
+        found = {f"model.{name}": tensor for name, tensor in self.held.parameters.items()}
+        for optimizer in self.optimizers:
+            found |= optimizer.device
+        return found
 
 
 class Unchanged(NamedTuple):
@@ -395,9 +365,15 @@ class HostState:
         scaler: Any,
         extra: Stateful | None,
         device: torch.device | None,
+        wrappers: Mapping[int, Sequence[object]] | None = None,
     ) -> None:
+        """wrappers: what lies around an optimizer, by its id(), and may have attributes that change."""
         self.model = None if model is None else ModelState(model)
-        self.optimizers = [OptimizerState(optimizer, index) for index, optimizer in enumerate(optimizers)]
+        self.optimizers: list[OptimizerState] = []
+        self._wrappers = wrappers or {}
+        self._given = 0
+        for optimizer in optimizers:
+            self.add_optimizer(optimizer)
         self.schedulers = [SchedulerState(scheduler) for scheduler in schedulers]
         self.scaler = scaler
         self.extra = extra
@@ -410,7 +386,19 @@ class HostState:
         self.changing_code = {getattr(inspect.unwrap(one), "__code__", None) for one in changing}
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
-        self.optimizers.append(OptimizerState(optimizer, len(self.optimizers)))
+        """Keep the state of this one, too, and of those that it has inside."""
+        self.optimizers += states_of(
+            optimizer,
+            f"optimizer.{self._given}",
+            names=None if self.model is None else self.model.names,
+            find=self.find,
+            wrappers=self._wrappers.get(id(optimizer), ()),
+        )
+        self._given += 1
+
+    def find(self, name: str) -> Tensor | None:
+        """Return the model's parameter that optimizers know as `name`."""
+        return None if self.model is None else self.model.find(name.removeprefix("model."))
 
     def local(self) -> dict[str, Encoded]:
         """Return the rank-local state in named parts."""
@@ -433,7 +421,12 @@ class HostState:
     def shared(self) -> Shared:
         """Return the shared state as the optimizer step leaves it."""
         parts = tuple([optimizer.capture() for optimizer in self.optimizers])
-        return Shared(parts, self.counts(), self.groups())
+        held = Held({}, ()) if self.model is None else self.model.held()
+        return Shared(parts, self.counts(), self.groups(), held)
+
+    def problems(self) -> list[str]:
+        """Return clauses that name what changes of the optimizers and can't be saved."""
+        return [problem for optimizer in self.optimizers for problem in optimizer.problems()]
 
     def groups(self) -> list[list[dict[str, Any]]]:
         """Return the hyperparameters of each optimizer's parameter groups."""
@@ -455,6 +448,16 @@ class HostState:
             return partial(tree_codec.encode, copied, "progress")
         encoded = tree_codec.encode(value, "progress")
         return lambda: encoded
+
+    def restore_parameters(self, tensors: Mapping[str, Tensor], frozen: Sequence[str]) -> None:
+        """Put the model's parameters back; CheckpointError if they are others than the save's."""
+        if self.model is not None:
+            saved = {
+                name.removeprefix("model."): tensor
+                for name, tensor in tensors.items()
+                if name.startswith("model.")
+            }
+            self.model.restore_parameters(saved, frozen)
 
     def parameters(self) -> dict[str, Tensor]:
         """Return the model's parameters under their names in a save."""
@@ -506,7 +509,7 @@ class HostState:
                 f"The save has {there} state of `extra`; jitckpt.init was given {here} extra."
             )
         if self.model is not None:
-            load_tensors("buffers", self.model.buffers(), parts.get("buffers", {}))
+            self.model.restore_buffers(parts.get("buffers", {}))
             self.model.restore_extra_states(parts.get("modules", {}))
         if self.extra is not None:
             self.extra.load_state_dict(parts["extra"])
@@ -544,33 +547,6 @@ def _is_kept(before: object, after: object) -> bool:
     return type(before) is type(after) and type(before) in PLAIN and before == after
 
 
-def load_tensors(what: str, own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
-    """Copy saved tensors into the job's own; CheckpointError unless names, shapes and types are the same."""
-    _check_names(what, own, saved)
-    for name, tensor in own.items():
-        if tensor.shape != saved[name].shape or tensor.dtype != saved[name].dtype:
-            raise CheckpointError(
-                f"{name} of the {what} is {tensor.dtype} of shape {list(tensor.shape)}; in the save it is "
-                f"{saved[name].dtype} of shape {list(saved[name].shape)}."
-            )
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(saved[name])
-
-
-def optimizer_part(
-    tree: Json, tensors: Mapping[str, Tensor], device: torch.device | None
-) -> dict[int, dict[str, Any]]:
-    """Return what an optimizer keeps beside its tensors on the device, keyed by the parameters' numbers."""
-    state: dict[int, dict[str, Any]] = {}
-    for key, (dtype, where, values) in tree_codec.decode(tree["numbers"], tensors).items():
-        for number, value in zip(where, values, strict=True):
-            state.setdefault(number, {})[key] = torch.tensor(value, dtype=dtype, device="cpu")
-    for number, key, value in tree_codec.decode(tree["others"], tensors, device):
-        state.setdefault(number, {})[key] = value
-    return state
-
-
 def local_parts(
     document: Mapping[str, Any], tensors: Mapping[str, Tensor], device: torch.device | None
 ) -> dict[str, Any]:
@@ -584,8 +560,7 @@ def spelled_out(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> d
     optimizers = zip(document["optimizers"], progress["groups"], strict=True)
     return local_parts(document["local"], tensors, None) | {
         "optimizers": [
-            {"state": optimizer_part(tree, tensors, None), "param_groups": groups}
-            for tree, groups in optimizers
+            {"state": on_host(tree, tensors, None), "param_groups": groups} for tree, groups in optimizers
         ],
         "schedulers": progress["schedulers"],
         "scheduler_steps_due": list(document["scheduler_steps_due"]),
@@ -600,25 +575,17 @@ def fingerprint(model: nn.Module | None, optimizers: Sequence[Optimizer]) -> str
     return torch_parallel.digest(torch_parallel.pieces(model and unwrapped(model), optimizers))
 
 
-def _is_number(value: Tensor) -> bool:
-    """Whether it is one number that its memory tells."""
-    return value.dim() == 0 and type(value) is Tensor and value.layout == torch.strided and not value.is_neg()
+def _mark(buffer: Tensor | None) -> object:
+    """Return what changes when a buffer is changed."""
+    return None if buffer is None else (id(buffer), buffer._version)
 
 
-def _values(numbers: list[Tensor]) -> Sequence[Any]:
-    """Return the values of tensors of one number."""
-    code = ARRAY_TYPES.get(numbers[0].dtype)
-    return [*map(Tensor.item, numbers)] if code is None else array(code, _seen.numbers(numbers))
-
-
-def _elements(value: object) -> Iterator[object]:
-    """Yield what lies in lists and dicts, at any depth."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        for one in value:
-            yield from _elements(one)
-            yield one
+def _check_alike(what: str, name: str, own: Tensor, saved: Tensor) -> None:
+    if own.shape != saved.shape or own.dtype != saved.dtype:
+        raise CheckpointError(
+            f"{name} of the {what} is {own.dtype} of shape {list(own.shape)}; in the save it is "
+            f"{saved.dtype} of shape {list(saved.shape)}."
+        )
 
 
 def _check_names(what: str, own: Mapping[str, object], saved: Mapping[str, object]) -> None:
@@ -632,7 +599,3 @@ def _check_names(what: str, own: Mapping[str, object], saved: Mapping[str, objec
 def _check_count(what: str, own: int, saved: int) -> None:
     if own != saved:
         raise CheckpointError(f"The save has {saved} {what}; jitckpt.init was given {own}.")
-
-
-def _spelled(name: str) -> str:
-    return f"optimizer number {name.rsplit('.', 1)[1]} (from 0)"

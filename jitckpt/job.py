@@ -7,9 +7,9 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from jitckpt import (
     saves,
     selection,
     spare,
+    strides,
 )
 from jitckpt.copies import Asker
 from jitckpt.errors import CheckpointError, JitckptError, NativeError, SaveError, TreeError
@@ -38,9 +39,11 @@ from jitckpt.history import History
 from jitckpt.hooks import torch_parallel
 from jitckpt.hooks.torch_parallel import StepBarrier
 from jitckpt.hooks.torch_training import TrainingHooks
-from jitckpt.host_state import HostState, Stateful
+from jitckpt.host_state import HostState, ModelState, Stateful
 from jitckpt.layout import FIRST_DIRECTORIES, Identity
+from jitckpt.mirror import Mirror
 from jitckpt.native import Native, current_stream
+from jitckpt.outside_changes import OutsideChanges
 from jitckpt.periodic import PeriodicSaver, Settings
 from jitckpt.saver import SaveFunction, Saver
 from jitckpt.selection import Choice
@@ -58,6 +61,26 @@ DEFAULT_HANG_TIMEOUT = 540.0
 DEFAULT_DIRECTORY = "ckpt"
 # Set by whoever tries a job out: its saves go there, whatever the script says, and its final state's digests.
 REHEARSAL_DIR = "JITCKPT_REHEARSAL_DIR"
+
+SHOWN_NAMES = 5
+DEEPEST_WRAPPER = 5
+UNEQUAL_TURNS = (
+    "an optimizer has made another step before every optimizer has made one, so that nobody can tell where a "
+    "minibatch of the loop ends. Write it as `for step in job.steps(n):`, which tells."
+)
+IRREGULAR = (
+    "A scheduler is stepped after some optimizer steps only. If a failure comes between such an optimizer "
+    "step and the scheduler's, the restart can't make that up. Write `for epoch in job.epochs(n):` and `for "
+    "batch in job.batches(loader):`, or `for step in job.steps(n):`."
+)
+AROUND_OPTIMIZERS = (
+    "optimizer",
+    "chained_optimizers",
+    "optimizers",
+    "basic_optimizer",
+    "optim",
+    "base_optimizer",
+)
 
 _current: "Job | None" = None
 _base_of_next_job: tuple[int, Path] | None = None
@@ -108,7 +131,7 @@ def init(
         raise JitckptError(
             "jitckpt.init was called twice in this process; call close() on the first job before."
         )
-    optimizers = _listed("optimizer", optimizer, Optimizer)
+    optimizers, wrappers = _optimizers(optimizer)
     schedulers = _listed("scheduler", scheduler, object)
     _check_arguments(save_checkpoint, model, optimizers, schedulers, extra, save_every=save_every, keep=keep)
     root = _root(checkpoint_dir)
@@ -136,6 +159,7 @@ def init(
         save_function=save_checkpoint,
         model=model,
         optimizers=optimizers,
+        wrappers=wrappers,
         schedulers=schedulers,
         scaler=scaler,
         extra=extra,
@@ -177,6 +201,20 @@ def jit_get_checkpoint_path(checkpoint_dir: str | os.PathLike[str]) -> str | Non
     return str(choice.save.path)
 
 
+def _harmless(method: Callable[["Job", int], None]) -> Callable[["Job", int], None]:
+    """Have whatever fails in a method fail jitckpt alone: the training goes on without it."""
+
+    @wraps(method)
+    def guarded(job: "Job", step: int) -> None:
+        if job._off is None:
+            try:
+                method(job, step)
+            except Exception as error:
+                job._switch_off(step, str(error) or repr(error))
+
+    return guarded
+
+
 class Job:
     """A protected training job, as `init` returns it."""
 
@@ -189,6 +227,7 @@ class Job:
         save_function: SaveFunction | None,
         model: nn.Module | None,
         optimizers: list[Optimizer],
+        wrappers: Mapping[int, Sequence[object]],
         schedulers: list[Stateful],
         scaler: Any,
         extra: Stateful | None,
@@ -215,10 +254,13 @@ class Job:
         self._events = EventLog(root)
         self._events.restart = int(os.environ.get("JITCKPT_RESTART", "0"))
         self._first_step_reported = False
+        self._off: str | None = None  # why no state is saved any more
+        self._said: set[str] = set()
         device, problem = _device_of(model)
         self._host = HostState(
             model=model,
             optimizers=optimizers,
+            wrappers=wrappers,
             schedulers=schedulers,
             scaler=scaler,
             extra=extra,
@@ -241,6 +283,7 @@ class Job:
         if step_barrier and identity.world_size > 1:
             self._barrier = StepBarrier()
         self._start(native, model, optimizers, scaler, local_state_limit)
+        self._watch_from(self._base)
 
     def restore(self) -> int:
         """Bring the job back to the newest saved step; returns the optimizer steps done, 0 on a fresh start.
@@ -284,6 +327,7 @@ class Job:
             self._saver.restored(step, path)
             self._hooks.step = step
             self._native.set_base(step)
+            self._watch_from(self._base)
 
     def steps_on_device(self) -> int:
         """Return how many optimizer steps of the job the device has finished; 0 without protection."""
@@ -331,11 +375,29 @@ class Job:
 
     # What the hooks tell (jitckpt.hooks.torch_training.Listener).
 
+    @_harmless
     def minibatch_begun(self, step: int) -> None:
+        pending = self._periodic is not None and self._periodic.is_pending(step - 1)
+        changed = self._outside.minibatch_begun(step, look=pending)
         self._history.settle(step - 1)
+        if changed and self._host.model is not None:
+            self._history.hold(step - 1, self._host.model.held())
         if self._periodic is not None:
+            if pending and changed and self._outside.is_counted(step):
+                self._periodic.copy_again(self._history.shared(step - 1))
+            elif pending and changed:
+                self._periodic.cancel(step - 1)
+            if self._outside.tells_apart:
+                self._periodic.step_begins()  # what comes now may change what it copies
             self._periodic.settled(step - 1)
+        if self._history.is_irregular:
+            self._warn_once(IRREGULAR)
 
+    @_harmless
+    def passed_again(self, step: int) -> None:
+        self._history.settle_again(step - 1)  # the pass before was an evaluation's, perhaps
+
+    @_harmless
     def forward_ended(self, step: int) -> None:
         if not self._recorder.write_again(step, final=False):
             self._write_local(step, final=False)
@@ -344,21 +406,44 @@ class Job:
 
     def step_begun(self, step: int) -> None:
         assert self._native is not None
-        assert self._hooks is not None
-        if not self._host.optimizers:
-            for optimizer in self._hooks.watched:
-                self._host.add_optimizer(optimizer)
-        if self._periodic is not None:
-            self._periodic.step_begins()
+        self._step_begins(step)
         if self._barrier is not None:
-            if self._copies is not None:  # without this rank's part in the barrier no other makes the step
-                self._copies.wait(step, partial(self._ring.is_written, step))
             self._native.step_enter()
             self._barrier.enqueue()
         self._native.step_begin(step, self._stream())
 
+    @_harmless
+    def _step_begins(self, step: int) -> None:
+        assert self._hooks is not None
+        if not self._host.optimizers:
+            for optimizer in self._hooks.watched:
+                self._host.add_optimizer(optimizer)
+        is_unknown = self._outside.step_begun(step)
+        if self._periodic is not None:
+            self._periodic.step_begins()
+            if is_unknown:
+                self._periodic.cancel(step - 1)
+        if self._barrier is not None and self._copies is not None:
+            # Without this rank's part in the barrier no other makes the step.
+            self._copies.wait(step, partial(self._ring.is_written, step))
+
+    @_harmless
+    def closure_again(self, step: int) -> None:
+        self._outside.closure_again(step)
+
+    def unequal_turns(self, step: int) -> None:
+        self._switch_off(step, UNEQUAL_TURNS)
+
     def step_ended(self, step: int) -> None:
         assert self._native is not None
+        self._step_ends(step)
+        self._native.step_end(step, self._stream())
+        self._step_is_over(step)
+
+    @_harmless
+    def _step_ends(self, step: int) -> None:
+        if self._host.model is not None and self._host.model.follow():
+            self._say_structure(step, self._host.model)
         if step == self._base + 1:
             if self._host.model is not None:
                 self._host.model.look_again()
@@ -367,14 +452,55 @@ class Job:
             self._write_local(step, final=True)
         shared = self._host.shared()
         self._history.add(step, shared)
-        self._native.step_end(step, self._stream())
+        parameters = [] if self._host.model is None else [self._host.model.memory]
+        watched = [*parameters, *(part.device for part in shared.optimizers)]
+        self._outside.ended(step, watched, shared.all_tensors)
+        for problem in self._host.problems():
+            self._warn_once(
+                f"{problem}, and can't be saved without pickle: after a restart it is as the script builds "
+                "it. Keep what matters in `extra`, or let its state_dict say it."
+            )
+
+    @_harmless
+    def _step_is_over(self, step: int) -> None:
         if self._periodic is not None and self._periodic.is_due(step):
-            self._periodic.step_ended(step, self._host.local(), shared)
+            self._periodic.step_ended(step, self._host.local(), self._history.shared(step))
         self._history.forget_before(
             step - self._max_ahead - KEPT_BESIDE
         )  # the device has come further than that
         if not self._first_step_reported:
             self._report_first_step()
+
+    def _say_structure(self, step: int, model: ModelState) -> None:
+        """Parameters have come or gone, and a start builds the model as the script does."""
+        new, gone = model.structure()
+        changes = [f"has got {', '.join(new[:SHOWN_NAMES])}"] if new else []
+        changes += [f"has lost {', '.join(gone[:SHOWN_NAMES])}"] if gone else []
+        if changes:
+            self._warn_once(
+                f"After step {step} the model {' and '.join(changes)}, which your script builds otherwise. "
+                "A restart can go on from later saves only if the script builds the model as it is now "
+                "before it calls jitckpt.init; else it is refused there."
+            )
+
+    def _switch_off(self, step: int, reason: str) -> None:
+        """Take no save any more: what can't be saved whole is not saved."""
+        if self._off is None:
+            self._off = reason
+            self._warn(
+                f"No state of this rank is saved from step {step} on: {reason} The training goes on; after a "
+                "failure the job goes back to a save from before."
+            )
+
+    @_harmless
+    def _watch_from(self, step: int) -> None:
+        """The parameters are as the script has built them, or as they were after `step`."""
+        self._outside.begins(step, {} if self._host.model is None else self._host.model.memory)
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._warn(text)
 
     def _write_local(self, step: int, final: bool) -> None:
         self._recorder.write(step, final, self._host.local(), self._host.unchanged())
@@ -391,6 +517,9 @@ class Job:
         slots = self._max_ahead + KEPT_BESIDE
         ring = self._ring = local_state.Ring(ring_fd, self.identity, slots, local_state_limit)
         self._recorder = local_state.Recorder(ring, native.write_area, self._warn)
+        assert self._host.device is not None
+        self._stream = partial(current_stream, self._host.device)
+        self._outside = OutsideChanges(Mirror(native.write_word, self._stream), self._warn)
         if self._given is not None and self._given.copies is not None:
             self._copies = Asker(self._given.copies, self._warn)
         self._saver = Saver(
@@ -401,6 +530,9 @@ class Job:
             history=self._history,
             ring=ring_fd,
             save_function=self._save_function,
+            replacement=self._outside.replacement,
+            has_whole_copies=self._outside.has_all_of,
+            refused=lambda: self._off,
             staging=Staging(int(os.environ.get("JITCKPT_STAGING", DEFAULT_BYTES)), pinned=True),
             report=self._report,
             keep=self._periodic_settings.keep,
@@ -425,8 +557,6 @@ class Job:
             max_ahead=self._max_ahead,
             save=self._saver,
         )
-        assert self._host.device is not None
-        self._stream = partial(current_stream, self._host.device)
         self._native = native
         self._hooks = TrainingHooks(
             self, model=model, optimizers=optimizers, scaler=scaler, on_phase=self._injector(native)
@@ -456,13 +586,21 @@ class Job:
     def _load(self, choice: Choice) -> None:
         saved = saves.read(choice.save)
         document, tensors = saved.document, saved.tensors
+        tensors = tensors | {
+            name: strides.laid_out(tensors[name], stride)
+            for name, stride in document["strides"].items()
+            if name in tensors
+        }
         builtin = choice.save.metadata is not None and choice.save.metadata.saver == "builtin"
-        if builtin and self._host.model is not None:
-            own = self._host.parameters()
-            parameters = {name: value for name, value in tensors.items() if name.startswith("model.")}
-            host_state.load_tensors("parameters", own, parameters)
+        if builtin:
+            self._host.restore_parameters(tensors, document["frozen"])
         self._host.restore_shared(document, tensors, whole=builtin)
         self._history.expect_scheduler_steps(document["usual_scheduler_steps"])
+        if document["unsettled"]:
+            self._warn(
+                f"The failure came after step {choice.step} and before the next minibatch. What the script "
+                "does there now and then (an evaluation, a scheduler's step) was not done and is not made up."
+            )
         local, local_tensors = document["local"], tensors
         if choice.local is None:
             self._warn(
@@ -559,6 +697,35 @@ def _listed(what: str, given: Any, kind: type) -> list[Any]:
                 f"{what} is a {type(item).__name__}; it must be a {kind.__name__} or a list of them."
             )
     return found
+
+
+def _optimizers(given: Any) -> tuple[list[Optimizer], dict[int, list[object]]]:
+    """Return the optimizers of torch's among or inside of what was given, and by id() what is around each."""
+    found: list[Optimizer] = []
+    around: dict[int, list[object]] = {}
+
+    def look(one: object, wrappers: list[object]) -> None:
+        # Some wrappers are optimizers by their class alone and never were made as such.
+        if isinstance(one, Optimizer) and "param_groups" in vars(one) and "state" in vars(one):
+            if not any(one is known for known in found):
+                found.append(one)
+                around[id(one)] = wrappers
+            return
+        for name in AROUND_OPTIMIZERS:
+            inner = getattr(one, name, None)
+            listed = inner if isinstance(inner, list | tuple) else [inner]
+            if inner is not None and len(wrappers) < DEEPEST_WRAPPER and not isinstance(inner, str):
+                for part in listed:
+                    look(part, [*wrappers, one])
+                return
+        raise TypeError(
+            f"optimizer is a {type(one).__name__}; it must be a torch.optim.Optimizer, a list of them, or an "
+            f"object that has them as {', '.join(AROUND_OPTIMIZERS)}."
+        )
+
+    for one in [] if given is None else given if isinstance(given, list | tuple) else [given]:
+        look(one, [])
+    return found, around
 
 
 def _check_arguments(

@@ -8,7 +8,7 @@ format of all saves. It makes no device call: the device tells it, by a word, th
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -45,6 +45,7 @@ class _Begun:
     step: int
     local: dict[str, Json]
     on_host: dict[str, Tensor]
+    own: dict[str, Tensor]  # what this rank alone knows, on the device
     copies: dict[str, Tensor]
     shared: Shared
     began: float
@@ -79,6 +80,10 @@ class PeriodicSaver:
         self._stream: torch.cuda.Stream | None = None
         self._copied: torch.cuda.Event | None = None
         self._begun: _Begun | None = None
+        self._newest = 0  # the step that was saved last
+        self._cancelled = 0  # the newest step whose save is not to be
+        self._ending = threading.Lock()  # a save is committed or cancelled
+        self._committed: Path | None = None  # the newest
         self._writer: threading.Thread | None = None
 
     def is_due(self, step: int) -> bool:
@@ -94,9 +99,7 @@ class PeriodicSaver:
         own = {name: tensor for name, tensor in tensors.items() if name not in on_host}
         common: dict[str, Tensor] = {}
         if self._settings.replica:
-            common = self._host.parameters()
-            for optimizer in shared.optimizers:
-                common |= optimizer.device
+            common = shared.tensors()
         local = {
             "final": True,
             "trees": {name: part.tree for name, part in parts.items()},
@@ -105,7 +108,32 @@ class PeriodicSaver:
         }
         self._saves += 1
         copies = self._copy(own, common)
-        self._begun = _Begun(self._saves, step, local, on_host, copies, shared, time.monotonic())
+        self._begun = _Begun(self._saves, step, local, on_host, own, copies, shared, time.monotonic())
+        self._newest, self._committed = step, None
+
+    def is_pending(self, step: int) -> bool:
+        """Whether the state after `step` is being copied, and not yet given to the writer."""
+        return self._begun is not None and self._begun.step == step
+
+    def copy_again(self, shared: Shared) -> None:
+        """Copy anew what is being copied: it was changed after its step, and is as it ought to be now."""
+        begun = self._begun
+        if begun is not None and self._settings.replica:
+            self._saves += 1
+            copies = begun.copies | self._copy(begun.own, shared.tensors())
+            self._begun = replace(begun, number=self._saves, copies=copies, shared=shared)
+
+    def cancel(self, step: int) -> None:
+        """The state after `step` was changed while it was copied: let there be no save of it."""
+        with self._ending:
+            if self._saves and self._newest == step != self._cancelled:
+                self._begun, self._cancelled = None, step
+                if self._committed is not None:
+                    saves.remove(self._committed)
+                self._warn(
+                    f"The periodic save of step {step} was given up: the script changed parameters or "
+                    "optimizer state, outside of the optimizer step, while they were copied."
+                )
 
     def step_begins(self) -> None:
         """Let the current stream wait for the copies: what it does next changes what they read."""
@@ -180,7 +208,11 @@ class PeriodicSaver:
             with SaveFolder(self._root, self._identity, begun.step, kind, saver, by=REASON) as folder:
                 folder.add_tensors(layout.TENSORS_FILE, tensors)
                 folder.add_json(layout.STATE_FILE, document)
-                path, size = folder.commit()
+                with self._ending:
+                    if begun.step == self._cancelled:
+                        return
+                    path, size = folder.commit()
+                    self._committed = path
             saves.remove_old(self._root, self._identity, self._settings.keep)
         except (JitckptError, OSError) as error:
             self._warn(f"The periodic save of step {begun.step} failed, and the training goes on: {error}")

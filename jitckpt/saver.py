@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jitckpt import behind_proxy, host_state, layout, local_state, protocol, saves
+from jitckpt import behind_proxy, host_state, layout, local_state, protocol, saves, strides
 from jitckpt.behind_proxy import Standing
 from jitckpt.errors import JitckptError, SaveError
 from jitckpt.history import History, Snapshot
@@ -20,6 +20,7 @@ from jitckpt.host_state import HostState
 from jitckpt.layout import Identity
 from jitckpt.local_state import LocalState
 from jitckpt.native import Native
+from jitckpt.outside_changes import Replacement
 from jitckpt.saves import SaveFolder
 from jitckpt.staging import Staging
 from jitckpt.tensor_file import to_host
@@ -72,6 +73,9 @@ class Saver:
         history: History,
         ring: int,
         save_function: SaveFunction | None,
+        replacement: Callable[[int], Replacement],
+        has_whole_copies: Callable[[int], bool],
+        refused: Callable[[], str | None],
         staging: Staging,
         report: Callable[[protocol.Message], None],
         keep: int,
@@ -79,6 +83,7 @@ class Saver:
         self._root, self._identity, self._native, self._host = root, identity, native, host
         self._history, self._ring, self._save_function = history, ring, save_function
         self._report, self._keep = report, keep
+        self._replacement, self._has_whole_copies, self._refused = replacement, has_whole_copies, refused
         self._staging = staging
         self._restored: tuple[int, Path] = (0, root)
 
@@ -125,6 +130,8 @@ class Saver:
         """
         begun = time.monotonic()
         while True:
+            if (reason := self._refused()) is not None:
+                raise SaveError(reason)
             standing = behind_proxy.standing()
             if standing is Standing.LOST:
                 raise SaveError(
@@ -137,7 +144,8 @@ class Saver:
             step = progress.device_ended
             settled = no_step_yet or progress.step_thread_parked or self._history.is_settled(step)
             runs = not settled and self._save_function is None and self._history.is_foreseen(step)
-            rests = progress.device_begun == step and (settled or runs or now >= begun + PARK_SECONDS)
+            between_steps = progress.device_begun == step or self._has_whole_copies(step)
+            rests = between_steps and (settled or runs or now >= begun + PARK_SECONDS)
             if rests and standing is Standing.INTACT:
                 break
             if now >= min(deadline, begun + STUCK_SECONDS + PARK_SECONDS):
@@ -159,6 +167,14 @@ class Saver:
         """
         if step == self._restored[0]:
             return self._restored[1], 0
+        replacement = self._replacement(step)
+        if replacement.problem is not None:
+            raise SaveError(replacement.problem)
+        if replacement.copies and self._save_function is not None:
+            raise SaveError(
+                f"The script has changed parameters or optimizer state since optimizer step {step}, outside "
+                "of the step, and a save function would read them as they are now."
+            )
         if order.save_id != BY_THE_LIBRARY:  # then ranks are steps apart, and some still write
             saves.remove_old(self._root, self._identity, max(1, self._keep - 1))  # this one will be one more
         snapshot = self._history.snapshot(step)
@@ -174,9 +190,7 @@ class Saver:
         saver: layout.SaverName = "builtin" if self._save_function is None else "callback"
         with SaveFolder(self._root, self._identity, step, "rank", saver) as folder:
             if self._save_function is None:
-                tensors |= self._host.parameters()
-                for optimizer in snapshot.shared.optimizers:
-                    tensors |= optimizer.device
+                tensors |= snapshot.shared.tensors() | {**replacement.copies}
             else:
                 state = host_state.spelled_out(document, {name: to_host(tensors[name]) for name in tensors})
                 self._call(self._save_function, folder.path, step, order.reason, state)
@@ -187,8 +201,13 @@ class Saver:
             now = self._history.snapshot(step)
             if now is None or not now.says_the_same_as(snapshot):
                 return None
-            if self._native.progress().device_begun != step:
+            progress = self._native.progress()
+            if progress.device_ended != step or not (
+                progress.device_begun == step or self._has_whole_copies(step)
+            ):
                 return None
+            if (problem := self._refused() or self._replacement(step).problem) is not None:
+                raise SaveError(problem)
             if behind_proxy.standing() is not Standing.INTACT:
                 return None
             return folder.commit()
@@ -259,8 +278,11 @@ def document_of(
         "progress": snapshot.progress.tree,
         "scheduler_steps_due": snapshot.scheduler_steps_due,
         "usual_scheduler_steps": history.usual_scheduler_steps,
+        "unsettled": history.is_irregular and not history.is_settled(step),
         "scaler": host.scaler_state(snapshot.scaler_update_due),
         "local": local,
+        "frozen": list(snapshot.shared.held.frozen),
+        "strides": strides.others_than_rows(snapshot.shared.tensors()),
     }
     tensors: dict[str, Tensor] = {}
     for encoded in (*on_host, snapshot.progress):

@@ -291,6 +291,12 @@ def remove_before(root: Path, step: int) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
+def remove(save: Path) -> None:
+    """Remove one save; what makes it one goes first."""
+    (save / layout.METADATA_FILE).unlink(missing_ok=True)
+    shutil.rmtree(save, ignore_errors=True)
+
+
 def set_aside_after(root: Path, step: int, rank: int) -> None:
     """Rename what `rank` saved of later steps: the job goes on from `step` and will come to those steps anew.
 

@@ -93,12 +93,14 @@ class Holding:
     pieces: a digest of all its parts. replicas: groups of ranks that its wrappers (DDP, FSDP, a mesh) declare
     to be replicas, as far as they hold the same pieces. values: where nothing is declared, a digest of some
     of the parameters' values: replicas agree on them. text: how the state is cut, in words; "" if it is not.
+    own: a digest of the values of those parameters of the optimizers that are not the model's.
     """
 
     pieces: str
     replicas: tuple[tuple[int, ...], ...] = ()
     values: str = ""
     text: str = ""
+    own: str = ""
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def lay_out(holdings: Sequence[Holding]) -> Layout:
     """Return the layout of a job whose rank r says holdings[r]. A pure function.
 
     Two ranks are replicas if they hold the same pieces and a chain of declarations joins them; or if neither
-    has declared anything, and the values are the same.
+    has declared anything, and the values are the same. In any case the optimizers' own parameters are.
     """
     parent = list(range(len(holdings)))
 
@@ -141,9 +143,9 @@ def lay_out(holdings: Sequence[Holding]) -> Layout:
     for rank, holding in enumerate(holdings):
         others = [other for group in holding.replicas for other in group]
         if not holding.replicas:
-            others.append(undeclared.setdefault((holding.pieces, holding.values), rank))
+            others.append(undeclared.setdefault((holding.pieces, holding.values + holding.own), rank))
         for other in others:
-            if holdings[other].pieces == holding.pieces:
+            if (holdings[other].pieces, holdings[other].own) == (holding.pieces, holding.own):
                 low, high = sorted((root(rank), root(other)))
                 parent[high] = low
     numbers: dict[int, int] = {}
@@ -206,7 +208,11 @@ class _Agreements:
 
 def _holding(told: dict[str, Any]) -> Holding:
     return Holding(
-        told["pieces"], tuple(tuple(group) for group in told["replicas"]), told["values"], told["text"]
+        told["pieces"],
+        tuple(tuple(group) for group in told["replicas"]),
+        told["values"],
+        told["text"],
+        told["own"],
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from jitckpt.console import show_size
 from jitckpt.events import Event
 from jitckpt.timeline_transparent import told, transparent_recoveries
 
@@ -202,16 +203,6 @@ def _value(name: str, value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.3f}"
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
-def show_size(size: int) -> str:
-    """Return a size in bytes for people to read, in decimal units."""
-    value = float(size)
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} TB"
 
 
 def _ranks(ranks: Sequence[int]) -> str:

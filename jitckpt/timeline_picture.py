@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jitckpt.console import show_size
 from jitckpt.events import Event
 from jitckpt.planning.check import InvalidInput
-from jitckpt.timeline import incidents, show_size
+from jitckpt.timeline import incidents
 from jitckpt.timeline_transparent import TransparentRecovery, transparent_recoveries
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from jitckpt.errors import TreeError
+from jitckpt.strides import laid_out, row_by_row
 
 Json = Any
 _PLAIN = frozenset({type(None), bool, str})
@@ -148,11 +149,14 @@ def _encode_tensor(value: Tensor, path: Path, tensors: dict[str, Tensor]) -> Jso
         )
     name = _free_name(spell(path), tensors)
     value = value.detach()
+    how: dict[str, Json] = {"$tensor": name}
+    if value.stride() != row_by_row(value.shape):
+        how["stride"] = list(value.stride())
     if value.device.type == "cpu":
         tensors[name] = value.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
-        return {"$tensor": name}
+        return how
     tensors[name] = value
-    return {"$tensor": name, "device": value.device.type}
+    return how | {"device": value.device.type}
 
 
 def _encode_array(value: numpy.ndarray[Any, Any], path: Path, tensors: dict[str, Tensor]) -> Json:
@@ -244,8 +248,10 @@ def _named_tensor(name: Json, tensors: Mapping[str, Tensor]) -> Tensor:
 def _decode_tensor(
     tree: Json, name: Json, _item: Decode, tensors: Mapping[str, Tensor], device: torch.device | None
 ) -> Tensor:
+    found = _named_tensor(name, tensors)
     # A copy in any case: what was read from a file is only mapped.
-    return _named_tensor(name, tensors).to(device if "device" in tree else None, copy=True)
+    copy = found.to(device if "device" in tree else None, copy=True)
+    return laid_out(copy, _list(tree["stride"])) if "stride" in tree else copy
 
 
 def _decode_array(

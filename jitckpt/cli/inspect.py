@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from jitckpt.console import show_size
 from jitckpt.inspection import Inspection, bytes_to_read, inspect
-from jitckpt.timeline import show_size
 
 SHOWN_RANKS = 8
 

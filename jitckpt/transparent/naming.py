@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from jitckpt.hooks import torch_parallel
 from jitckpt.hooks.torch_steps import named_buffers
-from jitckpt.host_state import OptimizerState
+from jitckpt.optimizer_state import parameters_of
 
 BLOCK_BYTES = 512
 MOST_NAMES = 40  # in one sentence
@@ -54,7 +54,7 @@ def tensors(state: Mapping[str, Tensor], optimizers: Sequence[Optimizer | None])
     found = dict(state)
     for number, optimizer in enumerate(optimizers):
         if optimizer is not None:
-            for place, parameter in enumerate(OptimizerState(optimizer, number).parameters()):
+            for place, parameter in enumerate(parameters_of(optimizer)):
                 if parameter.grad is not None:
                     found[f"optimizer.{number}.gradient.{place}"] = parameter.grad
     found |= named_buffers([*optimizers])

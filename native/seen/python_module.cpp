@@ -27,6 +27,9 @@ struct Entry {
 struct Values {
   PyObject *dict, *list;
 };
+struct Elements {
+  PyObject *seen, *copy;  // a list, and what was in it
+};
 struct Size {
   PyObject* container;
   Py_ssize_t size;
@@ -41,7 +44,7 @@ struct Memory {
   const char* address;
   std::string bytes;
 };
-using Look = std::variant<Attribute, Entry, Values, Size, Place, Memory>;
+using Look = std::variant<Attribute, Entry, Values, Elements, Size, Place, Memory>;
 
 struct Seen {
   PyObject_HEAD PyObject* held;
@@ -74,6 +77,14 @@ int is_same(const Values& seen) {
   PyObject* value = nullptr;
   for (Py_ssize_t index = 0; PyDict_Next(seen.dict, &position, nullptr, &value) != 0; ++index)
     if (value != PyList_GET_ITEM(seen.list, index)) return 0;
+  return 1;
+}
+
+int is_same(const Elements& seen) {
+  const Py_ssize_t size = PyList_GET_SIZE(seen.copy);
+  if (PyList_GET_SIZE(seen.seen) != size) return 0;
+  for (Py_ssize_t index = 0; index < size; ++index)
+    if (PyList_GET_ITEM(seen.seen, index) != PyList_GET_ITEM(seen.copy, index)) return 0;
   return 1;
 }
 
@@ -147,6 +158,15 @@ PyObject* values(PyObject* self, PyObject* dict) {
   if (list == nullptr) return nullptr;
   PyObject* result = keep(self, {dict, list}, Values{dict, list});
   Py_DECREF(list);
+  return result;
+}
+
+PyObject* elements(PyObject* self, PyObject* list) {
+  if (PyList_Check(list) == 0) return PyErr_Format(PyExc_TypeError, "elements() takes a list");
+  PyObject* copy = PyList_GetSlice(list, 0, PyList_GET_SIZE(list));
+  if (copy == nullptr) return nullptr;
+  PyObject* result = keep(self, {list, copy}, Elements{list, copy});
+  Py_DECREF(copy);
   return result;
 }
 
@@ -328,6 +348,7 @@ PyMethodDef kMethods[] = {
     {"attribute", attribute, METH_VARARGS, "Look at an object's attribute."},
     {"entry", entry, METH_VARARGS, "Look at a dict's entry, which may be missing."},
     {"values", values, METH_O, "Look at all values of a dict, in their order."},
+    {"elements", elements, METH_O, "Look at all elements of a list, in their order."},
     {"size", size, METH_O, "Look at how many entries a container has."},
     {"place", place, METH_O,
      "Look at where a tensor lies, on its device, and how it is read; not at what it holds."},

@@ -19,12 +19,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from jitckpt.console import show_size
 from jitckpt.device import LIBRARY_DIR, device_environment
 from jitckpt.doctor import check_process
 from jitckpt.doctor_facts import ask_process, device
 from jitckpt.events import Event
 from jitckpt.rehearsal import CHECKPOINTS, OUTPUT, Run, end_in_order_on_sigterm, run_job
-from jitckpt.timeline import show_size
 from jitckpt.trials import Trial, judge, steps_of
 
 HERE = Path(__file__).resolve().parent

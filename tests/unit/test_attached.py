@@ -29,6 +29,7 @@ class Counts:
         self.told += 1
 
     minibatch_begun = forward_ended = step_begun = step_ended = step_begins = unsupported = _count
+    passed_again = closure_again = unequal_turns = _count
 
 
 class WithItsAttributes(torch.optim.SGD):

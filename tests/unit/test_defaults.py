@@ -10,9 +10,9 @@ from torch import nn
 
 import jitckpt
 from jitckpt import local_state, saves, tensor_file, tree_codec
-from jitckpt.host_state import OptimizerState, optimizer_part
 from jitckpt.layout import Identity
 from jitckpt.local_state import Recorder, Ring
+from jitckpt.optimizer_state import OptimizerState, on_host
 from jitckpt.random_state import RandomState
 from jitckpt.saves import SaveFolder
 
@@ -135,6 +135,6 @@ def test_an_optimizers_numbers_come_back(default: str) -> None:
     parameter = nn.Parameter(torch.ones(2, dtype=torch.float32, device="cpu"))
     optimizer = torch.optim.AdamW([parameter])
     optimizer.state[parameter] = {"step": torch.full((), 7.0, dtype=torch.float32, device="cpu")}
-    encoded = OptimizerState(optimizer, 0).capture().on_host()
-    step = optimizer_part(encoded.tree, encoded.tensors, None)[0]["step"]
+    encoded = OptimizerState(optimizer, "optimizer.0").capture().on_host()
+    step = on_host(encoded.tree, encoded.tensors, None)[0]["step"]
     assert (step.device.type, step.dtype, step.item()) == ("cpu", torch.float32, 7.0)

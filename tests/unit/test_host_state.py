@@ -17,7 +17,8 @@ from torch.amp.grad_scaler import GradScaler
 from jitckpt import host_state, tree_codec
 from jitckpt.errors import CheckpointError
 from jitckpt.history import History
-from jitckpt.host_state import HostState, ModelState, OptimizerState
+from jitckpt.host_state import HostState, ModelState
+from jitckpt.optimizer_state import OptimizerState, on_host
 
 
 class Loader:
@@ -68,7 +69,7 @@ class Training:
 
     def take(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         shared, local, progress = self.host.shared(), self.host.local(), self.host.progress()
-        tensors = {name: tensor.clone() for name, tensor in self.host.parameters().items()}
+        tensors = {name: tensor.clone() for name, tensor in shared.tensors().items()}
         for encoded in (*(part.on_host() for part in shared.optimizers), progress, *local.values()):
             tensors |= encoded.tensors
         document = {
@@ -76,13 +77,13 @@ class Training:
             "progress": progress.tree,
             "scheduler_steps_due": [0],
             "scaler": None,
+            "frozen": shared.held.frozen,
             "local": {"trees": {name: encoded.tree for name, encoded in local.items()}},
         }
         return document, tensors
 
     def put_back(self, document: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        saved = {name: tensor for name, tensor in tensors.items() if name.startswith("model.")}
-        host_state.load_tensors("parameters", self.host.parameters(), saved)
+        self.host.restore_parameters(tensors, document["frozen"])
         self.host.restore_shared(document, tensors, whole=True)
         self.host.restore_local(host_state.local_parts(document["local"], tensors, None))
 
@@ -185,7 +186,7 @@ def test_taking_the_state_copies_it() -> None:
 def test_an_optimizer_state_that_changes_shape_is_looked_at_anew() -> None:
     parameters = [nn.Parameter(torch.zeros(2)) for _ in range(3)]
     optimizer = torch.optim.SGD(parameters[:2], lr=0.1, momentum=0.9)
-    state = OptimizerState(optimizer, 0)
+    state = OptimizerState(optimizer, "optimizer.0")
 
     def others() -> list[list[Any]]:
         part = state.capture()
@@ -212,7 +213,7 @@ def test_an_optimizer_state_that_is_replaced_as_a_whole_is_looked_at_anew() -> N
     parameter = nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     optimizer.state[parameter] = {"count": torch.tensor(1)}
-    state = OptimizerState(optimizer, 0)
+    state = OptimizerState(optimizer, "optimizer.0")
     assert [*state.capture().numbers["count"][2]] == [1]
     optimizer.state = defaultdict(dict, {parameter: {"count": torch.tensor(2)}})
     assert [*state.capture().numbers["count"][2]] == [2]
@@ -221,7 +222,7 @@ def test_an_optimizer_state_that_is_replaced_as_a_whole_is_looked_at_anew() -> N
 def test_the_numbers_are_read_where_they_are_now() -> None:
     parameters = [nn.Parameter(torch.zeros(2)) for _ in range(3)]
     optimizer = adam(parameters)
-    state = OptimizerState(optimizer, 0)
+    state = OptimizerState(optimizer, "optimizer.0")
 
     def steps() -> list[float]:
         ((dtype, where, values),) = state.capture().numbers.values()
@@ -254,8 +255,8 @@ def test_numbers_that_their_memory_does_not_tell_are_kept_as_well() -> None:
         "negative": torch.tensor(1 - 2j).conj().imag,  # its memory says -2
         "flag": torch.tensor(True),
     }
-    encoded = OptimizerState(optimizer, 0).capture().on_host()
-    found = host_state.optimizer_part(json.loads(json.dumps(encoded.tree)), encoded.tensors, None)
+    encoded = OptimizerState(optimizer, "optimizer.0").capture().on_host()
+    found = on_host(json.loads(json.dumps(encoded.tree)), encoded.tensors, None)
     assert {key: value.item() for key, value in found[0].items()} == {
         "half": 1.5,
         "complex": 1 - 2j,
@@ -263,13 +264,6 @@ def test_numbers_that_their_memory_does_not_tell_are_kept_as_well() -> None:
         "flag": True,
     }
     assert all(found[0][key].dtype == value.dtype for key, value in optimizer.state[parameter].items())
-
-
-def test_state_that_is_not_of_a_parameter_is_refused() -> None:
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1)
-    optimizer.state["global"] = 3  # type: ignore[index]
-    with pytest.raises(CheckpointError, match="keeps state under 'global'"):
-        OptimizerState(optimizer, 0).capture()
 
 
 def test_other_parameter_groups_are_refused_with_both_counts() -> None:
@@ -317,15 +311,24 @@ def test_missing_objects_are_named(changed: dict[str, Any], sentence: str) -> No
         host.restore_local(host_state.local_parts(document["local"], tensors, None))
 
 
-def test_tensors_must_have_the_same_names_shapes_and_types() -> None:
-    own = {"a": torch.zeros(2), "b": torch.zeros(3)}
+def test_parameters_must_have_the_same_names() -> None:
+    model = nn.ParameterDict({"a": torch.zeros(2), "b": torch.zeros(3)})
     with pytest.raises(CheckpointError, match="it lacks b and has c, which the model has not"):
-        host_state.load_tensors("parameters", own, {"a": torch.ones(2), "c": torch.ones(3)})
-    with pytest.raises(CheckpointError, match=r"b of the parameters is torch.float32 of shape \[3\]"):
-        host_state.load_tensors("parameters", own, {"a": torch.ones(2), "b": torch.ones(4)})
+        ModelState(model).restore_parameters({"a": torch.ones(2), "c": torch.ones(3)}, [])
+    assert not model["a"].any()
+
+
+def test_buffers_must_have_the_same_names_shapes_and_types() -> None:
+    model = nn.Module()
+    model.register_buffer("a", torch.zeros(3))
+    with pytest.raises(CheckpointError, match="it lacks a and has b, which the model has not"):
+        ModelState(model).restore_buffers({"b": torch.ones(3)})
+    with pytest.raises(CheckpointError, match=r"a of the buffers is torch.float32 of shape \[3\]"):
+        ModelState(model).restore_buffers({"a": torch.ones(4)})
     with pytest.raises(CheckpointError, match=r"in the save it is torch.float64"):
-        host_state.load_tensors("parameters", own, {"a": torch.ones(2), "b": torch.ones(3).double()})
-    assert not own["a"].any()
+        ModelState(model).restore_buffers({"a": torch.ones(3).double()})
+    assert isinstance(model.a, Tensor)
+    assert not model.a.any()
 
 
 def test_a_model_has_the_same_names_inside_ddp_and_compile() -> None:
@@ -585,7 +588,7 @@ def test_a_fingerprint_tells_models_and_optimizers_apart() -> None:
 def test_names_follow_whoever_looked_last() -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    state = OptimizerState(optimizer, 3)
+    state = OptimizerState(optimizer, "optimizer.3")
     assert [*state.named_tensors()] == ["optimizer.3.parameter.0", "optimizer.3.parameter.1"]
     optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
     state.capture()

@@ -19,6 +19,7 @@ from jitckpt.errors import CheckpointError, JitckptError, TreeError
 from jitckpt.hooks.torch_parallel import local
 from jitckpt.layout import Identity
 from jitckpt.saves import SaveFolder
+from jitckpt.strides import others_than_rows
 
 
 @pytest.fixture(autouse=True)
@@ -50,17 +51,18 @@ def write_save(root: Path, of: jitckpt.Job, step: int = 4, **identity: Any) -> P
     """Write a save as the built-in saver does, of this job's present state."""
     host = of._host
     shared, local, progress = host.shared(), host.local(), host.progress()
-    tensors = host.parameters()
+    tensors = shared.tensors()
     for encoded in (*(part.on_host() for part in shared.optimizers), progress, *local.values()):
         tensors |= encoded.tensors
-    for part in shared.optimizers:
-        tensors |= part.device
     document = {
         "optimizers": [part.on_host().tree for part in shared.optimizers],
         "progress": progress.tree,
         "scheduler_steps_due": [],
         "usual_scheduler_steps": [],
         "scaler": None,
+        "frozen": [*shared.held.frozen],
+        "strides": others_than_rows(shared.tensors()),
+        "unsettled": False,
         "local": {
             "final": True,
             "trees": {name: encoded.tree for name, encoded in local.items()},
@@ -159,7 +161,7 @@ def test_a_save_whose_document_lacks_something_is_an_error() -> None:
         folder.add_tensors(layout.TENSORS_FILE, job._host.parameters())
         folder.add_json(layout.STATE_FILE, {})
         folder.commit()
-    with pytest.raises(CheckpointError, match="can't be restored: it lacks 'progress'"):
+    with pytest.raises(CheckpointError, match="can't be restored: it lacks 'strides'"):
         job.restore()
 
 
@@ -194,7 +196,11 @@ class Opaque:
         ({"model": None}, TypeError, "needs save_checkpoint=..., or model=... and optimizer=..."),
         ({"optimizer": []}, TypeError, "needs save_checkpoint"),
         ({"model": "m"}, TypeError, "model is a str; it must be a torch.nn.Module"),
-        ({"optimizer": [3]}, TypeError, "optimizer is a int; it must be a Optimizer or a list of them"),
+        (
+            {"optimizer": [3]},
+            TypeError,
+            "optimizer is a int; it must be a torch.optim.Optimizer, a list of them",
+        ),
         ({"scheduler": 3}, TypeError, "scheduler is a int, which has no state_dict"),
         ({"extra": 3}, TypeError, "extra is a int, which has no state_dict"),
         ({"save_checkpoint": "f"}, TypeError, "save_checkpoint is a str; it must be a function"),

@@ -18,6 +18,7 @@ from jitckpt.history import History
 from jitckpt.host_state import HostState
 from jitckpt.layout import Identity
 from jitckpt.native import Native, Progress
+from jitckpt.outside_changes import Replacement
 from jitckpt.saver import SaveFunction
 from jitckpt.saves import SaveFolder
 from jitckpt.staging import Staging
@@ -77,6 +78,9 @@ def step_to_save(
         history=history,
         ring=-1,
         save_function=save_function,
+        replacement=lambda step: Replacement({}),
+        has_whole_copies=lambda step: False,
+        refused=lambda: None,
         staging=Staging(1),
         report=lambda _: None,
         keep=1,
@@ -160,6 +164,9 @@ class Alone:
             history=history,
             ring=self.ring,
             save_function=None,
+            replacement=lambda step: Replacement({}),
+            has_whole_copies=lambda step: False,
+            refused=lambda: None,
             staging=Staging(1),
             report=self.said.append,
             keep=1,

@@ -24,6 +24,7 @@ class Thing:
         self.attribute = object()
         self.entries: dict[Any, Any] = {"there": object(), "none": None}
         self.list = [1, 2]
+        self.others = [object(), object()]
         self.tensor = torch.arange(6.0).view(2, 3)
         self.memory = ctypes.create_string_buffer(b"0123456789")
 
@@ -34,6 +35,7 @@ class Thing:
             seen.entry(self.entries, key)
         seen.values(self.entries)
         seen.size(self.list)
+        seen.elements(self.others)
         seen.place(self.tensor)
         seen.memory(ctypes.addressof(self.memory) + 2, 5)
         return seen
@@ -54,6 +56,9 @@ CHANGES: dict[str, Callable[[Thing], object]] = {
     "one more entry": lambda thing: thing.entries.update(more=1),
     "an entry that was missing": lambda thing: (thing.entries.pop("none"), thing.entries.update(missing=1)),
     "another order": reorder,
+    "another element": lambda thing: thing.others.__setitem__(1, object()),
+    "elements in another order": lambda thing: thing.others.reverse(),
+    "one element less": lambda thing: thing.others.pop(),
     "one more in the list": lambda thing: thing.list.append(3),
     "the tensor elsewhere": lambda thing: setattr(thing.tensor, "data", thing.tensor.clone()),
     "the tensor's shape": lambda thing: thing.tensor.resize_(3, 2),

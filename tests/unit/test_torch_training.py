@@ -29,6 +29,15 @@ class Told:
     def step_ended(self, step: int) -> None:
         self.all.append(("ended", step))
 
+    def passed_again(self, step: int) -> None:
+        pass
+
+    def closure_again(self, step: int) -> None:
+        self.all.append(("closure again", step))
+
+    def unequal_turns(self, step: int) -> None:
+        self.all.append(("unequal", step))
+
     def phase(self, step: int, name: str) -> None:
         self.all.append((name, step))
 

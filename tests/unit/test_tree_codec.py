@@ -175,11 +175,11 @@ def test_names_that_are_spelled_alike_are_kept_apart() -> None:
     assert same(tree_codec.decode(encoded.tree, encoded.tensors), value)
 
 
-def test_tensor_views_come_back_contiguous_and_whole() -> None:
+def test_tensor_views_come_back_whole_and_lying_as_they_lay() -> None:
     base = torch.arange(12.0).view(3, 4)
     value = [base.t(), base[1:, ::2], base.to(torch.complex64).conj(), torch.nn.Parameter(base)]
     encoded = tree_codec.encode(value, "extra")
     for before, after in zip(value, tree_codec.decode(encoded.tree, encoded.tensors), strict=True):
         assert torch.equal(before.detach().resolve_conj(), after)
-        assert after.is_contiguous()
+        assert after.stride() == before.stride()
         assert not after.requires_grad

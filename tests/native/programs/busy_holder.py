@@ -1,4 +1,4 @@
-"""The GIL is held by a thread that is busy in the interpreter itself when a save is ordered. Argument: how."""
+"""The GIL is held by a thread that is busy in the interpreter when a save is ordered. Argument: how."""
 
 import gc
 import sys
