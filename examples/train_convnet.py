@@ -70,7 +70,7 @@ def main() -> None:
     job = jitckpt.init(
         checkpoint_dir=args.checkpoint_dir, model=model, optimizer=optimizer, scheduler=scheduler
     )
-    for step in range(job.restore(), args.steps):
+    for step in job.steps(args.steps):
         images, classes = draw_images(args.batch)
         F.cross_entropy(model(images), classes).backward()
         optimizer.step()

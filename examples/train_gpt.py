@@ -140,7 +140,7 @@ def main() -> None:
     job = jitckpt.init(
         checkpoint_dir=args.checkpoint_dir, model=model, optimizer=optimizer, scheduler=scheduler
     )
-    for step in range(job.restore(), args.steps):
+    for step in job.steps(args.steps):
         for micro_batch in range(args.accumulation):
             last = micro_batch == args.accumulation - 1
             with nullcontext() if last else model.no_sync():

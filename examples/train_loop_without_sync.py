@@ -80,7 +80,7 @@ def main() -> None:
         scheduler=scheduler,
         extra=order,
     )
-    for step in range(job.restore(), args.steps):
+    for step in job.steps(args.steps):
         for micro_batch in range(MICRO_BATCHES):
             chosen = order.next(args.batch)
             last = micro_batch == MICRO_BATCHES - 1

@@ -2,6 +2,9 @@
 
 A minibatch is one step of every optimizer that was given. A step that a GradScaler skips, because gradients
 overflowed, counts too: the loop goes on to the next batch all the same.
+
+Where the loop tells its boundaries (`boundary`), what comes between two of them is one minibatch, whatever
+optimizers make steps in it.
 """
 
 import sys
@@ -46,6 +49,20 @@ class Listener(Protocol):
     def unequal_turns(self, step: int) -> None:
         """An optimizer has stepped again before another has: who is to say where the minibatch ends."""
 
+    # Where the loop tells its boundaries, these as well; minibatch_begun is not told there.
+
+    def minibatch_ended(self, step: int) -> None:
+        """The script goes on to the next one: what it did after the optimizer step belongs to the step."""
+
+    def drawn_ahead(self) -> None:
+        """The script asked for a batch between a forward pass and its optimizer step."""
+
+    def steps_again(self) -> None:
+        """A second step is made in one minibatch, and the one before had a single step."""
+
+    def several_steps(self) -> None:
+        """There were several steps in the minibatch that is just ended."""
+
 
 class TrainingHooks:
     """Attached to the objects of one training loop until `detach`."""
@@ -82,6 +99,11 @@ class TrainingHooks:
         self._depth = 0
         self._parts: WeakSet[nn.Module] | None = None  # of the model, by on_phase alone
         self._whole: weakref.ref[nn.Module] | None = None
+        self._explicit = False  # the loop tells its boundaries
+        # Optimizer steps since the last boundary. Where there may be several, the minibatch ends with it.
+        self._turns = 0
+        self._ends_at_boundary = True
+        self._asked_since_forward = False
         self._handles: list[RemovableHandle] = []
         if model is not None:
             self._handles += [
@@ -129,11 +151,26 @@ class TrainingHooks:
         """The optimizers whose steps make a minibatch, as far as they are known and alive."""
         return [optimizer for one in self._optimizers if (optimizer := one()) is not None]
 
+    def boundary(self) -> bool:
+        """The loop asks for its next iteration, or is at its end; returns whether steps were made since."""
+        self._explicit = True
+        self._asked_since_forward = True
+        if self._turns == 0:
+            return False
+        if self._in_step:
+            self._end_minibatch()
+        self._ends_at_boundary = self._turns > 1 or len(self._optimizers) > 1
+        if self._turns > 1:
+            self._listener.several_steps()
+        self._turns = 0
+        self._listener.minibatch_ended(self.step)
+        return True
+
     # Where all is cold in the caches each call of a Python function takes some microseconds: so the methods
     # are hooks themselves, and no call is made of which is known before that it does nothing.
 
     def _enter_minibatch(self) -> None:
-        if not self._in_minibatch:
+        if not (self._in_minibatch or self._explicit):
             self._in_minibatch = True
             self._listener.minibatch_begun(self.step + 1)
 
@@ -148,8 +185,10 @@ class TrainingHooks:
                 self._on_phase(self.step + 1, "forward")
 
     def _forward_ends(self, module: nn.Module, inputs: object, output: object) -> None:
-        if torch.is_grad_enabled():
+        # A pass after the step, and before the boundary, is an evaluation that takes gradients.
+        if torch.is_grad_enabled() and (self._turns == 0 or self._in_step):
             self._forward_seen = True
+            self._asked_since_forward = False
             self._listener.forward_ended(self.step + 1)
             self._watch_backward(output)
 
@@ -198,6 +237,10 @@ class TrainingHooks:
         self._in_step = True
         if not self._in_minibatch:
             self._enter_minibatch()
+        if self._explicit and self._turns:
+            self._listener.steps_again()
+        if self._explicit and self._has_model and self._forward_seen and self._asked_since_forward:
+            self._listener.drawn_ahead()
         if not (self._has_model and self._forward_seen):
             # No model was given, or one of which only parts are called (the stages of a pipeline): the last
             # moment that is known.
@@ -227,6 +270,13 @@ class TrainingHooks:
         self._entered[id(outer)] = 0
         if not self._in_step:
             self._step_begins()  # it was given a closure that it did not call
+        if self._explicit:
+            self._turns += 1
+            if self._ends_at_boundary:
+                self._listener.forward_ended(self.step + 1)  # this rank may not come to the boundary
+            else:
+                self._end_minibatch()
+            return
         if id(outer) in self._stepped:
             self._listener.unequal_turns(self.step + 1)
         self._stepped.add(id(outer))
@@ -234,6 +284,9 @@ class TrainingHooks:
             if (other := one()) is not None and id(other) not in self._stepped:
                 return
         self._stepped.clear()
+        self._end_minibatch()
+
+    def _end_minibatch(self) -> None:
         self._in_step = self._in_minibatch = self._forward_seen = False
         self._listener.step_ended(self.step + 1)
         self.step += 1
@@ -245,19 +298,23 @@ class TrainingHooks:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if not self.watched:
             self._optimizers = [weakref.ref(optimizer)]
-        return self._begin(optimizer, args, kwargs) if optimizer is self._optimizers[0]() else None
+        if self._explicit and all(one() is not optimizer for one in self._optimizers):
+            self._optimizers.append(weakref.ref(optimizer))
+        if self._explicit or optimizer is self._optimizers[0]():
+            return self._begin(optimizer, args, kwargs)
+        return None
 
     def _end_any(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
-        if optimizer is self._optimizers[0]():
+        if self._explicit or optimizer is self._optimizers[0]():
             self._end(optimizer)
 
     def _wrap_scaler(self, scaler: Any) -> None:
         original = scaler.step
 
         def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-            before = (self.step, len(self._stepped))
+            before = (self.step, self._turns, len(self._stepped))
             result = original(optimizer, *args, **kwargs)
-            if optimizer in self.watched and before == (self.step, len(self._stepped)):
+            if optimizer in self.watched and before == (self.step, self._turns, len(self._stepped)):
                 self._begin(optimizer)  # it was skipped: no hook has run
                 self._end(optimizer)
             return result

@@ -48,6 +48,7 @@ class History:
         self._set_by_hand = False
         self._counts: tuple[int, ...] = ()  # of schedulers' steps, when a step was settled last
         self._stepped: list[set[bool]] = [set() for _ in host.schedulers]  # whether, after steps so far
+        self.waits_for_boundary = False  # the loop tells when nothing is still to come of a step
         # Scheduler steps made after each of the last two optimizer steps; one alone may have ended an epoch.
         self._recent: deque[tuple[int, ...]] = deque([(0,) * len(host.schedulers)], maxlen=2)
 

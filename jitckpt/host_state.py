@@ -20,6 +20,7 @@ from jitckpt import _seen, tree_codec
 from jitckpt._seen import Seen
 from jitckpt.errors import CheckpointError
 from jitckpt.hooks import torch_parallel
+from jitckpt.loop import Loop
 from jitckpt.optimizer_state import OptimizerPart, OptimizerState, on_host, states_of
 from jitckpt.random_state import RandomState
 from jitckpt.tensor_file import to_host
@@ -232,6 +233,10 @@ class ModelState:
             self._captured, self._seen = captured, seen
         return self._captured
 
+    def buffer_versions(self) -> bytes:
+        there = [buffer for _, holder, key in self._buffers if (buffer := holder.get(key)) is not None]
+        return _seen.versions(there) if there else b""
+
     def extra_states(self) -> dict[str, Any]:
         return {name: module.get_extra_state() for name, module in self._with_extra_state}
 
@@ -365,9 +370,11 @@ class HostState:
         scaler: Any,
         extra: Stateful | None,
         device: torch.device | None,
+        loop: Loop | None = None,
         wrappers: Mapping[int, Sequence[object]] | None = None,
     ) -> None:
         """wrappers: what lies around an optimizer, by its id(), and may have attributes that change."""
+        self.loop = loop
         self.model = None if model is None else ModelState(model)
         self.optimizers: list[OptimizerState] = []
         self._wrappers = wrappers or {}
@@ -408,6 +415,8 @@ class HostState:
         if self.model is not None:
             parts["buffers"] = self.model.capture_buffers()
             parts["modules"] = self.model.capture_extra_states()
+        if self.loop is not None and self.loop.is_used:
+            parts["loop"] = self.loop.capture()
         return {"random": self.random.capture(), **parts}
 
     def unchanged(self) -> Unchanged | None:
@@ -416,7 +425,9 @@ class HostState:
         of_random, generator = self.random.unchanged()
         if self.extra is not None or of_random is None or (self.model is not None and of_model is None):
             return None
-        return Unchanged((of_random,) if of_model is None else (of_random, of_model), generator)
+        of_loop = self.loop.look() if self.loop is not None and self.loop.is_used else None
+        looks = tuple([look for look in (of_loop, of_random, of_model) if look is not None])
+        return Unchanged(looks, generator)
 
     def shared(self) -> Shared:
         """Return the shared state as the optimizer step leaves it."""
@@ -427,6 +438,10 @@ class HostState:
     def problems(self) -> list[str]:
         """Return clauses that name what changes of the optimizers and can't be saved."""
         return [problem for optimizer in self.optimizers for problem in optimizer.problems()]
+
+    def buffer_versions(self) -> bytes:
+        """Return what changes with every write to a buffer that torch counts."""
+        return b"" if self.model is None else self.model.buffer_versions()
 
     def groups(self) -> list[list[dict[str, Any]]]:
         """Return the hyperparameters of each optimizer's parameter groups."""
@@ -500,6 +515,15 @@ class HostState:
             raise CheckpointError(f"The save has {there} gradient scaler; jitckpt.init was given {here}.")
         if saved_scaler:
             self.scaler.load_state_dict(saved_scaler)
+
+    def restore_progress(self, progress: Encoded) -> None:
+        """Put hyperparameters and schedulers back to what `progress` said."""
+        said = tree_codec.decode(progress.tree, progress.tensors)
+        for state, groups in zip(self.optimizers, said["groups"], strict=True):
+            for group, own in zip(state.optimizer.param_groups, groups, strict=True):
+                group.update({key: value for key, value in own.items() if key != "parameters"})
+        for scheduler, saved in zip(self.schedulers, said["schedulers"], strict=True):
+            scheduler.scheduler.load_state_dict(saved)
 
     def restore_local(self, parts: Mapping[str, Any]) -> None:
         """Put back the rank-local state, random numbers last."""

@@ -7,11 +7,11 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import torch
 from torch import nn
@@ -32,15 +32,17 @@ from jitckpt import (
     strides,
 )
 from jitckpt.copies import Asker
+from jitckpt.draws import TWO_LINES, Draws
 from jitckpt.errors import CheckpointError, JitckptError, NativeError, SaveError, TreeError
 from jitckpt.events import EventLog
 from jitckpt.exceptions import ExceptionHook, ExitHook
 from jitckpt.history import History
-from jitckpt.hooks import torch_parallel
+from jitckpt.hooks import parameter_data, torch_parallel
 from jitckpt.hooks.torch_parallel import StepBarrier
 from jitckpt.hooks.torch_training import TrainingHooks
 from jitckpt.host_state import HostState, ModelState, Stateful
 from jitckpt.layout import FIRST_DIRECTORIES, Identity
+from jitckpt.loop import Batches, Loop
 from jitckpt.mirror import Mirror
 from jitckpt.native import Native, current_stream
 from jitckpt.outside_changes import OutsideChanges
@@ -50,6 +52,7 @@ from jitckpt.selection import Choice
 from jitckpt.shards import Layout, agree, any_rank, hear_first
 from jitckpt.stacks import stack_writer
 from jitckpt.staging import DEFAULT_BYTES, Staging
+from jitckpt.tree_codec import Encoded
 
 MAX_AHEAD = (32, 8)  # steps that the host may be ahead of the device: the most for which memory is there
 KEPT_BESIDE = 4  # steps: replicas may be a step apart, and the host has begun one more
@@ -82,6 +85,7 @@ AROUND_OPTIMIZERS = (
     "base_optimizer",
 )
 
+P = ParamSpec("P")
 _current: "Job | None" = None
 _base_of_next_job: tuple[int, Path] | None = None
 
@@ -201,16 +205,16 @@ def jit_get_checkpoint_path(checkpoint_dir: str | os.PathLike[str]) -> str | Non
     return str(choice.save.path)
 
 
-def _harmless(method: Callable[["Job", int], None]) -> Callable[["Job", int], None]:
+def _harmless(method: Callable[Concatenate["Job", P], None]) -> Callable[Concatenate["Job", P], None]:
     """Have whatever fails in a method fail jitckpt alone: the training goes on without it."""
 
     @wraps(method)
-    def guarded(job: "Job", step: int) -> None:
+    def guarded(job: "Job", /, *args: P.args, **kwargs: P.kwargs) -> None:
         if job._off is None:
             try:
-                method(job, step)
+                method(job, *args, **kwargs)
             except Exception as error:
-                job._switch_off(step, str(error) or repr(error))
+                job._switch_off(str(error) or repr(error))
 
     return guarded
 
@@ -241,9 +245,11 @@ class Job:
         self._save_function = save_function
         self._native: Native | None = None
         self._hooks: TrainingHooks | None = None
+        self._draws: Draws | None = None
         self._saver: Saver | None = None
         self._barrier: StepBarrier | None = None
         self._copies: Asker | None = None
+        self._unwatch: Callable[[], None] = lambda: None
         self._exception_hook: ExceptionHook | None = None
         self._exit_hook: ExitHook | None = None
         self._periodic_settings = periodic
@@ -256,6 +262,17 @@ class Job:
         self._first_step_reported = False
         self._off: str | None = None  # why no state is saved any more
         self._said: set[str] = set()
+        self._is_restored = False
+        self._restored_parts: Mapping[str, Any] | None = None  # what this rank alone knew
+        self._progress_as_loop_began: Encoded | None = None
+        self._buffer_versions = b""  # as the newest step ended
+        self._loop = Loop(
+            begins=self._loop_begins,
+            boundary=self._boundary,
+            write_again=self._write_again,
+            put_back=self._put_back,
+            warn=self._warn_on_first,
+        )
         device, problem = _device_of(model)
         self._host = HostState(
             model=model,
@@ -265,6 +282,7 @@ class Job:
             scaler=scaler,
             extra=extra,
             device=device,
+            loop=self._loop,
         )
         parts = self._host.local().values()  # whatever can't be saved is refused here and now
         self._host.progress()
@@ -285,14 +303,40 @@ class Job:
         self._start(native, model, optimizers, scaler, local_state_limit)
         self._watch_from(self._base)
 
+    def steps(self, number: int) -> Iterator[int]:
+        """Iterate range(number) from where the job is, after `restore` if the script has not called it.
+
+        One iteration is one minibatch, whatever optimizers make steps in it; one without an optimizer step
+        belongs to the next. What is counted are iterations.
+        """
+        return self._loop.steps(number)
+
+    def epochs(self, number: int) -> Iterator[int]:
+        """Iterate range(number) from the epoch in which the job is; in it use `batches`, or `steps`.
+
+        An epoch whose batches are all done, but whose end (an evaluation, a scheduler's step) is not followed
+        by an optimizer step yet, comes again without batches: that end is made again, with all as it was.
+        """
+        return self._loop.epochs(number)
+
+    def batches(self, loader: Iterable[Any]) -> Batches:
+        """Return the loader's batches, of which a restart leaves out those that are done.
+
+        loader: torch's DataLoader; or one with state_dict and load_state_dict; or any other iterable, which
+        is read again. One iteration is one minibatch, as with `steps`.
+        """
+        return self._loop.batches(loader)
+
     def restore(self) -> int:
         """Bring the job back to the newest saved step; returns the optimizer steps done, 0 on a fresh start.
 
+        `steps`, `epochs` and `batches` know themselves where to go on.
         With a save function of your own, load what it wrote first (jit_get_checkpoint_path tells where from):
         here come back random numbers, `extra`, buffers, schedulers, scaler and the optimizers' host part.
         Raises CheckpointError if there are saves but none fits, or the save does not fit the model.
         """
         begun = time.monotonic()
+        self._is_restored = True
         found = saves.find(self.root)
         choice = selection.choose(found, self.identity, saves.verify)
         _check_step(self.root, self.identity.rank, 0 if choice is None else choice.step)
@@ -358,6 +402,11 @@ class Job:
         if at_exit and self._agent_fd >= 0 and self.identity.world_size > 1:
             self._stay()
         self._hooks.detach()
+        self._unwatch()
+        if self._draws is not None:
+            self._draws.end()
+        if not at_exit:
+            self._loop.close()
         if self._exception_hook is not None:
             self._exception_hook.remove()
         if self._exit_hook is not None:
@@ -399,6 +448,8 @@ class Job:
 
     @_harmless
     def forward_ended(self, step: int) -> None:
+        if self._draws is not None:
+            self._draws.forward_ended()
         if not self._recorder.write_again(step, final=False):
             self._write_local(step, final=False)
         if self._copies is not None and self._barrier is None:
@@ -415,6 +466,8 @@ class Job:
     @_harmless
     def _step_begins(self, step: int) -> None:
         assert self._hooks is not None
+        if self._draws is not None:
+            self._draws.step_begins()
         if not self._host.optimizers:
             for optimizer in self._hooks.watched:
                 self._host.add_optimizer(optimizer)
@@ -432,12 +485,15 @@ class Job:
         self._outside.closure_again(step)
 
     def unequal_turns(self, step: int) -> None:
-        self._switch_off(step, UNEQUAL_TURNS)
+        self._switch_off(UNEQUAL_TURNS)
 
     def step_ended(self, step: int) -> None:
         assert self._native is not None
         self._step_ends(step)
-        self._native.step_end(step, self._stream())
+        if self._loop.is_used:
+            self._native.step_mark_end(step, self._stream())
+        else:
+            self._native.step_end(step, self._stream())
         self._step_is_over(step)
 
     @_harmless
@@ -455,6 +511,8 @@ class Job:
         parameters = [] if self._host.model is None else [self._host.model.memory]
         watched = [*parameters, *(part.device for part in shared.optimizers)]
         self._outside.ended(step, watched, shared.all_tensors)
+        if self._loop.is_used:
+            self._buffer_versions = self._host.buffer_versions()
         for problem in self._host.problems():
             self._warn_once(
                 f"{problem}, and can't be saved without pickle: after a restart it is as the script builds "
@@ -463,8 +521,8 @@ class Job:
 
     @_harmless
     def _step_is_over(self, step: int) -> None:
-        if self._periodic is not None and self._periodic.is_due(step):
-            self._periodic.step_ended(step, self._host.local(), self._history.shared(step))
+        if not self._loop.is_used:
+            self._save_periodically(step)
         self._history.forget_before(
             step - self._max_ahead - KEPT_BESIDE
         )  # the device has come further than that
@@ -483,10 +541,11 @@ class Job:
                 "before it calls jitckpt.init; else it is refused there."
             )
 
-    def _switch_off(self, step: int, reason: str) -> None:
+    def _switch_off(self, reason: str) -> None:
         """Take no save any more: what can't be saved whole is not saved."""
         if self._off is None:
             self._off = reason
+            step = self._base + 1 if self._hooks is None else self._hooks.step + 1
             self._warn(
                 f"No state of this rank is saved from step {step} on: {reason} The training goes on; after a "
                 "failure the job goes back to a save from before."
@@ -497,10 +556,87 @@ class Job:
         """The parameters are as the script has built them, or as they were after `step`."""
         self._outside.begins(step, {} if self._host.model is None else self._host.model.memory)
 
-    def _warn_once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
-            self._warn(text)
+    def minibatch_ended(self, step: int) -> None:
+        assert self._native is not None
+        self._settle_at_boundary(step)
+        self._native.step_leave()
+
+    @_harmless
+    def _settle_at_boundary(self, step: int) -> None:
+        changed = self._outside.minibatch_begun(step + 1, boundary=True)
+        self._history.settle(step)
+        if changed and self._host.model is not None:
+            self._history.hold(step, self._host.model.held())
+        self._write_at_boundary(step)
+        self._save_periodically(step)
+        if self._periodic is not None:
+            if self._outside.tells_apart:
+                self._periodic.step_begins()  # what comes now may change what it copies
+            self._periodic.settled(step)
+
+    def drawn_ahead(self) -> None:
+        self._warn_once(
+            "The loop draws its next batch between a forward pass and the optimizer step, so after a failure "
+            f"that batch would be left out. Draw it at the top of the loop: write {TWO_LINES}, or next() as "
+            "the first thing in an iteration."
+        )
+
+    def steps_again(self) -> None:
+        self._warn_once(
+            "Several optimizer steps are made in one iteration, before it was one: a failure between these "
+            "would go on with the next iteration. From the next one on they are taken as one."
+        )
+
+    def several_steps(self) -> None:
+        if self._periodic_settings.every is None:
+            self._warn_once(
+                "Several optimizer steps are made in one iteration. A failure between them, in which no rank "
+                "comes to the end of the iteration, leaves nothing to save: the job goes back to an older "
+                "save. Give jitckpt.init save_every=..., so that there is one."
+            )
+
+    # What the loop tells and asks (jitckpt.loop.Loop).
+
+    def _loop_begins(self) -> None:
+        if not self._is_restored:
+            self.restore()
+        self._history.waits_for_boundary = True
+        self._watch_from(self._base)  # what the script has done since init is in every start
+        if self._restored_parts is not None:
+            self._progress_as_loop_began = self._host.progress()
+
+    def _boundary(self) -> bool:
+        return self._hooks is not None and self._hooks.boundary()
+
+    @_harmless
+    def _write_again(self) -> None:
+        """Write what this rank alone knows after the newest step again, if the loop's end has changed it."""
+        if self._hooks is not None and self._hooks.step > self._base:
+            step, unchanged = self._hooks.step, self._host.unchanged()
+            if self._loop.last_boundary:
+                self._loop.told_boundary(step)
+            self._recorder.write_if_changed(step, self._host.local(), unchanged)
+
+    def _write_at_boundary(self, step: int) -> None:
+        """Write the same again if the script has changed it after its optimizer step.
+
+        From the first time on it is done in every minibatch: then it tells whether a rank came to its end.
+        """
+        changed = self._host.buffer_versions() != self._buffer_versions
+        if not (changed or self._loop.last_boundary) and self._recorder.is_as_written():
+            return
+        if changed or self._loop.last_boundary or not self._recorder.is_taken(self._host.local()):
+            self._loop.told_boundary(step)
+            self._write_local(step, final=True)
+
+    def _put_back(self) -> None:
+        if self._restored_parts is not None and self._progress_as_loop_began is not None:
+            self._host.restore_local(self._restored_parts)
+            self._host.restore_progress(self._progress_as_loop_began)
+
+    def _save_periodically(self, step: int) -> None:
+        if self._periodic is not None and self._periodic.is_due(step):
+            self._periodic.step_ended(step, self._host.local(), self._history.shared(step))
 
     def _write_local(self, step: int, final: bool) -> None:
         self._recorder.write(step, final, self._host.local(), self._host.unchanged())
@@ -558,6 +694,8 @@ class Job:
             save=self._saver,
         )
         self._native = native
+        self._unwatch = parameter_data.watch(self._outside.taken)
+        self._draws = Draws(model, lambda: self._loop.is_used, self._warn_on_first)
         self._hooks = TrainingHooks(
             self, model=model, optimizers=optimizers, scaler=scaler, on_phase=self._injector(native)
         )
@@ -623,6 +761,33 @@ class Job:
                 )
         parts = host_state.local_parts(local, local_tensors, self._host.device)
         self._host.restore_local(parts)
+        self._restored_parts = parts
+        self._restore_loop(choice, document, tensors, parts)
+
+    def _restore_loop(
+        self,
+        choice: Choice,
+        document: Mapping[str, Any],
+        tensors: Mapping[str, torch.Tensor],
+        parts: Mapping[str, Any],
+    ) -> None:
+        if "loop" not in parts:
+            self._loop.count_from(choice.step)
+            return
+        of_saver = host_state.local_parts(document["local"], tensors, None).get("loop")
+        drawn = self._loop.restore(parts["loop"], of_saver, choice.step)
+        if not drawn:
+            self._warn(
+                f"Rank {self.identity.rank} may have failed between its optimizer step {choice.step} and the "
+                "end of that iteration. The script draws random numbers there, and those are lost: this run "
+                "may differ from an undisturbed one. At the end of an epoch of job.epochs it would be exact."
+            )
+        if not document.get("at_boundary", True):
+            self._warn_on_first(
+                f"The state after step {choice.step} was saved before the script came to the end of that "
+                "iteration, so what it still did there (an evaluation, a scheduler's step) is left out. At "
+                "the end of an epoch of job.epochs it would be made again."
+            )
 
     def _injector(self, native: Native) -> Callable[[int, str], None] | None:
         specs = faults.from_environment(os.environ.get("JITCKPT_FAULTS", ""), self.identity.rank)
@@ -665,6 +830,16 @@ class Job:
     def _warn(self, text: str) -> None:
         warnings.warn(f"jitckpt: {text}", RuntimeWarning, stacklevel=3)
         self._report(protocol.Warning(self.identity.rank, text))
+
+    def _warn_on_first(self, text: str) -> None:
+        """For what all ranks see alike."""
+        if self.identity.rank == 0:
+            self._warn(text)
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._warn_on_first(text)
 
     def _at_exit(self) -> None:
         if hasattr(sys, "last_value"):  # an exception ends the process: it has not finished

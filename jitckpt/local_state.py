@@ -268,6 +268,32 @@ class Recorder:
         self._generated = self._taken.data.get(generator[0], b"") if generator else b""
         self._unchanged = unchanged if self._generated or not generator else None
 
+    def write_if_changed(self, step: int, parts: Mapping[str, Encoded], unchanged: Unchanged | None) -> None:
+        """Write the final state after `step` again if it is not as it was written."""
+        if not self.is_taken(parts):
+            self.write(step, True, parts, unchanged)
+
+    def is_taken(self, parts: Mapping[str, Encoded]) -> bool:
+        """Whether these parts say what was written last. Tensors on a device: whether they are the same."""
+        taken = self._taken
+        kept = {name: part for name, part in parts.items() if name not in self._too_large}
+        if {name: part.tree for name, part in kept.items()} != taken.trees:
+            return False
+        tensors = {name: tensor for part in kept.values() for name, tensor in part.tensors.items()}
+        on_device = {one.data_ptr() for one in taken.on_device}
+        return all(
+            _bytes_of(one) == taken.data.get(name) if one.is_cpu else one.data_ptr() in on_device
+            for name, one in tensors.items()
+            if name not in self._too_large
+        )
+
+    def is_as_written(self) -> bool:
+        """Whether the state is what was written last, as far as that can be told at once."""
+        unchanged = self._unchanged
+        if unchanged is None or not all(look.is_same() for look in unchanged.looks):
+            return False
+        return unchanged.generator is None or unchanged.generator[1]() == self._generated
+
     def _end_provisional(self, step: int) -> None:
         """The step has changed nothing of the last write on the host, where the region is named already."""
         self._provisional = 0

@@ -11,7 +11,7 @@ from cffi import FFI
 
 from jitckpt.errors import NativeError
 
-ABI = 3
+ABI = 4
 KNOWN_ADDRESSES = 256
 
 # The declarations of native/interpose/jitckpt.h; a test compares the two.
@@ -49,6 +49,8 @@ void jitckpt_set_base(uint64_t step);
 int jitckpt_step_enter(void);
 int jitckpt_step_begin(uint64_t step, void* stream);
 int jitckpt_step_end(uint64_t step, void* stream);
+int jitckpt_step_mark_end(uint64_t step, void* stream);
+int jitckpt_step_leave(void);
 void jitckpt_get_progress(jitckpt_progress_t* progress);
 
 int jitckpt_write_word(uint64_t* registered_host, uint64_t value, void* stream);
@@ -167,6 +169,13 @@ class Native:
 
     def step_end(self, step: int, stream: int) -> None:
         self._check(self._library.jitckpt_step_end(step, self._pointer(stream)))
+
+    def step_mark_end(self, step: int, stream: int) -> None:
+        """End the step on the device; a save lets this thread go on until `step_leave`."""
+        self._check(self._library.jitckpt_step_mark_end(step, self._pointer(stream)))
+
+    def step_leave(self) -> None:
+        self._library.jitckpt_step_leave()
 
     def progress(self) -> Progress:
         self._library.jitckpt_get_progress(self._progress)

@@ -142,7 +142,9 @@ class Saver:
             now = time.monotonic()
             no_step_yet = progress.host_begun == self._restored[0]
             step = progress.device_ended
-            settled = no_step_yet or progress.step_thread_parked or self._history.is_settled(step)
+            settled = no_step_yet or self._history.is_settled(step)
+            if progress.step_thread_parked and not self._history.waits_for_boundary:
+                settled = True
             runs = not settled and self._save_function is None and self._history.is_foreseen(step)
             between_steps = progress.device_begun == step or self._has_whole_copies(step)
             rests = between_steps and (settled or runs or now >= begun + PARK_SECONDS)
@@ -280,6 +282,7 @@ def document_of(
         "usual_scheduler_steps": history.usual_scheduler_steps,
         "unsettled": history.is_irregular and not history.is_settled(step),
         "scaler": host.scaler_state(snapshot.scaler_update_due),
+        "at_boundary": not history.waits_for_boundary or history.is_settled(step),
         "local": local,
         "frozen": list(snapshot.shared.held.frozen),
         "strides": strides.others_than_rows(snapshot.shared.tensors()),

@@ -154,12 +154,21 @@ int jitckpt_step_begin(uint64_t step, void* stream) {
 }
 
 int jitckpt_step_end(uint64_t step, void* stream) {
-  if (!current_job()) return fail("jitckpt_step_end was called without a job: call jitckpt_start first.");
-  const Passage passage(Gate::waits);
-  library().step_thread.passes();
-  const int result = add_marker(step, stream, true);
+  const int result = jitckpt_step_mark_end(step, stream);
   watchdog::this_thread().in_step = false;
   return result;
+}
+
+int jitckpt_step_mark_end(uint64_t step, void* stream) {
+  if (!current_job()) return fail("A step was to end without a job: call jitckpt_start first.");
+  const Passage passage(Gate::waits);
+  library().step_thread.passes();
+  return add_marker(step, stream, true);
+}
+
+int jitckpt_step_leave(void) {
+  watchdog::this_thread().in_step = false;
+  return 0;
 }
 
 void jitckpt_get_progress(jitckpt_progress_t* progress) {

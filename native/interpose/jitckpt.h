@@ -12,7 +12,7 @@
 extern "C" {
 #endif
 
-#define JITCKPT_ABI 3
+#define JITCKPT_ABI 4
 
 typedef struct {
   uint64_t host_begun, host_ended;      // newest step whose begin/end the host has passed
@@ -56,6 +56,9 @@ int jitckpt_step_enter(void);
 int jitckpt_step_begin(uint64_t step,
                        void* stream);  // marker on the stream, before the optimizer's first kernel
 int jitckpt_step_end(uint64_t step, void* stream);  // marker on the stream, after its last
+// The same, but a save lets this thread go on until jitckpt_step_leave: what it still does belongs to the step.
+int jitckpt_step_mark_end(uint64_t step, void* stream);
+int jitckpt_step_leave(void);
 void jitckpt_get_progress(jitckpt_progress_t* progress);
 
 int jitckpt_write_word(uint64_t* registered_host, uint64_t value,

@@ -42,7 +42,7 @@ torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 model = DistributedDataParallel(nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(6))).cuda())
 optimizer = torch.optim.AdamW(model.parameters())
 job = jitckpt.init(checkpoint_dir="ckpt", model=model.module, optimizer=optimizer)
-for _ in range(job.restore(), 160):
+for _ in job.steps(160):
     model(torch.randn(32, 1024, device="cuda")).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()

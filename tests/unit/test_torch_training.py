@@ -1,7 +1,7 @@
 """The hooks into a PyTorch training loop."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -37,6 +37,18 @@ class Told:
 
     def unequal_turns(self, step: int) -> None:
         self.all.append(("unequal", step))
+
+    def minibatch_ended(self, step: int) -> None:
+        self.all.append(("boundary", step))
+
+    def drawn_ahead(self) -> None:
+        self.all.append(("drawn ahead", 0))
+
+    def steps_again(self) -> None:
+        self.all.append(("again", 0))
+
+    def several_steps(self) -> None:
+        self.all.append(("several", 0))
 
     def phase(self, step: int, name: str) -> None:
         self.all.append((name, step))
@@ -267,6 +279,197 @@ def test_a_step_that_was_left_with_an_exception_is_made_again(
     forward_backward(model)
     optimizer.step()
     assert told.take() == [("begun", 1), ("forward", 1), ("step", 1), ("ended", 1)]
+
+
+class Asked(Told):
+    """Writes down what else it is told, too."""
+
+    def passed_again(self, step: int) -> None:
+        self.all.append(("again", step))
+
+
+def small() -> tuple[Any, torch.optim.Optimizer]:
+    model = nn.Linear(2, 1)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def test_a_closures_passes_come_before_the_step_and_further_ones_are_told() -> None:
+    model, _ = small()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
+    told = Told()
+    TrainingHooks(told, model=model, optimizers=[optimizer])
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.ones(3, 2)).square().mean()
+        loss.backward()
+        return cast(Tensor, loss)
+
+    optimizer.step(closure)
+    first = told.take()
+    assert first[:3] == [("begun", 1), ("forward", 1), ("step", 1)]
+    assert first[3] == ("closure again", 1)
+    assert first[-1] == ("ended", 1)
+    optimizer.step(closure=closure)
+    assert told.take()[:3] == [("begun", 2), ("forward", 2), ("step", 2)]
+
+
+def test_a_closure_that_is_never_called_is_no_obstacle() -> None:
+    class Careless(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            pass
+
+    model, _ = small()
+    optimizer, told = Careless(model.parameters(), lr=0.1), Told()
+    TrainingHooks(told, model=model, optimizers=[optimizer])
+    optimizer.step(lambda: 1.0)
+    assert told.take() == [("begun", 1), ("forward", 1), ("step", 1), ("ended", 1)]
+
+
+def test_an_optimizer_that_steps_twice_before_another_is_told() -> None:
+    model, first = small()
+    second, told = torch.optim.SGD(model.parameters(), lr=0.1), Told()
+    TrainingHooks(told, model=model, optimizers=[first, second])
+    first.step()
+    told.take()
+    first.step()
+    assert ("unequal", 1) in told.take()
+
+
+def test_a_step_of_the_optimizer_inside_of_another_is_its_own() -> None:
+    class Around(torch.optim.Optimizer):
+        def __init__(self, base: torch.optim.Optimizer) -> None:
+            super().__init__(base.param_groups, {})
+            self.base = base
+
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            self.base.step()
+
+    model, inner = small()
+    outer, told = Around(inner), Told()
+    TrainingHooks(told, model=model, optimizers=[outer])
+    whole = [("begun", 1), ("forward", 1), ("step", 1), ("ended", 1)]
+    outer.step()
+    assert told.take() == whole
+    inner.step()
+    assert [(name, step - 1) for name, step in told.take()] == whole
+
+
+def test_a_pass_behind_an_evaluation_with_gradients_is_told() -> None:
+    model, optimizer = small()
+    told = Asked()
+    TrainingHooks(told, model=model, optimizers=[optimizer])
+    model(torch.ones(1, 2))
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert told.take() == [
+        ("begun", 1), ("forward", 1), ("again", 1), ("forward", 1), ("step", 1), ("ended", 1),
+    ]  # fmt: skip
+
+
+def two_models() -> tuple[nn.ModuleList, list[torch.optim.Optimizer]]:
+    both = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    return both, [sgd(both[0]), sgd(both[1])]
+
+
+def test_with_boundaries_one_iteration_is_one_minibatch_whatever_optimizers_step(
+    told: Told, attached: list[TrainingHooks]
+) -> None:
+    both, (one, other) = two_models()
+    hooks = TrainingHooks(told, model=both, optimizers=[one, other])
+    attached.append(hooks)
+    hooks.boundary()
+    for step, turns in enumerate(([one], [one, one], [other, one], [other]), start=1):
+        for optimizer in turns:
+            forward_backward(both[0])
+            forward_backward(both[1])
+            optimizer.step()
+        names = [name for name, _ in told.take()]
+        assert names == ["forward", "step", *["forward"] * len(turns)], "none is whole before the boundary"
+        assert hooks.step == step - 1
+        assert hooks.boundary()
+        several = [("several", 0)] if len(turns) > 1 else []
+        assert told.take() == [("ended", step), *several, ("boundary", step)]
+
+
+def test_a_single_step_ends_the_minibatch_and_the_boundary_settles_it(
+    told: Told, attached: list[TrainingHooks]
+) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = sgd(model)
+    hooks = TrainingHooks(told, model=model, optimizers=[optimizer])
+    attached.append(hooks)
+    assert not hooks.boundary()
+    for step in (1, 2, 3):
+        forward_backward(model)
+        optimizer.step()
+        forward_backward(model)  # a validation that takes gradients
+        assert hooks.step == step - (step == 1), "only the first one waits to see what comes"
+        hooks.boundary()
+        rest = (
+            ["step", "ended", "boundary"] if step > 1 else ["step", "forward", "forward", "ended", "boundary"]
+        )
+        assert [name for name, _ in told.take()] == ["forward", *rest]
+        assert hooks.step == step
+
+
+def test_an_iteration_without_a_step_belongs_to_the_next(told: Told, attached: list[TrainingHooks]) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = sgd(model)
+    hooks = TrainingHooks(told, model=model, optimizers=[optimizer])
+    attached.append(hooks)
+    hooks.boundary()
+    for _ in range(2):
+        forward_backward(model)
+        assert not hooks.boundary()
+    forward_backward(model)
+    optimizer.step()
+    assert hooks.boundary()
+    assert [*dict.fromkeys(told.take())] == [("forward", 1), ("step", 1), ("ended", 1), ("boundary", 1)]
+
+
+def test_a_second_step_that_none_foresaw_is_told_and_the_next_ones_are_taken_together(
+    told: Told, attached: list[TrainingHooks]
+) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = sgd(model)
+    hooks = TrainingHooks(told, model=model, optimizers=[optimizer])
+    attached.append(hooks)
+    hooks.boundary()
+    for steps in (1, 2, 2):
+        for _ in range(steps):
+            forward_backward(model)
+            optimizer.step()
+        hooks.boundary()
+    assert [step for name, step in told.all if name == "boundary"] == [1, 3, 4]
+    assert [name for name, _ in told.all].count("again") == 1
+
+
+def test_a_batch_that_is_drawn_before_the_step_is_told(told: Told, attached: list[TrainingHooks]) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = sgd(model)
+    hooks = TrainingHooks(told, model=model, optimizers=[optimizer])
+    attached.append(hooks)
+    hooks.boundary()
+    loss = model(torch.ones(1, 2)).sum()
+    hooks.boundary()
+    loss.backward()
+    optimizer.step()
+    assert ("drawn ahead", 0) in told.take()
+
+
+def test_with_boundaries_every_optimizer_counts_where_none_was_given(
+    told: Told, attached: list[TrainingHooks]
+) -> None:
+    _, (one, other) = two_models()
+    hooks = TrainingHooks(told, model=None, optimizers=[])
+    attached.append(hooks)
+    hooks.boundary()
+    for optimizer in (one, other, other):
+        optimizer.step()
+        hooks.boundary()
+    assert hooks.step == 3
+    assert hooks.watched == [one, other]
 
 
 def test_the_phases_of_a_model_whose_parts_alone_are_called_are_theirs(

@@ -1,0 +1,450 @@
+"""Trains twice in one process, without jitckpt and with it, and says whether both came to the same state.
+
+    state_kinds.py KIND
+
+Each kind is a way in which trainings keep or change their state otherwise than by the plain step of a plain
+optimizer. In the first start rank 1 kills itself in minibatch DIES, once its device has made all before it.
+"""
+
+import hashlib
+import itertools
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+import jitckpt
+
+STEPS, DIES = 12, 7
+KINDS: dict[str, Callable[["Training"], None]] = {}
+
+
+class Training:
+    """A small training; a kind changes what it is made of. `steps` is the loop's range, 0 to STEPS."""
+
+    def __init__(self, protected: bool) -> None:
+        self.protected = protected
+        torch.manual_seed(0)
+        self.rank = dist.get_rank()
+        self.net: nn.Module = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 2)).cuda()
+        self.ranks_reduce = False  # the model is no DDP: the script sums gradients up by itself
+        self.optimizer: Any = None
+        self.given: Any = None  # as the optimizer, if that is another
+        self.scheduler: Any = None
+        self.before: Callable[[int], object] = lambda step: None
+        self.inside: Callable[[int], object] = lambda step: None  # between backward pass and optimizer step
+        self.after: Callable[[int], object] = lambda step: None
+        self.loss: Callable[[Tensor, Tensor], Tensor] = lambda x, y: cross_entropy(self.model(x), y)
+        self.make_step: Callable[[Callable[[], Tensor]], object] = self.plain_step
+        self.more: Callable[[], object] = lambda: None
+
+    def start(self) -> Iterator[int]:
+        self.model = self.net if self.ranks_reduce else DistributedDataParallel(self.net)
+        if self.optimizer is None:
+            self.optimizer = torch.optim.Adam(self.net.parameters(), lr=0.01)
+        first = 0
+        if self.protected:
+            job = jitckpt.init(
+                checkpoint_dir="ckpt",
+                model=self.model,
+                optimizer=self.given if self.given is not None else self.optimizer,
+                scheduler=self.scheduler,
+            )
+            first = job.restore()
+        return iter(range(first, STEPS))
+
+    def die(self, step: int) -> None:
+        first_start = os.environ["JITCKPT_RESTART"] == "0"
+        if self.protected and first_start and self.rank == 1 and step == DIES:
+            torch.cuda.synchronize()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def plain_step(self, closure: Callable[[], Tensor]) -> None:
+        closure()
+        self.inside(self.step)
+        self.optimizer.step()
+
+    def train(self) -> str:
+        for step in self.start():
+            self.step = step
+            self.before(step)
+            x, y = batch(self.step, self.rank)
+            x = x.to(memory_format=torch.channels_last) if x.dim() == 4 else x
+            self.make_step(lambda x=x, y=y: self.backward(x, y))  # type: ignore[misc]
+            self.after(self.step)
+        return digest([self.net.state_dict(), self.net, self.optimizer, self.more()])
+
+    def backward(self, x: Tensor, y: Tensor) -> Tensor:
+        self.optimizer.zero_grad()
+        loss = self.loss(x, y)
+        self.die(self.step)
+        loss.backward()
+        if self.ranks_reduce:
+            for parameter in self.net.parameters():
+                if parameter.grad is not None:
+                    dist.all_reduce(parameter.grad)
+        return loss
+
+
+def batch(step: int, rank: int, *shape: int) -> tuple[Tensor, Tensor]:
+    x = torch.randn(*(shape or (8, 16)), generator=torch.Generator().manual_seed(1000 * step + rank))
+    return x.cuda(), (x.flatten(1).sum(1) > 0).long().cuda()
+
+
+def digest(value: Any) -> str:
+    """Return a digest of values, strides and flags, and of optimizers' states by their parameters' names."""
+    names: dict[int, str] = {}
+    content = hashlib.sha256()
+
+    def add(one: Any) -> None:
+        if isinstance(one, Tensor):
+            content.update(f"{one.dtype} {one.shape} {one.stride()} {one.requires_grad}".encode())
+            content.update(one.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        elif isinstance(one, nn.Module):
+            names.update({id(parameter): name for name, parameter in one.named_parameters()})
+            add(dict(one.named_parameters()) | dict(one.named_buffers()))
+        elif isinstance(one, torch.optim.Optimizer):
+            add(
+                [
+                    {key: value for key, value in group.items() if key != "params"}
+                    for group in one.param_groups
+                ]
+            )
+            add(
+                {
+                    str(names.get(id(key), key if isinstance(key, str) else "own")): state
+                    for key, state in one.state.items()
+                }
+                if names
+                else None
+            )
+        elif isinstance(one, dict):
+            for key in sorted(one, key=repr):
+                content.update(repr(key).encode())
+                add(one[key])
+        elif isinstance(one, list | tuple):
+            for item in one:
+                add(item)
+        else:
+            content.update(repr(one).encode())
+
+    add(value)
+    return content.hexdigest()[:16]
+
+
+def kind(make: Callable[[Training], None]) -> Callable[[Training], None]:
+    KINDS[make.__name__] = make
+    return make
+
+
+@kind
+def parameters_in_another_order(training: Training) -> None:
+    """Each process gives the optimizer its parameters as a set has them, all of one shape."""
+    training.net = nn.Sequential(*[nn.Linear(16, 16, bias=False) for _ in range(6)]).cuda()
+    parameters = list(training.net.parameters())
+    order = random.Random(10 * int(os.environ["JITCKPT_RESTART"]) + training.rank)
+    order.shuffle(parameters)
+    training.optimizer = torch.optim.Adam(parameters, lr=0.01)
+
+
+@kind
+def groups_in_another_order(training: Training) -> None:
+    groups = [
+        {"params": list(training.net[0].parameters()), "lr": 0.01},  # type: ignore[index]
+        {"params": list(training.net[2].parameters()), "lr": 0.001},  # type: ignore[index]
+    ]
+    if os.environ["JITCKPT_RESTART"] != "0" and training.protected:
+        groups.reverse()
+    training.optimizer = torch.optim.Adam(groups)
+    training.more = lambda: None
+
+
+@kind
+def channels_last(training: Training) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.LazyLinear(2))
+    net(torch.zeros(1, 3, 8, 8))
+    training.net = net.cuda().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    training.optimizer = torch.optim.AdamW(training.net.parameters(), lr=0.01, fused=True)
+    training.loss = lambda x, y: cross_entropy(
+        training.model(
+            batch(training.step, training.rank, 8, 3, 8, 8)[0].to(memory_format=torch.channels_last)
+        ),
+        y,
+    )
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Slow weights and a counter in attributes, around another optimizer."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__([p for group in inner.param_groups for p in group["params"]], {})
+        self.inner, self.done, self.rank = inner, 0, dist.get_rank()
+        self.slow = [p.detach().clone() for group in self.param_groups for p in group["params"]]
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.inner.step()
+        self.done += 1
+        if self.done % 5 == 0:
+            with torch.no_grad():
+                for slow, fast in zip(self.slow, self.param_groups[0]["params"], strict=True):
+                    slow.lerp_(fast, 0.5)
+                    fast.copy_(slow)
+
+
+class LookaheadWithDict(Lookahead):
+    def state_dict(self) -> dict[str, Any]:
+        return {"inner": self.inner.state_dict(), "slow": self.slow, "done": self.done}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state_dict["inner"])
+        self.slow, self.done = state_dict["slow"], state_dict["done"]
+
+
+@kind
+def attributes_that_no_state_dict_holds(training: Training) -> None:
+    training.optimizer = Lookahead(torch.optim.Adam(training.net.parameters(), lr=0.01))
+    training.more = lambda: [training.optimizer.inner, training.optimizer.slow, training.optimizer.done]
+    assert training.optimizer.rank == dist.get_rank()
+
+
+@kind
+def a_state_dict_of_its_own(training: Training) -> None:
+    training.optimizer = LookaheadWithDict(torch.optim.Adam(training.net.parameters(), lr=0.01))
+    training.more = lambda: [training.optimizer.inner, training.optimizer.slow, training.optimizer.done]
+
+
+class Around(torch.optim.Optimizer):
+    """An optimizer by its class alone, as Accelerate's are."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self.calls = optimizer, 0
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.calls += 1
+        self.optimizer.step()
+
+
+@kind
+def an_object_around_the_optimizer(training: Training) -> None:
+    training.optimizer = torch.optim.Adam(training.net.parameters(), lr=0.01)
+    around = training.given = Around(training.optimizer)
+
+    def make_step(closure: Callable[[], Tensor]) -> None:
+        closure()
+        around.step()
+
+    training.make_step = make_step
+    training.more = lambda: around.calls
+
+
+@kind
+def sharpness_aware(training: Training) -> None:
+    """Two passes a step, the second with weights that are taken back before the step."""
+    training.optimizer = torch.optim.SGD(training.net.parameters(), lr=0.1, momentum=0.9)
+
+    def make_step(closure: Callable[[], Tensor]) -> None:
+        step, training.step = training.step, -1  # it dies in the second pass
+        closure()
+        training.step = step
+        with torch.no_grad():
+            climbs = [0.1 * p.grad for p in training.net.parameters() if p.grad is not None]
+            for parameter, climb in zip(training.net.parameters(), climbs, strict=True):
+                parameter.add_(climb)
+        closure()
+        with torch.no_grad():
+            for parameter, climb in zip(training.net.parameters(), climbs, strict=True):
+                parameter.sub_(climb)
+        training.optimizer.step()
+
+    training.make_step = make_step
+
+
+@kind
+def perturbed_through_data(training: Training) -> None:
+    """An adversarial step: torch does not count what is written through `data`."""
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        clean = cross_entropy(training.model(x), y)
+        weight = training.net[0].weight  # type: ignore[index]
+        kept = weight.data.clone()
+        weight.data.add_(0.1)
+        found = clean + cross_entropy(training.net(x), y)
+        training.die(training.step)
+        dist.all_reduce(torch.ones(1, device="cuda"))
+        weight.data.copy_(kept)
+        return found
+
+    training.loss = loss
+
+
+@kind
+def a_group_that_is_added(training: Training) -> None:
+    training.optimizer = torch.optim.Adam(training.net[2].parameters(), lr=0.01)  # type: ignore[index]
+
+    def before(step: int) -> None:
+        if step == 4:
+            added = list(training.net[0].parameters())  # type: ignore[index]
+            training.optimizer.add_param_group({"params": added, "lr": 0.001})
+
+    training.before = before
+
+
+def _replace(training: Training, grown: int) -> None:
+    """Put another parameter in the place of the first weight, as densification and pruning do."""
+    old = training.net[0].weight  # type: ignore[index]
+    rows = torch.cat([old.detach(), torch.full((grown, old.shape[1]), 0.1, device="cuda")])
+    new = nn.Parameter(rows)
+    training.net[0].weight = new  # type: ignore[index]
+    group = training.optimizer.param_groups[0]["params"]
+    group[[id(one) for one in group].index(id(old))] = new
+    state = training.optimizer.state.pop(old)
+    for key in ("exp_avg", "exp_avg_sq"):
+        state[key] = torch.cat([state[key], torch.zeros(grown, old.shape[1], device="cuda")])
+    training.optimizer.state[new] = state
+
+
+@kind
+def a_parameter_that_is_replaced(training: Training) -> None:
+    training.ranks_reduce = True
+    training.optimizer = torch.optim.Adam(training.net.parameters(), lr=0.01)
+    training.before = lambda step: _replace(training, 0) if step == 4 else None
+
+
+@kind
+def a_parameter_that_grows(training: Training) -> None:
+    training.ranks_reduce = True
+    training.net = nn.Sequential(nn.Linear(16, 4, bias=False)).cuda()
+    training.optimizer = torch.optim.Adam(training.net.parameters(), lr=0.01)
+    training.before = lambda step: _replace(training, 3) if step == 4 else None
+
+
+@kind
+def parameters_that_are_unfrozen(training: Training) -> None:
+    training.ranks_reduce = True
+    training.net[0].requires_grad_(False)  # type: ignore[index]
+    training.before = lambda step: training.net.requires_grad_(True) if step == 4 else None
+
+
+@kind
+def masters_in_the_optimizer(training: Training) -> None:
+    """The model is of half precision; the optimizer has fp32 copies of it, which are copied back."""
+    training.net = training.net.bfloat16()
+    masters = [nn.Parameter(parameter.detach().float()) for parameter in training.net.parameters()]
+    training.optimizer = torch.optim.AdamW(masters, lr=0.01)
+    training.loss = lambda x, y: cross_entropy(training.model(x.bfloat16()).float(), y)
+
+    def inside(step: int) -> None:
+        for master, parameter in zip(masters, training.net.parameters(), strict=True):
+            assert parameter.grad is not None
+            master.grad = parameter.grad.float()
+        training.net.zero_grad()
+
+    def after(step: int) -> None:
+        with torch.no_grad():
+            for master, parameter in zip(masters, training.net.parameters(), strict=True):
+                parameter.copy_(master)
+
+    training.inside, training.after, training.more = inside, after, lambda: masters
+
+
+@kind
+def weights_that_are_clamped(training: Training) -> None:
+    def after(step: int) -> None:
+        for parameter in training.net.parameters():
+            parameter.data.clamp_(-0.1, 0.1)
+
+    training.after = after
+
+
+@kind
+def a_closure(training: Training) -> None:
+    training.optimizer = torch.optim.Adam(training.net.parameters(), lr=0.01)
+    training.make_step = training.optimizer.step
+
+
+@kind
+def a_closure_called_several_times(training: Training) -> None:
+    training.optimizer = torch.optim.LBFGS(training.net.parameters(), history_size=4, max_iter=3)
+    calls = itertools.count()
+
+    def make_step(closure: Callable[[], Tensor]) -> None:
+        def counted() -> Tensor:
+            step, training.step = training.step, training.step if next(calls) % 3 == 1 else -1
+            loss = closure()  # it dies in the second call of a step
+            training.step = step
+            return loss
+
+        training.optimizer.step(counted)
+
+    training.make_step = make_step
+
+
+class Counting(torch.optim.SGD):
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step()
+        self.state.setdefault("made", {"steps": 0})["steps"] += 1  # type: ignore[call-overload]
+
+
+@kind
+def state_under_a_name(training: Training) -> None:
+    training.optimizer = Counting(training.net.parameters(), lr=0.1, momentum=0.9)
+
+
+class Remembering(nn.Module):
+    """A running mean in a buffer that a state_dict leaves out."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(32), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        return x - self.mean
+
+
+@kind
+def a_buffer_that_a_state_dict_leaves_out(training: Training) -> None:
+    training.net = nn.Sequential(nn.Linear(16, 32), Remembering(), nn.Linear(32, 2)).cuda()
+
+
+@kind
+def a_validation_with_gradients(training: Training) -> None:
+    """It needs forces, so it runs with gradients; a scheduler is stepped behind it."""
+    training.ranks_reduce = True
+    training.optimizer = torch.optim.Adam(training.net.parameters(), lr=0.01)
+    training.scheduler = torch.optim.lr_scheduler.ExponentialLR(training.optimizer, 0.5)
+
+    def after(step: int) -> None:
+        if step % 4 == 3:
+            x = batch(900 + step, training.rank)[0].requires_grad_(True)
+            torch.autograd.grad(training.model(x).sum(), x)[0].sum().item()
+            training.scheduler.step()
+
+    training.after = after
+
+
+def main() -> None:
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl")
+    found = []
+    for protected in (False, True):
+        training = Training(protected)
+        KINDS[sys.argv[1]](training)
+        found.append(training.train())
+    os.write(1, f"rank {dist.get_rank()} {'equal' if found[0] == found[1] else 'OTHER'} {found}\n".encode())
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""Loops that tell their boundaries, with a rank killed at each kind of place in them."""
+
+import re
+
+import pytest
+from launcher import JITCKPT_RUN, Launcher
+
+RUN = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "2", "--warm-spares", "0", "--warm-start"]
+# The first argument chooses the training, the second where rank 1 is killed in its first life: a place and
+# how often it has been there.
+TRAINING = """
+import hashlib, os, random, signal, sys
+import torch
+from torch import distributed as dist, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+import jitckpt
+
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+place, times = sys.argv[2].split(":")
+visits = {}
+
+
+def at(where):
+    visits[where] = visits.get(where, 0) + 1
+    doomed = rank == 1 and os.environ["JITCKPT_RESTART"] == "0"
+    if doomed and (where, visits[where]) == (place, int(times)):
+        torch.cuda.synchronize()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def reduce(module):
+    for parameter in module.parameters():
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+
+
+class Samples(Dataset):
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return (torch.full((8,), index / 20.0) + torch.randn(8) * random.random()).numpy()
+
+
+torch.manual_seed(0)
+random.seed(1 + rank)
+
+
+def adversaries():
+    generator, critic = nn.Linear(4, 8).cuda(), nn.Linear(8, 1).cuda()
+    both = nn.ModuleDict({"generator": generator, "critic": critic})
+    one, other = (torch.optim.Adam(module.parameters(), 0.01) for module in (generator, critic))
+    torch.manual_seed(1 + rank)
+    job = jitckpt.init(model=both, optimizer=[one, other])
+    for step in job.steps(14):
+        drawn = torch.randn(4, 4).cuda()
+        if step >= 2:
+            other.zero_grad()
+            (critic(generator(drawn).detach()).mean() - critic(torch.randn(4, 8).cuda()).mean()).backward()
+            reduce(critic)
+            other.step()
+            at("between")
+        if step % 3 == 2 or step < 2:
+            one.zero_grad()
+            (-critic(generator(drawn)).mean()).backward()
+            reduce(generator)
+            one.step()
+        at("step")
+    return both, [one, other]
+
+
+def gradients():
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)).cuda()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    torch.manual_seed(1 + rank)
+    job = jitckpt.init(model=model, optimizer=optimizer, scheduler=scheduler)
+
+    def forces():
+        x = torch.randn(4, 8).cuda().requires_grad_()
+        return torch.autograd.grad(model(x).sum(), x, create_graph=True)[0].square().mean()
+
+    for step in job.steps(12):
+        optimizer.zero_grad()
+        forces().backward()
+        reduce(model)
+        optimizer.step()
+        at("step")
+        if step % 4 == 3:
+            for _ in range(3):
+                forces().item()
+            scheduler.step()
+            at("scheduled")
+    return model, [optimizer]
+
+
+def batches():
+    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.Linear(16, 1)).cuda()
+    replicated = DistributedDataParallel(model)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+    torch.manual_seed(1 + rank)
+    loader = DataLoader(Samples(), batch_size=4, shuffle=True, num_workers=2, collate_fn=list)
+    held_out = DataLoader(Samples(), batch_size=10, shuffle=True, collate_fn=list)
+    job = jitckpt.init(model=replicated, optimizer=optimizer, scheduler=scheduler)
+
+    def loss_of(arrays):
+        return replicated(torch.stack([*map(torch.from_numpy, arrays)]).cuda()).square().mean()
+
+    for epoch in job.epochs(3):
+        model.train()
+        for batch in job.batches(loader):
+            optimizer.zero_grad()
+            (loss_of(batch) * (1 + random.random())).backward()
+            at("backward")
+            optimizer.step()
+        at("tail")
+        model.eval()
+        with torch.no_grad():
+            loss = sum(loss_of(batch) for batch in held_out)
+        dist.all_reduce(loss)
+        at("evaluated")
+        scheduler.step(loss)
+        at("scheduled")
+    return model, [optimizer]
+
+
+model, optimizers = globals()[sys.argv[1]]()
+state = hashlib.sha256(repr([group["lr"] for one in optimizers for group in one.param_groups]).encode())
+values = [value for one in optimizers for kept in one.state.values() for value in kept.values()]
+for tensor in [*model.state_dict().values(), *values, torch.rand(3), torch.rand(3, device="cuda")]:
+    state.update(tensor.detach().cpu().numpy().tobytes())
+print(f"rank {rank} ended with {state.hexdigest()} {random.random()}\\n", end="", flush=True)
+dist.destroy_process_group()
+"""
+NOWHERE = "nowhere:0"
+
+
+def ends(out: str) -> list[str]:
+    found = sorted(line for line in out.splitlines() if re.match(r"rank \d ended with ", line))
+    assert len(found) == 2, out
+    return found
+
+
+@pytest.mark.parametrize(
+    ("training", "places"),
+    [
+        ("adversaries", {"step:4": 4, "step:9": 9}),
+        ("gradients", {"step:6": 6, "scheduled:2": 8}),
+        ("batches", {"backward:8": 8, "tail:2": 10, "evaluated:1": 5, "scheduled:2": 10}),
+    ],
+)
+def test_a_rank_that_is_killed_changes_nothing(
+    launcher: Launcher, training: str, places: dict[str, int]
+) -> None:
+    script = launcher.script(TRAINING)
+    undisturbed = launcher.run(*RUN, "--checkpoint-dir", NOWHERE, script, training, NOWHERE)
+    assert undisturbed.status == 0, undisturbed.err
+    for place, step in places.items():
+        result = launcher.run(*RUN, "--checkpoint-dir", place, script, training, place)
+        assert result.status == 0, result.err
+        went_on = re.search(r"Restart 1 went on from step (\d+), ", result.err)
+        # The other rank may have been a step behind, as far as it is the host that is.
+        assert went_on is not None, (place, result.err)
+        assert int(went_on[1]) in (step - 1, step), (place, result.err)
+        assert ends(result.out) == ends(undisturbed.out), (place, result.err)
+
+
+def test_a_loop_that_draws_its_batches_elsewhere_is_named_with_what_to_write(launcher: Launcher) -> None:
+    plain = TRAINING.replace("job.epochs(3)", "range(3)").replace("job.batches(loader)", "loader")
+    result = launcher.run(*RUN, launcher.script(plain), "batches", NOWHERE)
+    assert result.status == 0, result.err
+    said = [line for line in result.err.splitlines() if line.startswith("jitckpt: rank ")]
+    named = [line for line in said if "The training draws from a DataLoader over Samples" in line]
+    assert len(named) == 1
+    assert "`for epoch in job.epochs(n):` and in it `for batch in job.batches(loader):`" in named[0]
+    exact = launcher.run(*RUN, "--checkpoint-dir", "exact", launcher.script(TRAINING), "batches", NOWHERE)
+    assert "DataLoader" not in exact.err, "an evaluation's own loader disturbs nothing"
+    assert ends(exact.out) == ends(result.out), "the loop alone changes nothing"

@@ -1,0 +1,21 @@
+"""Trainings that keep or change their state in unusual ways end as the undisturbed ones, bit for bit."""
+
+from pathlib import Path
+
+import pytest
+from launcher import JITCKPT_RUN, Launcher
+from state_kinds import DIES, KINDS
+
+from jitckpt.events import read_events
+
+SCRIPT = str(Path(__file__).with_name("state_kinds.py"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rank_that_dies_costs_one_minibatch(launcher: Launcher, kind: str) -> None:
+    result = launcher.run(*JITCKPT_RUN, "--nproc-per-node", "2", "--device", "softgpu", SCRIPT, kind)
+    assert result.status == 0, result.err
+    assert result.out.count(" equal ") == 2, result.out + result.err
+    events = read_events(launcher.directory / "ckpt")[0]
+    restored = [event["step"] for event in events if event["event"] == "restored"]
+    assert restored in ([DIES, DIES], [DIES - 1, DIES - 1]), result.err  # rank 0 may not have come so far

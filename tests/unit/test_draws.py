@@ -1,0 +1,104 @@
+"""Trainings that draw where a restart could not make it again."""
+
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from jitckpt.draws import Draws
+
+
+class Watched:
+    def __init__(self, has_boundaries: bool = False) -> None:
+        self.model = nn.Linear(1, 1)
+        self.warnings: list[str] = []
+        self.draws = Draws(self.model, lambda: has_boundaries, self.warnings.append)
+
+    def minibatch(self, between: Callable[[], object] = lambda: None) -> None:
+        self.draws.forward_ended()
+        between()
+        self.draws.step_begins()
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    one = Watched()
+    yield one
+    one.draws.end()
+
+
+def loader(**options: torch.Generator) -> "DataLoader[tuple[torch.Tensor, ...]]":
+    return DataLoader(TensorDataset(torch.arange(4.0)), **options)
+
+
+@pytest.mark.parametrize("draw", [lambda: torch.randn(2), random.random])
+def test_random_numbers_behind_the_forward_pass_are_named_once(
+    watched: Watched, draw: Callable[[], object]
+) -> None:
+    for _ in range(3):
+        watched.minibatch(draw)
+    (warning,) = watched.warnings
+    assert "draws random numbers between forward pass and optimizer step" in warning
+
+
+def test_those_before_it_and_after_the_step_are_the_loops_own(watched: Watched) -> None:
+    for _ in range(4):
+        torch.randn(2)
+        watched.minibatch()
+        random.random()
+    assert watched.warnings == []
+
+
+def test_a_loader_of_training_data_is_named_at_the_first_step(watched: Watched) -> None:
+    for _ in loader():
+        watched.minibatch()
+    (warning,) = watched.warnings
+    assert "draws from a DataLoader over TensorDataset that is iterated outside of job.batches" in warning
+    assert "`for epoch in job.epochs(n):` and in it `for batch in job.batches(loader):`" in warning
+
+
+def test_a_loader_that_is_read_before_the_training_disturbs_nothing(watched: Watched) -> None:
+    assert len([*loader()]) == 4
+    watched.minibatch()
+    assert watched.warnings == []
+
+
+def evaluate(model: nn.Module, data: "DataLoader[tuple[torch.Tensor, ...]]") -> None:
+    model.eval()
+    assert len([*data]) == 4
+    model.train()
+
+
+def test_an_evaluation_between_steps_of_a_plain_loop_is_named(watched: Watched) -> None:
+    watched.minibatch()
+    evaluate(watched.model, loader())
+    assert watched.warnings == [], "the training may be over"
+    watched.minibatch()
+    (warning,) = watched.warnings
+    assert "draws its workers' seed from torch's generator" in warning
+
+
+def test_an_evaluation_disturbs_nothing_with_a_generator_of_its_own_or_where_the_loop_has_boundaries(
+    watched: Watched,
+) -> None:
+    watched.minibatch()
+    evaluate(watched.model, loader(generator=torch.Generator()))
+    watched.minibatch()
+    assert watched.warnings == []
+    exact = Watched(has_boundaries=True)
+    exact.minibatch()
+    evaluate(exact.model, loader())
+    exact.minibatch()
+    exact.draws.end()
+    assert exact.warnings == []
+
+
+def test_what_is_watched_is_as_before_when_it_ends() -> None:
+    before = DataLoader.__iter__
+    one = Watched()
+    assert DataLoader.__iter__ is not before
+    one.draws.end()
+    assert DataLoader.__iter__ is before

@@ -1,0 +1,488 @@
+"""Loops that go on where they were: batches and all generators as in a run that nothing disturbs."""
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    WeightedRandomSampler,
+    get_worker_info,
+)
+
+from jitckpt import tree_codec
+from jitckpt.errors import JitckptError
+from jitckpt.loop import Loop
+from jitckpt.random_state import RandomState
+from jitckpt.tree_codec import Encoded
+
+EPOCHS = 2
+
+
+class Squares(Dataset[Any]):
+    """Augments by all three generators, and notes which data were read in this process."""
+
+    def __init__(self, length: int = 22) -> None:
+        self.length, self.read = length, list[int]()
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Tensor:
+        self.read.append(index)
+        drawn = [random.random(), float(numpy.random.rand()), float(torch.rand(()))]
+        worker = get_worker_info()
+        return torch.tensor([index * index, *drawn, 0 if worker is None else worker.id], dtype=torch.float64)
+
+
+class Stream(IterableDataset[Any]):
+    """Of unequal lengths in the workers; augments by the worker's generator."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        worker = get_worker_info()
+        first = 0 if worker is None else worker.id
+        for number in range(first, 17 + 4 * first, 1 if worker is None else worker.num_workers):
+            yield torch.tensor([number, random.random()], dtype=torch.float64)
+
+
+class Shuffling(Sampler[int]):
+    """Keeps a generator and a count of its own from epoch to epoch, and draws eagerly."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.random, self.times = length, random.Random(7), 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.times += 1
+        order = [*range(self.length), self.times]
+        self.random.shuffle(order)
+        return iter(order)
+
+    def __len__(self) -> int:
+        return self.length + 1
+
+
+class Eager(Sampler[list[int]]):
+    """A batch sampler that draws from the process's generators when it is iterated."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = torch.randperm(20).tolist()
+        random.shuffle(order)
+        return iter([order[begin : begin + 3] for begin in range(0, 20, 3)])
+
+    def __len__(self) -> int:
+        return 7
+
+
+class Stateful:
+    """A loader with a state of its own, which is what torchdata's has to offer."""
+
+    def __init__(self) -> None:
+        self.position = self.epoch = 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        random.random()
+        return self._give()
+
+    def _give(self) -> Iterator[Tensor]:
+        self.epoch += self.position == 0
+        while self.position < 7:
+            self.position += 1
+            yield torch.tensor([self.epoch, self.position, random.random()])
+        self.position = 0
+
+    def __len__(self) -> int:
+        return 7
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position, self.epoch = state["position"], state["epoch"]
+
+
+def reseed(worker: int) -> None:
+    numpy.random.seed(worker + torch.initial_seed() % 1000)
+
+
+def with_own_generator(**options: Any) -> DataLoader[Any]:
+    return DataLoader(
+        Squares(), batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(3), **options
+    )
+
+
+LOADERS: dict[str, Callable[..., Iterable[Any]]] = {
+    "shuffled": lambda **o: DataLoader(Squares(), batch_size=4, shuffle=True, **o),
+    "in order": lambda **o: DataLoader(Squares(), batch_size=5, drop_last=True, **o),
+    "single": lambda **o: DataLoader(Squares(7), batch_size=None, shuffle=True, **o),
+    "own generator": with_own_generator,
+    "distributed": lambda **o: DataLoader(
+        Squares(), batch_size=3, sampler=DistributedSampler(Squares(), 2, 1, seed=5), **o
+    ),
+    "replacement": lambda **o: DataLoader(
+        Squares(),
+        batch_size=4,
+        sampler=RandomSampler(Squares(), replacement=True, num_samples=30),
+        **o,
+    ),
+    "weighted": lambda **o: DataLoader(
+        Squares(3), batch_size=2, sampler=WeightedRandomSampler([1.0, 2.0, 3.0], 9), **o
+    ),
+    "batch sampler": lambda **o: DataLoader(
+        Squares(), batch_sampler=BatchSampler(RandomSampler(Squares()), 4, drop_last=False), **o
+    ),
+    "eager": lambda **o: DataLoader(Squares(), batch_sampler=Eager(), **o),
+    "own sampler": lambda **o: DataLoader(Squares(), batch_size=4, sampler=Shuffling(21), **o),
+    "init": lambda **o: DataLoader(
+        Squares(), batch_size=4, shuffle=True, worker_init_fn=reseed if o else None, **o
+    ),
+    "iterable": lambda **o: DataLoader(Stream(), batch_size=3, **o),
+}
+WORKERS: dict[str, dict[str, Any]] = {
+    "0": {},
+    "2": {"num_workers": 2},
+    "3 persistent": {"num_workers": 3, "persistent_workers": True, "prefetch_factor": 1},
+}
+# With persistent workers these have all there is of kinds.
+CASES = [(kind, workers) for kind in LOADERS for workers in ("0", "2")]
+CASES += [(kind, "3 persistent") for kind in ("shuffled", "own generator", "init", "iterable")]
+
+
+@dataclass
+class Training:
+    """Stands for a process: what it has drawn, and the states after its steps as a job would keep them."""
+
+    told: list[Any] = field(default_factory=list)
+    step_ended: dict[int, tuple[Any, ...]] = field(default_factory=dict)  # states
+    boundary: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    scheduled: int = 0
+
+    def __post_init__(self) -> None:
+        self.step = 0
+        self.base = 0
+        self.random = RandomState(None)
+        self.turns = 0
+        self.restored: Encoded | None = None
+        self.restored_told: list[Any] = []
+        self.scheduled_as_loop_began = 0
+        self.loop = Loop(
+            begins=self._begins,
+            boundary=self._boundary,
+            write_again=self._write_again,
+            put_back=self._put_back,
+            warn=self.warnings.append,
+        )
+
+    def optimize(self) -> None:
+        self.step, self.turns = self.step + 1, self.turns + 1
+        self.told.append(("step", self.step))
+        self.step_ended[self.step] = self._state()
+        self.boundary[self.step] = self._state()
+
+    def restore(self, state: tuple[Any, ...]) -> None:
+        step, told, scheduled, generators, loop = state
+        self.step, self.base, self.told, self.scheduled = step, step, [*told], scheduled
+        self.restored, self.restored_told = generators, told
+        self.random.restore(decoded(generators))
+        self.loop.restore(decoded(loop), decoded(loop), step)
+
+    def _state(self) -> tuple[Any, ...]:
+        return self.step, [*self.told], self.scheduled, self.random.capture(), self.loop.capture()
+
+    def _begins(self) -> None:
+        self.scheduled_as_loop_began = self.scheduled
+
+    def _boundary(self) -> bool:
+        made, self.turns = self.turns > 0, 0
+        if made:
+            self.boundary[self.step] = self._state()
+        return made
+
+    def _write_again(self) -> None:
+        if self.step > self.base:
+            self.boundary[self.step] = self._state()
+
+    def _put_back(self) -> None:
+        if self.restored is not None:
+            self.random.restore(decoded(self.restored))
+            self.scheduled = self.scheduled_as_loop_began
+            self.told[:] = self.restored_told
+
+
+def decoded(encoded: Encoded) -> Any:
+    return tree_codec.decode(encoded.tree, encoded.tensors)
+
+
+def seed(number: int) -> None:
+    random.seed(number)
+    numpy.random.seed(number)
+    torch.manual_seed(number)
+
+
+def generators() -> list[float]:
+    return [random.random(), float(numpy.random.rand()), float(torch.rand(()))]
+
+
+def listed(batch: Any) -> Any:
+    return batch.tolist() if isinstance(batch, Tensor) else [listed(one) for one in batch]
+
+
+Script = Callable[[Training, Any, bool], None]
+
+
+def usual(training: Training, loader: Any, plain: bool) -> None:
+    """The loop of every tutorial: draws in the head, in the iterations and at the end of each epoch."""
+    loop = training.loop
+    for epoch in range(EPOCHS) if plain else loop.epochs(EPOCHS):
+        generators()
+        if plain and isinstance(getattr(loader, "sampler", None), DistributedSampler):
+            loader.sampler.set_epoch(epoch)
+        for batch in loader if plain else loop.batches(loader):
+            training.told.append((epoch, listed(batch), generators()))
+            training.optimize()
+        training.told.append(("evaluated", epoch, generators(), training.scheduled))
+        training.scheduled += 1
+
+
+def run(script: Script, build: Callable[[], Any], plain: bool = False) -> Training:
+    seed(1)
+    training = Training()
+    script(training, build(), plain)
+    training.told.append(generators())
+    training.loop.close()
+    return training
+
+
+def resumed(script: Script, build: Callable[[], Any], state: tuple[Any, ...]) -> Training:
+    seed(99)
+    loader = build()
+    training = Training()
+    training.restore(state)
+    script(training, loader, False)
+    training.told.append(generators())
+    training.loop.close()
+    return training
+
+
+def check_all(script: Script, build: Callable[[], Any], steps: Iterable[int] | None = None) -> Training:
+    """Go on from each step, as the script left it, and compare with the run that nothing disturbs."""
+    undisturbed = run(script, build)
+    for step in undisturbed.boundary if steps is None else steps:
+        for state in (undisturbed.step_ended[step], undisturbed.boundary[step]):
+            again = resumed(script, build, state)
+            assert again.told == undisturbed.told, step
+    return undisturbed
+
+
+def build_of(kind: str, workers: str) -> Callable[[], Any]:
+    return lambda: LOADERS[kind](**WORKERS[workers])
+
+
+@pytest.mark.parametrize(("kind", "workers"), CASES)
+def test_a_run_that_is_taken_up_again_is_as_one_that_nothing_disturbs(kind: str, workers: str) -> None:
+    build = build_of(kind, workers)
+    plain = run(usual, build, plain=True)
+    assert run(usual, build).told == plain.told, "the loop alone changes nothing"
+    last = plain.step
+    first_epoch = last // EPOCHS
+    # The middle of the first epoch, its end and the middle of the last one.
+    few = (first_epoch // 2 + 1, first_epoch, first_epoch + 2)
+    check_all(usual, build, few if WORKERS[workers] else range(1, last + 1))
+
+
+def test_skipped_data_are_not_read_again() -> None:
+    build = build_of("shuffled", "0")
+    undisturbed = run(usual, build)
+    seed(99)
+    loader: Any = build()
+    training = Training()
+    training.restore(undisturbed.boundary[4])
+    usual(training, loader, False)
+    of_an_epoch = len(loader.dataset)
+    assert len(loader.dataset.read) == EPOCHS * of_an_epoch - 4 * loader.batch_size
+    assert training.warnings == []
+
+
+def test_of_iterable_data_one_line_says_that_they_are_read_again() -> None:
+    build = build_of("iterable", "0")
+    again = Training()
+    again.restore(run(usual, build).boundary[2])
+    usual(again, build(), False)
+    (warning,) = again.warnings
+    assert "2 batches that a DataLoader gave before the failure are read again" in warning
+
+
+@pytest.mark.parametrize("build", [Stateful, lambda: [torch.tensor([one]) for one in range(5)]])
+def test_other_loaders_go_on_by_their_own_state_or_are_read_again(build: Callable[[], Any]) -> None:
+    assert run(usual, build, plain=True).told == check_all(usual, build).told
+
+
+def test_a_sampler_that_gives_another_order_is_named() -> None:
+    orders = iter([[3, 1, 2, 0], [0, 1, 2, 3]])
+
+    def build() -> Any:
+        return DataLoader(Squares(4), sampler=next(orders))
+
+    again = resumed(usual, build, run(usual, build).boundary[2])
+    (warning,) = [text for text in again.warnings if "order" in text]
+    assert warning.startswith("The BatchSampler gives another order than before the failure")
+
+
+def zipped(training: Training, loaders: Any, plain: bool) -> None:
+    """Two loaders at once, of which the second is the shorter; then a third one."""
+    loop = training.loop
+    for epoch in range(EPOCHS) if plain else loop.epochs(EPOCHS):
+        first, second, third = loaders if plain else map(loop.batches, loaders)
+        for one, other in zip(first, second, strict=False):
+            training.told.append((epoch, listed(one), listed(other), generators()))
+            training.optimize()
+        training.told.append(generators())
+        for number, batch in enumerate(third, 0 if plain else third.first):
+            training.told.append((number, listed(batch)))
+            training.optimize()
+        training.told.append(("evaluated", generators()))
+
+
+def left_early(training: Training, loader: Any, plain: bool) -> None:
+    """Leaves each epoch with break, after the step or before it."""
+    loop = training.loop
+    for epoch in range(EPOCHS) if plain else loop.epochs(EPOCHS):
+        batches = loader if plain else loop.batches(loader)
+        for number, batch in enumerate(batches, 0 if plain else batches.first):
+            if epoch == 1 and number == 2:
+                break
+            training.told.append((epoch, listed(batch), generators()))
+            training.optimize()
+            if number == 3:
+                break
+        training.told.append(("evaluated", epoch, generators()))
+
+
+def by_steps(training: Training, loader: Any, plain: bool) -> None:
+    """Draws batches for ever; makes no optimizer step in every third iteration, and more in others."""
+
+    def forever() -> Iterator[Any]:
+        while True:
+            yield from loader if plain else training.loop.batches(loader)
+
+    batches = forever()
+    for step in range(14) if plain else training.loop.steps(14):
+        training.told.append((step, listed(next(batches)), generators()))
+        if step % 3 != 1:
+            training.optimize()
+        training.told.append(generators())
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("script", [zipped, left_early, by_steps])
+def test_other_loops_are_exact_too(script: Script, workers: str) -> None:
+    def build() -> Any:
+        options = WORKERS[workers]
+        one = LOADERS["shuffled"](**options)
+        return one if script is not zipped else (one, LOADERS["in order"](), LOADERS["own generator"]())
+
+    undisturbed = run(script, build)
+    assert undisturbed.told == run(script, build, plain=True).told
+    steps = range(1, undisturbed.step + 1) if workers == "0" else (3, 4, 5)
+    for step in steps:
+        assert resumed(script, build, undisturbed.boundary[step]).told == undisturbed.told, step
+
+
+def test_persistent_workers_of_a_loop_that_was_left_have_made_more_batches() -> None:
+    build = build_of("shuffled", "3 persistent")
+    undisturbed = run(left_early, build)
+    assert undisturbed.told == run(left_early, build, plain=True).told
+    for step in (3, 4, 5):
+        assert resumed(left_early, build, undisturbed.boundary[step]).told == undisturbed.told, step
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    length=st.integers(1, 12),
+    size=st.integers(1, 5),
+    drop_last=st.booleans(),
+    shuffle=st.booleans(),
+    share=st.floats(0, 1),
+)
+def test_any_position_of_any_plain_loader(
+    length: int, size: int, drop_last: bool, shuffle: bool, share: float
+) -> None:
+    def build() -> Any:
+        return DataLoader(Squares(length), batch_size=size, shuffle=shuffle, drop_last=drop_last)
+
+    steps = run(usual, build).step
+    if steps:
+        check_all(usual, build, [max(1, round(share * steps))])
+
+
+def test_a_loop_in_a_loop_over_batches_is_refused_at_its_second_step() -> None:
+    training = Training()
+    outer, inner = LOADERS["in order"](), LOADERS["shuffled"]()
+    with pytest.raises(JitckptError, match="begun in another one, and makes optimizer steps"):  # noqa: PT012
+        for _ in training.loop.epochs(1):
+            for _ in training.loop.batches(outer):
+                for _ in training.loop.batches(inner):
+                    training.optimize()
+    assert training.step == 1
+
+
+def test_loops_of_which_only_one_can_go_on_are_refused() -> None:
+    training = Training()
+    outer = training.loop.epochs(2)
+    next(outer)
+    with pytest.raises(JitckptError, match="must be the outermost"):
+        next(training.loop.epochs(2))
+    inner = training.loop.steps(2)
+    next(inner)
+    with pytest.raises(JitckptError, match="only one of them can go on"):
+        next(training.loop.steps(2))
+
+
+def test_an_exception_in_a_loop_does_not_end_it() -> None:
+    training = Training()
+
+    def train() -> None:
+        for _ in training.loop.epochs(1):
+            for number, _ in enumerate(training.loop.batches(LOADERS["in order"]())):
+                training.optimize()
+                if number == 1:
+                    raise ValueError("as if something had failed")
+
+    with pytest.raises(ValueError, match="as if"):
+        train()
+    assert not training.loop._passes[0].ended
+
+
+def test_a_save_of_a_loop_over_range_gives_the_step_to_go_on_from() -> None:
+    training = Training()
+    training.loop.count_from(3)
+    assert [*training.loop.steps(5)] == [3, 4]
+    assert len(training.loop.batches(LOADERS["shuffled"]())) == 6
+
+
+def test_what_a_replica_saw_of_a_loops_end_counts() -> None:
+    """This rank was killed between its last step and the break that its replica came to."""
+    build = build_of("shuffled", "0")
+    undisturbed = run(left_early, build)
+    _, told, scheduled, generators_then, loop = undisturbed.step_ended[4]
+    again = Training()
+    again.restore((4, told, scheduled, generators_then, loop))
+    own, of_replica = decoded(loop), decoded(undisturbed.boundary[4][4])
+    assert own["numbers"].tolist() != of_replica["numbers"].tolist()
+    again.loop.restore(own, of_replica, 4)
+    left_early(again, build(), False)
+    again.told.append(generators())
+    assert again.told == undisturbed.told

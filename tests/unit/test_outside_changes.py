@@ -1,0 +1,192 @@
+"""What is changed outside of optimizer steps: which saves hold, which are refused, which take the copies."""
+
+from collections.abc import Mapping
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from jitckpt.mirror import Mirror
+from jitckpt.outside_changes import CLOSURE, HEAD, INSIDE, OutsideChanges
+
+
+class Copies:
+    """A mirror whose device makes every copy at once."""
+
+    def __init__(self) -> None:
+        self.taken: dict[int, dict[str, Tensor]] = {}
+
+    def take(self, step: int, tensors: Mapping[str, Tensor]) -> None:
+        self.taken[step] = {name: tensor.clone() for name, tensor in tensors.items()}
+
+    def of(self, step: int) -> dict[str, Tensor] | None:
+        return self.taken.get(step)
+
+
+class Loop:
+    """A training whose changes a test makes; parameters model.a and model.b, a state of a."""
+
+    def __init__(self) -> None:
+        self.warned: list[str] = []
+        self.mirror = Copies()
+        self.outside = OutsideChanges(cast(Mirror, self.mirror), self.warned.append)
+        self.parameters = {"model.a": torch.zeros(1), "model.b": torch.zeros(1)}
+        self.state = {"optimizer.0.state.0.m": torch.zeros(1)}
+        self.step = 0
+        self.outside.begins(0, self.parameters)
+
+    def forward(self, *, boundary: bool = False) -> None:
+        self.outside.minibatch_begun(self.step + 1, boundary=boundary)
+
+    def optimize(self) -> None:
+        self.outside.step_begun(self.step + 1)
+        self.step += 1
+        for tensor in (self.parameters | self.state).values():
+            tensor.add_(1)
+        self.outside.ended(self.step, [self.parameters, self.state], lambda: self.parameters | self.state)
+
+    def plain(self, steps: int) -> None:
+        for _ in range(steps):
+            self.forward()
+            self.optimize()
+
+    def change(self, name: str = "model.a", by: float = 0.25) -> None:
+        (self.parameters | self.state)[name].add_(by)
+
+    def is_saved(self) -> bool:
+        return self.outside.replacement(self.step).problem is None
+
+
+def test_a_plain_training_is_saved_as_it_is_and_nothing_is_copied() -> None:
+    loop = Loop()
+    loop.plain(5)
+    loop.forward()
+    assert loop.is_saved()
+    assert not loop.outside.replacement(5).copies
+    assert (loop.mirror.taken, loop.warned) == ({}, [])
+
+
+def test_a_perturbation_is_refused_until_it_is_known_then_copied() -> None:
+    loop = Loop()
+    loop.plain(1)
+    for known in (False, False, True, True):
+        loop.forward()
+        loop.change()
+        assert loop.is_saved() == known
+        if known:
+            assert loop.outside.replacement(loop.step).copies["model.a"].item() == loop.step
+        loop.change(by=-0.25)
+        loop.optimize()
+    assert loop.warned == [INSIDE.format(size="8 bytes")]
+
+
+def test_another_parameter_than_those_that_are_copied_is_refused_once_more() -> None:
+    loop = Loop()
+    for name in ("model.a", "model.a", "model.a"):
+        loop.forward()
+        loop.change(name)
+        loop.change(name, -0.25)
+        loop.optimize()
+    loop.forward()
+    loop.change("model.b")
+    assert not loop.is_saved()
+
+
+def test_what_is_done_after_every_step_belongs_to_it() -> None:
+    loop = Loop()
+    for known in (True, False, True, True):  # the first minibatch has nothing before it
+        loop.forward()
+        assert loop.is_saved() == known or loop.step == 0
+        loop.optimize()
+        loop.change()
+    assert loop.warned == []
+
+
+def test_until_the_device_is_behind_it_the_state_is_not_whole() -> None:
+    loop = Loop()
+    for _ in range(4):
+        loop.forward()
+        loop.optimize()
+        loop.change()
+    assert not loop.is_saved()
+    loop.forward()
+    assert loop.is_saved()
+
+
+def test_what_is_done_now_and_then_is_refused_for_that_minibatch_alone() -> None:
+    loop = Loop()
+    loop.plain(3)
+    loop.change()
+    loop.forward()
+    assert not loop.is_saved()
+    loop.optimize()
+    loop.plain(2)
+    loop.forward()
+    assert loop.is_saved()
+    loop.optimize()
+    loop.change()
+    loop.forward()
+    assert not loop.is_saved()
+    assert loop.warned == [HEAD]
+
+
+def test_what_is_done_before_every_minibatch_is_never_counted_to_the_step_before() -> None:
+    loop = Loop()
+    for _ in range(5):
+        loop.change()
+        loop.forward()
+        assert loop.step == 0 or not loop.is_saved()
+        loop.optimize()
+
+
+def test_where_the_loop_tells_its_boundaries_all_before_them_is_counted() -> None:
+    loop = Loop()
+    for turn in range(9):
+        loop.forward(boundary=True)
+        loop.optimize()
+        if turn % 3 == 2:
+            loop.change()
+    loop.forward(boundary=True)
+    assert loop.is_saved()
+    assert loop.warned == []
+
+
+def test_taking_the_data_counts_as_changing_all_parameters() -> None:
+    loop = Loop()
+    for known in (False, False, True):
+        loop.forward()
+        loop.outside.taken()
+        assert loop.is_saved() == known or loop.step == 0
+        loop.optimize()
+    assert loop.mirror.taken[loop.step - 1].keys() == loop.parameters.keys()
+
+
+def test_the_optimizers_state_is_watched_too() -> None:
+    loop = Loop()
+    loop.plain(2)
+    loop.forward()
+    loop.change("optimizer.0.state.0.m")
+    assert not loop.is_saved()
+
+
+def test_closures_that_are_called_again_have_all_copied() -> None:
+    loop = Loop()
+    for _ in range(3):
+        loop.forward()
+        loop.outside.step_begun(loop.step + 1)
+        loop.outside.closure_again(loop.step + 1)
+        assert loop.outside.has_all_of(loop.step) == (loop.step > 0)
+        if loop.step:
+            assert loop.outside.replacement(loop.step).copies.keys() == (loop.parameters | loop.state).keys()
+        loop.optimize()
+    assert loop.warned == [CLOSURE.format(size="24 bytes")]
+
+
+def test_a_save_that_was_taken_hears_of_what_changed_after() -> None:
+    loop = Loop()
+    loop.plain(3)
+    assert not loop.outside.minibatch_begun(4, look=True)
+    loop.optimize()
+    loop.change()
+    assert loop.outside.minibatch_begun(5, look=True)
+    assert not loop.outside.is_counted(5)
