@@ -29,7 +29,8 @@ class Counts:
         self.told += 1
 
     minibatch_begun = forward_ended = step_begun = step_ended = step_begins = unsupported = _count
-    passed_again = closure_again = unequal_turns = _count
+    passed_again = closure_again = unequal_turns = minibatch_ended = _count
+    drawn_ahead = steps_again = several_steps = _count
 
 
 class WithItsAttributes(torch.optim.SGD):
