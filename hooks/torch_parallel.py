@@ -211,7 +211,7 @@ class StepBarrier:
                 "step_barrier=False."
             )
         self._group = distributed.new_group(backend="nccl", group_desc="jitckpt step barrier")
-        self._element = torch.zeros(1, device="cuda")
+        self._element = torch.zeros(1, dtype=torch.float32, device="cuda")
         self.enqueue()  # makes the communicator, for which the host waits, here and not in the first step
 
     def enqueue(self) -> None:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from jitckpt.hooks.attached import Attached, AttachedMethod
 from jitckpt.optimizer_state import inside
 
 
@@ -82,7 +84,8 @@ class TrainingHooks:
         every_optimizer: then a minibatch is, from the second on, one step of each that has made one before
         the first one makes its second. every_scaler: without a scaler, watch whichever is used.
         on_phase: called with the step and forward, backward, optimizer or between when the loop gets there.
-        Without a model the forward pass is that of the outermost module called, watched only for on_phase.
+        Without a model, and of one whose parts alone are called (a ModuleList), the forward pass is that of
+        the outermost module called, watched only for on_phase.
         """
         self.step = 0  # the newest step that has ended on the host
         self._first_step = 0  # of those seen, where every optimizer is watched
@@ -100,6 +103,8 @@ class TrainingHooks:
         self._has_model = model is not None
         self._forward_seen = False  # of the model, in this minibatch
         self._depth = 0
+        self._parts: WeakSet[nn.Module] | None = None  # of the model, by on_phase alone
+        self._whole: weakref.ref[nn.Module] | None = None
         self._explicit = False  # the loop tells its boundaries
         # Optimizer steps since the last boundary. Where there may be several, the minibatch ends with it.
         self._turns = 0
@@ -108,10 +113,12 @@ class TrainingHooks:
         self._handles: list[RemovableHandle] = []
         if model is not None:
             self._handles += [
-                model.register_forward_pre_hook(self._forward_begins),
-                model.register_forward_hook(self._forward_ends),
+                model.register_forward_pre_hook(Attached(self._forward_begins)),
+                model.register_forward_hook(Attached(self._forward_ends)),
             ]
-        elif on_phase is not None:
+        if on_phase is not None:
+            self._parts = None if model is None else WeakSet(model.modules())
+            self._whole = None if model is None else weakref.ref(model)
             self._handles += [
                 nn.modules.module.register_module_forward_pre_hook(self._any_module_begins),
                 nn.modules.module.register_module_forward_hook(self._any_module_ends, always_call=True),
@@ -119,8 +126,8 @@ class TrainingHooks:
         if optimizers:
             for optimizer in [*optimizers, *(inner for one in optimizers for inner in _all_inside(one))]:
                 self._handles += [
-                    optimizer.register_step_pre_hook(self._begin),
-                    optimizer.register_step_post_hook(self._end),
+                    optimizer.register_step_pre_hook(Attached(self._begin)),
+                    optimizer.register_step_post_hook(Attached(self._end)),
                 ]
         else:
             self._handles += [
@@ -199,20 +206,34 @@ class TrainingHooks:
             self._forward_seen = True
             self._asked_since_forward = False
             self._listener.forward_ended(self.step + 1)
-            if (on_phase := self._on_phase) is not None:
-                tensor = next(_tensors_with_gradient(output), None)
-                if tensor is not None:
-                    tensor.register_hook(lambda gradient: on_phase(self.step + 1, "backward"))
+            self._watch_backward(output)
+
+    def _watch_backward(self, output: object) -> None:
+        if (on_phase := self._on_phase) is not None:
+            tensor = next(_tensors_with_gradient(output), None)
+            if tensor is not None:
+                tensor.register_hook(lambda gradient: on_phase(self.step + 1, "backward"))
 
     def _any_module_begins(self, module: nn.Module, inputs: object) -> None:
-        self._depth += 1
-        if self._depth == 1:
-            self._forward_begins(module, inputs)
+        if self._parts is None or module in self._parts:
+            self._depth += 1
+            if self._depth == 1 and self._whole is None:
+                self._forward_begins(module, inputs)
+            elif self._depth == 1 and not self._is_whole(module) and torch.is_grad_enabled():
+                assert self._on_phase is not None
+                self._on_phase(self.step + 1, "forward")
 
     def _any_module_ends(self, module: nn.Module, inputs: object, output: object) -> None:
-        self._depth -= 1
-        if self._depth == 0:
-            self._forward_ends(module, inputs, output)
+        if self._parts is None or module in self._parts:
+            self._depth -= 1
+            if self._depth == 0 and self._whole is None:
+                self._forward_ends(module, inputs, output)
+            elif self._depth == 0 and not self._is_whole(module) and torch.is_grad_enabled():
+                self._watch_backward(output)
+
+    def _is_whole(self, module: nn.Module) -> bool:
+        """Return whether it is the model itself, which has hooks of its own."""
+        return self._whole is not None and self._whole() is module
 
     def _begin(
         self, optimizer: Optimizer, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -332,7 +353,7 @@ class TrainingHooks:
                 self._skipped(optimizer)
             return result
 
-        scaler.step = step
+        scaler.step = AttachedMethod(step, scaler, "step")
 
     def _wrap_every_scaler(self) -> None:
         hooks, original = self, GradScaler.step

@@ -5,6 +5,7 @@ first; everything else (rendezvous, the workers' environment, logs, restarts) st
 """
 
 import inspect
+import json
 import os
 import signal
 import socket
@@ -38,11 +39,12 @@ from jitckpt.errors import HostsError, JitckptError
 from jitckpt.events import EventLog
 from jitckpt.faults import FaultSpec
 from jitckpt.hosts import Host, Hosts
-from jitckpt.layout import Identity
+from jitckpt.layout import FIRST_DIRECTORIES, Identity
 from jitckpt.protocol import Message
 from jitckpt.proxy_control import ControlSocket, Proxies
 from jitckpt.recovery import Outcome
 from jitckpt.saves import SaveRecord
+from jitckpt.signals import AGENT_PID
 from jitckpt.spares import Spares
 from jitckpt.state_transfer import Transfers
 from jitckpt.step_barrier import VARIABLE as STEP_BARRIER
@@ -114,12 +116,14 @@ class Agent(LocalElasticAgent):
             )
             spec.rdzv_handler = self._lasting
         self._armed = [fault.with_phase() for fault in settings.faults]
+        self._first_directories: dict[str, str] = {}  # see layout.FIRST_DIRECTORIES
         self._spares = Spares(settings.warm_spares)
         self._suspects = Suspects()
         self._devices = list(settings.devices)
         self._signals: list[int] = []
         self._starting = False
         self._processes: WorkerProcesses | None = None
+        self._last: Supervisor | None = None  # of the newest start
         self._worker_store: TCPStore | None = None
         self._hosts: Hosts | None = None
         self._meetings = 0  # in this round of the rendezvous, after the first
@@ -133,6 +137,7 @@ class Agent(LocalElasticAgent):
             before[signal.SIGUSR2] = signal.signal(signal.SIGUSR2, self._on_notice)
         try:
             result: RunResult = super().run(*args, **kwargs)
+            self._tell_what_never_happened()
             return result
         finally:
             self._spares.close()
@@ -142,6 +147,15 @@ class Agent(LocalElasticAgent):
                 self._lasting.close()
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def _tell_what_never_happened(self) -> None:
+        """Say which rehearsed failures of this host's ranks never came: the rehearsal has shown nothing."""
+        own = {worker.global_rank for worker in self._worker_group.workers}
+        for fault in self._armed:
+            if fault.rank in own:
+                self._log.write("fault_never_happened", rank=fault.rank, fault=str(fault))
+                why = f"the job ended before step {fault.step}, or the rank never came to its {fault.phase}"
+                say(f"the rehearsed failure {str(fault)!r} never happened: {why}.")
 
     def _on_signal(self, signum: int, _frame: FrameType | None) -> None:
         self._signals.append(signum)
@@ -358,14 +372,16 @@ class Agent(LocalElasticAgent):
                 self._log,
                 self._armed,
                 self._spares,
+                self._first_directories,
                 suspects=self._suspects,
                 devices=self._devices,
                 restarts_left=self._remaining_restarts,
+                mistakes_before=frozenset() if self._last is None else self._last.mistakes,
                 hosts=self._hosts,
                 **torch_arguments,
             )
             processes.start()
-            self._processes = processes
+            self._processes, self._last = processes, processes.supervisor
             for signum in self._signals:  # that came while they were being started
                 processes.supervisor.interrupt(signum)
         finally:
@@ -384,10 +400,12 @@ class WorkerProcesses(PContext):
         log: EventLog,
         armed: list[FaultSpec],
         spares: Spares,
+        first_directories: dict[str, str],
         *,
         suspects: Suspects,
         devices: Sequence[str],
         restarts_left: int,
+        mistakes_before: frozenset[str],
         hosts: Hosts | None,
         numa_options: Any = None,
         **torch_arguments: Any,
@@ -397,9 +415,11 @@ class WorkerProcesses(PContext):
         self._log = log
         self._armed = armed
         self._spares = spares
+        self._first_directories = first_directories
         self._suspects = suspects
         self._devices = devices
         self._restarts_left = restarts_left
+        self._mistakes_before = mistakes_before
         self._hosts = hosts
         self._numa_options = numa_options
         self._workers: dict[int, Worker] = {}
@@ -485,6 +505,7 @@ class WorkerProcesses(PContext):
             save_deadline=self._settings.save_deadline,
             stall_timeout=self._settings.stall_timeout,
             restarts_left=self._restarts_left,
+            mistakes_before=self._mistakes_before,
             hosts=self._hosts,
             proxies=self._proxies(),
         )
@@ -538,7 +559,9 @@ class WorkerProcesses(PContext):
             if self._barrier is not None:
                 environment[STEP_BARRIER] = self._barrier.of(local_rank)
             environment.setdefault("JITCKPT_PROXY_SPARE", str(min(1, self._spares.wanted(len(self.args)))))
+        environment[AGENT_PID] = str(os.getpid())
         environment["JITCKPT_STAGING"] = str(self._settings.staging)
+        environment[FIRST_DIRECTORIES] = json.dumps(self._first_directories)
         environment["JITCKPT_RESTART"] = str(self._log.restart)
         environment["JITCKPT_FAULTS"] = faults.to_environment(self._armed)
         if self._settings.checkpoint_dir is not None:
@@ -580,6 +603,8 @@ class WorkerProcesses(PContext):
     def _registered(self, worker: Worker, message: protocol.Registered) -> None:
         self._guardian.note_registered(worker)
         self._saves_itself = message.saver == "callback"
+        if message.named_directory and not os.path.isabs(message.named_directory):
+            self._first_directories.setdefault(message.named_directory, message.checkpoint_dir)
 
     def _heard(self, worker: Worker, message: Message) -> None:
         match message:

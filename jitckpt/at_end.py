@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from jitckpt import local_state, protocol
+from jitckpt import descriptors, local_state, protocol
 from jitckpt.exceptions import ExitHook, flush_output
 
 LOOK_SECONDS = 0.01  # between two looks whether all ranks are at their ends
@@ -34,14 +34,15 @@ def stay_with_the_device() -> None:
 def _stay(exit_hook: ExitHook) -> None:
     if hasattr(sys, "last_value") or exit_hook.status != 0:
         return  # its end is a failure
-    ring = int(os.environ["JITCKPT_STATE_FD"])
     try:
-        if local_state.may_end(ring):
+        given = descriptors.given()
+        if given is None or local_state.may_end(given.state):
             return  # it has stayed already
-        with socket.socket(fileno=os.dup(int(os.environ["JITCKPT_AGENT_FD"]))) as agent:
-            agent.send(protocol.encode(protocol.AtEnd(int(os.environ["RANK"]))))
+        ring = given.state
+        with socket.socket(fileno=os.dup(given.agent)) as agent:
+            agent.send(protocol.encode(protocol.AtEnd(given.rank)))
             gone = select.poll()
             gone.register(agent, 0)  # of an agent that has ended is told all the same
             stay(lambda: bool(gone.poll(0)) or local_state.may_end(ring))
-    except OSError:
+    except (OSError, descriptors.NotOursError):
         return  # the program has closed what it did not open, or the agent has ended

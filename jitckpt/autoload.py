@@ -4,6 +4,8 @@ import ctypes
 import os
 from pathlib import Path
 
+from jitckpt import mistakes, signals
+
 # The variables that `begin` goes by.
 VARIABLES = ("JITCKPT_STEPS_RECORD", "JITCKPT_MODE")
 
@@ -20,6 +22,9 @@ def load() -> None:
 
 def begin() -> None:
     """Put the hooks of this rank in place that its environment asks for: a spare has it only at its order."""
+    signals.hold_still()
+    signals.hold_still_in_loaders()
+    mistakes.watch()
     if folder := os.environ.get("JITCKPT_STEPS_RECORD"):
         from jitckpt import step_record
 

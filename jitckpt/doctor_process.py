@@ -56,7 +56,7 @@ def steps_seen() -> int:
     with tempfile.TemporaryDirectory() as folder:
         job = jitckpt.init(checkpoint_dir=folder, model=model, optimizer=optimizer)
         for _ in range(STEPS):
-            model(torch.ones(2, 8, device="cuda")).sum().backward()
+            model(torch.ones(2, 8, dtype=torch.float32, device="cuda")).sum().backward()
             optimizer.step()
         torch.cuda.synchronize()
         until = time.monotonic() + WAIT_SECONDS

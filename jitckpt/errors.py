@@ -1,12 +1,22 @@
 """Every error that jitckpt raises: its text is a sentence that says what is wrong, where, and what to do."""
 
+from typing import ClassVar
+
 
 class JitckptError(Exception):
-    """The common base; jitckpt raises nothing else on purpose, apart from what Python itself raises."""
+    """The common base; jitckpt raises nothing else on purpose, apart from what Python itself raises.
+
+    restart_helps: whether the same program may come further when it is started again. Where it is not, the
+    agent ends the job once such an error has ended a rank.
+    """
+
+    restart_helps: ClassVar[bool] = True
 
 
 class CheckpointError(JitckptError):
     """The checkpoint directory can't be used, or holds saves of which none fits this job."""
+
+    restart_helps = False
 
 
 class SaveError(JitckptError):
@@ -15,6 +25,8 @@ class SaveError(JitckptError):
 
 class TreeError(JitckptError):
     """A value is of a kind that can't be written without pickle, or a tree on disk is malformed."""
+
+    restart_helps = False
 
 
 class NativeError(JitckptError):

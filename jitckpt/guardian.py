@@ -28,6 +28,10 @@ def remove_if_empty(folder: str) -> None:
 
 
 def main() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2):
+        signal.signal(
+            number, signal.SIG_IGN
+        )  # sent to all processes of the job; the agent decides about them
     seconds_to_save = float(sys.argv[1])
     workers = {int(pidfd): int(pid) for pid, pidfd in (pair.split(":") for pair in sys.argv[3:])}
     registered = {int(line) for line in sys.stdin}

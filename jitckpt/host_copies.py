@@ -19,7 +19,7 @@ class HostCopies:
     def __init__(self, device: torch.device | None, write_word: Callable[[int, int, int], None]) -> None:
         """write_word(address, value, stream): have the device write 8 bytes in the order of the stream."""
         self._device, self._write_word = device, write_word
-        self._staging = torch.empty(0, dtype=torch.uint8)
+        self._staging = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._number = 0
         self._done: Tensor | None = None  # the number of the newest set that is there
         self._stream: torch.cuda.Stream | None = None
@@ -34,9 +34,9 @@ class HostCopies:
         """
         size = sum(_aligned(tensor.nbytes) for tensor in (*first.values(), *others.values()))
         if self._staging.numel() != size:
-            self._staging = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            self._staging = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
         if self._stream is None or self._done is None:
-            self._done = torch.zeros(1, dtype=torch.int64, pin_memory=True)
+            self._done = torch.zeros(1, dtype=torch.int64, device="cpu", pin_memory=True)
             self._stream = torch.cuda.Stream(self._device)
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)

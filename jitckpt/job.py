@@ -19,11 +19,11 @@ from torch.optim import Optimizer
 
 from jitckpt import (
     at_end,
+    descriptors,
     faults,
     final_state,
     found,
     host_state,
-    lifeline,
     local_state,
     protocol,
     proxy_faults,
@@ -44,7 +44,7 @@ from jitckpt.hooks import parameter_data, torch_parallel
 from jitckpt.hooks.torch_parallel import StepBarrier
 from jitckpt.hooks.torch_training import TrainingHooks
 from jitckpt.host_state import HostState, ModelState, Stateful
-from jitckpt.layout import Identity
+from jitckpt.layout import FIRST_DIRECTORIES, Identity
 from jitckpt.loop import Batches, Loop
 from jitckpt.mirror import Mirror
 from jitckpt.native import Native, current_stream
@@ -68,7 +68,6 @@ LAST_CHECK_SECONDS = 10.0
 # Where no agent asks the other ranks: shortly before c10d's own watchdog would end the process.
 DEFAULT_HANG_TIMEOUT = 540.0
 DEFAULT_DIRECTORY = "ckpt"
-COPIES_FD = "JITCKPT_COPIES_FD"  # there are several hosts, and this one's agent has copies made on another
 # Set by whoever tries a job out: its saves go there, whatever the script says, and its final state's digests.
 REHEARSAL_DIR = "JITCKPT_REHEARSAL_DIR"
 
@@ -160,6 +159,7 @@ def init(
         raise ValueError(f"shard is {shard}; with shards={shards} it must be from 0 to {shards - 1}.")
     _current = Job(
         root=root,
+        named_directory=_named_directory(checkpoint_dir),
         identity=Identity(
             job=_job_id(root, rank),
             fingerprint=host_state.fingerprint(model, optimizers),
@@ -236,6 +236,7 @@ class Job:
         self,
         *,
         root: Path,
+        named_directory: str,
         identity: Identity,
         save_function: SaveFunction | None,
         model: nn.Module | None,
@@ -251,6 +252,7 @@ class Job:
     ) -> None:
         """step_barrier: None for where what the device keeps has to be on another host before the step."""
         self.root, self.identity = root, identity
+        self._named_directory = named_directory
         self._save_function = save_function
         self._native: Native | None = None
         self._hooks: TrainingHooks | None = None
@@ -264,7 +266,8 @@ class Job:
         self._periodic_settings = periodic
         self._periodic: PeriodicSaver | None = None
         self._base = 0
-        self._agent_fd = int(os.environ.get("JITCKPT_AGENT_FD", "-1"))
+        self._given = _given_by_agent(identity.rank)
+        self._agent_fd = -1 if self._given is None else self._given.agent
         self._events = EventLog(root)
         self._events.restart = int(os.environ.get("JITCKPT_RESTART", "0"))
         self._first_step_reported = False
@@ -747,22 +750,15 @@ class Job:
         scaler: Any,
         local_state_limit: int,
     ) -> None:
-        given = os.environ.get("JITCKPT_STATE_FD")
-        ring_fd = local_state.create() if given is None else int(given)
-        os.set_inheritable(ring_fd, False)  # not for programs that the training starts
+        ring_fd = local_state.create() if self._given is None else self._given.state
         slots = self._max_ahead + KEPT_BESIDE
         ring = self._ring = local_state.Ring(ring_fd, self.identity, slots, local_state_limit)
-        shared_with_agent = os.environ.get(lifeline.DESCRIPTOR)
-        if shared_with_agent is not None:
-            os.set_inheritable(int(shared_with_agent), False)
-            lifeline.hold(int(shared_with_agent))
         self._recorder = local_state.Recorder(ring, native.write_area, self._warn)
         assert self._host.device is not None
         self._stream = partial(current_stream, self._host.device)
         self._outside = OutsideChanges(Mirror(native.write_word, self._stream), self._warn)
-        asker = os.environ.get(COPIES_FD)
-        if asker is not None:
-            self._copies = Asker(int(asker), self._warn)
+        if self._given is not None and self._given.copies is not None:
+            self._copies = Asker(self._given.copies, self._warn)
         self._saver = Saver(
             root=self.root,
             identity=self.identity,
@@ -835,6 +831,7 @@ class Job:
                 fingerprint=self.identity.fingerprint,
                 saver="builtin" if self._save_function is None else "callback",
                 checkpoint_dir=str(self.root),
+                named_directory=self._named_directory,
                 stack_signal=stack_writer().signal_number,
                 stack_fd=stack_writer().descriptor,
             )
@@ -1072,13 +1069,37 @@ def _root(checkpoint_dir: str | os.PathLike[str] | None) -> Path:
     """Return the checkpoint directory to use."""
     if rehearsal := os.environ.get(REHEARSAL_DIR):
         return Path(rehearsal).absolute() / DEFAULT_DIRECTORY
-    return Path(checkpoint_dir or os.environ.get("JITCKPT_CHECKPOINT_DIR") or DEFAULT_DIRECTORY).absolute()
+    named = _named_directory(checkpoint_dir)
+    # A script may make each start a working directory of its own.
+    first: dict[str, str] = json.loads(os.environ.get(FIRST_DIRECTORIES, "{}"))
+    return Path(first.get(named, named)).absolute()
+
+
+def _named_directory(checkpoint_dir: str | os.PathLike[str] | None) -> str:
+    return os.fspath(checkpoint_dir or os.environ.get("JITCKPT_CHECKPOINT_DIR") or DEFAULT_DIRECTORY)
+
+
+def _check_directory(root: Path, rank: int) -> None:
+    """See to it that all ranks of a host have one checkpoint directory."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
+    store = torch.distributed.distributed_c10d._get_default_store()
+    status = root.stat()
+    own = json.dumps([status.st_dev, status.st_ino, str(root)])
+    host, place = os.environ.get("GROUP_RANK", "0"), int(os.environ.get("LOCAL_RANK", rank))
+    told = json.loads(hear_first(store, f"checkpoint directory of host {host}", place, own))
+    if told[:2] != [status.st_dev, status.st_ino]:
+        raise CheckpointError(
+            f"Rank {rank} has the checkpoint directory {root}, the first of its host {told[2]}. All have "
+            "to have the same: give an absolute path, or change the working directory after jitckpt.init."
+        )
 
 
 def _job_id(root: Path, rank: int) -> str:
     """Return the job's id; each of several hosts may have a checkpoint directory of its own."""
     told = _told_by_first("job", rank, saves.open_directory(root) if rank == 0 else "")
     found = saves.open_directory(root, told)
+    _check_directory(root, rank)
     if told not in (None, found):
         raise CheckpointError(
             f"{root} of rank {rank} belongs to another job than that of rank 0. Choose another checkpoint "
@@ -1107,7 +1128,7 @@ def _told_by_first(what: str, rank: int, value: str) -> str | None:
 
 def _on_some_rank(identity: Identity, value: bool) -> bool:
     """Return whether it is so on some rank, where there are several hosts."""
-    if COPIES_FD not in os.environ or not torch.distributed.is_initialized():
+    if descriptors.COPIES not in os.environ or not torch.distributed.is_initialized():
         return False
     store = torch.distributed.distributed_c10d._get_default_store()
     return any_rank(store, "a device keeps a state of its own", identity.rank, identity.world_size, value)
@@ -1134,6 +1155,22 @@ def _without_replicas(layout: Layout) -> str:
         "more, and the job goes back to an older step: give jitckpt.init save_every=..., so that there is "
         "one."
     )
+
+
+def _given_by_agent(rank: int) -> descriptors.Given | None:
+    """Return what the agent has given this process; None, with a warning, if that is not there to be used."""
+    try:
+        return descriptors.claim(rank)
+    except descriptors.NotOursError as error:
+        warnings.warn(
+            f"jitckpt: {error} So rank {rank} runs as without an agent: it saves by itself when it is sent "
+            "SIGTERM or sees a hang, nothing is kept of what only this rank knows (random numbers, data "
+            "position) if it dies, and an exception of its own ends it without a save by the others. Have "
+            "`jitckpt run --nproc-per-node N` start each rank's Python itself.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+        return None
 
 
 def _place() -> tuple[int, int]:

@@ -15,6 +15,9 @@ from typing import Any, Literal
 from jitckpt.errors import SaveError
 
 FORMAT = 2  # 2: optimizer state by the parameters' names, and how tensors lie in memory
+# A variable: where each relative checkpoint directory, by the name that the script gave it, lay in the job's
+# first start.
+FIRST_DIRECTORIES = "JITCKPT_FIRST_DIRECTORIES"
 JOB_FILE = "job.json"
 EVENTS_FILE = "events.jsonl"
 METADATA_FILE = "metadata.json"

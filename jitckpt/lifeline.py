@@ -7,6 +7,7 @@ worker's main thread holds one, in memory that it shares with the agent, of whic
 """
 
 import ctypes
+import errno
 import mmap
 import os
 import threading
@@ -63,9 +64,21 @@ class Lifeline:
         _libc.pthread_mutex_unlock(self._mutex)  # this thread, too, must hold nothing at its end
 
 
-def hold(descriptor: int) -> None:
-    """Hold the lock in this memory, from now until the calling thread ends; once is enough."""
-    _libc.pthread_mutex_trylock(_map(descriptor))  # never unmapped: the kernel looks there in the end
+_holders: dict[int, int] = {}  # of each lock, by the memory's inode: the process that holds it
+
+
+def hold(descriptor: int) -> bool:
+    """Hold the lock in this memory, from now until the calling thread ends.
+
+    Returns whether this process has it: another one may have been first.
+    """
+    inode = os.fstat(descriptor).st_ino
+    if _holders.get(inode) != os.getpid():  # a forked process has its parent's memory, and not its locks
+        # Never unmapped: the kernel looks there in the end.
+        if _libc.pthread_mutex_trylock(_map(descriptor)) == errno.EBUSY:
+            return False
+        _holders[inode] = os.getpid()
+    return True
 
 
 def _map(descriptor: int) -> int:

@@ -673,7 +673,11 @@ def _tensors(data: bytes, region: Json) -> dict[str, Tensor]:
         dtype = getattr(torch, dtype_name)
         size = torch.Size(shape).numel() * dtype.itemsize
         raw = bytearray(data[offset : offset + size])
-        flat = torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
+        flat = (
+            torch.frombuffer(raw, dtype=torch.uint8)
+            if raw
+            else torch.empty(0, dtype=torch.uint8, device="cpu")
+        )
         tensors[name] = flat.view(dtype).view(shape)
     return tensors
 

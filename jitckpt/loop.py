@@ -29,7 +29,7 @@ _OF_A_PASS = 4  # batches, whether ended, whether left, digest
 # What CPython does as a loop's iterator goes, if not an exception is the cause.
 _LEAVING = frozenset({"POP_TOP", "FOR_ITER", "END_FOR", "POP_ITER"})
 _TOLD = "_jitckpt_epoch"  # what a sampler was told last
-_EMPTY = torch.zeros(0, dtype=torch.uint8)
+_EMPTY = torch.zeros(0, dtype=torch.uint8, device="cpu")
 _IN_A_GENERATOR = frozenset({"YIELD_VALUE", "RESUME"})
 
 
@@ -72,7 +72,7 @@ class Loop:
         self._goes_on_at: int | None = None  # of those, the one where the state is put back
         self._newest: tuple[Pass | None, int] = (None, 0)  # pass that gave the last batch, iterations by then
         self._minibatches = 0
-        self._numbers = torch.zeros(0, dtype=torch.int64)
+        self._numbers = torch.zeros(0, dtype=torch.int64, device="cpu")
         self._structure: object = None
         self._tree: Json = None
         self._tensors: dict[str, tuple[bytes, Tensor]] = {}
@@ -307,8 +307,8 @@ class Loop:
         for one in (*self._passes, *self._previous):
             numbers += [one.batches, int(one.ended), int(one.left), one.digest]
         if len(numbers) != len(self._numbers):
-            self._numbers = torch.zeros(len(numbers), dtype=torch.int64)
-        self._numbers[:] = torch.tensor(numbers)
+            self._numbers = torch.zeros(len(numbers), dtype=torch.int64, device="cpu")
+        self._numbers[:] = torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
 
 class Batches:

@@ -89,6 +89,9 @@ class OptimizerState:
         self._loose: list[tuple[Any, Any]] = []  # what lies in the state under something else
         self._named: dict[str, Tensor] = {}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # where it hangs on an optimizer that is copied or pickled: no part of it
+
     def parameters(self) -> list[Tensor]:
         return parameters_of(self.optimizer)
 

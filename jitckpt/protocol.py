@@ -38,7 +38,10 @@ class Message:
 
 @dataclass(frozen=True)
 class Registered(Message):
-    """A worker has called jitckpt.init; from now on it can save."""
+    """A worker has called jitckpt.init; from now on it can save.
+
+    named_directory: the checkpoint directory as the script named it.
+    """
 
     type = "registered"
     rank: int
@@ -51,6 +54,7 @@ class Registered(Message):
     checkpoint_dir: str
     stack_signal: int = 0  # makes the process write its Python stacks to its file descriptor stack_fd
     stack_fd: int = -1
+    named_directory: str = ""
 
 
 @dataclass(frozen=True)
@@ -262,6 +266,38 @@ class Raised(Message):
 
 
 @dataclass(frozen=True)
+class TorchLoaded(Message):
+    """The worker has imported torch: from now on it tells by which exception or status it ends."""
+
+    type = "torch_loaded"
+    rank: int
+
+
+@dataclass(frozen=True)
+class Failing(Message):
+    """The worker's program ends, before its first step, by what no device or network may have caused."""
+
+    type = "failing"
+    rank: int
+    mistake: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mistake", shortened(self.mistake, 1000))
+
+
+@dataclass(frozen=True)
+class Refused(Message):
+    """The worker's program ends because jitckpt refused something, which another start can't cure."""
+
+    type = "refused"
+    rank: int
+    reason: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", shortened(self.reason, 4000))
+
+
+@dataclass(frozen=True)
 class Fault(Message):
     """A rehearsed failure is about to happen. `fault` is its text as it stood in JITCKPT_FAULTS."""
 
@@ -316,6 +352,9 @@ FROM_WORKER = (
     AtEnd,
     Finished,
     Raised,
+    TorchLoaded,
+    Failing,
+    Refused,
     Fault,
 )
 FROM_AGENT = (Save, Ask, Resume)

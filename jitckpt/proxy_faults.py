@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from jitckpt import faults, protocol, softgpu_control
+from jitckpt import descriptors, faults, protocol, softgpu_control
 from jitckpt.faults import FaultError, FaultSpec, Injector
 from jitckpt.hooks.torch_training import TrainingHooks
 from jitckpt.native import Native
@@ -116,5 +116,7 @@ class Server:
 def _report(spec: FaultSpec) -> None:
     """Tell the agent, so that the fault does not happen again in other workers."""
     message = protocol.Fault(spec.rank, str(spec), spec.step, spec.phase)
-    with socket.socket(fileno=os.dup(int(os.environ["JITCKPT_AGENT_FD"]))) as agent:
-        agent.send(protocol.encode(message))
+    given = descriptors.given()
+    if given is not None:
+        with socket.socket(fileno=os.dup(given.agent)) as agent:
+            agent.send(protocol.encode(message))

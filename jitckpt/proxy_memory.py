@@ -29,6 +29,6 @@ class Memory(ctypes.Structure):
     def bytes_at(self, address: int) -> Tensor:
         """Return the bytes of all blocks that lie there, not copied."""
         if self.block_count == 0:
-            return torch.empty(0, dtype=torch.uint8)
+            return torch.empty(0, dtype=torch.uint8, device="cpu")
         content = (ctypes.c_uint8 * self.block_count).from_address(address)
         return torch.frombuffer(content, dtype=torch.uint8)

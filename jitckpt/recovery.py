@@ -28,6 +28,8 @@ class Rank:
     themselves. finished: its script is at its end. let_end: it was told that its process may end, too, and so
     saves no more. stopped_since: it has been stopped by a signal since then,
     and does nothing until somebody lets it go on; known of own ranks alone, whose end the others hear of.
+    torch_loaded: it has imported torch. failing: the mistake of its program's that has ended it before its
+    first step. refused: what jitckpt has refused, by which its program has ended.
     """
 
     rank: int
@@ -46,6 +48,18 @@ class Rank:
     finished: bool = False
     let_end: bool = False
     stopped_since: float | None = None
+    torch_loaded: bool = False
+    failing: str | None = None
+    refused: str | None = None
+
+    @property
+    def mistake(self) -> str | None:
+        """What its program itself has done wrong before its first step, as far as is known."""
+        if self.failing is not None or self.torch_loaded or self.registered or self.told != "nothing":
+            return self.failing
+        # Without torch no device was used. Signals come from outside.
+        status = self.exit_code or 0
+        return f"exit status {status} before torch was imported" if status > 0 else None
 
     @property
     def alive(self) -> bool:
@@ -71,7 +85,8 @@ class Job:
     alarmed: a rank has reported a hang or an error of NCCL. suspected: a hang is being looked into.
     interrupted: the agent was asked to end (preemption); impatient: asked again. save_ordered_at, whole_at,
     ending_since: when the first save was ordered, when a step was first whole, when the agent began to end
-    the ranks. local_state_written: the rank-local states lie in the checkpoint directory.
+    the ranks. local_state_written: the rank-local states lie in the checkpoint directory. mistakes_before:
+    those of the start before this one.
     """
 
     ranks: tuple[Rank, ...]
@@ -86,6 +101,7 @@ class Job:
     whole_at: float | None = None
     ending_since: float | None = None
     local_state_written: bool = False
+    mistakes_before: frozenset[str] = frozenset()
 
 
 class Outcome(Enum):
@@ -149,7 +165,7 @@ def decide(job: Job) -> Action:
     is impatient. A rank that ends successfully is no failure; it stays until all scripts are at their ends,
     so that it can save if another fails. Each agent decides for itself and acts on the ranks of its host;
     those of a host that is lost count as killed. What fails once the whole training has ended is a failure,
-    but nothing is done again for it.
+    but nothing is done again for it; nor for what another start would end with again.
     """
     live = [rank for rank in job.ranks if rank.alive and (rank.own or not job.impatient)]
     failed = job.interrupted or any(rank.failed for rank in job.ranks)
@@ -165,8 +181,27 @@ def decide(job: Job) -> Action:
         return _end(job, live)
     if any(rank.registered for rank in job.ranks) and not job.local_state_written:
         return WriteLocalState()
-    end = Outcome.RESTART if job.restarts_left > 0 and not training_is_over(job.ranks) else Outcome.FAILED
+    restarts = job.restarts_left > 0 and not training_is_over(job.ranks) and not incurable(job)
+    end = Outcome.RESTART if restarts else Outcome.FAILED
     return Close(Outcome.INTERRUPTED if job.interrupted else end)
+
+
+def incurable(job: Job) -> str | None:
+    """Return why another start would end as this one has; None if it may not.
+
+    It goes by what all hosts know alike once all ranks have ended.
+    """
+    for rank in job.ranks:
+        if rank.refused is not None:
+            return f"jitckpt would refuse rank {rank.rank} the same again"
+        if rank.mistake in job.mistakes_before:
+            return f"rank {rank.rank} has ended as in the start before, and before any step ({rank.mistake})"
+    return None
+
+
+def mistakes(ranks: Iterable[Rank]) -> frozenset[str]:
+    """Return what the ranks' programs have done wrong before their first step."""
+    return frozenset(rank.mistake for rank in ranks if rank.mistake is not None)
 
 
 def training_is_over(ranks: Iterable[Rank]) -> bool:

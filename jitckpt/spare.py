@@ -15,19 +15,22 @@ import importlib
 import json
 import os
 import runpy
+import select
+import signal
 import socket
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from jitckpt import autoload
+from jitckpt import autoload, signals
 
 MAX_BYTES = 128 * 1024
 # What every training loads sooner or later: torch's optimizers import its compiler's front when first used.
 MODULES = ("torch.nn.parallel", "torch.distributed", "torch.optim", "torch._dynamo", "jitckpt.job")
 MODULES_IN_A_MESSAGE = 500
+ASKING_SECONDS = 60.0  # for the driver, when it is asked how many devices there are
 
 
 @dataclass(frozen=True)
@@ -104,9 +107,12 @@ def changed_environment(now: Mapping[str, str]) -> dict[str, str]:
 def main() -> None:
     """Fork spares as the agent asks for them; in a spare, wait for the order, then be the worker."""
     control = socket.socket(fileno=int(sys.argv[1]))
+    signals.hold_still()
     if not sys.flags.safe_path:
         sys.path[0] = sys.argv[2]
     gc.disable()  # modules are no garbage
+    _import(["torch"])
+    _device_count.in_children(sys.modules.get("torch"))
     _import(MODULES)
     gc.freeze()  # what is never looked at stays shared with the spares
     gc.enable()
@@ -128,6 +134,56 @@ def main() -> None:
         ours.close()
 
 
+class _DeviceCount:
+    """Torch's question how many devices there are, which modules ask when they are imported.
+
+    (torch.cuda.is_available(); torch.utils.cpp_extension does, and so all that has own operators.) Once a
+    process has asked the driver, nothing that is forked from it can use CUDA; and the driver goes by the
+    environment as it is then. So a child is forked that asks and tells, until the spare becomes a worker.
+    """
+
+    def __init__(self) -> None:
+        self._bindings: Any = None
+        self._asks: Callable[[], int] = lambda: 0
+
+    def in_children(self, torch: Any) -> None:
+        """From now on let children ask."""
+        bindings: Any = getattr(torch, "_C", None)
+        if hasattr(bindings, "_cuda_getDeviceCount"):
+            self._bindings, self._asks = bindings, bindings._cuda_getDeviceCount
+            bindings._cuda_getDeviceCount = self._ask_in_child
+
+    def by_itself(self) -> None:
+        """This process asks by itself again."""
+        if self._bindings is not None:
+            self._bindings._cuda_getDeviceCount = self._asks
+
+    def can_be_used_no_more(self) -> bool:
+        """Return whether this process was forked from one that had used CUDA all the same."""
+        return self._bindings is not None and bool(self._bindings._cuda_isInBadFork())
+
+    def _ask_in_child(self) -> int:
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.write(write, b"%d" % self._asks())
+            finally:
+                os._exit(0)
+        os.close(write)
+        with open(read, "rb") as pipe:
+            answer = pipe.read() if select.select([pipe], [], [], ASKING_SECONDS)[0] else b""
+        if not answer:
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        if not answer:  # the import fails, and is left to the training
+            raise RuntimeError("The driver did not say how many devices there are.")
+        return int(answer)
+
+
+_device_count = _DeviceCount()
+
+
 def _fork_spare() -> int:
     """Fork a child of the agent's, in a session of its own; return its process id, and 0 in it.
 
@@ -147,6 +203,9 @@ def _fork_spare() -> int:
         except OSError:
             os._exit(1)
         os.setsid()
+        if _device_count.can_be_used_no_more():
+            os.write(write, b"0")
+            os._exit(1)
         os.write(write, b"%d" % os.getpid())
         os.close(read)
         os.close(write)
@@ -157,6 +216,8 @@ def _fork_spare() -> int:
     os.waitpid(between, 0)
     if not number:
         raise OSError("there is no room for another process")
+    if number == b"0":
+        raise OSError("a module that it has imported has used CUDA, and nothing forked after that can")
     return int(number)
 
 
@@ -216,6 +277,7 @@ def _become(order: Order, descriptors: list[int]) -> None:
             os.close(descriptor)
         else:
             os.environ[name] = str(descriptor)
+    _device_count.by_itself()
     autoload.begin()
     _, *rest = order.arguments  # -u: as this process runs already
     if rest[0] == "-m":

@@ -25,7 +25,9 @@ class Staging:
         """size: bytes in all. pinned: page-locked, which needs a device that answers, torch's current one."""
         count = max(3, size // BUFFER_BYTES)
         each = max(1, min(BUFFER_BYTES, size // count))
-        self.buffers = [torch.empty(each, dtype=torch.uint8, pin_memory=pinned) for _ in range(count)]
+        self.buffers = [
+            torch.empty(each, dtype=torch.uint8, device="cpu", pin_memory=pinned) for _ in range(count)
+        ]
         self.device = torch.device("cuda", torch.cuda.current_device()) if pinned else None
         # After which a buffer is filled from that device. Torch makes an event when it is first recorded.
         self.filled = [torch.cuda.Event() for _ in self.buffers] if pinned else []

@@ -218,7 +218,7 @@ class StateOnDevice:
             return f"nobody sees what step {step} has changed: {error_text(self._process, failed)}"
         places = naming.Places(memory.pieces())
         # What is free may be in an image, too.
-        looked_at = torch.zeros(memory.block_count, dtype=torch.bool)
+        looked_at = torch.zeros(memory.block_count, dtype=torch.bool, device="cpu")
         own = [naming.extent(tensor) for tensor in state.values()]
         for found, extents in ((True, given_out()), (False, self._tried + own)):
             for extent in extents:

@@ -30,6 +30,8 @@ from jitckpt.recovery import (
     Wait,
     WriteLocalState,
     decide,
+    incurable,
+    mistakes,
     training_is_over,
     whole_steps,
 )
@@ -73,11 +75,12 @@ class Supervisor(threading.Thread):
         answer_within: float = 3.0,
         hosts: Hosts | None = None,
         proxies: Proxies | None = None,
+        mistakes_before: frozenset[str] = frozenset(),
     ) -> None:
         """stall_timeout: seconds that a live rank may keep the others waiting in a collective.
 
         answer_within: seconds in which every live rank says where it is. hosts: where there are several.
-        proxies: of the workers in transparent mode.
+        proxies: of the workers in transparent mode. mistakes_before: those of the start before this one.
         """
         super().__init__(name="jitckpt-supervisor", daemon=True)
         self._workers = {worker.rank: worker for worker in workers}
@@ -90,7 +93,9 @@ class Supervisor(threading.Thread):
         self._copies = Copies()  # of the rings of another host's ranks
         numbers = set(self._workers) if hosts is None else {rank for host in hosts.all for rank in host.ranks}
         ranks = tuple(Rank(rank, own=rank in self._workers) for rank in sorted(numbers))
-        self._job = Job(ranks, time.monotonic(), save_deadline, restarts_left)
+        self._job = Job(
+            ranks, time.monotonic(), save_deadline, restarts_left, mistakes_before=mistakes_before
+        )
         self._registrations: dict[int, protocol.Registered] = {}
         self._hangs: dict[int, protocol.Hang] = {}  # that are transparent mode's affair first
         self._trouble: str | None = None
@@ -202,6 +207,9 @@ class Supervisor(threading.Thread):
                     self._write_local_states()
                 case Close(outcome):
                     self._investigation.finish_report(at_once=True)
+                    if outcome is Outcome.FAILED and (reason := incurable(self._job)):
+                        self._log.write("incurable", text=reason)
+                        self._say(f"the job ends here, with no restart: {reason}.")
                     return outcome
 
     def _listen(self, timeout: float | None) -> None:
@@ -278,9 +286,8 @@ class Supervisor(threading.Thread):
                 self._register(rank, message)
             case protocol.AtEnd() | protocol.Finished():
                 self._hear_of_end(rank, message)
-            case protocol.Raised():
-                self._change(rank, raised=True)
-                self._died(rank, STATUS_OF_AN_EXCEPTION)
+            case protocol.TorchLoaded() | protocol.Failing() | protocol.Refused() | protocol.Raised():
+                self._hear_how_it_ends(rank, message)
             case protocol.Hang():
                 self._hear_of_hang(rank, message)
             case protocol.Group():
@@ -304,6 +311,20 @@ class Supervisor(threading.Thread):
             self._change(rank, finished=True)
         else:
             self._change(rank, reachable=False, finished=message.at_exit)
+
+    def _hear_how_it_ends(self, rank: int, message: Message) -> None:
+        match message:
+            case protocol.TorchLoaded():
+                self._change(rank, torch_loaded=True)
+            case protocol.Failing():
+                self._change(rank, failing=message.mistake)
+            case protocol.Refused():
+                if all(known.refused is None for known in self._job.ranks):  # each rank may say the same
+                    self._say(f"rank {rank} can't go on: {message.reason}")
+                self._change(rank, refused=message.reason)
+            case protocol.Raised():
+                self._change(rank, raised=True)
+                self._died(rank, STATUS_OF_AN_EXCEPTION)
 
     def _hear_of_hang(self, rank: int, message: protocol.Hang) -> None:
         """Look into it, unless it is still transparent mode's affair."""
@@ -405,10 +426,10 @@ class Supervisor(threading.Thread):
 
     def _has_ended(self, rank: int, exit_code: int, told: str) -> None:
         known = self._rank(rank)
+        self._change(rank, exit_code=exit_code, told=told)
         if not known.dying:
             failed = exit_code != 0 and told == "nothing" and not known.raised
             self._tell_end(rank, exit_code, failed)
-        self._change(rank, exit_code=exit_code, told=told)
 
     def _tell_end(self, rank: int, exit_code: int, failed: bool) -> None:
         if failed:
@@ -424,7 +445,8 @@ class Supervisor(threading.Thread):
 
     def _blame(self, ranks: Sequence[int]) -> None:
         for rank in ranks:
-            if rank in self._workers:
+            known = self._rank(rank)
+            if rank in self._workers and known.mistake is None and known.refused is None:
                 self._reports.blamed(self._workers[rank])
 
     def _detected(self, cause: str, text: str) -> None:
@@ -445,6 +467,12 @@ class Supervisor(threading.Thread):
     def gone_hosts(self) -> set[int]:
         """The hosts that will not start the ranks again: they are lost, or were asked to end."""
         return self._lost_hosts | self.leaving
+
+    @property
+    def mistakes(self) -> frozenset[str]:
+        """What the ranks' programs did wrong before their first step; none where a host, which would not
+        know of it in the next start, is gone."""
+        return frozenset() if self.gone_hosts else mistakes(self._job.ranks)
 
     def _leads(self) -> bool:
         return self._hosts is None or self._leader() == self._hosts.index

@@ -120,7 +120,7 @@ def to_host(tensor: Tensor) -> Tensor:
     """Return a contiguous host copy of `tensor`, made as `write` makes it."""
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         return _strided_to_host(tensor)
-    result = torch.empty(tensor.shape, dtype=tensor.dtype)
+    result = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
     result.copy_(tensor)
     return result
 
@@ -141,7 +141,9 @@ def _read_bytes(data: bytes) -> dict[str, Tensor]:
 
 
 def _as_tensor(data: bytearray) -> Tensor:
-    return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    return (
+        torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8, device="cpu")
+    )
 
 
 def _retyped(tensor: Tensor, name: str | None) -> Tensor:
@@ -157,8 +159,8 @@ def _strided_to_host(tensor: Tensor) -> Tensor:
     """Copy the span of storage that `tensor` covers and take its elements apart on the host."""
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     if tensor.numel() == 0:
-        return torch.empty(tensor.shape, dtype=tensor.dtype)
-    flat = torch.empty(span, dtype=tensor.dtype)
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+    flat = torch.empty(span, dtype=tensor.dtype, device="cpu")
     flat.copy_(_storage_span(tensor, span))
     view = flat.as_strided(tensor.shape, tensor.stride())
     if tensor.is_conj():

@@ -32,9 +32,10 @@ class Recovery:
     """One failure and what followed. Times in seconds, sizes in bytes; None where it did not come to that.
 
     found: the wall time at which it was found. saved_by: the ranks whose saves ended. save_seconds: from the
-    order until every shard was saved. step: the step that the job went on from, or would go on from.
-    redone: at most so many minibatches were done again, the one under way included. lost: the same where
-    nothing could be saved. went_on: ranks were back in their training. first_step_seconds: from the finding
+    order until every shard was saved. saved_step: the newest that every shard was saved of. step: the step
+    that the job went on from, or would go on from. redone: at most so many minibatches were done again, the
+    one under way included. lost: the same where nothing could be saved. went_on: ranks were back in their
+    training. directory: theirs, where it was another than before. first_step_seconds: from the finding
     until the slowest rank's first new step was done.
     """
 
@@ -46,11 +47,13 @@ class Recovery:
     save_bytes: int
     save_seconds: float | None
     not_saved: str | None
+    saved_step: int | None
     step: int | None
     redone: int | None
     lost: int | None
     restarted: bool
     went_on: bool
+    directory: str | None
     first_step_seconds: float | None
 
 
@@ -86,7 +89,16 @@ def _recovery(earlier: Sequence[Event], events: Sequence[Event]) -> Recovery:
     not_saved = _of(before, "not_saved")
     restored = _of(after, "restored")
     first_steps = _of(after, "first_step")
-    step = restored[0]["step"] if restored else whole[0]["step"] if whole else None
+    saved_step = whole[0]["step"] if whole else None
+    directories = [
+        {event.get("checkpoint_dir", "") for event in _of(one, "registered")}
+        for one in ([*earlier, *before], after)
+    ]
+    step = saved_step
+    if restored:
+        step = restored[0]["step"]
+    elif first_steps:
+        step = first_steps[0]["step"] - 1
     newest = max((event["step"] for event in ended), default=None)
     begun = not_saved[0].get("step") if not_saved else None
     return Recovery(
@@ -98,11 +110,13 @@ def _recovery(earlier: Sequence[Event], events: Sequence[Event]) -> Recovery:
         save_bytes=sum(event["bytes"] for event in ended),
         save_seconds=whole[0]["clock"] - ordered[0]["clock"] if whole and ordered else None,
         not_saved=not_saved[0]["text"] if not_saved else None,
+        saved_step=saved_step,
         step=step,
         redone=None if step is None or newest is None else newest - step + 1,
         lost=None if begun is None else max(0, begun - (step or 0)),
         restarted=bool(after),
         went_on=bool(restored or first_steps),
+        directory=min(directories[1] - directories[0], default=None),
         first_step_seconds=first_steps[-1]["clock"] - detected["clock"] if first_steps else None,
     )
 
@@ -121,7 +135,7 @@ def _told(recovery: Recovery) -> list[str]:
     sentences = [f"{when}: {recovery.cause}{rehearsed}."]
     if recovery.save_seconds is not None:
         sentences.append(
-            f"The state after step {recovery.step} was saved in {recovery.save_seconds:.2f} s: "
+            f"The state after step {recovery.saved_step} was saved in {recovery.save_seconds:.2f} s: "
             f"{show_size(recovery.save_bytes)} by {_ranks(recovery.saved_by)}."
         )
     elif recovery.not_saved is not None:
@@ -131,9 +145,12 @@ def _told(recovery: Recovery) -> list[str]:
         redone = "" if not number else f", with {_minibatches(number)} done again"
         took = recovery.first_step_seconds  # unknown if the next failure came before it could be told
         told = f"; its first new step was done {took:.1f} s after the failure was found" if took else ""
-        sentences.append(
-            f"Restart {recovery.restart + 1} went on from step {recovery.step or 0}{redone}{told}."
-        )
+        step, saved = recovery.step or 0, recovery.saved_step or 0
+        how = f"went on from step {step}"
+        if step < saved:
+            where = f", in {recovery.directory}" if recovery.directory else ""
+            how = f"did not go on from the state after step {saved}, but from step {step}{where}"
+        sentences.append(f"Restart {recovery.restart + 1} {how}{redone}{told}.")
     return sentences
 
 

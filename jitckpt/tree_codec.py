@@ -163,7 +163,9 @@ def _encode_array(value: numpy.ndarray[Any, Any], path: Path, tensors: dict[str,
     dtype = _numpy_dtype(value.dtype, path)
     name = _free_name(spell(path), tensors)
     data = bytearray(value.tobytes())
-    tensors[name] = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    tensors[name] = (
+        torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8, device="cpu")
+    )
     return {"$array": name, "dtype": dtype, "shape": list(value.shape)}
 
 

@@ -159,6 +159,9 @@ def judge(trial: Trial, run: Run, undisturbed: Run, ignored: Collection[str] = (
     if not recoveries or not (run.restarts or too_late):
         reasons.append(f"{run.restarts} restarts, {len(recoveries)} failures detected")
     redone = [recovery.redone for recovery in recoveries if recovery.redone is not None]
+    # Of several one may have come too late: the others' recovery has gone past its step.
+    if trial.faults and len(trial.faults) == sum(e["event"] == "fault_never_happened" for e in run.events):
+        reasons.append("the rehearsed failure never happened")
     if trial.failures == 1 and len(recoveries) > 1:
         reasons.append(f"{len(recoveries)} failures detected instead of 1")
     if trial.must_be_saved and recoveries and not redone and not (too_late or _had_nothing_to_save(run)):

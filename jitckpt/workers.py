@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from jitckpt import guardian, protocol
-from jitckpt.lifeline import DESCRIPTOR, Lifeline
+from jitckpt import descriptors, guardian, protocol
+from jitckpt.lifeline import Lifeline
 from jitckpt.protocol import Message, ProtocolError
 from jitckpt.spare_template import ForkedProcess, Spare
 
@@ -53,30 +53,31 @@ class Worker:
         given = [theirs]
         files = [open(path, "w") if path else None for path in (stdout, stderr)]  # noqa: SIM115
         self.lifeline = Lifeline()
-        descriptors = {
-            "JITCKPT_AGENT_FD": theirs.fileno(),
-            "JITCKPT_STATE_FD": self.ring_fd,
-            DESCRIPTOR: self.lifeline.descriptor,
+        numbers = {
+            descriptors.AGENT: theirs.fileno(),
+            descriptors.STATE: self.ring_fd,
+            descriptors.LIFELINE: self.lifeline.descriptor,
         }
         if is_copied:
             self.copies, asked = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self.copies.setblocking(False)
             given.append(asked)
-            descriptors["JITCKPT_COPIES_FD"] = asked.fileno()
+            numbers[descriptors.COPIES] = asked.fileno()
+        environment = {**environment, descriptors.PROOF: descriptors.proof(rank, numbers)}
         self._process: subprocess.Popen[bytes] | ForkedProcess
         try:
             if warm is None:
                 self._process = subprocess.Popen(
                     command,
-                    env={**environment, **{name: str(number) for name, number in descriptors.items()}},
-                    pass_fds=tuple(descriptors.values()),
+                    env={**environment, **{name: str(number) for name, number in numbers.items()}},
+                    pass_fds=tuple(numbers.values()),
                     stdout=files[0],
                     stderr=files[1],
                     start_new_session=True,
                 )
             else:
                 outputs = {str(number): file.fileno() for number, file in enumerate(files, 1) if file}
-                self._process = warm.become(command, environment, descriptors | outputs)
+                self._process = warm.become(command, environment, numbers | outputs)
         except OSError:
             self._close_sockets()
             self.lifeline.close()

@@ -84,7 +84,7 @@ def described(blocks: Tensor, places: Places, named: Mapping[str, Tensor], most:
             nameless[own.start : own.stop] = False
     for (address, size), first in zip(places.pieces, places.first_blocks, strict=True):
         part = nameless[first : first - (-size // BLOCK_BYTES)].to(torch.int8)
-        edge = torch.zeros(1, dtype=torch.int8)
+        edge = torch.zeros(1, dtype=torch.int8, device="cpu")
         edges = torch.diff(part, prepend=edge, append=edge).nonzero().reshape(-1, 2)
         for begin, end in edges[: most + 1].tolist():
             names.append(f"{address + begin * BLOCK_BYTES:#x} ({(end - begin) * BLOCK_BYTES} bytes)")

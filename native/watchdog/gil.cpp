@@ -3,12 +3,15 @@
 #include <dirent.h>
 #include <signal.h>
 #include <sys/syscall.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
+#include <cstring>
 
 #include "threads.h"
 
@@ -22,12 +25,30 @@ Gil rescued_gil;
 void (*rescued_wait)() = nullptr;
 int signal_number = 0;  // once chosen, the handler stays: a late signal would end the process otherwise
 
-void on_signal(int) {
+// Whether the signal has interrupted a system call in which the thread waited, other than for memory. Then
+// the kernel has set it back before the instruction, to make the call again, or behind it, with EINTR.
+bool is_waiting(const ucontext_t& context) {
+  constexpr std::array<unsigned char, 2> call{0x0f, 0x05};
+  constexpr std::array<long long, 6> about_memory{SYS_mmap, SYS_munmap,  SYS_mremap,
+                                                  SYS_brk,  SYS_madvise, SYS_mprotect};
+  const long long place = context.uc_mcontext.gregs[REG_RIP];
+  const long long result = context.uc_mcontext.gregs[REG_RAX];
+  const auto is_call_at = [&](long long address) {
+    return std::memcmp(reinterpret_cast<const void*>(address), call.data(), call.size()) == 0;
+  };
+  if (result == -EINTR) return is_call_at(place - static_cast<long long>(call.size()));
+  return is_call_at(place) &&
+         std::find(about_memory.begin(), about_memory.end(), result) == about_memory.end();
+}
+
+void on_signal(int, siginfo_t*, void* context) {
   const int saved_errno = errno;
   const Reach now = reach.load(std::memory_order_acquire);
   Thread* const thread = current_thread;
   const bool in_call = thread && thread->state.load(std::memory_order_relaxed) == ThreadState::in_call;
-  if (now == Reach::everybody || (now == Reach::threads_in_calls && in_call)) {
+  const bool reached = in_call ? now != Reach::nobody
+                               : now == Reach::everybody && is_waiting(*static_cast<ucontext_t*>(context));
+  if (reached) {
     if (rescued_gil.check()) {
       const ThreadState before = thread ? thread->state.exchange(ThreadState::parked) : ThreadState::running;
       without_gil(rescued_gil, rescued_wait);
@@ -61,8 +82,8 @@ const char* begin_rescue(const Gil& gil, void (*wait_for_resume)()) {
     if (candidate == 0)
       return "no real-time signal is free, so that a thread that hangs can't be made to give up the GIL";
     struct sigaction action{};
-    action.sa_handler = on_signal;
-    action.sa_flags = SA_RESTART;
+    action.sa_sigaction = on_signal;
+    action.sa_flags = SA_RESTART | SA_SIGINFO;
     sigemptyset(&action.sa_mask);
     sigaction(candidate, &action, nullptr);
     signal_number = candidate;

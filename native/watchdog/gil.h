@@ -7,21 +7,34 @@
 //
 // 1. A thread that waits at the gate gives it up there (without_gil).
 // 2. A thread inside one of our calls is signalled; the handler gives the GIL up and waits for the resume.
-// This is safe
-//    because the thread is at a known place: it entered our call from native code that expects a device call
-//    to take any time, the interpreter's own structures are not half changed, and on that thread nothing goes
-//    on until it has taken the GIL back.
-// 3. If the save function still can't be entered, every other thread is signalled. Whoever holds the GIL has
-// then not
-//    answered the interpreter's request to hand it over, which any thread that runs Python code does within
-//    milliseconds, for a third of a second: it is inside native code that does not come back. Its handler
-//    does the same as above. What remains is a lock of the C library that it may hold there (an allocation in
-//    progress): then the save gets stuck and its deadline ends it, no worse than without the signal. System
-//    calls of threads that did not hold the GIL are restarted by the kernel where it can.
+//    This is safe because the thread is at a known place: it entered our call from native code that expects
+//    a device call to take any time, the interpreter's own structures are not half changed, and on that
+//    thread nothing goes on until it has taken the GIL back.
+// 3. If the save function still can't be entered, every other thread is signalled, again and again. Whoever
+//    holds the GIL has then not answered the interpreter's request to hand it over, which any thread that
+//    runs Python code does within milliseconds, for a third of a second. Either it is inside native code
+//    that waits for something; its handler does the same as above. Or it is busy, and its handler does
+//    nothing: it may be in the middle of a garbage collection, of an allocation or of the growth of a dict,
+//    and whoever had the GIL then would find the interpreter's structures half changed. It comes to an end
+//    by itself.
 //
-// The handler calls PyGILState_Check (reads thread-local data), PyEval_SaveThread (unlocks), and
-// PyEval_RestoreThread (locks): the interrupted code can't be inside the GIL's own mutex, because it holds
-// the GIL and does not move.
+// What is a wait: the signal has interrupted a system call, and none that is about memory (is_waiting). The
+// interpreter's critical sections make no other:
+// - A garbage collection looks for garbage without a call that could wait. What it then finalizes and clears
+//   runs code of others, which may give the GIL up by CPython's own rules, as any Py_DECREF may.
+// - pymalloc changes its lists without a call, and has new arenas from mmap, which is about memory.
+// - A dict or list that grows gets memory from the same places, or from the C library, whose own lock it may
+//   wait for before anything is changed; then it copies.
+// - list.sort takes the list's items away before it begins, so others find it empty, and compares by code
+//   that may give the GIL up at any time, too.
+// - Files are read and written, and locks waited for, by CPython without the GIL.
+// The same holds in 2: a device call is made by code of others, never by these sections.
+//
+// What remains is a lock of the C library that a thread may hold where it waits: then the save gets stuck
+// and its deadline ends it, no worse than without the signal. System calls of threads that did not hold the
+// GIL are restarted by the kernel where it can. The handler calls PyGILState_Check (reads thread-local data),
+// PyEval_SaveThread (unlocks), and PyEval_RestoreThread (locks): the interrupted code can't be inside the
+// GIL's own mutex, because it holds the GIL and does not move.
 #pragma once
 #include <sys/types.h>
 

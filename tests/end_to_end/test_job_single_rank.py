@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from jitckpt import device, layout, local_state, protocol, saves
+from jitckpt import descriptors, device, layout, local_state, protocol, saves
 from jitckpt.protocol import Message
 
 TRAINING = Path(__file__).parent / "training.py"
@@ -34,7 +34,9 @@ class Worker:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(LIMIT)
         self.ring = local_state.create()
-        agents = {"JITCKPT_AGENT_FD": str(theirs.fileno()), "JITCKPT_STATE_FD": str(self.ring)}
+        numbers = {descriptors.AGENT: theirs.fileno(), descriptors.STATE: self.ring}
+        agents = {name: str(number) for name, number in numbers.items()}
+        agents[descriptors.PROOF] = descriptors.proof(0, numbers)
         self.process = subprocess.Popen(
             [sys.executable, program, json.dumps(options)],
             env=environment() | (agents if agent else {}),

@@ -151,3 +151,35 @@ def test_spares_end_with_a_killed_agent(launcher: Launcher) -> None:
     launcher.wait_until(lambda: have_spares(launcher))
     process.kill()
     # The ranks, which hang, have the time of --save-deadline. The fixture waits until nothing of it is left.
+
+
+# As megatron-core and all that brings its own operators: it asks whether there is CUDA when it is imported.
+WITH_OPERATORS = """
+    import os
+    import torch
+    import torch.utils.cpp_extension
+    from torch import nn
+    import jitckpt
+    assert torch.cuda.is_available()
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    torch.distributed.init_process_group("nccl")
+    model = nn.parallel.DistributedDataParallel(nn.Linear(8, 4).cuda())
+    optimizer = torch.optim.AdamW(model.parameters())
+    job = jitckpt.init(checkpoint_dir="ckpt", model=model, optimizer=optimizer)
+    for step in range(job.restore(), 12):
+        model(torch.ones(4, 8, device="cuda")).sum().backward()
+        optimizer.step()
+        if os.environ["JITCKPT_RESTART"] == "0":
+            torch.cuda.synchronize()
+            while step == 5 and '"spares_started"' not in open("ckpt/events.jsonl").read():
+                pass
+    torch.distributed.destroy_process_group()
+    """
+
+
+def test_a_module_that_asks_for_cuda_costs_no_restart(launcher: Launcher) -> None:
+    command = [*RUN, "--device", "softgpu", "--nproc-per-node", "2", "--max-restarts", "1"]
+    fault = ["--fault", "rank=1 step=8 phase=backward kind=kill"]
+    ended = launcher.run(*command, *fault, launcher.script(WITH_OPERATORS))
+    assert ended.status == 0, ended.err
+    assert sum(event["event"] == "spare_used" for event in events(launcher)) == 2

@@ -31,6 +31,15 @@ def test_the_gil_is_had_from_a_thread_that_hangs(run_program: Callable[..., Any]
     assert seen["holding"] == 0
 
 
+@pytest.mark.parametrize("work", ["collection", "allocation"])
+def test_the_gil_is_not_had_from_a_thread_in_the_middle_of_the_interpreters_own_work(
+    run_program: Callable[..., Any], work: str
+) -> None:
+    """It crashed: others changed what a garbage collection was looking at, or were given the same memory."""
+    seen = run_program("busy_holder", work)
+    assert seen["saves"] == 4
+
+
 def test_collectives_are_refused_by_name_inside_a_save(run_program: Callable[..., Any]) -> None:
     seen = run_program("refused")["seen"]
     invalid_usage = 5

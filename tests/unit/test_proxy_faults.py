@@ -1,5 +1,6 @@
 """Rehearsed failures of a device's server: each reaches the server, with the words that softgpu knows."""
 
+import os
 import signal
 import socket
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from jitckpt import protocol, proxy_faults
+from jitckpt import descriptors, local_state, protocol, proxy_faults
 from jitckpt.faults import FaultError, parse_fault, to_environment
 from jitckpt.proxy_faults import Server
 
@@ -98,7 +99,10 @@ def test_a_server_is_killed() -> None:
 
 def test_a_script_that_knows_nothing_of_it_is_hit_in_its_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     agent, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    monkeypatch.setenv("JITCKPT_AGENT_FD", str(theirs.fileno()))
+    numbers = {descriptors.AGENT: theirs.fileno(), descriptors.STATE: local_state.create()}
+    for name, number in numbers.items():
+        monkeypatch.setenv(name, str(number))
+    monkeypatch.setenv(descriptors.PROOF, descriptors.proof(1, numbers))
     monkeypatch.setenv("RANK", "1")
     at, happened = "", list[str]()
     monkeypatch.setattr(Server, "befall", lambda self, spec: happened.append(f"{at} {spec.phase}"))
@@ -123,6 +127,7 @@ def test_a_script_that_knows_nothing_of_it_is_hit_in_its_phase(monkeypatch: pyte
     ]
     agent.close()
     theirs.close()
+    os.close(numbers[descriptors.STATE])
     monkeypatch.delenv("JITCKPT_FAULTS")
     assert proxy_faults.begin(None) is None
 

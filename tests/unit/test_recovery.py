@@ -20,6 +20,8 @@ from jitckpt.recovery import (
     Wait,
     WriteLocalState,
     decide,
+    incurable,
+    mistakes,
     whole_steps,
 )
 
@@ -479,3 +481,48 @@ def test_nothing_is_done_again_once_the_training_is_over(
     )
     job = Job(ranks, 0.0, DEADLINE, restarts_left=3, ending_since=0.0, local_state_written=True)
     assert decide(job) == Close(outcome)
+
+
+def test_what_jitckpt_refuses_is_not_tried_again() -> None:
+    ended = (Rank(0, exit_code=1, refused="No."), Rank(1, exit_code=-9, told="kill"))
+    assert decide(job(*ended)) == Close(Outcome.FAILED)
+    assert "rank 0" in (incurable(job(*ended)) or "")
+
+
+def test_a_mistake_is_tried_again_once() -> None:
+    ended = job(Rank(0, exit_code=1, torch_loaded=True, failing="TypeError: no"))
+    assert decide(ended) == Close(Outcome.RESTART)
+    before = mistakes(ended.ranks)
+    assert decide(replace(ended, mistakes_before=before)) == Close(Outcome.FAILED)
+    other = job(Rank(0, exit_code=1, torch_loaded=True, failing="TypeError: 7"), mistakes_before=before)
+    assert decide(other) == Close(Outcome.RESTART)
+
+
+def test_the_same_mistake_of_another_rank_is_the_same() -> None:
+    """The first that makes it may be any: the others are ended."""
+    before = mistakes([Rank(0, exit_code=1, failing="a"), Rank(1, exit_code=-15, told="terminate")])
+    again = job(
+        Rank(0, exit_code=-15, told="terminate"), Rank(1, exit_code=1, failing="a"), mistakes_before=before
+    )
+    assert decide(again) == Close(Outcome.FAILED)
+
+
+@pytest.mark.parametrize(
+    ("rank", "mistake"),
+    [
+        (Rank(0, exit_code=2), "exit status 2 before torch was imported"),
+        (Rank(0, exit_code=2, torch_loaded=True), None),  # it may have trained without jitckpt.init
+        (Rank(0, exit_code=-9), None),
+        (Rank(0, exit_code=0), None),
+        (Rank(0, exit_code=1, told="terminate"), None),
+        (registered(0, exit_code=1), None),
+        (registered(0, exit_code=1, failing="a"), "a"),
+    ],
+)
+def test_what_is_a_mistake(rank: Rank, mistake: str | None) -> None:
+    assert rank.mistake == mistake
+
+
+def test_an_interrupted_job_is_interrupted_whatever_else() -> None:
+    refused = job(Rank(0, exit_code=1, refused="No."), interrupted=True)
+    assert decide(refused) == Close(Outcome.INTERRUPTED)

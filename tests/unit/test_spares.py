@@ -1,6 +1,7 @@
 import json
 import os
 import sys
+import time
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -147,3 +148,74 @@ def test_a_template_that_does_not_answer_is_ended(
     assert not template.alive()
     with pytest.raises(OSError, match="Broken pipe"):
         template.new_spare([])
+
+
+# A torch that can be asked for the number of devices, and can't be used in children of who has asked.
+ASKED = """
+import os
+class _C:
+    asked = 0
+    @staticmethod
+    def _cuda_getDeviceCount():
+        _C.asked = os.getpid()
+        with open(os.environ["ASKED"], "a") as file: file.write(f"{os.getpid()}\\n")
+        return 7
+    @staticmethod
+    def _cuda_isInBadFork(): return _C.asked not in (0, os.getpid())
+"""
+ASKS = "import torch\ncount = torch._C._cuda_getDeviceCount()\n"
+TELLS = """
+import os, sys, torch
+from torch import asks
+facts = [asks.count, torch._C._cuda_isInBadFork(), os.getpid(), torch._C._cuda_getDeviceCount()]
+print(*facts, file=open(sys.argv[1], "w"))
+"""
+
+
+def test_a_module_that_asks_for_devices_leaves_the_device_to_the_spares(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    """As torch.utils.cpp_extension and torch.cuda.is_available do."""
+    (tmp_path / "torch" / "__init__.py").write_text(ASKED)
+    (tmp_path / "torch" / "asks.py").write_text(ASKS)
+    script, result, asked = tmp_path / "train.py", tmp_path / "result", tmp_path / "asked"
+    script.write_text(TELLS)
+    template = Template(COMMAND, environment | {"ASKED": str(asked)})
+    try:
+        made = template.new_spare(["torch.asks"])
+        process = made.become(
+            [*COMMAND[:2], str(script), str(result)], environment | {"ASKED": str(asked)}, {}
+        )
+        pid = process.pid
+        assert process.wait() == 0
+        assert result.read_text().split() == ["7", "False", str(pid), "7"]
+        first, *_, last = map(int, asked.read_text().split())
+        assert first not in (template._process.pid, pid)  # a child's
+        assert last == pid  # the training itself asks
+    finally:
+        template.close()
+
+
+def test_a_template_that_has_used_the_device_is_not_forked(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    code = "import os\nclass _C:\n    _cuda_getDeviceCount = _cuda_isInBadFork = staticmethod(lambda: True)\n"
+    (tmp_path / "torch" / "__init__.py").write_text(code)
+    template = Template(COMMAND, environment)
+    try:
+        with pytest.raises(OSError, match="told to become a worker: a module that it has imported has used"):
+            template.new_spare([]).become(COMMAND, {}, {})
+        assert template.alive()
+    finally:
+        template.close()
+
+
+def test_a_driver_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spare, "ASKING_SECONDS", 0.01)
+    bindings = types.SimpleNamespace(_cuda_getDeviceCount=lambda: time.sleep(600))
+    count = spare._DeviceCount()
+    count.in_children(types.SimpleNamespace(_C=bindings))
+    with pytest.raises(RuntimeError, match="did not say how many"):
+        bindings._cuda_getDeviceCount()
+    count.by_itself()
+    assert bindings._cuda_getDeviceCount is not count._ask_in_child

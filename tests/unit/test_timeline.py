@@ -254,3 +254,17 @@ def test_a_rank_that_did_not_come_so_far_has_no_steps_of_it(
     shown = capsys.readouterr().out
     assert "Recovery after NCCL error 6, seconds" in shown
     assert ["1", "0.125", "same"] in [line.split() for line in shown.splitlines()]
+
+
+def test_a_restart_that_does_not_go_on_from_what_was_saved_says_so() -> None:
+    story = Story().add("registered", checkpoint_dir="/first/ckpt").killed_and_saved()
+    story.restart = 1
+    story.add("restart").add("registered", checkpoint_dir="/second/ckpt").add("first_step", rank=0, step=1)
+    (recovery,) = recoveries(story.events)
+    assert (recovery.saved_step, recovery.step, recovery.redone) == (19, 0, 20)
+    told = in_words(story.events, "ckpt")
+    assert told[1].startswith("The state after step 19 was saved")
+    assert told[2].startswith(
+        "Restart 1 did not go on from the state after step 19, but from step 0, in /second/ckpt, "
+        "with at most 20 minibatches done again"
+    )

@@ -526,3 +526,23 @@ def test_with_boundaries_every_optimizer_counts_where_none_was_given(
         hooks.boundary()
     assert hooks.step == 3
     assert hooks.watched == [one, other]
+
+
+def test_the_phases_of_a_model_whose_parts_alone_are_called_are_theirs(
+    told: Told, attached: list[TrainingHooks]
+) -> None:
+    """A network and its average, or a GAN's two, given as one."""
+    part, other = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.Linear(2, 1)
+    model = nn.ModuleList([part, nn.Sequential(other)])
+    optimizer = sgd(model)
+    attached.append(TrainingHooks(told, model=model, optimizers=[optimizer], on_phase=told.phase))
+    around = nn.Sequential(part)  # such as DistributedDataParallel, which is no part of the model
+    other(around(torch.ones(1, 2))).sum().backward()
+    with torch.no_grad():
+        part(torch.ones(1, 2))
+    phases = [name for name, _ in told.take() if name in ("forward", "backward")]
+    assert phases == ["forward", "forward", "backward", "backward"]
+    optimizer.step()
+    # What is kept of the ranks' own state is what it is without a rehearsal.
+    names = [name for name, _ in told.take()]
+    assert names.count("step") == 1

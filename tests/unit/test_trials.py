@@ -55,6 +55,7 @@ def event(name: str, clock: float, restart: int, **details: object) -> dict[str,
     return {"event": name, "time": clock, "clock": clock, "restart": restart, **details}
 
 
+NEVER = event("fault_never_happened", 9.0, 0, rank=1, fault="rank=1 step=7 kind=kill")
 EVENTS = (
     event("registered", 0.0, 0, rank=0),
     event("registered", 0.0, 0, rank=1),
@@ -98,6 +99,10 @@ def final_of(rank: int, **changes: object) -> dict[int, FinalState]:
         (replace(GOOD, final={0: FINAL[0]}), "rank 1 did not come to its end"),
         (replace(GOOD, final={}), "rank 0 did not come to its end; rank 1 did not come to its end"),
         (replace(GOOD, events=EVENTS[:3]), "0 restarts, 0 failures detected"),
+        (
+            replace(GOOD, events=(*EVENTS[:3], NEVER)),
+            "0 restarts, 0 failures detected; the rehearsed failure never happened",
+        ),
         (
             replace(
                 GOOD, events=(*EVENTS[:6], event("save_ended", 5.1, 0, rank=2, step=8, bytes=1), *EVENTS[6:])

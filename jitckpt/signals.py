@@ -1,0 +1,51 @@
+"""Signals that reach all processes of a job at once are left to the agent (native/interpose/hold_still.h).
+
+scancel and `srun --signal` send to every process of a step: ranks, the DataLoader's workers, spares, servers
+and the guardian. The agent is sent them, too, and decides.
+"""
+
+import ctypes
+import os
+import signal
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+AGENT_PID = "JITCKPT_AGENT_PID"  # in all processes of the job
+HELD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2)
+
+
+def hold_still() -> None:
+    """Leave these signals to the agent, where the program has no handler of its own for them."""
+    for number in HELD:
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            _hold(number)
+
+
+def hold_still_in_loaders() -> None:
+    """Have the workers of torch's DataLoader do so, too: they set a handler, which ends them."""
+    if AGENT_PID not in os.environ:
+        return
+    signal_handling: Any = import_module("torch.utils.data._utils.signal_handling")
+    original: Callable[[], None] = signal_handling._set_worker_signal_handlers
+    if getattr(original, "holds_still", False):
+        return
+
+    def set_handlers() -> None:
+        original()
+        _hold(signal.SIGTERM)
+
+    set_handlers.holds_still = True  # type: ignore[attr-defined]
+    signal_handling._set_worker_signal_handlers = set_handlers
+
+
+def _hold(number: int) -> None:
+    agent, process = os.environ.get(AGENT_PID), _process()
+    if agent is not None and process is not None and process.jitckpt_hold_still(int(number), int(agent)) != 0:
+        raise OSError(f"Signal {number} can't be left to the agent.")
+
+
+def _process() -> Any:
+    """Return the symbols of this process; None where jitckpt's library is not preloaded."""
+    process = ctypes.CDLL(None)
+    return process if hasattr(process, "jitckpt_hold_still") else None

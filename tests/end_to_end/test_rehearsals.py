@@ -1,0 +1,39 @@
+"""Failures on order in models of several modules, and those that never happen."""
+
+from gpt import RUN
+from launcher import Launcher
+
+SCRIPT = """
+import os
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+import jitckpt
+
+torch.cuda.set_device(int(os.environ["RANK"]))
+torch.distributed.init_process_group("nccl")
+net = nn.Linear(4, 4).cuda()
+average, model = AveragedModel(net), nn.parallel.DistributedDataParallel(net)
+optimizer = torch.optim.SGD(model.parameters())
+job = jitckpt.init(checkpoint_dir="ckpt", model=nn.ModuleList([model, average]), optimizer=optimizer)
+for step in range(job.restore(), 12):
+    model(torch.ones(2, 4, device="cuda")).sum().backward()
+    optimizer.step()
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_a_failure_comes_in_the_backward_pass_of_a_part(launcher: Launcher) -> None:
+    fault = "rank=1 step=7 phase=backward kind=kill"
+    ended = launcher.run(*RUN, "--fault", fault, launcher.script(SCRIPT))
+    assert ended.status == 0, ended.err
+    assert "Restart 1 went on from step 6" in ended.err
+    assert "never happened" not in ended.err
+
+
+def test_a_failure_that_never_came_is_told(launcher: Launcher) -> None:
+    faults = ["rank=1 step=13 phase=backward kind=kill", "rank=0 step=2 phase=between kind=exit"]
+    ended = launcher.run(*RUN, "--fault", faults[0], "--fault", faults[1], launcher.script(SCRIPT))
+    assert ended.status == 0, ended.err
+    assert ended.err.count("never happened") == 1
+    assert f"jitckpt: the rehearsed failure {faults[0]!r} never happened" in ended.err

@@ -1,0 +1,108 @@
+"""Signals to all processes of a job at once, as scancel and `srun --signal` send them."""
+
+import contextlib
+import re
+import signal
+import subprocess
+
+import psutil
+import pytest
+from launcher import JITCKPT_RUN, Launcher
+
+SCRIPT = """
+import hashlib, os, time
+import torch
+from torch import nn
+import jitckpt
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 8 * 60
+    def __getitem__(self, number): return torch.full((16,), number / 480)
+
+if __name__ == "__main__":
+    rank = int(os.environ["RANK"])
+    torch.cuda.set_device(rank)
+    torch.distributed.init_process_group("nccl")
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(16, 2).cuda())
+    optimizer = torch.optim.Adam(model.parameters())
+    job = jitckpt.init(checkpoint_dir="ckpt", model=model, optimizer=optimizer)
+    start = job.restore()
+    os.write(1, f"rank {rank} begins after step {start}\\n".encode())
+    loader = torch.utils.data.DataLoader(Data(), 8, num_workers=2, CONTEXT)
+    for step, batch in enumerate(loader):
+        if step >= start:
+            model(batch.cuda()).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            os.write(1, f"step {step}\\n".encode())
+            time.sleep(0.1)
+    digest = hashlib.sha256(repr([value.tolist() for value in model.parameters()]).encode())
+    os.write(1, f"rank {rank} ends with {digest.hexdigest()}\\n".encode())
+    torch.distributed.destroy_process_group()
+"""
+
+
+def send_to_all(launcher: psutil.Process, number: int) -> int:
+    """Send the signal to every process of the job; return to how many."""
+    everybody = [launcher, *launcher.children(recursive=True)]
+    for process in everybody:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+    return len(everybody)
+
+
+@pytest.fixture
+def command(request: pytest.FixtureRequest, launcher: Launcher) -> list[str]:
+    context = f"multiprocessing_context={getattr(request, 'param', 'fork')!r}"
+    script = launcher.script(SCRIPT.replace("CONTEXT", context))
+    return [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "2", "--warm-spares", "1", script]
+
+
+def run_until(launcher: Launcher, command: list[str], line: str) -> "subprocess.Popen[str]":
+    process = launcher.start(*command)
+    assert process.stdout is not None
+    while line not in (read := process.stdout.readline()):
+        assert read
+    return process
+
+
+def ends(out: str) -> list[str]:
+    found = sorted(re.findall(r"rank \d ends with \w+", out))
+    assert len(found) == 2, out
+    return found
+
+
+@pytest.mark.parametrize(
+    ("command", "number"),
+    [("fork", signal.SIGTERM), ("spawn", signal.SIGTERM), ("fork", signal.SIGINT)],
+    indirect=["command"],
+)
+def test_the_state_is_saved_and_the_same_command_goes_on(
+    launcher: Launcher, command: list[str], number: int
+) -> None:
+    process = run_until(launcher, command, "step 30")
+    events = launcher.directory / "ckpt" / "events.jsonl"
+    launcher.wait_until(lambda: "spares_started" in events.read_text())
+    assert send_to_all(psutil.Process(process.pid), number) >= 8  # agent, guardian, template, ranks, loaders
+    interrupted = launcher.finish(process)
+    assert interrupted.status == 1, interrupted.err
+    saved = re.search(r"The state after step (\d+) lies in", interrupted.err)
+    assert saved is not None, interrupted.err
+    again = launcher.run(*command)
+    assert again.status == 0, again.err
+    assert f"rank 0 begins after step {saved[1]}" in again.out
+    (launcher.directory / "ckpt").rename(launcher.directory / "before")
+    assert ends(again.out) == ends(launcher.run(*command).out)
+
+
+def test_a_notice_to_all_saves_and_the_training_goes_on(launcher: Launcher, command: list[str]) -> None:
+    process = run_until(launcher, command, "step 30")
+    send_to_all(psutil.Process(process.pid), signal.SIGUSR2)
+    ended = launcher.finish(process)
+    assert ended.status == 0, ended.err
+    saved = re.search(r"SIGUSR2: the state after step (\d+) will be saved", ended.err)
+    assert saved is not None, ended.err
+    assert (launcher.directory / "ckpt" / f"step-{int(saved[1]):010}").is_dir()
+    assert "Restart" not in ended.err
+    ends(ended.out)
