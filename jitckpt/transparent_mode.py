@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from jitckpt import at_end, proxy_faults, torch_memory
-from jitckpt.hooks import torch_data
 from jitckpt.hooks.torch_steps import OptimizerSteps, State
 from jitckpt.proxy_memory import Memory
 from jitckpt.state_on_device import SeenOf, StateOnDevice, digest, error_text
@@ -51,8 +50,6 @@ class MinibatchKeeper:
         self._validate_at = 0  # the next step that is validated once the state stays; 0: none
         self.optimizers: Callable[[], Sequence[Optimizer | None]] = list
         self.seen: SeenOf = lambda optimizer: None
-        if self._on_device is not None:
-            torch_data.watch(self._on_device.data_taken)
 
     def step_begins(self, step: int, optimizer: Optimizer, state: State) -> None:
         """The minibatch's calls are made: if it is time to, see whether they can be made again."""

@@ -49,7 +49,7 @@ control::Stopped Connection::report() {
     const uint64_t bit = uint64_t{1} << (image->state - report.kept_from);
     if (image->whole)
       report.images |= bit;
-    else if (copied_ && copied_->state == image->state)
+    else if ((copied_ && copied_->state == image->state) || saved_state(*image))
       report.copies |= bit;
   }
   if (stays) report_device(report);

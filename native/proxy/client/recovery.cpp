@@ -70,7 +70,8 @@ void Connection::forget_images(std::size_t remaining) {
     std::lock_guard lock(mutex_);
     while (!images_.empty() &&
            (images_.size() > remaining || !writer_.is_kept(images_.front().start.sequence))) {
-      if (images_.front().copies) pinned_.release(images_.front().copies);
+      for (void* const memory : {images_.front().copies, images_.front().saved})
+        if (memory) pinned_.release(memory);
       images_.pop_front();
     }
     if (images_.empty())
@@ -182,7 +183,7 @@ cudaError_t Connection::prepare_image(bool& needed, bool again) {
 }
 
 cudaError_t Connection::keep(bool again) {
-  state_is_still_ = false;  // the image has it, too
+  state_is_still_ = state_was_written_ = false;  // the image has it, too
   bool needed = false;
   if (const cudaError_t result = prepare_image(needed, again); result != cudaSuccess || !needed)
     return result;

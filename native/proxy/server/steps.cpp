@@ -281,7 +281,7 @@ void Steps::load() {
 }
 
 bool Steps::skips(const Record& record) const {
-  return skips_ && record.slot == slot_ && record.sequence < first_apart && writes(record);
+  return (spares_ || (skips_ && record.slot == slot_)) && record.sequence < first_apart && writes(record);
 }
 
 bool copy_to_host(const wire::Range* ranges, uint64_t count) {

@@ -60,6 +60,13 @@ class Steps {
     std::lock_guard lock(mutex_);
     held_ = std::move(held);
   }
+  // The state may be written to from here on.
+  void lose() {
+    std::lock_guard lock(mutex_);
+    held_.intact = false;
+  }
+  // Nothing is written to any more.
+  void spare() { spares_ = true; }
   // A block of the device's memory is gone.
   void lose(uint64_t address, uint64_t bytes) {
     std::lock_guard lock(mutex_);
@@ -79,7 +86,7 @@ class Steps {
   std::unique_ptr<Together> together_;
   bool looked_ = false;  // for it
   std::atomic<bool> inside_{false};
-  bool skips_ = false, leaves_out_ = false;
+  bool skips_ = false, leaves_out_ = false, spares_ = false;
   uint32_t slot_ = 0;  // of the thread that makes the step
   std::atomic<uint64_t> ready_for_{0};
   uint64_t met_ = 0;  // the newest step for which all ranks were ready, as seen here
