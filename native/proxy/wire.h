@@ -40,10 +40,11 @@ struct Order {
   uint64_t first, second;
 };
 // intact: the device's memory holds the parameters and the optimizer state after step `ended`. suspect: no
-// more than that can be said of it, so they may be copied, and nothing else be done.
+// more than that can be said of it, so they may be copied, and nothing else be done. changed: calls since then
+// may have written to them, so they do for the next step alone.
 struct Rested {
   uint32_t word;  // rest
-  uint32_t intact, suspect;
+  uint32_t intact, suspect, changed;
   uint64_t ended;
 };
 

@@ -254,6 +254,7 @@ Connection::Restarted Connection::restart_server(const control::Restart& order) 
     if (!rested_ || !server_->finish(order.finish, longest_step))
       throw std::runtime_error("optimizer step " + std::to_string(order.finish) + " can't be finished");
     rested_->ended = order.finish;
+    rested_->changed = 0;
     log_.control().step_begun = order.finish;
   }
   Restarted restarted{};

@@ -163,7 +163,10 @@ void Connection::report_device(control::Stopped& report) const {
   report.begun = report.ended = control.step_begun;
   report.ready = std::max<uint64_t>(report.begun, control.step_ready);
   if (!rested_ || rested_->intact == 0 || rested_->ended != report.begun) return;
-  report.device = rested_->suspect != 0 ? control::Device::suspect : control::Device::healthy;
+  if (rested_->changed != 0)
+    report.device = rested_->suspect != 0 ? control::Device::lost : control::Device::changed;
+  else
+    report.device = rested_->suspect != 0 ? control::Device::suspect : control::Device::healthy;
 }
 
 // With mutex_ held. An image that is whole has it already.
@@ -176,7 +179,7 @@ std::vector<control::HostCopy> Connection::copy_state(uint64_t state) {
     throw std::runtime_error("this process keeps nothing of state " + std::to_string(state));
   if (image->whole) return {};
   if (const auto saved = saved_state(*image)) return {*saved};
-  if (!rested_ || rested_->intact == 0 || rested_->ended != state)
+  if (!rested_ || rested_->intact == 0 || rested_->changed != 0 || rested_->ended != state)
     throw std::runtime_error("the device does not hold state " + std::to_string(state));
   const uint64_t bytes = bytes_of_places(image->places);
   void* const memory = pinned_.allocate(std::max<uint64_t>(bytes, 1));

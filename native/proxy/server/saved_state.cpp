@@ -51,7 +51,7 @@ int32_t serve_save_state(Request& request) {
     }
     control.state_saved = arguments.state;
   }
-  steps.lose();
+  steps.change();
   return cudaSuccess;
 }
 

@@ -24,6 +24,7 @@ struct Held {
   bool intact = false;  // the places hold the state after step `ended`
   uint64_t ended = 0;
   std::vector<wire::Place> places;
+  bool changed = false;  // calls behind that step may have written to them; the next step is right all the same
 
   // A block that holds some of it is gone.
   void lose(uint64_t address, uint64_t bytes);
@@ -61,9 +62,9 @@ class Steps {
     held_ = std::move(held);
   }
   // The state may be written to from here on.
-  void lose() {
+  void change() {
     std::lock_guard lock(mutex_);
-    held_.intact = false;
+    held_.changed = true;
   }
   // Nothing is written to any more.
   void spare() { spares_ = true; }
