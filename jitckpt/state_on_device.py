@@ -80,14 +80,15 @@ class StateOnDevice:
         self._waited.append(self._process.jitckpt_proxy_answers() != self._answers)
         self._gradients = unpacked(gradients(optimizers) + self._buckets.extents())
 
-    def doubt_gradients(self, places: naming.Places, changed: Tensor) -> None:
+    def doubt_gradients(self, places: naming.Places, changed: Tensor, tried: Tensor) -> None:
         """Have a validation overwrite the gradients that the minibatch began with, whether it has or not.
 
-        changed: a byte for each block of `places`, which is set.
+        changed, tried: a byte for each block of `places`, which are set.
         """
         for extent in self._gradients:
             own = places.blocks(*extent)
             changed[own.start : own.stop] = 1
+            tried[own.start : own.stop] = True
 
     def learn(self, places: naming.Places, shadow: Tensor) -> None:
         """A validation has found what the minibatch needs: images leave out the gradients if not those."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from jitckpt import at_end, proxy_faults, torch_memory
+from jitckpt.errors import CheckpointError
 from jitckpt.hooks.torch_steps import OptimizerSteps, State
 from jitckpt.proxy_memory import Memory
 from jitckpt.state_on_device import SeenOf, StateOnDevice, digest, error_text
@@ -40,8 +41,10 @@ class MinibatchKeeper:
         """process: the symbols of this process, as ctypes has them. validate_every: steps; see is_due."""
         self._process = process
         self._process.cudaGetErrorString.restype = ctypes.c_char_p
+        self._process.jitckpt_proxy_given_up.restype = ctypes.c_char_p
         self._off = False
         self._every = validate_every
+        self._valid = False  # a minibatch was
         self._tries = 0  # in how many minibatches before this one a validation that is due was left out
         self._on_device: StateOnDevice | None = None
         if state_on_device in ("1", WITHOUT_INIT):
@@ -57,10 +60,17 @@ class MinibatchKeeper:
             return
         on_device = self._on_device
         stays = on_device is not None and on_device.stays
-        due = step == self._validate_at if stays else validation.is_due(step, self._every)
+        due = step == self._validate_at if stays else validation.is_due(step, self._every, self._valid)
         if due or self._tries:
             heard = _Validation(self._process, step, state(), self.optimizers(), on_device).run()
             self._off = heard == _OVER
+            self._valid |= heard in (_VALID, _VALID_STAYS)
+            if self._off and validation.RELIED in self._process.jitckpt_proxy_given_up().decode():
+                raise CheckpointError(
+                    f"The calls of minibatch {step} can't be made again the same, and before this was known a "
+                    "failure was recovered from by making calls again: the result may differ. Begin again from "
+                    "a save of before that, or without --mode transparent."
+                )
             again = heard == _LEFT_OUT and self._tries + 1 < validation.MOST_TRIES
             self._tries = self._tries + 1 if again else 0
             if self._off:
@@ -142,10 +152,12 @@ class _Validation:
             return self._leave_out(error_text(self._process, error))
         self._places = naming.Places(self._memory.pieces())
         changed = self._memory.bytes_at(self._memory.changed)
+        tried = torch.zeros(changed.shape, dtype=torch.bool)
         if self._on_device is not None:
-            self._on_device.doubt_gradients(self._places, changed)
+            self._on_device.doubt_gradients(self._places, changed, tried)
         self._changed = changed != 0
-        self._shadow = torch.zeros_like(self._changed)
+        # All else is in every image, so a recovery finds it there, needed or not.
+        self._put_back(self._changed & ~tried)
         heard = self._say(messages.FIRST)
         while heard in (_OVERWRITTEN, _PUT_BACK):
             heard = self._judge(heard)

@@ -152,6 +152,9 @@ class Connection {
   // Throws std::runtime_error with a sentence.
   void replay(uint64_t recovery, const control::Replay& order);
   bool replayed() const;
+  // Why a validation's replay that is at its end has come to nothing, so that the memory is not what it was;
+  // empty if it has not.
+  std::string failed_trial();
   bool release();
   void give_up(const std::string& why);
 

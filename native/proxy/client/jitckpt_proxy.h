@@ -118,6 +118,10 @@ enum jitckpt_proxy_validation {
 JITCKPT_PROXY_CALL int jitckpt_proxy_validate(uint64_t place, int says, const char* text, const char* state,
                                               const char* unfit);
 
+// Why there are no recoveries any more, as the agent has said; "" if there are. Stands until this thread's next
+// call of it.
+JITCKPT_PROXY_CALL const char* jitckpt_proxy_given_up(void);
+
 #ifdef __cplusplus
 }
 #endif

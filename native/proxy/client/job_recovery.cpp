@@ -133,6 +133,16 @@ void Connection::replay(uint64_t recovery, const control::Replay& order) {
 
 bool Connection::replayed() const { return log_.control().read >= replay_end_; }
 
+// A kernel may fail of what was overwritten, and nothing tells of that: the program makes no call meanwhile.
+std::string Connection::failed_trial() {
+  std::lock_guard lock(mutex_);
+  if (recovers_from_failure_ || !check_ || log_.control().check_compared == check_->number) return "";
+  const std::optional<MachineFailure> failure = pending_failure();
+  return "a validation could not be made as it should, with what may not be needed overwritten (" +
+         (failure ? failure->describe() : "the memory was not compared") +
+         "), which says nothing of the program";
+}
+
 bool Connection::release() {
   const uint64_t next = states_ + 1;  // none is added while the host is held
   if (!hold_.release()) return false;
