@@ -373,9 +373,9 @@ for step in range(11):
     loss.backward()
     optimizer.step()
     if rank == 0:
-        print(f"step {step + 1}: {loss.item().hex()}\n", end="", flush=True)
+        print(f"step {step + 1}: {loss.item().hex()}\\n", end="", flush=True)
 moments = sum(one["exp_avg"].sum().item() for one in optimizer.state.values())
-print(f"rank {rank}: {sum(one.sum().item() for one in parameters).hex()} {moments.hex()}\n", end="", flush=True)
+print(f"rank {rank}: {sum(one.sum().item() for one in parameters).hex()} {moments.hex()}\\n", end="", flush=True)
 dist.destroy_process_group()
 """
 MOMENTS = "[one['exp_avg'] for one in optimizer.state.values()]"
