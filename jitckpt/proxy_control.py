@@ -311,9 +311,9 @@ class Proxies:
             case "validation_left_out" if not self._left_out:
                 self._left_out = True
                 self._say(
-                    f"a minibatch could not be validated: {details['text']}. That is tried again in later ones. "
-                    "Until one is valid, all memory is copied to the host with each step, and nobody has seen "
-                    "whether a recovery leads to the same result."
+                    f"a minibatch could not be validated: {details['text']}. That is tried again in later "
+                    "ones. Until one is valid, all memory is copied to the host with each step, and nobody "
+                    "has seen whether a recovery leads to the same result."
                 )
             case "state_in_images":
                 self._say(

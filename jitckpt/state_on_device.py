@@ -34,7 +34,8 @@ SeenOf = Callable[[Optimizer], Seen | None]
 PLAIN = (nn.Parameter, Tensor)  # types of parameters whose memory is their own
 CHANGED = -1  # says a steady step, which is asked only where there is an error of CUDA or none
 STEADY = "_jitckpt_steady_step"  # kept in an optimizer's own dict, so that it lives no longer
-OFTEN, OF_LATE = 16, 32  # minibatches of which the state was copied, of so many, after which it may as well leave
+# In how many minibatches, of so many, the state may be copied before a call, until it may as well leave.
+OFTEN, OF_LATE = 16, 32
 
 
 class StateOnDevice:

@@ -67,9 +67,9 @@ class MinibatchKeeper:
             self._valid |= heard in (_VALID, _VALID_STAYS)
             if self._off and validation.RELIED in self._process.jitckpt_proxy_given_up().decode():
                 raise CheckpointError(
-                    f"The calls of minibatch {step} can't be made again the same, and before this was known a "
-                    "failure was recovered from by making calls again: the result may differ. Begin again from "
-                    "a save of before that, or without --mode transparent."
+                    f"The calls of minibatch {step} can't be made again the same, and before this was known "
+                    "a failure was recovered from by making calls again: the result may differ. Begin again "
+                    "from a save of before that, or without --mode transparent."
                 )
             again = heard == _LEFT_OUT and self._tries + 1 < validation.MOST_TRIES
             self._tries = self._tries + 1 if again else 0

@@ -7,7 +7,8 @@ from jitckpt.transparent.communicators import FOREVER, Place
 
 # healthy: it works. suspect: it can be read, but its driver or network may be damaged. empty: a new server
 # works, and holds no state yet. changed: it works, and does for the next step, but something in the minibatch
-# may have written to the state, which the host has a copy of. lost: nothing can be read from it, or its server is dead.
+# may have written to the state, which the host has a copy of. lost: nothing can be read from it, or its
+# server is dead.
 Device = Literal["healthy", "suspect", "empty", "changed", "lost"]
 
 

@@ -5,8 +5,8 @@ at a place before its optimizer step, and at that place again after the image wa
 has changed, and an image might do without it) was overwritten, and the log was run again. All else is put
 back: a batch drawn in the minibatch before may be indices, of which overwritten ones would break the device.
 If the last two are the same, nothing of what was overwritten is needed. If they differ, what was tried may be
-missing: it is learned, and the validation made again. If nothing is left to learn, the log is not all that the device's results depend
-on, and transparent mode is switched off.
+missing: it is learned, and the validation made again. If nothing is left to learn, the log is not all that
+the device's results depend on, and transparent mode is switched off.
 
 So a block is one of: unchanged (constants; parameters and optimizer state, which the step changes); the
 shadow, which changes in the minibatch and is needed for it; and what is written before it is read.
@@ -94,8 +94,8 @@ def told(reason: str, relied: bool = False) -> str:
     off = f"Transparent mode is switched off: {reason}."
     if relied:
         return (
-            f"{off} {RELIED}, so the result may differ from that of an undisturbed run: all ranks end now, and "
-            "the job goes back to a save of before, or to its beginning."
+            f"{off} {RELIED}, so the result may differ from that of an undisturbed run: all ranks end now, "
+            "and the job goes back to a save of before, or to its beginning."
         )
     return (
         f"{off} The training goes on undisturbed, but a failure would "

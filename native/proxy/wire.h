@@ -40,8 +40,8 @@ struct Order {
   uint64_t first, second;
 };
 // intact: the device's memory holds the parameters and the optimizer state after step `ended`. suspect: no
-// more than that can be said of it, so they may be copied, and nothing else be done. changed: calls since then
-// may have written to them, so they do for the next step alone.
+// more than that can be said of it, so they may be copied, and nothing else be done. changed: calls since
+// then may have written to them, so they do for the next step alone.
 struct Rested {
   uint32_t word;  // rest
   uint32_t intact, suspect, changed;
@@ -119,9 +119,9 @@ struct restore_state {
 // How a block compares. unwritten: it differs where it was overwritten or filled before the minibatch was run
 // again, and the minibatch never writes; or the minibatch has made the memory.
 enum class Found : uint8_t { same, unwritten, different };
-// Before a call that may write to the state where it stays on the device: once all calls before are over it is
-// copied to the host, unless that has been done; from then on the device does not hold it. Nothing that writes
-// is made behind it where it can't be copied. Followed by Range[ranges].
+// Before a call that may write to the state where it stays on the device: once all calls before are over it
+// is copied to the host, unless that has been done; from then on the device does not hold it. Nothing that
+// writes is made behind it where it can't be copied. Followed by Range[ranges].
 struct save_state {
   uint64_t state, ranges;
 };

@@ -359,8 +359,9 @@ rank = int(os.environ["RANK"])
 torch.cuda.set_device(rank)
 dist.init_process_group("nccl")
 torch.manual_seed(rank)
-model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 8)).cuda())
-parameters = [*model.module.parameters()]
+layers = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 8)).cuda()
+model = nn.parallel.DistributedDataParallel(layers)
+parameters = [*layers.parameters()]
 optimizer = torch.optim.Adam(parameters)
 aliases = [parameter.data for parameter in parameters]
 for step in range(11):
@@ -375,7 +376,8 @@ for step in range(11):
     if rank == 0:
         print(f"step {step + 1}: {loss.item().hex()}\\n", end="", flush=True)
 moments = sum(one["exp_avg"].sum().item() for one in optimizer.state.values())
-print(f"rank {rank}: {sum(one.sum().item() for one in parameters).hex()} {moments.hex()}\\n", end="", flush=True)
+weights = sum(one.sum().item() for one in parameters)
+print(f"rank {rank}: {weights.hex()} {moments.hex()}\\n", end="", flush=True)
 dist.destroy_process_group()
 """
 MOMENTS = "[one['exp_avg'] for one in optimizer.state.values()]"

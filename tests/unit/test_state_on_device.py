@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,7 +57,7 @@ class Proxy:
             jitckpt_proxy_state_changed=lambda: self.recovered,
             jitckpt_proxy_state_was_written=lambda: self.written,
             jitckpt_proxy_state_was_changed=lambda: self.written_for_good,
-            jitckpt_proxy_watch_state=lambda storages, count: self.watch(storages, count),
+            jitckpt_proxy_watch_state=partial(Proxy.watch, self),
             jitckpt_proxy_communicated=lambda: self.communicated,
             cudaGetLastError=lambda: 0,
             cudaGetErrorString=lambda error: f"error {error}".encode(),
@@ -414,8 +415,10 @@ def test_images_leave_out_gradients_that_a_validation_has_not_found_to_be_needed
         one = StateOnDevice(proxy.process)
         one.watched([optimizer])
         changed = torch.zeros(len(shadow), dtype=torch.uint8)
-        one.doubt_gradients(known, changed)
-        assert changed.nonzero().flatten().tolist() == [*own]
+        tried = torch.zeros(len(shadow), dtype=torch.bool)
+        one.doubt_gradients(known, changed, tried)
+        for blocks in (changed, tried):
+            assert blocks.nonzero().flatten().tolist() == [*own]
         one.learn(known, shadow)
         one.stays = True
         begins(one, here, [optimizer])

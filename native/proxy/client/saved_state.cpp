@@ -56,9 +56,8 @@ std::vector<wire::Range> Connection::ranges_of(const std::vector<jitckpt_proxy_p
   const std::vector<Allocation> allocations = objects_.allocations();
   std::vector<wire::Range> ranges;
   for (const jitckpt_proxy_place& place : places) {
-    const auto behind = std::ranges::upper_bound(allocations, place.address, {}, [](const Allocation& one) {
-      return one.extent().end;
-    });
+    const auto behind = std::ranges::upper_bound(allocations, place.address, {},
+                                                 [](const Allocation& one) { return one.extent().end; });
     const bool found = behind != allocations.end() && behind->address <= place.address;
     ranges.push_back({place.address, to, place.bytes, found ? behind->device : 0});
     to += place.bytes;
@@ -98,7 +97,7 @@ void Connection::save_state() {
 std::optional<control::HostCopy> Connection::saved_state(const Image& image) const {
   if (!image.saved || log_.control().state_saved < image.state) return std::nullopt;
   const auto offset = static_cast<uint64_t>(static_cast<std::byte*>(image.saved) - pinned_.begin());
-  return control::HostCopy{control::rank_of_process(), getpid(),          pinned_.file().descriptor(), offset,
+  return control::HostCopy{control::rank_of_process(), getpid(),    pinned_.file().descriptor(), offset,
                            image.saved_bytes,          image.digest};
 }
 

@@ -7,7 +7,8 @@
 namespace jitckpt::proxy::client {
 namespace {
 
-constexpr uint64_t of_state = 1, of_device = 2, of_host = 3;  // stand for addresses, which are no such numbers
+constexpr uint64_t of_state = 1, of_device = 2,
+                   of_host = 3;  // stand for addresses, which are no such numbers
 constexpr std::size_t most_trusted = 256 * 1024;
 
 // Where programs have their heap, stacks and libraries. No kernel reads there: such a word is what was left

@@ -1,7 +1,7 @@
 // Which calls are given memory of the state between two optimizer steps, where it stays on the device: by the
-// addresses in their records, whoever makes them. An address does not tell who reads there from who writes. So
-// a call that was never seen before may write; one that is made in the same way as another, after which the
-// state was looked at and had not changed, is trusted.
+// addresses in their records, whoever makes them. An address does not tell who reads there from who writes.
+// So a call that was never seen before may write; one that is made in the same way as another, after which
+// the state was looked at and had not changed, is trusted.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -35,7 +35,7 @@ class StateWatch {
  private:
   std::vector<Extent> storages_, state_, device_;  // in order; they don't overlap
   std::vector<jitckpt_proxy_place> places_;        // in state_
-  std::vector<uint64_t> words_;  // of the call that is looked at, without its addresses
+  std::vector<uint64_t> words_;                    // of the call that is looked at, without its addresses
   std::unordered_set<uint64_t> trusted_;
 };
 

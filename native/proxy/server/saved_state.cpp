@@ -75,8 +75,8 @@ cudaError_t compare_all(Server& server, const std::vector<wire::Range>& ranges, 
 int32_t serve_compare_state(Request& request) {
   const auto arguments = request.arguments<wire::compare_state>();
   std::optional<bool> same;
-  const cudaError_t error =
-      compare_all(request.server, entries_after<wire::compare_state, wire::Range>(request, arguments.ranges), same);
+  const cudaError_t error = compare_all(
+      request.server, entries_after<wire::compare_state, wire::Range>(request, arguments.ranges), same);
   request.answer<wire::compare_state_answer>() = {same.has_value(), same.value_or(false)};
   return error;
 }
@@ -84,8 +84,8 @@ int32_t serve_compare_state(Request& request) {
 int32_t serve_look_at_state(Request& request) {
   const auto arguments = request.arguments<wire::look_at_state>();
   std::optional<bool> same;
-  const cudaError_t error =
-      compare_all(request.server, entries_after<wire::look_at_state, wire::Range>(request, arguments.ranges), same);
+  const cudaError_t error = compare_all(
+      request.server, entries_after<wire::look_at_state, wire::Range>(request, arguments.ranges), same);
   if (same)
     *reinterpret_cast<wire::Found*>(arguments.found) = *same ? wire::Found::same : wire::Found::different;
   return error;

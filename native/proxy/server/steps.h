@@ -24,7 +24,8 @@ struct Held {
   bool intact = false;  // the places hold the state after step `ended`
   uint64_t ended = 0;
   std::vector<wire::Place> places;
-  bool changed = false;  // calls behind that step may have written to them; the next step is right all the same
+  bool changed =
+      false;  // calls behind that step may have written to them; the next step is right all the same
 
   // A block that holds some of it is gone.
   void lose(uint64_t address, uint64_t bytes);

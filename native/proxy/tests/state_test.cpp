@@ -91,7 +91,8 @@ class Replica {
     ++minibatches_;
     std::vector<int> host(64, minibatches_);
     int* block = nullptr;
-    // Outside of the step: for good now and then, each time another number; and in each minibatch for a while.
+    // Outside of the step: for good now and then, each time another number; and in each minibatch for a
+    // while.
     const bool changes = changes_outside_ && next, for_good = changes && minibatches_ % 3 == 0;
     if (changes) call([&] { launch_add(moments_.get(), 5, stream_); });
     call([&] { launch_mix(gradient_.get(), weights_.get(), stream_); });

@@ -20,7 +20,8 @@ struct Call {
 
 struct Watched {
   Watched() {
-    watch.watch_storages(std::vector<jitckpt_proxy_place>{{device + 0x1000, 0x400}, {device + 0x2000, 0x200}});
+    watch.watch_storages(
+        std::vector<jitckpt_proxy_place>{{device + 0x1000, 0x400}, {device + 0x2000, 0x200}});
     const std::vector<jitckpt_proxy_place> places{{device + 0x1100, 0x200}, {device + 0x2000, 0x200}};
     watch.watch(places, {{device, 0x10000, 0}});
   }
@@ -36,8 +37,8 @@ TEST(StateWatch, DoubtsWhateverIsGivenAnAddressWithinAStorageOfTheState) {
   for (const uint64_t inside : {0x1000, 0x1100, 0x13ff, 0x2000, 0x21ff}) {
     const auto doubt = one.doubts({1, {7, device + inside}});
     ASSERT_TRUE(doubt) << inside;
-    const Extent storage = inside < 0x2000 ? Extent{device + 0x1000, device + 0x1400}
-                                           : Extent{device + 0x2000, device + 0x2200};
+    const Extent storage =
+        inside < 0x2000 ? Extent{device + 0x1000, device + 0x1400} : Extent{device + 0x2000, device + 0x2200};
     EXPECT_EQ(doubt->extents, std::vector{storage});
   }
 }
