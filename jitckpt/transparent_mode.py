@@ -32,6 +32,8 @@ WITHOUT_INIT = "without-init"  # unless the script calls jitckpt.init
 # What jitckpt_proxy_validate returns, and `found` says of a block that differs.
 _OVER, _OVERWRITTEN, _PUT_BACK, _UNKNOWN, _VALID, _LEFT_OUT, _VALID_STAYS = range(7)
 _DIFFERENT = 2
+# By then it is known whether the state stays, and what reads it.
+_TELLS_AT = 10  # steps
 
 
 class MinibatchKeeper:
@@ -41,7 +43,6 @@ class MinibatchKeeper:
         """process: the symbols of this process, as ctypes has them. validate_every: steps; see is_due."""
         self._process = process
         self._process.cudaGetErrorString.restype = ctypes.c_char_p
-        self._process.jitckpt_proxy_given_up.restype = ctypes.c_char_p
         self._off = False
         self._every = validate_every
         self._valid = False  # a minibatch was
@@ -90,6 +91,13 @@ class MinibatchKeeper:
         """A minibatch begins. If it can't be kept, transparent mode ends and training goes on."""
         if self._off:
             return
+        self._keep(step, optimizer, state)
+        if step == _TELLS_AT and not self._off and os.environ.get("RANK", "0") == "0":
+            copied = self._process.jitckpt_proxy_image_bytes() / 1e6
+            text = f"each step copies {copied:.3g} MB of rank 0's device to the host"
+            print(f"jitckpt: {text} (docs/transparent.md).", file=sys.stderr, flush=True)
+
+    def _keep(self, step: int, optimizer: Optimizer, state: State) -> None:
         on_device = self._on_device
         if on_device is not None and self._tries_state:
             # The image of before this step does for the next minibatch.
@@ -241,6 +249,8 @@ def begin() -> None:
     """Let the proxy, if this process has it, keep each minibatch that there will be."""
     process = ctypes.CDLL(None)
     if hasattr(process, "jitckpt_proxy_keep"):
+        process.jitckpt_proxy_given_up.restype = ctypes.c_char_p
+        process.jitckpt_proxy_image_bytes.restype = ctypes.c_uint64
         torch.cuda._lazy_call(_tell_what_is_free)  # the allocator is there once a device is used
         on_device = os.environ.get(STATE_ON_DEVICE, "0")
         keeper = MinibatchKeeper(process, int(os.environ.get(VALIDATE_EVERY, "0")), on_device)

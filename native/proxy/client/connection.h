@@ -127,6 +127,7 @@ class Connection {
   int recoveries() const { return recoveries_; }
   // That images have had at one time, and the copy of a check with them.
   uint64_t most_image_bytes() const { return most_image_bytes_; }
+  uint64_t image_bytes();
 
   // For the control thread, which stops the host before and lets it go on afterwards.
   // From here on nothing counts that the device does: ranks end their communicators one after the other, and

@@ -21,6 +21,8 @@ JITCKPT_PROXY_CALL int jitckpt_proxy_keep(void);
 // their programs. `communicated`: 1 if it has.
 JITCKPT_PROXY_CALL int jitckpt_proxy_keep_again(void);
 JITCKPT_PROXY_CALL int jitckpt_proxy_communicated(void);
+// What the newest image copies of the device's memory.
+JITCKPT_PROXY_CALL uint64_t jitckpt_proxy_image_bytes(void);
 
 struct jitckpt_proxy_place {
   uint64_t address, bytes;

@@ -102,6 +102,11 @@ void Connection::note_image_bytes(uint64_t more) {
   if (more > most_image_bytes_) most_image_bytes_ = more;
 }
 
+uint64_t Connection::image_bytes() {
+  std::lock_guard lock(mutex_);
+  return images_.empty() ? 0 : images_.back().bytes;
+}
+
 // The server makes it when it comes to the record. It goes over what the last but one has, which stays until
 // then: what this rank has waited for, the others have begun, so they have the last one by then.
 // steps: the record is the beginning of an optimizer step, too.
@@ -379,6 +384,12 @@ int jitckpt_proxy_communicated(void) {
   int32_t result = 0;
   const Connection* const connection = Connection::get(Library::cudart, result);
   return connection && connection->communicated();
+}
+
+uint64_t jitckpt_proxy_image_bytes(void) {
+  int32_t result = 0;
+  Connection* const connection = Connection::get(Library::cudart, result);
+  return connection ? connection->image_bytes() : 0;
 }
 
 int jitckpt_proxy_stands(void) {
