@@ -80,7 +80,7 @@ class Connection {
     wire::Found* found;
     std::vector<wire::Range> ranges;
   };
-  std::optional<Look> gives(Bytes arguments, Bytes more);
+  std::optional<Look> gives(Call call, Bytes arguments, Bytes more);
   bool state_was_written() const { return state_was_written_; }
   // A thread waits for an answer; within a step that answer may lie behind what waits for the step's end.
   void waits_for_answer(std::size_t slot) {

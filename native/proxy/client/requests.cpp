@@ -251,7 +251,7 @@ int32_t tell_bytes(Library library, Call call, Bytes arguments, Bytes more, Posi
     return result;
   std::optional<Connection::Look> look;
   if (connection->state_is_still() && hands_addresses_on(library, call))
-    look = connection->gives(arguments, more);
+    look = connection->gives(call, arguments, more);
   if (!appended(*connection, thread, call, 0, arguments, more, kept)) [[unlikely]] {
     if (arguments.size() + more.size() <= connection->writer().longest_content())
       return connection->fail_for_good(library);

@@ -35,11 +35,13 @@ void Connection::writes(uint64_t address, uint64_t bytes) {
 }
 
 // The lock is held until the copy is in the log: calls of other threads may come behind that alone.
-std::optional<Connection::Look> Connection::gives(Bytes arguments, Bytes more) {
+std::optional<Connection::Look> Connection::gives(Call call, Bytes arguments, Bytes more) {
   std::lock_guard lock(still_mutex_);
   const auto doubt = watch_.doubts(arguments, more);
   if (!doubt) return std::nullopt;
   save_state();
+  // What is uploaded writes nothing itself: who gets the addresses from there comes later, and says nothing.
+  if (call == Call::copy_from_host) return std::nullopt;
   if (saved_.empty() || looked_.size() == most_looks || looked_.contains(doubt->way)) return std::nullopt;
   wire::Found* const found = found_ + looked_.size();
   looked_[doubt->way] = found;

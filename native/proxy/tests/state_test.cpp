@@ -98,6 +98,12 @@ class Replica {
     call([&] { launch_mix(gradient_.get(), weights_.get(), stream_); });
     if (for_good) call([&] { launch_add(weights_.get(), minibatches_, stream_); });
     if (changes) call([&] { launch_mix(gradient_.get(), moments_.get(), stream_); });
+    if (uploads_ && next) {
+      const std::vector<const int*> addresses(4, weights_.get());
+      call([&] {
+        ok(cudaMemcpyAsync(uploaded_.get(), addresses.data(), 32, cudaMemcpyHostToDevice, stream_));
+      });
+    }
     if (changes) call([&] { launch_add(moments_.get(), -5, stream_); });
     call([&] { launch_add(gradient_.get(), rank_ + 1, stream_); });
     call([&] { ok(cudaMalloc(reinterpret_cast<void**>(&block), 256)); });
@@ -120,7 +126,8 @@ class Replica {
     const bool stays = next && jitckpt_proxy_state_stays() == 1;
     if (stays) {
       call([&] {
-        EXPECT_EQ(jitckpt_proxy_state_was_written(), said_ && (changes || minibatches_ == newly_given_));
+        const bool given = changes || uploads_ || minibatches_ == newly_given_;
+        EXPECT_EQ(jitckpt_proxy_state_was_written(), said_ && given);
         const bool changed = jitckpt_proxy_state_was_changed() == 1;
         EXPECT_EQ(changed, for_good && said_);
         said_ = !for_good;  // else the image is whole, and of what is changed by then
@@ -142,6 +149,8 @@ class Replica {
   int rank_, ranks_;
   Store store_;
   int minibatches_ = 0, calls_ = 0;
+  const bool uploads_ = std::getenv("PROXY_TEST_UPLOADS") != nullptr;
+  const DeviceInts uploaded_{8};
   const bool changes_outside_ = std::getenv("PROXY_TEST_OUTSIDE") != nullptr;
   bool said_ = false;  // where the state is, after the newest step
   // Kernels get the state for the first time in the minibatch after the first step that says where it is.
@@ -373,6 +382,12 @@ TEST(State, IsChangedOutsideOfItsStepOnceWhateverFails) {
   }
   EXPECT_GE(ways["host copy"], 10);
   EXPECT_GE(ways["from a replica"], 5);
+}
+
+// Whoever gets them from there may write to the state, in each minibatch.
+TEST(State, IsKeptWhereItsAddressesAreUploaded) {
+  auto ways = expect_recovered(2, 4, 16, "kill", [](Coordinator&) {}, {"PROXY_TEST_UPLOADS=1"});
+  EXPECT_GE(ways["host copy"], 2);
 }
 
 TEST(State, StaysWhereACollectiveFails) {
