@@ -98,8 +98,8 @@ def test_shards_get_their_states_from_their_own_replicas_where_two_fail_at_once(
         launcher,
         4,
         [*FSDP2, "10"],
-        "rank=0 step=7 phase=backward kind=proxy-kill",
-        "rank=3 step=7 phase=backward kind=proxy-kill",
+        "rank=0 step=8 phase=backward kind=proxy-kill",
+        "rank=3 step=8 phase=backward kind=proxy-kill",
     )
     assert [event["replicas"] for event in job.named("state_stays")] == [[[0, 2], [1, 3]]]
     assert {"in place", "from rank 2", "from rank 1"} <= job.ways()
