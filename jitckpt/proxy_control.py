@@ -110,6 +110,7 @@ class Proxies:
         leads = hosts is None or hosts.index == LEADER
         self._agreement = Agreement(ranks, deadline, self._tell, self._note) if leads else None
         self.recovers = True  # until that is given up
+        self._left_out = False  # whether it was said that a validation was
         self.stragglers: set[int] = set()  # ranks that have let others wait for long
 
     @property
@@ -307,6 +308,13 @@ class Proxies:
             case "recovery_given_up" | "switched_off":
                 self.recovers = False
                 self._say(str(details["text"]))
+            case "validation_left_out" if not self._left_out:
+                self._left_out = True
+                self._say(
+                    f"a minibatch could not be validated: {details['text']}. That is tried again in later "
+                    "ones. Until one is valid, all memory is copied to the host with each step, and nobody "
+                    "has seen whether a recovery leads to the same result."
+                )
             case "state_in_images":
                 self._say(
                     "parameters and optimizer state are copied to the host with each step, as they can't "

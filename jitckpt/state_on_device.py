@@ -34,7 +34,8 @@ SeenOf = Callable[[Optimizer], Seen | None]
 PLAIN = (nn.Parameter, Tensor)  # types of parameters whose memory is their own
 CHANGED = -1  # says a steady step, which is asked only where there is an error of CUDA or none
 STEADY = "_jitckpt_steady_step"  # kept in an optimizer's own dict, so that it lives no longer
-BY_A_CALL = "written to the state (a copy, a memset or a collective)"
+# In how many minibatches, of so many, the state may be copied before a call, until it may as well leave.
+OFTEN, OF_LATE = 16, 32
 
 
 class StateOnDevice:
@@ -52,6 +53,7 @@ class StateOnDevice:
         process.jitckpt_proxy_answers.restype = ctypes.c_uint64
         process.jitckpt_proxy_step_ended.argtypes = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64)
         process.jitckpt_proxy_step_begins.argtypes = (ctypes.c_void_p, ctypes.c_uint64)
+        process.jitckpt_proxy_watch_state.argtypes = (ctypes.c_void_p, ctypes.c_uint64)
         self.stays = self.begun = False
         self._unsupported = self._unfit = ""  # since when ever; of the tensors that were looked at
         self._answers = 0
@@ -60,8 +62,7 @@ class StateOnDevice:
         self._are_plain = False  # the parameters
         self._versions = bytearray()  # of them, after the newest step
         self._changed = ""  # which of them has changed since, a clause
-        self._data_taken = False  # since the newest step
-        self._takes_data = False  # in each minibatch, or at least in one in which nothing was changed so
+        self._copied = deque[bool](maxlen=OF_LATE)  # in which minibatches the state was, in vain
         self._seen: Mapping[str, Tensor] = {}  # of which the next two are
         self._places = b""
         self._digest = 0
@@ -75,27 +76,20 @@ class StateOnDevice:
         """A step begins, with the state still in images."""
         self._answers = self._process.jitckpt_proxy_answers()
 
-    def data_taken(self) -> None:
-        """The program takes a parameter's `data`, and may write there uncounted."""
-        if not self._data_taken:
-            self._data_taken = True
-            if self.stays and not self._takes_data:
-                self._process.jitckpt_proxy_state_may_change()
-
     def watched(self, optimizers: Sequence[Optimizer | None]) -> None:
         """It has ended."""
-        self._data_taken = False
         self._waited.append(self._process.jitckpt_proxy_answers() != self._answers)
         self._gradients = unpacked(gradients(optimizers) + self._buckets.extents())
 
-    def doubt_gradients(self, places: naming.Places, changed: Tensor) -> None:
+    def doubt_gradients(self, places: naming.Places, changed: Tensor, tried: Tensor) -> None:
         """Have a validation overwrite the gradients that the minibatch began with, whether it has or not.
 
-        changed: a byte for each block of `places`, which is set.
+        changed, tried: a byte for each block of `places`, which are set.
         """
         for extent in self._gradients:
             own = places.blocks(*extent)
             changed[own.start : own.stop] = 1
+            tried[own.start : own.stop] = True
 
     def learn(self, places: naming.Places, shadow: Tensor) -> None:
         """A validation has found what the minibatch needs: images leave out the gradients if not those."""
@@ -121,23 +115,38 @@ class StateOnDevice:
         self.stays = self.stays and self._process.jitckpt_proxy_state_stays() == 1
         if not self.stays:
             return
-        if changed := self._changed_outside(state, optimizers):
+        self._look_for_changes(state, optimizers)
+        left_out = self._left_out(state, optimizers)
+        if self._unfit:
+            self.leave(self._unfit)
+        self._begins(self._process.jitckpt_proxy_step_begins(left_out, len(left_out) // EXTENT.size))
+
+    def _look_for_changes(self, state: Mapping[str, Tensor], optimizers: Sequence[Optimizer | None]) -> None:
+        """Have the state leave if it has changed since the step before.
+
+        The proxy copies it before a call that may do so, and a replay makes that call again. What it has not
+        seen may have been done twice.
+        """
+        seen = self._process.jitckpt_proxy_state_was_written() == 1
+        by_a_call = self._process.jitckpt_proxy_state_was_changed() == 1
+        changed = self._changed_outside(state, optimizers)
+        if by_a_call and not changed:
+            changed = "the program has written to the state outside of the optimizer step"
+        self._copied.append(seen)
+        if changed:
             self._changed = changed
             self.leave(changed)
-            if self._process.jitckpt_proxy_state_changed():
+            if self._process.jitckpt_proxy_state_changed() and not seen:
                 raise CheckpointError(
                     f"{changed}, and since the step before a failure was recovered from with it on the "
                     "device: that may have changed it twice. Begin again from a save, with "
                     "--no-state-on-device."
                 )
-        elif self._process.jitckpt_proxy_state_was_written():
-            how = "taken the `data` of a parameter" if self._data_taken else BY_A_CALL
-            self._changed = f"the program has {how} outside of the optimizer step"
-            self.leave(self._changed)
-        left_out = self._left_out(state, optimizers)
-        if self._unfit:
-            self.leave(self._unfit)
-        self._begins(self._process.jitckpt_proxy_step_begins(left_out, len(left_out) // EXTENT.size))
+        elif self._copied.count(True) >= OFTEN:
+            self.leave(
+                "in most minibatches kernels are given the state in ways that were not seen before, so that "
+                "it has to be copied there anyway"
+            )
 
     def _begins(self, error: int) -> None:
         self.begun = not error
@@ -147,7 +156,7 @@ class StateOnDevice:
 
     def step_ended(self, optimizer: Optimizer, state: State, optimizers: Optimizers, seen: SeenOf) -> int:
         """Say where the state is; return 0, or the error of CUDA."""
-        self.begun = self._data_taken = False
+        self.begun = False
         steady = optimizer.__dict__.get(STEADY)
         error: int = CHANGED if steady is None else steady.ended()
         if error == CHANGED:
@@ -260,7 +269,6 @@ class StateOnDevice:
         """
         if reason := self._why_never(state, optimizers):
             return reason
-        self._takes_data = self._data_taken
         for name, tensor in state.items():
             if tensor.numel():
                 own = places.blocks(*naming.extent(tensor))
@@ -319,6 +327,8 @@ class StateOnDevice:
         extents = [(name, *naming.extent(state[name])) for name in sorted(state)]
         held = [EXTENT.pack(address, size) for _, address, size in extents if size and not self._unfit]
         self._seen, self._places = state, b"".join(held)
+        storages = b"".join([EXTENT.pack(*naming.storage(tensor)) for tensor in state.values()])
+        self._process.jitckpt_proxy_watch_state(storages, len(storages) // EXTENT.size)
         text = repr([(name, size) for name, _, size in extents])
         self._digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from jitckpt import at_end, proxy_faults, torch_memory
-from jitckpt.hooks import torch_data
+from jitckpt.errors import CheckpointError
 from jitckpt.hooks.torch_steps import OptimizerSteps, State
 from jitckpt.proxy_memory import Memory
 from jitckpt.state_on_device import SeenOf, StateOnDevice, digest, error_text
@@ -32,6 +32,8 @@ WITHOUT_INIT = "without-init"  # unless the script calls jitckpt.init
 # What jitckpt_proxy_validate returns, and `found` says of a block that differs.
 _OVER, _OVERWRITTEN, _PUT_BACK, _UNKNOWN, _VALID, _LEFT_OUT, _VALID_STAYS = range(7)
 _DIFFERENT = 2
+# By then it is known whether the state stays, and what reads it.
+_TELLS_AT = 10  # steps
 
 
 class MinibatchKeeper:
@@ -43,6 +45,7 @@ class MinibatchKeeper:
         self._process.cudaGetErrorString.restype = ctypes.c_char_p
         self._off = False
         self._every = validate_every
+        self._valid = False  # a minibatch was
         self._tries = 0  # in how many minibatches before this one a validation that is due was left out
         self._on_device: StateOnDevice | None = None
         if state_on_device in ("1", WITHOUT_INIT):
@@ -51,8 +54,6 @@ class MinibatchKeeper:
         self._validate_at = 0  # the next step that is validated once the state stays; 0: none
         self.optimizers: Callable[[], Sequence[Optimizer | None]] = list
         self.seen: SeenOf = lambda optimizer: None
-        if self._on_device is not None:
-            torch_data.watch(self._on_device.data_taken)
 
     def step_begins(self, step: int, optimizer: Optimizer, state: State) -> None:
         """The minibatch's calls are made: if it is time to, see whether they can be made again."""
@@ -60,10 +61,17 @@ class MinibatchKeeper:
             return
         on_device = self._on_device
         stays = on_device is not None and on_device.stays
-        due = step == self._validate_at if stays else validation.is_due(step, self._every)
+        due = step == self._validate_at if stays else validation.is_due(step, self._every, self._valid)
         if due or self._tries:
             heard = _Validation(self._process, step, state(), self.optimizers(), on_device).run()
             self._off = heard == _OVER
+            self._valid |= heard in (_VALID, _VALID_STAYS)
+            if self._off and validation.RELIED in self._process.jitckpt_proxy_given_up().decode():
+                raise CheckpointError(
+                    f"The calls of minibatch {step} can't be made again the same, and before this was known "
+                    "a failure was recovered from by making calls again: the result may differ. Begin again "
+                    "from a save of before that, or without --mode transparent."
+                )
             again = heard == _LEFT_OUT and self._tries + 1 < validation.MOST_TRIES
             self._tries = self._tries + 1 if again else 0
             if self._off:
@@ -83,6 +91,13 @@ class MinibatchKeeper:
         """A minibatch begins. If it can't be kept, transparent mode ends and training goes on."""
         if self._off:
             return
+        self._keep(step, optimizer, state)
+        if step == _TELLS_AT and not self._off and os.environ.get("RANK", "0") == "0":
+            copied = self._process.jitckpt_proxy_image_bytes() / 1e6
+            text = f"each step copies {copied:.3g} MB of rank 0's device to the host"
+            print(f"jitckpt: {text} (docs/transparent.md).", file=sys.stderr, flush=True)
+
+    def _keep(self, step: int, optimizer: Optimizer, state: State) -> None:
         on_device = self._on_device
         if on_device is not None and self._tries_state:
             # The image of before this step does for the next minibatch.
@@ -145,10 +160,12 @@ class _Validation:
             return self._leave_out(error_text(self._process, error))
         self._places = naming.Places(self._memory.pieces())
         changed = self._memory.bytes_at(self._memory.changed)
+        tried = torch.zeros(changed.shape, dtype=torch.bool)
         if self._on_device is not None:
-            self._on_device.doubt_gradients(self._places, changed)
+            self._on_device.doubt_gradients(self._places, changed, tried)
         self._changed = changed != 0
-        self._shadow = torch.zeros_like(self._changed)
+        # All else is in every image, so a recovery finds it there, needed or not.
+        self._put_back(self._changed & ~tried)
         heard = self._say(messages.FIRST)
         while heard in (_OVERWRITTEN, _PUT_BACK):
             heard = self._judge(heard)
@@ -232,6 +249,8 @@ def begin() -> None:
     """Let the proxy, if this process has it, keep each minibatch that there will be."""
     process = ctypes.CDLL(None)
     if hasattr(process, "jitckpt_proxy_keep"):
+        process.jitckpt_proxy_given_up.restype = ctypes.c_char_p
+        process.jitckpt_proxy_image_bytes.restype = ctypes.c_uint64
         torch.cuda._lazy_call(_tell_what_is_free)  # the allocator is there once a device is used
         on_device = os.environ.get(STATE_ON_DEVICE, "0")
         keeper = MinibatchKeeper(process, int(os.environ.get(VALIDATE_EVERY, "0")), on_device)

@@ -65,6 +65,8 @@ class Agreement:
         self._patient_until: float | None = None
         self._validation: Number | None = None  # the newest recovery that is no more than that
         self._switched_off = False
+        self._relied = False  # a failure was recovered from, and no minibatch was valid since
+        self._compares = False  # what the newest recovery leads to
         self._shards: dict[int, int] = {}  # while the ranks try whether their states can stay
         self._stays = False  # whether the ranks' states stay on their devices
         # What `_agree` need not look at again: a job may have ten thousand ranks, each with much to say.
@@ -294,10 +296,11 @@ class Agreement:
             elif wrong:
                 self._switched_off = True
                 reason = f"{said[wrong[0]].text} (rank {wrong[0]})"
-                self._coordinator = self._coordinator.switch_off(validation.told(reason))
+                self._coordinator = self._coordinator.switch_off(validation.told(reason, self._relied))
             elif self._shards:
                 self._tell_validated(self._let_state_stay())
             else:
+                self._relied = False
                 for rank, one in said.items():
                     log_bytes, image_bytes = self._ranks[rank].memory
                     self._note(
@@ -455,6 +458,7 @@ class Agreement:
         before, after = self._noted, self._coordinator
         self._noted = after
         if after.phase == "holding" and before.recovery != after.recovery:
+            self._compares = bool(self._validating) or before.recovery == self._validation
             # Those that wait for a validation say anew what they have come to.
             self._validating, self._patient_until = {}, None
             if before.phase == "watching" or before.recovery == self._validation:
@@ -472,6 +476,7 @@ class Agreement:
             self._note_of_failure(
                 "recovered", recovery=after.recovery[1], state=after.last_state, seconds=seconds
             )
+            self._relied |= not self._compares and after.recovery != self._validation
             if after.recovery == self._validation:  # no attempt to mend anything
                 self._coordinator = replace(after, last_state=-1, attempts=0)
         elif after.phase == "giving up" and before.phase != "giving up":

@@ -115,14 +115,15 @@ def way(report: Report, state: int) -> Way | None:
         return None
     if state in report.images:
         return "image"
-    readable = report.device in ("healthy", "suspect") and report.begun == report.ended
+    readable = report.device in ("healthy", "suspect", "changed") and report.begun == report.ended
     if readable and report.ended == state - 1 and report.ready == state:
         return "finish"
     if report.device == "healthy" and readable and report.ended == state:
         return "in place"
     if state in report.host_copies:
         return "host copy"
-    return "through the host" if readable and report.ended == state else None
+    unchanged = readable and report.device != "changed"
+    return "through the host" if unchanged and report.ended == state else None
 
 
 def gives(report: Report, state: int) -> bool:
@@ -191,13 +192,13 @@ def _plan(state: int, reports: Sequence[Report], servers_stay: bool) -> Plan:
     orders = {}
     for report in reports:
         rank, own = report.rank, ways[report.rank]
-        replaced = not servers_stay or report.device != "healthy"
+        replaced = not servers_stay or report.device not in ("healthy", "changed")
         loaded = replaced or own in ("image", "host copy", None)
         # Where the state stays, it needs no copy, unless a replica takes it.
         saved = (loaded and own is not None) or rank in sources.values()
         orders[rank] = tuple(
             [
-                *([Abort()] if report.device in ("healthy", "suspect") else []),
+                *([Abort()] if report.device in ("healthy", "suspect", "changed") else []),
                 *([FinishStep(state)] if own == "finish" else []),
                 *([SaveToHost(state)] if saved else []),
                 *([RestartServer(_may_stay(report, servers_stay))] if replaced else []),

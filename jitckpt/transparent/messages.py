@@ -83,7 +83,7 @@ class Alarm(Message):
 
 
 # How a device is, as Report.device says it.
-LOST, HEALTHY, SUSPECT, EMPTY = range(4)
+LOST, HEALTHY, SUSPECT, EMPTY, CHANGED = range(5)
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ class Stopped(Message):
     kept_from, kept_to: the states of which the host has images, and the log since the first of them
     (kept_from > kept_to: none). images: bit i is set if the image of kept_from + i has parameters and
     optimizer state, too. copies: if they are in host memory where other ranks find them. device: LOST,
-    HEALTHY, SUSPECT or EMPTY. begun, ended, ready: the newest optimizer steps that it has begun, ended,
-    and that it could begin. log_end: the calls in the log. failed_call: 0 if none failed here.
+    HEALTHY, SUSPECT, EMPTY or CHANGED. begun, ended, ready: the newest optimizer steps that it has begun,
+    ended, and that it could begin. log_end: the calls in the log. failed_call: 0 if none failed here.
     """
 
     kept_from: int

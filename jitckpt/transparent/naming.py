@@ -74,6 +74,15 @@ def extent(tensor: Tensor) -> tuple[int, int]:
     return local.data_ptr(), (last + 1) * local.element_size()
 
 
+def storage(tensor: Tensor) -> tuple[int, int]:
+    """Return address and bytes of the storage that this rank's part of a tensor lies in; 0, 0 without one."""
+    local = torch_parallel.local(tensor)
+    if not local.is_cuda or local.numel() == 0:
+        return 0, 0
+    own = local.untyped_storage()
+    return own.data_ptr(), own.nbytes()
+
+
 def described(blocks: Tensor, places: Places, named: Mapping[str, Tensor], most: int = MOST_NAMES) -> str:
     """Return what those blocks (bool, of all) belong to: names, and addresses of what has none."""
     names, nameless = [], blocks.clone()

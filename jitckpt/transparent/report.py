@@ -6,8 +6,10 @@ from typing import Literal
 from jitckpt.transparent.communicators import FOREVER, Place
 
 # healthy: it works. suspect: it can be read, but its driver or network may be damaged. empty: a new server
-# works, and holds no state yet. lost: nothing can be read from it, or its server is dead.
-Device = Literal["healthy", "suspect", "empty", "lost"]
+# works, and holds no state yet. changed: it works, and does for the next step, but something in the minibatch
+# may have written to the state, which the host has a copy of. lost: nothing can be read from it, or its
+# server is dead.
+Device = Literal["healthy", "suspect", "empty", "changed", "lost"]
 
 
 @dataclass(frozen=True)

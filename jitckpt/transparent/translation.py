@@ -32,6 +32,7 @@ DEVICES: dict[int, Device] = {
     messages.HEALTHY: "healthy",
     messages.SUSPECT: "suspect",
     messages.EMPTY: "empty",
+    messages.CHANGED: "changed",
 }
 MOST_COPIES = 64  # bits of Stopped.images and copies
 

@@ -1,11 +1,12 @@
 """Whether a minibatch's log, run again, gives the same; and what has to be put back before it: learned.
 
 A validation compares the device's memory, block by block, at three times: as the minibatch began (the image),
-at a place before its optimizer step, and at that place again after the image was put back, what had changed
-and is not known to be needed was overwritten, and the log was run again. If the last two are the same,
-nothing of what was overwritten is needed. If they differ, what had changed may be missing: it is learned, and
-the validation made again. If nothing is left to learn, the log is not all that the device's results depend
-on, and transparent mode is switched off.
+at a place before its optimizer step, and at that place again after the image was put back, what is tried (it
+has changed, and an image might do without it) was overwritten, and the log was run again. All else is put
+back: a batch drawn in the minibatch before may be indices, of which overwritten ones would break the device.
+If the last two are the same, nothing of what was overwritten is needed. If they differ, what was tried may be
+missing: it is learned, and the validation made again. If nothing is left to learn, the log is not all that
+the device's results depend on, and transparent mode is switched off.
 
 So a block is one of: unchanged (constants; parameters and optimizer state, which the step changes); the
 shadow, which changes in the minibatch and is needed for it; and what is written before it is read.
@@ -18,6 +19,11 @@ from torch import Tensor
 FIRST_STEP = 5  # as in the paper: by then everything has been allocated
 MOST_ROUNDS = 3  # in which what differs is learned; then all that changes is put back
 MOST_TRIES = 3  # minibatches in a row in which a validation may be left out, before the next is far off
+TRIED_AGAIN = (25, 125, 625)  # steps in which it is made where none has been valid yet
+
+
+# By this a worker sees in what it is told that it has to end.
+RELIED = "A failure was recovered from before this was known"
 
 
 @dataclass(frozen=True)
@@ -53,11 +59,13 @@ class SwitchOff:
     block: int
 
 
-def is_due(step: int, every: int) -> bool:
+def is_due(step: int, every: int, valid: bool = True) -> bool:
     """Return whether the minibatch of that step is to be validated: the fifth, and every so many after it.
 
-    every: 0 for the fifth alone.
+    every: 0 for the fifth alone. valid: one was found to be.
     """
+    if not valid and step in TRIED_AGAIN:
+        return True
     return step == FIRST_STEP or (every > 0 and step > FIRST_STEP and (step - FIRST_STEP) % every == 0)
 
 
@@ -78,9 +86,18 @@ def judge(seen: Seen, shadow: Tensor, rounds: int = 1) -> Valid | Again | Switch
     return Again(shadow | found)
 
 
-def told(reason: str) -> str:
-    """Return what the user is told once transparent mode is switched off; reason: a clause."""
+def told(reason: str, relied: bool = False) -> str:
+    """Return what the user is told once transparent mode is switched off; reason: a clause.
+
+    relied: since a minibatch was valid for the last time, a failure was recovered from.
+    """
+    off = f"Transparent mode is switched off: {reason}."
+    if relied:
+        return (
+            f"{off} {RELIED}, so the result may differ from that of an undisturbed run: all ranks end now, "
+            "and the job goes back to a save of before, or to its beginning."
+        )
     return (
-        f"Transparent mode is switched off: {reason}. The training goes on undisturbed, but a failure would "
+        f"{off} The training goes on undisturbed, but a failure would "
         "now end the job; jitckpt.init (docs/api.md) would protect it."
     )

@@ -40,10 +40,11 @@ struct Order {
   uint64_t first, second;
 };
 // intact: the device's memory holds the parameters and the optimizer state after step `ended`. suspect: no
-// more than that can be said of it, so they may be copied, and nothing else be done.
+// more than that can be said of it, so they may be copied, and nothing else be done. changed: calls since
+// then may have written to them, so they do for the next step alone.
 struct Rested {
   uint32_t word;  // rest
-  uint32_t intact, suspect;
+  uint32_t intact, suspect, changed;
   uint64_t ended;
 };
 
@@ -115,6 +116,26 @@ struct restore_state {
   uint64_t state, places, offset, bytes;
   int32_t in_place, process, file;
 };
+// How a block compares. unwritten: it differs where it was overwritten or filled before the minibatch was run
+// again, and the minibatch never writes; or the minibatch has made the memory.
+enum class Found : uint8_t { same, unwritten, different };
+// Before a call that may write to the state where it stays on the device: once all calls before are over it
+// is copied to the host, unless that has been done; from then on the device does not hold it. Nothing that
+// writes is made behind it where it can't be copied. Followed by Range[ranges].
+struct save_state {
+  uint64_t state, ranges;
+};
+// Whether it is still as that copy. Followed by Range[ranges].
+struct compare_state {
+  uint64_t ranges;
+};
+struct compare_state_answer {
+  uint32_t known, same;
+};
+// The same of a part of it, behind such a call; the answer is written to a byte of pinned memory, as a Found.
+struct look_at_state {
+  uint64_t ranges, found;
+};
 struct newest_image {};
 struct newest_image_answer {
   uint64_t image;
@@ -148,9 +169,6 @@ struct check_memory_answer {
 };
 constexpr std::size_t block_bytes = 512;  // torch's allocator gives no less
 constexpr uint8_t overwritten = 0x5a;     // what a validation fills memory with that is not put back
-// How a block compares. unwritten: it differs where it was overwritten or filled before the minibatch was run
-// again, and the minibatch never writes; or the minibatch has made the memory.
-enum class Found : uint8_t { same, unwritten, different };
 
 // Followed by calls: GroupedCall and content each, both aligned as records are. The server makes them between
 // ncclGroupStart and ncclGroupEnd.

@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from jitckpt import job
+from jitckpt import job, state_on_device
 from jitckpt.errors import CheckpointError
-from jitckpt.state_on_device import BY_A_CALL, StateOnDevice, digest, gradients, unfit, unpacked
+from jitckpt.state_on_device import StateOnDevice, digest, gradients, unfit, unpacked
 from jitckpt.transparent import naming
 from jitckpt.transparent.naming import BLOCK_BYTES
 
@@ -40,7 +41,8 @@ class Proxy:
         self.heard: list[Any] = []
         self.answers = [0]
         self.others_stay = 1
-        self.communicated = self.recovered = self.written = 0
+        self.communicated = self.recovered = self.written = self.written_for_good = 0
+        self.storages: list[tuple[int, int]] = []
         self.places: list[tuple[int, int]] = []
         self.changed = b""
         self.process = SimpleNamespace(
@@ -53,8 +55,9 @@ class Proxy:
             jitckpt_proxy_check=self.check,
             jitckpt_proxy_keep_again=lambda: self.hear("keeps"),
             jitckpt_proxy_state_changed=lambda: self.recovered,
-            jitckpt_proxy_state_may_change=lambda: self.hear("may change"),
             jitckpt_proxy_state_was_written=lambda: self.written,
+            jitckpt_proxy_state_was_changed=lambda: self.written_for_good,
+            jitckpt_proxy_watch_state=partial(Proxy.watch, self),
             jitckpt_proxy_communicated=lambda: self.communicated,
             cudaGetLastError=lambda: 0,
             cudaGetErrorString=lambda error: f"error {error}".encode(),
@@ -65,6 +68,10 @@ class Proxy:
         assert len(found) == count
         self.heard.append((what, found, *digest))
         return 0
+
+    def watch(self, storages: bytes, count: int) -> None:
+        self.storages = unpacked(storages)
+        assert len(self.storages) == count
 
     def check(self, reference: Any) -> int:
         memory = reference._obj
@@ -224,7 +231,6 @@ def test_a_parameter_that_changes_outside_of_the_step_leaves_with_its_name(
     one.stays = True
     for _ in range(2):
         begins(one, here, optimizers)
-        parameters[1].data.add_(0)
         with torch.no_grad():
             parameters[1].add_(1)  # by the step itself
         ended(one, here, optimizers)
@@ -266,41 +272,62 @@ def test_an_optimizer_that_gets_another_parameter_leaves(capsys: pytest.CaptureF
     assert [what for what, *_ in proxy.heard] == ["leaves", "begins"]
 
 
-@pytest.mark.parametrize("how", [BY_A_CALL, "taken the `data` of a parameter"])
-def test_what_may_have_changed_the_state_uncounted_makes_it_leave(
-    how: str, capsys: pytest.CaptureFixture[str]
+def test_a_state_that_a_call_has_changed_leaves_and_what_was_recovered_from_meanwhile_is_right(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     proxy, here = Proxy(), state()
     one = StateOnDevice(proxy.process)
     one.stays = True
     for written in (0, 1, 1):
         proxy.heard.clear()
-        if written and "data" in how:
-            one.data_taken()
-            one.data_taken()
-            assert proxy.heard == [("may change", [])]
-        proxy.written = proxy.recovered = written  # a recovery of before it has done no harm
+        proxy.written = proxy.written_for_good = proxy.recovered = written
         begins(one, here, [])
-        one.data_taken()  # by the step itself
         image = [] if written else places(here)
         assert [what for what in proxy.heard if what[0] == "begins"] == [("begins", image)]
         ended(one, here, [])
-    said = f"the program has {how} outside of the optimizer step"
+    said = "the program has written to the state outside of the optimizer step"
     assert capsys.readouterr().err.count(said) == 1
 
 
-def test_a_program_that_takes_data_in_every_minibatch_and_changes_nothing_is_let_be() -> None:
+def test_a_counted_change_that_the_proxy_has_seen_coming_is_made_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     proxy, here = Proxy(), state()
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2)) for _ in range(3)])
     one = StateOnDevice(proxy.process)
-    one.data_taken()
-    known = naming.Places(sorted(places(here)))
-    same = torch.zeros(sum(-(-size // BLOCK_BYTES) for _, size in known.pieces), dtype=torch.bool)
-    assert one.why_not(here, [None], known, same) == ""
     one.stays = True
-    ended(one, here, [])
-    proxy.heard.clear()
-    one.data_taken()
-    assert proxy.heard == []
+    begins(one, here, [optimizer])
+    ended(one, here, [optimizer])
+    with torch.no_grad():
+        optimizer.param_groups[0]["params"][2].mul_(0.5)
+    proxy.written = proxy.written_for_good = proxy.recovered = 1
+    begins(one, here, [optimizer])  # and raises nothing
+    said = "optimizer.0.parameter.2 has changed outside of the optimizer step"
+    assert said in capsys.readouterr().err
+
+
+def test_a_state_that_is_given_to_kernels_anew_in_most_minibatches_leaves(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for many, leaves in ((state_on_device.OFTEN - 1, False), (state_on_device.OFTEN, True)):
+        proxy, here = Proxy(), state()
+        one = StateOnDevice(proxy.process)
+        one.stays = True
+        for number in range(2 * state_on_device.OFTEN):
+            proxy.written = number < many
+            begins(one, here, [])
+            ended(one, here, [])
+        assert (("leaves", []) in proxy.heard) == leaves
+        assert ("given the state in ways that were not seen before" in capsys.readouterr().err) == leaves
+
+
+def test_the_proxy_is_told_of_the_storages_that_the_state_lies_in() -> None:
+    proxy, whole = Proxy(), torch.zeros(64)
+    here = {"optimizer.0.parameter.0": on_device(whole[16:32])}
+    one = StateOnDevice(proxy.process)
+    one.stays = True
+    begins(one, here, [])
+    assert proxy.storages == [(whole.data_ptr(), whole.nbytes)]
 
 
 @pytest.mark.parametrize("wanted", [False, True])
@@ -388,8 +415,10 @@ def test_images_leave_out_gradients_that_a_validation_has_not_found_to_be_needed
         one = StateOnDevice(proxy.process)
         one.watched([optimizer])
         changed = torch.zeros(len(shadow), dtype=torch.uint8)
-        one.doubt_gradients(known, changed)
-        assert changed.nonzero().flatten().tolist() == [*own]
+        tried = torch.zeros(len(shadow), dtype=torch.bool)
+        one.doubt_gradients(known, changed, tried)
+        for blocks in (changed, tried):
+            assert blocks.nonzero().flatten().tolist() == [*own]
         one.learn(known, shadow)
         one.stays = True
         begins(one, here, [optimizer])

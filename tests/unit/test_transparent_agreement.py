@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transparent_proxies import PAIR, WORLD, Proxy
 
+from jitckpt.transparent import validation
 from jitckpt.transparent.agreement import PATIENCE, Agreement
 from jitckpt.transparent.messages import (
     HEALTHY,
@@ -436,6 +437,22 @@ def test_transparent_mode_is_switched_off_for_all_once_no_other_rank_has_anythin
     for proxy in now.proxies.values():
         assert "Transparent mode is switched off: what rank 1 has (rank 1). The training" in proxy.given_up
     assert [name for name, _ in now.events] == ["switched_off"]
+
+
+@pytest.mark.parametrize("valid_since", [False, True])
+def test_what_was_recovered_from_calls_that_can_not_be_repeated_sends_the_job_back(valid_since: bool) -> None:
+    now = job()
+    now.alarm(0)
+    now.run()
+    if valid_since:
+        come(now, 0, 1)
+        now.run()
+    now.proxies[1].wrong = True
+    come(now, 0, 1)
+    now.run()
+    for proxy in now.proxies.values():
+        assert "Transparent mode is switched off" in proxy.given_up
+        assert (validation.RELIED in proxy.given_up) != valid_since
 
 
 @given(st.data())

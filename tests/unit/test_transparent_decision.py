@@ -44,6 +44,8 @@ def rank_at(
     found.kept_from, found.kept_to, found.host_ended = ended - before, ready, ready
     if device in ("lost", "empty"):
         found.lose()
+    if device == "changed":  # which the host has a copy of, made before
+        found.state, found.host_copies = None, copies | {ended}
     found.device = device
     return found
 
@@ -64,12 +66,14 @@ def variants(size: int) -> list[Rank]:
     found += [replace(rank_at(1, "middle", device), kept_to=2) for device in DEVICES]
     found += [rank_at(ended, place, "suspect") for ended, place in failed]
     found += [rank_at(ended, place, "lost") for ended, place in failed]
+    found += [rank_at(ended, place, "changed") for ended, place in PLACES[:2]]
     if size == 3:
         return found
     found += [
         rank_at(ended, place, device, before, frozenset(copies))
         for (ended, place), before, copies in product(failed, (0, 1), ((), (1,), (2,), (1, 2)))
-        for device in ("suspect", "empty", "lost")
+        for device in ("suspect", "empty", "changed", "lost")
+        if device != "changed" or place != "step"
     ]
     return [*found, *(without_kept(rank) for rank in found[:20])]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from jitckpt.transparent.naming import BLOCK_BYTES, Places, described
-from jitckpt.transparent.validation import Again, Seen, SwitchOff, Valid, is_due, judge, told
+from jitckpt.transparent.validation import RELIED, Again, Seen, SwitchOff, Valid, is_due, judge, told
 
 LIVING = 6  # blocks as the minibatch begins
 POISON = hash("overwritten")
@@ -146,6 +146,16 @@ def test_what_the_user_is_told() -> None:
         "Transparent mode is switched off: x is not the same. The training goes on undisturbed, but a "
         "failure would now end the job; jitckpt.init (docs/api.md) would protect it."
     )
+    relied = told("x is not the same", relied=True)
+    assert RELIED in relied
+    assert "the result may differ" in relied
+    assert "undisturbed, but" not in relied
+
+
+def test_where_no_minibatch_has_been_valid_yet_it_is_tried_again_more_and_more_seldom() -> None:
+    due = [step for step in range(1, 2000) if is_due(step, 1000, valid=False)]
+    assert due == [5, 25, 125, 625, 1005]
+    assert [step for step in range(1, 2000) if is_due(step, 1000)] == [5, 1005]
 
 
 @pytest.mark.parametrize(("every", "due"), [(10, [5, 15, 25]), (0, [5]), (1, [*range(5, 30)])])

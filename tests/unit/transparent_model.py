@@ -109,11 +109,12 @@ class Rank:
                 require(self.device != "lost", "nothing can be aborted on a lost device")
                 self.communicators_of = None
             case FinishStep(state):
-                require(self.device in ("healthy", "suspect"), "the device can't run anything")
+                require(self.device in ("healthy", "suspect", "changed"), "the device can't run anything")
                 require(self.place == "ready" and self.ended == state - 1, "another step is due")
                 require(self.right, "what the step starts from is not right")
                 require(self.host_ended >= state, "not all calls of the step are in the log")
                 self.state, self.ended, self.place, self.local = state, state, "begin", state
+                self.device = "healthy" if self.device == "changed" else self.device
             case SaveToHost(state) if state not in self.images:
                 if state not in self.host_copies:
                     require(self.device in ("healthy", "suspect"), "the device can't be read")
@@ -123,7 +124,9 @@ class Rank:
                 self.device, self.state, self.local, self.right = "empty", None, None, False
                 self.place, self.communicators_of = "begin", None
             case Reset(state):
-                require(self.device in ("healthy", "empty"), "the server has to be restarted before")
+                require(
+                    self.device in ("healthy", "empty", "changed"), "the server has to be restarted before"
+                )
                 require(self.kept_from <= state <= self.kept_to, "what made the objects is not kept")
                 if self.state != state:
                     self.state, self.device = None, "empty"

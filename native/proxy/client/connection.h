@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "communicator_table.h"
@@ -24,6 +25,7 @@
 #include "pinned_memory.h"
 #include "server_process.h"
 #include "settings.h"
+#include "state_watch.h"
 #include "together.h"
 #include "validation.h"
 
@@ -32,6 +34,7 @@ namespace jitckpt::proxy::client {
 inline Extent extent_of(const jitckpt_proxy_place& place) {
   return {place.address, place.address + place.bytes};
 }
+uint64_t bytes_of_places(std::span<const jitckpt_proxy_place> places);
 inline Extent memory_of(const wire::Range& range) { return {range.from, range.from + range.bytes}; }
 
 class Connection {
@@ -66,10 +69,18 @@ class Connection {
   bool state_stays() const { return together_ && !has_left_; }
   void state_leaves();
   void state_ends();
-  void state_may_change();
+  void watch_state(std::span<const jitckpt_proxy_place> memory);
+  bool state_was_changed();
   // See requests.h.
   bool state_is_still() const { return state_is_still_; }
   void writes(uint64_t address, uint64_t bytes);
+  // A kernel, or a library's, gets what the record says: before that is in the log.
+  // What it returns is to be looked at once it is there.
+  struct Look {
+    wire::Found* found;
+    std::vector<wire::Range> ranges;
+  };
+  std::optional<Look> gives(Call call, Bytes arguments, Bytes more);
   bool state_was_written() const { return state_was_written_; }
   // A thread waits for an answer; within a step that answer may lie behind what waits for the step's end.
   void waits_for_answer(std::size_t slot) {
@@ -116,6 +127,7 @@ class Connection {
   int recoveries() const { return recoveries_; }
   // That images have had at one time, and the copy of a check with them.
   uint64_t most_image_bytes() const { return most_image_bytes_; }
+  uint64_t image_bytes();
 
   // For the control thread, which stops the host before and lets it go on afterwards.
   // From here on nothing counts that the device does: ranks end their communicators one after the other, and
@@ -141,6 +153,9 @@ class Connection {
   // Throws std::runtime_error with a sentence.
   void replay(uint64_t recovery, const control::Replay& order);
   bool replayed() const;
+  // Why a validation's replay that is at its end has come to nothing, so that the memory is not what it was;
+  // empty if it has not.
+  std::string failed_trial();
   bool release();
   void give_up(const std::string& why);
 
@@ -160,6 +175,8 @@ class Connection {
     bool whole = true, steps = false, stepped = false;
     std::vector<jitckpt_proxy_place> places{};
     uint64_t digest = 0;
+    void* saved = nullptr;  // pinned: has the places, one after the other, once Control says so
+    uint64_t saved_bytes = 0;
 
     bool leads_on() const { return whole || stepped; }
 
@@ -200,6 +217,9 @@ class Connection {
   void report_device(control::Stopped& report) const;
   std::vector<control::HostCopy> copy_state(uint64_t state);
   void forget_copy();
+  void save_state();  // with still_mutex_ held
+  std::optional<control::HostCopy> saved_state(const Image& image) const;
+  std::vector<wire::Range> ranges_of(const std::vector<jitckpt_proxy_place>& places, uint64_t to);
   void note_image_bytes(uint64_t more);
   std::vector<wire::Piece> pieces_to_check(const Image& image);
   std::unique_ptr<ServerProcess> ready_server();
@@ -238,9 +258,16 @@ class Connection {
   std::vector<jitckpt_proxy_place> left_out_places_;  // of the newest step's image
   Extents left_out_;                                  // the same
   std::atomic<bool> step_needs_others_{false};
-  // Where the state stays, between two optimizer steps: its places, by address.
+  // Where the state stays, between two optimizer steps: its places, by address. The control thread never
+  // takes this lock, since who has it may wait for a recovery.
   std::mutex still_mutex_;
   std::vector<jitckpt_proxy_place> still_, still_as_told_;
+  uint64_t still_state_ = 0, saves_ = 0;  // the state's number; the newest that was to be saved
+  StateWatch watch_;
+  std::vector<wire::Range> saved_;  // the places with their copies, by address
+  // What is found after the first call of each way: in pinned memory, behind the copies.
+  std::unordered_map<uint64_t, const wire::Found*> looked_;
+  wire::Found* found_ = nullptr;
   std::atomic<bool> state_is_still_{false}, state_was_written_{false};
   std::optional<wire::Rested> rested_;  // what a server said that has been stopped
   // The state in host memory, until the recovery is over.

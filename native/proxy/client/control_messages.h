@@ -55,9 +55,10 @@ struct Member {
   uint64_t since, until;  // states of images that it lives in; until lasting: it lives
   std::vector<Count> counts;
 };
-// How the device is: it works; it can be read, but what lies below may be damaged; nothing is on it; nothing
-// can be read from it.
-enum class Device : uint64_t { lost, healthy, suspect, empty };
+// How the device is: it works; it can be read, but what lies below may be damaged; nothing is on it; it
+// works, but calls may have written to the state since the step that it has ended; nothing can be read from
+// it.
+enum class Device : uint64_t { lost, healthy, suspect, empty, changed };
 struct Held {};
 struct Stopped {
   uint64_t kept_from, kept_to;  // states of the images; kept_from > kept_to: there is none

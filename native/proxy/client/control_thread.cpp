@@ -201,6 +201,10 @@ void ControlThread::look_at_replay() {
     if (replay_stands_still()) connection_.hold().alarm("the calls that are made again come to no end");
     return;
   }
+  if (const std::string failure = connection_.failed_trial(); !failure.empty()) {
+    connection_.hold().alarm(failure);
+    return;
+  }
   // If something has failed in it, the alarm is what the agent hears.
   if (!connection_.release()) return;
   phase_ = Phase::watching;

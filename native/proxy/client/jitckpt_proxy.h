@@ -21,6 +21,8 @@ JITCKPT_PROXY_CALL int jitckpt_proxy_keep(void);
 // their programs. `communicated`: 1 if it has.
 JITCKPT_PROXY_CALL int jitckpt_proxy_keep_again(void);
 JITCKPT_PROXY_CALL int jitckpt_proxy_communicated(void);
+// What the newest image copies of the device's memory.
+JITCKPT_PROXY_CALL uint64_t jitckpt_proxy_image_bytes(void);
 
 struct jitckpt_proxy_place {
   uint64_t address, bytes;
@@ -45,10 +47,14 @@ JITCKPT_PROXY_CALL void jitckpt_proxy_state_ends(void);
 // The places have been changed since the newest step: nothing goes back to that any more. 1: something may
 // have done so before this call, with what had been changed by then.
 JITCKPT_PROXY_CALL int jitckpt_proxy_state_changed(void);
-// The same, if no step is under way, of what may be about to change them; and whether that has been said, or
-// a copy was made to the places between two steps.
-JITCKPT_PROXY_CALL void jitckpt_proxy_state_may_change(void);
+// Before a call that may write to the places between two steps, whoever makes it, they are copied to the
+// host: so a failure behind it is recovered from like any other. `was_written`: there was such a call.
+// `was_changed`: and the places are not what they were, or nobody knows; waits for the device. If they are,
+// calls of just that kind don't count any more. `watch_state`: the storages that have the places in them,
+// before the next step ends.
 JITCKPT_PROXY_CALL int jitckpt_proxy_state_was_written(void);
+JITCKPT_PROXY_CALL int jitckpt_proxy_state_was_changed(void);
+JITCKPT_PROXY_CALL void jitckpt_proxy_watch_state(const struct jitckpt_proxy_place* memory, uint64_t count);
 // How many answers this thread has waited for.
 JITCKPT_PROXY_CALL uint64_t jitckpt_proxy_answers(void);
 
@@ -113,6 +119,10 @@ enum jitckpt_proxy_validation {
 };
 JITCKPT_PROXY_CALL int jitckpt_proxy_validate(uint64_t place, int says, const char* text, const char* state,
                                               const char* unfit);
+
+// Why there are no recoveries any more, as the agent has said; "" if there are. Stands until this thread's
+// next call of it.
+JITCKPT_PROXY_CALL const char* jitckpt_proxy_given_up(void);
 
 #ifdef __cplusplus
 }

@@ -49,7 +49,7 @@ control::Stopped Connection::report() {
     const uint64_t bit = uint64_t{1} << (image->state - report.kept_from);
     if (image->whole)
       report.images |= bit;
-    else if (copied_ && copied_->state == image->state)
+    else if ((copied_ && copied_->state == image->state) || saved_state(*image))
       report.copies |= bit;
   }
   if (stays) report_device(report);
@@ -132,6 +132,16 @@ void Connection::replay(uint64_t recovery, const control::Replay& order) {
 }
 
 bool Connection::replayed() const { return log_.control().read >= replay_end_; }
+
+// A kernel may fail of what was overwritten, and nothing tells of that: the program makes no call meanwhile.
+std::string Connection::failed_trial() {
+  std::lock_guard lock(mutex_);
+  if (recovers_from_failure_ || !check_ || log_.control().check_compared == check_->number) return "";
+  const std::optional<MachineFailure> failure = pending_failure();
+  return "a validation could not be made as it should, with what may not be needed overwritten (" +
+         (failure ? failure->describe() : "the memory was not compared") +
+         "), which says nothing of the program";
+}
 
 bool Connection::release() {
   const uint64_t next = states_ + 1;  // none is added while the host is held

@@ -99,7 +99,8 @@ cudaError_t launch(const void* function, dim3 grid, dim3 block, void** parameter
                                .parameter_bytes = kernel->parameter_bytes};
   thread_local std::vector<std::byte> content;
   const Bytes attribute_bytes = std::as_bytes(attributes);
-  content.resize(attribute_bytes.size() + kernel->parameter_bytes);
+  // What lies between two parameters is nothing by which two launches differ.
+  content.assign(attribute_bytes.size() + kernel->parameter_bytes, {});
   if (!attribute_bytes.empty()) std::memcpy(content.data(), attribute_bytes.data(), attribute_bytes.size());
   std::byte* const begin = content.data() + attribute_bytes.size();
   for (std::size_t i = 0; i < kernel->parameters.size(); ++i) {

@@ -70,7 +70,8 @@ void Connection::forget_images(std::size_t remaining) {
     std::lock_guard lock(mutex_);
     while (!images_.empty() &&
            (images_.size() > remaining || !writer_.is_kept(images_.front().start.sequence))) {
-      if (images_.front().copies) pinned_.release(images_.front().copies);
+      for (void* const memory : {images_.front().copies, images_.front().saved})
+        if (memory) pinned_.release(memory);
       images_.pop_front();
     }
     if (images_.empty())
@@ -99,6 +100,11 @@ void Connection::note_image_bytes(uint64_t more) {
     if (image.copies) more += image.bytes;
   }
   if (more > most_image_bytes_) most_image_bytes_ = more;
+}
+
+uint64_t Connection::image_bytes() {
+  std::lock_guard lock(mutex_);
+  return images_.empty() ? 0 : images_.back().bytes;
 }
 
 // The server makes it when it comes to the record. It goes over what the last but one has, which stays until
@@ -182,7 +188,7 @@ cudaError_t Connection::prepare_image(bool& needed, bool again) {
 }
 
 cudaError_t Connection::keep(bool again) {
-  state_is_still_ = false;  // the image has it, too
+  state_is_still_ = state_was_written_ = false;  // the image has it, too
   bool needed = false;
   if (const cudaError_t result = prepare_image(needed, again); result != cudaSuccess || !needed)
     return result;
@@ -253,6 +259,7 @@ Connection::Restarted Connection::restart_server(const control::Restart& order) 
     if (!rested_ || !server_->finish(order.finish, longest_step))
       throw std::runtime_error("optimizer step " + std::to_string(order.finish) + " can't be finished");
     rested_->ended = order.finish;
+    rested_->changed = 0;
     log_.control().step_begun = order.finish;
   }
   Restarted restarted{};
@@ -377,6 +384,12 @@ int jitckpt_proxy_communicated(void) {
   int32_t result = 0;
   const Connection* const connection = Connection::get(Library::cudart, result);
   return connection && connection->communicated();
+}
+
+uint64_t jitckpt_proxy_image_bytes(void) {
+  int32_t result = 0;
+  Connection* const connection = Connection::get(Library::cudart, result);
+  return connection ? connection->image_bytes() : 0;
 }
 
 int jitckpt_proxy_stands(void) {

@@ -67,6 +67,11 @@ bool may_block(Call call) {
          call == Call::check_memory;
 }
 
+// Calls after which code that nobody knows has what addresses they name. What others write to is known.
+bool hands_addresses_on(Library library, Call call) {
+  return call == Call::launch || call == Call::copy_from_host || library == Library::cublas;
+}
+
 // A watchdog's queries never wait: it would take that for a hang. But a thread that has waited for the device
 // itself may know what is over, and torch's timers raise an error if a query says otherwise.
 bool only_watches(const Thread& thread, Call call) { return is_query(call) && !thread.has_waited; }
@@ -244,6 +249,9 @@ int32_t tell_bytes(Library library, Call call, Bytes arguments, Bytes more, Posi
   connection->hold().pass();
   if ((result = take_asynchronous_error(*connection, thread, library, false)) != 0) [[unlikely]]
     return result;
+  std::optional<Connection::Look> look;
+  if (connection->state_is_still() && hands_addresses_on(library, call))
+    look = connection->gives(call, arguments, more);
   if (!appended(*connection, thread, call, 0, arguments, more, kept)) [[unlikely]] {
     if (arguments.size() + more.size() <= connection->writer().longest_content())
       return connection->fail_for_good(library);
@@ -255,6 +263,11 @@ int32_t tell_bytes(Library library, Call call, Bytes arguments, Bytes more, Posi
     connection->objects().record(event_of(arguments), {thread.newest.sequence, thread.device});
   if (call == Call::copy_from_host)
     thread.quiet.go_on(read<wire::copy_from_host>(arguments).stream, thread.device, thread.newest.sequence);
+  if (look) {
+    const auto found = reinterpret_cast<uint64_t>(look->found);
+    tell<cudaError_t>(Call::look_at_state, wire::look_at_state{look->ranges.size(), found},
+                      std::as_bytes(std::span(look->ranges)));
+  }
   return 0;
 }
 

@@ -42,7 +42,7 @@ int32_t tell_collective_bytes(Call call, Bytes arguments, const Exchange& exchan
 void count(std::span<const Exchange> exchanges);
 
 // Whether parameters and optimizer state stay on the device, and no optimizer step is under way. If so, every
-// call that writes to other memory than its own says so before it is in the log; kernels can't.
+// call that writes to other memory than its own says so before it is in the log; of kernels it is seen.
 bool state_is_still();
 void writes(const void* to, uint64_t bytes);
 uint64_t element_bytes(ncclDataType_t type);

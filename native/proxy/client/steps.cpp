@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <numeric>
 #include <stdexcept>
 
 #include "connection.h"
@@ -27,7 +26,7 @@ bool is_same_place(const jitckpt_proxy_place& one, const jitckpt_proxy_place& ot
 }  // namespace
 
 cudaError_t Connection::step_begins(std::span<const jitckpt_proxy_place> places) {
-  state_is_still_ = false;
+  state_is_still_ = state_was_written_ = false;
   if (!hold_.on() || !together_)
     return cudaError_t(fail(Library::cudart, cudaErrorNotSupported,
                             "there is no step barrier, so parameters and optimizer state can't stay on the "
@@ -95,33 +94,18 @@ cudaError_t Connection::step_ended(std::span<const jitckpt_proxy_place> places, 
   // Else the device looks for that once the image is whole: the two are written before they are looked for.
   if (log_.control().image_whole >= states_) together_->notify();
   if (!places.empty()) {
+    const std::vector<Allocation> device = objects_.allocations();
     std::lock_guard lock(still_mutex_);
     if (!std::ranges::equal(places, still_as_told_, is_same_place)) {
       still_as_told_.assign(places.begin(), places.end());
       still_ = still_as_told_;
       std::ranges::sort(still_, {}, &jitckpt_proxy_place::address);
     }
+    watch_.watch(still_as_told_, device);
+    still_state_ = states_;
     state_is_still_ = true;
   }
   return cudaSuccess;
-}
-
-// An average of the weights that takes their place for an evaluation comes so. A replay would make the copy
-// again, and that from there which was made before it, with what it has left.
-void Connection::writes(uint64_t address, uint64_t bytes) {
-  {
-    std::lock_guard lock(still_mutex_);
-    const auto found = std::ranges::upper_bound(
-        still_, address, {}, [](const jitckpt_proxy_place& place) { return place.address + place.bytes; });
-    if (found == still_.end() || found->address >= address + bytes) return;
-  }
-  state_may_change();
-}
-
-void Connection::state_may_change() {
-  if (!state_is_still_) return;
-  state_was_written_ = true;
-  state_changed();
 }
 
 // Another thread's answer can be waited for, unless the step's thread needs what this one has: Python's lock.
@@ -179,7 +163,10 @@ void Connection::report_device(control::Stopped& report) const {
   report.begun = report.ended = control.step_begun;
   report.ready = std::max<uint64_t>(report.begun, control.step_ready);
   if (!rested_ || rested_->intact == 0 || rested_->ended != report.begun) return;
-  report.device = rested_->suspect != 0 ? control::Device::suspect : control::Device::healthy;
+  if (rested_->changed != 0)
+    report.device = rested_->suspect != 0 ? control::Device::lost : control::Device::changed;
+  else
+    report.device = rested_->suspect != 0 ? control::Device::suspect : control::Device::healthy;
 }
 
 // With mutex_ held. An image that is whole has it already.
@@ -191,28 +178,18 @@ std::vector<control::HostCopy> Connection::copy_state(uint64_t state) {
   if (image == images_.end())
     throw std::runtime_error("this process keeps nothing of state " + std::to_string(state));
   if (image->whole) return {};
-  if (!rested_ || rested_->intact == 0 || rested_->ended != state)
+  if (const auto saved = saved_state(*image)) return {*saved};
+  if (!rested_ || rested_->intact == 0 || rested_->changed != 0 || rested_->ended != state)
     throw std::runtime_error("the device does not hold state " + std::to_string(state));
-  const uint64_t bytes = std::accumulate(image->places.begin(), image->places.end(), uint64_t{0},
-                                         [](uint64_t sum, const auto& one) { return sum + one.bytes; });
+  const uint64_t bytes = bytes_of_places(image->places);
   void* const memory = pinned_.allocate(std::max<uint64_t>(bytes, 1));
   auto* const ranges =
       static_cast<wire::Range*>(pinned_.allocate((image->places.size() + 1) * sizeof(wire::Range)));
-  const std::vector<Allocation> allocations = objects_.allocations();
-  const auto device_of = [&](uint64_t address) {
-    const auto found = std::ranges::find_if(allocations, [&](const Allocation& one) {
-      return one.address <= address && address < one.extent().end;
-    });
-    return found == allocations.end() ? 0 : found->device;
-  };
   bool done = memory && ranges;
   if (done) {
-    uint64_t to = reinterpret_cast<uint64_t>(memory);
-    std::size_t count = 0;
-    for (const jitckpt_proxy_place& place : image->places) {
-      ranges[count++] = {place.address, to, place.bytes, device_of(place.address)};
-      to += place.bytes;
-    }
+    const std::vector<wire::Range> all = ranges_of(image->places, reinterpret_cast<uint64_t>(memory));
+    std::ranges::copy(all, ranges);
+    const std::size_t count = all.size();
     done = server_->copy_state(ranges, count, longest_copy);
   }
   if (ranges) pinned_.release(ranges);
@@ -272,15 +249,22 @@ int jitckpt_proxy_state_changed(void) {
   return connection && connection->state_changed();
 }
 
-void jitckpt_proxy_state_may_change(void) {
+void jitckpt_proxy_watch_state(const struct jitckpt_proxy_place* memory, uint64_t count) {
   int32_t result = 0;
-  if (Connection* const connection = Connection::get(Library::cudart, result)) connection->state_may_change();
+  if (Connection* const connection = Connection::get(Library::cudart, result))
+    connection->watch_state({memory, count});
 }
 
 int jitckpt_proxy_state_was_written(void) {
   int32_t result = 0;
   const Connection* const connection = Connection::get(Library::cudart, result);
   return connection && connection->state_was_written();
+}
+
+int jitckpt_proxy_state_was_changed(void) {
+  int32_t result = 0;
+  Connection* const connection = Connection::get(Library::cudart, result);
+  return connection && connection->state_was_changed();
 }
 
 uint64_t jitckpt_proxy_answers(void) { return this_thread().answers; }

@@ -234,3 +234,11 @@ int jitckpt_proxy_validate(uint64_t place, int says, const char* text, const cha
   return connection ? connection->validate({place, static_cast<uint64_t>(says), text, state, unfit})
                     : jitckpt_proxy_over;
 }
+
+const char* jitckpt_proxy_given_up(void) {
+  static thread_local std::string reason;
+  int32_t result = 0;
+  Connection* const connection = Connection::get(Library::cudart, result);
+  reason = connection ? connection->hold().given_up() : "";
+  return reason.c_str();
+}

@@ -74,7 +74,8 @@ void copy_state(const wire::Order& order) {
 
 // Between two servers: nothing is under way.
 void obey(const wire::Order& order, Kept& kept) {
-  if (order.word == wire::rest) return say(wire::Rested{wire::rest, kept.state.intact, 0, kept.state.ended});
+  if (order.word == wire::rest)
+    return say(wire::Rested{wire::rest, kept.state.intact, 0, kept.state.changed, kept.state.ended});
   if (order.word == wire::copy_state) return copy_state(order);
   say_done(order.word, false);
 }

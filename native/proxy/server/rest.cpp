@@ -73,7 +73,7 @@ wire::Rested Server::come_to_rest() {
 wire::Rested Server::rests_not() {
   const Held held = steps.held();
   const bool intact = held.intact && !steps.inside() && !device_has_failed_;
-  return {wire::rest, intact, 1, held.ended};
+  return {wire::rest, intact, 1, held.changed, held.ended};
 }
 
 // What lies in its place would be in the way.

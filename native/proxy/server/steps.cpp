@@ -244,7 +244,7 @@ void Steps::restore(const wire::restore_state& state, std::vector<wire::Place> p
     return;
   }
   if (state.in_place != 0) {
-    if (!held_.intact || held_.ended != state.state)
+    if (!held_.intact || held_.changed || held_.ended != state.state)
       throw Different("the device does not hold the state that it should");
     loaded_ = places.size();
     return hold({true, state.state, std::move(places)});
@@ -281,7 +281,7 @@ void Steps::load() {
 }
 
 bool Steps::skips(const Record& record) const {
-  return skips_ && record.slot == slot_ && record.sequence < first_apart && writes(record);
+  return (spares_ || (skips_ && record.slot == slot_)) && record.sequence < first_apart && writes(record);
 }
 
 bool copy_to_host(const wire::Range* ranges, uint64_t count) {

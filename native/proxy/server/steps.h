@@ -24,6 +24,8 @@ struct Held {
   bool intact = false;  // the places hold the state after step `ended`
   uint64_t ended = 0;
   std::vector<wire::Place> places;
+  bool changed =
+      false;  // calls behind that step may have written to them; the next step is right all the same
 
   // A block that holds some of it is gone.
   void lose(uint64_t address, uint64_t bytes);
@@ -60,6 +62,13 @@ class Steps {
     std::lock_guard lock(mutex_);
     held_ = std::move(held);
   }
+  // The state may be written to from here on.
+  void change() {
+    std::lock_guard lock(mutex_);
+    held_.changed = true;
+  }
+  // Nothing is written to any more.
+  void spare() { spares_ = true; }
   // A block of the device's memory is gone.
   void lose(uint64_t address, uint64_t bytes) {
     std::lock_guard lock(mutex_);
@@ -79,7 +88,7 @@ class Steps {
   std::unique_ptr<Together> together_;
   bool looked_ = false;  // for it
   std::atomic<bool> inside_{false};
-  bool skips_ = false, leaves_out_ = false;
+  bool skips_ = false, leaves_out_ = false, spares_ = false;
   uint32_t slot_ = 0;  // of the thread that makes the step
   std::atomic<uint64_t> ready_for_{0};
   uint64_t met_ = 0;  // the newest step for which all ranks were ready, as seen here

@@ -206,7 +206,8 @@ std::string Coordinator::way(const control::Stopped& report, uint64_t state) {
   const bool healthy = report.device == control::Device::healthy, holds = report.begun == report.ended;
   if (state < report.kept_from || state > report.kept_to) return "";
   if (report.images >> (state - report.kept_from) & 1) return "image";
-  if (healthy && report.ended + 1 == state && report.ready == state && holds) return "finish";
+  const bool works = healthy || report.device == control::Device::changed;
+  if (works && report.ended + 1 == state && report.ready == state && holds) return "finish";
   if (healthy && holds && report.ended == state) return "in place";
   if (report.copies >> (state - report.kept_from) & 1) return "host copy";
   return report.device == control::Device::suspect && holds && report.ended == state ? "through the host"

@@ -91,7 +91,20 @@ class Replica {
     ++minibatches_;
     std::vector<int> host(64, minibatches_);
     int* block = nullptr;
+    // Outside of the step: for good now and then, each time another number; and in each minibatch for a
+    // while.
+    const bool changes = changes_outside_ && next, for_good = changes && minibatches_ % 3 == 0;
+    if (changes) call([&] { launch_add(moments_.get(), 5, stream_); });
     call([&] { launch_mix(gradient_.get(), weights_.get(), stream_); });
+    if (for_good) call([&] { launch_add(weights_.get(), minibatches_, stream_); });
+    if (changes) call([&] { launch_mix(gradient_.get(), moments_.get(), stream_); });
+    if (uploads_ && next) {
+      const std::vector<const int*> addresses(4, weights_.get());
+      call([&] {
+        ok(cudaMemcpyAsync(uploaded_.get(), addresses.data(), 32, cudaMemcpyHostToDevice, stream_));
+      });
+    }
+    if (changes) call([&] { launch_add(moments_.get(), -5, stream_); });
     call([&] { launch_add(gradient_.get(), rank_ + 1, stream_); });
     call([&] { ok(cudaMalloc(reinterpret_cast<void**>(&block), 256)); });
     call([&] { ok(cudaMemcpyAsync(block, host.data(), 256, cudaMemcpyHostToDevice, stream_)); });
@@ -111,7 +124,16 @@ class Replica {
     const jitckpt_proxy_place places[] = {{reinterpret_cast<uint64_t>(weights_.get()), 256},
                                           {reinterpret_cast<uint64_t>(moments_.get()), 256}};
     const bool stays = next && jitckpt_proxy_state_stays() == 1;
-    if (stays) call([&] { ok(static_cast<cudaError_t>(jitckpt_proxy_step_begins(places, 2))); });
+    if (stays) {
+      call([&] {
+        const bool given = changes || uploads_ || minibatches_ == newly_given_;
+        EXPECT_EQ(jitckpt_proxy_state_was_written(), said_ && given);
+        const bool changed = jitckpt_proxy_state_was_changed() == 1;
+        EXPECT_EQ(changed, for_good && said_);
+        said_ = !for_good;  // else the image is whole, and of what is changed by then
+        ok(static_cast<cudaError_t>(jitckpt_proxy_step_begins(places, for_good ? 0 : 2)));
+      });
+    }
     call([&] { launch_mix(moments_.get(), sum_.get(), stream_); });
     call([&] { launch_mix(weights_.get(), moments_.get(), stream_); });
     call([&] { launch_mix(weights_.get(), sum_.get() + 8, stream_); });
@@ -127,6 +149,12 @@ class Replica {
   int rank_, ranks_;
   Store store_;
   int minibatches_ = 0, calls_ = 0;
+  const bool uploads_ = std::getenv("PROXY_TEST_UPLOADS") != nullptr;
+  const DeviceInts uploaded_{8};
+  const bool changes_outside_ = std::getenv("PROXY_TEST_OUTSIDE") != nullptr;
+  bool said_ = false;  // where the state is, after the newest step
+  // Kernels get the state for the first time in the minibatch after the first step that says where it is.
+  const int newly_given_ = 4;
   cudaStream_t stream_ = nullptr;
   cudaEvent_t event_ = nullptr;
   int* pinned_ = nullptr;
@@ -261,10 +289,11 @@ TEST(Alone, WaitsWithinItsStep) {
 // Returns how often ranks came to their state in which way: that depends on how far the devices are.
 std::map<std::string, int> expect_recovered(
     int ranks, int first, int last, const std::string& fault,
-    const std::function<void(Coordinator&)>& prepare = [](Coordinator&) {}) {
+    const std::function<void(Coordinator&)>& prepare = [](Coordinator&) {},
+    std::vector<std::string> variables = {}) {
   Job undisturbed(ranks), job(ranks);
-  std::vector<std::string> variables{"PROXY_TEST_FIRST=" + std::to_string(first),
-                                     "PROXY_TEST_LAST=" + std::to_string(last)};
+  variables.insert(variables.end(),
+                   {"PROXY_TEST_FIRST=" + std::to_string(first), "PROXY_TEST_LAST=" + std::to_string(last)});
   undisturbed.run("Alone.TrainsAsAReplica", variables);
   EXPECT_TRUE(undisturbed.coordinator.recoveries().empty());
   variables.push_back("PROXY_TEST_FAULT='" + fault + "'");
@@ -339,6 +368,26 @@ TEST(State, LeavesTheDevicesOfAllRanksInOneStepWhateverDiesMeanwhile) {
   }
   EXPECT_GE(ways["from a replica"], 3);
   EXPECT_GE(ways["image"], 7);
+}
+
+// A change is made once, whatever fails in the minibatch that it is in: on the device that has made it, too.
+TEST(State, IsChangedOutsideOfItsStepOnceWhateverFails) {
+  std::map<std::string, int> ways;
+  for (const char* const fault : {"kill", "kind=collective-error", "kind=sticky"}) {
+    SCOPED_TRACE(fault);
+    const int last = std::string(fault) == "kill" ? 25 : 15;
+    for (const auto& [way, count] :
+         expect_recovered(2, 0, 2 * last, fault, [](Coordinator&) {}, {"PROXY_TEST_OUTSIDE=1"}))
+      ways[way] += count;
+  }
+  EXPECT_GE(ways["host copy"], 10);
+  EXPECT_GE(ways["from a replica"], 5);
+}
+
+// Whoever gets them from there may write to the state, in each minibatch.
+TEST(State, IsKeptWhereItsAddressesAreUploaded) {
+  auto ways = expect_recovered(2, 4, 16, "kill", [](Coordinator&) {}, {"PROXY_TEST_UPLOADS=1"});
+  EXPECT_GE(ways["host copy"], 2);
 }
 
 TEST(State, StaysWhereACollectiveFails) {

@@ -95,6 +95,7 @@ struct Control {
   // room, so that they never will be. recovery: number of the newest that has led to a replay.
   alignas(64) std::atomic<uint64_t> step_ready, step_begun;
   std::atomic<uint64_t> step_written, step_open, recovery;
+  std::atomic<uint64_t> state_saved;  // the newest of which the host has a copy, made before a call
   // When the newest server had made them: nanoseconds of CLOCK_MONOTONIC.
   std::atomic<int64_t> made_at[made_count];
   // Of the checks: the newest whose copy is whole, and the newest that this server has compared.

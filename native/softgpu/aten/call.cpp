@@ -71,6 +71,7 @@ c10::SmallVector<uint8_t, 2048> make_record(const Operator& op, const Packed& pa
   append(packed.key.data(), packed.key.size());
   append(packed.values.data(), packed.values.size());
   append(layout_bytes.data(), layout_bytes.size());
+  std::fill(next, record.data() + record.size(), 0);  // the same call has the same record
   return record;
 }
 
