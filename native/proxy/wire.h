@@ -78,6 +78,21 @@ struct copy_from_host {
   uint64_t to, bytes, stream;
 };
 
+// From pinned memory, which is read when the stream comes to it. What it has read is put to `kept`, which
+// lies in a room of Control::segment_bytes of pinned memory that the program does not see; the flag, as of a
+// copy, says that it is there, for when the call is made again.
+struct copy_from_pinned {
+  uint64_t to, from, bytes, stream, kept, room;
+  uint32_t flag;
+};
+
+// Rows of the same bytes; flag: as of a copy, where it is pinned memory.
+struct fill {
+  uint64_t to, pitch, width, height, stream;
+  int32_t value;
+  uint32_t flag;
+};
+
 // The answer is in the slot's staging memory.
 struct copy_to_host {
   uint64_t from, bytes, stream;

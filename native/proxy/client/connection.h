@@ -22,6 +22,7 @@
 #include "log_writer.h"
 #include "objects.h"
 #include "pinned_memory.h"
+#include "pinned_reads.h"
 #include "server_process.h"
 #include "settings.h"
 #include "together.h"
@@ -49,6 +50,7 @@ class Connection {
   PinnedMemory& pinned() { return pinned_; }
   std::chrono::microseconds spin_time() const { return settings_.spin_time; }
   CopyFlags& copy_flags() { return copy_flags_; }
+  PinnedReads& pinned_reads() { return pinned_reads_; }
   Objects& objects() { return objects_; }
   Communicators& communicators() { return communicators_; }
   Hold& hold() { return hold_; }
@@ -187,6 +189,7 @@ class Connection {
 
   bool is_usable(const Image& image) const;
   void forget_images(std::size_t remaining);
+  void forget_copies_before(const Image& image);
   cudaError_t wait_for_newest_image();
   cudaError_t prepare_image(bool& needed, bool again);
   cudaError_t make_image(const Extents& leave_out, bool whole, bool steps);
@@ -222,6 +225,7 @@ class Connection {
   PinnedMemory pinned_;
   LogWriter writer_;
   CopyFlags copy_flags_;
+  PinnedReads pinned_reads_;
   Objects objects_;
   Communicators communicators_;
   std::deque<Image> images_;  // the oldest first; the newest may not be whole yet

@@ -64,6 +64,13 @@ bool Connection::is_over(uint64_t event) {
   });
 }
 
+// The device is past it once it is whole.
+void Connection::forget_copies_before(const Image& image) {
+  if (image.state > log_.control().image_whole) return;
+  pinned_reads_.forget_before(image.start.sequence);
+  copy_flags_.forget_before(image.start.sequence);
+}
+
 // All but the newest ones, whose log is still there, with what only they need. None may be under way.
 void Connection::forget_images(std::size_t remaining) {
   hold_.when_free([&] {
@@ -73,10 +80,12 @@ void Connection::forget_images(std::size_t remaining) {
       if (images_.front().copies) pinned_.release(images_.front().copies);
       images_.pop_front();
     }
-    if (images_.empty())
+    if (images_.empty()) {
       writer_.keep_nothing();
-    else
+    } else {
       writer_.forget_before(images_.front().start);
+      forget_copies_before(images_.front());
+    }
     const uint64_t needed_from = images_.empty() ? ~uint64_t{0} : images_.front().start.sequence;
     objects_.forget_ended(needed_from);
     communicators_.forget_ended(needed_from);
@@ -266,6 +275,7 @@ Connection::Restarted Connection::restart_server(const control::Restart& order) 
     server_->end();
     rested_.reset();
   }
+  pinned_reads_.put_back();
   copy_flags_.forget_since_freeze();
   const auto ended = Clock::now();
   begun_ = false;

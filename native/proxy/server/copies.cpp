@@ -19,6 +19,13 @@ namespace {
 
 void* pointer(uint64_t address) { return reinterpret_cast<void*>(address); }
 
+// Whether that call was over before.
+bool is_over(Server& server, uint32_t flag) {
+  if (flag == no_copy_flag) return false;
+  if (flag >= copy_flag_count) throw Failure(cudaErrorInvalidValue, "there is no such flag of a copy");
+  return server.control().copied[flag] != 0;
+}
+
 // The device itself sets the flag, behind the copy.
 cudaError_t set_when_over(Control& control, uint32_t flag, cudaStream_t stream) {
   static const cudaError_t known =
@@ -69,16 +76,32 @@ int32_t serve_allocate(Request& request) {
 
 int32_t serve_copy(Request& request) {
   const auto arguments = request.arguments<wire::copy>();
-  const bool has_flag = arguments.flag != no_copy_flag;
-  if (has_flag && arguments.flag >= copy_flag_count)
-    throw Failure(cudaErrorInvalidValue, "there is no such flag of a copy");
-  Control& control = request.server.control();
-  if (has_flag && control.copied[arguments.flag] != 0) return cudaSuccess;
+  if (is_over(request.server, arguments.flag)) return cudaSuccess;
   const cudaStream_t stream = request.server.streams.find(arguments.stream);
   const cudaError_t result =
       real::cudaMemcpyAsync(pointer(arguments.to), pointer(arguments.from), arguments.bytes,
                             static_cast<cudaMemcpyKind>(arguments.kind), stream);
-  return result == cudaSuccess && has_flag ? set_when_over(control, arguments.flag, stream) : result;
+  return result == cudaSuccess && arguments.flag != no_copy_flag
+             ? set_when_over(request.server.control(), arguments.flag, stream)
+             : result;
+}
+
+// What has come to the device is what was read, whoever writes to the pinned memory. The flag comes last: who
+// knows that the copy is over, and so may write there, does so behind the flag.
+int32_t serve_copy_from_pinned(Request& request) {
+  const auto arguments = request.arguments<wire::copy_from_pinned>();
+  Server& server = request.server;
+  const cudaStream_t stream = server.streams.find(arguments.stream);
+  const bool was_read = is_over(server, arguments.flag);
+  // Else the copies wait for what is on the stream; no less right.
+  server.locked_pages.lock(arguments.room, server.control().segment_bytes);
+  cudaError_t result =
+      real::cudaMemcpyAsync(pointer(arguments.to), pointer(was_read ? arguments.kept : arguments.from),
+                            arguments.bytes, cudaMemcpyHostToDevice, stream);
+  if (result != cudaSuccess || was_read) return result;
+  result = real::cudaMemcpyAsync(pointer(arguments.kept), pointer(arguments.to), arguments.bytes,
+                                 cudaMemcpyDeviceToHost, stream);
+  return result == cudaSuccess ? set_when_over(server.control(), arguments.flag, stream) : result;
 }
 
 int32_t serve_copy_from_host(Request& request) {
@@ -98,6 +121,20 @@ int32_t serve_copy_to_host(Request& request) {
   const cudaError_t result = real::cudaMemcpyAsync(request.slot.staging, pointer(arguments.from),
                                                    arguments.bytes, cudaMemcpyDeviceToHost, stream);
   return result == cudaSuccess ? real::cudaStreamSynchronize(stream) : result;
+}
+
+int32_t serve_fill(Request& request) {
+  const auto arguments = request.arguments<wire::fill>();
+  if (is_over(request.server, arguments.flag)) return cudaSuccess;
+  const cudaStream_t stream = request.server.streams.find(arguments.stream);
+  const cudaError_t result =
+      arguments.height == 1
+          ? real::cudaMemsetAsync(pointer(arguments.to), arguments.value, arguments.width, stream)
+          : real::cudaMemset2DAsync(pointer(arguments.to), arguments.pitch, arguments.value, arguments.width,
+                                    arguments.height, stream);
+  return result == cudaSuccess && arguments.flag != no_copy_flag
+             ? set_when_over(request.server.control(), arguments.flag, stream)
+             : result;
 }
 
 int32_t serve_register_host(Request& request) {

@@ -74,7 +74,6 @@ class Minibatch {
     call([&] { ok(cudaMemsetAsync(second, 0, 2000, stream_)); });
     pinned_[0] = 20;
     call([&] { ok(cudaMemcpyAsync(second, pinned_, 4, cudaMemcpyHostToDevice, stream_)); });
-    pinned_[0] = -1;
     call([&] { launch_add(second, 1, stream_); });
     ncclUniqueId id;
     call([&] { ok(ncclGetUniqueId(&id)); });
@@ -82,6 +81,7 @@ class Minibatch {
     call([&] { ok(ncclAllReduce(second, state_.get() + 1, 1, ncclInt32, ncclSum, alone, stream_)); });
     call([&] { ok(cudaEventDestroy(own)); });
     call([&] { ok(cudaStreamSynchronize(stream_)); });
+    pinned_[0] = -1;
     call([&] { ok(cudaMemcpyAsync(pinned_ + 1, state_.get(), 8, cudaMemcpyDeviceToHost, stream_)); });
     call([&] { ok(cudaStreamSynchronize(stream_)); });
     seen.insert(seen.end(), {pinned_[1], pinned_[2]});
