@@ -300,8 +300,11 @@ bool Server::has_to_wait(const Record& record) {
     switch (static_cast<Call>(record.call)) {
       case Call::cudaStreamSynchronize:
         return unfinished(request.arguments<wire::cudaStreamSynchronize>().stream);
-      case Call::copy_to_host:
-        return unfinished(request.arguments<wire::copy_to_host>().stream);
+      case Call::copy_to_host: {
+        // Most streams wait for the legacy one, too.
+        const uint64_t stream = request.arguments<wire::copy_to_host>().stream;
+        return unfinished(stream) || (stream >= wire::named_streams && unfinished(0));
+      }
       case Call::cudaEventSynchronize:
         return is_unfinished(
             real::cudaEventQuery(events.find(request.arguments<wire::cudaEventSynchronize>().event)));

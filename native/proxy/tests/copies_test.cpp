@@ -89,26 +89,22 @@ TEST(Alone, RunsCopyProgramsAsARank) {
   const auto seed = static_cast<uint32_t>(number_of("PROXY_TEST_FIRST"));
   std::mt19937 random(seed);
   int until = 0;
-  const CopyPlatform platform{.keep = keep,
-                              .call =
-                                  [&] {
-                                    if (until-- != 0) return;
-                                    if (fault == "kill")
-                                      kill_server();
-                                    else
-                                      order_fault(fault);
-                                  },
-                              .gates = false,
-                              .communicator = both,
-                              .ranks = 2};
+  CopyPlatform platform{.keep = keep, .gates = false, .communicator = both, .ranks = 2};
+  (fault == "kill" ? platform.call : platform.collective) = [&] {
+    if (until-- != 0) return;
+    if (fault == "kill")
+      kill_server();
+    else
+      order_fault(fault);  // for that collective
+  };
   cudaEvent_t event = nullptr;
   ok(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
   {
     const Watchdog watchdog(both, event);
     CopyPrograms all(platform, 8);
     for (uint32_t number = 0; number < programs(20); ++number) {
-      const auto call = static_cast<int>(random() % 80);
-      until = static_cast<int>(random() % 2) == rank ? call : -1;
+      const auto which = static_cast<int>(random() % (fault == "kill" ? 80 : 4));
+      until = static_cast<int>(random() % 2) == rank ? which : -1;
       EXPECT_EQ(all.run(seed + number), "");
     }
   }
@@ -138,7 +134,7 @@ TEST(Copies, SeeTheSameOnRanksWhoseServersStay) {
 }
 
 TEST(Copies, SeeTheSameOnRanksWhoseDevicesBreak) {
-  EXPECT_GE(recoveries_of_copy_programs("kind=sticky", 7'000'000).size(), programs(20) / 2);
+  EXPECT_GE(recoveries_of_copy_programs("kind=sticky at=collective", 7'000'000).size(), programs(20) / 2);
 }
 
 }  // namespace

@@ -81,8 +81,8 @@ void CopyPrograms::step() {
                {8, &CopyPrograms::fill},           {15, &CopyPrograms::launch},
                {10, &CopyPrograms::write_by_host}, {8, &CopyPrograms::read_by_host},
                {8, &CopyPrograms::order_streams},  {4, &CopyPrograms::wait},
-               {6, &CopyPrograms::hold_up},        {4, &CopyPrograms::reduce}};
-  int left = static_cast<int>(number(111));
+               {6, &CopyPrograms::hold_up},        {12, &CopyPrograms::reduce}};
+  int left = static_cast<int>(number(119));
   for (const auto& kind : kinds) {
     left -= kind.weight;
     if (left < 0) return (this->*kind.make)();
@@ -198,6 +198,7 @@ void CopyPrograms::reduce() {
   order(of_collectives, {there}, {there});
   say("all-reduce of device memory");
   platform_.call();
+  platform_.collective();
   ok(ncclAllReduce(at(there), at(there), ints(there), ncclInt32, ncclSum, platform_.communicator,
                    streams_[of_collectives]));
   for (std::size_t i = 0; i < ints(there); ++i)

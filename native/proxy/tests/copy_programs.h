@@ -16,6 +16,7 @@
 struct CopyPlatform {
   std::function<void()> keep = [] {};  // a minibatch begins
   std::function<void()> call = [] {};  // before each call of the program
+  std::function<void()> collective = [] {};
   // Whether streams are held up until the host lets them go on.
   bool gates = true;
   // Of all that run the same program at one time.
