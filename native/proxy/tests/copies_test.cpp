@@ -2,8 +2,10 @@
 // replay: random programs of them see what they should, whatever befalls their servers.
 #include <signal.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <future>
 #include <random>
 #include <thread>
 
@@ -53,6 +55,143 @@ void expect_right_though_killed(std::size_t cell_ints, uint32_t first, uint32_t 
     if (later.joinable()) later.join();
   }
   testing::internal::GetCapturedStderr();
+}
+
+// Pinned memory.
+class PinnedInts {
+ public:
+  explicit PinnedInts(std::size_t count) {
+    ok(cudaMallocHost(reinterpret_cast<void**>(&begin_), count * sizeof(int)));
+  }
+  ~PinnedInts() { ok(cudaFreeHost(begin_)); }
+  PinnedInts(const PinnedInts&) = delete;
+  PinnedInts& operator=(const PinnedInts&) = delete;
+  int* get() const { return begin_; }
+  int& operator[](std::size_t index) const { return begin_[index]; }
+
+ private:
+  int* begin_ = nullptr;
+};
+
+void to_host(const PinnedInts& to, const DeviceInts& from, cudaStream_t stream) {
+  ok(cudaMemcpyAsync(to.get(), from.get(), sizeof(int), cudaMemcpyDeviceToHost, stream));
+}
+
+void to_device(const DeviceInts& to, const PinnedInts& from, cudaStream_t stream) {
+  ok(cudaMemcpyAsync(to.get(), from.get(), sizeof(int), cudaMemcpyHostToDevice, stream));
+}
+
+TEST(Copies, ReadPinnedMemoryWhenTheirStreamComesToThem) {
+  testing::internal::CaptureStderr();
+  const OwnStream stream;
+  const DeviceInts number(1, 5), other(1);
+  const PinnedInts pinned(1);
+  for (const bool dies : {false, true}) {
+    keep();
+    pinned[0] = 1;
+    {
+      Gate gate(stream);
+      to_host(pinned, number, stream);
+      to_device(other, pinned, stream);
+      if (dies) kill_server();
+      gate.open();
+    }
+    EXPECT_EQ(other.read(stream), std::vector<int>{5});
+    // The host may write there until it lets the stream go on.
+    {
+      Gate gate(stream);
+      to_device(other, pinned, stream);
+      pinned[0] = 7;
+      if (dies) kill_server();
+      gate.open();
+    }
+    EXPECT_EQ(other.read(stream), std::vector<int>{7});
+  }
+  testing::internal::GetCapturedStderr();
+}
+
+TEST(Copies, ReadInAReplayWhatTheyHaveReadBefore) {
+  testing::internal::CaptureStderr();
+  const OwnStream stream;
+  const DeviceInts one(1), other(1);
+  const PinnedInts pinned(1);
+  keep();
+  pinned[0] = 5;
+  to_device(one, pinned, stream);
+  ok(cudaStreamSynchronize(stream));
+  pinned[0] = 6;
+  ok(cudaMemcpy(other.get(), pinned.get(), sizeof(int), cudaMemcpyHostToDevice));
+  pinned[0] = 7;
+  kill_server();
+  EXPECT_EQ(one.read(stream), std::vector<int>{5});
+  EXPECT_EQ(other.read(stream), std::vector<int>{6});
+  EXPECT_EQ(pinned[0], 7);
+  testing::internal::GetCapturedStderr();
+}
+
+TEST(Copies, FillsAreNotMadeAgainOverWhatTheProgramHasPutThere) {
+  testing::internal::CaptureStderr();
+  const OwnStream stream;
+  const DeviceInts other(1);
+  const PinnedInts pinned(4);
+  keep();
+  std::fill_n(pinned.get(), 4, 9);
+  ok(cudaMemset2DAsync(pinned.get(), 8, 0, 4, 2, stream));
+  to_device(other, pinned, stream);
+  ok(cudaMemset(pinned.get() + 3, 1, 4));
+  EXPECT_EQ(pinned[3], 0x01010101);
+  ok(cudaStreamSynchronize(stream));
+  EXPECT_EQ(std::vector<int>(pinned.get(), pinned.get() + 3), (std::vector<int>{0, 9, 0}));
+  std::fill_n(pinned.get(), 4, 77);
+  kill_server();
+  EXPECT_EQ(other.read(stream), std::vector<int>{0});
+  EXPECT_EQ(std::vector<int>(pinned.get(), pinned.get() + 4), (std::vector<int>{77, 77, 77, 77}));
+  testing::internal::GetCapturedStderr();
+}
+
+// More than there is room for: what is beyond waits for its stream, and travels with the call.
+TEST(Alone, CopiesMuchFromPinnedMemory) {
+  if (!alone()) GTEST_SKIP() << "only for other tests";
+  constexpr std::size_t count = 100'000;
+  const OwnStream stream;
+  const DeviceInts numbers(count);
+  const PinnedInts pinned(count);
+  for (int minibatch = 0; minibatch < 6; ++minibatch) {
+    keep();
+    for (int copy = 0; copy < 4; ++copy) {
+      pinned[copy * 30'000] = minibatch + copy;
+      ok(cudaMemcpyAsync(numbers.get(), pinned.get(), count * sizeof(int), cudaMemcpyHostToDevice, stream));
+      ok(cudaStreamSynchronize(stream));
+    }
+    if (minibatch % 2 == 1) kill_server();
+    const std::vector<int> seen = numbers.read(stream);
+    for (int copy = 0; copy < 4; ++copy) EXPECT_EQ(seen[copy * 30'000], minibatch + copy);
+  }
+}
+
+TEST(Copies, NoneIsTooMany) {
+  const Ended ended = run_alone("Alone.CopiesMuchFromPinnedMemory",
+                                {"JITCKPT_PROXY_SEGMENT_BYTES=262144", "JITCKPT_PROXY_LOG_BYTES=4194304"});
+  EXPECT_EQ(ended.status, 0) << ended.output;
+  EXPECT_EQ(ended.output.find("unprotected"), std::string::npos) << ended.output;
+}
+
+// A stream that waits for the legacy one, which is held up: only who waits for the copy waits.
+TEST(Copies, NobodyElseWaitsForThoseToPageableMemory) {
+  const OwnStream side;
+  const DeviceInts number(1, 5);
+  cudaStream_t blocking = nullptr;
+  ok(cudaStreamCreate(&blocking));
+  Gate gate(nullptr);
+  std::future<int> copied = std::async(std::launch::async, [&] { return number.read(blocking)[0]; });
+  EXPECT_EQ(copied.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout);
+  std::future<cudaError_t> other =
+      std::async(std::launch::async, [&] { return cudaStreamSynchronize(side); });
+  EXPECT_EQ(other.wait_for(std::chrono::seconds(10)), std::future_status::ready);
+  gate.open();
+  EXPECT_EQ(copied.get(), 5);
+  ok(other.get());
+  ok(cudaStreamDestroy(blocking));
 }
 
 TEST(Copies, ArePartOfProgramsThatSeeWhatTheyShould) {
