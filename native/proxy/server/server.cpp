@@ -141,7 +141,10 @@ bool Server::wait_while_frozen() const {
 }
 
 void Server::answer_wait(const Record& record) {
-  if (wait_while_frozen()) answer(log_.slot(record.slot), record.answer, 0, 0, "");
+  if (!wait_while_frozen()) return;
+  Slot& slot = log_.slot(record.slot);
+  slot.answered.load(std::memory_order_acquire);  // as in serve
+  answer(slot, record.answer, 0, 0, "");
 }
 
 cudaStream_t Server::stream_of_wait(const Record& record) {
