@@ -199,6 +199,7 @@ class Connection {
   void communicates_within_step();
   void open_step();
   void outgrown();
+  void tell_of_different_answers();
   void rest();
   void report_device(control::Stopped& report) const;
   std::vector<control::HostCopy> copy_state(uint64_t state);
@@ -257,6 +258,7 @@ class Connection {
   std::unique_ptr<Check> check_;    // of the validation that is under way
   uint64_t checks_ = 0;             // number of the newest
   std::atomic<int> recoveries_{0};  // of the minibatch
+  uint64_t different_answers_ = 0;  // of which the program's user has been told
   std::atomic<bool> has_kept_{false};
   // How long the newest two took, and when the newest began.
   std::atomic<std::chrono::steady_clock::duration> minibatch_{}, minibatch_before_{};

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "connection.h"
+#include "digest.h"
 #include "proxy_by_hand.h"
 #include "requests.h"
 #include "thread.h"
@@ -19,6 +20,8 @@ namespace {
 // Pieces of such a length are copied by the server while the next is written.
 constexpr std::size_t piece_bytes = 64 * 1024;
 static_assert(piece_bytes <= staging_bytes);
+// Of what a copy to pinned memory has given the program: losses, norms, counts.
+constexpr uint64_t most_compared = 1024;
 
 struct Direction {
   bool to_device, from_device;
@@ -75,9 +78,11 @@ cudaError_t copy_from_host(char* to, const char* from, std::size_t bytes, cudaSt
 cudaError_t copy_to_host(char* to, const char* from, std::size_t bytes, cudaStream_t stream) {
   for (std::size_t done = 0; done < bytes; done += staging_bytes) {
     const std::size_t piece = std::min(staging_bytes, bytes - done);
-    const wire::copy_to_host arguments{reinterpret_cast<uint64_t>(from + done), piece, number_of(stream)};
+    wire::copy_to_host arguments{0, reinterpret_cast<uint64_t>(from + done), piece, number_of(stream)};
     const auto result = ask<cudaError_t>(Call::copy_to_host, arguments);
     if (result != cudaSuccess) return result;
+    arguments.digest = digest_of({staging_memory(), piece});
+    amend_newest(bytes_of(arguments.digest));
     std::memcpy(to + done, staging_memory(), piece);
   }
   return cudaSuccess;
@@ -101,7 +106,16 @@ cudaError_t copy_to_pinned(Connection& connection, wire::copy arguments) {
       connection,
       [&](uint32_t flag) {
         arguments.flag = flag;
-        return tell<cudaError_t>(Call::copy, arguments);
+        // Without room for what is compared it is not compared.
+        const auto place = connection.pinned_reads().take_room(2 * std::min(arguments.bytes, most_compared));
+        if (place) {
+          arguments.kept = reinterpret_cast<uint64_t>(place->kept);
+          arguments.room = reinterpret_cast<uint64_t>(place->room);
+          arguments.compared_bytes = place->bytes / 2;
+        }
+        const auto result = tell<cudaError_t>(Call::copy, arguments);
+        if (place) connection.pinned_reads().give_room(*place, this_thread().newest.sequence);
+        return result;
       },
       [&] {
         return copy_to_host(reinterpret_cast<char*>(arguments.to),
@@ -173,7 +187,10 @@ cudaError_t copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind k
                              bytes,
                              number_of(stream),
                              where->kind(),
-                             no_copy_flag};
+                             no_copy_flag,
+                             0,
+                             0,
+                             0};
   const auto result = keeps && !where->to_device ? copy_to_pinned(*connection, arguments)
                                                  : tell<cudaError_t>(Call::copy, arguments);
   const bool within_device = where->to_device && where->from_device;

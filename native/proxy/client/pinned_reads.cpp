@@ -24,27 +24,44 @@ bool PinnedReads::has_room() {
   return begin != nullptr;
 }
 
+PinnedReads::Place PinnedReads::place(std::size_t bytes, uint32_t flag) {
+  Room& room = used_.back();
+  const Place taken{room.begin + room.used, room.begin, std::min(bytes, room_bytes_ - room.used), flag};
+  room.used = std::min(room_bytes_, (room.used + taken.bytes + alignment - 1) / alignment * alignment);
+  ++room.open;
+  return taken;
+}
+
+void PinnedReads::end_place(const Place& place, uint64_t record) {
+  Room& room = *std::ranges::find(used_, place.room, &Room::begin);
+  --room.open;
+  room.newest = std::max(room.newest, record);
+}
+
 std::optional<PinnedReads::Place> PinnedReads::take(std::size_t bytes) {
   std::lock_guard lock(mutex_);
   if (!has_room()) return std::nullopt;
   const auto flag = flags_.take();
-  if (!flag) return std::nullopt;
-  Room& room = used_.back();
-  const Place place{room.begin + room.used, room.begin, std::min(bytes, room_bytes_ - room.used), *flag};
-  room.used = std::min(room_bytes_, (room.used + place.bytes + alignment - 1) / alignment * alignment);
-  ++room.open;
-  return place;
+  return flag ? std::optional(place(bytes, *flag)) : std::nullopt;
 }
 
 void PinnedReads::give(const Place& place, const void* from, uint64_t record) {
   flags_.give(place.flag, record);
   std::lock_guard lock(mutex_);
-  Room& room = *std::ranges::find(used_, place.room, &Room::begin);
-  --room.open;
-  room.newest = std::max(room.newest, record);
+  end_place(place, record);
   if (record != 0)
     reads_.push_back({record, const_cast<std::byte*>(static_cast<const std::byte*>(from)), place.kept,
                       place.bytes, place.flag});
+}
+
+std::optional<PinnedReads::Place> PinnedReads::take_room(std::size_t bytes) {
+  std::lock_guard lock(mutex_);
+  return has_room() ? std::optional(place(bytes, no_copy_flag)) : std::nullopt;
+}
+
+void PinnedReads::give_room(const Place& place, uint64_t record) {
+  std::lock_guard lock(mutex_);
+  end_place(place, record);
 }
 
 void PinnedReads::forget_before(uint64_t record) {

@@ -31,6 +31,9 @@ class PinnedReads {
   std::optional<Place> take(std::size_t bytes);
   // The record of the copy from there; 0: there is none.
   void give(const Place& place, const void* from, uint64_t record);
+  // The same memory for something else that lasts as long as its record is needed.
+  std::optional<Place> take_room(std::size_t bytes);
+  void give_room(const Place& place, uint64_t record);
   // No call before this record is made again, and the device is past them.
   void forget_before(uint64_t record);
   // Pinned memory becomes again what copies had read that do not count (see CopyFlags::freeze): they will
@@ -56,6 +59,8 @@ class PinnedReads {
     uint32_t flag;
   };
   bool has_room();
+  Place place(std::size_t bytes, uint32_t flag);
+  void end_place(const Place& place, uint64_t record);
 
   PinnedMemory& memory_;
   CopyFlags& flags_;

@@ -163,6 +163,17 @@ cudaError_t Connection::make_image(const Extents& leave_out, bool whole, bool st
   return is_only ? wait_for_newest_image() : cudaSuccess;
 }
 
+// They came in a recovery of the minibatch that ends here, whose device is through.
+void Connection::tell_of_different_answers() {
+  const uint64_t different = log_.control().different_answers;
+  if (std::exchange(different_answers_, different) == different) return;
+  std::fprintf(
+      stderr,
+      "jitckpt: calls that were made again after a failure have given other values than the program has "
+      "got from them, so its result may differ from an undisturbed run's. A kernel that reads pinned "
+      "memory which the program overwrites does that.\n");
+}
+
 // needed: whether there is to be one. again: there is, whatever was said to others since the last.
 cudaError_t Connection::prepare_image(bool& needed, bool again) {
   needed = false;
@@ -185,6 +196,7 @@ cudaError_t Connection::prepare_image(bool& needed, bool again) {
     return result;
   }
   recoveries_ = 0;
+  tell_of_different_answers();
   hold_.forget_failures();
   needed = true;
   return cudaSuccess;
@@ -303,9 +315,15 @@ bool Connection::begin_server(const Image& image, const std::vector<LogWriter::A
   const Extents state(image.places, extent_of);
   for (const wire::Range& range : image.held) {
     state.outside(memory_of(range), [&](const Extent& part) {
-      const wire::copy arguments{
-          part.begin,  range.to + (part.begin - range.from), part.end - part.begin, 0, cudaMemcpyHostToDevice,
-          no_copy_flag};
+      const wire::copy arguments{part.begin,
+                                 range.to + (part.begin - range.from),
+                                 part.end - part.begin,
+                                 0,
+                                 cudaMemcpyHostToDevice,
+                                 no_copy_flag,
+                                 0,
+                                 0,
+                                 0};
       calls.push_back(apart(Call::copy, range.device, arguments));
     });
   }
@@ -329,6 +347,7 @@ bool Connection::begin_server(const Image& image, const std::vector<LogWriter::A
   log_.control().reader_woken_by = awake;
   log_.control().images = Images::made;
   log_.control().check_compared = 0;
+  log_.control().compares_answers = recovers_from_failure_;
   for (AsynchronousError& error : log_.control().errors) error.origin = 0;
   replayed_from_ = from;
   log_.control().replay_end = replay_end_ = writer_.newest();
@@ -393,6 +412,12 @@ int jitckpt_proxy_stands(void) {
   int32_t result = 0;
   const Connection* const connection = Connection::get(Library::cudart, result);
   return connection ? connection->stands() : jitckpt_proxy_lost;
+}
+
+uint64_t jitckpt_proxy_different_answers(void) {
+  int32_t result = 0;
+  const Connection* const connection = Connection::get(Library::cudart, result);
+  return connection ? connection->log().control().different_answers.load() : 0;
 }
 
 int jitckpt_proxy_server(void) { return Connection::usable() ? Connection::server_of_process() : 0; }

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "digest.h"
 #include "failure.h"
 #include "real_calls.h"
 #include "server.h"
@@ -31,6 +32,29 @@ cudaError_t set_when_over(Control& control, uint32_t flag, cudaStream_t stream) 
   static const cudaError_t known =
       real::cudaHostRegister(control.copied, sizeof control.copied, cudaHostRegisterPortable);
   return known == cudaSuccess ? real::cudaMemsetAsync(&control.copied[flag], 1, 1, stream) : known;
+}
+
+bool compares_answers(Server& server) {
+  return server.control().compares_answers != 0 && server.replays() && !server.steps.skips();
+}
+
+// Whether a copy would give the program again what it has got from it.
+cudaError_t compare_when_over(Server& server, const wire::copy& copy, cudaStream_t stream) {
+  struct Compared {
+    Server& server;
+    const std::byte* kept;
+    std::size_t bytes;
+  };
+  auto compared = std::make_unique<Compared>(
+      Compared{server, static_cast<const std::byte*>(pointer(copy.kept)), copy.compared_bytes});
+  const auto compare = [](void* argument) {
+    const std::unique_ptr<Compared> owned(static_cast<Compared*>(argument));
+    const bool same = std::memcmp(owned->kept, owned->kept + owned->bytes, owned->bytes) == 0;
+    if (!same && owned->server.counts()) ++owned->server.control().different_answers;
+  };
+  const cudaError_t result = real::cudaLaunchHostFunc(stream, compare, compared.get());
+  if (result == cudaSuccess) compared.release();
+  return result;
 }
 
 }  // namespace
@@ -76,13 +100,25 @@ int32_t serve_allocate(Request& request) {
 
 int32_t serve_copy(Request& request) {
   const auto arguments = request.arguments<wire::copy>();
-  if (is_over(request.server, arguments.flag)) return cudaSuccess;
-  const cudaStream_t stream = request.server.streams.find(arguments.stream);
-  const cudaError_t result =
-      real::cudaMemcpyAsync(pointer(arguments.to), pointer(arguments.from), arguments.bytes,
-                            static_cast<cudaMemcpyKind>(arguments.kind), stream);
+  Server& server = request.server;
+  const bool was_over = is_over(server, arguments.flag);
+  const uint64_t compared = arguments.compared_bytes;
+  if (was_over && (compared == 0 || !compares_answers(server))) return cudaSuccess;
+  const cudaStream_t stream = server.streams.find(arguments.stream);
+  if (compared != 0) server.locked_pages.lock(arguments.room, server.control().segment_bytes);
+  const auto keep = [&](uint64_t to) {
+    return real::cudaMemcpyAsync(pointer(to), pointer(arguments.from), compared, cudaMemcpyDeviceToHost,
+                                 stream);
+  };
+  if (was_over) {
+    const cudaError_t kept = keep(arguments.kept + compared);
+    return kept == cudaSuccess ? compare_when_over(server, arguments, stream) : kept;
+  }
+  cudaError_t result = real::cudaMemcpyAsync(pointer(arguments.to), pointer(arguments.from), arguments.bytes,
+                                             static_cast<cudaMemcpyKind>(arguments.kind), stream);
+  if (result == cudaSuccess && compared != 0) result = keep(arguments.kept);
   return result == cudaSuccess && arguments.flag != no_copy_flag
-             ? set_when_over(request.server.control(), arguments.flag, stream)
+             ? set_when_over(server.control(), arguments.flag, stream)
              : result;
 }
 
@@ -120,7 +156,12 @@ int32_t serve_copy_to_host(Request& request) {
   const cudaStream_t stream = request.server.streams.find(arguments.stream);
   const cudaError_t result = real::cudaMemcpyAsync(request.slot.staging, pointer(arguments.from),
                                                    arguments.bytes, cudaMemcpyDeviceToHost, stream);
-  return result == cudaSuccess ? real::cudaStreamSynchronize(stream) : result;
+  if (result != cudaSuccess) return result;
+  const cudaError_t over = real::cudaStreamSynchronize(stream);
+  if (over != cudaSuccess || arguments.digest == 0 || !compares_answers(request.server)) return over;
+  const bool same = digest_of({request.slot.staging, arguments.bytes}) == arguments.digest;
+  if (!same && request.server.counts()) ++request.server.control().different_answers;
+  return over;
 }
 
 int32_t serve_fill(Request& request) {

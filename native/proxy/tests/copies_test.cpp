@@ -35,6 +35,7 @@ void expect_right(const CopyPlatform& platform, std::size_t cell_ints, uint32_t 
 void expect_right_though_killed(std::size_t cell_ints, uint32_t first, uint32_t count) {
   testing::internal::CaptureStderr();
   std::mt19937 random(first);
+  const uint64_t different = jitckpt_proxy_different_answers();
   int until = 0;
   std::thread later;
   CopyPlatform platform{.keep = keep, .call = [&] {
@@ -54,6 +55,7 @@ void expect_right_though_killed(std::size_t cell_ints, uint32_t first, uint32_t 
     until = -1;
     if (later.joinable()) later.join();
   }
+  EXPECT_EQ(jitckpt_proxy_different_answers(), different);
   testing::internal::GetCapturedStderr();
 }
 
@@ -246,6 +248,7 @@ TEST(Alone, RunsCopyProgramsAsARank) {
       until = static_cast<int>(random() % 2) == rank ? which : -1;
       EXPECT_EQ(all.run(seed + number), "");
     }
+    EXPECT_EQ(jitckpt_proxy_different_answers(), 0u);
   }
   store.set("over-" + std::to_string(rank), "");
   store.get("over-" + std::to_string(1 - rank));

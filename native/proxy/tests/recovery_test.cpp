@@ -273,6 +273,39 @@ TEST(Recovery, NoCopyIsTooMany) {
   testing::internal::GetCapturedStderr();
 }
 
+// A kernel reads pinned memory that the program overwrites: what it gives in the replay is not what it has
+// given. That is noticed in whatever way the program has got it.
+TEST(Recovery, AnswersThatDifferInTheReplayAreCounted) {
+  testing::internal::CaptureStderr();
+  const OwnStream stream;
+  const DeviceInts number(1, 5);
+  int *pinned = nullptr, *told = nullptr;
+  ok(cudaMallocHost(reinterpret_cast<void**>(&pinned), 4096));
+  ok(cudaMallocHost(reinterpret_cast<void**>(&told), 4096));
+  uint64_t expected = jitckpt_proxy_different_answers();
+  for (const bool overwrites : {false, true}) {
+    for (const bool to_pinned : {false, true}) {
+      keep();
+      pinned[0] = 3;
+      launch_mix(number.get(), pinned, stream);
+      if (to_pinned)
+        ok(cudaMemcpyAsync(told, number.get(), sizeof(int), cudaMemcpyDeviceToHost, stream));
+      else
+        number.read(stream);
+      ok(cudaStreamSynchronize(stream));
+      if (overwrites) pinned[0] = 4;
+      kill_server();
+      keep();
+      keep();
+      EXPECT_EQ(jitckpt_proxy_different_answers(), expected += overwrites ? 1 : 0);
+    }
+  }
+  ok(cudaFreeHost(pinned));
+  ok(cudaFreeHost(told));
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("may differ from an undisturbed run's"), std::string::npos) << said;
+}
+
 TEST(Recovery, EveryMinibatchStartsFromItsOwnState) {
   testing::internal::CaptureStderr();
   const DeviceInts number(1);
