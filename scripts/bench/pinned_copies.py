@@ -37,7 +37,9 @@ def measure(length: int, copies: int, minibatches: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--copies", type=int, default=20, help="in a minibatch")
     parser.add_argument("--minibatches", type=int, default=30)
     options = parser.parse_args()
