@@ -1,4 +1,4 @@
-"""Programs whose copies fill pinned memory that later copies read, ordered by streams alone: the same result."""
+"""Copies fill pinned memory that later copies read, ordered by streams alone: the result is the same."""
 
 from launcher import JITCKPT_RUN, Launcher
 
