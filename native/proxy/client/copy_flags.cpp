@@ -29,10 +29,16 @@ void CopyFlags::forget_before(uint64_t record) {
 }
 
 // A second time only once those of the first are forgotten: what is over since then does not count either.
+// The device goes on meanwhile. So the newest call is looked at first: if it is over, so are those that it
+// was behind, and they are seen to be.
 void CopyFlags::freeze() {
+  std::lock_guard lock(mutex_);
   if (!frozen_.empty()) return;
   frozen_.assign(copy_flag_count, 0);
-  for (std::size_t flag = 0; flag < copy_flag_count; ++flag) frozen_[flag] = log_.control().copied[flag];
+  for (std::size_t before = 0; before < copy_flag_count; ++before) {
+    const std::size_t flag = (newest_ + copy_flag_count - before) % copy_flag_count;
+    frozen_[flag] = log_.control().copied[flag];
+  }
 }
 
 bool CopyFlags::is_since_freeze(uint32_t flag) const {

@@ -83,7 +83,7 @@ JITCKPT_PROXY_CALL int jitckpt_proxy_stands(void);
 
 // How many values that the program has got from its device came out differently when their calls were made
 // again after a failure; since the process began. If there are any, the training may end otherwise than if
-// nothing had failed. Those of a recovery are all counted once a minibatch begins after it.
+// nothing had failed. Those of a recovery are all counted once a second minibatch begins after it.
 JITCKPT_PROXY_CALL uint64_t jitckpt_proxy_different_answers(void);
 
 // A validation of the minibatch until here. The device's memory is copied to the host; the thread may then

@@ -163,7 +163,7 @@ cudaError_t Connection::make_image(const Extents& leave_out, bool whole, bool st
   return is_only ? wait_for_newest_image() : cudaSuccess;
 }
 
-// They came in a recovery of the minibatch that ends here, whose device is through.
+// They came in a recovery of this minibatch or the one before: the device is past that.
 void Connection::tell_of_different_answers() {
   const uint64_t different = log_.control().different_answers;
   if (std::exchange(different_answers_, different) == different) return;
