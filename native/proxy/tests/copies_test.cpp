@@ -8,13 +8,10 @@
 #include <future>
 #include <random>
 #include <thread>
-#include <vector>
 
-#include "copy_flags.h"
 #include "copy_programs.h"
 #include "jitckpt_proxy.h"
 #include "ranks_job.h"
-#include "shared_file.h"
 
 namespace {
 
@@ -152,39 +149,6 @@ TEST(Copies, FillsAreNotMadeAgainOverWhatTheProgramHasPutThere) {
   EXPECT_EQ(other.read(stream), std::vector<int>{0});
   EXPECT_EQ(std::vector<int>(pinned.get(), pinned.get() + 4), (std::vector<int>{77, 77, 77, 77}));
   testing::internal::GetCapturedStderr();
-}
-
-// A device ends one call after the other while it is frozen: none counts as over without those before it.
-TEST(Copies, AFreezeIsOfOneMoment) {
-  using namespace jitckpt::proxy;
-  const SharedFile file("jitckpt-test", Geometry::segments_begin);
-  const Mapping memory(file);
-  const Log log(memory.begin(), {});
-  constexpr std::size_t calls = copy_flag_count / 2;
-  uint64_t record = 0;
-  for (int round = 0; round < 100; ++round) {
-    client::CopyFlags flags(log);
-    std::vector<uint32_t> taken;
-    for (int turn = round % 3; turn > 0; --turn) {  // so that the newest are not always the last
-      for (std::size_t i = 0; i < calls; ++i) flags.give(flags.take().value(), ++record);
-      flags.forget_before(record + 1);
-    }
-    for (std::size_t i = 0; i < calls; ++i) {
-      taken.push_back(flags.take().value());
-      flags.give(taken.back(), ++record);
-    }
-    std::thread device([&] {
-      for (const uint32_t flag : taken) log.control().copied[flag] = 1;
-    });
-    std::this_thread::sleep_for(std::chrono::microseconds(round));
-    flags.freeze();
-    device.join();
-    flags.forget_since_freeze();
-    const auto first_open =
-        std::ranges::find_if(taken, [&](uint32_t flag) { return log.control().copied[flag] == 0; });
-    EXPECT_TRUE(
-        std::all_of(first_open, taken.end(), [&](uint32_t flag) { return log.control().copied[flag] == 0; }));
-  }
 }
 
 // More than there is room for: what is beyond waits for its stream, and travels with the call.
