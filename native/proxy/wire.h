@@ -67,11 +67,14 @@ struct allocate_answer {
   uint64_t address;
 };
 
-// flag: which of Control::copied says that it is over, and need not be made again.
+// flag: which of Control::copied says that it is over, and need not be made again. The first compared_bytes
+// of what it has copied are put to `kept` as well, and what a replay would have copied is put behind them and
+// compared: 0: nothing is. room: as below.
 struct copy {
   uint64_t to, from, bytes, stream;
   int32_t kind;
   uint32_t flag;
+  uint64_t kept, room, compared_bytes;
 };
 
 // Followed by the bytes.
@@ -79,9 +82,25 @@ struct copy_from_host {
   uint64_t to, bytes, stream;
 };
 
-// The answer is in the slot's staging memory.
+// From pinned memory, which is read when the stream comes to it. What it has read is put to `kept`, which
+// lies in a room of Control::segment_bytes of pinned memory that the program does not see; the flag, as of a
+// copy, says that it is there, for when the call is made again.
+struct copy_from_pinned {
+  uint64_t to, from, bytes, stream, kept, room;
+  uint32_t flag;
+};
+
+// Rows of the same bytes; flag: as of a copy, where it is pinned memory.
+struct fill {
+  uint64_t to, pitch, width, height, stream;
+  int32_t value;
+  uint32_t flag;
+};
+
+// The answer is in the slot's staging memory. digest: of what it was, which the client puts into the record
+// when it has it; 0: not known. In a replay it has to be the same.
 struct copy_to_host {
-  uint64_t from, bytes, stream;
+  uint64_t digest, from, bytes, stream;
 };
 
 // The device's memory is to be copied to the host once all calls before are over, unless that has been done.

@@ -72,7 +72,8 @@ Connection::Connection(const Settings& settings)
       pinned_(settings.pinned_bytes),
       writer_(
           log_, [this] { return go_on(); }, [this] { outgrown(); }),
-      copy_flags_(log_) {
+      copy_flags_(log_),
+      pinned_reads_(pinned_, copy_flags_, settings.log.segment_bytes, settings.log.segment_count) {
   proxy::Control& control = log_.control();
   control.magic = log_magic;
   control.table_hash = table_hash;

@@ -23,6 +23,7 @@
 #include "log_writer.h"
 #include "objects.h"
 #include "pinned_memory.h"
+#include "pinned_reads.h"
 #include "server_process.h"
 #include "settings.h"
 #include "state_watch.h"
@@ -52,6 +53,7 @@ class Connection {
   PinnedMemory& pinned() { return pinned_; }
   std::chrono::microseconds spin_time() const { return settings_.spin_time; }
   CopyFlags& copy_flags() { return copy_flags_; }
+  PinnedReads& pinned_reads() { return pinned_reads_; }
   Objects& objects() { return objects_; }
   Communicators& communicators() { return communicators_; }
   Hold& hold() { return hold_; }
@@ -204,6 +206,7 @@ class Connection {
 
   bool is_usable(const Image& image) const;
   void forget_images(std::size_t remaining);
+  void forget_copies_before(const Image& image);
   cudaError_t wait_for_newest_image();
   cudaError_t prepare_image(bool& needed, bool again);
   cudaError_t make_image(const Extents& leave_out, bool whole, bool steps);
@@ -213,6 +216,7 @@ class Connection {
   void communicates_within_step();
   void open_step();
   void outgrown();
+  void tell_of_different_answers();
   void rest();
   void report_device(control::Stopped& report) const;
   std::vector<control::HostCopy> copy_state(uint64_t state);
@@ -242,6 +246,7 @@ class Connection {
   PinnedMemory pinned_;
   LogWriter writer_;
   CopyFlags copy_flags_;
+  PinnedReads pinned_reads_;
   Objects objects_;
   Communicators communicators_;
   std::deque<Image> images_;  // the oldest first; the newest may not be whole yet
@@ -280,6 +285,7 @@ class Connection {
   std::unique_ptr<Check> check_;    // of the validation that is under way
   uint64_t checks_ = 0;             // number of the newest
   std::atomic<int> recoveries_{0};  // of the minibatch
+  uint64_t different_answers_ = 0;  // of which the program's user has been told
   std::atomic<bool> has_kept_{false};
   // How long the newest two took, and when the newest began.
   std::atomic<std::chrono::steady_clock::duration> minibatch_{}, minibatch_before_{};

@@ -77,6 +77,7 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatu
 }
 
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  if (!mode) return no_place<cudaError_t>();
   thread_local cudaStreamCaptureMode current = cudaStreamCaptureModeGlobal;
   std::swap(current, *mode);
   return cudaSuccess;

@@ -87,6 +87,11 @@ enum jitckpt_proxy_standing {
 };
 JITCKPT_PROXY_CALL int jitckpt_proxy_stands(void);
 
+// How many values that the program has got from its device came out differently when their calls were made
+// again after a failure; since the process began. If there are any, the training may end otherwise than if
+// nothing had failed. Those of a recovery are all counted once a second minibatch begins after it.
+JITCKPT_PROXY_CALL uint64_t jitckpt_proxy_different_answers(void);
+
 // A validation of the minibatch until here. The device's memory is copied to the host; the thread may then
 // say `jitckpt_proxy_first`, which has all ranks go back to where their minibatches began and make their
 // calls again, and look at what `memory` holds: bytes of memory, in blocks of 512 bytes of each place. It is

@@ -124,10 +124,10 @@ void Connection::replay(uint64_t recovery, const control::Replay& order) {
       source.copy = order.source.front();
     }
     log_.control().recovery = recovery;
+    recovers_from_failure_ = order.overwrite == 0;
     if (!begin_server(*image, ids, made, overwriting, source))
       throw std::runtime_error("the log has no room for a replay: raise JITCKPT_PROXY_LOG_BYTES");
-    if (order.overwrite == 0) ++recoveries_;
-    recovers_from_failure_ = order.overwrite == 0;
+    if (recovers_from_failure_) ++recoveries_;
   });
 }
 

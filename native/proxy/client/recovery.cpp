@@ -64,6 +64,13 @@ bool Connection::is_over(uint64_t event) {
   });
 }
 
+// The device is past it once it is whole.
+void Connection::forget_copies_before(const Image& image) {
+  if (image.state > log_.control().image_whole) return;
+  pinned_reads_.forget_before(image.start.sequence);
+  copy_flags_.forget_before(image.start.sequence);
+}
+
 // All but the newest ones, whose log is still there, with what only they need. None may be under way.
 void Connection::forget_images(std::size_t remaining) {
   hold_.when_free([&] {
@@ -74,10 +81,12 @@ void Connection::forget_images(std::size_t remaining) {
         if (memory) pinned_.release(memory);
       images_.pop_front();
     }
-    if (images_.empty())
+    if (images_.empty()) {
       writer_.keep_nothing();
-    else
+    } else {
       writer_.forget_before(images_.front().start);
+      forget_copies_before(images_.front());
+    }
     const uint64_t needed_from = images_.empty() ? ~uint64_t{0} : images_.front().start.sequence;
     objects_.forget_ended(needed_from);
     communicators_.forget_ended(needed_from);
@@ -160,6 +169,17 @@ cudaError_t Connection::make_image(const Extents& leave_out, bool whole, bool st
   return is_only ? wait_for_newest_image() : cudaSuccess;
 }
 
+// They came in a recovery of this minibatch or the one before: the device is past that.
+void Connection::tell_of_different_answers() {
+  const uint64_t different = log_.control().different_answers;
+  if (std::exchange(different_answers_, different) == different) return;
+  std::fprintf(
+      stderr,
+      "jitckpt: calls that were made again after a failure have given other values than the program has "
+      "got from them, so its result may differ from an undisturbed run's. A kernel that reads pinned "
+      "memory which the program overwrites does that.\n");
+}
+
 // needed: whether there is to be one. again: there is, whatever was said to others since the last.
 cudaError_t Connection::prepare_image(bool& needed, bool again) {
   needed = false;
@@ -182,6 +202,7 @@ cudaError_t Connection::prepare_image(bool& needed, bool again) {
     return result;
   }
   recoveries_ = 0;
+  tell_of_different_answers();
   hold_.forget_failures();
   needed = true;
   return cudaSuccess;
@@ -273,6 +294,7 @@ Connection::Restarted Connection::restart_server(const control::Restart& order) 
     server_->end();
     rested_.reset();
   }
+  pinned_reads_.put_back();
   copy_flags_.forget_since_freeze();
   const auto ended = Clock::now();
   begun_ = false;
@@ -300,9 +322,15 @@ bool Connection::begin_server(const Image& image, const std::vector<LogWriter::A
   const Extents state(image.places, extent_of);
   for (const wire::Range& range : image.held) {
     state.outside(memory_of(range), [&](const Extent& part) {
-      const wire::copy arguments{
-          part.begin,  range.to + (part.begin - range.from), part.end - part.begin, 0, cudaMemcpyHostToDevice,
-          no_copy_flag};
+      const wire::copy arguments{part.begin,
+                                 range.to + (part.begin - range.from),
+                                 part.end - part.begin,
+                                 0,
+                                 cudaMemcpyHostToDevice,
+                                 no_copy_flag,
+                                 0,
+                                 0,
+                                 0};
       calls.push_back(apart(Call::copy, range.device, arguments));
     });
   }
@@ -326,6 +354,7 @@ bool Connection::begin_server(const Image& image, const std::vector<LogWriter::A
   log_.control().reader_woken_by = awake;
   log_.control().images = Images::made;
   log_.control().check_compared = 0;
+  log_.control().compares_answers = recovers_from_failure_;
   for (AsynchronousError& error : log_.control().errors) error.origin = 0;
   replayed_from_ = from;
   log_.control().replay_end = replay_end_ = writer_.newest();
@@ -396,6 +425,12 @@ int jitckpt_proxy_stands(void) {
   int32_t result = 0;
   const Connection* const connection = Connection::get(Library::cudart, result);
   return connection ? connection->stands() : jitckpt_proxy_lost;
+}
+
+uint64_t jitckpt_proxy_different_answers(void) {
+  int32_t result = 0;
+  const Connection* const connection = Connection::get(Library::cudart, result);
+  return connection ? connection->log().control().different_answers.load() : 0;
 }
 
 int jitckpt_proxy_server(void) { return Connection::usable() ? Connection::server_of_process() : 0; }

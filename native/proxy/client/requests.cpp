@@ -353,6 +353,12 @@ const std::byte* staging_memory() {
   return Connection::get(Library::cudart, result)->log().slot(this_thread().slot).staging;
 }
 
+void amend_newest(Bytes content) {
+  int32_t result = 0;
+  Connection* const connection = Connection::get(Library::cudart, result);
+  if (connection && connection->writer().keeps()) connection->writer().amend(this_thread().newest, content);
+}
+
 void count(std::span<const Exchange> exchanges) {
   int32_t result = 0;
   Connection* const connection = Connection::get(Library::nccl, result);

@@ -53,6 +53,8 @@ std::size_t slot_of_this_thread(Connection& connection);
 
 // Where an answer to copy_to_host lies.
 const std::byte* staging_memory();
+// The beginning of this thread's newest record becomes that, if the record is kept.
+void amend_newest(Bytes content);
 
 // For questions on the way to a failure: it notes none of its own.
 bool ask_bytes_quietly(Call call, Bytes arguments, std::span<std::byte> answer);

@@ -54,9 +54,9 @@ void Validation::hear_of(uint64_t place, Heard heard) {
 namespace {
 
 LogWriter::Apart set_to(uint8_t byte, const Allocation& memory) {
-  const wire::cudaMemsetAsync arguments{reinterpret_cast<void*>(memory.address), byte, memory.bytes, 0};
+  const wire::fill arguments{memory.address, memory.bytes, memory.bytes, 1, 0, byte, no_copy_flag};
   const Bytes content = bytes_of(arguments);
-  return {static_cast<uint16_t>(Call::cudaMemsetAsync), memory.device, {content.begin(), content.end()}};
+  return {static_cast<uint16_t>(Call::fill), memory.device, {content.begin(), content.end()}};
 }
 
 }  // namespace

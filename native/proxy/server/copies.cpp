@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "digest.h"
 #include "failure.h"
 #include "real_calls.h"
 #include "server.h"
@@ -19,11 +20,41 @@ namespace {
 
 void* pointer(uint64_t address) { return reinterpret_cast<void*>(address); }
 
+// Whether that call was over before.
+bool is_over(Server& server, uint32_t flag) {
+  if (flag == no_copy_flag) return false;
+  if (flag >= copy_flag_count) throw Failure(cudaErrorInvalidValue, "there is no such flag of a copy");
+  return server.control().copied[flag] != 0;
+}
+
 // The device itself sets the flag, behind the copy.
 cudaError_t set_when_over(Control& control, uint32_t flag, cudaStream_t stream) {
   static const cudaError_t known =
       real::cudaHostRegister(control.copied, sizeof control.copied, cudaHostRegisterPortable);
   return known == cudaSuccess ? real::cudaMemsetAsync(&control.copied[flag], 1, 1, stream) : known;
+}
+
+bool compares_answers(Server& server) {
+  return server.control().compares_answers != 0 && server.replays() && !server.steps.skips();
+}
+
+// Whether a copy would give the program again what it has got from it.
+cudaError_t compare_when_over(Server& server, const wire::copy& copy, cudaStream_t stream) {
+  struct Compared {
+    Server& server;
+    const std::byte* kept;
+    std::size_t bytes;
+  };
+  auto compared = std::make_unique<Compared>(
+      Compared{server, static_cast<const std::byte*>(pointer(copy.kept)), copy.compared_bytes});
+  const auto compare = [](void* argument) {
+    const std::unique_ptr<Compared> owned(static_cast<Compared*>(argument));
+    const bool same = std::memcmp(owned->kept, owned->kept + owned->bytes, owned->bytes) == 0;
+    if (!same && owned->server.counts()) ++owned->server.control().different_answers;
+  };
+  const cudaError_t result = real::cudaLaunchHostFunc(stream, compare, compared.get());
+  if (result == cudaSuccess) compared.release();
+  return result;
 }
 
 }  // namespace
@@ -69,16 +100,44 @@ int32_t serve_allocate(Request& request) {
 
 int32_t serve_copy(Request& request) {
   const auto arguments = request.arguments<wire::copy>();
-  const bool has_flag = arguments.flag != no_copy_flag;
-  if (has_flag && arguments.flag >= copy_flag_count)
-    throw Failure(cudaErrorInvalidValue, "there is no such flag of a copy");
-  Control& control = request.server.control();
-  if (has_flag && control.copied[arguments.flag] != 0) return cudaSuccess;
-  const cudaStream_t stream = request.server.streams.find(arguments.stream);
-  const cudaError_t result =
-      real::cudaMemcpyAsync(pointer(arguments.to), pointer(arguments.from), arguments.bytes,
-                            static_cast<cudaMemcpyKind>(arguments.kind), stream);
-  return result == cudaSuccess && has_flag ? set_when_over(control, arguments.flag, stream) : result;
+  Server& server = request.server;
+  const bool was_over = is_over(server, arguments.flag);
+  const uint64_t compared = arguments.compared_bytes;
+  if (was_over && (compared == 0 || !compares_answers(server))) return cudaSuccess;
+  const cudaStream_t stream = server.streams.find(arguments.stream);
+  if (compared != 0) server.locked_pages.lock(arguments.room, server.control().segment_bytes);
+  const auto keep = [&](uint64_t to) {
+    return real::cudaMemcpyAsync(pointer(to), pointer(arguments.from), compared, cudaMemcpyDeviceToHost,
+                                 stream);
+  };
+  if (was_over) {
+    const cudaError_t kept = keep(arguments.kept + compared);
+    return kept == cudaSuccess ? compare_when_over(server, arguments, stream) : kept;
+  }
+  cudaError_t result = real::cudaMemcpyAsync(pointer(arguments.to), pointer(arguments.from), arguments.bytes,
+                                             static_cast<cudaMemcpyKind>(arguments.kind), stream);
+  if (result == cudaSuccess && compared != 0) result = keep(arguments.kept);
+  return result == cudaSuccess && arguments.flag != no_copy_flag
+             ? set_when_over(server.control(), arguments.flag, stream)
+             : result;
+}
+
+// What has come to the device is what was read, whoever writes to the pinned memory. The flag comes last: who
+// knows that the copy is over, and so may write there, does so behind the flag.
+int32_t serve_copy_from_pinned(Request& request) {
+  const auto arguments = request.arguments<wire::copy_from_pinned>();
+  Server& server = request.server;
+  const cudaStream_t stream = server.streams.find(arguments.stream);
+  const bool was_read = is_over(server, arguments.flag);
+  // Else the copies wait for what is on the stream; no less right.
+  server.locked_pages.lock(arguments.room, server.control().segment_bytes);
+  cudaError_t result =
+      real::cudaMemcpyAsync(pointer(arguments.to), pointer(was_read ? arguments.kept : arguments.from),
+                            arguments.bytes, cudaMemcpyHostToDevice, stream);
+  if (result != cudaSuccess || was_read) return result;
+  result = real::cudaMemcpyAsync(pointer(arguments.kept), pointer(arguments.to), arguments.bytes,
+                                 cudaMemcpyDeviceToHost, stream);
+  return result == cudaSuccess ? set_when_over(server.control(), arguments.flag, stream) : result;
 }
 
 int32_t serve_copy_from_host(Request& request) {
@@ -97,7 +156,26 @@ int32_t serve_copy_to_host(Request& request) {
   const cudaStream_t stream = request.server.streams.find(arguments.stream);
   const cudaError_t result = real::cudaMemcpyAsync(request.slot.staging, pointer(arguments.from),
                                                    arguments.bytes, cudaMemcpyDeviceToHost, stream);
-  return result == cudaSuccess ? real::cudaStreamSynchronize(stream) : result;
+  if (result != cudaSuccess) return result;
+  const cudaError_t over = real::cudaStreamSynchronize(stream);
+  if (over != cudaSuccess || arguments.digest == 0 || !compares_answers(request.server)) return over;
+  const bool same = digest_of({request.slot.staging, arguments.bytes}) == arguments.digest;
+  if (!same && request.server.counts()) ++request.server.control().different_answers;
+  return over;
+}
+
+int32_t serve_fill(Request& request) {
+  const auto arguments = request.arguments<wire::fill>();
+  if (is_over(request.server, arguments.flag)) return cudaSuccess;
+  const cudaStream_t stream = request.server.streams.find(arguments.stream);
+  const cudaError_t result =
+      arguments.height == 1
+          ? real::cudaMemsetAsync(pointer(arguments.to), arguments.value, arguments.width, stream)
+          : real::cudaMemset2DAsync(pointer(arguments.to), arguments.pitch, arguments.value, arguments.width,
+                                    arguments.height, stream);
+  return result == cudaSuccess && arguments.flag != no_copy_flag
+             ? set_when_over(request.server.control(), arguments.flag, stream)
+             : result;
 }
 
 int32_t serve_register_host(Request& request) {

@@ -141,7 +141,10 @@ bool Server::wait_while_frozen() const {
 }
 
 void Server::answer_wait(const Record& record) {
-  if (wait_while_frozen()) answer(log_.slot(record.slot), record.answer, 0, 0, "");
+  if (!wait_while_frozen()) return;
+  Slot& slot = log_.slot(record.slot);
+  slot.answered.load(std::memory_order_acquire);  // as in serve
+  answer(slot, record.answer, 0, 0, "");
 }
 
 cudaStream_t Server::stream_of_wait(const Record& record) {
@@ -300,8 +303,11 @@ bool Server::has_to_wait(const Record& record) {
     switch (static_cast<Call>(record.call)) {
       case Call::cudaStreamSynchronize:
         return unfinished(request.arguments<wire::cudaStreamSynchronize>().stream);
-      case Call::copy_to_host:
-        return unfinished(request.arguments<wire::copy_to_host>().stream);
+      case Call::copy_to_host: {
+        // Most streams wait for the legacy one, too.
+        const uint64_t stream = request.arguments<wire::copy_to_host>().stream;
+        return unfinished(stream) || (stream >= wire::named_streams && unfinished(0));
+      }
       case Call::cudaEventSynchronize:
         return is_unfinished(
             real::cudaEventQuery(events.find(request.arguments<wire::cudaEventSynchronize>().event)));

@@ -55,20 +55,25 @@ class View {
   std::size_t bytes_;
 };
 
+template <class Arguments>
+Arguments beginning(const Record& record) {
+  Arguments arguments{};
+  std::memcpy(&arguments, record.content, std::min(sizeof arguments, record.bytes));
+  return arguments;
+}
+
 // Calls that write to the device's memory; what they make and record is needed all the same.
 bool writes(const Record& record) {
   switch (static_cast<Call>(record.call)) {
     case Call::launch:
     case Call::copy_from_host:
-    case Call::cudaMemsetAsync:
-    case Call::cudaMemset2DAsync:
+    case Call::copy_from_pinned:
     case Call::cudaMemcpyPeerAsync:
       return true;
-    case Call::copy: {
-      wire::copy copy{};
-      std::memcpy(&copy, record.content, std::min<std::size_t>(sizeof copy, record.bytes));
-      return copy.kind != cudaMemcpyDeviceToHost;
-    }
+    case Call::copy:
+      return beginning<wire::copy>(record).kind != cudaMemcpyDeviceToHost;
+    case Call::fill:
+      return beginning<wire::fill>(record).flag == no_copy_flag;  // else it is pinned memory
     default:
       return services[record.call].library == Library::cublas && services[record.call].runs == Runs::tells;
   }

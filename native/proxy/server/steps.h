@@ -47,6 +47,8 @@ class Steps {
   bool makes(const Record& record) const { return inside_ && record.slot == slot_; }
   // Whether the call belongs to a step that the restored state has behind it.
   bool skips(const Record& record) const;
+  // Within that step: what the device holds is what was there behind it.
+  bool skips() const { return skips_; }
   // The server was stopped while it was ready for the step.
   bool is_ready_for(uint64_t step) const { return ready_for_ == step && step != 0; }
   // The server has been stopped: from here on it does not get ready, whatever the device still does.

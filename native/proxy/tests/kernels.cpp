@@ -18,7 +18,7 @@ namespace kernels {
 
 namespace {
 
-char add_stub, mix_stub, hold_stub, fail_stub, unregistered_stub;
+char add_stub, mix_stub, hold_stub, nap_stub, fail_stub, unregistered_stub;
 
 void run_add(void** arguments, softgpu_launch_t*) {
   *static_cast<int*>(softgpu_shadow(*static_cast<int**>(arguments[0]))) += *static_cast<int*>(arguments[1]);
@@ -34,17 +34,23 @@ void run_hold(void** arguments, softgpu_launch_t*) {
   while (std::atomic_ref(*flag) == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
+void run_nap(void** arguments, softgpu_launch_t*) {
+  std::this_thread::sleep_for(std::chrono::microseconds(*static_cast<int*>(arguments[0])));
+}
+
 void run_fail(void**, softgpu_launch_t* launch) {
   softgpu_fail(launch, cudaErrorIllegalAddress, "it wrote where nothing is.");
 }
 
 constexpr softgpu_parameter_t parameters[] = {{0, sizeof(int*)}, {8, sizeof(int)}};
+constexpr softgpu_parameter_t number[] = {{0, sizeof(int)}};
 constexpr softgpu_parameter_t pointers[] = {{0, sizeof(int*)}, {8, sizeof(int*)}};
 constexpr softgpu_kernel_t code[] = {{"add", run_add, parameters, 2},
                                      {"mix", run_mix, pointers, 2},
                                      {"hold", run_hold, parameters, 1},
+                                     {"nap", run_nap, number, 1},
                                      {"fail", run_fail, nullptr, 0}};
-constexpr softgpu_module_t module_data{SOFTGPU_MODULE_MAGIC, code, 4};
+constexpr softgpu_module_t module_data{SOFTGPU_MODULE_MAGIC, code, 5};
 softgpu_fatbin_wrapper_t wrapper{SOFTGPU_FATBIN_WRAPPER_MAGIC, 1, &module_data, nullptr};
 
 [[maybe_unused]] const bool registered = [] {
@@ -55,6 +61,7 @@ softgpu_fatbin_wrapper_t wrapper{SOFTGPU_FATBIN_WRAPPER_MAGIC, 1, &module_data, 
   enter(add_stub, "add");
   enter(mix_stub, "mix");
   enter(hold_stub, "hold");
+  enter(nap_stub, "nap");
   enter(fail_stub, "fail");
   __cudaRegisterFatBinaryEnd(module);
   return true;
@@ -65,6 +72,7 @@ softgpu_fatbin_wrapper_t wrapper{SOFTGPU_FATBIN_WRAPPER_MAGIC, 1, &module_data, 
 const void* add() { return &add_stub; }
 const void* mix() { return &mix_stub; }
 const void* hold() { return &hold_stub; }
+const void* nap() { return &nap_stub; }
 const void* fail() { return &fail_stub; }
 const void* unregistered() { return &unregistered_stub; }
 

@@ -4,11 +4,12 @@
 
 namespace kernels {
 // add(int* to, int amount): *to += amount. mix(int* to, int* from): *to = 3 * *to + *from. hold(int* flag):
-// runs until *flag, in pinned memory, is not 0. fail(): an illegal address. The addresses of their host
-// stubs.
+// runs until *flag, in pinned memory, is not 0. nap(int microseconds): runs for so long. fail(): an illegal
+// address. The addresses of their host stubs.
 const void* add();
 const void* mix();
 const void* hold();
+const void* nap();
 const void* fail();
 const void* unregistered();
 }  // namespace kernels

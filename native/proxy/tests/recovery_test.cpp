@@ -74,7 +74,6 @@ class Minibatch {
     call([&] { ok(cudaMemsetAsync(second, 0, 2000, stream_)); });
     pinned_[0] = 20;
     call([&] { ok(cudaMemcpyAsync(second, pinned_, 4, cudaMemcpyHostToDevice, stream_)); });
-    pinned_[0] = -1;
     call([&] { launch_add(second, 1, stream_); });
     ncclUniqueId id;
     call([&] { ok(ncclGetUniqueId(&id)); });
@@ -82,6 +81,7 @@ class Minibatch {
     call([&] { ok(ncclAllReduce(second, state_.get() + 1, 1, ncclInt32, ncclSum, alone, stream_)); });
     call([&] { ok(cudaEventDestroy(own)); });
     call([&] { ok(cudaStreamSynchronize(stream_)); });
+    pinned_[0] = -1;
     call([&] { ok(cudaMemcpyAsync(pinned_ + 1, state_.get(), 8, cudaMemcpyDeviceToHost, stream_)); });
     call([&] { ok(cudaStreamSynchronize(stream_)); });
     seen.insert(seen.end(), {pinned_[1], pinned_[2]});
@@ -271,6 +271,39 @@ TEST(Recovery, NoCopyIsTooMany) {
   EXPECT_EQ(pinned[0], 5);
   ok(cudaFreeHost(pinned));
   testing::internal::GetCapturedStderr();
+}
+
+// A kernel reads pinned memory that the program overwrites: what it gives in the replay is not what it has
+// given. That is noticed in whatever way the program has got it.
+TEST(Recovery, AnswersThatDifferInTheReplayAreCounted) {
+  testing::internal::CaptureStderr();
+  const OwnStream stream;
+  const DeviceInts number(1, 5);
+  int *pinned = nullptr, *told = nullptr;
+  ok(cudaMallocHost(reinterpret_cast<void**>(&pinned), 4096));
+  ok(cudaMallocHost(reinterpret_cast<void**>(&told), 4096));
+  uint64_t expected = jitckpt_proxy_different_answers();
+  for (const bool overwrites : {false, true}) {
+    for (const bool to_pinned : {false, true}) {
+      keep();
+      pinned[0] = 3;
+      launch_mix(number.get(), pinned, stream);
+      if (to_pinned)
+        ok(cudaMemcpyAsync(told, number.get(), sizeof(int), cudaMemcpyDeviceToHost, stream));
+      else
+        number.read(stream);
+      ok(cudaStreamSynchronize(stream));
+      if (overwrites) pinned[0] = 4;
+      kill_server();
+      keep();
+      keep();
+      EXPECT_EQ(jitckpt_proxy_different_answers(), expected += overwrites ? 1 : 0);
+    }
+  }
+  ok(cudaFreeHost(pinned));
+  ok(cudaFreeHost(told));
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("may differ from an undisturbed run's"), std::string::npos) << said;
 }
 
 TEST(Recovery, EveryMinibatchStartsFromItsOwnState) {

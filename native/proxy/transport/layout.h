@@ -100,6 +100,10 @@ struct Control {
   std::atomic<int64_t> made_at[made_count];
   // Of the checks: the newest whose copy is whole, and the newest that this server has compared.
   std::atomic<uint64_t> check_made, check_compared;
+  // Answers that differ in a replay from what the program was given; whether they are looked at: not where
+  // memory was overwritten before.
+  std::atomic<uint64_t> different_answers;
+  std::atomic<uint32_t> compares_answers;
   std::atomic<uint8_t> filled_with;  // what was free, before the calls were made again for a check
   alignas(4096) std::atomic<uint8_t> copied[copy_flag_count];  // 1: the device is through; it says so itself
 };

@@ -79,22 +79,26 @@ CUresult cuInit(unsigned flags) {
 }
 
 CUresult cuDriverGetVersion(int* version) {
+  if (!version) return CUDA_ERROR_INVALID_VALUE;
   *version = CUDA_VERSION;
   return CUDA_SUCCESS;
 }
 
 CUresult cuDeviceGetCount(int* count) {
+  if (!count) return CUDA_ERROR_INVALID_VALUE;
   *count = 0;
   return present() ? result(cudaGetDeviceCount(count)) : CUDA_ERROR_NO_DEVICE;
 }
 
 CUresult cuDeviceGet(CUdevice* device, int ordinal) {
+  if (!device) return CUDA_ERROR_INVALID_VALUE;
   if (!valid(ordinal)) return CUDA_ERROR_INVALID_DEVICE;
   *device = ordinal;
   return CUDA_SUCCESS;
 }
 
 CUresult cuDeviceGetName(char* name, int length, CUdevice device) {
+  if (!name) return CUDA_ERROR_INVALID_VALUE;
   cudaDeviceProp properties;
   if (!valid(device)) return CUDA_ERROR_INVALID_DEVICE;
   if (const cudaError_t error = cudaGetDeviceProperties(&properties, device); error != cudaSuccess)
@@ -105,6 +109,7 @@ CUresult cuDeviceGetName(char* name, int length, CUdevice device) {
 }
 
 CUresult cuDeviceTotalMem(size_t* bytes, CUdevice device) {
+  if (!bytes) return CUDA_ERROR_INVALID_VALUE;
   cudaDeviceProp properties;
   if (!valid(device)) return CUDA_ERROR_INVALID_DEVICE;
   const cudaError_t error = cudaGetDeviceProperties(&properties, device);
@@ -118,6 +123,7 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
 }
 
 CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* active) {
+  if (!flags || !active) return CUDA_ERROR_INVALID_VALUE;
   if (!valid(device)) return CUDA_ERROR_INVALID_DEVICE;
   *flags = 0;
   *active = softgpu_device_active(device);
@@ -125,6 +131,7 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* activ
 }
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+  if (!context) return CUDA_ERROR_INVALID_VALUE;
   if (!valid(device)) return CUDA_ERROR_INVALID_DEVICE;
   *context = context_of(device);
   return CUDA_SUCCESS;
@@ -135,6 +142,7 @@ CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
 }
 
 CUresult cuCtxGetCurrent(CUcontext* context) {
+  if (!context) return CUDA_ERROR_INVALID_VALUE;
   int device = 0;
   if (!present()) return CUDA_ERROR_NOT_INITIALIZED;
   const cudaError_t error = cudaGetDevice(&device);
@@ -156,6 +164,7 @@ CUresult cuMemGetInfo(size_t* free, size_t* total) {
 }
 
 CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr pointer) {
+  if (!data) return CUDA_ERROR_INVALID_VALUE;
   if (!present()) return CUDA_ERROR_NOT_INITIALIZED;
   cudaPointerAttributes attributes;
   const cudaError_t error = cudaPointerGetAttributes(&attributes, reinterpret_cast<const void*>(pointer));
@@ -184,6 +193,7 @@ CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdevi
 }
 
 CUresult cuGetErrorName(CUresult error, const char** name) {
+  if (!name) return CUDA_ERROR_INVALID_VALUE;
   *name = nullptr;
   if (!present()) return CUDA_ERROR_NOT_INITIALIZED;
   *name = cudaGetErrorName(static_cast<cudaError_t>(error));
@@ -191,6 +201,7 @@ CUresult cuGetErrorName(CUresult error, const char** name) {
 }
 
 CUresult cuGetErrorString(CUresult error, const char** text) {
+  if (!text) return CUDA_ERROR_INVALID_VALUE;
   *text = nullptr;
   if (!present()) return CUDA_ERROR_NOT_INITIALIZED;
   if (error == CUDA_ERROR_NOT_SUPPORTED && refused) {

@@ -166,6 +166,7 @@ cudaError_t cudaGetDeviceCount(int* count) {
 
 cudaError_t cudaGetDevice(int* device) {
   return call([&] {
+    require_place(device);
     find_device(current_device());
     *device = current_device();
     return cudaSuccess;
@@ -203,6 +204,7 @@ cudaError_t cudaDeviceReset() {
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   return call([&] {
+    require_place(properties);
     *properties = properties_of(find_device(device));
     return cudaSuccess;
   });
@@ -210,6 +212,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
   return call([&] {
+    require_place(value);
     const Device& described = find_device(device);
     require(attribute > 0 && attribute < cudaDevAttrMax, cudaErrorInvalidValue, "unknown device attribute");
     *value = attribute_of(described, attribute);
@@ -219,6 +222,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
 
 cudaError_t cudaDeviceGetPCIBusId(char* text, int length, int device) {
   return call([&] {
+    require_place(text);
     const int needed =
         std::snprintf(text, static_cast<size_t>(length), "0000:%02X:00.0", pci_bus(find_device(device)));
     require(needed < length, cudaErrorInvalidValue, "no room for the PCI bus id (13 bytes)");
@@ -228,6 +232,8 @@ cudaError_t cudaDeviceGetPCIBusId(char* text, int length, int device) {
 
 cudaError_t cudaDeviceGetByPCIBusId(int* device, const char* text) {
   return call([&] {
+    require_place(device);
+    require(text != nullptr, cudaErrorInvalidValue, "no PCI bus id");
     unsigned domain = 0, bus = 0, slot = 0, function = 0;
     require(std::sscanf(text, "%x:%x:%x.%x", &domain, &bus, &slot, &function) == 4, cudaErrorInvalidValue,
             "not a PCI bus id of the form 0000:01:00.0");
@@ -243,6 +249,7 @@ cudaError_t cudaDeviceGetByPCIBusId(int* device, const char* text) {
 
 cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
   return call([&] {
+    require_place(can);
     *can = &find_device(device) != &find_device(peer);
     return cudaSuccess;
   });
@@ -276,6 +283,7 @@ cudaError_t cudaDeviceDisablePeerAccess(int peer) { return set_peer_access(peer,
 
 cudaError_t cudaDriverGetVersion(int* version) {
   return call([&] {
+    require_place(version);
     *version = CUDART_VERSION;
     return cudaSuccess;
   });

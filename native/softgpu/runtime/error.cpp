@@ -63,6 +63,10 @@ void require(bool condition, cudaError_t error, const char* text) {
   if (!condition) throw Failure{error, text};
 }
 
+void require_place(const void* place) {
+  require(place != nullptr, cudaErrorInvalidValue, "no place to put the result");
+}
+
 }  // namespace softgpu
 
 using namespace softgpu;

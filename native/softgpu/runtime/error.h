@@ -40,4 +40,7 @@ cudaError_t call(Body body) noexcept {
 
 void require(bool condition, cudaError_t error, const char* text);
 
+// Of a pointer to where the caller wants a result, which may be null.
+void require_place(const void* place);
+
 }  // namespace softgpu

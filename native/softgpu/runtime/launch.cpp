@@ -158,6 +158,8 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void*
 // here it just runs.
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* configuration, const void* function,
                                 void** arguments) {
+  if (!configuration)
+    return call([]() -> cudaError_t { throw Failure{cudaErrorInvalidValue, "no launch configuration"}; });
   return cudaLaunchKernel(function, configuration->gridDim, configuration->blockDim, arguments,
                           configuration->dynamicSmemBytes, configuration->stream);
 }

@@ -89,6 +89,7 @@ cudaError_t cudaHostGetDevicePointer(void** device_pointer, void* host_pointer, 
 
 cudaError_t cudaHostGetFlags(unsigned* flags, void* host_pointer) {
   return device_call([&](Device&) {
+    require_place(flags);
     const auto block = HostMemory::get().find(host_pointer);
     require(block && !block->registered, cudaErrorInvalidValue,
             "the pointer was not allocated as pinned host memory");

@@ -128,6 +128,7 @@ cudaError_t cudaStreamQuery(cudaStream_t handle) {
 
 cudaError_t cudaStreamGetPriority(cudaStream_t handle, int* priority) {
   return device_call([&](Device&) {
+    require_place(priority);
     *priority = find_stream(handle)->priority;
     return cudaSuccess;
   });
@@ -135,6 +136,7 @@ cudaError_t cudaStreamGetPriority(cudaStream_t handle, int* priority) {
 
 cudaError_t cudaStreamGetFlags(cudaStream_t handle, unsigned* flags) {
   return device_call([&](Device&) {
+    require_place(flags);
     *flags = find_stream(handle)->flags;
     return cudaSuccess;
   });
@@ -142,6 +144,7 @@ cudaError_t cudaStreamGetFlags(cudaStream_t handle, unsigned* flags) {
 
 cudaError_t cudaStreamGetId(cudaStream_t handle, unsigned long long* id) {
   return device_call([&](Device&) {
+    require_place(id);
     const auto stream = find_stream(handle);
     // Unique in the process: streams are counted on each device.
     *id = static_cast<unsigned long long>(stream->device.index) << 48 | stream->id;
@@ -151,6 +154,7 @@ cudaError_t cudaStreamGetId(cudaStream_t handle, unsigned long long* id) {
 
 cudaError_t cudaStreamGetDevice(cudaStream_t handle, int* device) {
   return device_call([&](Device&) {
+    require_place(device);
     *device = find_stream(handle)->device.index;
     return cudaSuccess;
   });
@@ -167,6 +171,7 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
 // No stream ever captures: cudaStreamBeginCapture is refused.
 cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus* status) {
   return device_call([&](Device&) {
+    require_place(status);
     find_stream(handle);
     *status = cudaStreamCaptureStatusNone;
     return cudaSuccess;
@@ -181,6 +186,7 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t handle, cudaStreamCaptureStatu
 
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
   return call([&] {
+    require(mode != nullptr, cudaErrorInvalidValue, "no mode to exchange");
     thread_local cudaStreamCaptureMode current = cudaStreamCaptureModeGlobal;
     std::swap(current, *mode);
     return cudaSuccess;
