@@ -270,10 +270,9 @@ class Job:
         self._agent_fd = -1 if self._given is None else self._given.agent
         self._events = EventLog(root)
         self._events.restart = int(os.environ.get("JITCKPT_RESTART", "0"))
-        self._first_step_reported = False
         self._off: str | None = None  # why no state is saved any more
         self._said: set[str] = set()
-        self._is_restored = self._has_named_unexpected = False
+        self._first_step_reported = self._is_restored = self._has_named_unexpected = False
         self._restored_parts: Mapping[str, Any] | None = None  # what this rank alone knew
         self._progress_as_loop_began: Encoded | None = None
         self._buffer_versions = b""  # as the newest step ended
@@ -300,9 +299,8 @@ class Job:
             device=device,
             loop=self._loop,
         )
-        parts = self._host.local().values()  # whatever can't be saved is refused here and now
-        self._host.progress()
-        tensors = [tensor for part in parts for tensor in part.tensors.values()]
+        self._host.progress()  # whatever can't be saved is refused here and now
+        tensors = [tensor for part in self._host.local().values() for tensor in part.tensors.values()]
         self._max_ahead = _max_ahead(sum(tensor.nbytes for tensor in tensors), local_state_limit)
         if step_barrier is None:
             step_barrier = _on_some_rank(identity, any(tensor.device.type != "cpu" for tensor in tensors))

@@ -141,8 +141,8 @@ def _present_scaler(scaler: Any, state: Mapping[str, Any] | None) -> None:
     """Let a scaler read from the host what it keeps on the device."""
     if scaler is None or not state or scaler._scale is None:
         return
-    scaler._scale = torch.tensor(state["scale"], dtype=torch.float32)
-    scaler._growth_tracker = torch.tensor(state["_growth_tracker"], dtype=torch.int32)
+    scaler._scale = torch.tensor(state["scale"], device="cpu", dtype=torch.float32)
+    scaler._growth_tracker = torch.tensor(state["_growth_tracker"], device="cpu", dtype=torch.int32)
 
 
 def _are_same(some: Iterable[object], others: Iterable[object]) -> bool:

@@ -36,7 +36,7 @@ def torchs_own() -> frozenset[str]:
 
     Not as this module is loaded: torch's first optimizer loads its compiler.
     """
-    return frozenset(vars(torch.optim.SGD([torch.zeros(1)]))) | {
+    return frozenset(vars(torch.optim.SGD([torch.zeros(1, dtype=torch.float32, device="cpu")]))) | {
         "step",
         "_opt_called",
         "_warned_capturable_if_run_uncaptured",

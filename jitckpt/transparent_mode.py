@@ -160,7 +160,7 @@ class _Validation:
             return self._leave_out(error_text(self._process, error))
         self._places = naming.Places(self._memory.pieces())
         changed = self._memory.bytes_at(self._memory.changed)
-        tried = torch.zeros(changed.shape, dtype=torch.bool)
+        tried = torch.zeros(changed.shape, dtype=torch.bool, device=changed.device)
         if self._on_device is not None:
             self._on_device.doubt_gradients(self._places, changed, tried)
         self._changed = changed != 0

@@ -132,6 +132,9 @@ cudaError_t copy_once_its_turn_has_come(char* to, const char* from, std::size_t 
 
 cudaError_t copy_from_pinned(Connection& connection, char* to, const char* from, std::size_t bytes,
                              cudaStream_t stream) {
+  // A table of addresses lies there when the call is made, as a rule: as one that travels with its call.
+  if (connection.state_is_still())
+    connection.gives(Call::copy_from_host, {}, std::as_bytes(std::span(from, bytes)));
   PinnedReads& reads = connection.pinned_reads();
   cudaError_t result = cudaSuccess;
   for (std::size_t done = 0; done < bytes && result == cudaSuccess;) {
