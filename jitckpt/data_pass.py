@@ -60,7 +60,7 @@ class Loader:
         self.states: dict[int, bytes] = {}  # theirs
         self.seed: int | None = None
         self.is_new = True  # no pass over it has begun in this process
-        if not is_plain(loader) and has_own_state(loader) and getattr(loader, "num_workers", 0):
+        if not is_plain(loader) and has_own_state(loader) and getattr(loader, "num_workers", None):
             warn(
                 f"A {type(loader).__name__} goes on by its own state, which as a rule does not hold its "
                 "workers' random numbers: what these draw for each sample would differ after a failure. With "
