@@ -121,7 +121,8 @@ def batches():
         model.train()
         for batch in job.batches(loader):
             optimizer.zero_grad()
-            (loss_of(batch) * (1 + random.random())).backward()
+            factor = 1 + random.random()
+            (loss_of(batch) * factor).backward()
             at("backward")
             optimizer.step()
         at("tail")
