@@ -294,7 +294,10 @@ class TrainingHooks:
                 self._end_minibatch()
             return
         if id(outer) in self._stepped:
-            self._listener.unequal_turns(self.step + 1)
+            if self._learns:
+                self.unexpected = self.unexpected or outer
+            else:
+                self._listener.unequal_turns(self.step + 1)
         self._stepped.add(id(outer))
         for one in self._optimizers:
             if (other := one()) is not None and id(other) not in self._stepped:

@@ -19,6 +19,10 @@ class CheckpointError(JitckptError):
     restart_helps = False
 
 
+class RecoveryError(JitckptError):
+    """What a recovery in place has led to can't be relied on; a restart goes back to before it."""
+
+
 class SaveError(JitckptError):
     """A save can't be written, or what lies on the disk is not a whole save."""
 

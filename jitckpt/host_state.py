@@ -152,17 +152,17 @@ class ModelState:
         }
         self._called = {id(one): f"model.{name}" for name, one in self._model.named_parameters()}
         self._called |= {id(one): f"model.{name}" for name, one in self._parameters.items()}
-        self.memory = {
-            f"model.{name}": torch_parallel.memory_of(parameter)
-            for name, parameter in self._parameters.items()
-        }
+        # What FSDP1 writes to its flat parameters is counted nowhere that lasts.
+        watched = {} if torch_parallel.is_flattened(self._model) else self._parameters
+        self.memory = {f"model.{name}": torch_parallel.memory_of(one) for name, one in watched.items()}
         self._held = None
 
     def held(self) -> Held:
         """Return what is held of the parameters now; the same object while that is the same memory."""
         flags = bytes([parameter.requires_grad for parameter in self._parameters.values()])
         places = [*map(Tensor.data_ptr, self.memory.values())]
-        if self._held is None or self._flags != flags or self._places != places:
+        known = self.memory.keys() or not self._parameters
+        if self._held is None or self._flags != flags or self._places != places or not known:
             self._flags, self._places = flags, places
             frozen = [name for name, one in self._parameters.items() if not one.requires_grad]
             self._held = Held(self.parameters(), tuple(frozen))

@@ -31,6 +31,7 @@ _OF_SURROUNDINGS = frozenset(
         "RehearsedFailure",
     ]
 )
+USAGE = 2  # the exit status of a program that does not understand its arguments
 _OF_A_PATH = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _TEXTS_OF_SURROUNDINGS = (
     "CUDA",
@@ -88,7 +89,7 @@ class Watch:
             self._tell(protocol.Failing(self._given.rank, f"{type(error).__name__}: {error}"))
 
     def _at_exit(self) -> None:
-        if self._exit_hook.status != 0 and not self._stepped:
+        if self._exit_hook.status == USAGE and not self._stepped:  # any other a script may have chosen itself
             self._tell(protocol.Failing(self._given.rank, f"SystemExit: {self._exit_hook.status}"))
 
     def _tell(self, message: protocol.Message) -> None:

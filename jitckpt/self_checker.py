@@ -297,7 +297,12 @@ class SelfChecker:
             for name, leaf in held.items()
             if isinstance(leaf, TensorLeaf) and leaf.digest and name.startswith(NON_PERSISTENT)
         }
-        changed = [name for name, value in now.items() if self._kept.get(name, value) != value]
+        saved = set() if self._host.model is None else {*self._host.model.buffers()}
+        changed = [
+            name
+            for name, value in now.items()
+            if self._kept.get(name, value) != value and name.removeprefix(NON_PERSISTENT) not in saved
+        ]
         self._kept = now
         return [Difference("changes in the training, and no save holds it", name) for name in changed]
 

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from jitckpt import _seen, torch_memory
 from jitckpt._seen import Seen
-from jitckpt.errors import CheckpointError
+from jitckpt.errors import RecoveryError
 from jitckpt.hooks import torch_parallel
 from jitckpt.hooks.torch_steps import State
 from jitckpt.proxy_memory import Memory
@@ -137,7 +137,7 @@ class StateOnDevice:
             self._changed = changed
             self.leave(changed)
             if self._process.jitckpt_proxy_state_changed() and not seen:
-                raise CheckpointError(
+                raise RecoveryError(
                     f"{changed}, and since the step before a failure was recovered from with it on the "
                     "device: that may have changed it twice. Begin again from a save, with "
                     "--no-state-on-device."

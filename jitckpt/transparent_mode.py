@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from jitckpt import at_end, proxy_faults, torch_memory
-from jitckpt.errors import CheckpointError
+from jitckpt.errors import RecoveryError
 from jitckpt.hooks.torch_steps import OptimizerSteps, State
 from jitckpt.proxy_memory import Memory
 from jitckpt.state_on_device import SeenOf, StateOnDevice, digest, error_text
@@ -67,7 +67,7 @@ class MinibatchKeeper:
             self._off = heard == _OVER
             self._valid |= heard in (_VALID, _VALID_STAYS)
             if self._off and validation.RELIED in self._process.jitckpt_proxy_given_up().decode():
-                raise CheckpointError(
+                raise RecoveryError(
                     f"The calls of minibatch {step} can't be made again the same, and before this was known "
                     "a failure was recovered from by making calls again: the result may differ. Begin again "
                     "from a save of before that, or without --mode transparent."

@@ -41,8 +41,8 @@ def rate(plants: str) -> Callable[[int], float]:
     calls = [0]
 
     def of_step(step: int) -> float:
-        calls[0] += plants == "closure"
-        return 0.95 ** (step + calls[0])
+        calls[0] += plants in ("closure", "count")
+        return 0.95 ** (step + calls[0] * (plants == "closure"))
 
     return of_step
 

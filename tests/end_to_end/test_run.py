@@ -154,6 +154,7 @@ def test_restarts_are_counted(launcher: Launcher) -> None:
     script = launcher.script(
         """
         import os
+        import torch  # before that an exit is a mistake, which is not tried more than twice
         print("attempt", os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["JITCKPT_RESTART"])
         raise SystemExit(1)
         """

@@ -152,7 +152,7 @@ dist.destroy_process_group()
 def test_gradients_that_the_next_minibatch_needs_are_kept(launcher: Launcher) -> None:
     script = launcher.directory / "train.py"
     script.write_text(KEEPS_GRADIENTS)
-    faults = ("rank=1 step=7 phase=forward kind=proxy-kill", "rank=0 step=9 phase=backward kind=proxy-kill")
+    faults = ("rank=1 step=8 phase=forward kind=proxy-kill", "rank=0 step=9 phase=backward kind=proxy-kill")
     job = run_with_faults(launcher, 2, [str(script)], *faults)
     assert {"in place", "from rank 0", "from rank 1"} <= job.ways()
     assert ended_with(job) == ended_with(run(launcher, 2, [str(script)]))
@@ -257,7 +257,7 @@ SHRINKS_ITS_PARAMETERS = CHANGES_THE_STATE.replace("CHANGES_IT", "weight.mul_(0.
     ("statement", "said"),
     [
         ("weight.mul_(0.75)", "optimizer.0.parameter.0 has changed outside of the optimizer step"),
-        ("optimizer.param_groups[0]['params'].pop()", "which is none of its parameters"),
+        ("optimizer.param_groups[0]['params'].pop()", "the optimizer has got other parameters"),
         ("optimizer.state[weight]['exp_avg'] = optimizer.state[weight]['exp_avg'] * 0.5", ""),
         ("old, optimizer = optimizer, torch.optim.Adam([weight])", "the optimizer has got other parameters"),
     ],
@@ -414,7 +414,8 @@ def test_a_state_that_is_changed_uncounted_is_changed_once(launcher: Launcher, h
 
 
 def test_a_job_of_which_no_device_has_the_state_any_more_ends_with_a_sentence(launcher: Launcher) -> None:
-    faults = [f"rank={rank} step=7 phase=optimizer kind=ecc call=3" for rank in (0, 1)]
+    # In the step before the state is copied to the host, as calls are not known yet.
+    faults = [f"rank={rank} step=9 phase=optimizer kind=ecc call=3" for rank in (0, 1)]
     command = [
         *JITCKPT_RUN,
         "--device",
@@ -426,6 +427,6 @@ def test_a_job_of_which_no_device_has_the_state_any_more_ends_with_a_sentence(la
         "--warm-start",
     ]
     command += ["--mode", "transparent", "--max-restarts", "0"]
-    result = launcher.run(*command, "--fault", faults[0], "--fault", faults[1], *DDP, "9")
+    result = launcher.run(*command, "--fault", faults[0], "--fault", faults[1], *DDP, "11")
     assert result.status == 1
-    assert "no device has the state after step 7 of shard 0 any more, held by ranks 0, 1" in result.err
+    assert "no device has the state after step 9 of shard 0 any more, held by ranks 0, 1" in result.err
