@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from jitckpt import job, state_on_device
-from jitckpt.errors import CheckpointError
+from jitckpt.errors import RecoveryError
 from jitckpt.state_on_device import StateOnDevice, digest, gradients, unfit, unpacked
 from jitckpt.transparent import naming
 from jitckpt.transparent.naming import BLOCK_BYTES
@@ -254,7 +254,7 @@ def test_a_parameter_that_changes_outside_of_the_step_leaves_with_its_name(
     # What was made again with the state on the device may have been made twice.
     change()
     proxy.recovered = 1
-    with pytest.raises(CheckpointError, match="may have changed it twice"):
+    with pytest.raises(RecoveryError, match="may have changed it twice"):
         begins(one, here, optimizers)
 
 
