@@ -7,6 +7,7 @@ A loader with state_dict and load_state_dict goes on by its own state.
 """
 
 import copy
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -77,7 +78,7 @@ class Loader:
         return _MapPass(self, saved)
 
 
-class Pass:
+class Pass(ABC):
     """One pass; `state` says how far it is. To be dropped when it has ended, as torch's iterators are."""
 
     def __init__(self, of: Loader, saved: PassState | None) -> None:
@@ -109,8 +110,9 @@ class Pass:
         """Nothing is drawn any more."""
         self._iterator = None
 
+    @abstractmethod
     def _begin(self) -> None:
-        raise NotImplementedError
+        """Make the iterator as the script's own would be made, or go on with it after a restart."""
 
     def _handed_out(self, batch: Any) -> Any:
         return batch
@@ -177,8 +179,9 @@ class _PlainPass(Pass):
         self._generators = Generators(loader)
         self._begin_plain()
 
+    @abstractmethod
     def _begin_plain(self) -> None:
-        raise NotImplementedError
+        """Begin, once the loader is copied and its generators are known."""
 
     def _iterate(self, states: str, first: int) -> None:
         """Make the iterator; new workers get those of the pass's states, and `first` the first batch."""
