@@ -640,7 +640,8 @@ class Job:
         if not self._is_restored:
             self.restore()
         self._history.waits_for_boundary = True
-        self._watch_from(self._base)  # what the script has done since init is in every start
+        if self._native is not None:
+            self._watch_from(self._base)  # what the script has done since init is in every start
         if self._restored_parts is not None:
             self._progress_as_loop_began = self._host.progress()
 

@@ -126,6 +126,7 @@ def trained(given: dict[str, Any]) -> None:
     given["optimizer"].step()
 
 
+@pytest.mark.filterwarnings("error:jitckpt. No state")
 def test_steps_of_an_unprotected_job_count_on_from_the_save_without_a_call_of_restore() -> None:
     given = objects()
     job = init(**given)
@@ -138,6 +139,7 @@ def test_steps_of_an_unprotected_job_count_on_from_the_save_without_a_call_of_re
     assert [*init(**objects()).steps(6)] == [4, 5]
 
 
+@pytest.mark.filterwarnings("error:jitckpt. No state")
 def test_a_save_of_a_loop_over_range_is_gone_on_with_by_steps() -> None:
     given = objects()
     job = init(**given)
@@ -147,6 +149,7 @@ def test_a_save_of_a_loop_over_range_is_gone_on_with_by_steps() -> None:
     assert [*init(**objects()).steps(5)] == [3, 4]
 
 
+@pytest.mark.filterwarnings("error:jitckpt. No state")
 def test_batches_of_an_unprotected_job_go_on_and_what_the_head_of_the_epoch_changed_is_put_back() -> None:
     def scheduled(given: dict[str, Any]) -> torch.optim.lr_scheduler.ExponentialLR:
         return torch.optim.lr_scheduler.ExponentialLR(given["optimizer"], 0.5)
