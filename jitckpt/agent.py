@@ -35,6 +35,7 @@ from torch.distributed.launcher import api as launcher
 from jitckpt import faults, fetch, hosts, local_state, protocol, quorum, rendezvous, saves
 from jitckpt.console import say, show_size
 from jitckpt.copies import Copier
+from jitckpt.disk_thread import waited_for
 from jitckpt.errors import HostsError, JitckptError
 from jitckpt.events import EventLog
 from jitckpt.faults import FaultSpec
@@ -302,7 +303,7 @@ class Agent(LocalElasticAgent):
     def _fetch(self, met: Hosts, directory: Path) -> None:
         """Fetch the saves that this host's ranks need and only other hosts have."""
         try:
-            fetched = fetch.fetch(met, directory)
+            fetched = waited_for(partial(fetch.fetch, met, directory))
         except (JitckptError, OSError) as error:
             # If a host is gone, that is noticed; ranks that would not go on from one step refuse to.
             say(f"{met.name(met.index)} could not fetch from the others what it lacks: {error}")

@@ -25,7 +25,7 @@ from torch.distributed.launcher.api import LaunchConfig
 from jitckpt import softgpu_control
 from jitckpt.agent import Settings, launch
 from jitckpt.cli.exec import DEFAULT_DEVICES, add_device_argument
-from jitckpt.console import say
+from jitckpt.console import said_aside, say
 from jitckpt.device import LIBRARY_DIR, check_libraries, choose_device, device_environment
 from jitckpt.errors import HostsError, NotNeeded
 from jitckpt.events import EventLog
@@ -62,7 +62,9 @@ record(run_script_path)(*sys.argv[1:])
 
 def main(arguments: list[str]) -> int:
     """Run the job; return torchrun's exit status, or 2 where nothing was started. Raises DeviceError."""
-    return _ended(_run(arguments))
+    with said_aside():
+        status = _run(arguments)
+    return _ended(status)
 
 
 def _ended(status: int) -> int:
@@ -121,7 +123,7 @@ def _run(arguments: list[str]) -> int:
             exclude_suspect=args.exclude_suspect,
             temporary=temporary,
         )
-        log = EventLog(args.checkpoint_dir)
+        log = EventLog(args.checkpoint_dir, aside=True)
         status = _launch(settings, log, config, command, command_arguments)
         if status == 0 and temporary is not None:
             shutil.rmtree(temporary)
@@ -162,6 +164,7 @@ def _launch(
         if registered is not None and log.leading:
             for sentence in in_words(log.events, registered["checkpoint_dir"]):
                 say(sentence)
+        log.finish()
 
 
 def _devices(kind: str, ranks: int) -> tuple[str, ...]:
