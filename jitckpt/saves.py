@@ -104,13 +104,13 @@ class SaveFolder:
 
     def add_tensors(self, name: str, tensors: Mapping[str, Tensor], staging: Staging | None = None) -> None:
         """Write a safetensors file, through these host buffers if they are given."""
-        with _explained(self.path / name), HashedFile(self.path / name) as file:
+        with _explained(self.path / name), self._new_file(name) as file:
             tensor_file.write(file.append, tensors, staging, file.show)
         self._files.append(FileEntry(name, file.size, file.checksum))
 
     def add_json(self, name: str, content: Json) -> None:
         """Write a JSON file."""
-        with _explained(self.path / name), HashedFile(self.path / name) as file:
+        with _explained(self.path / name), self._new_file(name) as file:
             file.write(json.dumps(content, allow_nan=False).encode())
         self._files.append(FileEntry(name, file.size, file.checksum))
 
@@ -127,10 +127,7 @@ class SaveFolder:
                 if path.is_dir():
                     sync_folder(path)
                 elif name == layout.METADATA_FILE:
-                    raise SaveError(
-                        f"The save function has written {name}, a name that jitckpt itself uses: let it give "
-                        "that file another one, or put it into a folder."
-                    )
+                    raise SaveError(_NAME_IS_OURS.format(name=name))
                 elif name not in known:
                     if not stat.S_ISREG(path.stat().st_mode):
                         raise SaveError(
@@ -157,6 +154,12 @@ class SaveFolder:
         # What is not removed now goes with the next start: the save is whole all the same.
         shutil.rmtree(left, ignore_errors=True)
         return self._place, len(metadata) + sum(file.size for file in self._files)
+
+    def _new_file(self, name: str) -> "HashedFile":
+        try:
+            return HashedFile(self.path / name)
+        except FileExistsError as error:
+            raise SaveError(_NAME_IS_OURS.format(name=name)) from error
 
     def _put_in_place(self) -> Path:
         """Give the folder its name; return where what had it is now, if anything had."""
@@ -266,6 +269,10 @@ def open_directory(root: Path, job: str | None = None) -> str:
     return job
 
 
+_NAME_IS_OURS = (
+    "The save function has written {name}, a name that jitckpt itself uses: let it give that file another one, "
+    "or put it into a folder."
+)
 _WAY_BACK = (
     "If it is jitckpt's, put it back or remove it: it is made again as the saves beside it say. Else choose "
     "another checkpoint directory."
