@@ -270,8 +270,8 @@ def open_directory(root: Path, job: str | None = None) -> str:
 
 
 _NAME_IS_OURS = (
-    "The save function has written {name}, a name that jitckpt itself uses: let it give that file another one, "
-    "or put it into a folder."
+    "The save function has written {name}, a name that jitckpt itself uses: let it give that file another "
+    "one, or put it into a folder."
 )
 _WAY_BACK = (
     "If it is jitckpt's, put it back or remove it: it is made again as the saves beside it say. Else choose "

@@ -5,6 +5,10 @@
 // What a power failure would leave is kept in a second folder: of each file what was synced last, of each
 // folder the names that it had then, both under the number of its inode.
 //
+// A process whose variables RANK and JITCKPT_RESTART are as DISK_OF says ("0 0"; " " for an agent, which has
+// none) arms itself: DISK_STOP is the number, DISK_WHAT what happens, DISK_UNDER the folder. Messages are
+// counted from the first call on what lies in that folder on.
+//
 // Where the variable DISK_BLOCKED names a file, all calls on what lies in the folder that this file is in
 // wait for as long as it is there.
 #define _GNU_SOURCE
@@ -47,6 +51,18 @@ void disk_arm(const char* under, const char* persistent, long number, int what, 
   calls = 0, stop_at = number, kind = what, with_messages = messages;
 }
 
+static const char* variable(const char* name) {
+  const char* value = getenv(name);
+  return value ? value : "";
+}
+
+__attribute__((constructor)) static void arm_by_environment(void) {
+  char own[64];
+  snprintf(own, sizeof own, "%s %s", variable("RANK"), variable("JITCKPT_RESTART"));
+  if (getenv("DISK_STOP") && !strcmp(own, variable("DISK_OF")))
+    disk_arm(variable("DISK_UNDER"), "", atol(getenv("DISK_STOP")), atoi(variable("DISK_WHAT")), 1);
+}
+
 long disk_disarm(void) {
   folder[0] = 0, with_messages = 0;
   return calls;
@@ -71,7 +87,7 @@ static void absolute(char* result, int at, const char* path) {
 
 static void wait_while_blocked(const char* path) {
   static char flag[PATH_MAX];
-  if (!flag[0]) snprintf(flag, sizeof flag, "%s", getenv("DISK_BLOCKED") ? getenv("DISK_BLOCKED") : "-");
+  if (!flag[0]) snprintf(flag, sizeof flag, "%s", variable("DISK_BLOCKED"));
   char top[PATH_MAX];
   snprintf(top, sizeof top, "%s", flag);
   char* slash = strrchr(top, '/');
@@ -253,7 +269,7 @@ int unlinkat(int at, const char* path, int flags) {
   return comes_to_at(at, path) ? -1 : REAL(unlinkat)(at, path, flags);
 }
 
-static int comes_to_message(void) { return with_messages && !inside && happens(); }
+static int comes_to_message(void) { return with_messages && calls && !inside && happens(); }
 
 ssize_t sendmsg(int socket, const struct msghdr* message, int flags) {
   return comes_to_message() ? -1 : REAL(sendmsg)(socket, message, flags);

@@ -333,9 +333,9 @@ def test_a_save_functions_metadata_is_not_written_over(tmp_path: Path) -> None:
     with SaveFolder(tmp_path, IDENTITY, 3, "rank", "callback") as folder:
         (folder.path / "metadata.json").write_text("mine")
         (folder.path / "host_state.json").write_text("mine")
-        with pytest.raises(SaveError, match="has written host_state.json, a name that jitckpt itself uses"):
+        with pytest.raises(SaveError, match=r"has written host_state\.json, a name that jitckpt itself uses"):
             folder.add_json("host_state.json", {})
-        with pytest.raises(SaveError, match="has written metadata.json, a name that jitckpt itself uses"):
+        with pytest.raises(SaveError, match=r"has written metadata\.json, a name that jitckpt itself uses"):
             folder.add_existing()
 
 
