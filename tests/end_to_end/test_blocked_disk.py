@@ -5,6 +5,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import disk_library
 import pytest
@@ -23,9 +24,10 @@ def blocked(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     (directory / "blocked").unlink(missing_ok=True)
 
 
-def read_until(stream: object, text: str) -> str:
+def read_until(stream: IO[str] | None, text: str) -> str:
+    assert stream is not None
     read = ""
-    for line in stream:  # type: ignore[attr-defined]
+    for line in stream:
         read += line
         if text in line:
             return read
