@@ -11,6 +11,7 @@ import signal
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -32,9 +33,10 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.launcher import api as launcher
 
-from jitckpt import faults, fetch, hosts, local_state, protocol, quorum, rendezvous, saves
+from jitckpt import directory_lock, faults, fetch, hosts, local_state, protocol, quorum, rendezvous, saves
 from jitckpt.console import say, show_size
 from jitckpt.copies import Copier
+from jitckpt.disk_thread import waited_for
 from jitckpt.errors import HostsError, JitckptError
 from jitckpt.events import EventLog
 from jitckpt.faults import FaultSpec
@@ -116,6 +118,8 @@ class Agent(LocalElasticAgent):
             )
             spec.rdzv_handler = self._lasting
         self._armed = [fault.with_phase() for fault in settings.faults]
+        several = config.max_nodes > 1
+        self._run = f"{config.rdzv_endpoint}/{config.run_id}" if several else uuid.uuid4().hex
         self._first_directories: dict[str, str] = {}  # see layout.FIRST_DIRECTORIES
         self._spares = Spares(settings.warm_spares)
         self._suspects = Suspects()
@@ -302,7 +306,7 @@ class Agent(LocalElasticAgent):
     def _fetch(self, met: Hosts, directory: Path) -> None:
         """Fetch the saves that this host's ranks need and only other hosts have."""
         try:
-            fetched = fetch.fetch(met, directory)
+            fetched = waited_for(partial(fetch.fetch, met, directory))
         except (JitckptError, OSError) as error:
             # If a host is gone, that is noticed; ranks that would not go on from one step refuse to.
             say(f"{met.name(met.index)} could not fetch from the others what it lacks: {error}")
@@ -373,6 +377,7 @@ class Agent(LocalElasticAgent):
                 self._armed,
                 self._spares,
                 self._first_directories,
+                run=self._run,
                 suspects=self._suspects,
                 devices=self._devices,
                 restarts_left=self._remaining_restarts,
@@ -402,6 +407,7 @@ class WorkerProcesses(PContext):
         spares: Spares,
         first_directories: dict[str, str],
         *,
+        run: str,
         suspects: Suspects,
         devices: Sequence[str],
         restarts_left: int,
@@ -416,6 +422,7 @@ class WorkerProcesses(PContext):
         self._armed = armed
         self._spares = spares
         self._first_directories = first_directories
+        self._run = run
         self._suspects = suspects
         self._devices = devices
         self._restarts_left = restarts_left
@@ -560,6 +567,7 @@ class WorkerProcesses(PContext):
                 environment[STEP_BARRIER] = self._barrier.of(local_rank)
             environment.setdefault("JITCKPT_PROXY_SPARE", str(min(1, self._spares.wanted(len(self.args)))))
         environment[AGENT_PID] = str(os.getpid())
+        environment[directory_lock.RUN] = self._run
         environment["JITCKPT_STAGING"] = str(self._settings.staging)
         environment[FIRST_DIRECTORIES] = json.dumps(self._first_directories)
         environment["JITCKPT_RESTART"] = str(self._log.restart)
@@ -603,6 +611,8 @@ class WorkerProcesses(PContext):
     def _registered(self, worker: Worker, message: protocol.Registered) -> None:
         self._guardian.note_registered(worker)
         self._saves_itself = message.saver == "callback"
+        # Between two starts no rank has the lock.
+        self._log.aside(partial(_hold, Path(message.checkpoint_dir), self._run, self._log))
         if message.named_directory and not os.path.isabs(message.named_directory):
             self._first_directories.setdefault(message.named_directory, message.checkpoint_dir)
 
@@ -694,6 +704,13 @@ def _check_quorum(met: Sequence[Host]) -> None:
             f"Only {few[0]} of {few[1]} hosts that may be alive have come together: the others may go on "
             "without them, so these end. The same command on all hosts goes on from the newest save."
         )
+
+
+def _hold(directory: Path, run: str, log: EventLog) -> None:
+    try:
+        directory_lock.hold(directory, run)
+    except JitckptError as error:
+        log.write("warning", text=str(error))
 
 
 def write_local_states(ring_fd: int, directory: Path, steps: set[int], by: str = "") -> dict[int, int]:

@@ -2,12 +2,17 @@
 
 import json
 import os
+import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from jitckpt.console import say
+from jitckpt.disk_thread import DiskThread, Work
+
+LAST_SECONDS = 5.0  # that the end of a job waits for its events to be written
 
 FILE_NAME = "events.jsonl"
 
@@ -22,7 +27,10 @@ class EventLog:
     Several processes may append to one file: a line is one write.
     """
 
-    def __init__(self, directory: Path | None = None) -> None:
+    def __init__(self, directory: Path | None = None, *, aside: bool = False) -> None:
+        """aside: write on a thread of its own, so that a blocked file system blocks nobody; see `finish`."""
+        self._disk = DiskThread("jitckpt-events") if aside else None
+        self._lock = threading.Lock()
         self.events: list[Event] = []
         self.restart = 0
         self.leading = True  # of several hosts one writes, and says, what concerns all
@@ -31,15 +39,29 @@ class EventLog:
 
     def open(self, directory: Path) -> None:
         """Write to this directory from now on, unless one is known already."""
-        self._directory = self._directory or directory
-        self._flush()
+        with self._lock:
+            self._directory = self._directory or directory
+            self._flush()
 
     def write(self, event: str, **details: object) -> None:
         """Add an event. What can't be written is said on stderr: a full disk must not stop a recovery."""
         line = {"event": event, "time": time.time(), "clock": time.monotonic(), "restart": self.restart}
-        self.events.append(line | details)
-        self._unwritten.append(self.events[-1])
-        self._flush()
+        with self._lock:
+            self.events.append(line | details)
+            self._unwritten.append(self.events[-1])
+            self._flush()
+
+    def aside(self, work: Work) -> None:
+        """Have something done, in order with the events, that may have to wait for the same file system."""
+        if self._disk is None:
+            work()
+        else:
+            self._disk.do(work)
+
+    def finish(self) -> None:
+        """Wait until all events are written, but not for ever."""
+        if self._disk is not None and not self._disk.finish(LAST_SECONDS):
+            say(f"events can't be written: the file system of {self._directory} does not answer.")
 
     def _flush(self) -> None:
         if not self.leading:
@@ -48,16 +70,20 @@ class EventLog:
             return
         lines = "".join(json.dumps(event) + "\n" for event in self._unwritten)
         self._unwritten.clear()
-        path = self._directory / FILE_NAME
+        self.aside(partial(_append, self._directory / FILE_NAME, lines.encode()))
+
+
+def _append(path: Path, lines: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                os.write(file, lines.encode())
-            finally:
-                os.close(file)
-        except OSError as error:
-            say(f"events can't be written to {path}: {error.strerror}.")
+            while lines:
+                lines = lines[os.write(file, lines) :]
+        finally:
+            os.close(file)
+    except OSError as error:
+        say(f"events can't be written to {path}: {error.strerror}.")
 
 
 def read_events(directory: Path) -> tuple[list[Event], list[str]]:

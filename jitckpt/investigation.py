@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -187,13 +188,7 @@ class Investigation:
         self._report = None
         stacks = report.stacks | dict.fromkeys(report.awaited, "")
         path = report.directory / f"hang-{self._log.restart}-{self._questions}.txt"
-        try:
-            path.write_text(hang.report(report.diagnosis, stacks))
-        except OSError as error:
-            say(f"the report of the hang can't be written to {path}: {error.strerror}.")
-            return
-        self._log.write("hang_report", path=str(path))
-        say(f"who waited for whom stands in {path}.")
+        self._log.aside(partial(_write_report, path, hang.report(report.diagnosis, stacks), self._log))
 
     def _ask(self, reported: str, patience: float, askable: Sequence[int]) -> None:
         self._questions += 1
@@ -203,6 +198,16 @@ class Investigation:
             problem = self._order(rank, protocol.Ask(self._questions))
             if problem is not None:
                 self._log.write("warning", rank=rank, text=f"rank {rank} can't be asked: {problem}")
+
+
+def _write_report(path: Path, text: str, log: EventLog) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        say(f"the report of the hang can't be written to {path}: {error.strerror}.")
+        return
+    log.write("hang_report", path=str(path))
+    say(f"who waited for whom stands in {path}.")
 
 
 def stacks_of(worker: Worker, registration: protocol.Registered | None) -> BinaryIO | None:

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 import traceback
+import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -20,6 +21,7 @@ from torch.optim import Optimizer
 from jitckpt import (
     at_end,
     descriptors,
+    directory_lock,
     faults,
     final_state,
     found,
@@ -30,9 +32,11 @@ from jitckpt import (
     saves,
     selection,
     spare,
+    start_record,
     strides,
 )
 from jitckpt.checkpoint_path import CheckpointPath
+from jitckpt.console import say
 from jitckpt.copies import Asker
 from jitckpt.draws import TWO_LINES, Draws
 from jitckpt.errors import CheckpointError, JitckptError, NativeError, SaveError, TreeError
@@ -354,6 +358,7 @@ class Job:
         found = saves.find(self.root)
         choice = selection.choose(found, self.identity, saves.verify)
         _check_step(self.root, self.identity.rank, 0 if choice is None else choice.step)
+        self._tell_start(choice)
         if choice is None:
             saves.set_aside_after(self.root, 0, self.identity.rank)  # what an earlier try left
             return 0
@@ -378,6 +383,20 @@ class Job:
         self._report(protocol.Restored(self.identity.rank, choice.step, path, source, seconds))
         return choice.step
 
+    def _tell_start(self, choice: Choice | None) -> None:
+        """The first start of a run says what it goes on from, and how it differs from the run before."""
+        if self.identity.rank != 0 or self._events.restart > 0:
+            return
+        now = start_record.settings([one.optimizer for one in self._host.optimizers])
+        try:
+            if choice is not None and choice.save.metadata is not None:
+                saved, job = choice.save.metadata.time, self.identity.job
+                for sentence in start_record.told(self.root, choice.step, saved, job, now):
+                    say(sentence)
+            start_record.note_start(self.root, now)
+        except (OSError, SaveError) as error:
+            self._warn(f"How this start was made can't be noted in {self.root}: {error}")
+
     def set_base(self, step: int, path: Path) -> None:
         """Count the steps on from `step`, whose state was loaded from the save in the folder `path`."""
         self._base = step
@@ -394,6 +413,7 @@ class Job:
     def close(self) -> None:
         """End the protection; happens by itself when the process ends."""
         self._end(at_exit=False)
+        directory_lock.release(self.root)
 
     def _end(self, *, at_exit: bool) -> None:
         global _current  # noqa: PLW0603
@@ -1099,12 +1119,27 @@ def _job_id(root: Path, rank: int) -> str:
     told = _told_by_first("job", rank, saves.open_directory(root) if rank == 0 else "")
     found = saves.open_directory(root, told)
     _check_directory(root, rank)
+    if (unlocked := directory_lock.hold(root, _run_id(rank))) is not None and rank == 0:
+        warnings.warn(f"jitckpt: {unlocked}", RuntimeWarning, stacklevel=4)
     if told not in (None, found):
         raise CheckpointError(
             f"{root} of rank {rank} belongs to another job than that of rank 0. Choose another checkpoint "
             "directory, or move one of them away."
         )
     return found
+
+
+def _run_id(rank: int) -> str:
+    """Return which run this process is of, as all its ranks and agents call it."""
+    run = os.environ.get(directory_lock.RUN)
+    if run is None and torch.distributed.is_available() and torch.distributed.is_initialized():
+        store = torch.distributed.distributed_c10d._get_default_store()
+        run = hear_first(store, "run", rank, uuid.uuid4().hex)
+    if run is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        run = "/".join(
+            os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+        )
+    return run or uuid.uuid4().hex
 
 
 def _check_step(root: Path, rank: int, step: int) -> None:

@@ -8,13 +8,18 @@ DIR/step-0000000020/local-00001/             rank 1's own state alone
 """
 
 import json
+import os
 import re
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+import xxhash
+
 from jitckpt.errors import SaveError
 
-FORMAT = 2  # 2: optimizer state by the parameters' names, and how tensors lie in memory
+# 2: optimizer state by the parameters' names, and how tensors lie in memory. 3: metadata.json has a checksum
+# of itself.
+FORMAT = 3
 # A variable: where each relative checkpoint directory, by the name that the script gave it, lay in the job's
 # first start.
 FIRST_DIRECTORIES = "JITCKPT_FIRST_DIRECTORIES"
@@ -30,6 +35,8 @@ Kind = Literal["rank", "local"]
 _STEP = re.compile(r"step-(\d{10,18})")
 _RANK = re.compile(r"(rank|local)-(\d{5,9})")
 _CHECKSUM = re.compile(r"[0-9a-f]{32}")
+_OWN_CHECKSUM = b',\n "checksum": '  # the last entry of a metadata.json, of all that stands before it
+_END_OF_TIME = 253402300800.0  # the year 10000, beyond which there are no dates
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ class Metadata:
     files: tuple[FileEntry, ...]
 
     def to_json(self) -> bytes:
-        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1).encode()
+        return with_checksum({"format": FORMAT, **asdict(self)})
 
 
 @dataclass(frozen=True)
@@ -107,12 +114,21 @@ def parse_rank_folder(name: str) -> tuple[Kind, int] | None:
     return (kind, int(found[2])) if rank_folder(kind, int(found[2])) == name else None
 
 
+def with_checksum(document: dict[str, Any]) -> bytes:
+    """Return a metadata document as JSON whose last entry is the checksum of all before it."""
+    content = json.dumps(document, indent=1).encode().removesuffix(b"\n}")
+    return content + _OWN_CHECKSUM + _quoted_checksum(content) + b"\n}"
+
+
 def parse_metadata(data: bytes) -> Metadata:
     """Return what a metadata.json holds; SaveError for anything that jitckpt does not write."""
     content = parse_object(data, METADATA_FILE)
     version = content.get("format")
     if type(version) is not int or version != FORMAT:
         raise SaveError(f"{METADATA_FILE} has format {version!r:.40}; this jitckpt reads format {FORMAT}.")
+    before, _, own = data.rpartition(_OWN_CHECKSUM)
+    if own != _quoted_checksum(before) + b"\n}":
+        raise SaveError(f"{METADATA_FILE} is damaged: its checksum is not that of its content.")
     entry = _Entry(content, METADATA_FILE)
     identity = _Entry(entry.value("identity", dict), f"{METADATA_FILE}: identity")
     kind, saver = entry.value("kind", str), entry.value("saver", str)
@@ -138,6 +154,8 @@ def parse_metadata(data: bytes) -> Metadata:
         raise SaveError(f"{METADATA_FILE} has a rank or shard beyond the number of them.")
     if len({file.name for file in result.files}) != len(result.files):
         raise SaveError(f"{METADATA_FILE} lists a file twice.")
+    if not 0 <= result.time < _END_OF_TIME:
+        raise SaveError(f"{METADATA_FILE} is damaged: time is {result.time!r}.")
     return result
 
 
@@ -158,7 +176,8 @@ def _file_entry(item: object) -> FileEntry:
     entry = _Entry(item, f"{METADATA_FILE}: files")
     name, checksum = entry.value("name", str), entry.value("checksum", str)
     parts = name.split("/")
-    if "\0" in name or any(part in ("", ".", "..") for part in parts):
+    odd = "\0" in name or name == METADATA_FILE or any(part in ("", ".", "..") for part in parts)
+    if odd or not _can_be_a_path(name):
         raise SaveError(f"{METADATA_FILE} names the file {name!r:.80}, which is no path inside the save.")
     if not _CHECKSUM.fullmatch(checksum):
         raise SaveError(f"{METADATA_FILE} has {checksum!r:.40} where a checksum belongs.")
@@ -181,6 +200,18 @@ class _Entry:
         if not 0 <= value < 1 << 63:
             raise SaveError(f"{self.what} is damaged: {name} is {value:#x}.")
         return value
+
+
+def _can_be_a_path(name: str) -> bool:
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+    return True
+
+
+def _quoted_checksum(content: bytes) -> bytes:
+    return f'"{xxhash.xxh3_128_hexdigest(content)}"'.encode()
 
 
 def _refuse_constant(name: str) -> None:

@@ -4,6 +4,7 @@ What the step has left on the device is copied into host memory beside the train
 writes the files, in the format of all saves. It makes no device call.
 """
 
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -20,10 +21,13 @@ from jitckpt.host_copies import HostCopies
 from jitckpt.host_state import HostState, Shared
 from jitckpt.layout import Identity
 from jitckpt.saver import document_of
-from jitckpt.saves import SaveFolder
+from jitckpt.saves import KeptSaves, SaveFolder
 from jitckpt.tree_codec import Encoded, Json
 
 LOOK_SECONDS = 0.01
+# So long the training waits for the file system: for the save before to be written, or a spoilt one to be
+# removed.
+PATIENCE_SECONDS = 30.0
 REASON = "periodic"
 
 
@@ -73,6 +77,8 @@ class PeriodicSaver:
         self._settings, self._root, self._identity = settings, root, identity
         self._host, self._history, self._wanted_step = host, history, wanted_step
         self._report, self._warn = report, warn
+        self._kept = KeptSaves(root, identity)
+        self._is_given_up = False  # the save that is being written is not waited for any more
         self._copies = HostCopies(host.device, write_word)
         self._begun: _Begun | None = None
         self._newest = -1  # the step that was saved last
@@ -87,8 +93,9 @@ class PeriodicSaver:
         return (every is not None and step % every == 0) or step == self._wanted_step()
 
     def step_ended(self, step: int, parts: Mapping[str, Encoded], shared: Shared) -> None:
-        """Begin to copy the state after `step`, which is due; waits while the last save is written."""
-        self.wait()
+        """Begin to copy the state after `step`, which is due; waits a while for the last save."""
+        if not self.wait():
+            return
         tensors = {name: tensor for part in parts.values() for name, tensor in part.tensors.items()}
         on_host = {name: tensor for name, tensor in tensors.items() if tensor.device.type == "cpu"}
         own = {name: tensor for name, tensor in tensors.items() if name not in on_host}
@@ -118,15 +125,21 @@ class PeriodicSaver:
 
     def cancel(self, step: int) -> None:
         """The state after `step` was changed while it was copied: let there be no save of it."""
+        if self._newest == step != self._cancelled:
+            self._begun, self._cancelled = None, step
+            remover = threading.Thread(target=self._remove, args=(step,), daemon=True)
+            remover.start()
+            remover.join(PATIENCE_SECONDS)  # the file system may block
+            self._warn(
+                f"The periodic save of step {step} was given up: the script changed parameters or "
+                "optimizer state, outside of the optimizer step, while they were copied."
+            )
+
+    def _remove(self, step: int) -> None:
         with self._ending:
-            if self._newest == step != self._cancelled:
-                self._begun, self._cancelled = None, step
-                if self._committed is not None:
-                    saves.remove(self._committed)
-                self._warn(
-                    f"The periodic save of step {step} was given up: the script changed parameters or "
-                    "optimizer state, outside of the optimizer step, while they were copied."
-                )
+            if self._committed is not None and self._newest == step:
+                saves.remove(self._committed)
+                self._kept.forget(step)
 
     def step_begins(self) -> None:
         """Let the current stream wait for the copies: what it does next changes what they read."""
@@ -154,13 +167,25 @@ class PeriodicSaver:
         )
         self._writer.start()
 
-    def wait(self) -> None:
-        """Wait until nothing is being written."""
+    def wait(self) -> bool:
+        """Wait until nothing is being written; return whether that is so, as the file system may block."""
+        until = time.monotonic() + PATIENCE_SECONDS
         while self._writer is not None and self._writer.is_alive():
+            if self._is_given_up:
+                return False
+            if time.monotonic() > until:
+                self._is_given_up = True
+                self._warn(
+                    f"The periodic save of step {self._newest} is not written after {PATIENCE_SECONDS:g} s "
+                    f"more: the file system of {self._root} is too slow, or does not answer. The training "
+                    "goes on without periodic saves until it is written."
+                )
+                return False
             self._writer.join(LOOK_SECONDS)
             # A device call, so that a save after a failure finds this thread held like any other.
             torch.cuda.current_stream(self._host.device).query()
-        self._writer = None
+        self._writer, self._is_given_up = None, False
+        return True
 
     def _write(self, begun: _Begun, document: dict[str, Json], tensors: dict[str, Tensor]) -> None:
         """The writing thread: no exception leaves it, the training goes on without this save."""
@@ -176,8 +201,12 @@ class PeriodicSaver:
                     if begun.step == self._cancelled:
                         return
                     path, size = folder.commit()
+                    if begun.step == self._cancelled:
+                        saves.remove(path)
+                        return
                     self._committed = path
-            saves.remove_old(self._root, self._identity, self._settings.keep)
+            if int(os.environ.get("LOCAL_RANK", "0")) == 0:  # one of a host does
+                self._kept.remove_old(self._settings.keep)
         except (JitckptError, OSError) as error:
             self._warn(f"The periodic save of step {begun.step} failed, and the training goes on: {error}")
             return

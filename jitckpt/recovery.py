@@ -12,6 +12,8 @@ TERMINATION_GRACE = 30.0
 NEWER_STEP_GRACE = 0.25
 # Seconds that a rank may be stopped (by SIGSTOP, say) until its save is not waited for any more.
 STOPPED_GRACE = 2.0
+# Seconds that the writing of rank-local states gets at least.
+LOCAL_STATE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,8 @@ class Job:
     alarmed: a rank has reported a hang or an error of NCCL. suspected: a hang is being looked into.
     interrupted: the agent was asked to end (preemption); impatient: asked again. save_ordered_at, whole_at,
     ending_since: when the first save was ordered, when a step was first whole, when the agent began to end
-    the ranks. local_state_written: the rank-local states lie in the checkpoint directory. mistakes_before:
-    those of the start before this one.
+    the ranks. local_state_begun_at: when the writing of the rank-local states began; local_state_written:
+    they lie in the checkpoint directory. mistakes_before: those of the start before this one.
     """
 
     ranks: tuple[Rank, ...]
@@ -100,6 +102,7 @@ class Job:
     save_ordered_at: float | None = None
     whole_at: float | None = None
     ending_since: float | None = None
+    local_state_begun_at: float | None = None
     local_state_written: bool = False
     mistakes_before: frozenset[str] = frozenset()
 
@@ -179,8 +182,9 @@ def decide(job: Job) -> Action:
             return saving
     if live:
         return _end(job, live)
-    if any(rank.registered for rank in job.ranks) and not job.local_state_written:
-        return WriteLocalState()
+    writing = _write_local_state(job)
+    if writing is not None:
+        return writing
     restarts = job.restarts_left > 0 and not training_is_over(job.ranks) and not incurable(job)
     end = Outcome.RESTART if restarts else Outcome.FAILED
     return Close(Outcome.INTERRUPTED if job.interrupted else end)
@@ -273,6 +277,19 @@ def _save_of_newer_step(job: Job, able: list[Rank], whole: int) -> Action | None
     )
     until = job.whole_at + took + NEWER_STEP_GRACE
     return Wait(until) if newer & whole_steps(done) and job.now < until else None
+
+
+def _write_local_state(job: Job) -> Action | None:
+    """What is still to do for the rank-local states; None if there is no more to wait for.
+
+    The file system may not answer, and then the next start does not wait for it either.
+    """
+    if job.local_state_written or not any(rank.registered for rank in job.ranks):
+        return None
+    if job.local_state_begun_at is None:
+        return WriteLocalState()
+    until = job.local_state_begun_at + max(job.save_deadline, LOCAL_STATE_SECONDS)
+    return None if job.impatient or job.now >= until else Wait(until)
 
 
 def _end(job: Job, live: list[Rank]) -> Action:

@@ -20,7 +20,6 @@ from jitckpt import (
     main_thread,
     presented,
     protocol,
-    saves,
     strides,
 )
 from jitckpt.behind_proxy import Standing
@@ -32,7 +31,7 @@ from jitckpt.layout import Identity
 from jitckpt.local_state import LocalState
 from jitckpt.native import Native
 from jitckpt.outside_changes import Replacement
-from jitckpt.saves import SaveFolder
+from jitckpt.saves import KeptSaves, SaveFolder
 from jitckpt.stacks import code_of
 from jitckpt.staging import Staging
 from jitckpt.tensor_file import to_host
@@ -99,6 +98,7 @@ class Saver:
         self._root, self._identity, self._native, self._host = root, identity, native, host
         self._history, self._ring, self._save_function = history, ring, save_function
         self._report, self._keep = report, keep
+        self._kept = KeptSaves(root, identity)
         self._replacement, self._has_whole_copies, self._refused = replacement, has_whole_copies, refused
         self._staging = staging
         self._restored: tuple[int, Path] = (0, root)
@@ -214,7 +214,7 @@ class Saver:
         self, step: int, order: protocol.Save, runs: bool, copies: Mapping[str, Tensor]
     ) -> tuple[Path, int] | None:
         if order.save_id != BY_THE_LIBRARY:  # then ranks are steps apart, and some still write
-            saves.remove_old(self._root, self._identity, max(1, self._keep - 1))  # this one will be one more
+            self._kept.remove_old(max(1, self._keep - 1))  # this one will be one more
         snapshot = self._history.snapshot(step)
         if snapshot is None or (runs and self._history.is_changing()):
             return None

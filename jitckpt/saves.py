@@ -4,12 +4,14 @@ import ctypes
 import errno
 import json
 import os
+import re
 import shutil
+import stat
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,12 +23,18 @@ from torch import Tensor
 from jitckpt import layout, tensor_file
 from jitckpt.errors import CheckpointError, JitckptError, SaveError
 from jitckpt.layout import FileEntry, Identity, Metadata
+from jitckpt.renames import exchange, make_folder, put_where_nothing_is, sync_folder
 from jitckpt.staging import Staging
 from jitckpt.tree_codec import Json
 
 READ_BYTES = 4 << 20
 PIECE_BYTES = 1 << 20  # that a processor's cache holds
-_committing = threading.Lock()  # a save takes the place of another in two renames
+_committing = threading.Lock()  # where a save can take the place of another only in two renames
+REPLACED = "replaced-"  # begins the name of a save in whose place a newer one is being put
+# What jitckpt puts into the folder of a step, beside which others may put something: saves, and what is left
+# of the writing of saves.
+_OURS = re.compile(r"(?:(unfinished|replaced|set-aside)-(?:[a-z]+-)?)?((?:rank|local)-\d{5,9})")
+_ERROR = re.compile(r"error-rank-\d{5,9}\.txt")
 
 
 @dataclass(frozen=True)
@@ -76,29 +84,33 @@ class SaveFolder:
         self._place = root / layout.step_folder(step) / layout.rank_folder(kind, identity.rank)
         self.path = self._place.with_name("-".join(filter(None, ("unfinished", by, self._place.name))))
         self._files: list[FileEntry] = []
+        self._holds_older = False  # the folder under the name of the unfinished one
 
     def __enter__(self) -> Self:
         with _explained(self.path):
             if self.path.exists():
                 shutil.rmtree(self.path)  # left by a process that was killed
             self.path.mkdir(parents=True)
+            replaced = self._replaced()
+            if replaced.exists() and not self._place.exists():
+                replaced.rename(self._place)  # by one that was killed between two renames
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.path.exists():
+        if self.path.exists() and not self._holds_older:
             shutil.rmtree(self.path, onerror=_note_on(error))
 
     def add_tensors(self, name: str, tensors: Mapping[str, Tensor], staging: Staging | None = None) -> None:
         """Write a safetensors file, through these host buffers if they are given."""
-        with _explained(self.path / name), HashedFile(self.path / name) as file:
+        with _explained(self.path / name), self._new_file(name) as file:
             tensor_file.write(file.append, tensors, staging, file.show)
         self._files.append(FileEntry(name, file.size, file.checksum))
 
     def add_json(self, name: str, content: Json) -> None:
         """Write a JSON file."""
-        with _explained(self.path / name), HashedFile(self.path / name) as file:
+        with _explained(self.path / name), self._new_file(name) as file:
             file.write(json.dumps(content, allow_nan=False).encode())
         self._files.append(FileEntry(name, file.size, file.checksum))
 
@@ -113,34 +125,68 @@ class SaveFolder:
             for path in sorted(self.path.rglob("*")):
                 name = path.relative_to(self.path).as_posix()
                 if path.is_dir():
-                    _sync(path)
+                    sync_folder(path)
+                elif name == layout.METADATA_FILE:
+                    raise SaveError(_NAME_IS_OURS.format(name=name))
                 elif name not in known:
+                    if not stat.S_ISREG(path.stat().st_mode):
+                        raise SaveError(
+                            f"The save function has left {path}, which is no file (but a pipe, a socket or a "
+                            "device) and can't be saved."
+                        )
                     _sync(path)
                     self._files.append(FileEntry(name, path.stat().st_size, checksum(path)))
 
     def commit(self) -> tuple[Path, int]:
         """Make the save whole; returns its folder and the bytes written in all.
 
-        Another host may write the same local state into a directory that all share: then the first stays.
+        Whenever the process is killed, or the machine loses its power, the older save of the same step is
+        there, if there was one, or this one.
         """
         metadata = Metadata(
             self._identity, self._kind, self._saver, self._step, time.time(), tuple(self._files)
         ).to_json()
         with _explained(self.path), _committing:
             write_by_rename(self.path / layout.METADATA_FILE, metadata)
-            replaced = self.path.with_name(f"replaced-{self._place.name}")
-            if self._place.exists():
-                self._place.rename(replaced)
-            try:
-                self.path.rename(self._place)
-            except OSError as error:
-                if self._kind != "local" or error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise
-            if replaced.exists():
-                shutil.rmtree(replaced)
-            _sync(self._place.parent)
-            _sync(self._root)
+            left = self._put_in_place()
+            sync_folder(self._place.parent)
+            sync_folder(self._root)
+        # What is not removed now goes with the next start: the save is whole all the same.
+        shutil.rmtree(left, ignore_errors=True)
         return self._place, len(metadata) + sum(file.size for file in self._files)
+
+    def _new_file(self, name: str) -> "HashedFile":
+        try:
+            return HashedFile(self.path / name)
+        except FileExistsError as error:
+            raise SaveError(_NAME_IS_OURS.format(name=name)) from error
+
+    def _put_in_place(self) -> Path:
+        """Give the folder its name; return where what had it is now, if anything had."""
+        try:
+            self.path.rename(self._place)
+            return self.path
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        if exchange(self.path, self._place):
+            self._holds_older = True
+            return self.path
+        # Between these two renames `find` finds the older one under its other name.
+        replaced = self._replaced()
+        if replaced.exists():
+            shutil.rmtree(replaced)
+        with suppress(FileNotFoundError):  # another host's agent may write the same local state
+            self._place.rename(replaced)
+        try:
+            self.path.rename(self._place)
+        except OSError as error:
+            if self._kind != "local" or error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        return replaced
+
+    def _replaced(self) -> Path:
+        return self._place.with_name(REPLACED + self._place.name)
 
 
 class HashedFile:
@@ -189,35 +235,68 @@ class HashedFile:
 def open_directory(root: Path, job: str | None = None) -> str:
     """Make the checkpoint directory if needed and return its job id, made by whoever comes first.
 
-    job: the id that it gets if it has none yet; by default a new one.
-    Raises CheckpointError if it can't be written or its job.json is damaged.
+    job: the id that it gets if it has none yet; by default that of the saves in it, whose job.json is lost,
+    or a new one. Raises CheckpointError if it can't be written or its job.json is damaged.
     """
     path = root / layout.JOB_FILE
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        make_folder(root)
         if not path.exists():
             fresh = root / f".{layout.JOB_FILE}.{uuid.uuid4().hex}"
+            content = {"format": layout.FORMAT, "job": job or _job_of_saves(root) or uuid.uuid4().hex}
             try:
                 with HashedFile(fresh) as file:
-                    file.write(json.dumps({"format": layout.FORMAT, "job": job or uuid.uuid4().hex}).encode())
-                os.link(fresh, path)  # unlike a rename it never replaces another rank's
+                    file.write(json.dumps(content).encode())
+                put_where_nothing_is(fresh, path)  # unlike a rename it never replaces another rank's
+                sync_folder(root)
             except FileExistsError:
                 pass  # another rank was first: its id is read below
             finally:
                 fresh.unlink(missing_ok=True)
-        job = layout.parse_object(path.read_bytes(), str(path)).get("job")
+        found = layout.parse_object(path.read_bytes(), str(path))
     except OSError as error:
         raise CheckpointError(_sentence(error, root)) from error
     except SaveError as error:
-        raise CheckpointError(f"{error} Put it back, or choose another checkpoint directory.") from error
+        raise CheckpointError(f"{error} {_WAY_BACK}") from error
+    job, version = found.get("job"), found.get("format")
+    if type(version) is int and version > layout.FORMAT:
+        raise CheckpointError(
+            f"{path} has format {version}, which is of a newer jitckpt; this one knows formats up to "
+            f"{layout.FORMAT}. Go on with the newer one, or choose another checkpoint directory."
+        )
     if not isinstance(job, str) or not job:
-        raise CheckpointError(f"{path} has no job id. Put it back, or choose another checkpoint directory.")
+        raise CheckpointError(f"{path} has no job id. {_WAY_BACK}")
     return job
+
+
+_NAME_IS_OURS = (
+    "The save function has written {name}, a name that jitckpt itself uses: let it give that file another "
+    "one, or put it into a folder."
+)
+_WAY_BACK = (
+    "If it is jitckpt's, put it back or remove it: it is made again as the saves beside it say. Else choose "
+    "another checkpoint directory."
+)
+
+
+def _job_of_saves(root: Path) -> str | None:
+    """Return the job that all saves in a directory are of, None if there are none."""
+    jobs = {record.metadata.identity.job for record in find(root) if record.metadata}
+    if len(jobs) > 1:
+        example = json.dumps({"job": min(jobs)})
+        raise CheckpointError(
+            f"{root} has lost its {layout.JOB_FILE}, and holds saves of several jobs "
+            f"({', '.join(sorted(jobs))}): write {example} with the right one into "
+            f"{root / layout.JOB_FILE}, or choose another checkpoint directory."
+        )
+    return min(jobs, default=None)
 
 
 def read_job(root: Path) -> str | None:
     """Return the job id of a checkpoint directory, None if nobody has used it yet; raises CheckpointError."""
-    return open_directory(root) if (root / layout.JOB_FILE).exists() else None
+    if (root / layout.JOB_FILE).exists():
+        return open_directory(root)
+    return _job_of_saves(root)
 
 
 def find(root: Path) -> list[SaveRecord]:
@@ -227,10 +306,7 @@ def find(root: Path) -> list[SaveRecord]:
         step = layout.parse_step_folder(step_path.name)
         if step is None:
             continue
-        for path in _children(step_path):
-            parsed = layout.parse_rank_folder(path.name)
-            if parsed is not None:
-                records.append(_record(path, step, *parsed))
+        records += [_record(path, step, *parsed) for path, parsed in _saves_in(step_path)]
     return sorted(records, key=lambda record: (-record.step, record.kind, record.rank))
 
 
@@ -267,34 +343,95 @@ def read(record: SaveRecord) -> SavedState:
     return SavedState(document, tensor_file.read(record.path / files.tensors))
 
 
-def remove_old(root: Path, identity: Identity, keep: int) -> None:
-    """Remove all saves older than the newest `keep` steps that are whole for every shard of the job."""
-    steps: dict[int, set[int]] = {}
-    for record in find(root):
-        if record.kind != "rank" or record.metadata is None:
+class KeptSaves:
+    """Removes saves that are too old; remembers what it has seen, so that each save is read once."""
+
+    def __init__(self, root: Path, identity: Identity) -> None:
+        self._root, self._identity = root, identity
+        self._whole: set[int] = set()  # steps that were whole when they were looked at
+
+    def remove_old(self, keep: int) -> None:
+        """Remove all saves older than the newest `keep` steps that are whole for every shard of the job."""
+        steps = sorted(_steps(self._root), reverse=True)
+        self._whole &= set(steps)
+        left = keep
+        for step in steps:
+            left -= self._is_whole(step)
+            if left == 0:
+                remove_before(self._root, step, self._identity)
+                return
+
+    def forget(self, step: int) -> None:
+        """A save of this step is removed."""
+        self._whole.discard(step)
+
+    def _is_whole(self, step: int) -> bool:
+        if step in self._whole:
+            return True
+        folder = self._root / layout.step_folder(step)
+        shards = set()
+        for path, (kind, rank) in _saves_in(folder):
+            metadata = _record(path, step, kind, rank).metadata if kind == "rank" else None
+            if metadata is not None and _is_of(metadata.identity, self._identity):
+                shards.add(metadata.identity.shard)
+        if len(shards) < self._identity.shards:
+            return False
+        try:
+            sync_folder(folder)  # others may have been about to do it
+            sync_folder(self._root)
+        except OSError:  # then it can't be relied on
+            return False
+        self._whole.add(step)
+        return True
+
+
+def remove_before(root: Path, step: int, identity: Identity) -> None:
+    """Remove the job's saves older than `step`; for when `step` is known to be whole for every shard.
+
+    What jitckpt has not written stays, as do saves of other jobs.
+    """
+    for old in _steps(root):
+        folder = root / layout.step_folder(old)
+        if old >= step or not _is_step_of(folder, old, identity):
             continue
-        found = record.metadata.identity
-        if (found.job, found.world_size) != (identity.job, identity.world_size):
-            return  # what is not ours is not ours to remove
-        steps.setdefault(record.step, set()).add(found.shard)
-    whole = sorted(step for step, shards in steps.items() if len(shards) == identity.shards)
-    if len(whole) >= keep:
-        remove_before(root, whole[-keep])
+        # Every rank may do this at the same time: what is gone already is well.
+        for path in _children(folder):
+            if _OURS.fullmatch(path.name):
+                remove(path)
+            elif _ERROR.fullmatch(path.name):
+                path.unlink(missing_ok=True)
+        with suppress(OSError):  # something else is in it
+            folder.rmdir()
 
 
-def remove_before(root: Path, step: int) -> None:
-    """Remove all saves older than `step`; for when `step` is known to be whole for every shard."""
-    for path in _children(root):
-        found = layout.parse_step_folder(path.name)
-        if found is not None and found < step:
-            # Every rank may do this at the same time: what is gone already is well.
-            shutil.rmtree(path, ignore_errors=True)
+def _is_step_of(folder: Path, step: int, identity: Identity) -> bool:
+    """Return whether the saves of a step are of this job, by the first one that says whose it is."""
+    records = (_record(path, step, *parsed) for path, parsed in _saves_in(folder))
+    known = next((record.metadata for record in records if record.metadata), None)
+    return known is None or _is_of(known.identity, identity)
+
+
+def _is_of(found: Identity, identity: Identity) -> bool:
+    return (found.job, found.world_size) == (identity.job, identity.world_size)
 
 
 def remove(save: Path) -> None:
     """Remove one save; what makes it one goes first."""
-    (save / layout.METADATA_FILE).unlink(missing_ok=True)
+    with suppress(OSError):
+        (save / layout.METADATA_FILE).unlink(missing_ok=True)
     shutil.rmtree(save, ignore_errors=True)
+
+
+def clear_leftovers(root: Path, rank: int) -> None:
+    """Remove what killed processes have left of the writing of this rank's saves; nobody writes them now."""
+    for step in _steps(root):
+        folder = root / layout.step_folder(step)
+        whole = {path for path, _ in _saves_in(folder)}
+        for path in _children(folder):
+            found = _OURS.fullmatch(path.name)
+            parsed = layout.parse_rank_folder(found[2]) if found else None
+            if parsed and parsed[1] == rank and path not in whole and "set-aside" not in path.name:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def set_aside_after(root: Path, step: int, rank: int) -> None:
@@ -302,18 +439,19 @@ def set_aside_after(root: Path, step: int, rank: int) -> None:
 
     They are incomplete (else one of them would have been taken) and must not be mixed with what comes.
     """
-    for step_path in _children(root):
-        found = layout.parse_step_folder(step_path.name)
-        if found is None or found <= step:
+    clear_leftovers(root, rank)
+    for later in _steps(root):
+        folder = root / layout.step_folder(later)
+        if later <= step:
             continue
-        for path in _children(step_path):
-            parsed = layout.parse_rank_folder(path.name)
-            if parsed is not None and parsed[1] == rank:
-                aside = path.with_name(f"set-aside-{path.name}")
+        for path, (kind, of_rank) in _saves_in(folder):
+            if of_rank == rank:
+                aside = folder / f"set-aside-{layout.rank_folder(kind, rank)}"
                 with _explained(path):
                     if aside.exists():
                         shutil.rmtree(aside)
                     path.rename(aside)
+                    sync_folder(folder)
 
 
 def checksum(path: Path, on_read: Callable[[int], object] | None = None) -> str:
@@ -336,7 +474,23 @@ def write_by_rename(path: Path, data: bytes) -> None:
         fresh.rename(path)
     finally:
         fresh.unlink(missing_ok=True)
-    _sync(path.parent)
+    sync_folder(path.parent)
+
+
+def _steps(root: Path) -> list[int]:
+    """Return the steps that have a folder, in order."""
+    return [step for path in _children(root) if (step := layout.parse_step_folder(path.name)) is not None]
+
+
+def _saves_in(step_path: Path) -> Iterable[tuple[Path, tuple[layout.Kind, int]]]:
+    """Yield the saves of a step; one that was about to be replaced stands in for a newer that is missing."""
+    children = _children(step_path)
+    names = {path.name for path in children}
+    for path in children:
+        name = path.name.removeprefix(REPLACED)
+        parsed = layout.parse_rank_folder(name)
+        if parsed is not None and (name == path.name or name not in names):
+            yield path, parsed
 
 
 def _record(path: Path, step: int, kind: layout.Kind, rank: int) -> SaveRecord:

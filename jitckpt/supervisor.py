@@ -17,6 +17,7 @@ from jitckpt.errors import JitckptError
 from jitckpt.events import EventLog
 from jitckpt.hosts import Arrived, Hosts, Lost
 from jitckpt.investigation import STACK_SECONDS, Investigation, stacks_of
+from jitckpt.local_state_writer import LocalStateWriter
 from jitckpt.protocol import Message, ProtocolError
 from jitckpt.proxy_control import Proxies
 from jitckpt.recovery import (
@@ -50,8 +51,8 @@ class Reports:
     heard: Callable[[Worker, Message], None]  # every message, once the log has it
     registered: Callable[[Worker, protocol.Registered], None]  # before that
     failed: Callable[[Worker, int, bool], None]  # with the exit code, and whether the agent killed it
-    # Of a rank, from its ring, into a directory, for these steps and all saved there; the bytes by step.
-    # The last is who writes, "" for the rank's own host.
+    # On another thread: of a rank, from its ring, into a directory, for these steps and all saved there; the
+    # bytes by step. The last is who writes, "" for the rank's own host.
     write_local_states: Callable[[int, Path, set[int], str], dict[int, int]]
     blamed: Callable[[Worker], None] = lambda worker: None  # it has failed by itself, and before all others
     # The other hosts are about to be told that a rank dies or has ended: send who keeps a copy of its ring
@@ -90,6 +91,7 @@ class Supervisor(threading.Thread):
         self._hosts, self._proxies = hosts, proxies
         self._lost_hosts: set[int] = set()
         self.leaving: set[int] = set()  # hosts whose agents were asked to end
+        self._local_states: LocalStateWriter | None = None
         self._copies = Copies()  # of the rings of another host's ranks
         numbers = set(self._workers) if hosts is None else {rank for host in hosts.all for rank in host.ranks}
         ranks = tuple(Rank(rank, own=rank in self._workers) for rank in sorted(numbers))
@@ -150,6 +152,8 @@ class Supervisor(threading.Thread):
                     self._workers[rank.rank].reap()
         finally:
             self._selector.close()
+            if self._local_states is not None:
+                self._local_states.give_up()  # of waiting for it
             if self._proxies is not None:
                 self._proxies.close()
             self._done.set()
@@ -179,6 +183,7 @@ class Supervisor(threading.Thread):
             self._job = replace(
                 self._job, now=time.monotonic(), interrupted=interrupts > 0, impatient=interrupts > 1
             )
+            self._hear_of_local_states()
             self._look_into_hangs()
             absent = tuple(
                 rank.rank for rank in self._job.ranks if rank.alive and (not rank.registered or rank.finished)
@@ -204,8 +209,9 @@ class Supervisor(threading.Thread):
                 case EndRanks(kill, terminate):
                     self._end(kill, terminate)
                 case WriteLocalState():
-                    self._write_local_states()
+                    self._begin_local_states()
                 case Close(outcome):
+                    self._leave_local_states()
                     self._investigation.finish_report(at_once=True)
                     if outcome is Outcome.FAILED and (reason := incurable(self._job)):
                         self._log.write("incurable", text=reason)
@@ -635,41 +641,70 @@ class Supervisor(threading.Thread):
             self._log.write("warning", text=str(error))
             return None
 
-    def _write_local_states(self) -> None:
-        """Write what this host's ranks alone knew, and those whose rings it keeps copies of.
+    def _begin_local_states(self) -> None:
+        """Begin to write what this host's ranks alone knew, and those whose rings it keeps copies of.
 
         A host may be lost before it has written its own, and its disk at any later time.
         """
         if self._job.ending_since is None:  # all ranks have ended by themselves
             self._tell_what_is_saved()
+        self._job = replace(self._job, local_state_begun_at=time.monotonic())
+        own = {rank: worker.ring_fd for rank, worker in self._workers.items() if rank in self._registrations}
+        copied = {
+            rank: ring
+            for rank, ring in self._copies.rings.items()
+            if rank in self._registrations and rank not in self._workers
+        }
+        self._local_states = LocalStateWriter(
+            dict(sorted((own | copied).items())),
+            copied=set(copied),
+            directory=self._directory(),
+            steps=whole_steps(self._job.ranks),
+            write=self._reports.write_local_states,
+            done=lambda: os.eventfd_write(self._wake, 1),
+        )
+        self._local_states.start()
+
+    def _hear_of_local_states(self) -> None:
+        """Once they are written, tell which are lost."""
+        writer = self._local_states
+        if writer is None or not writer.is_done or self._job.local_state_written:
+            return
         self._job = replace(self._job, local_state_written=True)
-        steps = whole_steps(self._job.ranks)
-        directory = self._directory()
-        begun = time.monotonic()
-        written: dict[int, dict[int, int]] = {}
         for rank in sorted(self._registrations):
-            answers = self._answers_for(rank)
-            if not answers and rank not in self._copies.rings:
-                continue
-            try:
-                ring = self._workers[rank].ring_fd if rank in self._workers else self._copies.rings[rank]
-                # The rank's host may write the same at the same time into a directory that all share.
-                by = "" if rank in self._workers else "copy"
-                written[rank] = self._reports.write_local_states(ring, directory, steps, by)
-                missing = bool(steps) and max(steps) not in written[rank]
-                memory = "its memory" if rank in self._workers else "the copy of its memory"
-                lost = f"{memory} has none of step {max(steps)}." if missing else ""
-            except KeyError:
-                lost = "the host that had a copy of it is lost, too, or had none yet."
-            except (JitckptError, OSError) as error:
-                lost = str(error)
-            if lost and answers:
+            if lost := self._why_lost(rank, writer):
                 text = f"rank {rank}'s own state (random numbers, buffers ...) is lost: {lost}"
                 self._log.write("warning", rank=rank, text=text)
                 say(text)
-        size = sum(sum(by_step.values()) for by_step in written.values())
-        by_rank = {rank: sorted(by_step) for rank, by_step in written.items()}
-        self._log.write("local_state_written", steps=by_rank, bytes=size, seconds=time.monotonic() - begun)
+        size = sum(sum(by_step.values()) for by_step in writer.written.values())
+        by_rank = {rank: sorted(by_step) for rank, by_step in writer.written.items()}
+        self._log.write("local_state_written", steps=by_rank, bytes=size, seconds=writer.seconds)
+
+    def _why_lost(self, rank: int, writer: LocalStateWriter) -> str:
+        """Return why a rank's own state is lost; empty if it is not, or another agent says it."""
+        if not self._answers_for(rank):
+            return ""
+        if rank in writer.problems:
+            return writer.problems[rank]
+        if rank not in writer.written:
+            return "the host that had a copy of it is lost, too, or had none yet."
+        if not writer.steps or max(writer.steps) in writer.written[rank]:
+            return ""
+        memory = "its memory" if rank in self._workers else "the copy of its memory"
+        return f"{memory} has none of step {max(writer.steps)}."
+
+    def _leave_local_states(self) -> None:
+        """Go on without those that are not written by now."""
+        writer = self._local_states
+        if writer is None or self._job.local_state_written:
+            return
+        writer.give_up()
+        text = (
+            "what the ranks alone knew (random numbers, buffers ...) could not be written: the file "
+            f"system of {writer.directory} does not answer."
+        )
+        self._log.write("warning", text=text)
+        say(text)
 
     def _directory(self) -> Path:
         """Return this host's checkpoint directory; the path of another's may mean nothing here."""

@@ -14,6 +14,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from torch.distributed import run as torchrun
@@ -25,15 +26,16 @@ from torch.distributed.launcher.api import LaunchConfig
 from jitckpt import softgpu_control
 from jitckpt.agent import Settings, launch
 from jitckpt.cli.exec import DEFAULT_DEVICES, add_device_argument
-from jitckpt.console import say
+from jitckpt.console import said_aside, say
 from jitckpt.device import LIBRARY_DIR, check_libraries, choose_device, device_environment
-from jitckpt.errors import HostsError, NotNeeded
+from jitckpt.errors import HostsError, NotNeeded, SaveError
 from jitckpt.events import EventLog
 from jitckpt.faults import DEVICE_KINDS, PROXY_KINDS, FaultError, FaultSpec, parse_fault
 from jitckpt.guardian import remove_if_empty
 from jitckpt.rendezvous import own_address
 from jitckpt.self_check import FULL_SELF_CHECK, NO_SELF_CHECK, SAMPLED_SELF_CHECK, SELF_CHECK
 from jitckpt.staging import DEFAULT_BYTES
+from jitckpt.start_record import note_finished
 from jitckpt.stores import has_calls_out
 from jitckpt.suspects import visible_devices
 from jitckpt.timeline import in_words
@@ -62,7 +64,9 @@ record(run_script_path)(*sys.argv[1:])
 
 def main(arguments: list[str]) -> int:
     """Run the job; return torchrun's exit status, or 2 where nothing was started. Raises DeviceError."""
-    return _ended(_run(arguments))
+    with said_aside():
+        status = _run(arguments)
+    return _ended(status)
 
 
 def _ended(status: int) -> int:
@@ -121,7 +125,7 @@ def _run(arguments: list[str]) -> int:
             exclude_suspect=args.exclude_suspect,
             temporary=temporary,
         )
-        log = EventLog(args.checkpoint_dir)
+        log = EventLog(args.checkpoint_dir, aside=True)
         status = _launch(settings, log, config, command, command_arguments)
         if status == 0 and temporary is not None:
             shutil.rmtree(temporary)
@@ -160,8 +164,18 @@ def _launch(
         registered = next((event for event in log.events if event["event"] == "registered"), None)
         log.write("job_ended", outcome=outcome)
         if registered is not None and log.leading:
+            if outcome == "succeeded":
+                log.aside(partial(_note_finished, Path(registered["checkpoint_dir"])))
             for sentence in in_words(log.events, registered["checkpoint_dir"]):
                 say(sentence)
+        log.finish()
+
+
+def _note_finished(directory: Path) -> None:
+    try:
+        note_finished(directory)
+    except (OSError, SaveError) as error:
+        say(f"that the job has ended can't be noted in {directory}: {error}")
 
 
 def _devices(kind: str, ranks: int) -> tuple[str, ...]:

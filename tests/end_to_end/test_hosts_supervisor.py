@@ -32,7 +32,7 @@ class Agents:
         self.logs = [EventLog(), EventLog()]
         self.supervisors: list[Supervisor] = []
         self.blamed: list[int] = []
-        self.local_states: list[tuple[int, set[int]]] = []  # of which ring, for which steps
+        self.local_states: list[tuple[int, set[int]]] = []  # of which ring (its inode), for which steps
         self.copies: list[bytes] = []  # of rings, that were written
 
     def start(self, scripts: Sequence[str], silence: float = 60.0) -> None:
@@ -96,7 +96,7 @@ class Agents:
         if by:
             self.copies.append(os.pread(ring, 6, 0))
         else:
-            self.local_states.append((ring, steps))
+            self.local_states.append((os.fstat(ring).st_ino, steps))
         return dict.fromkeys(steps, 100)
 
     def await_registrations(self) -> None:
@@ -158,7 +158,8 @@ def test_the_ranks_of_all_hosts_save_and_one_replica_is_enough(agents: Agents) -
         assert saved["step"] == 7
         texts = [event["text"] for event in agents.events("detected", host)]
         assert texts == ["rank 2 was killed by SIGKILL"]
-    assert sorted(ring for ring, _ in agents.local_states) == sorted(one.ring_fd for one in agents.workers)
+    rings = sorted(os.fstat(one.ring_fd).st_ino for one in agents.workers)
+    assert sorted(ring for ring, _ in agents.local_states) == rings
     assert all(steps == {7} for _, steps in agents.local_states)
     assert sorted(agents.copies) == [b"ring 0", b"ring 1", b"ring 2", b"ring 3"], (
         "the other host has written them too, up to the end: a host may be lost before it has written its own"

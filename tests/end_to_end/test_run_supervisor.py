@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ import psutil
 import pytest
 from launcher import Launcher, python_path
 
-from jitckpt import protocol
+from jitckpt import protocol, recovery
 from jitckpt.errors import SaveError
 from jitckpt.events import Event, EventLog
 from jitckpt.proxy_control import ControlSocket, Proxies
@@ -37,6 +38,7 @@ class Job:
     failed: dict[int, tuple[int, bool]] = field(default_factory=dict)
     local_states: list[tuple[int, Path]] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
+    disk: threading.Event = field(default_factory=threading.Event)  # answers
 
     def start(self, save_deadline: float, restarts_left: int, control: ControlSocket | None = None) -> None:
         reports = Reports(
@@ -74,11 +76,18 @@ class Job:
         self.failed[worker.rank] = (exit_code, killed_by_agent)
 
     def _write_local_states(self, ring: int, directory: Path, _steps: set[int], _by: str) -> dict[int, int]:
-        rank = next(worker.rank for worker in self.workers if worker.ring_fd == ring)
+        rank = next(worker.rank for worker in self.workers if same_file(worker.ring_fd, ring))
+        self.disk.wait()
         self.local_states.append((rank, directory))
         if rank == 2:
             raise SaveError("The disk is full.")
         return {7: 100}
+
+    def wait_until_logged(self, name: str) -> None:
+        end = time.monotonic() + PLENTY
+        while not self.events(name):
+            assert time.monotonic() < end
+            time.sleep(0.01)
 
     def events(self, name: str) -> list[Event]:
         return [event for event in self.log.events if event["event"] == name]
@@ -100,6 +109,7 @@ class Starter:
         save_deadline: float = PLENTY,
         restarts_left: int = 1,
         control: ControlSocket | None = None,
+        disk_blocks: bool = False,
     ) -> Job:
         """Start a rank for each script; it can use all that fake_worker has, and `here`, a directory."""
         workers = []
@@ -125,9 +135,15 @@ class Starter:
                 )
             )
         job = Job(workers, self.directory, EventLog())
+        if not disk_blocks:
+            job.disk.set()
         job.start(save_deadline, restarts_left, control)
         self.jobs.append(job)
         return job
+
+
+def same_file(one: int, other: int) -> bool:
+    return os.path.sameopenfile(one, other)
 
 
 def children() -> list[psutil.Process]:
@@ -207,6 +223,31 @@ def test_a_rank_that_raised_is_found_before_its_end_and_not_waited_for(start: St
     assert [event["text"] for event in job.events("detected")] == ["rank 1 ended with exit status 1"]
     assert job.events("saved")[0]["step"] == 7
     assert job.failed == {0: (-signal.SIGKILL, True), 1: (1, False)}
+
+
+def test_a_file_system_that_blocks_stops_neither_a_restart_nor_a_signal(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "LOCAL_STATE_SECONDS", 0.3)
+    saves = "register(); open(here + '/there', 'w'); save(7)"
+    job = start(saves, DIES_WHEN_ALL_ARE_THERE, save_deadline=1.0, disk_blocks=True)
+    assert job.supervisor.result() is Outcome.RESTART
+    (warning,) = job.events("warning")
+    assert "could not be written: the file system of" in warning["text"]
+    monkeypatch.setattr(recovery, "LOCAL_STATE_SECONDS", PLENTY)
+    (start.directory / "there").unlink()
+    second = start(saves, DIES_WHEN_ALL_ARE_THERE, disk_blocks=True)
+    second.wait_until_logged("ranks_ended")
+    for signum in (signal.SIGTERM, signal.SIGTERM):
+        second.supervisor.interrupt(signum)
+    assert second.supervisor.result() is Outcome.INTERRUPTED
+    for one in (job, second):
+        one.disk.set()
+        writer = one.supervisor._local_states
+        assert writer is not None
+        writer.join()
+    assert not job.events("local_state_written")
+    assert job.local_states == [(0, start.directory)], "nothing new is begun once nobody waits for it"
 
 
 def test_ranks_that_end_well_need_no_help(start: Starter) -> None:

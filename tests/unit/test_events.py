@@ -1,10 +1,12 @@
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from jitckpt import events
 from jitckpt.events import FILE_NAME, EventLog, read_events
 
 
@@ -77,3 +79,38 @@ def test_every_event_is_one_json_line(tmp_path: Path) -> None:
     event = json.loads(line)
     assert event["text"] == "two\nlines"
     assert set(event) == {"event", "time", "clock", "restart", "text", "rank"}
+
+
+def test_a_file_system_that_blocks_holds_up_nobody(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / FILE_NAME)  # which nobody reads: to open it for writing takes for ever
+    monkeypatch.setattr(events, "LAST_SECONDS", 0.1)
+    log = EventLog(tmp_path, aside=True)
+    for name in ("first", "second"):
+        log.write(name)
+    log.finish()
+    assert f"the file system of {tmp_path} does not answer" in capsys.readouterr().err
+    reader = os.open(tmp_path / FILE_NAME, os.O_RDONLY)  # now it answers
+    monkeypatch.setattr(events, "LAST_SECONDS", 60)
+    log.finish()
+    lines = os.read(reader, 1 << 16).splitlines()
+    os.close(reader)
+    assert [json.loads(line)["event"] for line in lines] == ["first", "second"]
+    assert capsys.readouterr().err == ""
+
+
+def test_what_is_said_waits_for_nobody_who_reads_it() -> None:
+    code = """
+import sys
+from jitckpt import console
+console.LAST_SECONDS = 0.1
+with console.said_aside():
+    for _ in range(100):
+        console.say("x" * 10_000)
+print("went on", flush=True)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"went on\n"
+    process.communicate(timeout=60)

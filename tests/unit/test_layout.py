@@ -2,6 +2,7 @@
 
 import json
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -27,13 +28,19 @@ metadata = st.builds(
     kind=st.sampled_from(["rank", "local"]),
     saver=st.sampled_from(["builtin", "callback", "ring"]),
     step=counts,
-    time=st.floats(allow_nan=False, allow_infinity=False),
+    time=st.floats(0, 2e11),
     files=st.lists(
         st.builds(FileEntry, names, counts, st.integers(0, 2**128 - 1).map(lambda n: f"{n:032x}")),
         max_size=3,
         unique_by=lambda file: file.name,
     ).map(tuple),
 )
+
+
+def unsigned(value: Metadata) -> dict[str, Any]:
+    content = json.loads(value.to_json())
+    del content["checksum"]
+    return dict(content)
 
 
 @given(metadata)
@@ -56,7 +63,7 @@ json_values = st.recursive(
 
 @given(metadata, st.data())
 def test_one_changed_field_is_metadata_or_a_save_error(value: Metadata, data: st.DataObject) -> None:
-    content = json.loads(value.to_json())
+    content = unsigned(value)
     holder = data.draw(st.sampled_from([content, content["identity"], *content["files"]]))
     key = data.draw(st.sampled_from(sorted(holder)))
     if data.draw(st.booleans()):
@@ -64,7 +71,7 @@ def test_one_changed_field_is_metadata_or_a_save_error(value: Metadata, data: st
     else:
         del holder[key]
     with suppress(SaveError):
-        assert isinstance(layout.parse_metadata(json.dumps(content).encode()), Metadata)
+        assert isinstance(layout.parse_metadata(layout.with_checksum(content)), Metadata)
 
 
 @pytest.mark.parametrize(
@@ -85,13 +92,15 @@ def test_hostile_documents_are_refused(data: bytes) -> None:
         layout.parse_metadata(data)
 
 
-@pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../../x", "a//b", "", ".", "a\0b"])
+@pytest.mark.parametrize(
+    "name", ["/etc/passwd", "../x", "a/../../x", "a//b", "", ".", "a\0b", "a\ud800", "metadata.json"]
+)
 def test_a_file_outside_the_save_is_refused(name: str) -> None:
     good = Metadata(Identity("j", "f", 2, 1, 0, 1), "rank", "builtin", 3, 1.0, (FileEntry("x", 1, "0" * 32),))
-    content = json.loads(good.to_json())
+    content = unsigned(good)
     content["files"][0]["name"] = name
     with pytest.raises(SaveError, match="no path inside the save"):
-        layout.parse_metadata(json.dumps(content).encode())
+        layout.parse_metadata(layout.with_checksum(content))
 
 
 @given(counts.filter(lambda step: step < 10**17), st.integers(0, 10**8), st.sampled_from(["rank", "local"]))
@@ -116,3 +125,31 @@ def test_folder_names_come_back(step: int, rank: int, kind: layout.Kind) -> None
 def test_other_names_are_none_of_ours(name: str) -> None:
     assert layout.parse_step_folder(name) is None
     assert layout.parse_rank_folder(name) is None
+
+
+GOOD = Metadata(Identity("j", "f", 2, 1, 0, 1), "rank", "builtin", 3, 1.0, (FileEntry("x", 1, "0" * 32),))
+
+
+def test_every_damaged_byte_of_metadata_is_noticed() -> None:
+    whole = GOOD.to_json()
+    for place in range(len(whole)):
+        for byte in (whole[place] ^ 1, ord(" "), ord("0")):
+            damaged = whole[:place] + bytes([byte]) + whole[place + 1 :]
+            if damaged != whole:
+                with pytest.raises(SaveError, match=r"^metadata\.json"):
+                    layout.parse_metadata(damaged)
+    for length in range(len(whole)):
+        with pytest.raises(SaveError, match=r"^metadata\.json"):
+            layout.parse_metadata(whole[:length])
+
+
+@pytest.mark.parametrize("time", [-1.0, 1e300])
+def test_a_time_that_is_no_date_is_refused(time: float) -> None:
+    with pytest.raises(SaveError, match="time"):
+        layout.parse_metadata(layout.with_checksum(unsigned(GOOD) | {"time": time}))
+
+
+def test_an_older_format_is_refused_with_what_reads_it() -> None:
+    older = json.dumps(unsigned(GOOD) | {"format": 2}).encode()
+    with pytest.raises(SaveError, match="has format 2; this jitckpt reads format 3"):
+        layout.parse_metadata(older)

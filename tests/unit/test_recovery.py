@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jitckpt.recovery import (
+    LOCAL_STATE_SECONDS,
     NEWER_STEP_GRACE,
     STOPPED_GRACE,
     TERMINATION_GRACE,
@@ -429,6 +430,11 @@ def test_the_local_states_are_written_before_the_restart(
     ended = job(*ranks, ending_since=99.0, restarts_left=restarts_left, interrupted=interrupted)
     assert decide(ended) == WriteLocalState()
     assert decide(replace(ended, local_state_written=True)) == Close(outcome)
+    begun = replace(ended, local_state_begun_at=ended.now)
+    until = ended.now + max(DEADLINE, LOCAL_STATE_SECONDS)
+    assert decide(begun) == Wait(until)
+    assert decide(replace(begun, now=until)) == Close(outcome), "a file system that blocks stops nobody"
+    assert decide(replace(begun, impatient=True, interrupted=True)) == Close(Outcome.INTERRUPTED)
 
 
 def test_an_alarm_after_which_all_ranks_end_well_was_false() -> None:

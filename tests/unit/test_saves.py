@@ -217,7 +217,7 @@ def test_a_damaged_job_file_is_said(tmp_path: Path, content: bytes) -> None:
 def test_old_steps_are_removed_up_to_the_one_that_is_kept(tmp_path: Path) -> None:
     for step in (1, 2, 5):
         save(tmp_path, step=step)
-    saves.remove_before(tmp_path, 5)
+    saves.remove_before(tmp_path, 5, IDENTITY)
     assert [record.step for record in saves.find(tmp_path)] == [5]
 
 
@@ -232,17 +232,17 @@ def test_the_newest_whole_steps_are_kept_and_what_is_not_whole_counts_for_nothin
         shard(step, 0)
     for step in (1, 2, 4):
         shard(step, 1)
-    saves.remove_old(tmp_path, ours, keep=4)
+    saves.KeptSaves(tmp_path, ours).remove_old(keep=4)
     assert {record.step for record in saves.find(tmp_path)} == {1, 2, 3, 4}
-    saves.remove_old(tmp_path, ours, keep=2)
+    saves.KeptSaves(tmp_path, ours).remove_old(keep=2)
     assert {record.step for record in saves.find(tmp_path)} == {2, 3, 4}
-    saves.remove_old(tmp_path, ours, keep=1)
+    saves.KeptSaves(tmp_path, ours).remove_old(keep=1)
     assert {record.step for record in saves.find(tmp_path)} == {4}
     shard(5, 0, job="another")
     shard(6, 0)
     shard(6, 1)
-    saves.remove_old(tmp_path, ours, keep=1)
-    assert {record.step for record in saves.find(tmp_path)} == {4, 5, 6}
+    saves.KeptSaves(tmp_path, ours).remove_old(keep=1)
+    assert {record.step for record in saves.find(tmp_path)} == {5, 6}  # what is another's stays
 
 
 def test_two_writers_of_one_process_do_not_disturb_each_other(tmp_path: Path) -> None:
@@ -297,3 +297,104 @@ def test_write_by_rename_leaves_the_old_file_if_it_fails(tmp_path: Path) -> None
         signal.signal(signal.SIGXFSZ, before)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_save_is_read_once_to_know_whether_its_step_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[bytes] = []
+    parse = layout.parse_metadata
+
+    def counted(data: bytes) -> layout.Metadata:
+        read.append(data)
+        return parse(data)
+
+    monkeypatch.setattr(layout, "parse_metadata", counted)
+    kept = saves.KeptSaves(tmp_path, IDENTITY)
+    for step in range(1, 21):
+        save(tmp_path, step=step)
+        kept.remove_old(keep=5)
+    assert {record.step for record in saves.find(tmp_path)} == set(range(16, 21))
+    looks = 20 + 15 + 5  # at each new one, at each that is removed, and `find` just now
+    assert len(read) == looks
+
+
+def test_what_others_have_put_into_the_folder_of_a_step_stays(tmp_path: Path) -> None:
+    folder = save(tmp_path, step=1).parent
+    (folder / "notes.txt").write_text("mine")
+    (folder / "set-aside-rank-00000").mkdir()
+    (folder / "error-rank-00001.txt").write_text("of jitckpt")
+    save(tmp_path, step=2)
+    saves.KeptSaves(tmp_path, IDENTITY).remove_old(keep=1)
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+
+
+def test_a_save_functions_metadata_is_not_written_over(tmp_path: Path) -> None:
+    with SaveFolder(tmp_path, IDENTITY, 3, "rank", "callback") as folder:
+        (folder.path / "metadata.json").write_text("mine")
+        (folder.path / "host_state.json").write_text("mine")
+        with pytest.raises(SaveError, match=r"has written host_state\.json, a name that jitckpt itself uses"):
+            folder.add_json("host_state.json", {})
+        with pytest.raises(SaveError, match=r"has written metadata\.json, a name that jitckpt itself uses"):
+            folder.add_existing()
+
+
+def test_a_pipe_in_a_save_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    with SaveFolder(tmp_path, IDENTITY, 3, "rank", "callback") as folder:
+        os.mkfifo(folder.path / "pipe")
+        with pytest.raises(SaveError, match="is no file"):
+            folder.add_existing()
+
+
+def without_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saves, "exchange", lambda one, other: False)
+
+
+def test_a_file_system_that_exchanges_nothing_keeps_the_older_save_until_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_exchange(monkeypatch)
+    path = save(tmp_path, value=1)
+    path.rename(path.with_name("replaced-rank-00001"))  # as one leaves it that is killed just then
+    (record,) = saves.find(tmp_path)
+    assert saves.verify(record) is None
+    assert saves.read(record).document == {"value": 1}
+    saves.clear_leftovers(tmp_path, 1)
+    with suppress(RuntimeError), SaveFolder(tmp_path, IDENTITY, 3, "rank", "builtin"):
+        raise RuntimeError
+    assert [found.path for found in saves.find(tmp_path)] == [path]
+    save(tmp_path, value=2)
+    (record,) = saves.find(tmp_path)
+    assert saves.read(record).document == {"value": 2}
+    assert [path.name for path in record.path.parent.iterdir()] == ["rank-00001"]
+
+
+def test_leftovers_of_killed_processes_go_at_the_next_start(tmp_path: Path) -> None:
+    path = save(tmp_path, step=3)
+    for name in ("unfinished-rank-00001", "unfinished-periodic-local-00001", "replaced-rank-00001"):
+        (path.parent / name).mkdir()
+        (path.parent / name / "file").touch()
+    (path.parent / "unfinished-rank-00000").mkdir()
+    saves.set_aside_after(tmp_path, 3, rank=1)
+    assert sorted(one.name for one in path.parent.iterdir()) == ["rank-00001", "unfinished-rank-00000"]
+
+
+def test_a_lost_job_file_is_made_again_as_the_saves_say(tmp_path: Path) -> None:
+    save(tmp_path)
+    assert saves.read_job(tmp_path) == "j"
+    assert saves.open_directory(tmp_path) == "j"
+    (tmp_path / "job.json").unlink()
+    with SaveFolder(tmp_path, Identity("k", "f", 2, 0, 0, 1), 3, "rank", "builtin") as folder:
+        folder.commit()
+    with pytest.raises(
+        CheckpointError, match=r'several jobs \(j, k\): write {"job": "j"} with the right one'
+    ):
+        saves.open_directory(tmp_path)
+    (tmp_path / "job.json").write_text('{"job": "k"}')
+    assert saves.open_directory(tmp_path) == "k"
+
+
+def test_a_job_file_of_a_newer_jitckpt_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text('{"format": 99, "job": "j"}')
+    with pytest.raises(CheckpointError, match="of a newer jitckpt"):
+        saves.open_directory(tmp_path)

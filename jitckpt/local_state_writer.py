@@ -1,0 +1,64 @@
+"""Writes what ranks alone knew, once all have ended, beside the control thread: the file system may block."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+Write = Callable[[int, Path, set[int], str], dict[int, int]]
+
+
+class LocalStateWriter(threading.Thread):
+    """Writes the states in some ranks' rings, each of them whole or not at all.
+
+    written: of each rank, the bytes by step. problems: of the others, why theirs is lost. Both are for
+    whoever has been told that all is done.
+    """
+
+    def __init__(
+        self,
+        rings: Mapping[int, int],
+        *,
+        copied: set[int],
+        directory: Path,
+        steps: set[int],
+        write: Write,
+        done: Callable[[], None],
+    ) -> None:
+        """rings: memory files by rank, of which this object uses copies. copied: ranks of other hosts.
+
+        write: see supervisor.Reports.write_local_states. done: is called on this thread.
+        """
+        super().__init__(name="jitckpt-local-states", daemon=True)
+        self._rings = {rank: os.dup(ring) for rank, ring in rings.items()}
+        self._copied, self._write, self._done = copied, write, done
+        self.directory, self.steps = directory, steps
+        self.written: dict[int, dict[int, int]] = {}
+        self.problems: dict[int, str] = {}
+        self.seconds = 0.0
+        self._ending = threading.Lock()
+        self._is_given_up = False
+        self.is_done = False
+
+    def run(self) -> None:
+        begun = time.monotonic()
+        for rank, ring in self._rings.items():
+            if not self._is_given_up:
+                # A rank's own host may write the same at the same time into a directory that all share.
+                by = "copy" if rank in self._copied else ""
+                try:
+                    self.written[rank] = self._write(ring, self.directory, self.steps, by)
+                except Exception as error:
+                    self.problems[rank] = str(error) or repr(error)
+            os.close(ring)
+        self.seconds = time.monotonic() - begun
+        with self._ending:
+            self.is_done = True
+            if not self._is_given_up:
+                self._done()
+
+    def give_up(self) -> None:
+        """Nobody waits any more: write nothing new, call nobody."""
+        with self._ending:
+            self._is_given_up = True
