@@ -32,7 +32,8 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.launcher import api as launcher
 
-from jitckpt import faults, fetch, hosts, local_state, protocol, quorum, rendezvous, saves
+from jitckpt import faults, fetch, hosts, local_state, process_tree, protocol, quorum, rendezvous, saves
+from jitckpt.children import Children
 from jitckpt.console import say, show_size
 from jitckpt.copies import Copier
 from jitckpt.errors import HostsError, JitckptError
@@ -52,7 +53,7 @@ from jitckpt.step_barrier import Messenger, StepBarrier
 from jitckpt.stores import Apart, LastingRendezvous, StoreGone
 from jitckpt.supervisor import Reports, Supervisor
 from jitckpt.suspects import VARIABLE, NoDeviceError, Suspects, without
-from jitckpt.workers import Guardian, Worker
+from jitckpt.workers import Worker
 
 HEARING_SECONDS = 0.5  # in which all hosts have heard what one says
 MEETING_PAUSE = 0.1  # seconds before the hosts meet again where that has failed
@@ -135,12 +136,14 @@ class Agent(LocalElasticAgent):
         before = {number: signal.signal(number, self._on_signal) for number in numbers}
         if signal.SIGUSR2 not in before:
             before[signal.SIGUSR2] = signal.signal(signal.SIGUSR2, self._on_notice)
+        self._children = Children(self._settings.save_deadline, self._settings.temporary)
         try:
             result: RunResult = super().run(*args, **kwargs)
             self._tell_what_never_happened()
             return result
         finally:
             self._spares.close()
+            self._children.close()
             if self._hosts is not None:
                 self._hosts.close()
             if self._lasting is not None:
@@ -373,6 +376,7 @@ class Agent(LocalElasticAgent):
                 self._armed,
                 self._spares,
                 self._first_directories,
+                children=self._children,
                 suspects=self._suspects,
                 devices=self._devices,
                 restarts_left=self._remaining_restarts,
@@ -402,6 +406,7 @@ class WorkerProcesses(PContext):
         spares: Spares,
         first_directories: dict[str, str],
         *,
+        children: Children,
         suspects: Suspects,
         devices: Sequence[str],
         restarts_left: int,
@@ -416,6 +421,7 @@ class WorkerProcesses(PContext):
         self._armed = armed
         self._spares = spares
         self._first_directories = first_directories
+        self._children = children
         self._suspects = suspects
         self._devices = devices
         self._restarts_left = restarts_left
@@ -482,13 +488,13 @@ class WorkerProcesses(PContext):
                 worker.signal(signal.SIGKILL)
                 worker.reap()
                 worker.close()
+            self._children.end_all()
             if self._control is not None:
                 self._control.close()
             if self._barrier is not None:
                 self._barrier.close()
             raise
         workers = list(self._workers.values())
-        self._guardian = Guardian(workers, self._settings.save_deadline, self._settings.temporary)
         self._copier = self._copier_of_rings()
         self.supervisor = Supervisor(
             workers=workers,
@@ -560,6 +566,7 @@ class WorkerProcesses(PContext):
                 environment[STEP_BARRIER] = self._barrier.of(local_rank)
             environment.setdefault("JITCKPT_PROXY_SPARE", str(min(1, self._spares.wanted(len(self.args)))))
         environment[AGENT_PID] = str(os.getpid())
+        environment[process_tree.MARK] = self._children.mark
         environment["JITCKPT_STAGING"] = str(self._settings.staging)
         environment[FIRST_DIRECTORIES] = json.dumps(self._first_directories)
         environment["JITCKPT_RESTART"] = str(self._log.restart)
@@ -586,6 +593,7 @@ class WorkerProcesses(PContext):
             stdout=self.stdouts[local_rank],
             stderr=self.stderrs[local_rank],
             is_copied=self._hosts is not None,
+            children=self._children,
         )
         spare = self._spares.take(local_rank)
         if spare is not None:
@@ -601,7 +609,7 @@ class WorkerProcesses(PContext):
         return next(number for number, known in self._workers.items() if known is worker)
 
     def _registered(self, worker: Worker, message: protocol.Registered) -> None:
-        self._guardian.note_registered(worker)
+        self._children.note_registered(worker.pid)
         self._saves_itself = message.saver == "callback"
         if message.named_directory and not os.path.isabs(message.named_directory):
             self._first_directories.setdefault(message.named_directory, message.checkpoint_dir)
@@ -679,9 +687,9 @@ class WorkerProcesses(PContext):
             self._messenger.close()
         if self._copier is not None:
             self._copier.stop()
-        self._guardian.close()
         for worker in self._workers.values():
             worker.close()
+        self._children.end_all()
         if self._barrier is not None:
             self._barrier.close()
 

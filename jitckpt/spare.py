@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from jitckpt import autoload, signals
 
 MAX_BYTES = 128 * 1024
+BEGUN = b"begun"  # what a spare answers to its order
 # What every training loads sooner or later: torch's optimizers import its compiler's front when first used.
 MODULES = ("torch.nn.parallel", "torch.distributed", "torch.optim", "torch._dynamo", "jitckpt.job")
 MODULES_IN_A_MESSAGE = 500
@@ -185,7 +186,7 @@ _device_count = _DeviceCount()
 
 
 def _fork_spare() -> int:
-    """Fork a child of the agent's, in a session of its own; return its process id, and 0 in it.
+    """Fork a child of the agent's, in this session until it becomes a worker; return its process id, 0 in it.
 
     A process whose parent has ended becomes a child of the next process above that is a subreaper, which the
     agent is. When this returns it has done so. Raises OSError.
@@ -202,7 +203,6 @@ def _fork_spare() -> int:
                 os._exit(0)
         except OSError:
             os._exit(1)
-        os.setsid()
         if _device_count.can_be_used_no_more():
             os.write(write, b"0")
             os._exit(1)
@@ -239,8 +239,7 @@ def _be_spare(control: socket.socket) -> None:
         if "import" in message.content:
             _import(message.content["import"])
             continue
-        control.close()
-        _become(Order(**message.content), message.descriptors)
+        _become(Order(**message.content), message.descriptors, control)
         return
 
 
@@ -265,7 +264,8 @@ def _receive(control: socket.socket) -> _Received | None:
     return _Received(json.loads(data), list(descriptors)) if data else None
 
 
-def _become(order: Order, descriptors: list[int]) -> None:
+def _become(order: Order, descriptors: list[int], control: socket.socket) -> None:
+    os.setsid()
     for name, value in order.environment.items():
         if value is None:
             os.environ.pop(name, None)
@@ -277,6 +277,8 @@ def _become(order: Order, descriptors: list[int]) -> None:
             os.close(descriptor)
         else:
             os.environ[name] = str(descriptor)
+    control.send(BEGUN)
+    control.close()
     _device_count.by_itself()
     autoload.begin()
     _, *rest = order.arguments  # -u: as this process runs already
