@@ -638,6 +638,10 @@ class WorkerProcesses(PContext):
         fired = next((fault for fault in self._armed if str(fault) == text), None)
         if fired is not None:
             self._armed.remove(fired)
+            if fired.kind == "guardian":
+                self._children.kill_guardian()
+            elif fired.kind == "template":
+                self._spares.kill_template()
 
     def _blamed(self, worker: Worker) -> None:
         local_rank = self._local_rank(worker)
@@ -721,6 +725,12 @@ def write_local_states(ring_fd: int, directory: Path, steps: set[int], by: str =
     there = {record.step: 0 for record in found if _is_local_state_of(record, identity)}
     needed = ((saved | steps) & kept) - there.keys()
     written = {step: local_state.write_save(ring_fd, directory, step, by) for step in needed}
+    for record in found:  # written when the rank died (states_at_death.py)
+        needless = record.step in kept - saved - steps and _is_local_state_of(record, identity)
+        if needless and not by:
+            saves.remove(record.path)
+            with suppress(OSError):  # there is more of that step
+                record.path.parent.rmdir()
     return {step: size for step, size in sorted((there | written).items()) if step in saved | steps}
 
 

@@ -90,7 +90,8 @@ def main() -> None:
         for pidfd, _ in saving.poll(max(0.0, deadline - time.monotonic()) * 1000):
             saving.unregister(pidfd)
             left -= 1
-    process_tree.end(mark, {worker.pid for worker in alive})
+    sessions = {worker.pid for worker in alive}
+    process_tree.end(lambda: process_tree.of_job(mark, sessions))
     if temporary:
         with contextlib.suppress(OSError):
             remove_if_empty(temporary)

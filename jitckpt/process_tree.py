@@ -8,7 +8,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 MARK = "JITCKPT_JOB_PROCESSES"  # in the environment of all that an agent starts for its job
@@ -84,19 +84,11 @@ def below(processes: Collection[Process], roots: Iterable[int]) -> set[int]:
     return found
 
 
-def of_job(mark: str, sessions: Collection[int], spared: Collection[int] = ()) -> set[int]:
-    """Return the living processes with this mark, or in one of these sessions, and all below them.
-
-    spared: sessions that are left out, with what is in them; a session's own marked leader is found by them.
-    """
+def of_job(mark: str, sessions: Collection[int]) -> set[int]:
+    """Return the living processes with this mark, or in one of these sessions, and all below them."""
     processes = everybody()
-    roots = {
-        one.pid
-        for one in processes
-        if one.session not in spared and (one.session in sessions or _is_marked(one.pid, mark))
-    }
-    kept = {one.pid for one in processes if one.dead or one.session in spared}
-    return below(processes, roots) - kept - {os.getpid()}
+    roots = {one.pid for one in processes if one.session in sessions or _is_marked(one.pid, mark)}
+    return below(processes, roots) - {one.pid for one in processes if one.dead} - {os.getpid()}
 
 
 def is_tidier(pid: int) -> bool:
@@ -110,27 +102,24 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def end(mark: str, sessions: Collection[int], spared: Collection[int] = ()) -> set[int]:
-    """Kill all of a job's processes, tidiers once they have had time; return those that do not end."""
+def end(find: Callable[[], Collection[int]], looks: int = 2) -> set[int]:
+    """Kill all that are found, tidiers once they have had time; return those that do not end.
+
+    looks: so often in a row nobody has to be found: what was just being forked in one is seen in the next.
+    """
     begun = time.monotonic()
-    for found in _until_none(mark, sessions, spared):
+    while looks > 0:
+        found = set(find())
         passed = time.monotonic() - begun
         if passed > ENDING_SECONDS:
             return found
         for pid in found:
             if passed > TIDYING_SECONDS or not is_tidier(pid):
                 kill(pid)
-        time.sleep(LOOK_SECONDS)
+        looks -= not found
+        if looks > 0:
+            time.sleep(LOOK_SECONDS)
     return set()
-
-
-def _until_none(mark: str, sessions: Collection[int], spared: Collection[int]) -> Iterator[set[int]]:
-    """Yield who is left; what was just being forked in one look is seen in the next."""
-    nobody = 0
-    while nobody < 2:
-        found = of_job(mark, sessions, spared)
-        nobody = 0 if found else nobody + 1
-        yield found
 
 
 def _is_marked(pid: int, mark: str) -> bool:

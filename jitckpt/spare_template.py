@@ -107,6 +107,10 @@ class Template:
         """Return whether it can fork more spares."""
         return self._process.poll() is None
 
+    def kill(self) -> None:
+        """Kill it, and tell nobody."""
+        self._process.kill()
+
     def close(self) -> None:
         """End it. Its spares live on."""
         self._end()

@@ -1,5 +1,6 @@
 """The worker processes, one a rank: how they are started, spoken to and ended."""
 
+import contextlib
 import os
 import select
 import signal
@@ -167,6 +168,9 @@ class Worker:
 
     def close(self) -> None:
         """Close the agent's ends of the socket and the ring."""
+        with contextlib.suppress(ChildProcessError):  # what it had started and the agent has adopted
+            while os.waitid(os.P_PGID, self.pid, os.WEXITED | os.WNOHANG):
+                pass
         self._close_sockets()
         self.lifeline.close()
         os.close(self.ring_fd)
