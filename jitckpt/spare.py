@@ -27,6 +27,15 @@ from typing import Any, NamedTuple
 from jitckpt import autoload, signals
 
 MAX_BYTES = 128 * 1024
+# Nothing is imported from the working folder, which Python would put first, nor from beside the script: files
+# named like modules are the script's own affair.
+PROGRAM = """
+import sys
+if not sys.flags.safe_path:
+    del sys.path[0]
+from jitckpt.spare import main
+main()
+"""
 BEGUN = b"begun"  # what a spare answers to its order
 # What every training loads sooner or later: torch's optimizers import its compiler's front when first used.
 MODULES = ("torch.nn.parallel", "torch.distributed", "torch.optim", "torch._dynamo", "jitckpt.job")
@@ -109,8 +118,6 @@ def main() -> None:
     """Fork spares as the agent asks for them; in a spare, wait for the order, then be the worker."""
     control = socket.socket(fileno=int(sys.argv[1]))
     signals.hold_still()
-    if not sys.flags.safe_path:
-        sys.path[0] = sys.argv[2]
     gc.disable()  # modules are no garbage
     _import(["torch"])
     _device_count.in_children(sys.modules.get("torch"))
@@ -266,6 +273,8 @@ def _receive(control: socket.socket) -> _Received | None:
 
 def _become(order: Order, descriptors: list[int], control: socket.socket) -> None:
     os.setsid()
+    if not sys.flags.safe_path:
+        sys.path.insert(0, sys.argv[2])
     for name, value in order.environment.items():
         if value is None:
             os.environ.pop(name, None)

@@ -46,7 +46,7 @@ class Template:
         self._asked: deque[Spare] = deque()  # that have not been forked yet, as far as was heard
         self._told: set[str] = set()  # the modules that it was asked to import
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        program = [command[0], "-u", "-c", "from jitckpt.spare import main; main()"]
+        program = [command[0], "-u", "-c", spare.PROGRAM]
         try:
             with children.starting() as note:
                 self._process = subprocess.Popen(
