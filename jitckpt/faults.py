@@ -18,12 +18,7 @@ from jitckpt import process_faults
 from jitckpt.errors import JitckptError, RehearsedFailure
 
 PHASES = ("forward", "backward", "allreduce", "optimizer", "between")
-SIGNALS = {
-    "kill": signal.SIGKILL,
-    "stop": signal.SIGSTOP,
-    "segfault": signal.SIGSEGV,
-    "abort": signal.SIGABRT,
-}
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "abort": signal.SIGABRT}
 FAILURES_OF_THE_DEVICE = ("sticky", "ecc", "device-lost")
 FAILURES_OF_MEMORY = ("failed-allocation", "oom")
 FAILURES_OF_THE_NETWORK = ("collective-hang", "collective-error", "network-cut")
@@ -40,6 +35,7 @@ FATAL_KINDS = (
     *SIGNALS,
     "exception",
     "exit",
+    "segfault",
     "gil-hold",
     *FAILURES_OF_THE_DEVICE,
     "oom",

@@ -54,8 +54,8 @@ def test_garbage_is_looked_for_all_the_time() -> None:
     try:
         process_faults.never_rest()
         count = collections()
-        kept = [[] for _ in range(100)]  # type: ignore[var-annotated]
-        assert collections() >= count + len(kept) // 4
+        kept = [[] for _ in range(1000)]  # type: ignore[var-annotated]
+        assert collections() >= count + len(kept) // 10
     finally:
         gc.set_threshold(*before)
 
@@ -78,15 +78,15 @@ def test_without_an_agent_nobody_is_sent_a_signal(monkeypatch: pytest.MonkeyPatc
     process_faults.signal_all()
 
 
-@pytest.mark.parametrize("kind", ["segfault", "abort"])
-def test_a_rank_crashes(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "number"), [("segfault", signal.SIGSEGV), ("abort", signal.SIGABRT)])
+def test_a_rank_crashes(kind: str, number: int) -> None:
     process = run(
         "from jitckpt import faults\n"
         f"spec = faults.parse_fault('rank=0 step=1 phase=forward kind={kind}')\n"
         "faults.Injector([spec], print, print, print).on_phase(1, 'forward')"
     )
     process.communicate()
-    assert process.returncode == -faults.SIGNALS[kind]
+    assert process.returncode == -number
 
 
 @pytest.mark.parametrize("kind", process_faults.AGENTS_KINDS)
