@@ -33,7 +33,19 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.launcher import api as launcher
 
-from jitckpt import directory_lock, faults, fetch, hosts, local_state, protocol, quorum, rendezvous, saves
+from jitckpt import (
+    directory_lock,
+    faults,
+    fetch,
+    hosts,
+    local_state,
+    process_tree,
+    protocol,
+    quorum,
+    rendezvous,
+    saves,
+)
+from jitckpt.children import Children
 from jitckpt.console import say, show_size
 from jitckpt.copies import Copier
 from jitckpt.disk_thread import waited_for
@@ -54,7 +66,7 @@ from jitckpt.step_barrier import Messenger, StepBarrier
 from jitckpt.stores import Apart, LastingRendezvous, StoreGone
 from jitckpt.supervisor import Reports, Supervisor
 from jitckpt.suspects import VARIABLE, NoDeviceError, Suspects, without
-from jitckpt.workers import Guardian, Worker
+from jitckpt.workers import Worker
 
 HEARING_SECONDS = 0.5  # in which all hosts have heard what one says
 MEETING_PAUSE = 0.1  # seconds before the hosts meet again where that has failed
@@ -139,12 +151,14 @@ class Agent(LocalElasticAgent):
         before = {number: signal.signal(number, self._on_signal) for number in numbers}
         if signal.SIGUSR2 not in before:
             before[signal.SIGUSR2] = signal.signal(signal.SIGUSR2, self._on_notice)
+        self._children = Children(self._settings.save_deadline, self._settings.temporary)
         try:
             result: RunResult = super().run(*args, **kwargs)
             self._tell_what_never_happened()
             return result
         finally:
             self._spares.close()
+            self._children.close()
             if self._hosts is not None:
                 self._hosts.close()
             if self._lasting is not None:
@@ -378,6 +392,7 @@ class Agent(LocalElasticAgent):
                 self._spares,
                 self._first_directories,
                 run=self._run,
+                children=self._children,
                 suspects=self._suspects,
                 devices=self._devices,
                 restarts_left=self._remaining_restarts,
@@ -408,6 +423,7 @@ class WorkerProcesses(PContext):
         first_directories: dict[str, str],
         *,
         run: str,
+        children: Children,
         suspects: Suspects,
         devices: Sequence[str],
         restarts_left: int,
@@ -423,6 +439,7 @@ class WorkerProcesses(PContext):
         self._spares = spares
         self._first_directories = first_directories
         self._run = run
+        self._children = children
         self._suspects = suspects
         self._devices = devices
         self._restarts_left = restarts_left
@@ -489,13 +506,13 @@ class WorkerProcesses(PContext):
                 worker.signal(signal.SIGKILL)
                 worker.reap()
                 worker.close()
+            self._children.end_all()
             if self._control is not None:
                 self._control.close()
             if self._barrier is not None:
                 self._barrier.close()
             raise
         workers = list(self._workers.values())
-        self._guardian = Guardian(workers, self._settings.save_deadline, self._settings.temporary)
         self._copier = self._copier_of_rings()
         self.supervisor = Supervisor(
             workers=workers,
@@ -568,6 +585,7 @@ class WorkerProcesses(PContext):
             environment.setdefault("JITCKPT_PROXY_SPARE", str(min(1, self._spares.wanted(len(self.args)))))
         environment[AGENT_PID] = str(os.getpid())
         environment[directory_lock.RUN] = self._run
+        environment[process_tree.MARK] = self._children.mark
         environment["JITCKPT_STAGING"] = str(self._settings.staging)
         environment[FIRST_DIRECTORIES] = json.dumps(self._first_directories)
         environment["JITCKPT_RESTART"] = str(self._log.restart)
@@ -594,6 +612,7 @@ class WorkerProcesses(PContext):
             stdout=self.stdouts[local_rank],
             stderr=self.stderrs[local_rank],
             is_copied=self._hosts is not None,
+            children=self._children,
         )
         spare = self._spares.take(local_rank)
         if spare is not None:
@@ -609,7 +628,7 @@ class WorkerProcesses(PContext):
         return next(number for number, known in self._workers.items() if known is worker)
 
     def _registered(self, worker: Worker, message: protocol.Registered) -> None:
-        self._guardian.note_registered(worker)
+        self._children.note_registered(worker.pid)
         self._saves_itself = message.saver == "callback"
         # Between two starts no rank has the lock.
         self._log.aside(partial(_hold, Path(message.checkpoint_dir), self._run, self._log))
@@ -640,6 +659,10 @@ class WorkerProcesses(PContext):
         fired = next((fault for fault in self._armed if str(fault) == text), None)
         if fired is not None:
             self._armed.remove(fired)
+            if fired.kind == "guardian":
+                self._children.kill_guardian()
+            elif fired.kind == "template":
+                self._spares.kill_template()
 
     def _blamed(self, worker: Worker) -> None:
         local_rank = self._local_rank(worker)
@@ -689,9 +712,9 @@ class WorkerProcesses(PContext):
             self._messenger.close()
         if self._copier is not None:
             self._copier.stop()
-        self._guardian.close()
         for worker in self._workers.values():
             worker.close()
+        self._children.end_all()
         if self._barrier is not None:
             self._barrier.close()
 
@@ -730,6 +753,12 @@ def write_local_states(ring_fd: int, directory: Path, steps: set[int], by: str =
     there = {record.step: 0 for record in found if _is_local_state_of(record, identity)}
     needed = ((saved | steps) & kept) - there.keys()
     written = {step: local_state.write_save(ring_fd, directory, step, by) for step in needed}
+    for record in found:  # written when the rank died (states_at_death.py)
+        needless = record.step in kept - saved - steps and _is_local_state_of(record, identity)
+        if needless and not by:
+            saves.remove(record.path)
+            with suppress(OSError):  # there is more of that step
+                record.path.parent.rmdir()
     return {step: size for step, size in sorted((there | written).items()) if step in saved | steps}
 
 

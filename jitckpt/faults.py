@@ -14,22 +14,34 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from math import isfinite
 
+from jitckpt import process_faults
 from jitckpt.errors import JitckptError, RehearsedFailure
 
 PHASES = ("forward", "backward", "allreduce", "optimizer", "between")
-SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "abort": signal.SIGABRT}
 FAILURES_OF_THE_DEVICE = ("sticky", "ecc", "device-lost")
 FAILURES_OF_MEMORY = ("failed-allocation", "oom")
 FAILURES_OF_THE_NETWORK = ("collective-hang", "collective-error", "network-cut")
 DEVICE_KINDS = (*FAILURES_OF_THE_DEVICE, *FAILURES_OF_MEMORY, *FAILURES_OF_THE_NETWORK, "slow", "heal")
 # Of transparent mode alone: they befall the server that has the rank's device.
 PROXY_KINDS = ("proxy-kill", "driver-suspect")
-KINDS = (*SIGNALS, "exception", "exit", *DEVICE_KINDS, *PROXY_KINDS)
+# Of processes beside the rank, or of the rank's whole process.
+PROCESS_KINDS = (*process_faults.BY_KIND, *process_faults.AGENTS_KINDS)
+KINDS = (*SIGNALS, "exception", "exit", *PROCESS_KINDS, *DEVICE_KINDS, *PROXY_KINDS)
 # Those that transparent mode brings a rank back from.
 TRANSPARENT_KINDS = (*PROXY_KINDS, *FAILURES_OF_THE_NETWORK, *FAILURES_OF_THE_DEVICE)
 # Those after which a job can't go on as it is, and those of them that only the hang timeout finds.
-FATAL_KINDS = (*SIGNALS, "exception", "exit", *FAILURES_OF_THE_DEVICE, "oom", *FAILURES_OF_THE_NETWORK)
-SILENT_KINDS = ("stop", "collective-hang", "network-cut")
+FATAL_KINDS = (
+    *SIGNALS,
+    "exception",
+    "exit",
+    "segfault",
+    "gil-hold",
+    *FAILURES_OF_THE_DEVICE,
+    "oom",
+    *FAILURES_OF_THE_NETWORK,
+)
+SILENT_KINDS = ("stop", "gil-hold", "collective-hang", "network-cut")
 
 
 class FaultError(JitckptError):
@@ -218,7 +230,9 @@ def _fire(spec: FaultSpec) -> None:
         os.kill(os.getpid(), SIGNALS[spec.kind])
     elif spec.kind == "exit":
         os._exit(1)
-    else:
+    elif spec.kind in process_faults.BY_KIND:
+        process_faults.BY_KIND[spec.kind]()
+    elif spec.kind not in process_faults.AGENTS_KINDS:
         raise RehearsedFailure(f"rehearsed failure: {spec}")
 
 

@@ -42,6 +42,8 @@ _TEXTS_OF_SURROUNDINGS = (
     "DataLoader worker",
     "DefaultCPUAllocator",
 )
+# Of a device, or of a process that the program started, and yet the program's own: no other start has more.
+_TEXTS_OF_MISTAKES = ("invalid device ordinal",)
 
 
 def refusal(error: BaseException) -> str | None:
@@ -55,6 +57,8 @@ def refusal(error: BaseException) -> str | None:
 def may_pass(error: BaseException) -> bool:
     """Return whether the exception may come from a device, the network, a disk or another process."""
     for one in _with_causes(error):
+        if any(text in str(one) for text in _TEXTS_OF_MISTAKES):
+            return False
         names = {kind.__name__ for kind in type(one).__mro__}
         if not names.isdisjoint(_OF_SURROUNDINGS) and not isinstance(one, _OF_A_PATH):
             return True

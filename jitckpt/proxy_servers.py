@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from jitckpt import children
 from jitckpt.events import EventLog
 
 VARIABLE = "JITCKPT_PROXY_SERVERS"  # the socket's path, in the workers
@@ -206,15 +207,17 @@ def _start(path: str, client: int, files: list[int]) -> _Server:
             copies.callback(os.close, copy)
             actions.append((os.POSIX_SPAWN_DUP2, copy, place))
         actions += [(os.POSIX_SPAWN_CLOSE, file) for file in _inheritable() if file >= _FILES]
-        process = os.posix_spawn(
-            path,
-            [path, str(client)],
-            environment,
-            file_actions=actions,
-            setsid=True,  # what the terminal sends is not for it
-            setsigmask=(),
-            setsigdef=signal.valid_signals(),
-        )
+        with children.starting() as note:
+            process = os.posix_spawn(
+                path,
+                [path, str(client)],
+                environment,
+                file_actions=actions,
+                setsid=True,  # what the terminal sends is not for it
+                setsigmask=(),
+                setsigdef=signal.valid_signals(),
+            )
+            note(process)
     return _Server(process, os.pidfd_open(process))
 
 
@@ -233,6 +236,7 @@ def _wait(server: _Server, seconds: float) -> bool:
     if not poll.poll(1000 * seconds):
         return False
     ended = os.waitid(os.P_PIDFD, server.file, os.WEXITED)
+    children.waited_for(server.process)
     assert ended is not None
     if ended.si_code == os.CLD_EXITED:
         server.end = f"ended with status {ended.si_status}"

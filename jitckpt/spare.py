@@ -27,6 +27,16 @@ from typing import Any, NamedTuple
 from jitckpt import autoload, signals
 
 MAX_BYTES = 128 * 1024
+# Nothing is imported from the working folder, which Python would put first, nor from beside the script: files
+# named like modules are the script's own affair.
+PROGRAM = """
+import sys
+if not sys.flags.safe_path:
+    del sys.path[0]
+from jitckpt.spare import main
+main()
+"""
+BEGUN = b"begun"  # what a spare answers to its order
 # What every training loads sooner or later: torch's optimizers import its compiler's front when first used.
 MODULES = ("torch.nn.parallel", "torch.distributed", "torch.optim", "torch._dynamo", "jitckpt.job")
 MODULES_IN_A_MESSAGE = 500
@@ -108,8 +118,6 @@ def main() -> None:
     """Fork spares as the agent asks for them; in a spare, wait for the order, then be the worker."""
     control = socket.socket(fileno=int(sys.argv[1]))
     signals.hold_still()
-    if not sys.flags.safe_path:
-        sys.path[0] = sys.argv[2]
     gc.disable()  # modules are no garbage
     _import(["torch"])
     _device_count.in_children(sys.modules.get("torch"))
@@ -185,7 +193,7 @@ _device_count = _DeviceCount()
 
 
 def _fork_spare() -> int:
-    """Fork a child of the agent's, in a session of its own; return its process id, and 0 in it.
+    """Fork a child of the agent's, in this session until it becomes a worker; return its process id, 0 in it.
 
     A process whose parent has ended becomes a child of the next process above that is a subreaper, which the
     agent is. When this returns it has done so. Raises OSError.
@@ -202,7 +210,6 @@ def _fork_spare() -> int:
                 os._exit(0)
         except OSError:
             os._exit(1)
-        os.setsid()
         if _device_count.can_be_used_no_more():
             os.write(write, b"0")
             os._exit(1)
@@ -239,8 +246,7 @@ def _be_spare(control: socket.socket) -> None:
         if "import" in message.content:
             _import(message.content["import"])
             continue
-        control.close()
-        _become(Order(**message.content), message.descriptors)
+        _become(Order(**message.content), message.descriptors, control)
         return
 
 
@@ -265,7 +271,10 @@ def _receive(control: socket.socket) -> _Received | None:
     return _Received(json.loads(data), list(descriptors)) if data else None
 
 
-def _become(order: Order, descriptors: list[int]) -> None:
+def _become(order: Order, descriptors: list[int], control: socket.socket) -> None:
+    os.setsid()
+    if not sys.flags.safe_path:
+        sys.path.insert(0, sys.argv[2])
     for name, value in order.environment.items():
         if value is None:
             os.environ.pop(name, None)
@@ -277,6 +286,8 @@ def _become(order: Order, descriptors: list[int]) -> None:
             os.close(descriptor)
         else:
             os.environ[name] = str(descriptor)
+    control.send(BEGUN)
+    control.close()
     _device_count.by_itself()
     autoload.begin()
     _, *rest = order.arguments  # -u: as this process runs already

@@ -2,7 +2,6 @@
 
 import array
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -12,11 +11,12 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jitckpt import spare
+from jitckpt import children, process_tree, spare
 
 # To load torch from a slow file system. Then a new process is started in the place of a spare.
 LOADING_SECONDS = 120.0
-PR_SET_CHILD_SUBREAPER = 36
+# Between two looks at a process that has not answered yet.
+LOOK_SECONDS = 0.1
 
 
 class ForkedProcess:
@@ -27,7 +27,9 @@ class ForkedProcess:
 
     def wait(self) -> int:
         """Wait for its end; return its exit code (minus the number of a signal)."""
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        status = os.waitpid(self.pid, 0)[1]
+        children.waited_for(self.pid)
+        return os.waitstatus_to_exitcode(status)
 
 
 class Template:
@@ -39,20 +41,22 @@ class Template:
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start one for spares that run `command` (spare.can_become). Raises OSError."""
-        if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1) != 0:
-            raise OSError(ctypes.get_errno(), "the agent can't adopt what a template forks")
+        children.adopt_orphans()
         self.environment = environment
         self._asked: deque[Spare] = deque()  # that have not been forked yet, as far as was heard
         self._told: set[str] = set()  # the modules that it was asked to import
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        program = [command[0], "-u", "-c", "from jitckpt.spare import main; main()"]
+        program = [command[0], "-u", "-c", spare.PROGRAM]
         try:
-            self._process = subprocess.Popen(
-                [*program, str(theirs.fileno()), spare.first_on_path(command)],
-                env=environment,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
+            with children.starting() as note:
+                self._process = subprocess.Popen(
+                    [*program, str(theirs.fileno()), spare.first_on_path(command)],
+                    env=environment,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                )
+                note(self._process.pid)
+                children.note_template(self._process.pid)
         finally:
             theirs.close()
 
@@ -78,16 +82,20 @@ class Template:
 
     def wait_for(self, made: "Spare") -> None:
         """Wait until the spare has been forked, or can't be any more."""
+        patience = process_tree.Patience(self._process.pid, LOADING_SECONDS)
+        why = ""
         while made in self._asked:
-            self._socket.settimeout(LOADING_SECONDS)
+            self._socket.settimeout(LOOK_SECONDS)
             try:
                 data = self._socket.recv(spare.MAX_BYTES)
             except TimeoutError:
-                self._end()  # what it would say later is not waited for
+                if self.alive() and (lost := patience.lost()):
+                    why = lost
+                    self._end()  # what it would say later is not waited for
                 continue
             except ConnectionResetError:  # it had not read all that it was asked
                 data = b""
-            answer: dict[str, Any] = {"error": "the process they are forked from has ended"}
+            answer: dict[str, Any] = {"error": f"the process they are forked from {why or 'has ended'}"}
             if data:
                 answer = json.loads(data)
             if "pid" in answer:
@@ -98,6 +106,10 @@ class Template:
     def alive(self) -> bool:
         """Return whether it can fork more spares."""
         return self._process.poll() is None
+
+    def kill(self) -> None:
+        """Kill it, and tell nobody."""
+        self._process.kill()
 
     def close(self) -> None:
         """End it. Its spares live on."""
@@ -110,6 +122,7 @@ class Template:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
+        children.waited_for(self._process.pid)
 
 
 def _send_imports(to: socket.socket, modules: Sequence[str]) -> None:
@@ -154,17 +167,34 @@ class Spare:
                 raise OSError(self._failure)
             order = spare.encode_order(spare.Order(changes, list(command[1:]), list(descriptors)))
             rights = array.array("i", descriptors.values()).tobytes()
+            children.note_own(self._process.pid)
             self._socket.sendmsg([order], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+            self._wait_until_begun(self._process.pid)
         except (OSError, ValueError) as error:
             self.close()
             raise OSError(f"A warm spare could not be told to become a worker: {error}.") from error
         self._socket.close()
         return self._process
 
+    def _wait_until_begun(self, pid: int) -> None:
+        """Wait until it is about to run the script: what fails before costs no restart. Raises OSError."""
+        patience = process_tree.Patience(pid, LOADING_SECONDS)
+        self._socket.settimeout(LOOK_SECONDS)
+        while True:
+            try:
+                said = self._socket.recv(spare.MAX_BYTES)
+            except TimeoutError:
+                if lost := patience.lost():
+                    raise OSError(f"it {lost}") from None
+                continue
+            if said != spare.BEGUN:
+                raise OSError("it has ended")
+            return
+
     def close(self) -> None:
         """End it, if it has been forked: it is not needed."""
         self._socket.close()
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+                os.kill(self._process.pid, signal.SIGKILL)
             self._process.wait()

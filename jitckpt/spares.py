@@ -63,6 +63,11 @@ class Spares:
             self._template = Template(command, environment)
         return self._template
 
+    def kill_template(self) -> None:
+        """For rehearsed failures: what was forked from it lives on."""
+        if self._template is not None:
+            self._template.kill()
+
     def _end_template(self) -> None:
         if self._template is not None:
             self._template.close()

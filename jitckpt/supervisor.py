@@ -37,6 +37,7 @@ from jitckpt.recovery import (
     whole_steps,
 )
 from jitckpt.stacks import read_stacks
+from jitckpt.states_at_death import StatesAtDeath
 from jitckpt.workers import Worker
 
 TOLD = ("nothing", "kill", "terminate")  # to a rank before it ended
@@ -92,6 +93,7 @@ class Supervisor(threading.Thread):
         self._lost_hosts: set[int] = set()
         self.leaving: set[int] = set()  # hosts whose agents were asked to end
         self._local_states: LocalStateWriter | None = None
+        self._at_death = StatesAtDeath()
         self._copies = Copies()  # of the rings of another host's ranks
         numbers = set(self._workers) if hosts is None else {rank for host in hosts.all for rank in host.ranks}
         ranks = tuple(Rank(rank, own=rank in self._workers) for rank in sorted(numbers))
@@ -164,6 +166,7 @@ class Supervisor(threading.Thread):
             self.interrupt(signum)
             self.interrupt(signum)
         self.join()
+        self._at_death.close()
         os.close(self._wake)
         self._copies.close()
 
@@ -444,6 +447,8 @@ class Supervisor(threading.Thread):
             self._proxies.ended(rank, failed, f"its worker process {_how_it_ended(exit_code)}")
 
     def _died(self, rank: int, exit_code: int) -> None:
+        if rank in self._workers and rank in self._registrations:
+            self._at_death.write(rank, self._workers[rank].ring_fd, self._directory())
         first = self._trouble is None
         self._detected("died", f"rank {rank} {_how_it_ended(exit_code)}")
         if first:  # the others may have ended because of it

@@ -1,4 +1,4 @@
-"""The worker processes, one a rank: how they are started, spoken to and ended, and who watches the agent."""
+"""The worker processes, one a rank: how they are started, spoken to and ended."""
 
 import contextlib
 import os
@@ -6,11 +6,11 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from jitckpt import descriptors, guardian, protocol
+from jitckpt import descriptors, process_tree, protocol
+from jitckpt.children import Children, starting, waited_for
 from jitckpt.lifeline import Lifeline
 from jitckpt.protocol import Message, ProtocolError
 from jitckpt.spare_template import ForkedProcess, Spare
@@ -38,12 +38,13 @@ class Worker:
         stderr: str | None,
         warm: Spare | None = None,
         is_copied: bool = False,
+        children: Children | None = None,
     ) -> None:
         """Start `command`; stdout and stderr are files to write to, empty or None for the agent's own.
 
         ring_fd: a memfd, which this object closes in the end. warm: a spare that runs the command instead of
-        a new process. is_copied: another host keeps a copy of the ring. Raises OSError if there is no such
-        program, or the spare has died.
+        a new process. is_copied: another host keeps a copy of the ring. children: among which it is guarded
+        from its first moment on. Raises OSError if there is no such program, or the spare has died.
         """
         self.rank = rank
         self.ring_fd = ring_fd
@@ -67,14 +68,16 @@ class Worker:
         self._process: subprocess.Popen[bytes] | ForkedProcess
         try:
             if warm is None:
-                self._process = subprocess.Popen(
-                    command,
-                    env={**environment, **{name: str(number) for name, number in numbers.items()}},
-                    pass_fds=tuple(numbers.values()),
-                    stdout=files[0],
-                    stderr=files[1],
-                    start_new_session=True,
-                )
+                with starting() as note:
+                    self._process = subprocess.Popen(
+                        command,
+                        env={**environment, **{name: str(number) for name, number in numbers.items()}},
+                        pass_fds=tuple(numbers.values()),
+                        stdout=files[0],
+                        stderr=files[1],
+                        start_new_session=True,
+                    )
+                    note(self._process.pid)
             else:
                 outputs = {str(number): file.fileno() for number, file in enumerate(files, 1) if file}
                 self._process = warm.become(command, environment, numbers | outputs)
@@ -91,6 +94,9 @@ class Worker:
                     file.close()
         self.pid = self._process.pid
         self.pidfd = os.pidfd_open(self.pid)
+        self._children = children
+        if children is not None:
+            children.guard(self.pid, self.pidfd)
 
     def send(self, message: Message) -> str | None:
         """Send an order; return why it could not be sent, or None. Never blocks."""
@@ -132,14 +138,33 @@ class Worker:
         return os.waitstatus_to_exitcode(int(fields[49])) if int(fields[6]) & PF_EXITING else None
 
     def signal(self, signum: int) -> None:
-        """Send a signal to the worker and all that it has started. Must not be called after `reap`."""
-        os.killpg(self.pid, signum)
+        """Send a signal to the worker and its process group. Must not be called after `reap`.
+
+        SIGKILL is for the worker alone: what cleans up behind the others must outlive them.
+        """
+        try:
+            if signum != signal.SIGKILL:
+                os.killpg(self.pid, signum)
+                return
+        except ProcessLookupError:  # a spare that does not lead a group yet
+            pass
+        os.kill(self.pid, signum)
 
     def reap(self) -> int:
-        """Wait for its end, kill what it left behind; return its exit code (minus the number of a signal)."""
+        """Wait for its end, kill what it left in its session; return its exit code (minus a signal's number).
+
+        What has gone to other sessions is ended with the job's start (children.Children).
+        """
         os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
-        self.signal(signal.SIGKILL)
-        return self._process.wait()
+        for process in process_tree.everybody():
+            left = process.session == self.pid and process.pid != self.pid and not process.dead
+            if left and not process_tree.is_tidier(process.pid):
+                process_tree.kill(process.pid)
+        status = self._process.wait()
+        waited_for(self.pid)
+        if self._children is not None:
+            self._children.forget(self.pid)
+        return status
 
     def close(self) -> None:
         """Close the agent's ends of the socket and the ring."""
@@ -155,31 +180,3 @@ class Worker:
         self.socket.close()
         if self.copies is not None:
             self.copies.close()
-
-
-class Guardian:
-    """The process that ends the workers should the agent be killed (see guardian.py)."""
-
-    def __init__(self, workers: Sequence[Worker], seconds_to_save: float, temporary: Path | None) -> None:
-        """temporary: the agent's folder, which goes if nothing is in it."""
-        arguments = [str(seconds_to_save), "" if temporary is None else str(temporary)]
-        arguments += [f"{worker.pid}:{worker.pidfd}" for worker in workers]
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", guardian.__file__, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            pass_fds=[worker.pidfd for worker in workers],
-            start_new_session=True,
-            bufsize=0,
-        )
-
-    def note_registered(self, worker: Worker) -> None:
-        """From now on the worker saves by itself should the agent be killed, and gets the time for it."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # somebody has killed the guardian: nothing depends on it
-            self._process.stdin.write(b"%d\n" % worker.pid)
-
-    def close(self) -> None:
-        """End the guardian: the workers have ended."""
-        self._process.kill()
-        self._process.communicate()

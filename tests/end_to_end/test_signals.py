@@ -4,8 +4,6 @@ import contextlib
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -55,16 +53,7 @@ def send_to_all(launcher: psutil.Process, number: int) -> int:
 
 
 @pytest.fixture
-def semaphores() -> Iterator[None]:
-    """Remove those of spawned loaders: Python's tracker, which would, is killed with its worker."""
-    before = set(Path("/dev/shm").glob("sem.mp-*"))
-    yield
-    for path in set(Path("/dev/shm").glob("sem.mp-*")) - before:
-        path.unlink(missing_ok=True)
-
-
-@pytest.fixture
-def command(request: pytest.FixtureRequest, launcher: Launcher, semaphores: None) -> list[str]:
+def command(request: pytest.FixtureRequest, launcher: Launcher) -> list[str]:
     context = f"multiprocessing_context={getattr(request, 'param', 'fork')!r}"
     script = launcher.script(SCRIPT.replace("CONTEXT", context))
     return [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "2", "--warm-spares", "1", script]

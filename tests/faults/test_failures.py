@@ -56,9 +56,24 @@ A_DEVICE_OR_THE_NETWORK_FAILS = Story(
         "rank=1 step=50 phase=allreduce kind=stop": "rank 1 is stopped",
     }
 )
+# With collections at every turn, and with neither guardian nor template from some step on.
+A_PROCESS_BREAKS = Story(
+    {
+        "rank=1 step=6 phase=backward kind=segfault": "rank 1 was killed by SIGSEGV",
+        "rank=0 step=20 phase=optimizer kind=abort": "rank 0 was killed by SIGABRT",
+        "rank=1 step=34 phase=forward kind=close-fds": "rank 1 ",
+        "rank=0 step=48 phase=between kind=gil-hold": "rank 0 ",
+    },
+    options=(
+        *("--stall-timeout", "5"),
+        *("--fault", "rank=0 step=3 phase=between kind=gc"),
+        *("--fault", "rank=0 step=4 phase=between kind=guardian"),
+        *("--fault", "rank=1 step=26 phase=between kind=template"),
+    ),
+)
 
 
-@pytest.mark.parametrize("story", [A_RANK_ENDS, A_DEVICE_OR_THE_NETWORK_FAILS])
+@pytest.mark.parametrize("story", [A_RANK_ENDS, A_DEVICE_OR_THE_NETWORK_FAILS, A_PROCESS_BREAKS])
 def test_failures_of_two_ranks(
     story: Story, tmp_path: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from jitckpt.layout import Identity
 from jitckpt.local_state import Recorder, Ring
 from jitckpt.quorum import Past
 from jitckpt.saves import SaveFolder
+from jitckpt.states_at_death import StatesAtDeath
 from jitckpt.workers import Worker
 
 DEAD = Identity(job="j", fingerprint="f", world_size=2, rank=1, shard=0, shards=1)
@@ -92,6 +93,27 @@ def test_a_copy_is_written_beside_what_the_host_itself_writes(dead_worker: Worke
         folder.add_json("state.json", {})
         assert list(write_local_states(dead_worker.ring_fd, tmp_path, set(), "copy")) == [7]
         assert (folder.path / "state.json").exists()
+
+
+def test_a_dead_ranks_states_are_written_at_once(dead_worker: Worker, tmp_path: Path) -> None:
+    at_death = StatesAtDeath()
+    for _ in range(2):  # the second notice of the same death
+        at_death.write(1, dead_worker.ring_fd, tmp_path)
+    for thread in at_death._threads.values():
+        thread.join()
+    assert local_steps(tmp_path) == [5, 6, 7, 8]
+    save(tmp_path, 7)
+    assert write_local_states(dead_worker.ring_fd, tmp_path, set()) == {7: 0}
+    assert local_steps(tmp_path) == [7]
+    assert [path.name for path in tmp_path.iterdir()] == [layout.step_folder(7)]
+
+
+def test_a_disk_that_takes_no_state_of_a_dead_rank_is_no_matter(dead_worker: Worker, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    at_death = StatesAtDeath()
+    at_death.write(1, dead_worker.ring_fd, tmp_path / "file")
+    at_death.close()
+    assert write_local_states(dead_worker.ring_fd, tmp_path, set()) == {}
 
 
 def test_what_is_there_whole_is_not_written_again(dead_worker: Worker, tmp_path: Path) -> None:

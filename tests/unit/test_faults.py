@@ -82,7 +82,7 @@ def test_a_rank_gets_its_own_faults_from_the_environment(faults: list[FaultSpec]
             "rank=1 step=20 phase=bakward",
             "phase must be forward, backward, allreduce, optimizer,",
         ),
-        ("rank=1 step=20 kind=burn", "kind must be kill, stop, exception, exit, sticky, ecc, device-lost,"),
+        ("rank=1 step=20 kind=burn", "kind must be kill, stop, abort, exception, exit, segfault, gil-hold, "),
         ("rank=one step=20", "rank must be a whole number of at least 0, not 'one'"),
         ("rank=-1 step=20", "rank must be a whole number of at least 0, not '-1'"),
         ("rank=1 step=0", "step must be a whole number of at least 1, not '0'"),
@@ -96,11 +96,11 @@ def test_a_rank_gets_its_own_faults_from_the_environment(faults: list[FaultSpec]
         ("rank=1 step=2 step=3", "step is given twice"),
         (
             "rank=1 step=2 phase=allreduce kind=exit",
-            "phase=allreduce goes only with kind kill, stop, sticky, ",
+            "phase=allreduce goes only with kind kill, stop, abort, sticky, ",
         ),
         (
             "rank=1 step=2 phase=allreduce kind=oom",
-            "phase=allreduce goes only with kind kill, stop, sticky, ",
+            "phase=allreduce goes only with kind kill, stop, abort, sticky, ",
         ),
         ("rank=1 step=2 call=3", "call does not go with kind=kill"),
         ("rank=1 step=2 kind=sticky call=0", "call must be a whole number of at least 1, not '0'"),

@@ -120,7 +120,16 @@ def test_devices_networks_and_other_processes_may_be_better_next_time(error: Bas
 
 
 @pytest.mark.parametrize(
-    "error", [FileNotFoundError(), RuntimeError("size mismatch"), ImportError(), KeyError(), AssertionError()]
+    "error",
+    [
+        FileNotFoundError(),
+        RuntimeError("size mismatch"),
+        ImportError(),
+        KeyError(),
+        AssertionError(),
+        torch.AcceleratorError("CUDA error: invalid device ordinal"),
+        ProcessRaisedException("torch.AcceleratorError: CUDA error: invalid device ordinal", 0, 0),
+    ],
 )
 def test_a_mistake_does_not_pass(error: BaseException) -> None:
     assert not may_pass(error)

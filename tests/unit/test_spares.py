@@ -119,6 +119,40 @@ def test_spares_run_the_script_with_random_numbers_of_their_own(template: Templa
     assert len(numbers) == 2
 
 
+def test_files_named_like_modules_are_the_scripts_own_affair(
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the working folder, as a checkout of jitckpt's source is, and beside the script."""
+    folders = tmp_path / "working folder", tmp_path / "scripts"
+    for folder in folders:
+        folder.mkdir()
+        for name in ("json", "queue", "random", "runpy", "socket", "jitckpt"):
+            (folder / f"{name}.py").write_text("raise SystemExit(9)")
+    script, result = folders[1] / "train.py", tmp_path / "result"
+    script.write_text("import sys\nprint(sys.path[0], sys.argv[0], file=open(sys.argv[1], 'w'))")
+    monkeypatch.chdir(folders[0])
+    command = [*COMMAND[:2], str(script), str(result)]
+    template = Template(command, environment)
+    try:
+        assert template.new_spare([]).become(command, environment, {}).wait() == 0
+        assert result.read_text().strip() == f"{folders[1]} {script}"
+    finally:
+        template.close()
+
+
+def test_a_spare_that_fails_before_its_script_begins_is_no_worker(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    """What it imports may end the process: then another is started in its place, and no restart is lost."""
+    (tmp_path / "ends.py").write_text("import os; os._exit(7)")
+    template = Template(COMMAND, environment)
+    try:
+        with pytest.raises(OSError, match="could not be told to become a worker"):
+            template.new_spare(["ends"]).become(COMMAND, {}, {})
+    finally:
+        template.close()
+
+
 def test_a_template_with_threads_is_not_forked(environment: dict[str, str], tmp_path: Path) -> None:
     code = "import threading, time; threading.Thread(target=time.sleep, args=[99], daemon=True).start()"
     (tmp_path / "torch" / "__init__.py").write_text(code)
