@@ -222,16 +222,26 @@ def read_job(root: Path) -> str | None:
 
 def find(root: Path) -> list[SaveRecord]:
     """Return the saves in a checkpoint directory, newest first; an unreadable folder spoils no other."""
-    records = []
-    for step_path in _children(root):
-        step = layout.parse_step_folder(step_path.name)
-        if step is None:
-            continue
-        for path in _children(step_path):
-            parsed = layout.parse_rank_folder(path.name)
-            if parsed is not None:
-                records.append(_record(path, step, *parsed))
+    records = [
+        look_at(root, step, kind, rank) for step, names in listed(root).items() for kind, rank in names
+    ]
     return sorted(records, key=lambda record: (-record.step, record.kind, record.rank))
+
+
+def listed(root: Path) -> dict[int, list[tuple[layout.Kind, int]]]:
+    """Return by step, newest first, for whom there are folders of saves; nothing in those is looked at."""
+    found: dict[int, list[tuple[layout.Kind, int]]] = {}
+    for step_path in reversed(_children(root)):
+        step = layout.parse_step_folder(step_path.name)
+        if step is not None:
+            names = (layout.parse_rank_folder(path.name) for path in _children(step_path))
+            found[step] = [name for name in names if name is not None]
+    return found
+
+
+def look_at(root: Path, step: int, kind: layout.Kind, rank: int) -> SaveRecord:
+    """Return one save; if it is not there, it is a record of one that was never finished."""
+    return _record(root / layout.step_folder(step) / layout.rank_folder(kind, rank), step, kind, rank)
 
 
 def verify(
