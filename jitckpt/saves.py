@@ -231,10 +231,10 @@ def find(root: Path) -> list[SaveRecord]:
 def listed(root: Path) -> dict[int, list[tuple[layout.Kind, int]]]:
     """Return by step, newest first, for whom there are folders of saves; nothing in those is looked at."""
     found: dict[int, list[tuple[layout.Kind, int]]] = {}
-    for step_path in reversed(_children(root)):
-        step = layout.parse_step_folder(step_path.name)
+    for folder in reversed(_names(root)):
+        step = layout.parse_step_folder(folder)
         if step is not None:
-            names = (layout.parse_rank_folder(path.name) for path in _children(step_path))
+            names = map(layout.parse_rank_folder, _names(root / folder))
             found[step] = [name for name in names if name is not None]
     return found
 
@@ -368,8 +368,12 @@ def _record(path: Path, step: int, kind: layout.Kind, rank: int) -> SaveRecord:
 
 
 def _children(path: Path) -> list[Path]:
+    return [path / name for name in _names(path)]
+
+
+def _names(path: Path) -> list[str]:
     try:
-        return sorted(path.iterdir())
+        return sorted(os.listdir(path))
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:

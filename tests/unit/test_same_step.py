@@ -1,19 +1,19 @@
 """All ranks go on from one step, and each reads the saves of its own shard alone."""
 
-import json
-import os
-import subprocess
-import sys
+import multiprocessing
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from threading import Condition
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from jitckpt import layout, same_step, saves
 from jitckpt.errors import CheckpointError, JitckptError
@@ -24,6 +24,7 @@ from jitckpt.selection import Choice
 
 RANKS, SHARDS = 6, 3
 JOB = Identity("j", "", RANKS, 0, 0, SHARDS)
+PATIENCE = timedelta(seconds=120)
 
 
 def identity(rank: int) -> Identity:
@@ -291,43 +292,35 @@ def test_alone_a_rank_reads_one_save(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 # Real processes, which count what they read.
 
-READER = """
-import json, sys
-from datetime import timedelta
-from pathlib import Path
-from torch.distributed import TCPStore
-from jitckpt import same_step, saves
-from jitckpt.layout import Identity
 
-root, rank, ranks, port = Path(sys.argv[1]), *map(int, sys.argv[2:])
-store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=120))
-
-def read_by_me():
-    return int(next(line.split()[1] for line in open("/proc/self/io") if line.startswith("rchar")))
-
-before = read_by_me()
-choice = same_step.together(store, root, Identity("j", "", ranks, rank, rank, ranks))
-print(json.dumps({"step": choice.step, "rank": choice.save.rank, "bytes": read_by_me() - before}))
-"""
+def read_so_far() -> int:
+    """Return the bytes that this process has read by system calls."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("rchar"))
 
 
-def together_in_processes(root: Path, ranks: int) -> list[dict[str, int]]:
-    from datetime import timedelta
+def _load(root: Path, ranks: int, rank: int, port: int, results: Any) -> None:
+    store = TCPStore("127.0.0.1", port, is_master=False, timeout=PATIENCE)
+    before = read_so_far()
+    choice = same_step.together(store, root, Identity("j", "", ranks, rank, rank, ranks))
+    assert choice is not None
+    results.put((rank, choice.step, choice.save.rank, read_so_far() - before))
 
-    store = torch.distributed.TCPStore(
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=120)
-    )
+
+def together_in_processes(root: Path, ranks: int) -> list[tuple[int, int, int, int]]:
+    """Return of each rank: itself, the step, the rank whose save it loads, and the bytes that it has read."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=PATIENCE)
+    forked = multiprocessing.get_context("fork")
+    results = forked.Queue()
     started = [
-        subprocess.Popen(
-            [sys.executable, "-c", READER, str(root), str(rank), str(ranks), str(store.port)],
-            stdout=subprocess.PIPE,
-            env=os.environ,
-        )
-        for rank in range(ranks)
+        forked.Process(target=_load, args=(root, ranks, rank, store.port, results)) for rank in range(ranks)
     ]
-    outs = [process.communicate(timeout=120)[0] for process in started]
-    assert [process.returncode for process in started] == [0] * ranks
-    return [json.loads(out) for out in outs]
+    for process in started:
+        process.start()
+    told = sorted(results.get(timeout=PATIENCE.total_seconds()) for _ in started)
+    for process in started:
+        process.join()
+    return told
 
 
 def test_a_process_reads_its_own_shard_and_little_else(tmp_path: Path) -> None:
@@ -339,9 +332,8 @@ def test_a_process_reads_its_own_shard_and_little_else(tmp_path: Path) -> None:
                 folder.add_tensors(layout.TENSORS_FILE, {"weight": torch.full((elements,), float(rank))})
                 folder.commit()
     told = together_in_processes(tmp_path, ranks)
-    assert [(one["step"], one["rank"]) for one in told] == [(6, rank) for rank in range(ranks)]
-    for one in told:
-        assert 4 * elements <= one["bytes"] < 1.1 * 4 * elements, told
+    assert [one[:3] for one in told] == [(rank, 6, rank) for rank in range(ranks)]
+    assert all(4 * elements <= size < 1.1 * 4 * elements for *_, size in told), told
     damage(tmp_path / "step-0000000006/rank-00002")
     told = together_in_processes(tmp_path, ranks)
-    assert [(one["step"], one["rank"]) for one in told] == [(5, rank) for rank in range(ranks)]
+    assert [one[:3] for one in told] == [(rank, 5, rank) for rank in range(ranks)]
