@@ -53,11 +53,10 @@ from jitckpt.errors import HostsError, JitckptError
 from jitckpt.events import EventLog
 from jitckpt.faults import FaultSpec
 from jitckpt.hosts import Host, Hosts
-from jitckpt.layout import FIRST_DIRECTORIES, Identity
+from jitckpt.layout import FIRST_DIRECTORIES, Identity, Kind
 from jitckpt.protocol import Message
 from jitckpt.proxy_control import ControlSocket, Proxies
 from jitckpt.recovery import Outcome
-from jitckpt.saves import SaveRecord
 from jitckpt.signals import AGENT_PID
 from jitckpt.spares import Spares
 from jitckpt.state_transfer import Transfers
@@ -744,30 +743,37 @@ def write_local_states(ring_fd: int, directory: Path, steps: set[int], by: str =
     its save and its report. by: who writes, if that is another than the rank's host. Raises SaveError if
     something can't be read or written.
     """
-    found = [record for record in saves.find(directory) if record.metadata]
-    saved = {record.step for record in found if record.kind == "rank"}
+    listed = saves.listed(directory)  # of the other ranks' saves one a step is looked at, as a rule
+    saved = {step for step, names in listed.items() if _is_saved(directory, step, names)}
     kept = {state.step for state in local_state.read(ring_fd)}
     identity = local_state.read_identity(ring_fd)
     # A start that ends before its first step is done has nothing newer than what it began with; and of the
     # rank's host and the one that keeps a copy the first may have written it.
-    there = {record.step: 0 for record in found if _is_local_state_of(record, identity)}
+    there = {step: 0 for step in listed if _has_local_state(directory, step, identity)}
     needed = ((saved | steps) & kept) - there.keys()
     written = {step: local_state.write_save(ring_fd, directory, step, by) for step in needed}
-    for record in found:  # written when the rank died (states_at_death.py)
-        needless = record.step in kept - saved - steps and _is_local_state_of(record, identity)
-        if needless and not by:
+    if not by and identity is not None:
+        for step in (kept & there.keys()) - saved - steps:  # written when the rank died (states_at_death.py)
+            record = saves.look_at(directory, step, "local", identity.rank)
             saves.remove(record.path)
             with suppress(OSError):  # there is more of that step
                 record.path.parent.rmdir()
     return {step: size for step, size in sorted((there | written).items()) if step in saved | steps}
 
 
-def _is_local_state_of(record: SaveRecord, identity: Identity | None) -> bool:
-    """Return whether this is a whole state of the rank's own."""
-    if record.metadata is None or identity is None or record.kind != "local":
+def _is_saved(directory: Path, step: int, names: Sequence[tuple[Kind, int]]) -> bool:
+    """Return whether there is a finished save of some replica."""
+    replicas = (rank for kind, rank in names if kind == "rank")
+    return any(saves.look_at(directory, step, "rank", rank).metadata for rank in replicas)
+
+
+def _has_local_state(directory: Path, step: int, identity: Identity | None) -> bool:
+    """Return whether there is a whole state of the rank's own."""
+    if identity is None:
         return False
-    found = record.metadata.identity
-    return (found.job, found.rank) == (identity.job, identity.rank) and saves.verify(record) is None
+    record = saves.look_at(directory, step, "local", identity.rank)
+    ours = record.metadata is not None and record.metadata.identity.job == identity.job
+    return ours and saves.verify(record) is None
 
 
 def _signal_exception(signum: int) -> SignalException:

@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import xxhash
+
 from jitckpt import layout, link, saves
 from jitckpt.console import say
 from jitckpt.errors import SaveError
@@ -48,55 +50,85 @@ def wanted(
     """Return what the host `own` has to fetch, so that its ranks can go on from the step that all will take.
 
     held: every host's finished saves. The step is the newest for which every shard is saved somewhere. A host
-    needs one save of every shard, each of its ranks' own save if there is one, and else its local state; and
-    the local states of the ranks `kept`, whose host may be lost with its disk.
+    needs one save of each shard that its ranks hold, each of its ranks' own save if there is one, and else
+    its local state; and the local states of the ranks `kept`, whose host may be lost with its disk.
     """
-    everywhere = {save for saves_of_host in held.values() for save in saves_of_host}
-    for step in sorted({save.step for save in everywhere}, reverse=True):
-        of_step = [save for save in everywhere if save.step == step]
-        by_job = _whole(of_step)
-        if by_job is not None:
-            return _missing(held, own, ranks, kept, by_job)
+    everywhere: dict[int, list[Metadata]] = {}  # by step
+    for save in (save for saves_of_host in held.values() for save in saves_of_host):
+        everywhere.setdefault(save.step, []).append(save)
+    for step in sorted(everywhere, reverse=True):
+        job = _whole(everywhere[step])
+        if job is not None:
+            found = _Found(step, job, held, own)
+            return found.missing(ranks, kept, _shards_of(ranks, job, everywhere))
     return ()
 
 
-def _whole(of_step: Sequence[Metadata]) -> list[Metadata] | None:
-    """Return the saves of one job, if every shard is among them."""
-    for job in sorted({(save.identity.job, save.identity.world_size) for save in of_step}):
-        found = [save for save in of_step if (save.identity.job, save.identity.world_size) == job]
-        replicas = [save for save in found if save.kind == "rank"]
-        shards = {save.identity.shard for save in replicas}
-        if replicas and len(shards) == replicas[0].identity.shards:
-            return found
-    return None
+Job = tuple[str, int]  # and its ranks' number
 
 
-def _missing(
-    held: Mapping[int, Sequence[Metadata]],
-    own: int,
-    ranks: Collection[int],
-    kept: Collection[int],
-    found: Sequence[Metadata],
-) -> tuple[Fetch, ...]:
-    here = {_key(save) for save in held.get(own, ()) if save in found}
-    elsewhere = {
-        _key(save): Fetch(host, save)
-        for host, of_host in sorted(held.items(), reverse=True)
-        for save in of_host
-        if host != own and save in found
-    }
-    needed: list[tuple[str, int]] = []
-    for rank in sorted(ranks):
-        replica, local = ("rank", rank), ("local", rank)
-        needed.append(replica if replica in here or replica in elsewhere else local)
-    needed += [("local", rank) for rank in sorted(kept)]
-    have = {save.identity.shard for save in found if _key(save) in here | set(needed) and save.kind == "rank"}
-    for shard in range(found[0].identity.shards):
-        if shard not in have:
-            holders = sorted(rank for kind, rank in elsewhere if kind == "rank")
-            holders = [rank for rank in holders if elsewhere["rank", rank].save.identity.shard == shard]
-            needed.append(("rank", holders[own % len(holders)]))  # not all hosts ask the same one
-    return tuple(elsewhere[key] for key in needed if key not in here and key in elsewhere)
+def _job(save: Metadata) -> Job:
+    return save.identity.job, save.identity.world_size
+
+
+def _whole(of_step: Sequence[Metadata]) -> Job | None:
+    """Return the first job of which every shard is among these saves."""
+    shards: dict[Job, set[int]] = {}
+    numbers: dict[Job, int] = {}
+    for save in of_step:
+        if save.kind == "rank":
+            shards.setdefault(_job(save), set()).add(save.identity.shard)
+            numbers.setdefault(_job(save), save.identity.shards)
+    return next((job for job in sorted(shards) if len(shards[job]) == numbers[job]), None)
+
+
+def _shards_of(ranks: Collection[int], job: Job, saves_by_step: Mapping[int, Sequence[Metadata]]) -> set[int]:
+    """Return which shards these ranks hold; all, if the saves do not tell it of one of them."""
+    shards: dict[int, int] = {}
+    number = 0
+    for step in sorted(saves_by_step):
+        for save in saves_by_step[step]:
+            if _job(save) == job:
+                shards[save.identity.rank], number = save.identity.shard, save.identity.shards
+    return {shards[rank] for rank in ranks} if shards.keys() >= set(ranks) else set(range(number))
+
+
+class _Found:
+    """The saves of the step that all will go on from: what is here, and from where the rest can come."""
+
+    def __init__(self, step: int, job: Job, held: Mapping[int, Sequence[Metadata]], own: int) -> None:
+        self._own = own
+        self._here = {
+            _key(save): save for save in held.get(own, ()) if (save.step, _job(save)) == (step, job)
+        }
+        self._elsewhere = {
+            _key(save): Fetch(host, save)
+            for host, of_host in sorted(held.items(), reverse=True)
+            for save in of_host
+            if host != own and (save.step, _job(save)) == (step, job) and _key(save) not in self._here
+        }
+
+    def missing(
+        self, ranks: Collection[int], kept: Collection[int], shards: Collection[int]
+    ) -> tuple[Fetch, ...]:
+        """Return what this host needs for its ranks, which hold these shards."""
+        needed: list[tuple[str, int]] = []
+        for rank in sorted(ranks):
+            replica, local = ("rank", rank), ("local", rank)
+            needed.append(replica if replica in self._here or replica in self._elsewhere else local)
+        needed += [("local", rank) for rank in sorted(kept)]
+        come = [self._elsewhere[key].save for key in needed if key in self._elsewhere]
+        have = {save.identity.shard for save in (*self._here.values(), *come) if save.kind == "rank"}
+        holders: dict[int, list[int]] = {}
+        for kind, rank in sorted(self._elsewhere):
+            if kind == "rank":
+                shard = self._elsewhere[kind, rank].save.identity.shard
+                holders.setdefault(shard, []).append(rank)
+        for shard in sorted(set(shards) - have):
+            of_shard = holders.get(shard, [])
+            if of_shard:
+                needed.append(("rank", of_shard[self._own % len(of_shard)]))  # not all hosts ask the same one
+        return tuple(self._elsewhere[key] for key in needed if key in self._elsewhere)
 
 
 def _key(save: Metadata) -> tuple[str, int]:
@@ -112,7 +144,10 @@ async def serve(directory: Path | None, reader: asyncio.StreamReader, writer: as
         request, _ = await link.receive(reader)
         try:
             if request.get("list") is True:
-                writer.write(link.encode({"saves": True}, await asyncio.to_thread(_listing, directory)))
+                listing = await asyncio.to_thread(_listing, directory)
+                # Hosts that share a directory know already what is in it.
+                known = request.get("known") == xxhash.xxh3_128_hexdigest(listing)
+                writer.write(link.encode({"saves": True, "known": known}, b"" if known else listing))
             else:
                 pieces = _pieces(directory, request)
                 while piece := await asyncio.to_thread(next, pieces, b""):
@@ -133,12 +168,11 @@ def _pieces(directory: Path | None, request: Mapping[str, object]) -> Iterator[b
     """Yield a file of a save, which must be one that the save's metadata names."""
     if directory is None:
         raise SaveError("This host has no checkpoint directory yet.")
-    wanted_save = request["step"], request["kind"], request["rank"]
-    for save in saves.find(directory):
-        if (save.step, save.kind, save.rank) == wanted_save and save.metadata is not None:
-            names = {file.name for file in save.metadata.files}
-            if request["file"] in names:
-                with open(save.path / str(request["file"]), "rb", buffering=0) as file:
+    match request:
+        case {"step": int(step), "kind": "rank" | "local" as kind, "rank": int(rank), "file": str(name)}:
+            save = saves.look_at(directory, step, kind, rank)
+            if save.metadata is not None and name in {file.name for file in save.metadata.files}:
+                with open(save.path / name, "rb", buffering=0) as file:
                     while data := file.read(PIECE):
                         yield data
                 return
@@ -162,24 +196,29 @@ class _Damaged(SaveError):
 
 async def _fetch(hosts: Hosts, directory: Path) -> Fetched | None:
     begun = time.monotonic()
-    held = {hosts.index: _parse(_listing(directory))}
+    listing = _listing(directory)
+    known = xxhash.xxh3_128_hexdigest(listing)
+    held = {hosts.index: _parse(listing)}
     for host in range(len(hosts.all)):
         if host != hosts.index:
             async with hosts.visit(host, VISIT) as (reader, writer):
-                writer.write(link.encode({"list": True}))
-                held[host] = _parse((await _answer(reader))[1])
+                writer.write(link.encode({"list": True, "known": known}))
+                header, data = await _answer(reader)
+                if header.get("known") is not True:  # what is here as well is nothing that could be fetched
+                    held[host] = _parse(data)
     sizes: list[int] = []
     while needed := wanted(held, hosts.index, hosts.all[hosts.index].ranks, hosts.kept):
-        one = needed[0]
-        saves.open_directory(directory, one.save.identity.job)
-        async with hosts.visit(one.host, VISIT) as (reader, writer):
-            try:
-                sizes.append(await _take(one.save, directory, reader, writer))
-                held[hosts.index].append(one.save)
-            except _Damaged as error:
-                say(f"a save of {hosts.name(one.host)} is passed over: {error}")
-                held[one.host].remove(one.save)
-        step = one.save.step
+        step = needed[0].save.step
+        saves.open_directory(directory, needed[0].save.identity.job)
+        for one in needed:
+            async with hosts.visit(one.host, VISIT) as (reader, writer):
+                try:
+                    sizes.append(await _take(one.save, directory, reader, writer))
+                    held[hosts.index].append(one.save)
+                except _Damaged as error:
+                    say(f"a save of {hosts.name(one.host)} is passed over: {error}")
+                    held[one.host].remove(one.save)
+                    break  # another replica's may serve, or an older step has to
     return Fetched(step, len(sizes), sum(sizes), time.monotonic() - begun) if sizes else None
 
 

@@ -150,13 +150,15 @@ def inspect(
         misfit = selection.misfit(record, job.identity_of(record.rank, shard))
         return misfit or saves.verify(record, checksums=checksums, on_read=on_read)
 
-    problems = {record: problem(record) for record in records}
+    problems = {record.path: problem(record) for record in records}
     choices: list[tuple[Identity, Choice]] = []
     refusal = ""
     try:
         # A directory in which all saves are of other jobs is refused too, whoever asks.
-        for identity in job.ranks() or [job.identity]:
-            choice = selection.choose(records, identity, problems.__getitem__)
+        identities = job.ranks() or [job.identity]
+        selected = selection.Selection(records, identities[0], lambda record: problems[record.path])
+        for identity in identities:
+            choice = selected.choice(identity)
             choices += [(identity, choice)] if choice else []
     except CheckpointError as error:
         refusal, choices = str(error), []
@@ -165,7 +167,10 @@ def inspect(
         job=job_id,
         world_size=job.identity.world_size,
         shards=job.identity.shards,
-        saves=(*(_found(directory, record, problems[record]) for record in records), *_others(directory)),
+        saves=(
+            *(_found(directory, record, problems[record.path]) for record in records),
+            *_others(directory),
+        ),
         steps=tuple(_steps(records, job, problems)),
         restart=choices[0][1].step if choices else None,
         refusal=refusal,
@@ -174,23 +179,18 @@ def inspect(
     )
 
 
-def _steps(
-    records: Sequence[SaveRecord], job: SavedJob, problems: Mapping[SaveRecord, str | None]
-) -> list[Step]:
+def _steps(records: Sequence[SaveRecord], job: SavedJob, problems: Mapping[Path, str | None]) -> list[Step]:
+    good: dict[int, set[int]] = {}  # the shards of each step
+    for record in records:
+        if record.kind == "rank":
+            of_step = good.setdefault(record.step, set())
+            if record.metadata and problems[record.path] is None:
+                of_step.add(record.metadata.identity.shard)
     steps = []
-    for step in sorted({record.step for record in records if record.kind == "rank"}, reverse=True):
-        of_step = [record for record in records if record.step == step and record.kind == "rank"]
-        good = {r.metadata.identity.shard for r in of_step if r.metadata and problems[r] is None}
-        missing = [str(shard) for shard in range(job.identity.shards) if shard not in good]
-        try:
-            first_rank = next(iter(job.ranks()), job.identity)
-            whole = selection.choose(of_step, first_rank, problems.__getitem__) is not None
-        except CheckpointError:
-            whole = False
-        reason = (
-            "" if whole else f"no whole save of shard {', '.join(missing)}" if missing else "no whole save"
-        )
-        steps.append(Step(step, whole, reason))
+    for step, shards in sorted(good.items(), reverse=True):
+        missing = [shard for shard in range(job.identity.shards) if shard not in shards]
+        reason = selection.no_whole_save(missing) if missing else "" if shards else "no whole save"
+        steps.append(Step(step, not reason, reason))
     return steps
 
 

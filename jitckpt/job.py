@@ -29,6 +29,7 @@ from jitckpt import (
     local_state,
     protocol,
     proxy_faults,
+    same_step,
     saves,
     selection,
     spare,
@@ -197,7 +198,8 @@ def jit_get_checkpoint_path(checkpoint_dir: str | os.PathLike[str]) -> Checkpoin
     """Return the folder of the save that this rank is to load, a Path; None on a fresh start.
 
     It is a save of this rank's shard, by any replica, of the newest step that is whole for every shard. The
-    job's steps are counted on from it. Raises CheckpointError if there are saves but none can be used.
+    job's steps are counted on from it. Where there are several shards every rank has to call it, after
+    `init`. Raises CheckpointError if there are saves but none can be used.
     """
     global _base_of_next_job  # noqa: PLW0603
     root = _root(checkpoint_dir)
@@ -209,10 +211,12 @@ def jit_get_checkpoint_path(checkpoint_dir: str | os.PathLike[str]) -> Checkpoin
     job = saves.read_job(root)
     if job is None:
         return None
-    choice = selection.choose(saves.find(root), replace(identity, job=job), saves.verify)
+    # Of replicas one alone may ask, which then sends what it loads to the others.
+    choice = _choice(root, replace(identity, job=job), several_hosts=False)
     if choice is None:
         return None
     if _current is not None:
+        _current.given_step = choice.step
         _current.set_base(choice.step, choice.save.path)
     else:
         _base_of_next_job = choice.step, choice.save.path
@@ -235,6 +239,8 @@ def _harmless(method: Callable[Concatenate["Job", P], None]) -> Callable[Concate
 
 class Job:
     """A protected training job, as `init` returns it."""
+
+    given_step: int | None = None  # by jit_get_checkpoint_path: what the script has loaded
 
     def __init__(
         self,
@@ -355,20 +361,23 @@ class Job:
         """
         begun = time.monotonic()
         self._is_restored = True
-        found = saves.find(self.root)
-        choice = selection.choose(found, self.identity, saves.verify)
-        _check_step(self.root, self.identity.rank, 0 if choice is None else choice.step)
+        choice = _choice(self.root, self.identity, several_hosts=_on_several_hosts())
+        if self.given_step is not None and self.given_step != (choice.step if choice else 0):
+            raise CheckpointError(
+                f"jit_get_checkpoint_path gave rank {self.identity.rank} step {self.given_step}, but of that "
+                "step another rank's part can't be loaded any more. Move that step's folder away: the "
+                "same command then goes on from an older one."
+            )
         self._tell_start(choice)
         if choice is None:
             saves.set_aside_after(self.root, 0, self.identity.rank)  # what an earlier try left
             return 0
         for reason in choice.reasons:
             self._warn(f"A save was passed over: {reason}")
-        newest = max(record.step for record in found if record.kind == "rank" and record.finished)
-        if newest > choice.step and self.identity.rank == 0:
+        if choice.newest > choice.step and self.identity.rank == 0:
             self._warn(
-                f"Step {choice.step} is the newest that is whole for every shard; of step {newest} a part is "
-                f"lost, so at least {newest - choice.step} minibatches are done again."
+                f"Step {choice.step} is the newest that is whole for every shard; of step {choice.newest} a "
+                f"part is lost, so at least {choice.newest - choice.step} minibatches are done again."
             )
         try:
             self._load(choice)
@@ -1142,20 +1151,28 @@ def _run_id(rank: int) -> str:
     return run or uuid.uuid4().hex
 
 
-def _check_step(root: Path, rank: int, step: int) -> None:
-    """See to it that ranks on several hosts go on from one step."""
-    told = _told_by_first("step", rank, str(step))
-    if told not in (None, str(step)):
-        raise CheckpointError(
-            f"Rank {rank} would go on from step {step}, rank 0 from step {told}: what {root} holds differs "
-            "by host. Give `jitckpt run` --checkpoint-dir, so that it can fetch what is missing."
-        )
+def _choice(root: Path, identity: Identity, *, several_hosts: bool) -> Choice | None:
+    """Return what this rank goes on from; None for a fresh start. Raises CheckpointError.
+
+    Where what this rank could see does not decide for all, they agree: then every rank has to call it.
+    """
+    initialised = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if initialised and (identity.shards > 1 or several_hosts):
+        store = torch.distributed.distributed_c10d._get_default_store()
+        return same_step.together(store, root, identity)
+    if identity.shards > 1:
+        return selection.choose(saves.find(root), identity, saves.verify)
+    return same_step.alone(root, identity)
+
+
+def _on_several_hosts() -> bool:
+    return int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1
 
 
 def _told_by_first(what: str, rank: int, value: str) -> str | None:
     """Return what rank 0 gives as `value`; None where all ranks are on one host, which needs no agreement."""
-    several = int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1
-    if not (several and torch.distributed.is_available() and torch.distributed.is_initialized()):
+    initialised = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if not (_on_several_hosts() and initialised):
         return None
     return hear_first(torch.distributed.distributed_c10d._get_default_store(), what, rank, value)
 

@@ -10,7 +10,7 @@ import stat
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -301,13 +301,27 @@ def read_job(root: Path) -> str | None:
 
 def find(root: Path) -> list[SaveRecord]:
     """Return the saves in a checkpoint directory, newest first; an unreadable folder spoils no other."""
-    records = []
-    for step_path in _children(root):
-        step = layout.parse_step_folder(step_path.name)
-        if step is None:
-            continue
-        records += [_record(path, step, *parsed) for path, parsed in _saves_in(step_path)]
+    records = [
+        look_at(root, step, kind, rank) for step, names in listed(root).items() for kind, rank in names
+    ]
     return sorted(records, key=lambda record: (-record.step, record.kind, record.rank))
+
+
+def listed(root: Path) -> dict[int, list[tuple[layout.Kind, int]]]:
+    """Return by step, newest first, for whom there are folders of saves; nothing in those is looked at."""
+    found: dict[int, list[tuple[layout.Kind, int]]] = {}
+    for folder in reversed(_names(root)):
+        step = layout.parse_step_folder(folder)
+        if step is not None:
+            found[step] = [parsed for _, parsed in _named(_names(root / folder))]
+    return found
+
+
+def look_at(root: Path, step: int, kind: layout.Kind, rank: int) -> SaveRecord:
+    """Return one save; if it is not there, it is a record of one that was never finished."""
+    path = root / layout.step_folder(step) / layout.rank_folder(kind, rank)
+    replaced = path.with_name(REPLACED + path.name)
+    return _record(path if path.exists() or not replaced.exists() else replaced, step, kind, rank)
 
 
 def verify(
@@ -484,13 +498,18 @@ def _steps(root: Path) -> list[int]:
 
 def _saves_in(step_path: Path) -> Iterable[tuple[Path, tuple[layout.Kind, int]]]:
     """Yield the saves of a step; one that was about to be replaced stands in for a newer that is missing."""
-    children = _children(step_path)
-    names = {path.name for path in children}
-    for path in children:
-        name = path.name.removeprefix(REPLACED)
+    for folder, parsed in _named(_names(step_path)):
+        yield step_path / folder, parsed
+
+
+def _named(folders: Sequence[str]) -> Iterator[tuple[str, tuple[layout.Kind, int]]]:
+    """Yield the folders of a step that are saves, and whose; only their names are looked at."""
+    all_of_them = set(folders)
+    for folder in folders:
+        name = folder.removeprefix(REPLACED)
         parsed = layout.parse_rank_folder(name)
-        if parsed is not None and (name == path.name or name not in names):
-            yield path, parsed
+        if parsed is not None and (name == folder or name not in all_of_them):
+            yield folder, parsed
 
 
 def _record(path: Path, step: int, kind: layout.Kind, rank: int) -> SaveRecord:
@@ -512,8 +531,12 @@ def _record(path: Path, step: int, kind: layout.Kind, rank: int) -> SaveRecord:
 
 
 def _children(path: Path) -> list[Path]:
+    return [path / name for name in _names(path)]
+
+
+def _names(path: Path) -> list[str]:
     try:
-        return sorted(path.iterdir())
+        return sorted(os.listdir(path))
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:

@@ -1,10 +1,11 @@
 """Which step to go on from, and which folders a rank loads: a pure decision over the saves that were found.
 
-Every rank decides for itself from the same files and must come to the same step; so what is verified, and in
-which order, depends on nothing but those files.
+It is for whoever sees all saves, as `jitckpt inspect` does; ranks that can talk to each other read their own
+shard alone (same_step.py). What is verified, and in which order, depends on nothing but the files, so that
+all come to the same step.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from jitckpt.errors import CheckpointError
@@ -12,19 +13,22 @@ from jitckpt.layout import Identity
 from jitckpt.saves import SaveRecord
 
 SHOWN_REASONS = 8
+SHOWN_SHARDS = 8
 
 
 @dataclass(frozen=True)
 class Choice:
     """The step to go on from. `local`: whose folder gives the rank-local state: the rank's own, else None.
 
-    `reasons`: one sentence for each save that was passed over.
+    `reasons`: one sentence for each save that was passed over. newest: the newest step of which there is any
+    finished save.
     """
 
     step: int
     save: SaveRecord
     local: SaveRecord | None
     reasons: tuple[str, ...]
+    newest: int
 
 
 def choose(
@@ -36,49 +40,80 @@ def choose(
     it is asked only about saves that matter. Raises CheckpointError if there are finished saves but none that
     can be used.
     """
-    reasons: list[str] = []
-    saves = [record for record in records if record.kind == "rank"]
-    usable = [record for record in saves if not _noted(reasons, record, misfit(record, expected))]
-    verdicts: dict[SaveRecord, bool] = {}
+    return Selection(records, expected, verify).choice(expected)
 
-    def whole(record: SaveRecord) -> bool:
-        if record not in verdicts:
-            verdicts[record] = not _noted(reasons, record, verify(record))
-        return verdicts[record]
 
-    for step in sorted({record.step for record in usable}, reverse=True):
-        of_step = [record for record in usable if record.step == step]
-        missing = [
-            shard
-            for shard in range(expected.shards)
-            if not any(_shard(record) == shard and whole(record) for record in sorted(of_step, key=_rank))
+class Selection:
+    """The choice of several ranks of one job; whatever they ask, each save is verified once."""
+
+    def __init__(
+        self,
+        records: Sequence[SaveRecord],
+        expected: Identity,
+        verify: Callable[[SaveRecord], str | None],
+    ) -> None:
+        """expected: of one of the ranks."""
+        self._expected, self._verify = expected, verify
+        self._verdicts: dict[SaveRecord, bool] = {}
+        self._reasons: list[str] = []
+        self._local: dict[tuple[int, int], SaveRecord] = {}  # by step and rank
+        usable: list[SaveRecord] = []
+        self._newest = 0
+        for record in records:
+            if record.kind == "local":
+                self._local[record.step, record.rank] = record
+                continue
+            if record.finished:
+                self._newest = max(self._newest, record.step)
+            problem = misfit(record, expected)
+            if problem is None:
+                usable.append(record)
+            else:
+                self._reasons.append(problem)
+        # By step, shard and rank, of which the last are in order.
+        self._replicas: dict[int, dict[int, dict[int, SaveRecord]]] = {}
+        for record in sorted(usable, key=lambda record: (-record.step, record.rank)):
+            shard = record.metadata.identity.shard if record.metadata else -1
+            self._replicas.setdefault(record.step, {}).setdefault(shard, {})[record.rank] = record
+        self._step = next((step for step in self._replicas if self._is_whole(step)), None)
+
+    def choice(self, identity: Identity) -> Choice | None:
+        """Return what a rank loads, as `choose` does."""
+        if self._step is None:
+            if self._newest:
+                raise CheckpointError(nothing_usable(self._reasons, identity))
+            return None
+        save = next(filter(self._whole, self._in_turn(self._step, identity.shard, identity.rank)))
+        local = save if save.rank == identity.rank else self._local.get((self._step, identity.rank))
+        reasons = list(self._reasons)
+        if local is not None and local is not save:
+            problem = misfit(local, identity) or self._verify(local)
+            if problem is not None:
+                reasons.append(problem)
+                local = None
+        return Choice(self._step, save, local, tuple(reasons), self._newest)
+
+    def _is_whole(self, step: int) -> bool:
+        rank, shards = self._expected.rank, range(self._expected.shards)
+        # What is not there at all needs no reading of the rest.
+        missing = [shard for shard in shards if shard not in self._replicas[step]] or [
+            shard for shard in shards if not any(map(self._whole, self._in_turn(step, shard, rank)))
         ]
         if missing:
-            reasons.append(f"Step {step} has no whole save of shard {', '.join(map(str, missing))}.")
-            continue
-        mine = [record for record in of_step if _shard(record) == expected.shard]
-        save = next(filter(whole, _own_first(mine, expected.rank)))
-        return Choice(step, save, _local(records, save, expected, reasons, verify), tuple(reasons))
-    if any(record.finished for record in saves):
-        raise CheckpointError(_nothing_usable(reasons, expected))
-    return None
+            self._reasons.append(f"Step {step} has {no_whole_save(missing)}.")
+        return not missing
 
+    def _whole(self, record: SaveRecord) -> bool:
+        if record not in self._verdicts:
+            problem = self._verify(record)
+            if problem is not None:
+                self._reasons.append(problem)
+            self._verdicts[record] = problem is None
+        return self._verdicts[record]
 
-def _local(
-    records: Sequence[SaveRecord],
-    save: SaveRecord,
-    expected: Identity,
-    reasons: list[str],
-    verify: Callable[[SaveRecord], str | None],
-) -> SaveRecord | None:
-    if save.rank == expected.rank:
-        return save
-    for record in records:
-        if (record.kind, record.step, record.rank) == ("local", save.step, expected.rank) and not _noted(
-            reasons, record, misfit(record, expected) or verify(record)
-        ):
-            return record
-    return None
+    def _in_turn(self, step: int, shard: int, rank: int) -> Iterator[SaveRecord]:
+        replicas = self._replicas[step][shard]
+        return (replicas[one] for one in in_turn(tuple(replicas), rank))
 
 
 def misfit(record: SaveRecord, expected: Identity) -> str | None:
@@ -99,28 +134,28 @@ def misfit(record: SaveRecord, expected: Identity) -> str | None:
     return None if why is None else f"{record.path} is {why}."
 
 
-def _own_first(records: Sequence[SaveRecord], rank: int) -> list[SaveRecord]:
-    """The rank's own save first; then the others, from a place that differs by rank, to share the reading."""
-    others = sorted((record for record in records if record.rank != rank), key=_rank)
-    start = rank % len(others) if others else 0
-    return [record for record in records if record.rank == rank] + others[start:] + others[:start]
+def in_turn(ranks: Sequence[int], rank: int) -> Iterator[int]:
+    """Yield in which order `rank` tries the saves of these ranks, given in order: its own first.
+
+    Then come the others, from a place that differs by rank, to share the reading.
+    """
+    own = next((place for place, other in enumerate(ranks) if other == rank), None)
+    if own is not None:
+        yield rank
+    others = len(ranks) - (own is not None)
+    for turn in range(others):
+        place = (rank + turn) % others
+        yield ranks[place + (own is not None and place >= own)]
 
 
-def _noted(reasons: list[str], record: SaveRecord, problem: str | None) -> bool:
-    if problem is not None:
-        reasons.append(problem)
-    return problem is not None
+def no_whole_save(shards: Sequence[int]) -> str:
+    """Return what a step lacks."""
+    more = f" and {len(shards) - SHOWN_SHARDS} more" if len(shards) > SHOWN_SHARDS else ""
+    return f"no whole save of shard {', '.join(map(str, shards[:SHOWN_SHARDS]))}{more}"
 
 
-def _shard(record: SaveRecord) -> int:
-    return record.metadata.identity.shard if record.metadata else -1
-
-
-def _rank(record: SaveRecord) -> int:
-    return record.rank
-
-
-def _nothing_usable(reasons: Sequence[str], expected: Identity) -> str:
+def nothing_usable(reasons: Sequence[str], expected: Identity) -> str:
+    """Return the sentences for a rank that must not begin anew beside what is saved."""
     shown = " ".join(reasons[:SHOWN_REASONS])
     more = f" (and {len(reasons) - SHOWN_REASONS} more)" if len(reasons) > SHOWN_REASONS else ""
     return (

@@ -7,7 +7,7 @@ mix up states.
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any, Protocol
@@ -159,15 +159,14 @@ def agree(store: Store, rank: int, world_size: int, holding: Holding) -> Layout:
     It uses torch's store alone, so no communicator is made and no device waits. Raises JitckptError if a rank
     does not come.
     """
-    _Agreements.made += 1
-    prefix = f"jitckpt/{os.environ.get('JITCKPT_RESTART', '0')}/shards-{_Agreements.made}"
+
+    def decide(told: list[str]) -> str:
+        return json.dumps(asdict(lay_out([_holding(json.loads(one)) for one in told])))
+
     try:
-        store.set(f"{prefix}/{rank}", json.dumps(asdict(holding)))
-        if rank == 0:
-            told = [json.loads(store.get(f"{prefix}/{other}")) for other in range(world_size)]
-            found = lay_out([_holding(one) for one in told])
-            store.set(f"{prefix}/layout", json.dumps(asdict(found)))
-        agreed = json.loads(store.get(f"{prefix}/layout"))
+        agreed = json.loads(
+            through_first(store, "shards", rank, world_size, value=json.dumps(asdict(holding)), decide=decide)
+        )
     except RuntimeError as error:  # torch's DistStoreError, which names no class of ours
         raise JitckptError(
             f"Rank {rank} could not learn from the others which part of the state each holds: {error}. Call "
@@ -190,16 +189,31 @@ def hear_first(store: Store, what: str, rank: int, value: str) -> str:
 
 def any_rank(store: Store, what: str, rank: int, world_size: int, value: bool) -> bool:
     """Return whether `value` is true on some rank. All have to call it; JitckptError if one does not."""
-    _Agreements.made += 1
-    prefix = f"jitckpt/{os.environ.get('JITCKPT_RESTART', '0')}/{what}-{_Agreements.made}"
     try:
-        store.set(f"{prefix}/{rank}", str(value))
-        if rank == 0:
-            told = [store.get(f"{prefix}/{other}") for other in range(world_size)]
-            store.set(f"{prefix}/any", str(b"True" in told))
-        return store.get(f"{prefix}/any") == b"True"
+        found = through_first(
+            store, what, rank, world_size, value=str(value), decide=lambda told: str("True" in told)
+        )
     except RuntimeError as error:
         raise JitckptError(f"Rank {rank} did not hear from the others whether {what}: {error}.") from error
+    return found == "True"
+
+
+def through_first(
+    store: Store, what: str, rank: int, world_size: int, *, value: str, decide: Callable[[list[str]], str]
+) -> str:
+    """Tell rank 0 a value; return what it decides from all of them, by rank. Every rank has to call it.
+
+    Each rank hears one answer, so that is as many messages as there are ranks, and not their square.
+    Raises RuntimeError, which is torch's, if a rank does not come.
+    """
+    _Agreements.made += 1
+    prefix = f"jitckpt/{os.environ.get('JITCKPT_RESTART', '0')}/{what}-{_Agreements.made}"
+    if rank > 0:
+        store.set(f"{prefix}/{rank}", value)
+    else:
+        told = [value, *(store.get(f"{prefix}/{other}").decode() for other in range(1, world_size))]
+        store.set(f"{prefix}/decided", decide(told))
+    return store.get(f"{prefix}/decided").decode()
 
 
 class _Agreements:

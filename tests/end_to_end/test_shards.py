@@ -105,6 +105,27 @@ def test_what_has_no_replica_comes_from_a_periodic_save(launcher: Launcher, undi
     assert all(saves.verify(record) is None for record in found)
 
 
+def test_a_damaged_shard_has_all_ranks_go_on_from_an_older_step(launcher: Launcher, undisturbed: str) -> None:
+    """Rank 1 alone reads its shard and finds it damaged; the others learn of that from it."""
+    command = [*RUN, "--checkpoint-dir", "ckpt", "--max-restarts", "0", TRAINING, "zero", "--save-every", "2"]
+    first = launcher.run(*command)
+    assert first.status == 0, first.err
+    folder = launcher.directory / "ckpt"
+    newest, older = sorted({record.step for record in saves.find(folder)}, reverse=True)[:2]
+    file = saves.look_at(folder, newest, "rank", 1).path / "tensors.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    second = launcher.run(*command)
+    assert second.status == 0, second.err
+    assert digests(second.out, "zero") == digests(undisturbed, "zero")
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    restored = [event["step"] for event in events if event["event"] == "restored"]
+    assert restored == [older] * 4
+    assert "tensors.safetensors is damaged" in second.err
+    assert f"Step {newest} has no whole save of shard 1." in second.err
+
+
 def test_sigusr2_saves_one_step_on_all_ranks_and_the_training_goes_on(launcher: Launcher) -> None:
     size = ["--steps", "60", "--layers", "1", "--width", "32", "--length", "16"]
     process = launcher.start(*gpt.RUN, "--checkpoint-dir", "ckpt", str(gpt.EXAMPLE), *size)

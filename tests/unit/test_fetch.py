@@ -66,7 +66,17 @@ def test_a_ranks_own_save_is_better_than_a_replicas() -> None:
 def test_the_newest_step_that_all_hosts_together_have_whole_is_taken() -> None:
     first = [save(4, "rank", 0, 2), save(5, "rank", 0, 2)]
     second = [save(4, "rank", 1, 2)]
-    assert wanted({0: first, 1: second}, 1, [1]) == (Fetch(0, save(4, "rank", 0, 2)),)
+    assert wanted({0: first, 1: second}, 1, [2]) == (Fetch(0, save(4, "rank", 0, 2)),)
+
+
+def test_a_host_fetches_the_shards_of_its_own_ranks_alone() -> None:
+    first = [save(5, "rank", 0, 2), save(4, "local", 3, 2)]
+    second = [save(5, "rank", 1, 2)]
+    held = {0: first, 1: second, 2: []}
+    assert wanted(held, 0, [0]) == ()
+    assert wanted(held, 2, [3]) == (Fetch(1, save(5, "rank", 1, 2)),)
+    both = {Fetch(0, save(5, "rank", 0, 2)), Fetch(1, save(5, "rank", 1, 2))}
+    assert set(wanted(held, 2, [2])) == both, "no save says which shard rank 2 holds"
 
 
 def test_saves_of_different_jobs_are_not_mixed() -> None:
@@ -97,7 +107,10 @@ def test_after_the_fetch_every_host_can_go_on_from_the_same_step(held: dict[int,
             assert fetched == ()
             continue
         has = [one for one in [*held[host], *(f.save for f in fetched)] if one.step == max(whole)]
-        assert {one.identity.shard for one in has if one.kind == "rank"} == {0, 1}
+        needed = {rank % 2 for rank in own}
+        assert {one.identity.shard for one in has if one.kind == "rank"} >= needed
+        if {one.identity.rank for one in everywhere} >= set(own):
+            assert {f.save.identity.shard for f in fetched if f.save.kind == "rank"} <= needed
         for rank in own:
             known = {one.kind for one in everywhere if (one.step, one.identity.rank) == (max(whole), rank)}
             kinds = {one.kind for one in has if one.identity.rank == rank}
