@@ -364,7 +364,7 @@ def _clause(sentence: str) -> str:
     return sentence[0].lower() + sentence[1:].rstrip(".")
 
 
-def listen(address: str) -> socket.socket:
-    """Return a socket that listens on a free port of this address. Raises OSError."""
+def listen(address: str, port: int = 0) -> socket.socket:
+    """Return a socket that listens at this address; port 0: any that is free. Raises OSError."""
     family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
-    return socket.create_server((address, 0), family=family, backlog=1024)
+    return socket.create_server((address, port), family=family, backlog=1024)

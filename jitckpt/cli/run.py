@@ -212,7 +212,7 @@ def _check(args: argparse.Namespace, kind: str) -> None:
         if name.strip() not in signal.Signals.__members__:
             raise ValueError(f"--signals-to-handle: there is no signal {name.strip()!r}")
     if args.standalone or _needs_another_port(args):
-        args.rdzv_backend, args.rdzv_endpoint, args.rdzv_id = "c10d", "localhost:0", str(uuid.uuid4())
+        args.rdzv_backend, args.rdzv_endpoint, args.rdzv_id = "c10d", f"{NO_MASTER}:0", str(uuid.uuid4())
     for fault in args.fault:
         if fault.kind in DEVICE_KINDS and kind != "softgpu":
             raise ValueError(f"--fault '{fault}': only softgpu fails on order (--device softgpu)")
@@ -225,6 +225,7 @@ def _check_hosts(args: argparse.Namespace) -> None:
     args.fixed_place = None
     least, most = torchrun.parse_min_max_nnodes(args.nnodes)
     if most == 1 or args.standalone:
+        args.local_addr = args.local_addr or NO_MASTER  # nobody else comes to the workers' store
         return
     if least != most:
         raise ValueError(
