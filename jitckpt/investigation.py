@@ -188,7 +188,7 @@ class Investigation:
         stacks = report.stacks | dict.fromkeys(report.awaited, "")
         path = report.directory / f"hang-{self._log.restart}-{self._questions}.txt"
         try:
-            path.write_text(hang.report(report.diagnosis, stacks))
+            path.write_text(hang.report(report.diagnosis, stacks), errors="backslashreplace")
         except OSError as error:
             say(f"the report of the hang can't be written to {path}: {error.strerror}.")
             return

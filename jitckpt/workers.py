@@ -90,7 +90,17 @@ class Worker:
                 if file is not None:
                     file.close()
         self.pid = self._process.pid
-        self.pidfd = os.pidfd_open(self.pid)
+        try:
+            self.pidfd = os.pidfd_open(self.pid)
+            # Kept open: when it is read the agent may have no descriptor left.
+            self._stat = os.open(f"/proc/{self.pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            os.killpg(self.pid, signal.SIGKILL)
+            self._process.wait()
+            self._close_sockets()
+            self.lifeline.close()
+            os.close(self.ring_fd)
+            raise
 
     def send(self, message: Message) -> str | None:
         """Send an order; return why it could not be sent, or None. Never blocks."""
@@ -123,13 +133,16 @@ class Worker:
 
     def is_stopped(self) -> bool:
         """Return whether the worker is stopped by a signal, such as SIGSTOP."""
-        stat = Path(f"/proc/{self.pid}/stat").read_text()
-        return stat.rpartition(")")[2].split()[0] in "Tt"
+        return self._status()[0] in "Tt"
 
     def dies_with(self) -> int | None:
         """Return the exit code (minus the number of a signal) of a worker whose end has begun, else None."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        fields = self._status()
         return os.waitstatus_to_exitcode(int(fields[49])) if int(fields[6]) & PF_EXITING else None
+
+    def _status(self) -> list[str]:
+        """Return what follows the name in /proc/PID/stat. Raises OSError after `reap`."""
+        return os.pread(self._stat, 4096, 0).decode(errors="replace").rpartition(")")[2].split()
 
     def signal(self, signum: int) -> None:
         """Send a signal to the worker and all that it has started. Must not be called after `reap`."""
@@ -150,6 +163,7 @@ class Worker:
         self.lifeline.close()
         os.close(self.ring_fd)
         os.close(self.pidfd)
+        os.close(self._stat)
 
     def _close_sockets(self) -> None:
         self.socket.close()

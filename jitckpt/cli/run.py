@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import sys
 import tempfile
 import uuid
@@ -43,7 +44,7 @@ DEFAULT_MAX_RESTARTS = 3
 DEFAULT_HANG_TIMEOUT = 60.0
 DEFAULT_VALIDATE_EVERY = 1000
 HANG_FLOOR = 5.0
-LEAST_SECRET = 16  # bytes
+LEAST_SECRET, MOST_SECRET = 16, 1 << 16  # bytes
 NO_MASTER = "127.0.0.1"  # where --master-addr is not given
 MASTER_PORT = 29500  # where --master-port is not given
 # Of two jobs that begin at one time both would find the port free. So who takes it has this name, in the
@@ -388,8 +389,9 @@ def _parser() -> argparse.ArgumentParser:
         "--secret-file",
         type=_secret,
         metavar="FILE",
-        help="the same on all hosts: by what it holds their agents know each other (default: a secret that "
-        "the first host makes and tells the others through the rendezvous' store)",
+        help="the same on all hosts, for you alone to read: by what it holds their agents know each other, "
+        "and what they leave in the rendezvous' store (default: a secret that the first host makes and tells "
+        "the others through that store)",
     )
     ours.add_argument(
         "--staging",
@@ -459,13 +461,19 @@ def _steps(text: str) -> int:
 
 def _secret(text: str) -> bytes:
     try:
-        secret = Path(text).read_bytes().strip()
+        with open(text, "rb") as file:
+            found = os.fstat(file.fileno())
+            secret = file.read(MOST_SECRET).strip()
     except OSError as error:
         raise argparse.ArgumentTypeError(f"{text} can't be read: {error.strerror}") from error
     if len(secret) < LEAST_SECRET:
         raise argparse.ArgumentTypeError(
             f"{text} has {len(secret)} bytes; a secret needs {LEAST_SECRET}: `openssl rand -hex 32`"
         )
+    if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise argparse.ArgumentTypeError(f"others can read or change {text}: `chmod 600 {text}`")
+    if found.st_uid not in (0, os.geteuid()):
+        raise argparse.ArgumentTypeError(f"{text} belongs to another user, who can read it; make your own")
     return secret
 
 
