@@ -170,6 +170,8 @@ class Supervisor(threading.Thread):
         while True:
             interrupts = len(self.interrupts)
             self._listen(0)  # whatever was said before a failure counts in the decision about it
+            if len(self.interrupts) > interrupts:
+                continue  # it came in between, and what wakes this thread for it has been heard
             if self._proxies is not None:
                 self._proxies.look()
                 if any(self._rank(rank).finished for rank in self._proxies.stragglers):

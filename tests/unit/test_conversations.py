@@ -287,7 +287,7 @@ def test_a_link_lives_whatever_comes_to_its_port(
 def written_ring() -> bytes:
     descriptor = local_state.create()
     identity = Identity(job="j", fingerprint="f", world_size=2, rank=1, shard=0, shards=1)
-    recorder = Recorder(Ring(descriptor, identity, 2, 1 << 16), lambda *_: None, lambda text: None)
+    recorder = Recorder(Ring(descriptor, identity, 2, 1 << 18), lambda *_: None, lambda text: None)
     for step in (1, 2):
         recorder.write(step, True, {"random": encode({"step": step}, "random")})
     data = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
