@@ -35,7 +35,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher import api as launcher
 
-from jitckpt import faults, fetch, hosts, local_state, protocol, quorum, rendezvous, saves
+from jitckpt import descriptor_limit, faults, fetch, hosts, local_state, protocol, quorum, rendezvous, saves
 from jitckpt.console import say, show_size
 from jitckpt.copies import Copier
 from jitckpt.errors import HostsError, JitckptError
@@ -96,6 +96,7 @@ def launch(
 
     Raises ChildFailedError if it failed, SignalException if it was ended by a signal.
     """
+    descriptor_limit.raise_limit()
     host, _ = parse_rendezvous_endpoint(config.rdzv_endpoint, rendezvous.DEFAULT_PORT)
     store = partial(torchs_store, address_for(host, alone=config.max_nodes == 1))
     with (

@@ -254,8 +254,11 @@ class Hosts:
     async def _reach(self, host: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Connect to an agent and prove to belong there; more than once where strangers crowd it out."""
         for pause in CROWD_PAUSES:
-            with contextlib.suppress(LinkError):
+            try:
                 return await self._reach_once(host)
+            except LinkError as error:
+                if not isinstance(error.__cause__, LinkError):  # nobody listens there
+                    raise
             await asyncio.sleep(pause)
         return await self._reach_once(host)
 

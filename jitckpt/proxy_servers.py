@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from jitckpt import descriptor_limit
 from jitckpt.door import Door
 from jitckpt.events import EventLog
 
@@ -232,6 +233,7 @@ def _start(path: str, client: int, files: list[int]) -> _Server:
             setsigmask=(),
             setsigdef=signal.valid_signals(),
         )
+    descriptor_limit.give_back(process)
     try:
         return _Server(process, os.pidfd_open(process))
     except OSError:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jitckpt import spare
+from jitckpt import descriptor_limit, spare
 
 # To load torch from a slow file system. Then a new process is started in the place of a spare.
 LOADING_SECONDS = 120.0
@@ -55,6 +55,7 @@ class Template:
             )
         finally:
             theirs.close()
+        descriptor_limit.give_back(self._process.pid)
 
     def new_spare(self, modules: Sequence[str]) -> "Spare":
         """Return a spare that imports `modules` as soon as it has been forked. Raises OSError."""

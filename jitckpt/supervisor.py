@@ -168,10 +168,7 @@ class Supervisor(threading.Thread):
 
     def _supervise(self) -> Outcome:
         while True:
-            interrupts = len(self.interrupts)
-            self._listen(0)  # whatever was said before a failure counts in the decision about it
-            if len(self.interrupts) > interrupts:
-                continue  # it came in between, and what wakes this thread for it has been heard
+            interrupts = self._hear_all()
             if self._proxies is not None:
                 self._proxies.look()
                 if any(self._rank(rank).finished for rank in self._proxies.stragglers):
@@ -216,6 +213,14 @@ class Supervisor(threading.Thread):
                         self._log.write("incurable", text=reason)
                         self._say(f"the job ends here, with no restart: {reason}.")
                     return outcome
+
+    def _hear_all(self) -> int:
+        """Take in all that was said: it counts in the decision about a failure. Return the interrupts."""
+        while True:
+            interrupts = len(self.interrupts)
+            self._listen(0)
+            if len(self.interrupts) == interrupts:
+                return interrupts  # else one came in between, and what wakes this thread for it was heard
 
     def _listen(self, timeout: float | None) -> None:
         """Wait for something to happen; take in all that has happened by then."""

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from jitckpt import descriptors, guardian, protocol
+from jitckpt import descriptor_limit, descriptors, guardian, protocol
 from jitckpt.lifeline import Lifeline
 from jitckpt.protocol import Message, ProtocolError
 from jitckpt.spare_template import ForkedProcess, Spare
@@ -90,6 +90,7 @@ class Worker:
                 if file is not None:
                     file.close()
         self.pid = self._process.pid
+        descriptor_limit.give_back(self.pid)
         try:
             self.pidfd = os.pidfd_open(self.pid)
             # Kept open: when it is read the agent may have no descriptor left.
