@@ -10,7 +10,6 @@ import socket
 import subprocess
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from jitckpt import descriptor_limit, spare
 
@@ -88,13 +87,11 @@ class Template:
                 continue
             except ConnectionResetError:  # it had not read all that it was asked
                 data = b""
-            answer: dict[str, Any] = {"error": "the process they are forked from has ended"}
-            if data:
-                answer = json.loads(data)
-            if "pid" in answer:
-                self._asked.popleft().forked(answer["pid"])
+            answer = _parse(data) if data else "the process they are forked from has ended"
+            if isinstance(answer, int):
+                self._asked.popleft().forked(answer)
             else:
-                self._asked.popleft().not_forked(answer["error"])
+                self._asked.popleft().not_forked(answer)
 
     def alive(self) -> bool:
         """Return whether it can fork more spares."""
@@ -111,6 +108,22 @@ class Template:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
+
+
+def _parse(answer: bytes) -> int | str:
+    """Return the process that a template has forked, or why it has not.
+
+    It has loaded the training's modules, which may do anything: a process that is no child of this one is
+    none of its spares.
+    """
+    with contextlib.suppress(ValueError, RecursionError, OverflowError, OSError):
+        match json.loads(answer):
+            case {"pid": int(pid)} if pid > 1:
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                return pid
+            case {"error": str(reason)}:
+                return reason
+    return f"the process they are forked from says what makes no sense: {answer!r:.100}"
 
 
 def _send_imports(to: socket.socket, modules: Sequence[str]) -> None:
