@@ -7,6 +7,7 @@ first; everything else (rendezvous, the workers' environment, logs, restarts) st
 import inspect
 import json
 import os
+import secrets
 import signal
 import socket
 import threading
@@ -20,7 +21,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import DistError
 from torch.distributed.elastic.agent.server import local_elastic_agent
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -30,10 +31,13 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousError,
     RendezvousTimeoutError,
     c10d_rendezvous_backend,
+    static_tcp_rendezvous,
 )
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher import api as launcher
 
 from jitckpt import (
+    descriptor_limit,
     directory_lock,
     faults,
     fetch,
@@ -57,11 +61,14 @@ from jitckpt.layout import FIRST_DIRECTORIES, Identity, Kind
 from jitckpt.protocol import Message
 from jitckpt.proxy_control import ControlSocket, Proxies
 from jitckpt.recovery import Outcome
+from jitckpt.rendezvous_state import with_signature
 from jitckpt.signals import AGENT_PID
+from jitckpt.signed import Signature
 from jitckpt.spares import Spares
 from jitckpt.state_transfer import Transfers
 from jitckpt.step_barrier import VARIABLE as STEP_BARRIER
 from jitckpt.step_barrier import Messenger, StepBarrier
+from jitckpt.store_server import address_for, store_at, torchs_store
 from jitckpt.stores import Apart, LastingRendezvous, StoreGone
 from jitckpt.supervisor import Reports, Supervisor
 from jitckpt.suspects import VARIABLE, NoDeviceError, Suspects, without
@@ -103,8 +110,14 @@ def launch(
 
     Raises ChildFailedError if it failed, SignalException if it was ended by a signal.
     """
+    descriptor_limit.raise_limit()
+    host, _ = parse_rendezvous_endpoint(config.rdzv_endpoint, rendezvous.DEFAULT_PORT)
+    store = partial(torchs_store, address_for(host, alone=config.max_nodes == 1))
     with (
         _replaced(launcher, "LocalElasticAgent", partial(Agent, settings, log, config)),
+        # Torch's own listens at every address of the machine.
+        _replaced(c10d_rendezvous_backend, "TCPStore", store),
+        _replaced(static_tcp_rendezvous, "TCPStore", store),
         # Torch's own does not know an address of this host that its name does not lead to.
         _replaced(c10d_rendezvous_backend, "_matches_machine_hostname", rendezvous.is_own_address),
     ):
@@ -122,12 +135,16 @@ class Agent(LocalElasticAgent):
         self._settings = settings
         self._log = log
         self._lasting: LastingRendezvous | None = None
+        spec = self._worker_group.spec
         if config.max_nodes > 1:
-            spec = self._worker_group.spec
             self._lasting = LastingRendezvous(
-                config, spec.rdzv_handler, settings.host_timeout, settings.fixed_place
+                config, spec.rdzv_handler, settings.host_timeout, settings.fixed_place, settings.secret
             )
             spec.rdzv_handler = self._lasting
+        else:
+            own = secrets.token_bytes() if config.rdzv_endpoint.endswith(":0") else None  # nobody else comes
+            signature = Signature(config.run_id, settings.secret or own)
+            spec.rdzv_handler = with_signature(spec.rdzv_handler, signature)
         self._armed = [fault.with_phase() for fault in settings.faults]
         several = config.max_nodes > 1
         self._run = f"{config.rdzv_endpoint}/{config.run_id}" if several else uuid.uuid4().hex
@@ -139,7 +156,7 @@ class Agent(LocalElasticAgent):
         self._starting = False
         self._processes: WorkerProcesses | None = None
         self._last: Supervisor | None = None  # of the newest start
-        self._worker_store: TCPStore | None = None
+        self._worker_store: Any = None  # torch's TCPStore
         self._hosts: Hosts | None = None
         self._meetings = 0  # in this round of the rendezvous, after the first
 
@@ -223,10 +240,14 @@ class Agent(LocalElasticAgent):
     def _come_together(self, worker_group: Any) -> bool:
         """Meet the other hosts in torch's rendezvous; return whether none, nor its store, was lost there."""
         try:
-            super()._rendezvous(worker_group)
+            spec = worker_group.spec
+            self._torchs_rendezvous(worker_group)
             if worker_group.group_world_size > 1:
                 self._meetings = 0
                 self._meet(worker_group)
+            elif spec.rdzv_handler.use_agent_store and spec.rdzv_handler.get_backend() != "static":
+                worker_group.master_addr = spec.local_addr  # and not what somebody has put into torch's store
+                self._give_fresh_store(worker_group)
         except (DistError, StoreGone, Apart) as lost:
             if self._config.max_nodes == 1:
                 raise HostsError(
@@ -237,6 +258,15 @@ class Agent(LocalElasticAgent):
             time.sleep(MEETING_PAUSE)
             return False
         return True
+
+    def _torchs_rendezvous(self, worker_group: Any) -> None:
+        """Torch reads more from the store than is signed: nothing that is run, but it may be nonsense."""
+        try:
+            super()._rendezvous(worker_group)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise HostsError(
+                f"What torch found in the rendezvous' store makes no sense: {error!r:.200}. {rendezvous.SAME}"
+            ) from error
 
     def _assign_worker_ranks(self, *arguments: Any, **named: Any) -> Any:
         assign = partial(super()._assign_worker_ranks, *arguments, **named)
@@ -267,9 +297,7 @@ class Agent(LocalElasticAgent):
         spec, index, lasting = worker_group.spec, worker_group.group_rank, self._lasting
         pasts = lasting.pasts(index)
         listener = hosts.listen(spec.local_addr)
-        self._worker_store = (
-            TCPStore(spec.local_addr, 0, is_master=True, wait_for_workers=False) if index == 0 else None
-        )
+        self._worker_store = store_at(spec.local_addr) if index == 0 else None
         own = Host(
             address=spec.local_addr,
             port=listener.getsockname()[1],
@@ -284,7 +312,7 @@ class Agent(LocalElasticAgent):
         )
         store, prefix = worker_group.store, f"jitckpt/{self._meetings}"
         place = (index, worker_group.group_world_size)
-        exchange = partial(rendezvous.exchange, store, prefix, place, own, self._settings.secret)
+        exchange = partial(rendezvous.exchange, store, prefix, place, own, lasting.signature)
         try:
             met, secret = lasting.guarded(exchange)
             _check_quorum(met)
@@ -377,7 +405,7 @@ class Agent(LocalElasticAgent):
     def _give_fresh_store(self, worker_group: Any) -> None:
         # Torch keeps one store over all restarts; new workers would read in it what the old ones wrote, such
         # as NCCL's unique ids and the addresses of processes that are gone.
-        self._worker_store = TCPStore(worker_group.master_addr, 0, is_master=True, wait_for_workers=False)
+        self._worker_store = store_at(worker_group.master_addr)
         worker_group.master_port = self._worker_store.port
 
     def _start_processes(self, *, start_method: str, **torch_arguments: Any) -> "WorkerProcesses":

@@ -134,7 +134,8 @@ class Children:
         if left:
             numbers = ", ".join(map(str, sorted(left)))
             say(f"processes {numbers}, which workers have started, were killed, but do not end.")
-        self._reap_ended()
+        with contextlib.suppress(OSError):  # no descriptor left to look: they are orphans again at our end
+            self._reap_ended()
 
     def close(self) -> None:
         """End everything that is left, and the guardian."""
@@ -208,7 +209,7 @@ class Children:
             with _lock:
                 if self._guardian.poll() is not None and self._guardians < MAX_GUARDIANS:
                     self._replace_guardian()
-            with contextlib.suppress(ChildProcessError):
+            with contextlib.suppress(OSError):  # no child, or no descriptor left to look: it is looked again
                 # So nothing is looked through as long as all children live.
                 if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                     self._reap_ended()

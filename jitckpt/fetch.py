@@ -233,7 +233,7 @@ async def _take(
             path = folder.path / file.name
             path.parent.mkdir(parents=True, exist_ok=True)
             with HashedFile(path) as copy:
-                while (answer := await _answer(reader))[0].get("piece"):
+                while copy.size <= file.size and (answer := await _answer(reader))[0].get("piece"):
                     copy.write(answer[1])
             if FileEntry(file.name, copy.size, copy.checksum) != file:
                 raise _Damaged(

@@ -5,11 +5,10 @@ saves, waits for its data): it is a straggler. Where all have arrived and nothin
 other in a circle, or the rank that is awaited does not answer, it is a failure.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from jitckpt.protocol import Progress
+from jitckpt.protocol import InFlight, Progress
 
 Groups = Mapping[frozenset[int], Collection[str]]
 
@@ -153,7 +152,7 @@ def _dimension(known: frozenset[int], size: int, others: Collection[int], groups
     return " or ".join(sorted(groups[likely[0]])) if len(likely) == 1 else ""
 
 
-def _late(rank: int, entry: Mapping[str, Any], members: Mapping[int, _Place], idle: set[int]) -> set[int]:
+def _late(rank: int, entry: InFlight, members: Mapping[int, _Place], idle: set[int]) -> set[int]:
     """The ranks of the job that have not yet enqueued their part of this rank's operation.
 
     idle: those that have enqueued nothing on the communicator, and so have not told their place on it.
@@ -173,7 +172,7 @@ def _late(rank: int, entry: Mapping[str, Any], members: Mapping[int, _Place], id
     return late
 
 
-def _by_peer(pairs: list[list[int]] | None) -> dict[int, int] | None:
+def _by_peer(pairs: Sequence[tuple[int, int]] | None) -> dict[int, int] | None:
     return None if pairs is None else {peer: count for peer, count in pairs}
 
 

@@ -26,6 +26,8 @@ from jitckpt.quorum import Past
 
 HEARTBEAT = 1.0  # seconds
 PATIENCE = 6  # times the seconds that a machine may be silent, for an agent on a machine that is not
+MOST_STRANGERS = 256  # connections that have not proved yet that they belong here
+CROWD_PAUSES = (0.1, 0.5, 1.0)  # seconds between the tries to get in where there are many strangers
 # What the kernel says of a connection whose other end is silent.
 SILENT_ERRORS = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
@@ -95,6 +97,7 @@ class Hosts:
         self._connected = {host: threading.Event() for host in range(len(hosts)) if host != index}
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
+        self._strangers: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}  # oldest first
         self._thread = threading.Thread(target=self._run, name="jitckpt-hosts", daemon=True)
 
     def connect(self, within: float) -> None:
@@ -249,6 +252,17 @@ class Hosts:
             writer.close()
 
     async def _reach(self, host: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect to an agent and prove to belong there; more than once where strangers crowd it out."""
+        for pause in CROWD_PAUSES:
+            try:
+                return await self._reach_once(host)
+            except LinkError as error:
+                if not isinstance(error.__cause__, LinkError):  # nobody listens there
+                    raise
+            await asyncio.sleep(pause)
+        return await self._reach_once(host)
+
+    async def _reach_once(self, host: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         there = self.all[host]
         try:
             reader, writer = await self._open(host)
@@ -285,11 +299,27 @@ class Hosts:
         milliseconds = max(1, int(self._silence * 1000))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
-    async def _called(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> dict[str, Any]:
+        """Return what somebody says first who has proved to belong here. Raises LinkError and TimeoutError.
+
+        Of those that have not, the one that has had the longest time makes room for the newest.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        if len(self._strangers) >= MOST_STRANGERS:
+            self._strangers.pop(next(iter(self._strangers))).transport.abort()
+        self._strangers[task] = writer
         try:
             async with asyncio.timeout(self._patience):
                 await link.admit(reader, writer, self._secret)
                 header, _ = await link.receive(reader)
+                return header
+        finally:
+            self._strangers.pop(task, None)
+
+    async def _called(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            header = await self._admit(reader, writer)
             host = header.get("host")
             visit = self.answers.get(str(header.get("visit")))
             if visit is not None:
@@ -364,7 +394,7 @@ def _clause(sentence: str) -> str:
     return sentence[0].lower() + sentence[1:].rstrip(".")
 
 
-def listen(address: str) -> socket.socket:
-    """Return a socket that listens on a free port of this address. Raises OSError."""
+def listen(address: str, port: int = 0) -> socket.socket:
+    """Return a socket that listens at this address; port 0: any that is free. Raises OSError."""
     family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
-    return socket.create_server((address, 0), family=family, backlog=1024)
+    return socket.create_server((address, port), family=family, backlog=1024)

@@ -202,7 +202,7 @@ class Investigation:
 
 def _write_report(path: Path, text: str, log: EventLog) -> None:
     try:
-        path.write_text(text)
+        path.write_text(text, errors="backslashreplace")
     except OSError as error:
         say(f"the report of the hang can't be written to {path}: {error.strerror}.")
         return

@@ -10,6 +10,7 @@ host part names. So a process may be killed at any moment.
 """
 
 import ctypes
+import functools
 import json
 import mmap
 import operator
@@ -18,14 +19,14 @@ import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 import xxhash
 from torch import Tensor
 
 from jitckpt import behind_proxy, layout, tensor_file
-from jitckpt.errors import SaveError
+from jitckpt.errors import JitckptError, SaveError
 from jitckpt.host_state import Unchanged
 from jitckpt.layout import Identity
 from jitckpt.native import current_stream
@@ -45,6 +46,26 @@ _FIRST = 1  # number of a step's writes of an area
 _NUMBERS = 0xFFFF
 LAST_STEP = 1 << 63
 MARGIN = 3  # steps until a save that is asked for: all ranks have to hear of it before
+
+
+Arguments = ParamSpec("Arguments")
+Value = TypeVar("Value")
+_OF_NONSENSE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
+def _damage_is_said(read: Callable[Arguments, Value]) -> Callable[Arguments, Value]:
+    """Have it raise SaveError whatever lies in a ring: checksums tell that a worker wrote it, not what."""
+
+    @functools.wraps(read)
+    def checked(*arguments: Arguments.args, **named: Arguments.kwargs) -> Value:
+        try:
+            return read(*arguments, **named)
+        except SaveError:
+            raise
+        except (*_OF_NONSENSE, JitckptError, MemoryError, RuntimeError, struct.error) as error:
+            raise SaveError(f"The memory of a rank's local state is damaged: {error!r:.200}.") from error
+
+    return checked
 
 
 @dataclass(frozen=True)
@@ -484,6 +505,7 @@ class Tail:
         self._header: tuple[Identity, int, int] | None = None
         self._seen: dict[int, bytes] = {}  # by place: the header of a host part, the words of an area
 
+    @_damage_is_said
     def news(self) -> list[tuple[int, bytes]]:
         """Return new pieces and their places; written in this order, they leave a ring that is always whole.
 
@@ -544,11 +566,13 @@ def create() -> int:
     return os.memfd_create("jitckpt-local-state", os.MFD_CLOEXEC)
 
 
+@_damage_is_said
 def read_identity(descriptor: int) -> Identity | None:
     """Return whose ring it is; None if no worker has laid it out. Raises SaveError if it is damaged."""
     return (found := _read_header(descriptor)) and found[0]
 
 
+@_damage_is_said
 def read(descriptor: int) -> list[LocalState]:
     """Return the states that are whole, newest step first; the writer may be alive, dead or half-way.
 
@@ -591,6 +615,7 @@ def may_end(descriptor: int) -> bool:
     return any(os.pread(descriptor, _WORD.size, _MAY_END))
 
 
+@_damage_is_said
 def newest_step(descriptors: Sequence[int]) -> int:
     """Return the newest step that any of these ranks has begun, 0 if none. Raises SaveError if damaged."""
     return max((_newest_step(descriptor) for descriptor in descriptors), default=0)

@@ -109,8 +109,14 @@ def end(find: Callable[[], Collection[int]], looks: int = 2) -> set[int]:
     """
     begun = time.monotonic()
     while looks > 0:
-        found = set(find())
         passed = time.monotonic() - begun
+        try:
+            found = set(find())
+        except OSError:  # there is no descriptor left to look
+            if passed > ENDING_SECONDS:
+                return set()
+            time.sleep(LOOK_SECONDS)
+            continue
         if passed > ENDING_SECONDS:
             return found
         for pid in found:

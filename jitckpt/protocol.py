@@ -2,17 +2,22 @@
 
 The preloaded library reads and writes some of them too; it knows `save` and `resume` by how their text
 begins, so the type comes first and there are no spaces. A reader ignores fields that it does not know.
+
+What is decoded has passed every check that there is: whoever acts on it need not look at its types again.
 """
 
 import json
+import os
 from dataclasses import MISSING, Field, dataclass, field, fields
 from math import isfinite
 from time import time as now
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypedDict, get_args, get_origin, get_type_hints, is_typeddict
 
 from jitckpt.errors import JitckptError
 
 MAX_BYTES = 64 * 1024
+MOST_RANKS = 1 << 20
+INTEGERS = range(-(1 << 63), 1 << 64)
 
 
 class ProtocolError(JitckptError):
@@ -35,6 +40,10 @@ class Message:
     type: ClassVar[str]
     time: float = field(default_factory=now, kw_only=True)
 
+    def problem(self) -> str | None:
+        """Return what is wrong with it although each field is of its type, a clause; None if nothing is."""
+        return None
+
 
 @dataclass(frozen=True)
 class Registered(Message):
@@ -56,6 +65,17 @@ class Registered(Message):
     stack_fd: int = -1
     named_directory: str = ""
 
+    def problem(self) -> str | None:
+        if not 0 <= self.rank < self.world_size <= MOST_RANKS:
+            return f"rank {self.rank} of {self.world_size} is none"
+        if not 0 <= self.shard < self.shards <= self.world_size:
+            return f"shard {self.shard} of {self.shards} is none"
+        try:
+            whole = b"\0" not in os.fsencode(self.checkpoint_dir)
+        except UnicodeEncodeError:
+            whole = False
+        return None if whole else f"the directory {self.checkpoint_dir!r:.80} can't be one"
+
 
 @dataclass(frozen=True)
 class Group(Message):
@@ -64,7 +84,7 @@ class Group(Message):
     type = "group"
     rank: int
     name: str
-    ranks: list[Any]
+    ranks: list[int]
 
 
 @dataclass(frozen=True)
@@ -83,14 +103,36 @@ class Hang(Message):
     collectives: list[Any] = field(default_factory=list)
 
 
+class CommunicatorPlace(TypedDict):
+    """Where a rank of the job is on a communicator; ranks: 0 if it has enqueued nothing there yet."""
+
+    communicator: str
+    rank: int
+    ranks: int
+    sequence: int
+    sends: list[tuple[int, int]] | None
+    receives: list[tuple[int, int]] | None
+
+
+class InFlight(TypedDict):
+    """A collective that has begun; exchanges: whether it is sent, with whom, the how many-th."""
+
+    communicator: str
+    sequence: int
+    operation: str
+    bytes: int
+    seconds: float
+    exchanges: list[tuple[bool, int, int]]
+
+
 @dataclass(frozen=True)
 class Progress(Message):
     """The answer to Ask: where the rank is on each communicator, and what is the oldest on each stream."""
 
     type = "progress"
     question: int
-    communicators: list[Any]
-    collectives: list[Any]
+    communicators: list[CommunicatorPlace]
+    collectives: list[InFlight]
 
 
 @dataclass(frozen=True)
@@ -219,8 +261,12 @@ class Loaded(Message):
 
     type = "loaded"
     rank: int
-    modules: list[Any]
-    environment: list[Any] = field(default_factory=list)
+    modules: list[str]
+    environment: list[list[str]] = field(default_factory=list)
+
+    def problem(self) -> str | None:
+        pairs = all(len(pair) == 2 for pair in self.environment)
+        return None if pairs else "its environment is no list of names and values"
 
 
 @dataclass(frozen=True)
@@ -403,7 +449,10 @@ def decode(data: bytes) -> Message:
     for field_name, value in values.items():
         if not _fits(value, _HINTS[cls][field_name]):
             raise ProtocolError(f"In a message of type {cls.type}, {field_name} can't be {value!r:.80}.")
-    return cls(**values)
+    message = cls(**values)
+    if problem := message.problem():
+        raise ProtocolError(f"A message of type {cls.type} makes no sense: {problem}.")
+    return message
 
 
 def _is_required(f: Field[Any]) -> bool:
@@ -411,17 +460,31 @@ def _is_required(f: Field[Any]) -> bool:
 
 
 def _fits(value: object, hint: Any) -> bool:
-    if get_origin(hint) is Literal:
-        return value in get_args(hint)
-    if get_origin(hint) is list:
-        return isinstance(value, list)
-    if get_args(hint):  # a union
-        return any(_fits(value, part) for part in get_args(hint))
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return value in arguments
+    if origin is list:
+        return isinstance(value, list) and all(_fits(one, arguments[0]) for one in value)
+    if origin is tuple:  # which JSON has as a list
+        return isinstance(value, list) and len(value) == len(arguments) and all(map(_fits, value, arguments))
+    if arguments:  # a union
+        return any(_fits(value, part) for part in arguments)
+    if is_typeddict(hint):
+        parts = get_type_hints(hint)
+        return isinstance(value, dict) and all(
+            name in value and _fits(value[name], part) for name, part in parts.items()
+        )
+    return hint is Any or _is(hint, value)
+
+
+def _is(kind: type[Any], value: object) -> bool:
     if isinstance(value, bool):
-        return hint is bool
-    if hint is float:
-        return isinstance(value, int) or (isinstance(value, float) and isfinite(value))
-    return isinstance(value, hint)
+        return kind is bool
+    if isinstance(value, int):
+        return kind in (int, float) and value in INTEGERS
+    if kind is float:
+        return isinstance(value, float) and isfinite(value)
+    return isinstance(value, kind)
 
 
 def _refuse_constant(name: str) -> None:

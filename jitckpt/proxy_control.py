@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from jitckpt import proxy_servers
+from jitckpt.door import Door
 from jitckpt.events import EventLog
 from jitckpt.hosts import Arrived, Hosts
 from jitckpt.proxy_servers import Servers, peer_of, session_of
@@ -28,6 +29,7 @@ from jitckpt.transparent.messages import FromProxy, MessageError, ToProxy
 
 VARIABLE = "JITCKPT_PROXY_CONTROL"  # the socket's path, in the workers
 LONGEST_PATH = 107  # bytes, of a socket
+MOST_STRANGERS = 64  # that have connected and not said who they are
 LEADER = 0  # the host whose agent does the agreeing
 
 
@@ -116,12 +118,14 @@ class Proxies:
     @property
     def next_look(self) -> float | None:
         """The monotonic time at which `look` should be called, if nothing happens before."""
-        return self._agreement.next_look if self._agreement is not None else None
+        agreed = self._agreement.next_look if self._agreement is not None else None
+        looks = [agreed, self._door.opens_at, self._servers.next_look]
+        return min((one for one in looks if one is not None), default=None)
 
     def watch(self, selector: selectors.BaseSelector) -> None:
         """Have the selector's owner call what it finds as data when something comes."""
         self._selector = selector
-        selector.register(self._control.socket, selectors.EVENT_READ, self._accept)
+        self._door = Door(self._control.socket, selector, self._accept)
         self._servers.watch(selector)
         if self._transfers is not None:
             selector.register(self._transfers.wake, selectors.EVENT_READ, self._go_on)
@@ -137,6 +141,8 @@ class Proxies:
 
     def look(self) -> None:
         """See what has not been done in time."""
+        self._door.look()
+        self._servers.look()
         if self._agreement is not None:
             self._agreement.look(time.monotonic())
 
@@ -175,13 +181,15 @@ class Proxies:
                 self._send(rank, messages.encode(messages.GiveUp((FOREVER, 0), reason)))
 
     def _accept(self) -> None:
-        with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
-            connection = _Connection(self._control.socket.accept()[0])
-            connection.socket.setblocking(False)
-            self._open.append(connection)
-            self._selector.register(
-                connection.socket, selectors.EVENT_READ, lambda: self._receive(connection)
-            )
+        accepted = self._door.accept()
+        if accepted is None:
+            return
+        strangers = [one for one in self._open if one.rank is None]
+        if len(strangers) >= MOST_STRANGERS:
+            self._hang_up(strangers[0])  # who has had the longest time to say who it is
+        connection = _Connection(accepted)
+        self._open.append(connection)
+        self._selector.register(connection.socket, selectors.EVENT_READ, lambda: self._receive(connection))
 
     def _receive(self, connection: _Connection) -> None:
         while True:
@@ -189,7 +197,7 @@ class Proxies:
                 data = connection.socket.recv(messages.MAX_BYTES + 1)
             except BlockingIOError:
                 return
-            except ConnectionError:
+            except OSError:
                 data = b""
             try:
                 if not data:
@@ -198,8 +206,9 @@ class Proxies:
                 if connection.rank is None:
                     connection.rank = self._greet(connection, data)
                 self._pass_on(connection.rank, data)
-            except MessageError as error:
-                self._log.write("warning", text=f"a device proxy is not listened to any more: {error}")
+            except Exception as error:  # whatever comes of a message: it must not end the control thread
+                what = error if isinstance(error, MessageError) else f"{error!r:.300}"
+                self._log.write("warning", text=f"a device proxy is not listened to any more: {what}")
                 self._hang_up(connection)
                 return
 
@@ -217,7 +226,7 @@ class Proxies:
         self._log.write("proxy_connected", rank=hello.rank, pid=process, calls=hello.table)
         self._awaited.discard(hello.rank)
         if not self._awaited:  # nobody else is listened to, and nothing is left should this agent be killed
-            self._selector.unregister(self._control.socket)
+            self._door.close()
             self._servers.listen_no_more()
             self._control.close()
         return hello.rank

@@ -18,12 +18,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jitckpt import children
+from jitckpt import children, descriptor_limit
+from jitckpt.door import Door
 from jitckpt.events import EventLog
 
 VARIABLE = "JITCKPT_PROXY_SERVERS"  # the socket's path, in the workers
 MAX_BYTES = 8192  # of a question
 MAX_ANSWER = 4096
+MOST_ASKERS = 32  # of one rank
 ENDING_SECONDS = 5.0  # what a killed server takes at most, unless it is stuck in its driver
 _FILES = 6  # that come with "start": those that the server finds as 1 to 5, and its environment
 _NAMESPACES = ("ipc", "mnt", "net", "pid", "user", "uts")
@@ -61,11 +63,20 @@ class Servers:
     def watch(self, selector: selectors.BaseSelector) -> None:
         """Have the selector's owner call what it finds as data when something comes."""
         self._selector = selector
-        selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._door = Door(self._listener, selector, self._accept)
+
+    @property
+    def next_look(self) -> float | None:
+        """When `look` should be called, if nothing happens before."""
+        return self._door.opens_at
+
+    def look(self) -> None:
+        """Listen again, if there were no descriptors for those that come."""
+        self._door.look()
 
     def listen_no_more(self) -> None:
         """Nobody else will ask: all workers have come."""
-        self._selector.unregister(self._listener)
+        self._door.close()
 
     def end(self, rank: int) -> None:
         """End those of a rank whose worker has ended."""
@@ -90,12 +101,12 @@ class Servers:
         self._askers.clear()
 
     def _accept(self) -> None:
-        with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
-            connection, _ = self._listener.accept()
-            connection.setblocking(False)
+        connection = self._door.accept()
+        if connection is not None:
             process, user = peer_of(connection)
             rank = self._ranks.get(session_of(process) or 0)
-            if user != os.getuid() or rank is None or not _lives_here(process):
+            known = sum(one.rank == rank and one.socket.fileno() >= 0 for one in self._askers)
+            if user != os.getuid() or rank is None or known == MOST_ASKERS or not _lives_here(process):
                 connection.close()
                 return
             asker = _Asker(connection, rank, process)
@@ -106,15 +117,21 @@ class Servers:
         try:
             with _received(asker.socket) as (question, files):
                 if not question:
-                    self._selector.unregister(asker.socket)  # it has ended its servers, or will have ended
+                    self._hang_up(asker)  # it has ended its servers, or will have ended
                     return
                 answer, given = self._answer(asker, question, files)
                 rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", given).tobytes())]
                 asker.socket.sendmsg([answer.encode()[:MAX_ANSWER]], rights if given else [])
         except BlockingIOError:
             return
-        except ConnectionError:
-            self._selector.unregister(asker.socket)
+        except OSError:
+            self._hang_up(asker)
+
+    def _hang_up(self, asker: _Asker) -> None:
+        self._selector.unregister(asker.socket)
+        asker.socket.close()
+        if all(server.end for server in asker.servers.values()):
+            self._askers.remove(asker)
 
     def _answer(self, asker: _Asker, question: bytes, files: list[int]) -> tuple[str, list[int]]:
         """Return what a worker is told, with the file that it gets."""
@@ -218,7 +235,14 @@ def _start(path: str, client: int, files: list[int]) -> _Server:
                 setsigdef=signal.valid_signals(),
             )
             note(process)
-    return _Server(process, os.pidfd_open(process))
+    descriptor_limit.give_back(process)
+    try:
+        return _Server(process, os.pidfd_open(process))
+    except OSError:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        children.waited_for(process)
+        raise
 
 
 def _inheritable() -> Iterator[int]:

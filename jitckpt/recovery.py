@@ -270,7 +270,7 @@ def _save_of_newer_step(job: Job, able: list[Rank], whole: int) -> Action | None
     saving = [rank for rank in able if rank.save == "ordered"]
     if any(rank.saving_step is None for rank in saving) and job.now < job.whole_at + NEWER_STEP_GRACE:
         return Wait(job.whole_at + NEWER_STEP_GRACE)
-    newer = {rank.saving_step for rank in saving if rank.saving_step is not None} - set(range(whole + 1))
+    newer = {rank.saving_step for rank in saving if (rank.saving_step or 0) > whole}
     done = tuple(
         replace(rank, save="ended", saved_step=rank.saving_step) if rank in saving else rank
         for rank in job.ranks

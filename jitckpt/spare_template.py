@@ -9,9 +9,8 @@ import socket
 import subprocess
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from jitckpt import children, process_tree, spare
+from jitckpt import children, descriptor_limit, process_tree, spare
 
 # To load torch from a slow file system. Then a new process is started in the place of a spare.
 LOADING_SECONDS = 120.0
@@ -59,6 +58,7 @@ class Template:
                 children.note_template(self._process.pid)
         finally:
             theirs.close()
+        descriptor_limit.give_back(self._process.pid)
 
     def new_spare(self, modules: Sequence[str]) -> "Spare":
         """Return a spare that imports `modules` as soon as it has been forked. Raises OSError."""
@@ -95,13 +95,14 @@ class Template:
                 continue
             except ConnectionResetError:  # it had not read all that it was asked
                 data = b""
-            answer: dict[str, Any] = {"error": f"the process they are forked from {why or 'has ended'}"}
-            if data:
-                answer = json.loads(data)
-            if "pid" in answer:
-                self._asked.popleft().forked(answer["pid"])
+            if not data:
+                answer: int | str = f"the process they are forked from {why or 'has ended'}"
             else:
-                self._asked.popleft().not_forked(answer["error"])
+                answer = _parse(data)
+            if isinstance(answer, int):
+                self._asked.popleft().forked(answer)
+            else:
+                self._asked.popleft().not_forked(answer)
 
     def alive(self) -> bool:
         """Return whether it can fork more spares."""
@@ -123,6 +124,22 @@ class Template:
             self._process.kill()
             self._process.wait()
         children.waited_for(self._process.pid)
+
+
+def _parse(answer: bytes) -> int | str:
+    """Return the process that a template has forked, or why it has not.
+
+    It has loaded the training's modules, which may do anything: a process that is no child of this one is
+    none of its spares.
+    """
+    with contextlib.suppress(ValueError, RecursionError, OverflowError, OSError):
+        match json.loads(answer):
+            case {"pid": int(pid)} if pid > 1:
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                return pid
+            case {"error": str(reason)}:
+                return reason
+    return f"the process they are forked from says what makes no sense: {answer!r:.100}"
 
 
 def _send_imports(to: socket.socket, modules: Sequence[str]) -> None:

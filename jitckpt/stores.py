@@ -44,7 +44,7 @@ from jitckpt.quorum import HEARD, STORE, Past, may_go_on
 from jitckpt.rendezvous import (
     ANSWER_SECONDS,
     DEFAULT_PORT,
-    Store,
+    SAME,
     agree,
     answers,
     is_own_address,
@@ -52,6 +52,9 @@ from jitckpt.rendezvous import (
     past_of,
     places,
 )
+from jitckpt.rendezvous_state import with_signature
+from jitckpt.signed import ForeignError, Signature, Store
+from jitckpt.store_server import store_at
 
 LOOK_SECONDS = 1.0
 REDIRECT_SECONDS = 2.0
@@ -136,14 +139,20 @@ class LastingRendezvous(RendezvousHandler):
     """Torch's rendezvous of several hosts, wherever its store is just now."""
 
     def __init__(
-        self, config: LaunchConfig, inner: RendezvousHandler, patience: float, fixed_place: int | None = None
+        self,
+        config: LaunchConfig,
+        inner: RendezvousHandler,
+        patience: float,
+        fixed_place: int | None = None,
+        secret: bytes | None = None,
     ) -> None:
         """inner: torch's handler with the store at the endpoint. patience: seconds for a store's answer.
 
-        fixed_place: of this host among all, None for any.
+        fixed_place: of this host among all, None for any. secret: the job's, if the hosts were given one.
         """
         self._config, self._patience, self._fixed_place = config, patience, fixed_place
-        self.inner: Any = inner
+        self.signature = Signature(config.run_id, secret)
+        self.inner: Any = with_signature(inner, self.signature)
         assert config.local_addr is not None  # `jitckpt run` finds it out
         self._address = config.local_addr
         self._origin = Place(*parse_rendezvous_endpoint(config.rdzv_endpoint, DEFAULT_PORT))
@@ -168,7 +177,7 @@ class LastingRendezvous(RendezvousHandler):
     def reserve(self) -> int:
         """Have a store in reserve; return its port."""
         if self._reserve is None:  # else it stays where the others know it
-            self._reserve = TCPStore(self._address, 0, is_master=True, wait_for_workers=False)
+            self._reserve = store_at(self._address)
         return int(self._reserve.port)
 
     def pasts(self, index: int) -> tuple[Past, ...]:
@@ -190,7 +199,7 @@ class LastingRendezvous(RendezvousHandler):
         start = Past(sha256(told.encode()).hexdigest(), number, len(hosts), index, holder)
         # Whatever comes of it: the others may go on, counting on this host.
         self._agreed.append(replace(start, in_doubt=tuple(host.agent for host in hosts)))
-        self.guarded(lambda: agree(store, prefix, (index, len(hosts))))
+        self.guarded(lambda: agree(store, prefix, (index, len(hosts)), start.start, self.signature))
         self._agreed, self.has_store = [start], index == holder
         # For those that stand by. Each host writes it before its ranks start, so where new hosts meet while
         # some of these may run, the new ones know.
@@ -266,8 +275,12 @@ class LastingRendezvous(RendezvousHandler):
     def _in_place(self, info: RendezvousInfo) -> RendezvousInfo:
         """Put this host where its user wants it; torch sorts hosts by their addresses."""
         key = "jitckpt/fixed-place"
-        info.store.set(f"{key}/{info.rank}", json.dumps(self._fixed_place))
-        wishes = [json.loads(info.store.get(f"{key}/{rank}")) for rank in range(info.world_size)]
+        store: Any = info.store
+        self.signature.put(store, f"{key}/{info.rank}", self._fixed_place)
+        try:
+            wishes = [self.signature.take(store, f"{key}/{rank}") for rank in range(info.world_size)]
+        except ForeignError as error:
+            raise HostsError(f"Which host has which place can't be read: {error}. {SAME}") from error
         rank = places(wishes)[info.rank]
         bootstrap: Any = info.bootstrap_store_info
         return RendezvousInfo(info.store, rank, info.world_size, bootstrap)
@@ -311,14 +324,30 @@ class LastingRendezvous(RendezvousHandler):
     def _read(self) -> Notes:
         # A connection of its own: one that waits for a key answers nothing else.
         client = self._client = self._client or self._connect(self._place)
-        keys = [self._key("moved"), self._key("start")]
-        return _notes(*(json.loads(client.get(key)) if client.check([key]) else None for key in keys))
+        moved = self._note(client, "moved", _place)
+        start, reserves = self._note(client, "start", _start) or (None, [])
+        return Notes(moved, start, reserves)
+
+    def _note(self, client: Any, name: str, parse: Callable[[Any], Value]) -> Value | None:
+        """Return what an agent of the job has left in a store; None if there is nothing, or a stranger's."""
+        key = self._key(name)
+        return self._parsed(key, client.get(key), parse) if client.check([key]) else None
+
+    def _parsed(self, key: str, entry: bytes, parse: Callable[[Any], Value]) -> Value | None:
+        with suppress(ForeignError, KeyError, TypeError, ValueError):
+            return parse(self.signature.read(key, entry))
+        return None
 
     def _tell_store(self, start: Past, reserves: Sequence[Place]) -> None:
         """Leave word of a start, unless there is some of a later one."""
-        key, told, known = self._key("start"), _told(start, reserves), ""
-        while not known or json.loads(known)["start"]["number"] < start.number:
-            known = self.inner._store.compare_set(key, known, told).decode()
+        key, store, known = self._key("start"), self.inner._store, b""
+        told = self.signature.write(key, _told(start, reserves))
+        while (found := self._parsed(key, known, _start)) is None or found[0].number < start.number:
+            try:
+                known = store.compare_set(key, known.decode(), told)
+            except UnicodeDecodeError:  # which no agent has written
+                store.set(key, told)
+                return
 
     def _is_redundant(self) -> bool:
         return self.inner._this_node in self.inner._state_holder.state.redundancy_list
@@ -422,7 +451,7 @@ class LastingRendezvous(RendezvousHandler):
         return None if self._reserve is None else Place(self._address, self._reserve.port)
 
     def _give_store(self, start: Past) -> Place | None:
-        self._reserve.set(self._key("start"), _told(start, self._reserves))
+        self.signature.put(self._reserve, self._key("start"), _told(start, self._reserves))
         place = self._reserved()
         say(
             f"the host that held the rendezvous' store at {self._place} is gone. The store is at {place} "
@@ -450,7 +479,8 @@ class LastingRendezvous(RendezvousHandler):
             return False
         if not self._left:
             self._leave()
-        self.inner = create_handler(store, backend, _parameters(self._config))
+        torchs = create_handler(store, backend, _parameters(self._config))
+        self.inner = with_signature(torchs, self.signature)
         self._place, self._left, self.has_store = place, False, gives
         if gives:
             self._reserve = None
@@ -475,9 +505,9 @@ class LastingRendezvous(RendezvousHandler):
         place = self._place
         while self._place == place and not self._closing.is_set():
             if answers(self._origin.address, self._origin.port):
-                note = json.dumps([place.address, place.port])
+                note = [place.address, place.port]
                 with suppress(RuntimeError, OSError):  # it has ended just now; another may come
-                    self._connect(self._origin).set(self._key("moved"), note)
+                    self.signature.put(self._connect(self._origin), self._key("moved"), note)
             self._closing.wait(REDIRECT_SECONDS)
 
 
@@ -520,16 +550,21 @@ def _reserves(hosts: Sequence[Host]) -> list[Place]:
     return [Place(host.address, host.reserve) for host in hosts]
 
 
-def _told(start: Past, reserves: Sequence[Place]) -> str:
+def _told(start: Past, reserves: Sequence[Place]) -> dict[str, Any]:
     """Return what a store says of a start."""
     places = [(place.address, place.port) for place in reserves]
-    return json.dumps({"start": asdict(replace(start, place=STORE)), "reserves": places})
+    return {"start": asdict(replace(start, place=STORE)), "reserves": places}
 
 
-def _notes(moved: Any, told: Any) -> Notes:
-    start = None if told is None else past_of(told["start"])
-    reserves = [] if told is None else [Place(*place) for place in told["reserves"]]
-    return Notes(None if moved is None else Place(*moved), start, reserves)
+def _start(told: Any) -> tuple[Past, list[Place]]:
+    return past_of(told["start"]), [_place(place) for place in told["reserves"]]
+
+
+def _place(told: Any) -> Place:
+    match told:
+        case [str(address), int(port)] if 0 <= port < 1 << 16:
+            return Place(address, port)
+    raise ValueError(f"{told!r:.80} is no place of a store")
 
 
 def has_calls_out() -> bool:

@@ -42,6 +42,8 @@ from jitckpt.workers import Worker
 
 TOLD = ("nothing", "kill", "terminate")  # to a rank before it ended
 STATUS_OF_AN_EXCEPTION = 1  # of a Python that an exception has ended
+MOST_NONSENSE = 100  # messages that are noted
+MOST_TEXT = 2000  # characters of a failure's description
 STOPPED_LOOK = 0.5  # seconds between two looks whether a rank that is to save is stopped
 
 
@@ -103,6 +105,7 @@ class Supervisor(threading.Thread):
         self._registrations: dict[int, protocol.Registered] = {}
         self._hangs: dict[int, protocol.Hang] = {}  # that are transparent mode's affair first
         self._trouble: str | None = None
+        self._nonsense = 0  # messages that could not be acted on
         self._investigation = Investigation(
             self._workers,
             self._order,
@@ -172,8 +175,7 @@ class Supervisor(threading.Thread):
 
     def _supervise(self) -> Outcome:
         while True:
-            interrupts = len(self.interrupts)
-            self._listen(0)  # whatever was said before a failure counts in the decision about it
+            interrupts = self._hear_all()
             if self._proxies is not None:
                 self._proxies.look()
                 if any(self._rank(rank).finished for rank in self._proxies.stragglers):
@@ -221,6 +223,14 @@ class Supervisor(threading.Thread):
                         self._say(f"the job ends here, with no restart: {reason}.")
                     return outcome
 
+    def _hear_all(self) -> int:
+        """Take in all that was said: it counts in the decision about a failure. Return the interrupts."""
+        while True:
+            interrupts = len(self.interrupts)
+            self._listen(0)
+            if len(self.interrupts) == interrupts:
+                return interrupts  # else one came in between, and what wakes this thread for it was heard
+
     def _listen(self, timeout: float | None) -> None:
         """Wait for something to happen; take in all that has happened by then."""
         while ready := self._selector.select(timeout):
@@ -266,13 +276,30 @@ class Supervisor(threading.Thread):
                 else:
                     self._change(worker.rank, reachable=False)
             elif isinstance(message, ProtocolError):
-                self._log.write("warning", rank=worker.rank, text=str(message))
+                self._note_nonsense(f"rank {worker.rank}", message)
             else:
-                self._forward(worker.rank, message)
-                if isinstance(message, protocol.Registered):
-                    self._reports.registered(worker, message)
-                self._hear(worker.rank, message)
-                self._reports.heard(worker, message)
+                try:
+                    self._act_on(worker, message)
+                except Exception as error:
+                    self._note_nonsense(f"rank {worker.rank}", error)
+
+    def _act_on(self, worker: Worker, message: Message) -> None:
+        self._forward(worker.rank, message)
+        if isinstance(message, protocol.Registered):
+            self._reports.registered(worker, message)
+        self._hear(worker.rank, message)
+        self._reports.heard(worker, message)
+
+    def _note_nonsense(self, who: str, error: Exception) -> None:
+        """Take note of a message that can't be acted on, whatever came of it: it must not end this thread.
+
+        For without it all ranks would be killed. There is no end of such messages if there is one.
+        """
+        self._nonsense += 1
+        if self._nonsense <= MOST_NONSENSE:
+            more = " No more of that is noted." if self._nonsense == MOST_NONSENSE else ""
+            what = str(error) if isinstance(error, ProtocolError) else f"{error!r:.300}"
+            self._log.write("warning", text=f"{who} says what makes no sense: {what}{more}")
 
     def _forward(self, rank: int, message: Message) -> None:
         """Let the other hosts hear it, too; what only one host acts on goes to that one."""
@@ -462,6 +489,7 @@ class Supervisor(threading.Thread):
 
     def _detected(self, cause: str, text: str) -> None:
         """Log a failure; tell the user of the first, the others usually follow from it."""
+        text = protocol.shortened(text, MOST_TEXT)  # it goes into orders
         self._log.write("detected", cause=cause, text=text, first=self._trouble is None)
         if self._trouble is None:
             self._trouble = text
@@ -500,9 +528,8 @@ class Supervisor(threading.Thread):
             else:
                 try:
                     self._hear_host(arrived)
-                except (JitckptError, KeyError, ValueError, OSError) as error:
-                    text = f"{self._hosts.name(arrived.host)} says what makes no sense: {error!r}"
-                    self._log.write("warning", text=text)
+                except Exception as error:
+                    self._note_nonsense(self._hosts.name(arrived.host), error)
 
     def _hear_host(self, arrived: Arrived) -> None:
         match arrived.header:

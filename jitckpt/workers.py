@@ -7,9 +7,8 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
-from jitckpt import descriptors, process_tree, protocol
+from jitckpt import descriptor_limit, descriptors, process_tree, protocol
 from jitckpt.children import Children, starting, waited_for
 from jitckpt.lifeline import Lifeline
 from jitckpt.protocol import Message, ProtocolError
@@ -93,10 +92,26 @@ class Worker:
                 if file is not None:
                     file.close()
         self.pid = self._process.pid
-        self.pidfd = os.pidfd_open(self.pid)
+        self._hold()
         self._children = children
         if children is not None:
             children.guard(self.pid, self.pidfd)
+
+    def _hold(self) -> None:
+        """Have what tells of the process, and reaches it, whoever gets its number later. Raises OSError."""
+        descriptor_limit.give_back(self.pid)
+        try:
+            self.pidfd = os.pidfd_open(self.pid)
+            # Kept open: when it is read the agent may have no descriptor left.
+            self._stat = os.open(f"/proc/{self.pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            os.killpg(self.pid, signal.SIGKILL)
+            self._process.wait()
+            waited_for(self.pid)
+            self._close_sockets()
+            self.lifeline.close()
+            os.close(self.ring_fd)
+            raise
 
     def send(self, message: Message) -> str | None:
         """Send an order; return why it could not be sent, or None. Never blocks."""
@@ -129,13 +144,16 @@ class Worker:
 
     def is_stopped(self) -> bool:
         """Return whether the worker is stopped by a signal, such as SIGSTOP."""
-        stat = Path(f"/proc/{self.pid}/stat").read_text()
-        return stat.rpartition(")")[2].split()[0] in "Tt"
+        return self._status()[0] in "Tt"
 
     def dies_with(self) -> int | None:
         """Return the exit code (minus the number of a signal) of a worker whose end has begun, else None."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        fields = self._status()
         return os.waitstatus_to_exitcode(int(fields[49])) if int(fields[6]) & PF_EXITING else None
+
+    def _status(self) -> list[str]:
+        """Return what follows the name in /proc/PID/stat. Raises OSError after `reap`."""
+        return os.pread(self._stat, 4096, 0).decode(errors="replace").rpartition(")")[2].split()
 
     def signal(self, signum: int) -> None:
         """Send a signal to the worker and its process group. Must not be called after `reap`.
@@ -156,10 +174,11 @@ class Worker:
         What has gone to other sessions is ended with the job's start (children.Children).
         """
         os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
-        for process in process_tree.everybody():
-            left = process.session == self.pid and process.pid != self.pid and not process.dead
-            if left and not process_tree.is_tidier(process.pid):
-                process_tree.kill(process.pid)
+        with contextlib.suppress(OSError):  # no descriptor left to look: they end with the job's start
+            for process in process_tree.everybody():
+                left = process.session == self.pid and process.pid != self.pid and not process.dead
+                if left and not process_tree.is_tidier(process.pid):
+                    process_tree.kill(process.pid)
         status = self._process.wait()
         waited_for(self.pid)
         if self._children is not None:
@@ -175,6 +194,7 @@ class Worker:
         self.lifeline.close()
         os.close(self.ring_fd)
         os.close(self.pidfd)
+        os.close(self._stat)
 
     def _close_sockets(self) -> None:
         self.socket.close()

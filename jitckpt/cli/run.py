@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import sys
 import tempfile
 import uuid
@@ -45,7 +46,7 @@ DEFAULT_MAX_RESTARTS = 3
 DEFAULT_HANG_TIMEOUT = 60.0
 DEFAULT_VALIDATE_EVERY = 1000
 HANG_FLOOR = 5.0
-LEAST_SECRET = 16  # bytes
+LEAST_SECRET, MOST_SECRET = 16, 1 << 16  # bytes
 NO_MASTER = "127.0.0.1"  # where --master-addr is not given
 MASTER_PORT = 29500  # where --master-port is not given
 # Of two jobs that begin at one time both would find the port free. So who takes it has this name, in the
@@ -226,7 +227,7 @@ def _check(args: argparse.Namespace, kind: str) -> None:
         if name.strip() not in signal.Signals.__members__:
             raise ValueError(f"--signals-to-handle: there is no signal {name.strip()!r}")
     if args.standalone or _needs_another_port(args):
-        args.rdzv_backend, args.rdzv_endpoint, args.rdzv_id = "c10d", "localhost:0", str(uuid.uuid4())
+        args.rdzv_backend, args.rdzv_endpoint, args.rdzv_id = "c10d", f"{NO_MASTER}:0", str(uuid.uuid4())
     for fault in args.fault:
         if fault.kind in DEVICE_KINDS and kind != "softgpu":
             raise ValueError(f"--fault '{fault}': only softgpu fails on order (--device softgpu)")
@@ -239,6 +240,7 @@ def _check_hosts(args: argparse.Namespace) -> None:
     args.fixed_place = None
     least, most = torchrun.parse_min_max_nnodes(args.nnodes)
     if most == 1 or args.standalone:
+        args.local_addr = args.local_addr or NO_MASTER  # nobody else comes to the workers' store
         return
     if least != most:
         raise ValueError(
@@ -401,8 +403,9 @@ def _parser() -> argparse.ArgumentParser:
         "--secret-file",
         type=_secret,
         metavar="FILE",
-        help="the same on all hosts: by what it holds their agents know each other (default: a secret that "
-        "the first host makes and tells the others through the rendezvous' store)",
+        help="the same on all hosts, for you alone to read: by what it holds their agents know each other, "
+        "and what they leave in the rendezvous' store (default: a secret that the first host makes and tells "
+        "the others through that store)",
     )
     ours.add_argument(
         "--staging",
@@ -472,13 +475,19 @@ def _steps(text: str) -> int:
 
 def _secret(text: str) -> bytes:
     try:
-        secret = Path(text).read_bytes().strip()
+        with open(text, "rb") as file:
+            found = os.fstat(file.fileno())
+            secret = file.read(MOST_SECRET).strip()
     except OSError as error:
         raise argparse.ArgumentTypeError(f"{text} can't be read: {error.strerror}") from error
     if len(secret) < LEAST_SECRET:
         raise argparse.ArgumentTypeError(
             f"{text} has {len(secret)} bytes; a secret needs {LEAST_SECRET}: `openssl rand -hex 32`"
         )
+    if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise argparse.ArgumentTypeError(f"others can read or change {text}: `chmod 600 {text}`")
+    if found.st_uid not in (0, os.geteuid()):
+        raise argparse.ArgumentTypeError(f"{text} belongs to another user, who can read it; make your own")
     return secret
 
 

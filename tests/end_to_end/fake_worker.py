@@ -79,8 +79,8 @@ def report_hang(seconds: float = 2.0) -> None:
 
 
 def answer(question: protocol.Ask) -> None:
-    world = {"communicator": "world", "sequence": place["sequence"], "sends": [], "receives": []}
-    collective = {
+    world: Any = {"communicator": "world", "sequence": place["sequence"], "sends": [], "receives": []}
+    collective: Any = {
         "communicator": "world",
         "sequence": place["sequence"],
         "operation": "ncclAllReduce",

@@ -20,6 +20,7 @@ from jitckpt import local_state, saves
 from jitckpt.events import read_events
 
 STORE = "10.79.0.1:29400"
+LISTENING = "01004F0A:72D8"  # the same as in /proc/net/tcp
 MEET = ["--rdzv-backend", "c10d", "--rdzv-endpoint", STORE]
 # As torchrun has it where a host has several ranks: sums depend on it.
 THREADS = ["OMP_NUM_THREADS=1"]
@@ -112,17 +113,37 @@ from jitckpt import cli, stores
 
 agree, meetings = stores.agree, []
 
-def stop(store, prefix, place):
+def stop(store, prefix, place, start, signature):
     meetings.append(prefix)
     if len(meetings) == 2:
         for other in range(1, place[1]):
             store.get(f"{prefix}/agreed/{other}")
         print("all others agree", flush=True)
         time.sleep(600)
-    agree(store, prefix, place)
+    agree(store, prefix, place, start, signature)
 
 stores.agree = stop
 sys.exit(cli.main())
+"""
+
+
+# A stranger, who writes what runs a program where it is unpickled into all entries of a job's rendezvous.
+STRANGER = """
+import base64, os, pickle, sys
+from datetime import timedelta
+from torch.distributed import TCPStore
+
+class Attack:
+    def __reduce__(self):
+        return os.mkdir, (sys.argv[1],)
+
+host, port = sys.argv[2].split(":")
+store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=60), wait_for_workers=False)
+pickled = pickle.dumps(Attack())
+store.set("torch.rendezvous.none", base64.b64encode(pickled).decode())
+for name in ("start", "moved"):
+    store.set(f"jitckpt/none/{name}", pickled.hex())
+print("written")
 """
 
 
@@ -256,6 +277,35 @@ def test_a_killed_rank_on_one_host_changes_no_bit(job: Job, undisturbed: list[st
     assert [saves.verify(save) for save in asked] == [None] * len(asked)
     events, _ = read_events(job.launcher.directory / "ckpt")
     assert [event for event in events if event["event"] == "warning"] == [], "the hosts met again at once"
+
+
+@pytest.mark.parametrize("has_secret", [False, True], ids=["no secret", "secret"])
+def test_what_a_stranger_writes_into_the_store_is_not_run_and_stops_nothing(
+    job: Job, undisturbed: list[str], has_secret: bool
+) -> None:
+    """Once before the hosts meet, and once before they meet again."""
+    secret = job.launcher.directory / "secret"
+    secret.touch(mode=0o600)
+    secret.write_text("what only this job's hosts know")
+    trace = job.launcher.directory / "trace"
+    stranger = [sys.executable, job.launcher.script(STRANGER, "stranger.py"), str(trace), STORE]
+    options = ["--secret-file", str(secret)] if has_secret else []
+    command = ["--rdzv-conf", "keep_alive_interval=1", *options]
+    command += ["--fault", "rank=1 step=5 phase=backward kind=kill", job.launcher.script(PAUSING), *TRAINING]
+    agents = [job.start(0, *command)]
+    job.launcher.wait_until(lambda: LISTENING in job.hosts.listening(0))
+    assert job.launcher.run(*job.hosts.on(1), *stranger).out == "written\n"
+    agents.append(job.start(1, *command))
+    await_line(agents[0], "pauses\n")
+    assert job.launcher.run(*job.hosts.on(1), *stranger).out == "written\n"
+    (job.launcher.directory / "go").touch()
+    ends = [job.launcher.finish(agent) for agent in agents]
+    err = ends[0].err + ends[1].err
+    assert [end.status for end in ends] == [0, 0], err
+    assert digests(ends[0].out + ends[1].out) == undisturbed
+    assert not trace.exists()
+    assert "in the rendezvous' store an entry was not signed with this job's secret" in err
+    assert secret.read_text() not in err
 
 
 def test_a_lost_host_loses_nothing(job: Job, tmp_path: Path, undisturbed: list[str]) -> None:

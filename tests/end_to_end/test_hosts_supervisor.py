@@ -1,6 +1,7 @@
 """Supervisors of two hosts, in this process, over real processes that only play training ranks."""
 
 import os
+import resource
 import signal
 import sys
 import textwrap
@@ -282,3 +283,20 @@ def test_what_makes_no_sense_is_noted_and_changes_nothing(
     assert "host 1 (127.0.0.1) says what makes no sense" in agents.events("warning")[0]["text"]
     (agents.directory / "go").touch()
     assert agents.outcomes() == [Outcome.SUCCEEDED] * 2
+
+
+def test_agents_without_a_descriptor_left_have_their_ranks_save(agents: Agents) -> None:
+    """When a rank dies there is none for a look at the others, or for the log."""
+    agents.start([SAVES, "register(); wait_for(here + '/go'); die()"])
+    agents.await_registrations()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    go = os.open(agents.directory, os.O_RDONLY)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        os.mkdir("go", dir_fd=go)
+        outcomes = agents.outcomes()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.close(go)
+    assert outcomes == [Outcome.RESTART] * 2
+    assert [event["step"] for host in (0, 1) for event in agents.events("saved", host)] == [7, 7]

@@ -16,7 +16,8 @@ from jitckpt.cli.run import PORT_CLAIM
 
 
 def without_ours(environment: dict[str, str]) -> dict[str, str]:
-    differs = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "PWD", "_"}
+    # Torchrun's address is a name, which may mean several addresses; ours is the one where the store listens.
+    differs = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "PWD", "_"}
     ours = re.compile("JITCKPT_|SOFTGPU_|LD_PRELOAD|LD_LIBRARY_PATH")
     return {k: v for k, v in environment.items() if k not in differs and not ours.match(k)}
 
@@ -40,6 +41,7 @@ def test_the_workers_environment_is_torchruns(launcher: Launcher) -> None:
         theirs, ours = environments["torchrun", rank], environments["jitckpt", rank]
         assert ours["arguments"] == theirs["arguments"] == ["--flag", "a b"]
         assert without_ours(ours["environment"]) == without_ours(theirs["environment"])
+        assert ours["environment"]["MASTER_ADDR"] == "127.0.0.1"
         assert ours["environment"]["OMP_NUM_THREADS"] == "1"
         assert "libjitckpt.so" in ours["environment"]["LD_PRELOAD"]
 

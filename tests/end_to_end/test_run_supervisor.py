@@ -7,7 +7,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -583,15 +583,26 @@ def test_a_rank_that_closes_its_socket_can_end_well(start: Starter) -> None:
 
 def test_a_failure_of_the_supervisor_itself_is_raised_and_leaves_no_worker(start: Starter) -> None:
     job = start("ignore_sigterm(); say(protocol.Fault(RANK, 'x', 1, 'forward')); hang()")
-    job.faults = None  # type: ignore[assignment]
-    job.supervisor._reports = replace(job.supervisor._reports, heard=_broken)
+    job.supervisor._look_into_hangs = _broken  # type: ignore[method-assign]
+    job.supervisor.interrupt(signal.SIGTERM)
     with pytest.raises(RuntimeError, match="control thread failed"):
         job.supervisor.result()
     assert job.workers[0].has_ended(within=0)
 
 
-def _broken(worker: Worker, message: protocol.Message) -> None:
-    raise ZeroDivisionError(message.type)
+def _broken() -> None:
+    raise ZeroDivisionError
+
+
+def test_a_message_of_which_something_unforeseen_comes_is_noted_and_passed_over(start: Starter) -> None:
+    job = start("say(protocol.Fault(RANK, 'x', 1, 'forward')); wait_for(here + '/go')")
+    job.faults = None  # type: ignore[assignment]
+    while not job.events("warning"):
+        time.sleep(0.01)
+    (warning,) = job.events("warning")
+    assert "rank 0 says what makes no sense: AttributeError" in warning["text"]
+    (job.directory / "go").touch()
+    assert job.supervisor.result() is Outcome.SUCCEEDED
 
 
 PROXY = """import socket

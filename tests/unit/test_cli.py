@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from jitckpt.cli import COMMANDS, main
+from jitckpt.cli.run import _secret
 from jitckpt.device import LIBRARY_DIR
 
 FOLDER = Path(__file__).parent
@@ -89,6 +90,19 @@ def test_a_wrong_call_is_explained(
 ) -> None:
     monkeypatch.chdir(FOLDER)
     assert complaint in refused(capsys, *arguments)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o602, 0o666])
+def test_a_secret_that_others_can_read_is_none(
+    mode: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(range(65, 97)))
+    secret.chmod(mode)
+    told = refused(capsys, "run", "--secret-file", str(secret), __file__)
+    assert f"others can read or change {secret}: `chmod 600 {secret}`" in told
+    secret.chmod(0o600)
+    assert _secret(str(secret)) == bytes(range(65, 97))
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -29,7 +29,7 @@ def waiting(
     }
 
 
-def answer(*communicators: dict[str, Any], collectives: Any = ()) -> Progress:
+def answer(*communicators: Any, collectives: Any = ()) -> Progress:
     return Progress(1, list(communicators), list(collectives))
 
 

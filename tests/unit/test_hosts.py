@@ -209,3 +209,16 @@ def test_strangers_and_impostors_change_nothing(meeting: Meeting) -> None:
     twice.close()
     b.send(0, {"still": "here"})
     assert take(a) == Arrived(1, {"still": "here"}, b"")
+
+
+def test_a_crowd_of_strangers_keeps_nobody_out(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts, "MOST_STRANGERS", 16)
+    a, b = meeting.prepare(2)
+    a._thread.start()
+    crowd = [socket.create_connection((a.all[0].address, a.all[0].port), PATIENCE) for _ in range(200)]
+    b.connect(PATIENCE)
+    b.send(0, {"still": "here"})
+    assert take(a) == Arrived(1, {"still": "here"}, b"")
+    assert len(a._strangers) <= 16
+    for stranger in crowd:
+        stranger.close()

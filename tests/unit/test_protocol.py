@@ -7,7 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jitckpt import protocol
-from jitckpt.protocol import FROM_AGENT, FROM_WORKER, MAX_BYTES, Message, ProtocolError, decode, encode
+from jitckpt.protocol import (
+    FROM_AGENT,
+    FROM_WORKER,
+    MAX_BYTES,
+    CommunicatorPlace,
+    InFlight,
+    Message,
+    ProtocolError,
+    decode,
+    encode,
+)
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -17,14 +27,36 @@ json_values = st.recursive(
 short_text = st.text(st.characters(), max_size=40)
 
 
+integers = st.integers(protocol.INTEGERS.start, protocol.INTEGERS.stop - 1)
+pairs = st.lists(st.lists(integers, min_size=2, max_size=2), max_size=3)
+exchanges = st.lists(st.tuples(st.booleans(), integers, integers).map(list), max_size=3)
+
+
 def values_for(hint: Any) -> st.SearchStrategy[Any]:
     by_hint = {
         bool: st.booleans(),
-        int: st.integers(),
+        int: integers,
         float: st.floats(allow_nan=False, allow_infinity=False),
         str: short_text,
-        int | str: st.integers() | short_text,
+        int | str: integers | short_text,
         list[Any]: st.lists(json_values, max_size=3),
+        list[int]: st.lists(integers, max_size=3),
+        list[str]: st.lists(short_text, max_size=3),
+        list[list[str]]: st.lists(st.lists(short_text, min_size=2, max_size=2), max_size=3),
+        list[CommunicatorPlace]: st.lists(
+            st.fixed_dictionaries(
+                {"communicator": short_text, "rank": integers, "ranks": integers, "sequence": integers}
+                | dict.fromkeys(("sends", "receives"), st.none() | pairs)
+            ),
+            max_size=3,
+        ),
+        list[InFlight]: st.lists(
+            st.fixed_dictionaries(
+                {"communicator": short_text, "sequence": integers, "operation": short_text}
+                | {"bytes": integers, "seconds": st.floats(0, 1e9), "exchanges": exchanges}
+            ),
+            max_size=3,
+        ),
     }
     return by_hint[hint] if hint in by_hint else st.sampled_from(hint.__args__)
 
@@ -35,7 +67,7 @@ def messages() -> st.SearchStrategy[Message]:
             st.builds(cls, **{f.name: values_for(get_type_hints(cls)[f.name]) for f in fields(cls)})
             for cls in (*FROM_WORKER, *FROM_AGENT)
         ]
-    )
+    ).filter(lambda message: message.problem() is None)
 
 
 @given(messages())
@@ -85,6 +117,42 @@ def test_a_missing_field_is_named(message: Message, data: st.DataObject) -> None
 def test_seconds_are_a_number(value: str) -> None:
     with pytest.raises(ProtocolError):
         decode(b'{"type":"save","save_id":1,"reason":"r","deadline":' + value.encode() + b"}")
+
+
+def registered(**changed: Any) -> bytes:
+    known = {"rank": 0, "pid": 1, "world_size": 2, "shard": 0, "shards": 1, "fingerprint": ""}
+    return json.dumps(
+        {"type": "registered", "saver": "builtin", "checkpoint_dir": "/ckpt"} | known | changed
+    ).encode()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"rank": 2},
+        {"rank": -1},
+        {"shards": 3},
+        {"shard": 1},
+        {"world_size": 1 << 21, "shards": 1 << 21},
+        {"checkpoint_dir": "a\0b"},
+        {"checkpoint_dir": "\ud800"},
+    ],
+)
+def test_a_rank_that_there_can_not_be_is_refused(changed: dict[str, Any]) -> None:
+    assert decode(registered()).type == "registered"
+    with pytest.raises(ProtocolError, match="makes no sense"):
+        decode(registered(**changed))
+
+
+@pytest.mark.parametrize("number", [1 << 64, -(1 << 63) - 1, 10**400])
+def test_a_number_without_end_is_refused(number: int) -> None:
+    text = str(number).encode()
+    for data in (
+        b'{"type":"at_end","rank":' + text + b"}",
+        b'{"type":"held","save_id":1,"seconds":' + text + b"}",
+    ):
+        with pytest.raises(ProtocolError):
+            decode(data)
 
 
 def test_deep_nesting_is_an_error() -> None:

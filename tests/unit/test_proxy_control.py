@@ -1,10 +1,13 @@
 """The agent's sockets to device proxies: who is listened to, and a recovery over them."""
 
 import os
+import resource
 import selectors
 import socket
 import stat
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -222,3 +225,50 @@ def test_two_hosts_agree_through_the_first() -> None:
     assert "rank 1 is gone: its device proxy has hung up" in proxies[0].given_up
     for host in hosts:
         host.close()
+
+
+@contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_who_comes_when_no_descriptor_is_left_is_let_in_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host({0: os.getsid(0)})
+    clients = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
+    for client, path in zip(clients, (host.path, host.control.servers_path), strict=True):
+        client.setblocking(False)
+        client.connect(str(path))
+    with no_descriptor_left():
+        host.listen()  # and it comes to an end
+        assert host.selector.select(0) == [], "nothing is looked at in vain"
+        assert host.proxies.next_look is not None
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 60)
+    host.proxies.look()
+    clients[0].send(encode(Proxy(0, 1).hello()))
+    host.listen()
+    assert host.events() == ["proxy_connected"]
+    assert host.proxies.next_look is None
+    for client in clients:
+        client.close()
+    host.close()
+
+
+def test_a_crowd_that_does_not_say_who_it_is_keeps_nobody_out(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jitckpt.proxy_control.MOST_STRANGERS", 3)
+    crowd = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(20)]
+    for stranger in crowd:
+        stranger.connect(str(host.path))
+        host.listen()
+    host.clients[0] = host.connect(encode(Proxy(0, 2).hello()))
+    assert take(host.clients[0]) is None
+    assert [stranger.recv(9) for stranger in crowd[:17]] == [b""] * 17
+    for stranger in crowd:
+        stranger.close()

@@ -1,6 +1,5 @@
 """How hosts find each other."""
 
-import json
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -12,6 +11,9 @@ from jitckpt import rendezvous
 from jitckpt.errors import HostsError
 from jitckpt.hosts import Host
 from jitckpt.quorum import Past
+from jitckpt.signed import Signature
+
+NOBODYS = Signature("job")
 
 
 class Store:
@@ -30,13 +32,44 @@ class Store:
 def test_hosts_learn_of_each_other_and_of_the_secret_through_the_store() -> None:
     past = Past("start", 1, 2, 0, 1, ended=(1,), in_doubt=("a", "b"))
     store, own = Store(), Host("10.0.0.1", 7000, (0, 1), 2, "ckpt", 1, 2, True, (past,))
-    alone, secret = rendezvous.exchange(store, "first", (0, 1), own, None)
+    alone, secret = rendezvous.exchange(store, "first", (0, 1), own, NOBODYS)
     assert alone == [own]
     assert len(secret) == 64
     other = replace(own, address="10.0.0.2", ranks=(2, 3), pasts=())
-    assert rendezvous.exchange(store, "first", (1, 2), other, None) == ([own, other], secret)
-    assert rendezvous.exchange(store, "first", (1, 2), other, b"our own") == ([own, other], b"our own")
-    assert b"our own" not in store.values.values()
+    assert rendezvous.exchange(store, "first", (1, 2), other, NOBODYS) == ([own, other], secret)
+
+
+def test_a_secret_that_the_hosts_have_does_not_lie_in_the_store() -> None:
+    store, own = Store(), Host("10.0.0.1", 7000, (0,), 0)
+    assert rendezvous.exchange(store, "first", (0, 1), own, Signature("job", b"ours")) == ([own], b"ours")
+    assert not any(b"ours" in value for value in store.values.values())
+
+
+@pytest.mark.parametrize("secret", [None, b"another"])
+def test_a_host_without_the_jobs_secret_is_refused(secret: bytes | None) -> None:
+    store, own = Store(), Host("10.0.0.1", 7000, (0,), 0)
+    rendezvous.exchange(store, "first", (0, 1), own, Signature("job", b"ours"))
+    with pytest.raises(
+        HostsError, match=r"What host 0 .* not signed .* All hosts need the same --secret-file"
+    ):
+        rendezvous.exchange(store, "first", (1, 2), replace(own, ranks=(1,)), Signature("job", secret))
+
+
+def test_a_start_to_which_others_do_not_agree_does_not_begin() -> None:
+    store, ours = Store(), Signature("job", b"ours")
+    rendezvous.agree(store, "first", (0, 1), "start", ours)
+    with pytest.raises(HostsError, match="Host 0 agrees to another start"):
+        rendezvous.agree(store, "first", (1, 2), "another", ours)
+    store.set("first/agreed/0", "yes")
+    with pytest.raises(HostsError, match=r"What host 0 agrees to can't be read: an entry was not signed"):
+        rendezvous.agree(store, "first", (1, 2), "start", ours)
+
+
+def test_no_rank_is_on_two_hosts() -> None:
+    store, own = Store(), Host("10.0.0.1", 7000, (0,), 0)
+    rendezvous.exchange(store, "first", (0, 1), own, NOBODYS)
+    with pytest.raises(HostsError, match=r"ranks \[0, 0\]"):
+        rendezvous.exchange(store, "first", (1, 2), own, NOBODYS)
 
 
 @given(st.integers(1, 8), st.data())
@@ -60,19 +93,26 @@ def test_a_host_that_tells_nonsense_is_named(key: str, value: Any) -> None:
     told = asdict(Host("10.0.0.1", 1, (0,), 0, pasts=(Past("start", 1, 2, 0, 1),)))
     told = value if key == "all" else {} if key == "none" else told | {key: value}
     store, own = Store(), Host("10.0.0.2", 1, (1,), 0)
-    store.set("x/host/0", json.dumps(told))
+    store.set("x/secret", "made by host 0")
     try:
-        found, _ = rendezvous.exchange(store, "x", (1, 2), own, b"secret")
+        NOBODYS.put(store, "x/host/0", told)
+    except ValueError:  # no JSON
+        return
+    try:
+        found, _ = rendezvous.exchange(store, "x", (1, 2), own, NOBODYS)
     except HostsError as error:
         said = str(error)
     else:
         said = "" if found[1] == own else "not what was told"
-    assert said == "" or said.startswith("What host 0 tells of itself makes no sense")
+    assert said == "" or said.startswith(("What host 0 tells of itself makes no sense", "The hosts say that"))
 
 
 def test_two_hosts_with_the_same_place_are_told_so() -> None:
     with pytest.raises(HostsError, match=r"2 hosts were started with --node-rank 1; every host"):
         rendezvous.places([1, None, 1])
+    nonsense: list[Any] = [1, "x", None]
+    with pytest.raises(HostsError, match="some say that they have the places"):
+        rendezvous.places(nonsense)
 
 
 def test_a_host_knows_its_own_addresses() -> None:

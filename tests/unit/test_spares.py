@@ -1,5 +1,6 @@
 import json
 import os
+import subprocess
 import sys
 import time
 import types
@@ -70,6 +71,24 @@ def test_changed_variables_are_those_set_after_the_start(monkeypatch: pytest.Mon
     monkeypatch.setenv("SET_BY_A_TEST", "1")
     assert spare.changed_environment(os.environ)["SET_BY_A_TEST"] == "1"
     assert "PATH" not in spare.changed_environment(os.environ)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *(b"no JSON", b"[]", b'{"pid":1}', b'{"pid":-1}', b'{"pid":true}', b'{"pid":"7"}', b"[" * 90_000),
+        *(b'{"pid":%d}' % os.getppid(), b'{"pid":%d}' % (1 << 70), b'{"error":7}'),
+    ],
+)
+def test_a_template_that_talks_nonsense_has_no_spares(answer: bytes) -> None:
+    assert str(spare_template._parse(answer)).endswith(f"says what makes no sense: {answer!r:.100}")
+
+
+def test_a_spare_is_a_child_of_the_agents() -> None:
+    child = subprocess.Popen(["true"])
+    assert spare_template._parse(b'{"pid":%d}' % child.pid) == child.pid
+    child.wait()
+    assert spare_template._parse(b'{"error":"no room"}') == "no room"
 
 
 def test_memory_is_known() -> None:

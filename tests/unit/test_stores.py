@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -92,7 +93,8 @@ class LastStarts:
             Host(HERE, 1, (place,), 0, reserve=one.reserve(), agent=one.agent)
             for place, one in enumerate(agents, 1)
         ]
-        agents[0].inner._store.set("start/agreed/0", "yes")
+        start = sha256(json.dumps([(host.address, host.port) for host in told]).encode()).hexdigest()
+        agents[0].signature.put(agents[0].inner._store, "start/agreed/0", start)
         all_agree = [
             threads.submit(one.agree, told, place, one.inner._store, "start")
             for place, one in enumerate(agents, 1)
@@ -167,7 +169,7 @@ def test_who_stands_by_ends_when_all_hosts_have_ended(threads: ThreadPoolExecuto
     store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
     stands_by = agent(store.port, 2)
     told = {"start": asdict(Past("start", 0, 2, STORE, 0)), "reserves": [[HERE, free_port]] * 2}
-    store.set(stands_by._key("start"), json.dumps(told))
+    stands_by.signature.put(store, stands_by._key("start"), told)
     waiting = threads.submit(stands_by.next_rendezvous)
     while not stands_by._reserves:
         assert not waiting.done()
@@ -258,10 +260,10 @@ def test_a_store_that_is_lost_while_all_agree_costs_no_wait(
         assert agreeing.reserve() == met.all[met.index].reserve, "where the others look for it"
     told = [replace(host, pasts=one.pasts(1)) for host in lasts[0].all]
     waiting = [threads.submit(other.agree, told, 2, other.inner._store, "again")]
-    assert store.get("again/agreed/2") == b"yes"
+    start = one.signature.take(store, "again/agreed/2")
     if hears:
         for place in (0, 2):
-            store.set(f"one hears/agreed/{place}", "yes")
+            one.signature.put(store, f"one hears/agreed/{place}", start)
         one.agree(told, 1, one.inner._store, "one hears")
         alone = Hosts(1, told, hosts.listen(HERE), b"secret", 60.0)
         last_start.met.append(alone)
@@ -270,7 +272,7 @@ def test_a_store_that_is_lost_while_all_agree_costs_no_wait(
             one.begin(alone, silent_are_dead=False)
     else:
         waiting.append(threads.submit(one.agree, told, 1, one.inner._store, "again"))
-        assert store.get("again/agreed/1") == b"yes"
+        assert one.signature.take(store, "again/agreed/1") == start
     del store
     for agreed in waiting:
         with pytest.raises((StoreGone, DistError)):
