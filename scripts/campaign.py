@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from campaign_hostile import command as campaign_hostile
 from jitckpt import saves, trials_hosts, trials_in_place
 from jitckpt.events import FILE_NAME
 from jitckpt.faults import FATAL_KINDS, TRANSPARENT_KINDS
@@ -408,6 +409,8 @@ def folder_for(keep: Path | None) -> Iterator[Path]:
 
 
 def main() -> int:
+    if "hostile" in sys.argv and sys.argv[sys.argv.index("hostile") - 1] == "--mode":
+        return campaign_hostile.main(sys.argv[1:])
     args = parse_arguments()
     end_in_order_on_sigterm()
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(START), os.environ.get("PYTHONPATH"))))

@@ -4,6 +4,7 @@ import argparse
 import hashlib
 import os
 import random
+import time
 from typing import Any
 
 import numpy
@@ -58,6 +59,7 @@ def evaluate(model: nn.Module, loader: DataLoader[Any]) -> Tensor:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds in each step, for something to happen in")
     args, _ = parser.parse_known_args()
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
@@ -81,6 +83,7 @@ def main() -> None:
         for number, (x, y) in enumerate(batches, epoch * per_epoch + batches.first):
             if number == args.steps:
                 break
+            time.sleep(args.pause)
             inputs = on_device(x) * (1 + 0.1 * random.random())
             optimizer.zero_grad()
             F.mse_loss(replicated(inputs).squeeze(1), on_device(y)).backward()
