@@ -20,11 +20,11 @@ from dataclasses import asdict, replace
 from itertools import takewhile
 from pathlib import Path
 
+from campaign_hostile import command as campaign_hostile
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from campaign_hostile import command as campaign_hostile
 from jitckpt import saves, trials_hosts, trials_in_place
 from jitckpt.events import FILE_NAME
 from jitckpt.faults import FATAL_KINDS, TRANSPARENT_KINDS

@@ -1,4 +1,4 @@
-"""What is done to a job: the moment is waited for, the victims are found, and it is undone when it is time."""
+"""What is done to a job: the moment is waited for, victims are found, and it is undone when it is time."""
 
 import os
 import random
@@ -22,7 +22,7 @@ Undo = Callable[[], object]
 
 
 def perform(attack: Attack, start: Start, network: Namespaces | None) -> bool:
-    """Wait for the moment and let it happen, and undo it; return whether it hit anybody before the job was over."""
+    """Wait for the moment, let it happen and undo it; return whether it hit anybody before the job was over."""
     began = start.began
     while attack.event != trials.BEFORE_INIT:
         events = [event for event in start.events() if event["event"] == attack.event]
@@ -45,20 +45,27 @@ def perform(attack: Attack, start: Start, network: Namespaces | None) -> bool:
 def hit(attack: Attack, start: Start, network: Namespaces | None) -> Undo | None:
     """Do it; return how it is undone, or None if nobody is there to be hit."""
     place = start.places[attack.host]
+    undo: Undo | None
     match attack.what:
         case trials.FREEZE:
             place.freeze()
-            return place.thaw
+            undo = place.thaw
         case trials.FILL:
             place.fill()
-            return place.make_room
+            undo = place.make_room
         case trials.CUT:
             assert network is not None
-            return _cut(network, attack)
+            undo = _cut(network, attack)
         case trials.STRANGERS:
-            return _visit(place, attack)
+            undo = _visit(place, attack)
         case trials.SIGNAL:
-            return _signal_all(attack, start)
+            undo = _signal_all(attack, start)
+        case _:
+            undo = _hit_one(attack, start)
+    return undo
+
+
+def _hit_one(attack: Attack, start: Start) -> Undo | None:
     victims = who.KINDS[attack.whom](start.on(attack.host))
     if not victims:
         return None

@@ -1,4 +1,4 @@
-"""Hostile runs: a job's processes are killed and stopped, its disk, network and descriptors fail, strangers come."""
+"""Hostile runs: processes are killed and stopped, disk, network and descriptors fail, strangers come."""
 
 import argparse
 import json
@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -32,7 +32,7 @@ ATTEMPTS = 4  # at a trial whose attack came when the job was over
 
 @dataclass(frozen=True)
 class Undisturbed:
-    final: dict[int, dict[str, str]]
+    final: Mapping[int, str]
     start_seconds: float  # until the first step
     seconds: float  # from there to the end
 
@@ -102,11 +102,8 @@ class Campaign:
                         f"{outcome.output[-4000:]}\nThe undisturbed run failed: {'; '.join(verdict.reasons)}"
                     )
                 first = next(event["clock"] for event in events if event["event"] == "first_step")
-                whole = outcome.seconds
-                final = {rank: dict(parts) for rank, parts in outcome.final.items()}
-                self._undisturbed[ranks] = Undisturbed(
-                    final, first - start.began, start.began + whole - first
-                )
+                before = first - start.began
+                self._undisturbed[ranks] = Undisturbed(outcome.final, before, outcome.seconds - before)
             return self._undisturbed[ranks]
 
     def make(self, trial: Trial, folder: Path) -> list[Outcome] | None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from campaign_hostile import who
 from campaign_hostile.place import Place
 from campaign_hostile.trials import TRANSPARENT
-from jitckpt import final_state
 from jitckpt.events import FILE_NAME, Event, read_events
 
 JITCKPT = [sys.executable, "-P", "-c", "import sys; from jitckpt.cli import main; sys.exit(main())"]
@@ -30,7 +29,7 @@ CHECKPOINTS = "ckpt"
 class Outcome:
     """What came of a start.
 
-    statuses: of the agents that were not replaced. final: what each rank ended with, by part. steps: the
+    statuses: of the agents that were not replaced. final: the digest of what each rank ended with. step: the
     last one that was printed. restored: the one it went on from, 0 for none. late: it was ended after its
     time limit.
     """
@@ -38,7 +37,7 @@ class Outcome:
     statuses: tuple[int, ...]
     seconds: float
     output: str
-    final: Mapping[int, Mapping[str, str]]
+    final: Mapping[int, str]
     step: int
     restored: int
     left: tuple[str, ...]
@@ -143,7 +142,6 @@ class Start:
         place = self.places[host]
         self._started[host] += 1
         variables = {
-            "JITCKPT_REHEARSAL_DIR": str(self.folder),
             "TMPDIR": str(place.temporary),
             "HOME": str(place.home),
             "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "torch-cache"),
@@ -173,12 +171,9 @@ class Start:
     def _lines(self) -> list[str]:
         return self.output().splitlines()
 
-    def _final(self) -> dict[int, dict[str, str]]:
+    def _final(self) -> dict[int, str]:
         printed = [line.split(": final state ") for line in self._lines() if ": final state " in line]
-        found = {int(rank.removeprefix("rank ")): {"printed": digest} for rank, digest in printed}
-        for rank, state in final_state.read(self.folder / final_state.FOLDER).items():
-            found.setdefault(rank, {}).update(state.digests)
-        return found
+        return {int(rank.removeprefix("rank ")): digest for rank, digest in printed}
 
     def _tell_where_they_are(self) -> None:
         """Have every process of a job that does not end tell what it does, as far as it can."""

@@ -1,4 +1,4 @@
-"""A host of a job's own: its network, its /dev/shm and perhaps a disk are nobody else's, so what is left is the job's.
+"""A host of a job's own: its network, /dev/shm and perhaps disk are nobody else's; what is left is the job's.
 
 Every process that starts there stays in its network namespace, whatever session, name and environment it
 takes; so that namespace tells what belongs to the job.
@@ -32,7 +32,7 @@ LISTENS = "0A"  # the state of a socket in /proc/net/tcp
 
 
 def reached_at(local: str) -> tuple[str, int]:
-    """Return address and port at which the local address of a socket in /proc/net/tcp is reached from there."""
+    """Return address and port at which a socket is reached that has this local address in /proc/net/tcp."""
     address, port = local.split(":")
     # The words of four bytes stand there as this machine's numbers.
     words = [bytes.fromhex(address[start : start + 8])[::-1] for start in range(0, len(address), 8)]
@@ -90,7 +90,7 @@ class Place:
         return Path(f"/proc/{self._holder.pid}/root{self.disk}")
 
     def command(self, command: Sequence[str], folder: Path) -> list[str]:
-        """Return the command that runs `command` there, in that folder, in the process that it is started in."""
+        """Return the command that runs `command` there, in that folder, without a fork."""
         own = f"/proc/{self._holder.pid}/ns"
         enter = ["nsenter", f"--net={own}/net", f"--mount={own}/mnt", "--"]
         return [*enter, "sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", str(folder), *command]

@@ -8,12 +8,12 @@ from campaign_hostile.job import Outcome
 from campaign_hostile.trials import TRANSPARENT, Trial
 
 EQUAL, SENTENCE, FELL = "equal", "sentence", "fell"
-Final = Mapping[int, Mapping[str, str]]
+Final = Mapping[int, str]  # by rank
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """result: EQUAL, SENTENCE (the job has ended with the right one, and again went on to the same end) or FELL."""
+    """result: EQUAL, SENTENCE (it ended with the right one, and when started again as it should) or FELL."""
 
     trial: str
     result: str
@@ -48,11 +48,11 @@ def judge(trial: Trial, starts: Sequence[Outcome], undisturbed: Final) -> Verdic
 def differences(final: Final, undisturbed: Final) -> list[str]:
     """Return in what the ranks ended differently, a text each."""
     found = []
-    for rank, parts in sorted(undisturbed.items()):
+    for rank, digest in sorted(undisturbed.items()):
         if rank not in final:
             found.append(f"rank {rank} did not come to its end")
-        elif unequal := [name for name in parts if final[rank].get(name) != parts[name]]:
-            found.append(f"rank {rank}: {', '.join(unequal)} differ")
+        elif final[rank] != digest:
+            found.append(f"rank {rank} ended differently")
     return found
 
 
@@ -61,7 +61,7 @@ ERROR = re.compile(r"^(?:\[rank\d+\]: ?)?([A-Za-z_][\w.]*(?:Error|Exception|Inte
 
 
 def own_exceptions(output: str) -> list[str]:
-    """Return the last lines of tracebacks whose innermost frame is jitckpt's own and that are no sentence of its.
+    """Return the last lines of tracebacks from jitckpt's own code that are no error of its.
 
     Nothing that happens around a job should come out of jitckpt as one.
     """

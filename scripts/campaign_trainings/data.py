@@ -59,7 +59,7 @@ def evaluate(model: nn.Module, loader: DataLoader[Any]) -> Tensor:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--pause", type=float, default=0.0, help="seconds in each step, for something to happen in")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds in each step")
     args, _ = parser.parse_known_args()
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
@@ -92,7 +92,10 @@ def main() -> None:
                 print(f"step {number + 1} of {args.steps}\n", end="", flush=True)
         scheduler.step(evaluate(model, held_out))
     values = [value for state in optimizer.state.values() for value in state.values()]
-    digest = hashlib.sha256(f"{optimizer.param_groups[0]['lr']}".encode())
+    learning_rate = optimizer.param_groups[0]["lr"]
+    digest = hashlib.sha256(f"{learning_rate} {random.getstate()}".encode())
+    digest.update(numpy.random.get_state(legacy=False)["state"]["key"].tobytes())
+    digest.update(torch.get_rng_state().numpy().tobytes())
     for tensor in (*model.parameters(), *values):
         digest.update(tensor.detach().cpu().numpy().tobytes())
     print(f"rank {rank}: final state {digest.hexdigest()}\n", end="", flush=True)
