@@ -116,7 +116,8 @@ def parse_arguments() -> argparse.Namespace:
         "--mode",
         choices=("user", "transparent", "hosts"),
         default="user",
-        help="of protection; hosts: user-level mode on three hosts, network namespaces (default user)",
+        help="of protection; hosts: user-level mode on three hosts, network namespaces; `--mode hostile` has "
+        "options of its own: --mode hostile --help (default user)",
     )
     parser.add_argument(
         "--state-on-device",

@@ -22,7 +22,7 @@ Undo = Callable[[], object]
 
 
 def perform(attack: Attack, start: Start, network: Namespaces | None) -> bool:
-    """Wait for the moment, let it happen and undo it; return whether it hit anybody before the job was over."""
+    """Wait for the moment, let it happen and undo it; return whether it hit anybody in time."""
     began = start.began
     while attack.event != trials.BEFORE_INIT:
         events = [event for event in start.events() if event["event"] == attack.event]
