@@ -123,7 +123,7 @@ class Campaign:
             for thread in threads:
                 thread.join()
             starts.append(replace(outcome, left=tuple(start.left())))
-            if not hits[0]:
+            if not any(hits):  # the second may have ended the job before the first found anybody
                 return None
             if any(outcome.statuses):
                 again = Start(places, self.training(), folder / "start-2", trial.mode)
