@@ -265,7 +265,10 @@ class _Received(NamedTuple):
 def _receive(control: socket.socket) -> _Received | None:
     """Wait for a message; return None when no more will come."""
     descriptors = array.array("i")
-    data, ancillary, _, _ = control.recvmsg(MAX_BYTES, socket.CMSG_SPACE(8 * descriptors.itemsize))
+    try:
+        data, ancillary, _, _ = control.recvmsg(MAX_BYTES, socket.CMSG_SPACE(8 * descriptors.itemsize))
+    except ConnectionResetError:  # the agent was killed with something of ours unread
+        return None
     for _, _, content in ancillary:
         descriptors.frombytes(content)
     return _Received(json.loads(data), list(descriptors)) if data else None

@@ -20,6 +20,7 @@ from dataclasses import asdict, replace
 from itertools import takewhile
 from pathlib import Path
 
+from campaign_hostile import command as campaign_hostile
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -115,7 +116,8 @@ def parse_arguments() -> argparse.Namespace:
         "--mode",
         choices=("user", "transparent", "hosts"),
         default="user",
-        help="of protection; hosts: user-level mode on three hosts, network namespaces (default user)",
+        help="of protection; hosts: user-level mode on three hosts, network namespaces; `--mode hostile` has "
+        "options of its own: --mode hostile --help (default user)",
     )
     parser.add_argument(
         "--state-on-device",
@@ -408,6 +410,8 @@ def folder_for(keep: Path | None) -> Iterator[Path]:
 
 
 def main() -> int:
+    if "hostile" in sys.argv and sys.argv[sys.argv.index("hostile") - 1] == "--mode":
+        return campaign_hostile.main(sys.argv[1:])
     args = parse_arguments()
     end_in_order_on_sigterm()
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(START), os.environ.get("PYTHONPATH"))))

@@ -4,6 +4,7 @@ import argparse
 import hashlib
 import os
 import random
+import time
 from typing import Any
 
 import numpy
@@ -58,6 +59,7 @@ def evaluate(model: nn.Module, loader: DataLoader[Any]) -> Tensor:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds in each step")
     args, _ = parser.parse_known_args()
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
@@ -81,6 +83,7 @@ def main() -> None:
         for number, (x, y) in enumerate(batches, epoch * per_epoch + batches.first):
             if number == args.steps:
                 break
+            time.sleep(args.pause)
             inputs = on_device(x) * (1 + 0.1 * random.random())
             optimizer.zero_grad()
             F.mse_loss(replicated(inputs).squeeze(1), on_device(y)).backward()
@@ -89,7 +92,10 @@ def main() -> None:
                 print(f"step {number + 1} of {args.steps}\n", end="", flush=True)
         scheduler.step(evaluate(model, held_out))
     values = [value for state in optimizer.state.values() for value in state.values()]
-    digest = hashlib.sha256(f"{optimizer.param_groups[0]['lr']}".encode())
+    learning_rate = optimizer.param_groups[0]["lr"]
+    digest = hashlib.sha256(f"{learning_rate} {random.getstate()}".encode())
+    digest.update(numpy.random.get_state(legacy=False)["state"]["key"].tobytes())
+    digest.update(torch.get_rng_state().numpy().tobytes())
     for tensor in (*model.parameters(), *values):
         digest.update(tensor.detach().cpu().numpy().tobytes())
     print(f"rank {rank}: final state {digest.hexdigest()}\n", end="", flush=True)
