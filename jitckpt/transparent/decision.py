@@ -106,7 +106,21 @@ def _with_one_number(reports: Sequence[Report], restorable: bool, servers_stay: 
         obstacle = obstacle or obstacle_here
     if not obstacle and all(report.kept_from <= report.kept_to for report in reports):
         obstacle = _obstacle(min(report.kept_to for report in reports), reports)  # no device has any state
-    return _fall_back(reports, restorable, obstacle or "no rank has a whole state (any more, or yet)")
+    obstacle = _outgrown(reports) or obstacle or "no rank has a whole state (any more, or yet)"
+    return _fall_back(reports, restorable, obstacle)
+
+
+def _outgrown(reports: Sequence[Report]) -> str:
+    """Return that ranks have made more calls since their last optimizer step than can be kept; or ""."""
+    ranks = [report.rank for report in reports if report.outgrown is not None]
+    if not ranks:
+        return ""
+    step = max(report.outgrown for report in reports if report.outgrown is not None)
+    since = f"step {step}" if step else "the beginning"
+    return (
+        f"{_listed(ranks)} made more calls since {since} than the log holds, as a long evaluation does; "
+        "raise JITCKPT_PROXY_LOG_BYTES to have them protected"
+    )
 
 
 def way(report: Report, state: int) -> Way | None:

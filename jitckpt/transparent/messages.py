@@ -12,7 +12,7 @@ from jitckpt.errors import JitckptError
 from jitckpt.transparent.communicators import Count, Place
 from jitckpt.transparent.coordination import Number
 
-VERSION = 11
+VERSION = 12
 MAX_BYTES = 128 * 1024  # a socket's buffer holds it, whatever else is in there
 MAX_TEXT = 4096
 KEY_BYTES = 16
@@ -100,6 +100,7 @@ class Stopped(Message):
     optimizer state, too. copies: if they are in host memory where other ranks find them. device: LOST,
     HEALTHY, SUSPECT, EMPTY or CHANGED. begun, ended, ready: the newest optimizer steps that it has begun,
     ended, and that it could begin. log_end: the calls in the log. failed_call: 0 if none failed here.
+    outgrown: if nothing is kept since the calls are more than the log holds: the state since which, plus 1.
     """
 
     kept_from: int
@@ -114,6 +115,7 @@ class Stopped(Message):
     failed_call: int
     error: str
     communicators: tuple[Place, ...]
+    outgrown: int = 0
 
 
 @dataclass(frozen=True)
@@ -288,7 +290,7 @@ _FORMS: dict[type[Any], tuple[Any, ...]] = {
     Hello: ("i", "i", _TEXT),
     Alarm: ("Q", _TEXT),
     HostCopy: ("i", "i", "i", "Q", "Q", "Q"),
-    Stopped: ("Q", "Q", "Q", "Q", "Q", "Q", "Q", "Q", "Q", "Q", _TEXT, Place),
+    Stopped: ("Q", "Q", "Q", "Q", "Q", "Q", "Q", "Q", "Q", "Q", _TEXT, Place, "Q"),
     Ids: (Id, "Q", "Q", "Q", HostCopy),
     Done: ("Q", "Q", "Q", "Q", "Q", "Q"),
     Standing: ("Q", "Q", Place),

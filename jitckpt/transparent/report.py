@@ -37,7 +37,8 @@ class Report:
     host_copies: the states of which these are in host memory for other ranks as well. host_ended: the newest
     step of which the host has made all calls. log_end: the calls in the log; a number that only grows.
     failure: the call that failed here; failure_before: the one for which the last recovery was made.
-    communicators: all that live in one of the states that are kept.
+    communicators: all that live in one of the states that are kept. outgrown: the state since which the
+    calls are more than the log holds, so that nothing is kept.
     """
 
     rank: int
@@ -56,6 +57,7 @@ class Report:
     failure_before: Failure | None = None
     worker_alive: bool = True
     communicators: tuple[Place, ...] = ()
+    outgrown: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.ended <= self.begun <= self.ready <= self.ended + 1:

@@ -62,6 +62,7 @@ def report_of(rank: int, shard: int, stopped: messages.Stopped, before: Failure 
             failure=Failure(stopped.failed_call, stopped.error) if stopped.failed_call else None,
             failure_before=before,
             communicators=stopped.communicators,
+            outgrown=stopped.outgrown - 1 if stopped.outgrown else None,
         )
     except ValueError as error:
         raise MessageError(str(error)) from error

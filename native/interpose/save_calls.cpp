@@ -64,7 +64,7 @@ void end() {
   SaveStreams& streams = save_streams();
   const std::lock_guard lock(streams.mutex);
   for (const auto& [device, handle] : streams.by_device) {
-    postpone(device, [handle] { real::cudaStreamDestroy(handle); });
+    postpone(device, [stream = handle] { real::cudaStreamDestroy(stream); });
   }
   streams.by_device.clear();
   streams.events.clear();

@@ -416,6 +416,17 @@ def test_a_rank_without_its_own_part_ends_the_job_by_name() -> None:
     assert "it has none yet" in decided.reason
 
 
+def test_calls_that_outgrow_the_log_are_what_a_recovery_fails_of() -> None:
+    full = [Report(rank, kept_from=1, kept_to=0, device="lost", outgrown=12) for rank in range(2)]
+    decided = decide(full)
+    assert isinstance(decided, FallBack)
+    assert "ranks 0, 1 made more calls since step 12 than the log holds" in decided.reason
+    assert "raise JITCKPT_PROXY_LOG_BYTES" in decided.reason
+    decided = decide([rank_at(12, "middle").report(), replace(full[1], outgrown=0)])
+    assert isinstance(decided, FallBack)
+    assert "rank 1 made more calls since the beginning than" in decided.reason
+
+
 def test_an_ended_worker_ends_the_transparent_recovery() -> None:
     decided = decide([Report(0), Report(1, worker_alive=False)])
     assert isinstance(decided, FallBack)

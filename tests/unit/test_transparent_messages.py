@@ -97,18 +97,21 @@ def test_any_bytes_are_refused_or_understood(data: bytes) -> None:
 
 
 def test_the_bytes_are_those_that_the_other_side_writes() -> None:
-    hello = struct.pack("<IIQQ", 1, 11, 0, 7) + struct.pack("<iiI", 300, 2, 2) + b"ab"
+    hello = struct.pack("<IIQQ", 1, 12, 0, 7) + struct.pack("<iiI", 300, 2, 2) + b"ab"
     assert decode(hello) == Hello((0, 7), 300, 2, "ab")
-    done = struct.pack("<IIQQ", 5, 11, 0, 7) + struct.pack("<QQQQQQ", 10, 20, 30, 40, 50, 60)
+    done = struct.pack("<IIQQ", 5, 12, 0, 7) + struct.pack("<QQQQQQ", 10, 20, 30, 40, 50, 60)
     assert decode(done) == Done((0, 7), 10, 20, 30, 40, log_bytes=50, image_bytes=60)
     key, parent = bytes(range(16)), bytes(16)
-    stopped = struct.pack("<IIQQ", 3, 11, 0, 1)
+    stopped = struct.pack("<IIQQ", 3, 12, 0, 1)
     stopped += struct.pack("<10QI", 4, 5, 1, 2, 1, 5, 5, 6, 90, 80, 4) + b"lost"
     stopped += struct.pack("<I", 1) + key + parent + struct.pack("<IiIQQ", 0, 1, 2, 1, FOREVER)
     stopped += struct.pack("<IQiQQ", 1, 4, -1, 70, 0)
+    stopped += struct.pack("<Q", 4)
     place = Place(key.hex(), "", 0, 1, 2, 1, FOREVER, (Count(4, EVERYBODY, 70, 0),))
-    assert decode(stopped) == Stopped((0, 1), 4, 5, 1, 2, HEALTHY, 5, 5, 6, 90, 80, "lost", (place,))
-    replay = struct.pack("<IIQQ", 18, 11, 0, 1) + struct.pack("<QQQQI", 5, 1, 0, 1, 1)
+    assert decode(stopped) == Stopped(
+        (0, 1), 4, 5, 1, 2, HEALTHY, 5, 5, 6, 90, 80, "lost", (place,), outgrown=4
+    )
+    replay = struct.pack("<IIQQ", 18, 12, 0, 1) + struct.pack("<QQQQI", 5, 1, 0, 1, 1)
     replay += struct.pack("<iiiQQQII", 3, 9, 8, 4096, 100, 77, 0, 1)
     replay += parent + b"\3\0\0\0" + key
     assert (
@@ -132,7 +135,7 @@ def test_what_cant_be_sent_is_refused_by_name() -> None:
 
 
 def test_another_version_is_named() -> None:
-    with pytest.raises(MessageError, match="version 1 of its messages, this agent 11: install jitckpt again"):
+    with pytest.raises(MessageError, match="version 1 of its messages, this agent 12: install jitckpt again"):
         decode(struct.pack("<IIQQ", 16, 1, 0, 1))
     with pytest.raises(MessageError, match="unknown kind 9"):
-        decode(struct.pack("<IIQQ", 9, 11, 0, 1))
+        decode(struct.pack("<IIQQ", 9, 12, 0, 1))

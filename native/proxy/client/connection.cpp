@@ -8,6 +8,7 @@
 #include <cstring>
 #include <exception>
 #include <thread>
+#include <utility>
 
 #include "thread.h"
 
@@ -97,12 +98,24 @@ Connection::Connection(const Settings& settings)
   }
 }
 
+// By the thread whose call has no more room.
 void Connection::outgrown() {
-  std::fprintf(
-      stderr,
-      "jitckpt: this minibatch's calls outgrow the device proxy's log, so it goes on unprotected; raise "
-      "JITCKPT_PROXY_LOG_BYTES.\n");
+  outgrown_since_ = states_ + 1;
+  if (!std::exchange(told_outgrown_, true))
+    std::fprintf(
+        stderr,
+        "jitckpt: rank %d: %s. A long evaluation does that. Until the next optimizer step a failure of "
+        "the device can't be recovered from in place. To have it protected too, raise "
+        "JITCKPT_PROXY_LOG_BYTES. This is said once.\n",
+        control::rank_of_process(), outgrown_in_words().c_str());
   if (stepping_ < slot_count) open_step();
+}
+
+std::string Connection::outgrown_in_words() const {
+  const uint64_t since = outgrown_since_ - 1;
+  return "the calls since " + (since == 0 ? "the beginning" : "optimizer step " + std::to_string(since)) +
+         " are more than the device proxy's log holds (" +
+         std::to_string(settings_.log.segment_bytes * settings_.log.segment_count) + " bytes)";
 }
 
 bool Connection::ending() { return state == State::ending; }
@@ -140,7 +153,10 @@ bool Connection::go_on() {
   if (server_->alive()) return true;
   if (recover()) return true;
   death_ = "the device proxy's server " + server_->end();
-  if (!why.empty()) death_ += ", and " + why;
+  if (!why.empty())
+    death_ += ", and " + why;
+  else if (outgrown_since_ != 0)
+    death_ += ", and " + outgrown_in_words() + ", so they can't be made again: raise JITCKPT_PROXY_LOG_BYTES";
   std::fprintf(stderr, "jitckpt: %s.\n", death_.c_str());
   dead_.store(true, std::memory_order_release);
   return false;

@@ -216,6 +216,7 @@ class Connection {
   void communicates_within_step();
   void open_step();
   void outgrown();
+  std::string outgrown_in_words() const;
   void tell_of_different_answers();
   void rest();
   void report_device(control::Stopped& report) const;
@@ -249,10 +250,13 @@ class Connection {
   PinnedReads pinned_reads_;
   Objects objects_;
   Communicators communicators_;
-  std::deque<Image> images_;  // the oldest first; the newest may not be whole yet
-  uint64_t states_ = 0;       // number of the newest image
+  std::deque<Image> images_;         // the oldest first; the newest may not be whole yet
+  std::atomic<uint64_t> states_{0};  // number of the newest image
+  // Of it, plus 1, if the calls since then have outgrown the log; 0: they have not.
+  std::atomic<uint64_t> outgrown_since_{0};
   std::atomic<uint64_t> most_image_bytes_{0};
   std::unique_ptr<Together> together_;  // null: the state does not stay
+  bool told_outgrown_ = false;          // that the calls of a minibatch have outgrown the log
   bool has_left_ = false;               // the newest step was the last with a barrier
   static constexpr std::size_t nobody = slot_count + 1;
   std::atomic<std::size_t> stepping_{nobody};  // slot of the thread that makes an optimizer step

@@ -8,7 +8,7 @@
 namespace jitckpt::proxy::client::control {
 namespace {
 
-constexpr uint32_t version = 11;
+constexpr uint32_t version = 12;
 constexpr uint32_t first_of_worker = 1, first_of_agent = 16;  // kinds, in the order of the variants
 
 // Both go over the fields of a message in their order; little-endian, as all that CUDA runs on.
@@ -74,7 +74,7 @@ void fields(Do& each, auto& m) {
   if constexpr (std::is_same_v<Message, Alarm>) all(m.call, m.error);
   if constexpr (std::is_same_v<Message, Stopped>)
     all(m.kept_from, m.kept_to, m.images, m.copies, m.device, m.begun, m.ended, m.ready, m.log_end,
-        m.failed_call, m.error, m.communicators);
+        m.failed_call, m.error, m.communicators, m.outgrown);
   if constexpr (std::is_same_v<Message, Ids>) all(m.ids, m.ending_us, m.starting_us, m.stays, m.copy);
   if constexpr (std::is_same_v<Message, HostCopy>)
     all(m.rank, m.process, m.file, m.offset, m.bytes, m.digest);

@@ -70,6 +70,8 @@ struct Stopped {
   uint64_t failed_call;
   std::string error;
   std::vector<Member> communicators;
+  uint64_t
+      outgrown;  // the calls since this state are more than the log holds, so nothing is kept; plus 1; 0: no
 };
 // A state's parameters and optimizer state in host memory: so many bytes of that file of that process.
 struct HostCopy {

@@ -222,7 +222,7 @@ void ControlThread::look_at_replay() {
   done.image_us = until_made(Made::image);
   done.communicators_us = until_made(Made::communicators);
   done.replay_us = until(Clock::now());
-  done.log_bytes = connection_.writer().bytes() + connection_.pinned_reads().bytes();
+  done.log_bytes = connection_.writer().most_bytes() + connection_.pinned_reads().most_bytes();
   done.image_bytes = connection_.most_image_bytes();
   say(done);
 }

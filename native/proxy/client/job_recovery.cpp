@@ -32,8 +32,19 @@ void Connection::freeze() {
 control::Stopped Connection::report() {
   const Hold::Failed failed = hold_.failed();
   std::lock_guard lock(mutex_);
-  control::Stopped report{
-      1, 0, 0, 0, control::Device::lost, 0, 0, 0, writer_.newest(), failed.call, failed.error, {}};
+  control::Stopped report{1,
+                          0,
+                          0,
+                          0,
+                          control::Device::lost,
+                          0,
+                          0,
+                          0,
+                          writer_.newest(),
+                          failed.call,
+                          failed.error,
+                          {},
+                          outgrown_since_};
   const bool stays = std::ranges::any_of(images_, [](const Image& image) { return !image.whole; });
   if (stays) rest();
   std::vector<const Image*> images;

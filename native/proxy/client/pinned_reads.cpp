@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <span>
 
 namespace jitckpt::proxy::client {
 namespace {
 
 constexpr std::size_t alignment = 16;
+// More rooms than in the minibatches before are left over from an unusual one.
+constexpr std::size_t spare_rooms = 8;
 
 }  // namespace
 
@@ -21,6 +24,7 @@ bool PinnedReads::has_room() {
     begin = static_cast<std::byte*>(memory_.allocate(room_bytes_));
   }
   if (begin) used_.push_back({begin});
+  rooms_made_ = std::max(rooms_made_, used_.size() + free_.size());
   return begin != nullptr;
 }
 
@@ -72,6 +76,11 @@ void PinnedReads::forget_before(uint64_t record) {
     if (over) free_.push_back(room.begin);
     return over;
   });
+  if (const std::size_t enough = 2 * used_.size() + spare_rooms; free_.size() > enough) {
+    const auto needless = std::span(free_).first(free_.size() - enough);
+    for (std::byte* const room : needless) memory_.release(room);
+    free_.erase(free_.begin(), free_.begin() + static_cast<std::ptrdiff_t>(needless.size()));
+  }
 }
 
 void PinnedReads::put_back() {
@@ -84,9 +93,9 @@ void PinnedReads::put_back() {
   for (const Read& read : again) std::memcpy(read.from, read.kept, read.bytes);
 }
 
-std::size_t PinnedReads::bytes() const {
+std::size_t PinnedReads::most_bytes() const {
   std::lock_guard lock(mutex_);
-  return (used_.size() + free_.size()) * room_bytes_;
+  return rooms_made_ * room_bytes_;
 }
 
 }  // namespace jitckpt::proxy::client

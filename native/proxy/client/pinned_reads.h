@@ -41,8 +41,8 @@ class PinnedReads {
   // rest.
   void put_back();
 
-  // The memory that there is for it.
-  std::size_t bytes() const;
+  // The most memory that there has been for it at one time.
+  std::size_t most_bytes() const;
 
  private:
   struct Room {
@@ -68,7 +68,8 @@ class PinnedReads {
   mutable std::mutex mutex_;
   std::deque<Room> used_;  // the last is being filled
   std::vector<std::byte*> free_;
-  std::deque<Read> reads_;  // about in the order of their records
+  std::size_t rooms_made_ = 0;  // the most at one time
+  std::deque<Read> reads_;      // about in the order of their records
 };
 
 }  // namespace jitckpt::proxy::client

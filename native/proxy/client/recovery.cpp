@@ -161,6 +161,7 @@ cudaError_t Connection::make_image(const Extents& leave_out, bool whole, bool st
   hold_.when_free([&] {
     std::lock_guard lock(mutex_);
     states_ = image.state;
+    outgrown_since_ = 0;
     image.counts = communicators_.counts();
     images_.push_back(std::move(image));
     step_behind_ = ~uint64_t{0};

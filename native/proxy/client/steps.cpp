@@ -89,7 +89,7 @@ cudaError_t Connection::step_ended(std::span<const jitckpt_proxy_place> places, 
     image.places.assign(places.begin(), places.end());
     image.digest = digest;
     image.stepped = !step_needs_others_ && !places.empty();
-    log_.control().step_written = states_;
+    log_.control().step_written = states_.load();
   });
   // Else the device looks for that once the image is whole: the two are written before they are looked for.
   if (log_.control().image_whole >= states_) together_->notify();

@@ -12,6 +12,8 @@ namespace {
 ncclConfig_t* unpacked(wire::Configuration& packed) {
   if (!packed.given) return nullptr;
   auto* const undefined = reinterpret_cast<const char*>(NCCL_CONFIG_UNDEF_PTR);
+  packed.communicator_name[sizeof packed.communicator_name - 1] = '\0';
+  packed.network_name[sizeof packed.network_name - 1] = '\0';
   packed.values.commName = packed.has_communicator_name ? packed.communicator_name : undefined;
   packed.values.netName = packed.has_network_name ? packed.network_name : undefined;
   // Who asks for it waits in a thread of its own here, and a replay has to know that it is made.
@@ -103,6 +105,7 @@ int32_t serve_collective_group(Request& request) {
     std::memcpy(&header, rest.data(), sizeof header);
     rest = rest.subspan(sizeof header);
     if (header.call >= static_cast<uint16_t>(Call::count) || header.bytes > rest.size() ||
+        header.call == static_cast<uint16_t>(Call::collective_group) ||
         services[header.call].library != Library::nccl || services[header.call].runs != Runs::tells)
       throw Failure(ncclInternalError, "a group's record holds a call that can't be in a group");
     Request grouped{request.server, rest.first(header.bytes), request.slot};

@@ -29,6 +29,8 @@ bool is_over(Server& server, uint32_t flag) {
 
 // The device itself sets the flag, behind the copy.
 cudaError_t set_when_over(Control& control, uint32_t flag, cudaStream_t stream) {
+  if (flag >= copy_flag_count)
+    throw Failure(cudaErrorInvalidValue, "a copy has no flag that says when it is over");
   static const cudaError_t known =
       real::cudaHostRegister(control.copied, sizeof control.copied, cudaHostRegisterPortable);
   return known == cudaSuccess ? real::cudaMemsetAsync(&control.copied[flag], 1, 1, stream) : known;

@@ -57,7 +57,7 @@ class Drawn {
         return Alarm{number(), text()};
       case 2:
         return Stopped{number(), number(), number(), number(), Device{random_() % 4}, number(), number(),
-                       number(), number(), number(), text(),   several(member)};
+                       number(), number(), number(), text(),   several(member),       number()};
       case 3:
         return Ids{several([this] { return named_id(); }), number(), number(), random_() % 2, several(copy)};
       case 4:
@@ -121,7 +121,7 @@ TEST(ControlMessages, ComeBackAsTheyWere) {
 
 TEST(ControlMessages, AreLaidOutAsTheAgentReadsThem) {
   const std::vector<unsigned char> expected{
-      18, 0, 0, 0, 11, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 1, 0,
+      18, 0, 0, 0, 12, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 1, 0,
       0,  0, 0, 0, 0,  0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
   const auto bytes = encode({Number{2, 3}, FromAgent(Replay{5, 1, 0, 1, {}, {}, {}})});
   ASSERT_EQ(bytes.size(), expected.size());

@@ -686,13 +686,15 @@ TEST(Recovery, WhatFailsAgainAndAgainIsNotRetriedForEver) {
 TEST(Alone, OutgrowsTheLog) {
   if (!alone()) GTEST_SKIP() << "only for other tests";
   const DeviceInts number(1);
-  keep();
-  for (int launch = 0; launch < 20000; ++launch) launch_add(number.get(), 1);
-  EXPECT_EQ(number.read(), std::vector<int>{20000});
+  for (int minibatch = 1; minibatch <= 3; ++minibatch) {
+    keep();
+    for (int launch = 0; launch < 20000; ++launch) launch_add(number.get(), 1);
+    EXPECT_EQ(number.read(), std::vector<int>{20000 * minibatch});
+  }
   keep();
   kill_server();  // protected again
   launch_add(number.get(), 1);
-  EXPECT_EQ(number.read(), std::vector<int>{20001});
+  EXPECT_EQ(number.read(), std::vector<int>{60001});
 }
 
 // What lies in the log's memory from earlier is no part of a path, however long that is.
@@ -749,10 +751,33 @@ TEST(Recovery, AClientThatWaitsForRoomFindsTheServerDead) {
 }
 
 TEST(Recovery, AMinibatchThatOutgrowsTheLogGoesOnUnprotected) {
-  const Ended ended = run_alone("Alone.OutgrowsTheLog",
+  const Ended ended = run_alone("Alone.OutgrowsTheLog", {"RANK=3", "JITCKPT_PROXY_SEGMENT_BYTES=262144",
+                                                         "JITCKPT_PROXY_LOG_BYTES=786432"});
+  EXPECT_EQ(ended.status, 0) << ended.output;
+  const std::string told =
+      "jitckpt: rank 3: the calls since optimizer step 1 are more than the device proxy's log holds";
+  EXPECT_NE(ended.output.find(told), std::string::npos) << ended.output;
+  EXPECT_NE(ended.output.find("raise JITCKPT_PROXY_LOG_BYTES"), std::string::npos) << ended.output;
+  EXPECT_EQ(ended.output.find("is said once"), ended.output.rfind("is said once")) << ended.output;
+}
+
+TEST(Alone, LosesItsServerWhenTheLogIsOutgrown) {
+  if (!alone()) GTEST_SKIP() << "only for other tests";
+  const DeviceInts number(1);
+  keep();
+  for (int launch = 0; launch < 20000; ++launch) launch_add(number.get(), 1);
+  ok(cudaDeviceSynchronize());
+  kill_server();
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaErrorDevicesUnavailable);
+}
+
+TEST(Recovery, AFailureNamesTheLogThatWasOutgrown) {
+  const Ended ended = run_alone("Alone.LosesItsServerWhenTheLogIsOutgrown",
                                 {"JITCKPT_PROXY_SEGMENT_BYTES=262144", "JITCKPT_PROXY_LOG_BYTES=786432"});
   EXPECT_EQ(ended.status, 0) << ended.output;
-  EXPECT_NE(ended.output.find("goes on unprotected"), std::string::npos) << ended.output;
+  EXPECT_NE(ended.output.find("was ended by Killed, and the calls since optimizer step 1 are more than"),
+            std::string::npos)
+      << ended.output;
 }
 
 }  // namespace

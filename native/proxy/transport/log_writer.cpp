@@ -1,5 +1,7 @@
 #include "log_writer.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -14,6 +16,9 @@ namespace {
 constexpr std::size_t continuation_bytes = sizeof(RecordHeader) + sizeof(Position);
 // What a segment may hold when something more is kept, before that begins in another one.
 constexpr std::size_t short_stretch = 64 * 1024;
+// After so many minibatches in which a segment was not used it need not be there.
+constexpr uint64_t unused_minibatches = 8;
+constexpr std::size_t page_bytes = 4096;
 
 std::size_t record_bytes(std::size_t content_bytes) {
   return (sizeof(RecordHeader) + content_bytes + record_alignment - 1) / record_alignment * record_alignment;
@@ -28,6 +33,7 @@ LogWriter::LogWriter(Log log, std::function<bool()> go_on, std::function<void()>
     free_.push_back(static_cast<uint32_t>(segment));
   used_.push_back({0, 0});
   touched_.resize(log.geometry().segment_count);
+  freed_.resize(log.geometry().segment_count);
 }
 
 std::size_t LogWriter::longest_content() const {
@@ -71,6 +77,7 @@ uint64_t LogWriter::recycle() {
   if (read != 0) free_apart();  // the reader has come to what follows them
   while (used_.size() > 1 && used_.front().last <= needless) {
     free_.push_back(used_.front().segment);
+    freed_[used_.front().segment] = keepings_;
     used_.pop_front();
   }
   return read;
@@ -84,8 +91,10 @@ bool LogWriter::take_segment() {
     const uint64_t needed = used_.size() > 1 ? used_.front().last : next_ - 1;
     if (read < needed) return false;
     forget_oldest();
-    if (!keeps()) outgrown_();
     recycle();
+    if (keeps()) continue;
+    give_back(keepings_);
+    outgrown_();
   }
   if (free_.empty()) return false;
   RecordHeader* const header = header_at(offset_);
@@ -127,6 +136,7 @@ Position LogWriter::keep() {
 }
 
 Position LogWriter::keep_from_here() {
+  if (++keepings_ > unused_minibatches) give_back(keepings_ - unused_minibatches);
   keeps_.push_back(next_);
   kept_ = keeps_.front();
   return {used_.back().segment, static_cast<uint32_t>(offset_), next_};
@@ -153,11 +163,35 @@ uint64_t LogWriter::newest() const {
   return next_ - 1;
 }
 
-// Memory that was used once is not given back.
+std::size_t LogWriter::touched_bytes() {
+  touch();
+  const std::size_t bytes = std::accumulate(touched_.begin(), touched_.end(), std::size_t{0});
+  most_bytes_ = std::max(most_bytes_, bytes);
+  return bytes;
+}
+
 std::size_t LogWriter::bytes() {
   std::lock_guard lock(mutex_);
-  touch();
-  return std::accumulate(touched_.begin(), touched_.end(), std::size_t{0});
+  return touched_bytes();
+}
+
+std::size_t LogWriter::most_bytes() {
+  std::lock_guard lock(mutex_);
+  touched_bytes();
+  return most_bytes_;
+}
+
+// Both processes have the memory mapped: where it is used again, it is there again.
+void LogWriter::give_back(uint64_t unused_since) {
+  touched_bytes();
+  for (const uint32_t segment : free_) {
+    if (touched_[segment] == 0 || freed_[segment] > unused_since) continue;
+    const auto begin = reinterpret_cast<uintptr_t>(log_.segment(segment));
+    const uintptr_t first = (begin + page_bytes - 1) / page_bytes * page_bytes;
+    const uintptr_t end = (begin + log_.geometry().segment_bytes) / page_bytes * page_bytes;
+    if (first < end && madvise(reinterpret_cast<void*>(first), end - first, MADV_REMOVE) == 0)
+      touched_[segment] = 0;
+  }
 }
 
 void LogWriter::touch() {

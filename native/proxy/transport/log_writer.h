@@ -14,7 +14,8 @@ namespace jitckpt::proxy {
 class LogWriter {
  public:
   // `go_on` is asked while there is no room: false (the reader is dead) gives up.
-  // `outgrown` is told when keeping ends because there is no more room.
+  // `outgrown` is told when keeping ends because there is no more room. Memory that nothing has used for some
+  // minibatches, or that such a one leaves behind, goes back to the system.
   LogWriter(Log log, std::function<bool()> go_on, std::function<void()> outgrown = [] {});
 
   // Room for a record. Whoever got it fills content (16-byte aligned) and the header's fields, and commits
@@ -41,7 +42,9 @@ class LogWriter {
   // Number of the newest record.
   uint64_t newest() const;
 
-  // The memory that the records have taken so far.
+  // The most memory that the records have taken at one time.
+  std::size_t most_bytes();
+  // The memory that they have now, used or not.
   std::size_t bytes();
 
   // Overwrites the beginning of a record's content, if the record is kept.
@@ -73,6 +76,8 @@ class LogWriter {
   bool take_segment();
   void empty_next();
   void touch();
+  void give_back(uint64_t unused_since);
+  std::size_t touched_bytes();
 
   Log log_;
   std::function<bool()> go_on_;
@@ -81,6 +86,9 @@ class LogWriter {
   std::deque<Used> used_;  // the last is being filled
   std::vector<uint32_t> free_;
   std::vector<std::size_t> touched_;  // by segment, up to where it has been written to
+  std::vector<uint64_t> freed_;       // by segment: how often something more had been kept by then
+  uint64_t keepings_ = 0;             // how often something more was kept
+  std::size_t most_bytes_ = 0;
   std::size_t offset_ = 0;
   uint64_t next_ = 1;
   std::vector<uint32_t> apart_;    // the segments of the records apart

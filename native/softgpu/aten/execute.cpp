@@ -68,14 +68,15 @@ Unpacked unpack_call(const Call& call) {
 // The CPU kernel has decided where its results lie; brings them to where the host expects them.
 void deliver(const Call& call, std::vector<at::Tensor> results, c10::ArrayRef<TensorLayout> layouts,
              c10::ArrayRef<OutputBlock> blocks) {
+  std::unordered_map<const void*, size_t> places;
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    if (blocks[i].taken) places.emplace(blocks[i].address, i);
+  }
   for (size_t i = 0; i < results.size(); ++i) {  // a result in another's place would be overwritten below
     if (!results[i].defined()) continue;
     results[i] = results[i].resolve_conj().resolve_neg();  // a layout has neither flag
-    for (size_t other = 0; other < blocks.size(); ++other) {
-      if (other != i && blocks[other].taken && results[i].storage().data() == blocks[other].address) {
-        results[i] = results[i].clone();
-      }
-    }
+    const auto place = places.find(results[i].storage().data());
+    if (place != places.end() && place->second != i) results[i] = results[i].clone();
   }
   for (size_t i = 0; i < results.size(); ++i) {
     const at::Tensor& result = results[i];

@@ -2,19 +2,27 @@
 
 #include <c10/core/CPUAllocator.h>
 
+#include <ranges>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
 namespace softgpu::aten {
 namespace {
 
-thread_local std::span<OutputBlock> offered;
+// Of an operator that returns a list there may be thousands. By length those that are still there, the first
+// last.
+struct Offered {
+  std::unordered_map<size_t, std::vector<OutputBlock*>> left;
+  std::unordered_set<const void*> taken;
+};
+thread_local Offered offered;
 
 c10::DeleterFnPtr usual_deleter = nullptr;
 
 // Frees what kernels allocate without a DataPtr: their scratch memory, which never outlives them.
 void release(void* memory) {
-  for (const OutputBlock& block : offered) {
-    if (block.taken && block.address == memory) return;
-  }
-  usual_deleter(memory);
+  if (!offered.taken.contains(memory)) usual_deleter(memory);
 }
 
 class Allocator final : public c10::Allocator {
@@ -22,12 +30,13 @@ class Allocator final : public c10::Allocator {
   explicit Allocator(c10::Allocator& usual) : usual_(usual) { usual_deleter = usual.raw_deleter(); }
 
   c10::DataPtr allocate(size_t bytes) override {
-    for (OutputBlock& block : offered) {
-      if (block.taken || block.bytes != bytes) continue;
-      block.taken = true;
-      return {block.address, block.address, c10::detail::deleteNothing, c10::kCPU};
-    }
-    return usual_.allocate(bytes);
+    const auto fitting = offered.left.find(bytes);
+    if (fitting == offered.left.end() || fitting->second.empty()) return usual_.allocate(bytes);
+    OutputBlock& block = *fitting->second.back();
+    fitting->second.pop_back();
+    block.taken = true;
+    offered.taken.insert(block.address);
+    return {block.address, block.address, c10::detail::deleteNothing, c10::kCPU};
   }
   bool is_simple_data_ptr(const c10::DataPtr& data) const override { return usual_.is_simple_data_ptr(data); }
   c10::DeleterFnPtr raw_deleter() const override { return release; }
@@ -48,7 +57,14 @@ void install_output_memory() {
   c10::SetCPUAllocator(allocator, above_default);
 }
 
-OutputMemory::OutputMemory(std::span<OutputBlock> blocks) { offered = blocks; }
+OutputMemory::OutputMemory(std::span<OutputBlock> blocks) {
+  for (OutputBlock& block : std::views::reverse(blocks)) {
+    if (block.taken)
+      offered.taken.insert(block.address);
+    else
+      offered.left[block.bytes].push_back(&block);
+  }
+}
 
 OutputMemory::~OutputMemory() { offered = {}; }
 

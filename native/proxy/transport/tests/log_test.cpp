@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <array>
 #include <atomic>
@@ -262,6 +263,58 @@ TEST(Log, MinibatchesLieWhereThoseShortlyBeforeHaveLain) {
   EXPECT_LT(writer.bytes(), 5u * 200'000);
 }
 
+std::size_t resident_bytes(const SharedFile& file) {
+  struct stat status{};
+  EXPECT_EQ(fstat(file.descriptor(), &status), 0);
+  return static_cast<std::size_t>(status.st_blocks) * 512;
+}
+
+TEST(Log, GivesMemoryBackThatAMinibatchHasOutgrown) {
+  SharedLog shared({1 << 20, 16});
+  int outgrown = 0;
+  LogWriter writer(shared.log, never, [&] { ++outgrown; });
+  LogReader reader(shared.log, no_spin, never);
+  writer.keep();
+  for (int record = 0; outgrown == 0 && record < 10'000; ++record) {
+    append(writer, 2, std::vector<unsigned char>(50'000, 'x'));
+    EXPECT_EQ(reader.next().value().content[0], std::byte{'x'});
+    reader.done();
+  }
+  EXPECT_EQ(outgrown, 1);
+  EXPECT_FALSE(writer.keeps());
+  EXPECT_LT(resident_bytes(shared.file), 3u << 20);
+  EXPECT_LT(writer.bytes(), 3u << 20);
+  EXPECT_GT(writer.most_bytes(), 12u << 20);
+  // It is used again.
+  writer.keep();
+  for (int record = 0; record < 200; ++record) {
+    append(writer, 2, content_of(static_cast<uint64_t>(record), 50'000));
+    EXPECT_EQ(reader.next().value().call, 2);
+    reader.done();
+  }
+  EXPECT_EQ(outgrown, 1);
+  EXPECT_GT(resident_bytes(shared.file), 3u << 20);
+}
+
+// As an evaluation now and then is, which fits.
+TEST(Log, GivesMemoryBackThatSomeMinibatchesHaveNotUsed) {
+  SharedLog shared({1 << 20, 16});
+  LogWriter writer(shared.log, never);
+  LogReader reader(shared.log, no_spin, never);
+  for (int minibatch = 0; minibatch < 40; ++minibatch) {
+    writer.forget_before(writer.keep());
+    for (int record = 0; record < (minibatch == 5 ? 200 : 10); ++record) {
+      append(writer, 2, std::vector<unsigned char>(50'000, 'x'));
+      reader.next();
+      reader.done();
+    }
+    if (minibatch == 5) {
+      EXPECT_GT(resident_bytes(shared.file), 9u << 20);
+    }
+  }
+  EXPECT_LT(resident_bytes(shared.file), 4u << 20);
+}
+
 // A second reader, as a new server is.
 TEST(Log, WhatIsKeptCanBeReadAgainAfterRecordsApart) {
   SharedLog shared({4096, 24});
@@ -459,6 +512,21 @@ TEST(Log, NoDamageLeadsOutOfItsMemory) {
     } catch (const DamagedLog&) {
     }
   }
+}
+
+// Two segments that each say that the other goes on: there is no record to be found, however long one looks.
+TEST(Log, IsNotReadInCircles) {
+  SharedLog shared;
+  const auto lead = [&](std::size_t from, uint64_t number, const Position& to) {
+    auto& header = *reinterpret_cast<RecordHeader*>(shared.log.segment(from));
+    header.bytes = sizeof header + sizeof to;
+    header.call = continues;
+    std::memcpy(reinterpret_cast<std::byte*>(&header + 1), &to, sizeof to);
+    header.sequence = number;
+  };
+  lead(0, 1, {1, 0, 2});
+  lead(1, 2, {0, 0, 1});
+  EXPECT_THROW(LogReader(shared.log, no_spin, never).next(), DamagedLog);
 }
 
 TEST(Log, RefusesMemoryThatIsNoLog) {
