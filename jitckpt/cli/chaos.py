@@ -13,7 +13,7 @@ def main(arguments: list[str]) -> int:
         prog="jitckpt chaos",
         description="Order a fault from a running process whose device is softgpu, and which was started "
         "with SOFTGPU_CONTROL=DIR in its environment.",
-        epilog="Such as: jitckpt chaos DIR 'rank=1 kind=network-cut'. All faults: docs/faults.md.",
+        epilog="Such as: jitckpt chaos DIR 'rank=1 kind=network-cut'. All faults: docs/reference/faults.md.",
     )
     target_help = "the process, or the folder that SOFTGPU_CONTROL names"
     parser.add_argument("target", metavar="PID|DIR", help=target_help)

@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--proxy",
         action="store_true",
-        help="each process gets its device through a server process of its own (see docs/proxy.md)",
+        help="each process gets its device through a server process of its own (see docs/how-it-works/proxy.md)",
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, help="what to run, with its arguments")
     parsed = parser.parse_args(arguments)
