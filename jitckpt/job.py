@@ -120,29 +120,44 @@ def init(
 ) -> "Job":
     """Protect this rank's training; call it once, when all that it is given is built and on its device.
 
-    checkpoint_dir: a directory that all ranks share (default: JITCKPT_CHECKPOINT_DIR, else "ckpt").
-    Either give `model` and `optimizer`, and jitckpt saves them by itself; or `save_checkpoint`, which gets a
-    SaveContext and writes into its directory. It may be called while a collective hangs: no collective works
-    in it. `scheduler`, `scaler` and `extra` (any object with state_dict and load_state_dict) are kept in
-    both cases; of `extra` what state_dict() says when the optimizer step returns, so advance it before.
-    With several optimizers a minibatch is one step of each.
-    shard, shards: which part of the state this rank holds, where replicas are split up over ranks. Where the
-    model is given it is found by itself; give both on all ranks or on none.
-    step_barrier: let no rank begin an optimizer step before every rank's gradients are there, by an
-    all-reduce of one element over all ranks (default: where there is more than one shard; and on several
-    hosts where a rank keeps something of its own on its device, such as BatchNorm's statistics). Without it
-    shards may be a step apart when a failure comes, and then no step is whole; and a host that is lost may
-    have had the only copy of what its devices kept.
-    save_every: save after each step that is a multiple of it, beside the training, for failures that no
-    replica survives; takes as much page-locked host memory as the state of this rank. One replica of each
-    shard writes. keep: how many whole saves stay.
-    local_state_limit: bytes of host memory for what this rank alone knows of the last steps.
-    self_check: after the first steps restore what a save would hold into copies of the objects, compare
-    them, and compare replicas; a warning names what differs (default: JITCKPT_SELF_CHECK, else True).
+    Give `model` and `optimizer`, and jitckpt saves them by itself; or give `save_checkpoint`. Without the
+    preloaded library or without a CUDA device the job runs unprotected, and a warning says so; `restore`
+    works all the same.
 
-    Without the preloaded library or without a CUDA device the job runs unprotected, and a warning says so;
-    `restore` works all the same. Raises CheckpointError if the directory can't be used, TreeError if some
-    state can't be saved without pickle, TypeError and ValueError for wrong arguments.
+    Args:
+        save_checkpoint: a function of yours that gets a SaveContext and writes into its directory. It may be
+            called while a collective hangs, so no collective works in it.
+        checkpoint_dir: a directory that all ranks share (default: JITCKPT_CHECKPOINT_DIR, else "ckpt").
+        model: its parameters come back from any replica of the shard, its buffers are the rank's own.
+        optimizer: one, or a list. With several a minibatch is one step of each.
+        scheduler: one, or a list; kept in both ways of use, as `scaler` and `extra` are.
+        scaler: a gradient scaler.
+        extra: any object with state_dict and load_state_dict. What state_dict() says when the optimizer step
+            returns is kept, so advance it before.
+        shard: which part of the state this rank holds, from 0, where replicas are split up over ranks
+            (default: found from the model). Give it with `shards`, on all ranks or on none.
+        shards: how many parts there are.
+        step_barrier: let no rank begin an optimizer step before every rank's gradients are there, by an
+            all-reduce of one element over all ranks (default: where there is more than one shard; and on
+            several hosts where a rank keeps something of its own on its device, such as BatchNorm's
+            statistics). Without it shards may be a step apart when a failure comes, and then no step is
+            whole; and a host that is lost may have had the only copy of what its devices kept.
+        save_every: save after each step that is a multiple of it, beside the training, for failures that no
+            replica survives. Takes as much page-locked host memory as the state of this rank; one replica of
+            each shard writes.
+        keep: how many whole periodic saves stay.
+        local_state_limit: bytes of host memory for what this rank alone knows of the last steps.
+        self_check: after the first steps restore what a save would hold into copies of the objects, compare
+            them, and compare replicas; a warning names what differs (default: JITCKPT_SELF_CHECK, else True).
+
+    Returns:
+        The job. Take its epochs, batches or steps in the place of your own.
+
+    Raises:
+        CheckpointError: The directory can't be used.
+        TreeError: Some state can't be saved without pickle.
+        TypeError: An argument is of a wrong type.
+        ValueError: An argument has a wrong value.
     """
     global _base_of_next_job, _current  # noqa: PLW0603
     if _current is not None:
@@ -332,6 +347,9 @@ class Job:
 
         One iteration is one minibatch, whatever optimizers make steps in it; one without an optimizer step
         belongs to the next. What is counted are iterations.
+
+        Args:
+            number: how many iterations the whole training has.
         """
         return self._loop.steps(number)
 
@@ -340,14 +358,20 @@ class Job:
 
         An epoch whose batches are all done, but whose end (an evaluation, a scheduler's step) is not followed
         by an optimizer step yet, comes again without batches: that end is made again, with all as it was.
+
+        Args:
+            number: how many epochs the whole training has.
         """
         return self._loop.epochs(number)
 
     def batches(self, loader: Iterable[Any]) -> Batches:
         """Return the loader's batches, of which a restart leaves out those that are done.
 
-        loader: torch's DataLoader; or one with state_dict and load_state_dict; or any other iterable, which
-        is read again. One iteration is one minibatch, as with `steps`.
+        One iteration is one minibatch, as with `steps`.
+
+        Args:
+            loader: torch's DataLoader; or one with state_dict and load_state_dict; or any other iterable,
+                which is read again.
         """
         return self._loop.batches(loader)
 

@@ -51,11 +51,18 @@ OWN_STATE_LOOK_SECONDS = 0.05
 class SaveContext:
     """What a save function is told.
 
-    directory: an empty folder for its files, which gets its final name when all is written. step: the number
-    of optimizer steps in the state to be saved: a counter of your own may be ahead of it, as the host is.
-    host_state: what the host held after that step (the host may be steps ahead of the device by now):
-    "random", "extra", "buffers" (of the modules), "optimizers" (state_dicts of what lies on the host, keyed
-    by the parameters' numbers), "schedulers", "scaler". reason: why the save was ordered.
+    Attributes:
+        directory: an empty folder for its files, which gets its final name when all is written.
+        step: the number of optimizer steps in the state to be saved. A counter of your own may be ahead of
+            it, as the host is.
+        rank: of the process, from 0.
+        world_size: the number of ranks.
+        shard: which part of the state the rank holds, from 0.
+        shards: how many parts there are.
+        host_state: what the host held after that step (it may be steps ahead of the device by now): "random",
+            "extra", "buffers" (of the modules), "optimizers" (state_dicts of what lies on the host, keyed by
+            the parameters' numbers), "schedulers", "scaler".
+        reason: why the save was ordered.
     """
 
     directory: Path

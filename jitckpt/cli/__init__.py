@@ -1,33 +1,50 @@
 """The command `jitckpt`; each subcommand is a module that is loaded only when it is used."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module, metadata
 
+from jitckpt.cli.parser import Parser
 from jitckpt.errors import JitckptError
 
-COMMANDS = {
-    "run": "run a training as torchrun does, and save its state just in time when a rank fails",
-    "exec": "run any command with softgpu or CUDA as its device, without the launcher",
-    "chaos": "order a fault from a running process whose device is softgpu",
-    "lib": "print the library to preload where another launcher is used",
-    "inspect": "show what is saved in a checkpoint directory, and what a restart would take",
-    "timeline": "show what happened to a job and what it cost",
-    "doctor": "before a long run: look for what would hurt later",
-    "verify": "prove that a training comes back bit for bit from random failures",
-    "steps": "say what is seen of a script's optimizer steps, with no word of the script about it",
-    "plan": "compare the ways to protect a job on a cluster, and recommend one",
-    "simulate": "play a job through failures, and say where its time went",
+GROUPS = {
+    "Run a training": {
+        "run": "run a training as torchrun does, and save its state just in time when a rank fails",
+        "exec": "run any command with softgpu or CUDA as its device, without the launcher",
+        "lib": "print the library to preload where another launcher is used",
+    },
+    "Look at it": {
+        "timeline": "show what happened to a job and what it cost",
+        "inspect": "show what is saved in a checkpoint directory, and what a restart would take",
+        "steps": "say what is seen of a script's optimizer steps, with no word of the script about it",
+    },
+    "Rehearse": {
+        "doctor": "before a long run: look for what would hurt later",
+        "verify": "prove that a training comes back bit for bit from random failures",
+        "chaos": "order a fault from a running process whose device is softgpu",
+    },
+    "Plan": {
+        "plan": "compare the ways to protect a job on a cluster, and recommend one",
+        "simulate": "play a job through failures, and say where its time went",
+    },
 }
+COMMANDS = {name: what for group in GROUPS.values() for name, what in group.items()}
+# They only print, so a broken pipe is that of their reader (`jitckpt plan ... | head`).
+PRINTERS = ("timeline", "inspect", "plan", "simulate")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand; return its exit status. 2: it was called wrongly, and nothing was started."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="jitckpt",
+        usage="jitckpt [--version] COMMAND ...",
         description="Fault tolerance for distributed PyTorch training.",
-        epilog="\n".join(f"  {name:10}{what}" for name, what in COMMANDS.items()),
+        epilog="\n\n".join(
+            f"{title}:\n" + "\n".join(f"  {name:10}{what}" for name, what in group.items())
+            for title, group in GROUPS.items()
+        ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"jitckpt {metadata.version('jitckpt')}")
@@ -36,7 +53,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
     command: Callable[[list[str]], int] = import_module(f"jitckpt.cli.{parsed.command}").main
     try:
-        return command(parsed.arguments)
+        status = command(parsed.arguments)
+        sys.stdout.flush()
+        return status
     except JitckptError as error:
         print(f"jitckpt {parsed.command}: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        if parsed.command not in PRINTERS:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at the end
+        return 1

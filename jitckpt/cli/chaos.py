@@ -1,19 +1,19 @@
 """`jitckpt chaos`: order a fault from a running process whose device is softgpu."""
 
-import argparse
 import os
 from pathlib import Path
 
+from jitckpt.cli.parser import Parser
 from jitckpt.softgpu_control import ChaosError, order
 
 
 def main(arguments: list[str]) -> int:
     """Order the fault, and print the process's answer. Raises ChaosError."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="jitckpt chaos",
         description="Order a fault from a running process whose device is softgpu, and which was started "
         "with SOFTGPU_CONTROL=DIR in its environment.",
-        epilog="Such as: jitckpt chaos DIR 'rank=1 kind=network-cut'. All faults: docs/faults.md.",
+        epilog="Such as: jitckpt chaos DIR 'rank=1 kind=network-cut'. All faults: docs/reference/faults.md.",
     )
     target_help = "the process, or the folder that SOFTGPU_CONTROL names"
     parser.add_argument("target", metavar="PID|DIR", help=target_help)

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from jitckpt import doctor, doctor_facts
 from jitckpt.cli.exec import add_device_argument, positive_number
+from jitckpt.cli.parser import Parser
 from jitckpt.cli.verify import script_of
 from jitckpt.device import LIBRARY_DIR, check_libraries, choose_device
 from jitckpt.doctor import Disk, Row
@@ -30,7 +31,7 @@ SHOWN_STATES = {"ok": "ok", "warning": "warning", "problem": "PROBLEM"}
 
 def main(arguments: list[str]) -> int:
     """Print the table; return 1 if there is a problem. Raises DeviceError if the device can't be given."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="jitckpt doctor",
         usage="jitckpt doctor [options] [-- script.py [the script's arguments]]",
         description="Look for what would hurt a long run later; with a script, run its first steps too.",

@@ -3,6 +3,7 @@
 import argparse
 import os
 
+from jitckpt.cli.parser import Parser
 from jitckpt.device import KINDS, LIBRARY_DIR, check_libraries, choose_device, device_environment
 
 # As many as softgpu itself has if nobody says how many.
@@ -11,7 +12,7 @@ DEFAULT_DEVICES = 2
 
 def main(arguments: list[str]) -> int:
     """Replace this process by the command. Raises DeviceError if its device can't be given."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="jitckpt exec",
         usage="jitckpt exec [--device KIND] [--devices N] [--proxy] [--] command ...",
         description="Run any command with softgpu or CUDA as its device.",
@@ -26,7 +27,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--proxy",
         action="store_true",
-        help="each process gets its device through a server process of its own (see docs/proxy.md)",
+        help="each process gets its device through a server process of its own (docs/how-it-works/proxy.md)",
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, help="what to run, with its arguments")
     parsed = parser.parse_args(arguments)

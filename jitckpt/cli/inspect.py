@@ -1,6 +1,5 @@
 """`jitckpt inspect`: what is saved in a checkpoint directory, and what a restart would take."""
 
-import argparse
 import json
 import sys
 from dataclasses import asdict
@@ -11,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from jitckpt.cli.parser import Parser
 from jitckpt.console import show_size
 from jitckpt.inspection import Inspection, bytes_to_read, inspect
 
@@ -19,7 +19,7 @@ SHOWN_RANKS = 8
 
 def main(arguments: list[str]) -> int:
     """Print what was found; return Inspection.status. Raises CheckpointError."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="jitckpt inspect",
         description="Show what is saved in a checkpoint directory, and what a restart would take.",
     )

@@ -1,13 +1,12 @@
 """`jitckpt lib`: print the path of the library to preload, for LD_PRELOAD=$(jitckpt lib) torchrun ..."""
 
-import argparse
-
+from jitckpt.cli.parser import Parser
 from jitckpt.device import LIBRARY_DIR, check_libraries
 
 
 def main(arguments: list[str]) -> int:
     """Print the path. Raises DeviceError if the library is not there."""
-    argparse.ArgumentParser(prog="jitckpt lib", description=__doc__).parse_args(arguments)
+    Parser(prog="jitckpt lib", description=__doc__).parse_args(arguments)
     check_libraries("cuda", LIBRARY_DIR)
     print(LIBRARY_DIR / "libjitckpt.so")
     return 0

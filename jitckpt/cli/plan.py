@@ -1,6 +1,5 @@
 """`jitckpt plan`: which protection to run on a cluster, and what each would waste."""
 
-import argparse
 import json
 import sys
 from dataclasses import asdict
@@ -10,10 +9,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from jitckpt.cli.parser import Parser, did_you_mean
+from jitckpt.cli.tables import show
+from jitckpt.planning.check import InvalidInput
 from jitckpt.planning.cluster import EXAMPLE, Description, read_description
 from jitckpt.planning.plan import USUAL_POLICIES, Analysis, Recommendation, Refused, compare, recommend
 from jitckpt.planning.units import show_bytes, show_seconds
 
+# What a policy is put together from.
+TIERS = ("none", "periodic", "checkfreq", "user-jit", "transparent-jit", "gemini", "reft")
 _WIDTH_OF_FILES = 200  # nothing is folded where no screen is too narrow
 
 
@@ -21,7 +25,7 @@ def main(arguments: list[str]) -> int:
     """Print the plan, or reproduce a paper's table; return the exit status."""
     if arguments[:1] == ["reproduce"]:
         return _reproduce(arguments[1:])
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="jitckpt plan",
         usage="jitckpt plan [options] CLUSTER.toml | --example\n       jitckpt plan reproduce NAME",
         description="Compare the ways to protect a training job on a cluster, and recommend one.",
@@ -46,8 +50,12 @@ def main(arguments: list[str]) -> int:
         return 0
     if parsed.cluster is None:
         parser.error("name a CLUSTER.toml; `jitckpt plan --example` prints one to start from")
+    for text in parsed.policy or ():
+        check_tiers(text)
     description = read_description(parsed.cluster)
     rows = compare(description, parsed.policy or USUAL_POLICIES)
+    if reasons := refusals(rows):
+        raise InvalidInput(". ".join(reasons))
     advice = recommend(description, rows)
     if parsed.plot:
         from jitckpt.planning.pictures import draw_plan
@@ -57,8 +65,8 @@ def main(arguments: list[str]) -> int:
         print(json.dumps(_as_json(rows, advice), indent=1))
         return 0
     console = Console(width=None if sys.stdout.isatty() else _WIDTH_OF_FILES)
-    console.print(_policies_table(rows))
-    console.print(_recovery_table(description, rows))
+    show(console, _policies_table(rows))
+    show(console, _recovery_table(description, rows))
     for row in rows:
         if isinstance(row, Refused):
             console.print(
@@ -75,6 +83,26 @@ def main(arguments: list[str]) -> int:
             soft_wrap=True,
         )
     return 0
+
+
+def check_tiers(policy: str) -> None:
+    """Raise InvalidInput where the policy names a tier that there is not."""
+    for name in (part.partition("=")[0] for part in policy.split("+")):
+        if name not in TIERS:
+            meant = did_you_mean(name, TIERS)
+            raise InvalidInput(
+                f"--policy {policy}: there is no tier {name!r}{meant} (tiers: {', '.join(TIERS)})"
+            )
+
+
+def refusals(rows: list[Analysis | Refused]) -> list[str]:
+    """Return why none of the policies can run here; nothing where one can."""
+    refused = [row for row in rows if isinstance(row, Refused)]
+    return (
+        [f"{row.policy} cannot run here: {row.reason}" for row in refused]
+        if len(refused) == len(rows)
+        else []
+    )
 
 
 def _policies_table(rows: list[Analysis | Refused]) -> Table:
@@ -159,7 +187,7 @@ def _reproduce(arguments: list[str]) -> int:
     from jitckpt.planning.papers import REPRODUCTIONS, Cell, collab_of_trace
     from jitckpt.planning.traces import read_trace
 
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="jitckpt plan reproduce", description="Recompute a table or figure of the papers, beside theirs."
     )
     parser.add_argument("name", choices=REPRODUCTIONS, help="which one")
@@ -188,7 +216,8 @@ def _reproduce(arguments: list[str]) -> int:
     table = Table(title=reproduction.title)
     for column in ("", "", "paper", "ours", "difference"):
         table.add_column(column, justify="left" if not column else "right")
-    table.add_column("why they differ")
+    table.add_column("note", justify="right")
+    notes = list(dict.fromkeys(cell.note for cell in reproduction.cells if cell.note))
 
     def theirs(cell: Cell) -> str:
         if cell.paper is None:
@@ -199,10 +228,17 @@ def _reproduce(arguments: list[str]) -> int:
         # Rounding of the last digits is no difference.
         difference = "-" if cell.difference is None else f"{round(cell.difference, 9):+.3g}"
         table.add_row(
-            cell.row, cell.column, theirs(cell), f"{cell.ours:.4g} {cell.unit}", difference, cell.note
+            cell.row,
+            cell.column,
+            theirs(cell),
+            f"{cell.ours:.4g} {cell.unit}",
+            difference,
+            str(notes.index(cell.note) + 1) if cell.note else "",
         )
     console = Console(width=None if sys.stdout.isatty() else _WIDTH_OF_FILES)
-    console.print(table)
+    show(console, table)
+    for number, note in enumerate(notes, start=1):
+        console.print(f"{number}: {note}", markup=False, highlight=False, soft_wrap=True)
     for remark in reproduction.remarks:
         console.print(remark, markup=False, highlight=False, soft_wrap=True)
     return 0

@@ -27,6 +27,7 @@ from torch.distributed.launcher.api import LaunchConfig
 from jitckpt import softgpu_control
 from jitckpt.agent import Settings, launch
 from jitckpt.cli.exec import DEFAULT_DEVICES, add_device_argument
+from jitckpt.cli.parser import Parser
 from jitckpt.console import said_aside, say
 from jitckpt.device import LIBRARY_DIR, check_libraries, choose_device, device_environment
 from jitckpt.errors import HostsError, NotNeeded, SaveError
@@ -164,10 +165,12 @@ def _launch(
     finally:
         registered = next((event for event in log.events if event["event"] == "registered"), None)
         log.write("job_ended", outcome=outcome)
-        if registered is not None and log.leading:
-            if outcome == "succeeded":
+        # Without either, what ran was no affair of jitckpt's.
+        transparent = settings.device_environment["JITCKPT_MODE"] == "transparent"
+        if (registered is not None or transparent) and log.leading:
+            if outcome == "succeeded" and registered is not None:
                 log.aside(partial(_note_finished, Path(registered["checkpoint_dir"])))
-            for sentence in in_words(log.events, registered["checkpoint_dir"]):
+            for sentence in in_words(log.events, "" if registered is None else registered["checkpoint_dir"]):
                 say(sentence)
         log.finish()
 
@@ -318,13 +321,29 @@ def _check_config(args: argparse.Namespace, config: LaunchConfig) -> None:
             raise ValueError(f"--fault '{fault}': the ranks are 0 to {ranks - 1}")
 
 
+class RunParser(Parser):
+    """Takes torchrun's options and ours, and shows ours first."""
+
+    def __init__(self, ours: argparse.ArgumentParser, theirs: argparse.ArgumentParser) -> None:
+        super().__init__(prog="jitckpt run", parents=[theirs, ours], add_help=False)
+        self._shown = (ours, theirs)
+
+    def format_help(self) -> str:
+        """Return the help of both, one after the other."""
+        return "\n".join(parser.format_help() for parser in self._shown)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = torchrun.get_args_parser()
-    parser.prog = "jitckpt run"
-    parser.description = "Run a training as torchrun does, and save its state just in time when a rank fails."
-    if "PET_MAX_RESTARTS" not in os.environ:
-        parser.set_defaults(max_restarts=DEFAULT_MAX_RESTARTS)
-    ours = parser.add_argument_group("jitckpt")
+    theirs = torchrun.get_args_parser()
+    theirs.usage = argparse.SUPPRESS
+    theirs.description = "torchrun's options, which mean the same here:"
+    options = Parser(
+        prog="jitckpt run",
+        usage="jitckpt run [options] script.py [the script's arguments]",
+        description="Run a training as torchrun does, and save its state just in time when a rank fails.",
+        add_help=False,
+    )
+    ours = options.add_argument_group("jitckpt's own options")
     ours.add_argument(
         "--checkpoint-dir",
         type=_directory,
@@ -447,6 +466,9 @@ def _parser() -> argparse.ArgumentParser:
         help="rehearse a failure, such as 'rank=1 step=20 phase=backward kind=kill'; repeatable",
     )
     add_device_argument(ours)
+    parser = RunParser(options, theirs)
+    if "PET_MAX_RESTARTS" not in os.environ:
+        parser.set_defaults(max_restarts=DEFAULT_MAX_RESTARTS)
     return parser
 
 

@@ -11,6 +11,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from jitckpt.cli.parser import Parser
+from jitckpt.cli.plan import check_tiers
+from jitckpt.cli.tables import show
 from jitckpt.planning.cluster import Description, read_description
 from jitckpt.planning.failures import (
     Failure,
@@ -29,7 +32,7 @@ _WIDTH_OF_FILES = 200  # nothing is folded where no screen is too narrow
 
 def main(arguments: list[str]) -> int:
     """Simulate and print; return the exit status."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="jitckpt simulate", description="Play a job through failures, and say where its time went."
     )
     parser.add_argument("cluster", type=Path, metavar="CLUSTER.toml", help="as for `jitckpt plan`")
@@ -46,6 +49,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the time line (.png, .svg, .pdf)")
     parsed = parser.parse_args(arguments)
+    check_tiers(parsed.policy)
+    if parsed.failures is not None and (fault := unreadable(parsed.failures)):
+        parser.error(f"--failures {parsed.failures} can't be read: {fault}")
     description = read_description(parsed.cluster)
     policy = parse_policy(parsed.policy, description)
     analysis = analyse(description, policy)
@@ -70,7 +76,7 @@ def main(arguments: list[str]) -> int:
         return 0
     console = Console(width=None if sys.stdout.isatty() else _WIDTH_OF_FILES)
     for table in _tables(result):
-        console.print(table)
+        show(console, table)
     console.print(
         f"{result.wasted_share:.3%} of the time was wasted; `jitckpt plan` expects "
         f"{analysis.wasted_share:.3%}.",
@@ -79,6 +85,15 @@ def main(arguments: list[str]) -> int:
         soft_wrap=True,
     )
     return 0
+
+
+def unreadable(path: Path) -> str:
+    """Return why the file can't be read; "" where it can."""
+    try:
+        path.open().close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def _failures(description: Description, parsed: argparse.Namespace) -> Iterator[Failure]:

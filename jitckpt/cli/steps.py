@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from jitckpt.cli.exec import add_device_argument, positive_number
+from jitckpt.cli.parser import Parser
 from jitckpt.cli.verify import script_of
 from jitckpt.errors import JitckptError
 from jitckpt.rehearsal import JITCKPT
@@ -29,7 +30,7 @@ class StepsError(JitckptError):
 
 def main(arguments: list[str]) -> int:
     """Run the script; return 0 if transparent mode supports all that was seen. Raises StepsError."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="jitckpt steps",
         usage="jitckpt steps [options] -- script.py [the script's arguments]",
         description="Run a script to its end, and say what is seen of its optimizer steps.",
@@ -88,7 +89,11 @@ def _run(
 ) -> list["Record"]:
     whole = [*JITCKPT, "run", "--standalone", "--nproc-per-node", str(ranks), "--device", device]
     whole += ["--max-restarts", "0", "--warm-spares", "0", *command]
-    environment = os.environ | {"JITCKPT_STEPS_RECORD": str(folder)}
+    # A script that calls jitckpt.init saves there, and neither goes on from its real saves nor adds to them.
+    environment = os.environ | {
+        "JITCKPT_STEPS_RECORD": str(folder),
+        "JITCKPT_REHEARSAL_DIR": str(folder / "job"),
+    }
     status = subprocess.run(whole, env=environment, stdout=output, check=False).returncode
     if status != 0:
         raise StepsError(f"The script ended with status {status}; only what runs to its end is judged.")

@@ -1,6 +1,5 @@
 """`jitckpt timeline`: show what happened to the jobs of a checkpoint directory, and what it cost."""
 
-import argparse
 import json
 import sys
 from dataclasses import asdict
@@ -8,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from jitckpt.cli.parser import Parser
 from jitckpt.events import read_events
 from jitckpt.timeline import in_words, jobs, recoveries, table
 from jitckpt.timeline_transparent import steps_table, transparent_recoveries
@@ -15,9 +15,7 @@ from jitckpt.timeline_transparent import steps_table, transparent_recoveries
 
 def main(arguments: list[str]) -> int:
     """Print the timeline; return 2 if there are no events to read. Raises InvalidInput for a bad picture."""
-    parser = argparse.ArgumentParser(
-        prog="jitckpt timeline", description="Show what happened to a job and what it cost."
-    )
+    parser = Parser(prog="jitckpt timeline", description="Show what happened to a job and what it cost.")
     parser.add_argument("directory", type=Path, help="the job's checkpoint directory")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the recoveries (.png, .svg, .pdf)")

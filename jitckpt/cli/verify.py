@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from jitckpt.cli.exec import add_device_argument, positive_number
+from jitckpt.cli.parser import Parser
 from jitckpt.errors import JitckptError
 from jitckpt.faults import FATAL_KINDS
 from jitckpt.final_state import RANDOM
@@ -53,7 +54,7 @@ class Result:
 
 def main(arguments: list[str]) -> int:
     """Make the runs; return 0 if all trials passed, 1 if not. Raises VerifyError if none can be made."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="jitckpt verify",
         usage="jitckpt verify [options] -- [jitckpt run's options] script.py [the script's arguments]",
         description="Run a short training undisturbed, and again with random failures; compare bit for bit.",

@@ -81,7 +81,7 @@ def source(tmp_path: Path) -> Path:
     """A copy of what the build reads, so that nothing is left in the tree."""
     copy = tmp_path / "source"
     copy.mkdir()
-    for name in ("setup.py", "pyproject.toml", "README.md", "CMakeLists.txt"):
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "CMakeLists.txt"):
         shutil.copy(ROOT / name, copy)
     for name in ("cmake", "native", "jitckpt", "hooks"):
         shutil.copytree(

@@ -363,6 +363,6 @@ def test_simulate_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main([*arguments, "--json", "--failures", str(events)]) == 0
     assert json.loads(capsys.readouterr().out)["recoveries"] == {"user-jit": 1}
     assert main(["simulate", str(path), "--policy", "hourly"]) == 2
-    assert "policy part 'hourly'" in capsys.readouterr().err
+    assert "there is no tier 'hourly'" in capsys.readouterr().err
     assert main([*arguments[:4], "--days", "nan"]) == 2
     assert "days is nan" in capsys.readouterr().err

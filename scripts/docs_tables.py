@@ -1,0 +1,114 @@
+"""Makes the short tables of docs/ from the records in docs/data: campaigns.md and proofs.md.
+
+    python scripts/docs_tables.py            # writes what has changed
+    python scripts/docs_tables.py --check    # only says whether something would change (status 1)
+
+A campaign adds a line to docs/data/campaigns.jsonl; `newest` stands with the newest of each mode. A claim and
+the command that shows it are a line of docs/data/proofs.jsonl.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parents[1] / "docs"
+MODES = {"user": "user-level", "transparent": "transparent", "hosts": "three hosts"}
+Row = dict[str, Any]
+
+
+def records(name: str) -> list[Row]:
+    """Return the records of a file, in order."""
+    return [json.loads(line) for line in (DOCS / "data" / name).read_text().splitlines()]
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table in Markdown."""
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "".join("| " + " | ".join(map(str, line)) + " |\n" for line in lines)
+
+
+def campaigns() -> str:
+    """Return the newest campaign of each mode, and what all of them come to."""
+    rows = records("campaigns.jsonl")
+    newest = [
+        [MODES[row["mode"]], f"{row['passed']} of {row['trials']}", *map(seconds, times(row)), row["seed"]]
+        for row in rows
+        if row["newest"]
+    ]
+    every = []
+    for mode, name in MODES.items():
+        own = [row for row in rows if row["mode"] == mode]
+        passed, trials = (sum(row[key] for row in own) for key in ("passed", "trials"))
+        every.append([name, len(own), f"{passed} of {trials}"])
+    return (
+        "The newest of each mode; times from a failure's detection to the slowest rank's first new step:\n\n"
+        + table(["mode", "passed", "median", "90 % within", "at most", "seed"], newest)
+        + "\nAll that were recorded, of earlier versions too:\n\n"
+        + table(["mode", "campaigns", "passed"], every)
+    )
+
+
+def times(row: Row) -> tuple[float | None, float | None, float | None]:
+    """Return median, 90th percentile and largest."""
+    return row["median_s"], row["p90_s"], row["max_s"]
+
+
+def seconds(value: float | None) -> str:
+    """Return what stands in the table."""
+    return "" if value is None else f"{value:g} s"
+
+
+def proofs() -> str:
+    """Return for each part of a page how many claims are shown, and by what."""
+    rows = []
+    for (page, topic), group in groupby(records("proofs.jsonl"), key=lambda row: (row["page"], row["topic"])):
+        own = list(group)
+        found = sorted(
+            {name for row in own for name in re.findall(r"tests/\w+/test_\w+\.py", row["command"])}
+        )
+        found += ["`proxy_tests`"] if any("proxy_tests" in row["command"] for row in own) else []
+        first = found[0].strip("`") if found else "see the file"
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        rows.append([f"[{topic}]({page}#{anchor(topic)})", len(own), f"`{first}`{more}"])
+    return table(["about", "claims", "shown by"], rows)
+
+
+def anchor(heading: str) -> str:
+    """Return the heading's name in a link."""
+    return re.sub(r"[^\w-]+", "-", heading.lower().replace(".", "")).strip("-")
+
+
+TABLES: dict[str, Callable[[], str]] = {"campaigns": campaigns, "proofs": proofs}
+
+
+def page(name: str) -> tuple[Path, str]:
+    """Return a page's file, and what has to stand there."""
+    path = DOCS / f"{name}.md"
+    begin, end = f"<!-- made by scripts/docs_tables.py from data/{name}.jsonl -->\n", "<!-- end -->"
+    before, _, rest = path.read_text().partition(begin)
+    after = rest.partition(end)[2]
+    return path, f"{before}{begin}{TABLES[name]()}{end}{after}"
+
+
+def main() -> int:
+    """Write the pages, or check them; return the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    check = parser.parse_args().check
+    changed = [(path, text) for path, text in map(page, TABLES) if path.read_text() != text]
+    for path, text in changed:
+        print(f"{path.name} {'is not' if check else 'was not'} what the records say")
+        if not check:
+            path.write_text(text)
+    return int(check and bool(changed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
