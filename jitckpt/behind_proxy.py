@@ -1,4 +1,4 @@
-"""What saves need of the device proxy, where this process's device lies behind one (docs/proxy.md)."""
+"""What saves need of the device proxy, where the device lies behind one (docs/how-it-works/proxy.md)."""
 
 import ctypes
 from enum import Enum

@@ -23,7 +23,7 @@ def device_environment(
 
     kind: softgpu or cuda. devices: how many softgpu devices there are, if SOFTGPU_DEVICES does not say it.
     library_dir: where the preloaded libraries lie. proxy: each process that uses the device does so through a
-    server of its own (docs/proxy.md); for softgpu only. The result can be applied twice without harm.
+    server of its own (docs/how-it-works/proxy.md); for softgpu only. The result can be applied twice.
     """
     ours = [library_dir / "libjitckpt.so"]
     variables = {}

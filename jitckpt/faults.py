@@ -3,7 +3,8 @@
 A fault is a line of text such as 'rank=1 step=20 phase=backward kind=kill'. It fires once in the life of the
 job: the worker reports it to the agent before it fires, and the agent leaves it out after the restart.
 
-Some kinds befall the process; the others are the device's, which softgpu plays on order (docs/faults.md).
+Some kinds befall the process; the others are the device's, which softgpu plays on order
+(docs/reference/faults.md).
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Rehearsed failures of processes that are more than a signal to the rank itself (docs/faults.md)."""
+"""Rehearsed failures of processes that are more than a signal to the rank (docs/reference/faults.md)."""
 
 import contextlib
 import gc

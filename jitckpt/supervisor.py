@@ -662,7 +662,7 @@ class Supervisor(threading.Thread):
         else:
             self._say(
                 "no rank has called jitckpt.init, so there is no state to save; with it, and save_every=... "
-                "for failures of all replicas (docs/api.md), the job would go on from a save."
+                "for failures of all replicas (docs/guides/user-level.md), the job would go on from a save."
             )
 
     def _newest_step(self) -> int | None:

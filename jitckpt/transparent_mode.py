@@ -95,7 +95,7 @@ class MinibatchKeeper:
         if step == _TELLS_AT and not self._off and os.environ.get("RANK", "0") == "0":
             copied = self._process.jitckpt_proxy_image_bytes() / 1e6
             text = f"each step copies {copied:.3g} MB of rank 0's device to the host"
-            print(f"jitckpt: {text} (docs/transparent.md).", file=sys.stderr, flush=True)
+            print(f"jitckpt: {text} (docs/how-it-works/transparent.md).", file=sys.stderr, flush=True)
 
     def _keep(self, step: int, optimizer: Optimizer, state: State) -> None:
         on_device = self._on_device

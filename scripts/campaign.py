@@ -92,8 +92,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--kinds",
         type=lambda text: tuple(text.split(",")),
-        help=f"{', '.join(TRIAL_KINDS)} (docs/faults.md) or kinds of faults: {', '.join(FATAL_KINDS)}; one "
-        f"that is named twice comes twice as often (default {','.join(USER_KINDS)}); in transparent mode, "
+        help=f"{', '.join(TRIAL_KINDS)} (docs/reference/faults.md) or kinds of faults: "
+        f"{', '.join(FATAL_KINDS)}; one that is named twice comes twice as often "
+        f"(default {','.join(USER_KINDS)}); in transparent mode, "
         f"and by default all: {', '.join(TRANSPARENT_KINDS)}; on hosts, and by default all: "
         f"{', '.join(trials_hosts.HOST_KINDS)}",
     )

@@ -1,7 +1,7 @@
 """How a job in transparent mode recovers: a pure function of what all its ranks report.
 
 One state is chosen for all ranks, the newest that every rank can be brought to; from it each runs its log
-again. docs/transparent.md says why that is exact.
+again. docs/how-it-works/transparent.md says why that is exact.
 """
 
 from collections.abc import Sequence
@@ -258,7 +258,8 @@ def _fall_back(reports: Sequence[Report], restart: bool, reason: str) -> FallBac
         "The job restarts from the best save."
         if restart
         else "The script has registered no restore function, so the job ends, or begins anew if restarts are "
-        "left; jitckpt.init with saves every so many steps (docs/api.md) would have let it go on."
+        "left; jitckpt.init with saves every so many steps (docs/guides/user-level.md) would have let it go "
+        "on."
     )
     return FallBack(restart, f"A transparent recovery is impossible{told}: {reason}. {after}")
 

@@ -25,7 +25,7 @@ class Report:
     """One rank at rest: the host is held before its next call, the device runs nothing but what hangs.
 
     A step that the device had begun it has run to its end, unless that failed. What an abort sets free
-    afterwards is not counted: docs/transparent.md says what it all has to keep to.
+    afterwards is not counted: docs/how-it-works/transparent.md says what it all has to keep to.
 
     "The state k" is that after k optimizer steps: parameters and optimizer state, which replicas have in
     common, and the rank-local state, which they have not. Minibatch k + 1 leads from the state k to k + 1.

@@ -99,5 +99,5 @@ def told(reason: str, relied: bool = False) -> str:
         )
     return (
         f"{off} The training goes on undisturbed, but a failure would "
-        "now end the job; jitckpt.init (docs/api.md) would protect it."
+        "now end the job; jitckpt.init (docs/guides/user-level.md) would protect it."
     )

@@ -393,7 +393,7 @@ def test_without_a_replica_the_job_ends_with_what_would_have_protected_it() -> N
         "A transparent recovery is impossible: no device has the state after step 1 of shard 1 any more, "
         "which no other rank holds; a further data-parallel replica of it would have protected the job. The "
         "script has registered no restore function, so the job ends, or begins anew if restarts are left; "
-        "jitckpt.init with saves every so many steps (docs/api.md) would have let it go on.",
+        "jitckpt.init with saves every so many steps (docs/guides/user-level.md) would have let it go on.",
     )
     restarted = decide(reports, restorable=True)
     assert isinstance(restarted, FallBack)

@@ -144,7 +144,7 @@ def test_what_is_read_and_then_overwritten_is_learned() -> None:
 def test_what_the_user_is_told() -> None:
     assert told("x is not the same") == (
         "Transparent mode is switched off: x is not the same. The training goes on undisturbed, but a "
-        "failure would now end the job; jitckpt.init (docs/api.md) would protect it."
+        "failure would now end the job; jitckpt.init (docs/guides/user-level.md) would protect it."
     )
     relied = told("x is not the same", relied=True)
     assert RELIED in relied

@@ -1,4 +1,4 @@
-"""A device proxy's client as the agent sees it: it answers every order as docs/transparent.md says."""
+"""A device proxy's client as the agent sees it: it answers as docs/how-it-works/transparent.md says."""
 
 import hashlib
 from collections.abc import Sequence

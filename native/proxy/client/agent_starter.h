@@ -1,6 +1,6 @@
 // The agent as the one that starts this process's servers: they are its children then, not the program's. So
 // a program that waits for all its children waits for no server, and one that is moved to another host leaves
-// its server behind. docs/proxy.md has what is said over the socket.
+// its server behind. docs/how-it-works/proxy.md has what is said over the socket.
 #pragma once
 #include <sys/types.h>
 

@@ -1,4 +1,4 @@
-// What a worker and its agent say to each other in a recovery, one datagram each: docs/proxy.md has the
+// What a worker and its agent say to each other in a recovery, one datagram each: docs/how-it-works/proxy.md has the
 // table.
 #pragma once
 #include <nccl.h>

@@ -29,7 +29,7 @@ struct jitckpt_proxy_place {
 };
 
 // Parameters and optimizer state can stay on the device while all else is copied, if other ranks have the
-// same (docs/transparent.md): around each optimizer step, instead of jitckpt_proxy_keep. `begins` comes
+// same (docs/how-it-works/transparent.md): around each optimizer step, instead of jitckpt_proxy_keep. `begins` comes
 // before the first call that changes the state; the image, made then, leaves out its places. `ended` comes
 // behind the last; digest: of the places' names and sizes in their order, which other ranks' have to equal. A
 // thread that waits for an answer between the two is answered, but until the step has ended a failure can't

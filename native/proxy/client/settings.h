@@ -1,4 +1,4 @@
-// What the environment says of the proxy; docs/proxy.md describes it.
+// What the environment says of the proxy; docs/how-it-works/proxy.md describes it.
 #pragma once
 #include <chrono>
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Optimizer steps in which parameters and optimizer state stay on the device: docs/transparent.md has the
+// Optimizer steps in which parameters and optimizer state stay on the device: docs/how-it-works/transparent.md has the
 // rules.
 #include <dlfcn.h>
 #include <unistd.h>

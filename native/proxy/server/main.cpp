@@ -235,7 +235,7 @@ int main(int count, char** words) {
   if (count != 2) {
     std::fprintf(stderr,
                  "jitckpt-proxy-server is started by libjitckpt_proxy.so or by jitckpt run, not by hand (see "
-                 "docs/proxy.md)\n");
+                 "docs/how-it-works/proxy.md)\n");
     return 2;
   }
   // Without the destructors of a device's libraries, which have nobody left to work for.

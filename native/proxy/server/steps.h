@@ -1,5 +1,5 @@
 // Optimizer steps in which parameters and optimizer state (the places) stay on the device: when they may
-// begin, and whether what lies there is the state after one. docs/transparent.md has the rules.
+// begin, and whether what lies there is the state after one. docs/how-it-works/transparent.md has the rules.
 #pragma once
 #include <cuda_runtime_api.h>
 

@@ -28,7 +28,7 @@ class Store {
 ncclComm_t meet(const Store& store, const std::string& name);
 
 void kill_server();
-// Tells the server of this process to suffer a fault (docs/faults.md); another one, if it is just being
+// Tells the server of this process to suffer a fault (docs/reference/faults.md); another one, if it is just being
 // replaced.
 void order_fault(const std::string& text);
 // What the job compares with that of another one.

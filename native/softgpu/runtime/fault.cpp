@@ -185,7 +185,7 @@ cudaError_t error_of(FaultKind kind) {
     case FaultKind::ecc:
       return cudaErrorECCUncorrectable;
     case FaultKind::device_lost:
-      return cudaErrorUnknown;  // what programs get whose GPU has gone (Xid 79), see docs/faults.md
+      return cudaErrorUnknown;  // what programs get whose GPU has gone (Xid 79), see docs/reference/faults.md
     default:
       return cudaErrorIllegalAddress;
   }
