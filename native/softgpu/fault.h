@@ -1,5 +1,5 @@
-// Faults on order from inside the process: what tests and jitckpt's `--fault` call. docs/reference/faults.md describes
-// the text. Plain C, so that any language can call it.
+// Faults on order from inside the process: what tests and jitckpt's `--fault` call. docs/reference/faults.md
+// describes the text. Plain C, so that any language can call it.
 #ifndef SOFTGPU_FAULT_H
 #define SOFTGPU_FAULT_H
 #include <stddef.h>

@@ -1,5 +1,5 @@
-// What a worker and its agent say to each other in a recovery, one datagram each: docs/how-it-works/proxy.md has the
-// table.
+// What a worker and its agent say to each other in a recovery, one datagram each: docs/how-it-works/proxy.md
+// has the table.
 #pragma once
 #include <nccl.h>
 

@@ -1,6 +1,6 @@
 // Copies between the program's memory and the device's, and fills. What lies in memory that the server does
-// not have (pageable) travels with the call, in pieces. docs/how-it-works/proxy.md has what becomes of pinned memory in a
-// replay.
+// not have (pageable) travels with the call, in pieces. docs/how-it-works/proxy.md has what becomes of pinned
+// memory in a replay.
 #include <algorithm>
 #include <cstring>
 #include <functional>

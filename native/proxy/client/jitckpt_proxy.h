@@ -29,12 +29,12 @@ struct jitckpt_proxy_place {
 };
 
 // Parameters and optimizer state can stay on the device while all else is copied, if other ranks have the
-// same (docs/how-it-works/transparent.md): around each optimizer step, instead of jitckpt_proxy_keep. `begins` comes
-// before the first call that changes the state; the image, made then, leaves out its places. `ended` comes
-// behind the last; digest: of the places' names and sizes in their order, which other ranks' have to equal. A
-// thread that waits for an answer between the two is answered, but until the step has ended a failure can't
-// be recovered from. No places: the image is whole, and nothing is said of where the state is. Return 0, or
-// the CUDA error.
+// same (docs/how-it-works/transparent.md): around each optimizer step, instead of jitckpt_proxy_keep.
+// `begins` comes before the first call that changes the state; the image, made then, leaves out its places.
+// `ended` comes behind the last; digest: of the places' names and sizes in their order, which other ranks'
+// have to equal. A thread that waits for an answer between the two is answered, but until the step has ended
+// a failure can't be recovered from. No places: the image is whole, and nothing is said of where the state
+// is. Return 0, or the CUDA error.
 JITCKPT_PROXY_CALL int jitckpt_proxy_step_begins(const struct jitckpt_proxy_place* places, uint64_t count);
 JITCKPT_PROXY_CALL int jitckpt_proxy_step_ended(const struct jitckpt_proxy_place* places, uint64_t count,
                                                 uint64_t digest);

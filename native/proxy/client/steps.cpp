@@ -1,5 +1,5 @@
-// Optimizer steps in which parameters and optimizer state stay on the device: docs/how-it-works/transparent.md has the
-// rules.
+// Optimizer steps in which parameters and optimizer state stay on the device:
+// docs/how-it-works/transparent.md has the rules.
 #include <dlfcn.h>
 #include <unistd.h>
 

@@ -87,8 +87,8 @@ void Held::lose(uint64_t address, uint64_t bytes) {
 
 bool Steps::is_whole(uint64_t step) { return server_.control().image_whole >= step && !server_.has_failed(); }
 
-// Rule 1 of docs/how-it-works/transparent.md: what comes before the step is over on this device, and an image of it whole;
-// all of the step is in the log; and so it is on all ranks. By the reader, or by the device.
+// Rule 1 of docs/how-it-works/transparent.md: what comes before the step is over on this device, and an image
+// of it whole; all of the step is in the log; and so it is on all ranks. By the reader, or by the device.
 bool Steps::is_ready(uint64_t step) {
   Control& control = server_.control();
   std::lock_guard lock(coming_);

@@ -1,5 +1,5 @@
-// The agent of all ranks of a small job, as the tests need it: takes part in the protocol of docs/how-it-works/proxy.md
-// with the workers, which are processes that the test has started.
+// The agent of all ranks of a small job, as the tests need it: takes part in the protocol of
+// docs/how-it-works/proxy.md with the workers, which are processes that the test has started.
 #pragma once
 #include <array>
 #include <atomic>

@@ -28,8 +28,8 @@ class Store {
 ncclComm_t meet(const Store& store, const std::string& name);
 
 void kill_server();
-// Tells the server of this process to suffer a fault (docs/reference/faults.md); another one, if it is just being
-// replaced.
+// Tells the server of this process to suffer a fault (docs/reference/faults.md); another one, if it is just
+// being replaced.
 void order_fault(const std::string& text);
 // What the job compares with that of another one.
 void print(const char* what, const std::vector<int>& numbers);
