@@ -4,6 +4,8 @@ Which change is learned, not declared: what an attribute is that never changes, 
 much of that (a rank, a process group) is another on every rank, so it must not be taken from a replica.
 """
 
+import itertools
+import random
 import types
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -38,6 +40,11 @@ class ChangedAttributes:
         if self._is_torchs():
             return
         self._first = self._marks()
+
+    @property
+    def looks(self) -> bool:
+        """Whether it looks at all; torch's own optimizers keep nothing in attributes."""
+        return self._first is not None
 
     def changed(self) -> dict[str, Any]:
         """Return what has changed by now, by name; what can't be saved is put into `problems` once."""
@@ -102,16 +109,42 @@ def _mark(value: Any, known: set[int], depth: int) -> Any:
         mark = [_mark(one, known, depth) for one in [*value]]
     elif isinstance(value, set | frozenset):
         mark = sorted(map(repr, value))
-    elif depth and not kind.__module__.startswith(("torch.", "builtins")) and hasattr(value, "__dict__"):
-        mark = id(value), [(name, _mark(one, known, depth - 1)) for name, one in [*vars(value).items()]]
+    elif (state := _state_of(value)) is not None:
+        mark = id(value), state
+    elif depth and not kind.__module__.startswith(("torch.", "builtins")):
+        kept = [*getattr(value, "__dict__", {}).items(), *_slots_of(value)]
+        mark = id(value), [(name, _mark(one, known, depth - 1)) for name, one in kept]
     return kind, mark
+
+
+def _state_of(value: Any) -> Any:
+    """Return what tells the state of a generator of random numbers or a counter; None of others."""
+    if isinstance(value, torch.Generator):
+        return value.get_state().numpy().tobytes()
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, numpy.random.Generator):
+        return repr(value.bit_generator.state)
+    if isinstance(value, numpy.random.RandomState):
+        return repr(value.get_state())
+    return repr(value) if isinstance(value, itertools.count) else None
+
+
+def _slots_of(value: Any) -> list[tuple[str, Any]]:
+    """Return what an object keeps in __slots__."""
+    names = [name for kind in type(value).__mro__ for name in _listed(vars(kind).get("__slots__", ()))]
+    return [(name, getattr(value, name)) for name in names if hasattr(value, name)]
+
+
+def _listed(names: str | Iterable[str]) -> Iterable[str]:
+    return (names,) if isinstance(names, str) else names
 
 
 def _put(here: Any, value: Any) -> bool:
     """Put a value into the memory of what is there; False if something is not alike."""
     if isinstance(here, Tensor) and isinstance(value, Tensor):
         alike = here.shape == value.shape and here.dtype == value.dtype
-        if alike:
+        if alike and value.device.type != "meta":  # else it is a description alone
             with torch.no_grad():
                 here.copy_(value)
         return alike

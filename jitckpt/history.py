@@ -82,7 +82,7 @@ class History:
             if not self._set_by_hand:
                 self._set_by_hand = differ_by_hand(shared.groups, groups, scheduled=any(made))
             progress = self._host.take_progress(groups)
-            self._steps[step] = shared._replace(progress=progress)
+            self._steps[step] = self._host.shared_again(shared)._replace(progress=progress)
 
     def settle_again(self, step: int) -> None:
         """One more forward pass begins: if a scheduler was stepped since, that belongs to `step`, too."""

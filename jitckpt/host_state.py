@@ -435,6 +435,21 @@ class HostState:
         held = Held({}, ()) if self.model is None else self.model.held()
         return Shared(parts, self.counts(), self.groups(), held)
 
+    def shared_again(self, shared: Shared) -> Shared:
+        """Return the shared state with what wrappers have changed after their optimizers' own steps."""
+        if not any(optimizer.may_change_later for optimizer in self.optimizers):
+            return shared
+        known = zip(shared.optimizers, self.optimizers, strict=False)
+        parts = [
+            part._replace(beside=optimizer.beside()) if optimizer.may_change_later else part
+            for part, optimizer in known
+        ]
+        return shared._replace(optimizers=(*parts, *shared.optimizers[len(parts) :]))
+
+    def refusal(self) -> str | None:
+        """Return why no save can hold the optimizers' state, if so."""
+        return next((one.refusal for one in self.optimizers if one.refusal), None)
+
     def problems(self) -> list[str]:
         """Return clauses that name what changes of the optimizers and can't be saved."""
         return [problem for optimizer in self.optimizers for problem in optimizer.problems()]

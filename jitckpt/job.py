@@ -52,6 +52,7 @@ from jitckpt.host_state import HostState, ModelState, Stateful
 from jitckpt.layout import FIRST_DIRECTORIES, Identity
 from jitckpt.loop import Batches, Loop
 from jitckpt.mirror import Mirror
+from jitckpt.module_numbers import ModuleNumbers
 from jitckpt.native import Native, current_stream
 from jitckpt.outside_changes import OutsideChanges
 from jitckpt.periodic import PeriodicSaver, Settings
@@ -255,6 +256,7 @@ def _harmless(method: Callable[Concatenate["Job", P], None]) -> Callable[Concate
 class Job:
     """A protected training job, as `init` returns it."""
 
+    _module_numbers: ModuleNumbers | None = None
     given_step: int | None = None  # by jit_get_checkpoint_path: what the script has loaded
 
     def __init__(
@@ -590,6 +592,14 @@ class Job:
         self._outside.ended(step, watched, shared.all_tensors)
         if self._loop.is_used:
             self._buffer_versions = self._host.buffer_versions()
+        if self._module_numbers is not None:
+            for one in self._module_numbers.changed():
+                self._warn_once(
+                    f"A save lacks {one}, which changes while the model trains: after a restart it is as the "
+                    "script builds it. If that matters, and `extra` does not hold it, make it a buffer."
+                )
+        if (refusal := self._host.refusal()) is not None:
+            self._switch_off(refusal)
         for problem in self._host.problems():
             self._warn_once(
                 f"{problem}, and can't be saved without pickle: after a restart it is as the script builds "
@@ -863,6 +873,8 @@ class Job:
         )
         self._native = native
         self._unwatch = parameter_data.watch(self._outside.taken)
+        if model is not None:
+            self._module_numbers = ModuleNumbers(host_state.unwrapped(model))
         self._draws = Draws(model, lambda: self._loop.is_used, self._warn_on_first)
         self._hooks = TrainingHooks(
             self,

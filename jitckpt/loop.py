@@ -146,6 +146,15 @@ class Loop:
                 "`enumerate(batches, batches.first)`."
             )
 
+    def warn_of_islice(self) -> None:
+        if not self._warned:
+            self._warned = True
+            self._warn(
+                "islice(job.batches(loader), n) counts from 0 again where a restart goes on in the middle of "
+                "an epoch, which would then have more batches. Write `batches = job.batches(loader)` and "
+                "then `islice(batches, n - batches.first)`."
+            )
+
     def begin_pass(self, loader: Iterable[Any]) -> tuple[Pass, int]:
         """Begin a pass over a loader; returns it and its number among those of the epoch."""
         self._begin()
@@ -320,8 +329,11 @@ class Batches:
     def __iter__(self) -> Iterator[Any]:
         caller = sys._getframe(1)
         names = caller.f_code.co_names
-        if "enumerate" in names and "first" not in names and _doing(caller).startswith("CALL"):
-            self._loop.warn_of_enumerate()
+        if "first" not in names and _doing(caller).startswith("CALL"):
+            if "enumerate" in names:
+                self._loop.warn_of_enumerate()
+            elif "islice" in names:
+                self._loop.warn_of_islice()
         return _Batches(self._loop, self._loader)
 
     @property

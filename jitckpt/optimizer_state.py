@@ -4,8 +4,10 @@ A parameter is called as its model calls it. So its state is found again where a
 parameters in another order, and what can't be found is named instead of put in another one's place.
 """
 
+import weakref
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -35,7 +37,7 @@ class OptimizerPart(NamedTuple):
     host. device: tensors there, by reference and name; of DTensors this rank's part, and in `placements` how
     they lie. names: of the parameters, group by group; that is what numbers them.
     beside: what it keeps under no parameter, its own state_dict where its class defines one, and attributes
-    that have changed.
+    that have changed. same: names of tensors that are the very tensor of another name.
     """
 
     numbers: dict[str, tuple[torch.dtype, list[int], Sequence[Any]]]
@@ -44,6 +46,7 @@ class OptimizerPart(NamedTuple):
     placements: dict[str, Json]
     names: list[list[str]]
     beside: Encoded
+    same: Mapping[str, str] = MappingProxyType({})
 
     def on_host(self) -> Encoded:
         """Return what is on the host, for the save, with those tensors on a device that `device` lacks."""
@@ -54,6 +57,7 @@ class OptimizerPart(NamedTuple):
             "others": self.others.tree,
             "placements": self.placements,
             "beside": self.beside.tree,
+            "same": dict(self.same),
         }
         return Encoded(tree, self.others.tensors | self.beside.tensors)
 
@@ -88,6 +92,13 @@ class OptimizerState:
         self._others: list[tuple[int, dict[str, Any], str]] = []
         self._loose: list[tuple[Any, Any]] = []  # what lies in the state under something else
         self._named: dict[str, Tensor] = {}
+        self._same: dict[str, str] = {}
+        # What is there before a save is put back, which is put into its memory.
+        own = torch_parallel.own_state(optimizer)
+        kept = [value for state in own.values() if isinstance(state, dict) for value in state.values()]
+        self._built = [weakref.ref(one) for one in kept if isinstance(one, Tensor)]
+        self.refusal: str | None = None  # why no save can hold this state
+        self._elsewhere: list[tuple[str, Tensor, int]] = []  # attributes have its memory, too; its version
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()  # where it hangs on an optimizer that is copied or pickled: no part of it
@@ -153,6 +164,13 @@ class OptimizerState:
         """Take the state as it is now. Raises TreeError, naming the place, for what can't be saved."""
         if self._seen is None or not self._seen.is_same():
             self._look()
+        for key, tensor, version in self._elsewhere:
+            if tensor._version != version:  # else it is a table that never changes
+                self.refusal = (
+                    f"The {self} has the memory of its state {key!r} in an attribute, too, and that is built "
+                    "after jitckpt.init, so after a restart the two would be apart. Build the state in the "
+                    "optimizer's __init__, or give the class state_dict and load_state_dict of its own."
+                )
         others = _NONE
         if self._others:
             listed = [(number, key, state[key]) for number, state, key in self._others]
@@ -165,8 +183,14 @@ class OptimizerState:
             device=self._device,
             placements=self._placements,
             names=self._called,
-            beside=self._beside(),
+            beside=self.beside(),
+            same=self._same,
         )
+
+    @property
+    def may_change_later(self) -> bool:
+        """Whether it has a wrapper, which may change its own attributes after the optimizer's own step."""
+        return any(one.looks for one in self._attributes[1:])
 
     def problems(self) -> list[str]:
         """Return clauses that name the attributes which change and can't be saved."""
@@ -189,19 +213,32 @@ class OptimizerState:
             for key, one in (tree["beside"] or {}).items()
             if whole or key != "own"
         }
+        built: dict[tuple[int, str], Tensor] = {}
         if whole and self._has_own_dict:
             self.optimizer.load_state_dict(beside["own"])
         elif whole:
+            built = _tensors_once(parameters, state)
             state.clear()
         for number, values in on_host(tree, tensors, device).items():
-            state[parameters[number]].update(values)
+            kept = {key: _into(built.get((number, key)), value) for key, value in values.items()}
+            state[parameters[number]].update(kept)
         prefix = f"{self.name}.state."
         for name, tensor in tensors.items():
             if name.startswith(prefix):
                 place, key = name.removeprefix(prefix).split(".", 1)
                 parameter = parameters[int(place)]
                 part = tensor.to(parameter.device)
-                state[parameter][key] = torch_parallel.placed(part, parameter, tree["placements"].get(name))
+                how = tree["placements"].get(name)
+                state[parameter][key] = (
+                    _into(built.get((int(place), key)), part)
+                    if how is None
+                    else torch_parallel.placed(part, parameter, how)
+                )
+        for name, other in tree["same"].items():
+            (place, key), (first, first_key) = (
+                one.removeprefix(prefix).split(".", 1) for one in (name, other)
+            )
+            state[parameters[int(place)]][key] = state[parameters[int(first)]][first_key]
         for key, value in beside.get("loose", []):
             state[key] = value
         self._put_own(tensors, whole)
@@ -212,7 +249,8 @@ class OptimizerState:
     def __str__(self) -> str:
         return f"optimizer number {self.name.removeprefix('optimizer.')} (from 0)"
 
-    def _beside(self) -> Encoded:
+    def beside(self) -> Encoded:
+        """Take what it keeps under no parameter, as it is now."""
         attributes = [one.changed() for one in self._attributes]
         beside: dict[str, Any] = {}
         if self._has_own_dict:
@@ -324,7 +362,7 @@ class OptimizerState:
             seen.elements(group["params"])
         self._called = self._call()
         self._numbers, self._others, self._device, self._placements, self._named = {}, [], {}, {}, {}
-        self._loose = []
+        self._loose, self._same = [], {}
         for name, parameter in self.own_parameters().items():
             self._device[f"{self.name}.{name}"] = torch_parallel.local(parameter)
         if not self._has_own_dict:
@@ -333,11 +371,18 @@ class OptimizerState:
         self._seen = seen
 
     def _look_at_state(self, seen: Seen) -> None:
+        first: dict[int, str] = {}
+        found_there: dict[str, Tensor] = {}
         for number, state in self._states():
             seen.size(state)
             for key, value in state.items():
                 if isinstance(value, Tensor):
                     seen.entry(state, key)
+                    called = f"{self.name}.state.{number}.{key}"
+                    if first.setdefault(id(value), called) != called:
+                        self._same[called] = first[id(value)]
+                        continue
+                    found_there[called] = value
                     how = torch_parallel.placement(value)
                     if value.device.type != "cpu" or how is not None:
                         name = f"{self.name}.state.{number}.{key}"
@@ -353,6 +398,40 @@ class OptimizerState:
                         self._numbers[key] = where, found
                         continue
                 self._others.append((number, state, key))
+        before = {id(tensor): version for _, tensor, version in self._elsewhere}
+        self._elsewhere = [
+            (key, tensor, before.get(id(tensor), version))
+            for key, tensor, version in self._known_elsewhere(found_there)
+        ]
+
+    def _known_elsewhere(self, tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor, int]]:
+        """Return the state whose memory an attribute has, too: a save has only values.
+
+        What the script builds before the save is put back has that memory again.
+        """
+        beside = [
+            one
+            for name, value in vars(self.optimizer).items()
+            if name not in ("state", "param_groups", "defaults")
+            for one in (value, *_elements(value))
+            if isinstance(one, Tensor)
+        ]
+        if not beside:
+            return []
+        built = {id(one) for reference in self._built if (one := reference()) is not None}
+        parameters = {id(one) for one in self._parameters}
+        spans: dict[int, list[tuple[int, int]]] = {}  # by the storage
+        for one in beside:
+            if id(one) not in parameters and (span := _span(one)) is not None:
+                spans.setdefault(one.untyped_storage().data_ptr(), []).append(span)
+        found = []
+        for name, tensor in tensors.items():
+            if id(tensor) in built or (span := _span(tensor)) is None:
+                continue
+            others = spans.get(tensor.untyped_storage().data_ptr(), [])
+            if any(begin < span[1] and span[0] < end for begin, end in others):
+                found.append((name.removeprefix(f"{self.name}.state."), tensor, tensor._version))
+        return found
 
     def _states(self) -> Iterator[tuple[int, dict[str, Any]]]:
         numbers = {id(parameter): number for number, parameter in enumerate(self._parameters)}
@@ -441,3 +520,39 @@ def _elements(value: object) -> Iterator[object]:
         for one in value:
             yield from _elements(one)
             yield one
+
+
+def _tensors_once(
+    parameters: Sequence[Tensor], state: Mapping[Any, Mapping[str, Any]]
+) -> dict[tuple[int, str], Tensor]:
+    """Return the tensors of the state by parameter and key; one that is there twice is left out."""
+    found: dict[tuple[int, str], Tensor] = {}
+    seen: set[int] = set()
+    for number, parameter in enumerate(parameters):
+        for key, value in (state.get(parameter) or {}).items():
+            if isinstance(value, Tensor) and id(value) not in seen:
+                seen.add(id(value))
+                found[number, key] = value
+    return found
+
+
+def _into(here: Tensor | None, value: Any) -> Any:
+    """Put a value into the memory of what is there, if it fits, as others may know that."""
+    if not (isinstance(value, Tensor) and type(here) is Tensor and value.device.type != "meta"):
+        return value
+    lies = (here.shape, here.dtype, here.device, here.stride())
+    if lies != (value.shape, value.dtype, value.device, value.stride()):
+        return value
+    with torch.no_grad():
+        return here.copy_(value)
+
+
+def _span(tensor: Tensor) -> tuple[int, int] | None:
+    """Return where the memory of a tensor begins and ends; None for one that has none of its own."""
+    if type(tensor) is not Tensor or tensor.layout != torch.strided or tensor.device.type == "meta":
+        return None
+    if not tensor.numel():
+        return None
+    reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    begin = tensor.data_ptr()
+    return begin, begin + (reach + 1) * tensor.element_size()

@@ -249,6 +249,8 @@ def _decode_tensor(
     tree: Json, name: Json, _item: Decode, tensors: Mapping[str, Tensor], device: torch.device | None
 ) -> Tensor:
     found = _named_tensor(name, tensors)
+    if found.device.type == "meta":  # it is described alone
+        return found
     # A copy in any case: what was read from a file is only mapped.
     copy = found.to(device if "device" in tree else None, copy=True)
     return laid_out(copy, _list(tree["stride"])) if "stride" in tree else copy

@@ -1,5 +1,6 @@
 """Loops that go on where they were: batches and all generators as in a run that nothing disturbs."""
 
+import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -473,6 +474,15 @@ def test_an_exception_in_a_loop_does_not_end_it() -> None:
     with pytest.raises(ValueError, match="as if"):
         train()
     assert not training.loop._passes[0].ended
+
+
+def test_a_count_beside_the_batches_is_named() -> None:
+    training = Training()
+    for _ in training.loop.epochs(1):
+        for _ in itertools.islice(training.loop.batches(LOADERS["in order"]()), 2):
+            training.optimize()
+    (warning,) = training.warnings
+    assert "islice(batches, n - batches.first)" in warning
 
 
 def test_a_save_of_a_loop_over_range_gives_the_step_to_go_on_from() -> None:
