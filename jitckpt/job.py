@@ -61,6 +61,7 @@ from jitckpt.selection import Choice
 from jitckpt.self_check import FULL_SELF_CHECK, NO_SELF_CHECK, SAMPLED_SELF_CHECK, SELF_CHECK
 from jitckpt.self_checker import SelfChecker
 from jitckpt.shards import Layout, agree, any_rank, hear_first
+from jitckpt.signals import comes_from_signal
 from jitckpt.stacks import stack_writer
 from jitckpt.staging import DEFAULT_BYTES, Staging
 from jitckpt.tree_codec import Encoded
@@ -240,14 +241,23 @@ def jit_get_checkpoint_path(checkpoint_dir: str | os.PathLike[str]) -> Checkpoin
 
 
 def _harmless(method: Callable[Concatenate["Job", P], None]) -> Callable[Concatenate["Job", P], None]:
-    """Have whatever fails in a method fail jitckpt alone: the training goes on without it."""
+    """Have whatever fails in a method fail jitckpt alone: the training goes on without it.
+
+    What a signal's handler raises meanwhile (torch's, when a loader's worker has died) is the training's.
+    Should it go on after that, the method was left in the middle.
+    """
 
     @wraps(method)
     def guarded(job: "Job", /, *args: P.args, **kwargs: P.kwargs) -> None:
+        if job._interrupted is not None:
+            job._switch_off(job._interrupted)
         if job._off is None:
             try:
                 method(job, *args, **kwargs)
             except Exception as error:
+                if comes_from_signal(error):
+                    job._interrupted = f"a signal's handler raised {error!r} where the state is taken."
+                    raise
                 job._switch_off(str(error) or repr(error))
 
     return guarded
@@ -257,6 +267,7 @@ class Job:
     """A protected training job, as `init` returns it."""
 
     _module_numbers: ModuleNumbers | None = None
+    _interrupted: str | None = None  # a signal's handler has raised in the middle of a hook
     given_step: int | None = None  # by jit_get_checkpoint_path: what the script has loaded
 
     def __init__(

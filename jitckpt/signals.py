@@ -49,3 +49,18 @@ def _process() -> Any:
     """Return the symbols of this process; None where jitckpt's library is not preloaded."""
     process = ctypes.CDLL(None)
     return process if hasattr(process, "jitckpt_hold_still") else None
+
+
+def comes_from_signal(error: BaseException) -> bool:
+    """Return whether an exception was raised by a handler of a signal, wherever that was called."""
+    handlers = {
+        code
+        for number in signal.valid_signals()
+        if (code := getattr(signal.getsignal(number), "__code__", None)) is not None
+    }
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in handlers:
+            return True
+        trace = trace.tb_next
+    return False

@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -343,3 +344,46 @@ def test_a_second_init_is_refused() -> None:
         init(**objects())
     job.close()
     init(**objects())
+
+
+class Guarded:
+    """What the guard of a job's hooks needs."""
+
+    _off: str | None = None
+    _interrupted: str | None = None
+
+    def _switch_off(self, reason: str) -> None:
+        self._off = reason
+
+
+def test_what_a_signal_s_handler_raises_in_a_hook_is_the_training_s() -> None:
+    def handler(signum: int, frame: object) -> None:
+        raise RuntimeError("a loader's worker was killed")
+
+    made = []
+
+    def hook(job: Any) -> None:
+        made.append(1)
+        if len(made) == 1:
+            signal.raise_signal(signal.SIGUSR1)
+
+    guarded, job = job_module._harmless(hook), Guarded()
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(RuntimeError, match="a loader's worker was killed"):
+            guarded(job)  # type: ignore[arg-type]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert job._off is None
+    guarded(job)  # type: ignore[arg-type]
+    assert "a loader's worker was killed" in (job._off or "")
+    assert len(made) == 1  # it was left in the middle, so what it would take now is no state of the training
+
+
+def test_what_fails_in_a_hook_is_not_raised() -> None:
+    def hook(job: Any) -> None:
+        raise ValueError("in jitckpt")
+
+    job = Guarded()
+    job_module._harmless(hook)(job)  # type: ignore[arg-type]
+    assert job._off == "in jitckpt"
