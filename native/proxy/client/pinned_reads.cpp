@@ -76,11 +76,6 @@ void PinnedReads::forget_before(uint64_t record) {
     if (over) free_.push_back(room.begin);
     return over;
   });
-  if (const std::size_t enough = 2 * used_.size() + spare_rooms; free_.size() > enough) {
-    const auto needless = std::span(free_).first(free_.size() - enough);
-    for (std::byte* const room : needless) memory_.release(room);
-    free_.erase(free_.begin(), free_.begin() + static_cast<std::ptrdiff_t>(needless.size()));
-  }
 }
 
 void PinnedReads::put_back() {
