@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 Write = Callable[[int, Path, set[int], str], dict[int, int]]
@@ -31,7 +32,12 @@ class LocalStateWriter(threading.Thread):
         write: see supervisor.Reports.write_local_states. done: is called on this thread.
         """
         super().__init__(name="jitckpt-local-states", daemon=True)
-        self._rings = {rank: os.dup(ring) for rank, ring in rings.items()}
+        self._rings = dict(rings)
+        self._own: set[int] = set()  # descriptors
+        with suppress(OSError):  # no descriptor is left: then the others' are used, as long as they are open
+            for rank, ring in rings.items():
+                self._rings[rank] = os.dup(ring)
+                self._own.add(self._rings[rank])
         self._copied, self._write, self._done = copied, write, done
         self.directory, self.steps = directory, steps
         self.written: dict[int, dict[int, int]] = {}
@@ -51,7 +57,8 @@ class LocalStateWriter(threading.Thread):
                     self.written[rank] = self._write(ring, self.directory, self.steps, by)
                 except Exception as error:
                     self.problems[rank] = str(error) or repr(error)
-            os.close(ring)
+            if ring in self._own:
+                os.close(ring)
         self.seconds = time.monotonic() - begun
         with self._ending:
             self.is_done = True

@@ -4,7 +4,6 @@ What the step has left on the device is copied into host memory beside the train
 writes the files, in the format of all saves. It makes no device call.
 """
 
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -205,8 +204,7 @@ class PeriodicSaver:
                         saves.remove(path)
                         return
                     self._committed = path
-            if int(os.environ.get("LOCAL_RANK", "0")) == 0:  # one of a host does
-                self._kept.remove_old(self._settings.keep)
+            self._kept.remove_old(self._settings.keep)  # whoever is the last one sees the step whole
         except (JitckptError, OSError) as error:
             self._warn(f"The periodic save of step {begun.step} failed, and the training goes on: {error}")
             return

@@ -27,8 +27,12 @@ class StatesAtDeath:
         """Begin to write a rank's states, unless that has begun; the ring may be closed meanwhile."""
         if rank in self._threads:
             return
+        try:
+            own = os.dup(ring_fd)
+        except OSError:  # no descriptor is left: they are written when the others have saved
+            return
         thread = threading.Thread(
-            target=self._write, args=(os.dup(ring_fd), directory), name="jitckpt-death", daemon=True
+            target=self._write, args=(own, directory), name="jitckpt-death", daemon=True
         )
         self._threads[rank] = thread
         thread.start()

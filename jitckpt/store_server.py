@@ -5,7 +5,7 @@ import ipaddress
 import socket
 from typing import Any
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import DistNetworkError, TCPStore  # type: ignore[attr-defined]
 
 from jitckpt.hosts import listen
 
@@ -13,12 +13,12 @@ from jitckpt.hosts import listen
 def store_at(address: str, port: int = 0, **torchs: Any) -> Any:
     """Return a new store that listens at one address; port 0: any that is free. torchs: other arguments.
 
-    Raises RuntimeError, as torch does, if there can be none.
+    Raises DistNetworkError, as torch does, if there can be none.
     """
     try:
         listener = listen(address, port)
     except OSError as error:
-        raise RuntimeError(f"no store can listen at {address}, port {port}: {error}") from error
+        raise DistNetworkError(f"no store can listen at {address}, port {port}: {error}") from error
     port = listener.getsockname()[1]
     return TCPStore(  # which closes the listener
         address,

@@ -178,6 +178,8 @@ def _launch(
 def _note_finished(directory: Path) -> None:
     try:
         note_finished(directory)
+    except FileNotFoundError:
+        return  # nothing tells of a job there that could be gone on with
     except (OSError, SaveError) as error:
         say(f"that the job has ended can't be noted in {directory}: {error}")
 

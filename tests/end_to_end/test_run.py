@@ -415,5 +415,5 @@ def test_a_port_that_was_asked_for_and_is_taken_ends_the_job_at_once(launcher: L
         result = launcher.run(*JITCKPT, *command)
     assert (result.status, result.out) == (1, ""), result.err
     assert "The job's store could not be started: " in result.err
-    assert f"port: {port}" in result.err
+    assert f"port {port}" in result.err
     assert "--standalone" in result.err
