@@ -50,7 +50,8 @@ def test_what_a_script_sets_for_all_of_torch_does_not_matter(launcher: Launcher,
     (launcher.directory / "ckpt").rename(launcher.directory / "before")
     disturbed = launcher.run(*RUN, "--fault", "rank=1 step=8 phase=backward kind=kill", script)
     assert disturbed.status == 0, disturbed.err
-    assert "Restart 1 went on from step 7" in disturbed.err
+    # The device of the killed rank may have been a step behind its host.
+    assert re.search(r"Restart 1 went on from step [67]\b", disturbed.err), disturbed.err
     ends = [sorted(re.findall(r"rank \d ends with \w+", one.out)) for one in (undisturbed, disturbed)]
     assert len(ends[0]) == 2
     assert ends[0] == ends[1]
