@@ -82,7 +82,9 @@ def test_what_is_given_up_goes_on_from_the_periodic_save(launcher: Launcher) -> 
     assert told == ["validation_left_out", "recovery_given_up", "not_saved", "restored", "restored"]
     assert next(event["step"] for event in events if event["event"] == "restored") == 4
     # A rank that is late has not outgrown its log yet, and its image is of no use without the other's.
-    why = "no rank has a whole state (any more, or yet)"
+    why = (
+        "than the log holds, as a long evaluation does; raise JITCKPT_PROXY_LOG_BYTES to have them protected"
+    )
     late = "it has none yet, or the log was full; more memory for the log would have protected the job"
     (given_up,) = (event["text"] for event in events if event["event"] == "recovery_given_up")
     assert given_up.removesuffix(". The job restarts from the best save.").endswith((why, late)), given_up
