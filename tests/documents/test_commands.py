@@ -41,7 +41,7 @@ NOT_RUN = {
     "SOFTGPU_CONTROL=/tmp/control": "the job that jitckpt chaos disturbs",
     "jitckpt run --nnodes": "HOST stands for a host (tests/end_to_end/test_hosts.py)",
     "jitckpt run --mode transparent --nnodes": "HOST stands for a host (test_transparent_hosts.py)",
-    "jitckpt verify --seed 7 --kinds kill,exception -- train.py --steps 30": "as long as the one before it",
+    "jitckpt verify --seed 7 --kinds kill,exception -- train.py --steps 300": "as long as the one before it",
     "jitckpt verify --device softgpu -- torchrun": "as long as the one before it",
 }
 
