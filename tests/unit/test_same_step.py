@@ -310,10 +310,10 @@ def _load(root: Path, ranks: int, rank: int, port: int, results: Any) -> None:
 def together_in_processes(root: Path, ranks: int) -> list[tuple[int, int, int, int]]:
     """Return of each rank: itself, the step, the rank whose save it loads, and the bytes that it has read."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=PATIENCE)
-    forked = multiprocessing.get_context("fork")
-    results = forked.Queue()
+    spawned = multiprocessing.get_context("spawn")
+    results = spawned.Queue()
     started = [
-        forked.Process(target=_load, args=(root, ranks, rank, store.port, results)) for rank in range(ranks)
+        spawned.Process(target=_load, args=(root, ranks, rank, store.port, results)) for rank in range(ranks)
     ]
     for process in started:
         process.start()
