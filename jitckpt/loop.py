@@ -137,22 +137,13 @@ class Loop:
             return 0
         return self._saved[number].batches
 
-    def warn_of_enumerate(self) -> None:
+    def warn_of_count(self, function: str, instead: str) -> None:
+        """A count beside the batches does not know where they go on. instead: what to write."""
         if not self._warned:
             self._warned = True
             self._warn(
-                "enumerate(job.batches(loader)) counts from 0 again where a restart goes on in the middle of "
-                "an epoch. If that number matters, write `batches = job.batches(loader)` and then "
-                "`enumerate(batches, batches.first)`."
-            )
-
-    def warn_of_islice(self) -> None:
-        if not self._warned:
-            self._warned = True
-            self._warn(
-                "islice(job.batches(loader), n) counts from 0 again where a restart goes on in the middle of "
-                "an epoch, which would then have more batches. Write `batches = job.batches(loader)` and "
-                "then `islice(batches, n - batches.first)`."
+                f"{function} of job.batches(loader) counts from 0 again where a restart goes on in "
+                f"the middle of an epoch. Write `batches = job.batches(loader)` and then `{instead}`."
             )
 
     def begin_pass(self, loader: Iterable[Any]) -> tuple[Pass, int]:
@@ -331,9 +322,9 @@ class Batches:
         names = caller.f_code.co_names
         if "first" not in names and _doing(caller).startswith("CALL"):
             if "enumerate" in names:
-                self._loop.warn_of_enumerate()
+                self._loop.warn_of_count("enumerate", "enumerate(batches, batches.first)")
             elif "islice" in names:
-                self._loop.warn_of_islice()
+                self._loop.warn_of_count("islice", "islice(batches, n - batches.first)")
         return _Batches(self._loop, self._loader)
 
     @property
