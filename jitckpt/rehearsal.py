@@ -170,6 +170,7 @@ def run_job(
     device: str = "softgpu",
     faults: Sequence[str] = (),
     strikes: Sequence[Strike] = (),
+    launcher: Sequence[str] = (),
     hang_timeout: float = 60,
     on_step: Callable[[int, int], None] = lambda step, steps: None,
     end_when: Callable[[Sequence[Event]], bool] | None = None,
@@ -180,13 +181,23 @@ def run_job(
     """Run a script with its arguments under `jitckpt run`, its saves in `folder`, which must not exist yet.
 
     faults, device, hang_timeout: as for `jitckpt run`; options of it may precede the script.
+    launcher: the words of what starts `jitckpt run`, such as setpriv with its options.
     on_step(step, steps): called when "step N of M" is printed. cwd: where the job runs, else in `folder`.
     end_when: asked of the events again and again; once it is true the job is sent SIGTERM, to save and end.
     variables: of the environment, beside those of this process. Raises TimeoutError after time_limit seconds.
     """
     temporary = folder / "tmp"
     temporary.mkdir(parents=True)
-    whole_command = [*JITCKPT, "run", "--standalone", "--nproc-per-node", str(ranks), "--device", device]
+    whole_command = [
+        *launcher,
+        *JITCKPT,
+        "run",
+        "--standalone",
+        "--nproc-per-node",
+        str(ranks),
+        "--device",
+        device,
+    ]
     whole_command += ["--hang-timeout", str(hang_timeout)]
     whole_command += [word for fault in faults for word in ("--fault", fault)]
     mark = f"{MARK}={uuid.uuid4()}"

@@ -34,16 +34,15 @@ def train(
     ranks: int,
     *arguments: str,
     options: Sequence[str] = (),
-    program: Sequence[str] = (),
+    launcher: Sequence[str] = (),
     faults: Sequence[str] = (),
     strikes: Sequence[Strike] = (),
     hang_timeout: float = 60,
 ) -> Run:
     """Run the training with these arguments.
 
-    options: of `jitckpt run`. program: what runs it, if not Python.
+    options: of `jitckpt run`. launcher: what starts that.
     """
-    own = ["--no-python", *program] if program else []
     return run_job(
         [
             "--warm-spares",
@@ -52,7 +51,6 @@ def train(
             "--max-restarts",
             "9",
             *options,
-            *own,
             str(TRAINING),
             *arguments,
         ],
@@ -60,6 +58,7 @@ def train(
         ranks=ranks,
         faults=faults,
         strikes=strikes,
+        launcher=launcher,
         hang_timeout=hang_timeout,
         time_limit=LIMIT,
     )
