@@ -17,20 +17,13 @@ import sysconfig
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from setuptools import Command, Distribution, setup
+from setuptools import Command, Distribution, find_packages, setup
 from setuptools.command.build import build
 from setuptools.command.dist_info import dist_info
 
 ROOT = Path(__file__).resolve().parent
 OLDEST_TORCH = (2, 11)
 NATIVE_SOURCES = ("CMakeLists.txt", "cmake", "native")
-
-
-if not (ROOT / "jitckpt" / "hooks").is_dir():
-    sys.exit(
-        "jitckpt/hooks must be a link to ../hooks, and this copy of the sources has lost its links: clone "
-        "the repository with git, or run: ln -sfn ../hooks jitckpt/hooks"
-    )
 
 
 class Torch(NamedTuple):
@@ -205,6 +198,8 @@ class NativeDistribution(Distribution):
 
 if __name__ == "__main__":
     setup(
+        packages=sorted({*find_packages(ROOT, include=["jitckpt*"]), "jitckpt.hooks"}),
+        package_dir={"jitckpt.hooks": "hooks"},
         distclass=NativeDistribution,
         cmdclass={"build": CleanBuild, "build_native": BuildNative, "dist_info": CheckedDistInfo},
     )

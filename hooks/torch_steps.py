@@ -18,10 +18,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from jitckpt._seen import Seen
 from jitckpt.errors import CheckpointError
-from jitckpt.hooks import torch_parallel
 from jitckpt.hooks.torch_training import is_in_step
-from jitckpt.host_state import unwrapped
-from jitckpt.optimizer_state import OptimizerState, parameters_of
+from jitckpt.state import parallel
+from jitckpt.state.host_state import unwrapped
+from jitckpt.state.optimizer_state import OptimizerState, parameters_of
 
 State = Callable[[], Mapping[str, Tensor]]
 
@@ -191,7 +191,7 @@ def named_buffers(optimizers: list[Optimizer | None]) -> dict[str, Tensor]:
         if optimizer is not None
         for place, parameter in enumerate(parameters_of(optimizer))
     }
-    modules = torch_parallel.all_of(nn.Module)
+    modules = parallel.all_of(nn.Module)
     inner = {id(child) for module in modules for child in module.children()}
     # With an optimizer's parameters before those without; then by content.
     roots: dict[int, tuple[Any, nn.Module]] = {}
@@ -213,5 +213,5 @@ def named_buffers(optimizers: list[Optimizer | None]) -> dict[str, Tensor]:
     ]
     for number, (_, root) in enumerate(sorted(told_apart, key=lambda one: one[0])):
         for name, buffer in root.named_buffers():
-            found[f"module.{number}.{name}"] = torch_parallel.local(buffer)
+            found[f"module.{number}.{name}"] = parallel.local(buffer)
     return found

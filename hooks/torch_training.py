@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from jitckpt.hooks.attached import Attached, AttachedMethod
-from jitckpt.optimizer_state import inside
+from jitckpt.state.optimizer_state import inside
 
 
 class Listener(Protocol):

@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jitckpt.job import Job, init, jit_get_checkpoint_path
-    from jitckpt.saver import SaveContext
+    from jitckpt.worker.job import Job, init, jit_get_checkpoint_path
+    from jitckpt.worker.saving.saver import SaveContext
 
 __all__ = ["Job", "SaveContext", "init", "jit_get_checkpoint_path"]
 
@@ -13,6 +13,7 @@ def __getattr__(name: str) -> Any:
     # Lazily: `import torch` itself imports this package, and the command line needs no torch.
     if name not in __all__:
         raise AttributeError(f"module 'jitckpt' has no attribute {name!r}")
-    from jitckpt import job, saver
+    from jitckpt.worker import job
+    from jitckpt.worker.saving import saver
 
     return getattr(saver if name == "SaveContext" else job, name)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from jitckpt.disk_thread import DiskThread
+from jitckpt.system.disk_thread import DiskThread
 
 LAST_SECONDS = 2.0  # that the end waits for what is still to be said
 

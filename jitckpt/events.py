@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jitckpt.console import say
-from jitckpt.disk_thread import DiskThread, Work
+from jitckpt.system.disk_thread import DiskThread, Work
 
 LAST_SECONDS = 5.0  # that the end of a job waits for its events to be written
 

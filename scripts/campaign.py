@@ -25,12 +25,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from jitckpt import saves, trials_hosts, trials_in_place
 from jitckpt.events import FILE_NAME
-from jitckpt.faults import FATAL_KINDS, TRANSPARENT_KINDS
-from jitckpt.rehearsal import CHECKPOINTS, OUTPUT, Run, end_in_order_on_sigterm, kill_running, run_job
-from jitckpt.rehearsal_hosts import HOSTS, run_on_hosts
-from jitckpt.trials import (
+from jitckpt.faults.injection import FATAL_KINDS, TRANSPARENT_KINDS
+from jitckpt.rehearsal import trials_in_place, trials_on_hosts
+from jitckpt.rehearsal.runs import CHECKPOINTS, OUTPUT, Run, end_in_order_on_sigterm, kill_running, run_job
+from jitckpt.rehearsal.runs_on_hosts import HOSTS, run_on_hosts
+from jitckpt.rehearsal.trials import (
     FROM_OUTSIDE,
     STOPPING_KINDS,
     TRIAL_KINDS,
@@ -44,6 +44,7 @@ from jitckpt.trials import (
     judge_resumed,
     steps_of,
 )
+from jitckpt.saves import folders
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = tuple(ROOT / "examples" / f"train_{name}.py" for name in ("gpt", "loop_without_sync", "convnet"))
@@ -96,7 +97,7 @@ def parse_arguments() -> argparse.Namespace:
         f"{', '.join(FATAL_KINDS)}; one that is named twice comes twice as often "
         f"(default {','.join(USER_KINDS)}); in transparent mode, "
         f"and by default all: {', '.join(TRANSPARENT_KINDS)}; on hosts, and by default all: "
-        f"{', '.join(trials_hosts.HOST_KINDS)}",
+        f"{', '.join(trials_on_hosts.HOST_KINDS)}",
     )
     parser.add_argument(
         "--second",
@@ -140,7 +141,7 @@ def parse_arguments() -> argparse.Namespace:
         parser.error("--trials, --first and --parallel must be at least 1 and --steps at least 8")
     if args.state_on_device is not None and not transparent:
         parser.error("--state-on-device: only in --mode transparent")
-    own_kinds = TRANSPARENT_KINDS if transparent else trials_hosts.HOST_KINDS if on_hosts else None
+    own_kinds = TRANSPARENT_KINDS if transparent else trials_on_hosts.HOST_KINDS if on_hosts else None
     known = own_kinds or (*TRIAL_KINDS, *FATAL_KINDS)
     args.kinds = args.kinds or own_kinds or USER_KINDS
     if unknown := set(args.kinds) - set(known):
@@ -263,7 +264,7 @@ class Campaign:
         if trial.kind not in STOPPING_KINDS:
             return judge(trial, run, undisturbed, UNSEEDED)
         directory, again = folder / CHECKPOINTS, folder / "again"
-        saved = max((record.step for record in saves.find(directory) if record.kind == "rank"), default=0)
+        saved = max((record.step for record in folders.find(directory) if record.kind == "rank"), default=0)
         if trial.cut is not None and saved > 0:
             cut_off(trial, directory)
         shutil.copytree(directory, again / CHECKPOINTS, ignore=shutil.ignore_patterns(FILE_NAME))
@@ -319,7 +320,7 @@ class CampaignOnHosts(Campaign):
 
     def choose(self, number: int, attempt: int) -> tuple[Trial, Run]:
         undisturbed = self.reference(*self.place(number))
-        trial = trials_hosts.choose_trial(
+        trial = trials_on_hosts.choose_trial(
             self.args.seed,
             number,
             steps=self.args.steps,
@@ -336,15 +337,15 @@ class CampaignOnHosts(Campaign):
         run = run_on_hosts(
             self.command(example, options),
             folder,
-            own_directories=trials_hosts.has_own_directories(self.args.seed, trial.number),
+            own_directories=trials_on_hosts.has_own_directories(self.args.seed, trial.number),
             faults=trial.faults,
             strikes=trial.strikes,
             time_limit=TIME_LIMIT_ON_HOSTS,
         )
-        if trials_hosts.missed(trial, run):
+        if trials_on_hosts.missed(trial, run):
             return None
         said = "".join(path.read_text() for path in folder.rglob(OUTPUT))
-        return trials_hosts.judge_on_hosts(trial, run, undisturbed, said, UNSEEDED)
+        return trials_on_hosts.judge_on_hosts(trial, run, undisturbed, said, UNSEEDED)
 
 
 CAMPAIGNS = {"user": Campaign, "transparent": CampaignInPlace, "hosts": CampaignOnHosts}

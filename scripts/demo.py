@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from safetensors.numpy import load_file
 
-from jitckpt.faults import PHASES
-from jitckpt.rehearsal import CHECKPOINTS, JITCKPT, OUTPUT, Run, end_in_order_on_sigterm, run_job
-from jitckpt.trials import differences
+from jitckpt.faults.injection import PHASES
+from jitckpt.rehearsal.runs import CHECKPOINTS, JITCKPT, OUTPUT, Run, end_in_order_on_sigterm, run_job
+from jitckpt.rehearsal.trials import differences
 
 EXAMPLE = ROOT / "examples" / "train_gpt.py"
 

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 import pytest
 
 from jitckpt.errors import HostsError
-from jitckpt.namespaces import Namespaces, ip
-from jitckpt.namespaces import namespaces as make
+from jitckpt.rehearsal.namespaces import Namespaces, ip
+from jitckpt.rehearsal.namespaces import namespaces as make
 
 __all__ = ["Namespaces", "ip", "namespaces"]
 

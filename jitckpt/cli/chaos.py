@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
+from jitckpt.bindings.softgpu import ChaosError, order
 from jitckpt.cli.parser import Parser
-from jitckpt.softgpu_control import ChaosError, order
 
 
 def main(arguments: list[str]) -> int:

@@ -14,15 +14,15 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from jitckpt import doctor, doctor_facts
 from jitckpt.cli.exec import add_device_argument, positive_number
 from jitckpt.cli.parser import Parser
 from jitckpt.cli.verify import script_of
 from jitckpt.device import LIBRARY_DIR, check_libraries, choose_device
-from jitckpt.doctor import Disk, Row
+from jitckpt.doctor import checks, facts
+from jitckpt.doctor.checks import Disk, Row
 from jitckpt.events import Event
-from jitckpt.rehearsal import CHECKPOINTS, OUTPUT, end_in_order_on_sigterm, run_job
-from jitckpt.self_check import FULL_SELF_CHECK, SELF_CHECK
+from jitckpt.rehearsal.runs import CHECKPOINTS, OUTPUT, end_in_order_on_sigterm, run_job
+from jitckpt.worker.self_check.comparison import FULL_SELF_CHECK, SELF_CHECK
 
 SHOWN_OUTPUT = 4000  # characters
 SELF_CHECK_SECONDS = 20.0  # after the first step
@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("looking at this machine")
-        disk = doctor_facts.disk(args.checkpoint_dir)
+        disk = facts.disk(args.checkpoint_dir)
         rows = look_at_machine(kind, args.nproc_per_node, disk)
         if args.rdzv_endpoint is not None:
             rows.append(look_at_rendezvous(args.rdzv_endpoint))
@@ -85,26 +85,26 @@ def main(arguments: list[str]) -> int:
 def look_at_machine(kind: str, ranks: int, disk: Disk) -> list[Row]:
     """Return the rows that need no script."""
     return [
-        doctor.check_device(kind, *doctor_facts.device(kind), ranks),
-        *doctor.check_process(*doctor_facts.ask_process(kind)),
-        doctor.check_shared_memory(doctor_facts.shared_memory_free()),
-        doctor.check_memory(doctor_facts.memory_available()),
-        *doctor.check_limits(doctor_facts.limits(), kind),
-        *doctor.check_network(os.environ, doctor_facts.interfaces(), *doctor_facts.store_address(os.environ)),
-        *doctor.check_environment(os.environ),
-        *doctor.check_disk(disk),
-        doctor.check_criu(doctor_facts.criu_version()),
-        doctor.check_clock(doctor_facts.clock_is_synchronised()),
+        checks.check_device(kind, *facts.device(kind), ranks),
+        *checks.check_process(*facts.ask_process(kind)),
+        checks.check_shared_memory(facts.shared_memory_free()),
+        checks.check_memory(facts.memory_available()),
+        *checks.check_limits(facts.limits(), kind),
+        *checks.check_network(os.environ, facts.interfaces(), *facts.store_address(os.environ)),
+        *checks.check_environment(os.environ),
+        *checks.check_disk(disk),
+        checks.check_criu(facts.criu_version()),
+        checks.check_clock(facts.clock_is_synchronised()),
     ]
 
 
 def look_at_rendezvous(endpoint: str) -> Row:
     """Return the row about the place where several hosts will meet."""
     try:
-        found = doctor_facts.rendezvous(endpoint)
+        found = facts.rendezvous(endpoint)
     except ValueError as error:
         return Row("rendezvous", "problem", f"--rdzv-endpoint {endpoint}: {error}", "give HOST:PORT")
-    return doctor.check_rendezvous(endpoint, *found)
+    return checks.check_rendezvous(endpoint, *found)
 
 
 def try_script(script: list[str], kind: str, args: argparse.Namespace, disk: Disk) -> tuple[list[Row], str]:
@@ -151,8 +151,8 @@ def try_script(script: list[str], kind: str, args: argparse.Namespace, disk: Dis
                 )
         except TimeoutError:
             status = f"not every rank made a step under protection in {args.time_limit:.0f} s"
-        saved = doctor_facts.saved_ranks(folder / CHECKPOINTS, events)
-        rows = doctor.check_script(events, saved, ranks, status, disk)
+        saved = facts.saved_ranks(folder / CHECKPOINTS, events)
+        rows = checks.check_script(events, saved, ranks, status, disk)
         return rows, (folder / OUTPUT).read_text()[-SHOWN_OUTPUT:] if status else ""
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from jitckpt.cli.parser import Parser
 from jitckpt.console import show_size
-from jitckpt.inspection import Inspection, bytes_to_read, inspect
+from jitckpt.reports.inspection import Inspection, bytes_to_read, inspect
 
 SHOWN_RANKS = 8
 

@@ -24,24 +24,29 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, r
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
-from jitckpt import softgpu_control
-from jitckpt.agent import Settings, launch
+from jitckpt.agent.agent import Settings, launch
+from jitckpt.agent.processes.guardian import remove_if_empty
+from jitckpt.bindings import softgpu
 from jitckpt.cli.exec import DEFAULT_DEVICES, add_device_argument
 from jitckpt.cli.parser import Parser
 from jitckpt.console import said_aside, say
+from jitckpt.decisions.suspects import visible_devices
 from jitckpt.device import LIBRARY_DIR, check_libraries, choose_device, device_environment
+from jitckpt.encoding.staging import DEFAULT_BYTES
 from jitckpt.errors import HostsError, NotNeeded, SaveError
 from jitckpt.events import EventLog
-from jitckpt.faults import DEVICE_KINDS, PROXY_KINDS, FaultError, FaultSpec, parse_fault
-from jitckpt.guardian import remove_if_empty
-from jitckpt.rendezvous import own_address
-from jitckpt.self_check import FULL_SELF_CHECK, NO_SELF_CHECK, SAMPLED_SELF_CHECK, SELF_CHECK
-from jitckpt.staging import DEFAULT_BYTES
-from jitckpt.start_record import note_finished
-from jitckpt.stores import has_calls_out
-from jitckpt.suspects import visible_devices
-from jitckpt.timeline import in_words
-from jitckpt.transparent_mode import STATE_ON_DEVICE, WITHOUT_INIT
+from jitckpt.faults.injection import DEVICE_KINDS, PROXY_KINDS, FaultError, FaultSpec, parse_fault
+from jitckpt.hosts.rendezvous import own_address
+from jitckpt.hosts.stores import has_calls_out
+from jitckpt.reports.timeline import in_words
+from jitckpt.saves.start_record import note_finished
+from jitckpt.worker.in_place.keeper import STATE_ON_DEVICE, WITHOUT_INIT
+from jitckpt.worker.self_check.comparison import (
+    FULL_SELF_CHECK,
+    NO_SELF_CHECK,
+    SAMPLED_SELF_CHECK,
+    SELF_CHECK,
+)
 
 DEFAULT_MAX_RESTARTS = 3
 DEFAULT_HANG_TIMEOUT = 60.0
@@ -212,11 +217,11 @@ def _log_dir(args: argparse.Namespace) -> Iterator[Path | None]:
 @contextmanager
 def _fault_folder(needed: bool) -> Iterator[dict[str, str]]:
     """Give the variable for a folder in which the servers of device proxies listen for their faults."""
-    if not needed or softgpu_control.VARIABLE in os.environ:
+    if not needed or softgpu.VARIABLE in os.environ:
         yield {}
         return
     with tempfile.TemporaryDirectory(prefix="jitckpt-faults-") as folder:
-        yield {softgpu_control.VARIABLE: folder}
+        yield {softgpu.VARIABLE: folder}
 
 
 def _check(args: argparse.Namespace, kind: str) -> None:

@@ -16,10 +16,10 @@ from jitckpt.cli.exec import add_device_argument, positive_number
 from jitckpt.cli.parser import Parser
 from jitckpt.cli.verify import script_of
 from jitckpt.errors import JitckptError
-from jitckpt.rehearsal import JITCKPT
+from jitckpt.rehearsal.runs import JITCKPT
 
 if TYPE_CHECKING:
-    from jitckpt.step_record import Record
+    from jitckpt.worker.in_place.step_record import Record
 
 SHOWN_NAMES = 5
 
@@ -97,7 +97,7 @@ def _run(
     status = subprocess.run(whole, env=environment, stdout=output, check=False).returncode
     if status != 0:
         raise StepsError(f"The script ended with status {status}; only what runs to its end is judged.")
-    from jitckpt.step_record import read
+    from jitckpt.worker.in_place.step_record import read
 
     records = read(folder)
     if not records:

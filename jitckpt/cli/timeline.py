@@ -9,8 +9,8 @@ from rich.console import Console
 
 from jitckpt.cli.parser import Parser
 from jitckpt.events import read_events
-from jitckpt.timeline import in_words, jobs, recoveries, table
-from jitckpt.timeline_transparent import steps_table, transparent_recoveries
+from jitckpt.reports.timeline import in_words, jobs, recoveries, table
+from jitckpt.reports.timeline_transparent import steps_table, transparent_recoveries
 
 
 def main(arguments: list[str]) -> int:
@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> int:
     for damage in damages:
         print(f"jitckpt timeline: {damage}", file=sys.stderr)
     if parsed.plot:
-        from jitckpt.timeline_picture import draw
+        from jitckpt.reports.timeline_picture import draw
 
         draw(jobs(events)[-1] if events else [], parsed.plot)
     if parsed.json:

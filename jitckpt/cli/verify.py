@@ -16,11 +16,11 @@ from rich.table import Table
 from jitckpt.cli.exec import add_device_argument, positive_number
 from jitckpt.cli.parser import Parser
 from jitckpt.errors import JitckptError
-from jitckpt.faults import FATAL_KINDS
-from jitckpt.final_state import RANDOM
-from jitckpt.rehearsal import OUTPUT, Run, Strike, end_in_order_on_sigterm, run_job
-from jitckpt.self_check import FULL_SELF_CHECK, SELF_CHECK
-from jitckpt.trials import FROM_OUTSIDE, Verdict, choose_trial, differing_parts, judge, steps_of
+from jitckpt.faults.injection import FATAL_KINDS
+from jitckpt.rehearsal.runs import OUTPUT, Run, Strike, end_in_order_on_sigterm, run_job
+from jitckpt.rehearsal.trials import FROM_OUTSIDE, Verdict, choose_trial, differing_parts, judge, steps_of
+from jitckpt.saves.final_state import RANDOM
+from jitckpt.worker.self_check.comparison import FULL_SELF_CHECK, SELF_CHECK
 
 LEAST_STEPS = 3
 SHOWN_OUTPUT = 4000  # characters

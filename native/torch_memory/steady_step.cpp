@@ -1,7 +1,7 @@
 // Optimizer steps of a program whose parameters and optimizer state are the tensors that they were in the
 // step before, with nothing in them written since: whether a step is such a one, and what the proxy is told
 // of it. In Python that takes some twenty calls, each of which costs microseconds where all is cold in the
-// caches; jitckpt/state_on_device.py has the rules, and does the same for all other steps.
+// caches; jitckpt/worker/in_place/state_on_device.py has the rules, and does the same for all other steps.
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <cstring>

@@ -17,7 +17,7 @@ import time
 from rich.console import Console
 from rich.table import Table
 
-from jitckpt.lifeline import Lifeline, hold
+from jitckpt.system.lifeline import Lifeline, hold
 
 
 def deaths(mib: int) -> tuple[float, float]:

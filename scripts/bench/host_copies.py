@@ -24,7 +24,7 @@ import torch
 from gpt_training import GptTraining
 
 import jitckpt
-from jitckpt.namespaces import namespaces
+from jitckpt.rehearsal.namespaces import namespaces
 
 HOSTS = 2
 LIMIT = 550  # seconds

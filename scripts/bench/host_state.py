@@ -13,12 +13,12 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from jitckpt import local_state
-from jitckpt.history import History
-from jitckpt.host_state import HostState
-from jitckpt.layout import Identity
-from jitckpt.local_state import Recorder, Ring
-from jitckpt.native import Native
+from jitckpt.bindings.interpose import Native
+from jitckpt.ring import local_state
+from jitckpt.ring.local_state import Recorder, Ring
+from jitckpt.saves.layout import Identity
+from jitckpt.state.host_state import HostState
+from jitckpt.worker.saving.history import History
 
 
 def gpt(layers: int, width: int) -> nn.Module:

@@ -18,8 +18,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from jitckpt.agent.processes.spares import available_memory
 from jitckpt.console import say
-from jitckpt.spares import available_memory
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGIN, END = "<!-- figures of scripts/bench/all -->", "<!-- end of figures -->"

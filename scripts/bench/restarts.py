@@ -22,7 +22,8 @@ from rich.table import Table
 WORKER = """
 import json, os, signal, socket, sys
 from pathlib import Path
-from jitckpt import lifeline, process_tree, protocol
+from jitckpt.system import lifeline, process_tree
+from jitckpt.wire import protocol
 
 agent = int(os.environ["JITCKPT_AGENT_PID"])
 status = Path(f"/proc/{agent}/status").read_text().splitlines()

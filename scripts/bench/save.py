@@ -22,9 +22,9 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from jitckpt import tensor_file
-from jitckpt.saves import HashedFile
-from jitckpt.staging import Staging
+from jitckpt.encoding import tensor_file
+from jitckpt.encoding.staging import Staging
+from jitckpt.saves.folders import HashedFile
 
 PIECE_BYTES = 16 << 20
 

@@ -25,9 +25,14 @@ from torch import nn
 
 import jitckpt
 from jitckpt.events import read_events
-from jitckpt.fresh_copy import FreshCopy
-from jitckpt.self_check import FULL_SELF_CHECK, NO_SELF_CHECK, SAMPLED_SELF_CHECK, SELF_CHECK
-from jitckpt.self_checker import CHECKED_STEPS
+from jitckpt.worker.self_check.checker import CHECKED_STEPS
+from jitckpt.worker.self_check.comparison import (
+    FULL_SELF_CHECK,
+    NO_SELF_CHECK,
+    SAMPLED_SELF_CHECK,
+    SELF_CHECK,
+)
+from jitckpt.worker.self_check.fresh_copy import FreshCopy
 
 WAYS = {"without": NO_SELF_CHECK, "sampled": SAMPLED_SELF_CHECK, "full": FULL_SELF_CHECK}
 LEAST_MB_TIMED = 1000  # steps of a small model are many

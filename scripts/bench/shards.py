@@ -3,7 +3,7 @@
     .venv/bin/python scripts/bench/shards.py [--shards 256 1024 2048] [--command] [--json]
 
 The saves are real files, of a few bytes each, so that the time is that of the decision and of the metadata.
-`all`: who sees all saves decides (selection.choose, every checksum read). `inspect`: jitckpt.inspection, for
+`all`: who sees all saves decides (selection.choose, every checksum read). `inspect`: reports.inspection, for
 all ranks; with --command the whole command, with Python's start. `a rank`: what one rank of a restart does by
 itself (same_step.OwnSaves). `rank 0`: what rank 0 does more, with all ranks' words (same_step.Decision).
 """
@@ -20,9 +20,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from jitckpt import inspection, layout, same_step, saves, selection
-from jitckpt.layout import FileEntry, Identity, Metadata
-from jitckpt.same_step import Decision, OwnSaves
+from jitckpt.reports import inspection
+from jitckpt.saves import folders, layout, same_step, selection
+from jitckpt.saves.layout import FileEntry, Identity, Metadata
+from jitckpt.saves.same_step import Decision, OwnSaves
 
 STEPS = (10, 20)
 CONTENT = b"{}"
@@ -30,9 +31,9 @@ CONTENT = b"{}"
 
 def fill(root: Path, shards: int) -> Identity:
     """Write a save of each shard after each step, without waiting for the disk; return rank 0's identity."""
-    job = saves.open_directory(root)
+    job = folders.open_directory(root)
     (root / "content").write_bytes(CONTENT)
-    entry = FileEntry(layout.STATE_FILE, len(CONTENT), saves.checksum(root / "content"))
+    entry = FileEntry(layout.STATE_FILE, len(CONTENT), folders.checksum(root / "content"))
     for step in STEPS:
         for rank in range(shards):
             identity = Identity(job, "f", shards, rank, rank, shards, "a bench's")
@@ -61,7 +62,7 @@ def seconds(shards: int, command: bool) -> dict[str, float]:
         identity = fill(root, shards)
 
         def choose() -> None:
-            choice = selection.choose(saves.find(root), identity, saves.verify)
+            choice = selection.choose(folders.find(root), identity, folders.verify)
             assert choice is not None
             assert choice.step == max(STEPS)
 

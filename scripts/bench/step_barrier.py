@@ -12,7 +12,7 @@ import time
 import torch
 from torch import distributed, nn
 
-from jitckpt.hooks.torch_parallel import StepBarrier
+from jitckpt.state.parallel import StepBarrier
 
 ROUNDS, STEPS = 15, 40
 

@@ -29,7 +29,7 @@ from rich.table import Table
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 import jitckpt
-from jitckpt.job import Job
+from jitckpt.worker.job import Job
 
 HOOKS = ("minibatch_begun", "forward_ended", "step_begun", "step_ended")
 WARM_UP_TURNS = 2

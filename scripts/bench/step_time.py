@@ -33,7 +33,7 @@ import torch
 from gpt_training import GptTraining
 
 import jitckpt
-from jitckpt.job import Job
+from jitckpt.worker.job import Job
 
 RANKS = 2
 WARM_UP_PAIRS = 5

@@ -25,8 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 from jitckpt.events import read_events
-from jitckpt.faults import parse_fault
-from jitckpt.timeline_transparent import transparent_recoveries
+from jitckpt.faults.injection import parse_fault
+from jitckpt.reports.timeline_transparent import transparent_recoveries
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "plain_ddp.py"
 PROGRAM = [sys.executable, "-c", "import sys, jitckpt.cli; sys.exit(jitckpt.cli.main())"]

@@ -4,7 +4,7 @@
     watching.py [--parameters 100 10000] [--steps 200]
 
 Of a model of so many parameters with Adam's state: the median time of the looks of one step, on the host,
-with caches that are emptied before, as by a step. The looks are those of jitckpt.job: whether parameters
+with caches that are emptied before, as by a step. The looks are those of worker/job.py: whether parameters
 came or went, what was written since, where they lie and which are frozen.
 """
 
@@ -16,10 +16,10 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from jitckpt.host_state import ModelState
-from jitckpt.mirror import Mirror
-from jitckpt.optimizer_state import states_of
-from jitckpt.outside_changes import OutsideChanges
+from jitckpt.state.host_state import ModelState
+from jitckpt.state.optimizer_state import states_of
+from jitckpt.worker.saving.mirror import Mirror
+from jitckpt.worker.saving.outside_changes import OutsideChanges
 
 CACHE_BYTES = 64 << 20  # more than a core's caches hold
 

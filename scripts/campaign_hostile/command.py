@@ -21,8 +21,8 @@ from campaign_hostile.place import PLAIN, Place
 from campaign_hostile.trials import HOSTS, KINDS, USER, Trial, choose
 from campaign_hostile.verdict import FELL, Verdict, judge
 from jitckpt.errors import HostsError
-from jitckpt.namespaces import Namespaces, namespaces
-from jitckpt.rehearsal import end_in_order_on_sigterm
+from jitckpt.rehearsal.namespaces import Namespaces, namespaces
+from jitckpt.rehearsal.runs import end_in_order_on_sigterm
 
 TRAININGS = Path(__file__).resolve().parents[1] / "campaign_trainings"
 NUMBER_OF_HOSTS = 3

@@ -45,7 +45,9 @@ class Job:
         return [process.pid for process in self.processes if process.pid == self.agent]
 
     def guardians(self) -> list[int]:
-        return [process.pid for process in self.processes if "jitckpt.guardian" in process.command]
+        return [
+            process.pid for process in self.processes if "jitckpt.agent.processes.guardian" in process.command
+        ]
 
     def templates(self) -> list[int]:
         """Return the process that spares are forked from: the first that has loaded what they need."""

@@ -21,11 +21,11 @@ from rich.table import Table
 
 from jitckpt.console import show_size
 from jitckpt.device import LIBRARY_DIR, device_environment
-from jitckpt.doctor import check_process
-from jitckpt.doctor_facts import ask_process, device
+from jitckpt.doctor.checks import check_process
+from jitckpt.doctor.facts import ask_process, device
 from jitckpt.events import Event
-from jitckpt.rehearsal import CHECKPOINTS, OUTPUT, Run, end_in_order_on_sigterm, run_job
-from jitckpt.trials import Trial, judge, steps_of
+from jitckpt.rehearsal.runs import CHECKPOINTS, OUTPUT, Run, end_in_order_on_sigterm, run_job
+from jitckpt.rehearsal.trials import Trial, judge, steps_of
 
 HERE = Path(__file__).resolve().parent
 GPT = HERE.parents[1] / "examples" / "train_gpt.py"

@@ -9,9 +9,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from jitckpt import lifeline, protocol
-from jitckpt.protocol import Message, Save
-from jitckpt.stacks import stack_writer
+from jitckpt.system import lifeline
+from jitckpt.system.stacks import stack_writer
+from jitckpt.wire import protocol
+from jitckpt.wire.protocol import Message, Save
 
 SYS_EXIT = 60  # exit(2): of the calling thread alone
 RANK = int(os.environ["RANK"])

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from jitckpt.rehearsal import processes_with
+from jitckpt.rehearsal.runs import processes_with
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 

@@ -49,7 +49,9 @@ def test_what_counts_as_held(kind: str, starts: list[Outcome], result: str) -> N
 
 
 def test_an_exception_of_jitckpts_own_is_no_right_end() -> None:
-    output = 'Traceback:\n  File "/lib/jitckpt/link.py", line 3, in f\n    g()\nOSError: no more files\n'
+    output = (
+        'Traceback:\n  File "/lib/jitckpt/hosts/link.py", line 3, in f\n    g()\nOSError: no more files\n'
+    )
     assert judge(Trial(1, "kill-rank", USER, 1, ()), [outcome(output=output)], END).result == FELL
 
 

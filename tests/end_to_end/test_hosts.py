@@ -16,8 +16,9 @@ from gpt import TRAINING, digests, run_of
 from launcher import JITCKPT, Launcher
 from namespaces import Namespaces, ip, namespaces
 
-from jitckpt import local_state, saves
 from jitckpt.events import read_events
+from jitckpt.ring import local_state
+from jitckpt.saves import folders
 
 STORE = "10.79.0.1:29400"
 LISTENING = "01004F0A:72D8"  # the same as in /proc/net/tcp
@@ -64,8 +65,8 @@ restart, rank = os.environ["JITCKPT_RESTART"], os.environ["RANK"]
 if (restart, rank) == ("1", "1"):
     stop()
 if (restart, rank) == ("2", "1"):
-    from jitckpt import saves
-    saves.read = lambda record: stop()
+    from jitckpt.saves import folders
+    folders.read = lambda record: stop()
 if (restart, rank) == ("1", "0"):
     print("started", flush=True)
 sys.path.insert(0, os.path.dirname(sys.argv[1]))
@@ -99,7 +100,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 # `jitckpt`, whose agent copies what is new when a rank asks for it, and at no other time.
 COPYING = """
 import sys
-from jitckpt import cli, copies
+from jitckpt import cli
+from jitckpt.ring import copies
 
 copies.MOST_WAITING = 0
 sys.exit(cli.main())
@@ -109,7 +111,8 @@ sys.exit(cli.main())
 # `jitckpt`, whose agent stops at the second meeting, when all others have agreed to start.
 AGREEING = """
 import sys, time
-from jitckpt import cli, stores
+from jitckpt import cli
+from jitckpt.hosts import stores
 
 agree, meetings = stores.agree, []
 
@@ -272,9 +275,9 @@ def test_a_killed_rank_on_one_host_changes_no_bit(job: Job, undisturbed: list[st
     assert "own state" not in first.err + second.err, "no rank lost what it alone knew"
     told = [line for line in second.err.splitlines() if line.startswith("jitckpt:")]
     assert told == [f"jitckpt: SIGUSR2: the state after step {step} will be saved; the training goes on."]
-    asked = [save for save in saves.find(job.launcher.directory / "ckpt") if save.step == step]
+    asked = [save for save in folders.find(job.launcher.directory / "ckpt") if save.step == step]
     assert {(save.kind, save.rank) for save in asked} >= {("rank", 0), ("local", 1)}
-    assert [saves.verify(save) for save in asked] == [None] * len(asked)
+    assert [folders.verify(save) for save in asked] == [None] * len(asked)
     events, _ = read_events(job.launcher.directory / "ckpt")
     assert [event for event in events if event["event"] == "warning"] == [], "the hosts met again at once"
 

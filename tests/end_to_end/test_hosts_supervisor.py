@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from launcher import python_path
 
-from jitckpt import hosts
+from jitckpt.agent.processes.workers import Worker
+from jitckpt.agent.supervisor import Reports, Supervisor
+from jitckpt.decisions.recovery import Outcome
 from jitckpt.events import Event, EventLog
-from jitckpt.hosts import Host, Hosts
-from jitckpt.recovery import Outcome
-from jitckpt.supervisor import Reports, Supervisor
-from jitckpt.workers import Worker
+from jitckpt.hosts import connections
+from jitckpt.hosts.connections import Host, Hosts
 
 SAVES = "register(); save(7)"
 
@@ -38,7 +38,7 @@ class Agents:
 
     def start(self, scripts: Sequence[str], silence: float = 60.0) -> None:
         half = len(scripts) // 2
-        listeners = [hosts.listen("127.0.0.1") for _ in range(2)]
+        listeners = [connections.listen("127.0.0.1") for _ in range(2)]
         ports = [listener.getsockname()[1] for listener in listeners]
         ranks = [tuple(range(half)), tuple(range(half, len(scripts)))]
         known = [Host("127.0.0.1", port, own, 0) for port, own in zip(ports, ranks, strict=True)]

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from jitckpt.rehearsal import CHECKPOINTS, OUTPUT, ServerStrike, run_job
+from jitckpt.rehearsal.runs import CHECKPOINTS, OUTPUT, ServerStrike, run_job
 
 TRAINING = Path(__file__).parent / "in_place.py"
 PIPELINE = Path(__file__).parents[2] / "scripts" / "campaign_trainings" / "pipeline.py"

@@ -14,8 +14,11 @@ from typing import Any
 
 import pytest
 
-from jitckpt import descriptors, device, layout, local_state, protocol, saves
-from jitckpt.protocol import Message
+from jitckpt import device
+from jitckpt.ring import local_state
+from jitckpt.saves import folders, layout
+from jitckpt.wire import descriptors, protocol
+from jitckpt.wire.protocol import Message
 
 TRAINING = Path(__file__).parent / "training.py"
 LIMIT = 120.0  # seconds for anything
@@ -137,7 +140,7 @@ def test_a_save_at_any_moment_restores_bit_for_bit(
         worker.process.send_signal(signal.SIGKILL)
         worker.process.wait()
         local_state.write_save(worker.ring, tmp_path / "c", ended.step)
-    assert [saves.verify(record) for record in saves.find(tmp_path / "c")] == [None, None]
+    assert [folders.verify(record) for record in folders.find(tmp_path / "c")] == [None, None]
     with Worker(**options) as worker:
         restored = worker.wait_for(protocol.Restored)
         assert (restored.step, restored.path) == (ended.step, ended.path)
@@ -185,7 +188,7 @@ def test_a_save_does_not_wait_for_a_thread_that_works_on_the_host_alone(
         worker.resume()
         worker.wait_for(protocol.Finished)
         assert worker.result() == expected(undisturbed, name, tmp_path)
-    assert [saves.verify(record) for record in saves.find(folder)] == [None]
+    assert [folders.verify(record) for record in folders.find(folder)] == [None]
     with Worker(**options) as worker:
         result = worker.result()
     assert result["start"] == 20
@@ -210,7 +213,7 @@ def test_after_a_false_alarm_the_training_goes_on_undisturbed(
         result = worker.result()
     assert steps == sorted(steps)
     assert result == expected(undisturbed, name, tmp_path)
-    kept = {record.step for record in saves.find(tmp_path / "c")}
+    kept = {record.step for record in folders.find(tmp_path / "c")}
     assert max(steps) in kept
     assert len(kept) <= 2
 
@@ -221,7 +224,7 @@ def test_before_the_first_step_there_is_nothing_to_save_and_it_says_so(tmp_path:
         failed = worker.order_save()
     assert isinstance(failed, protocol.SaveFailed)
     assert failed.reason.startswith("No minibatch is finished yet")
-    assert saves.find(tmp_path) == []
+    assert folders.find(tmp_path) == []
 
 
 def test_a_fresh_start_has_nothing_of_what_an_earlier_try_left(tmp_path: Path) -> None:
@@ -231,10 +234,10 @@ def test_a_fresh_start_has_nothing_of_what_an_earlier_try_left(tmp_path: Path) -
         worker.process.kill()
         worker.process.wait()
         local_state.write_save(worker.ring, tmp_path, step)
-    assert [record.kind for record in saves.find(tmp_path)] == ["local"]
+    assert [record.kind for record in folders.find(tmp_path)] == ["local"]
     with Worker(directory=str(tmp_path), pause=0.02) as worker:
         assert worker.wait_for(protocol.FirstStep).step == 1
-        assert saves.find(tmp_path) == []
+        assert folders.find(tmp_path) == []
 
 
 def test_a_save_before_a_new_step_names_the_save_that_was_restored(tmp_path: Path) -> None:
@@ -261,10 +264,10 @@ def test_a_save_function_of_the_users_own(tmp_path: Path, undisturbed: dict[str,
         assert isinstance(ended, protocol.SaveEnded), ended
     folder = Path(ended.path)
     assert (folder / "step").read_text() == str(ended.step)
-    (record,) = saves.find(tmp_path / "c")
+    (record,) = folders.find(tmp_path / "c")
     assert record.metadata is not None
     assert {file.name for file in record.metadata.files} >= {"mine.pt", "step"}
-    assert saves.verify(record) is None
+    assert folders.verify(record) is None
     with Worker(**options) as worker:
         result = worker.result()
     assert result["start"] == ended.step
@@ -293,7 +296,7 @@ def test_a_save_function_that_fails_keeps_its_traceback(tmp_path: Path, what: st
     assert "in save" in failed.traceback
     kept = tmp_path / layout.step_folder(begun.step) / "error-rank-00000.txt"
     assert kept.read_text() == failed.traceback
-    assert saves.find(tmp_path) == []
+    assert folders.find(tmp_path) == []
 
 
 def test_a_collective_in_the_save_function_is_refused_by_name(tmp_path: Path) -> None:
@@ -314,9 +317,9 @@ def test_a_full_disk_at_save_time_loses_no_earlier_save(tmp_path: Path) -> None:
         failed = worker.order_save()
     assert isinstance(failed, protocol.SaveFailed)
     assert "tensors.safetensors can't be written or read: File too large" in failed.reason
-    (record,) = saves.find(tmp_path)
+    (record,) = folders.find(tmp_path)
     assert record.step == first.step
-    assert saves.verify(record) is None
+    assert folders.verify(record) is None
 
 
 def test_the_death_of_the_agent_saves_and_ends_the_process(tmp_path: Path) -> None:
@@ -325,9 +328,9 @@ def test_the_death_of_the_agent_saves_and_ends_the_process(tmp_path: Path) -> No
         worker.socket.close()
         errors = worker.process.communicate(timeout=LIMIT)[1]
         assert worker.process.returncode == 75, errors
-    found = saves.find(tmp_path / "c")
+    found = folders.find(tmp_path / "c")
     assert {record.kind for record in found} == {"rank", "local"}
-    assert {saves.verify(record) for record in found} == {None}
+    assert {folders.verify(record) for record in found} == {None}
     events = (tmp_path / "c" / layout.EVENTS_FILE).read_text()
     assert '"event": "save_ended"' in events
 
@@ -357,7 +360,7 @@ def test_without_an_agent_sigterm_saves(tmp_path: Path, undisturbed: dict[str, d
         worker.process.send_signal(signal.SIGTERM)
         errors = worker.process.communicate(timeout=LIMIT)[1]
         assert worker.process.returncode == -signal.SIGTERM, errors
-    kinds = {(record.kind, record.rank) for record in saves.find(tmp_path / "c")}
+    kinds = {(record.kind, record.rank) for record in folders.find(tmp_path / "c")}
     assert kinds == {("rank", 0), ("local", 0)}
     with Worker(agent=False, **options) as worker:
         result = worker.result()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from launcher import JITCKPT_RUN, Launcher
 
-from jitckpt import saves
+from jitckpt.saves import folders
 
 RUN = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "2", "--warm-spares", "0", "--warm-start"]
 TRAINING = """
@@ -100,7 +100,7 @@ def test_its_own_state_is_that_of_the_step_that_its_replica_took(
     assert results(result.out) == undisturbed
     assert re.search("went on from step 7", result.err), result.err
     folder = launcher.directory / "ckpt"
-    assert {record.rank for record in saves.find(folder) if record.kind == "rank"} == {1 - victim}
+    assert {record.rank for record in folders.find(folder) if record.kind == "rank"} == {1 - victim}
     local = folder / "step-0000000007" / f"local-{victim:05d}"
     document = json.loads((local / "state.json").read_bytes())["local"]
     assert document["final"] is False, "taken in the forward pass: the optimizer step never came"

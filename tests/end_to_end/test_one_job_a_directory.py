@@ -8,7 +8,7 @@ from launcher import Launcher
 
 IMPATIENT = """
 import os, runpy, sys
-from jitckpt import directory_lock
+from jitckpt.saves import directory_lock
 directory_lock.PATIENCE_SECONDS = 0.5
 sys.path.insert(0, os.path.dirname(sys.argv[1]))
 sys.argv = sys.argv[1:]

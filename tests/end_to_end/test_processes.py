@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from launcher import JITCKPT_RUN, Launcher, Result
 
-from jitckpt import process_tree
+from jitckpt.system import process_tree
 
 COLD = [*JITCKPT_RUN, "--warm-spares", "0", "--checkpoint-dir", "ckpt"]
 WANDERERS = """
@@ -43,7 +43,7 @@ def guardians(agent: int) -> list[int]:
     return [
         child.pid
         for child in children(agent)
-        if b"jitckpt.guardian" in Path(f"/proc/{child.pid}/cmdline").read_bytes()
+        if b"jitckpt.agent.processes.guardian" in Path(f"/proc/{child.pid}/cmdline").read_bytes()
     ]
 
 
@@ -145,7 +145,7 @@ WAITS_FOR_SPARES = """
         fake_worker.restore(0)
         fake_worker.wait_for("stopped")
         fake_worker.die()
-    print("warm" if "jitckpt.spare" in sys.modules else "cold")
+    print("warm" if "jitckpt.worker.spare" in sys.modules else "cold")
     """
 
 
@@ -153,7 +153,7 @@ def spares(agent: int) -> list[int]:
     return [
         child.pid
         for child in children(agent)
-        if b"jitckpt.spare" in Path(f"/proc/{child.pid}/cmdline").read_bytes()
+        if b"jitckpt.worker.spare" in Path(f"/proc/{child.pid}/cmdline").read_bytes()
     ]
 
 
@@ -178,7 +178,7 @@ RESTARTS = 20
 FAILS = """
     import json, os
     from pathlib import Path
-    from jitckpt import process_tree
+    from jitckpt.system import process_tree
     agent = int(os.environ["JITCKPT_AGENT_PID"])
     facts = {
         "descriptors": len(os.listdir(f"/proc/{agent}/fd")),

@@ -240,13 +240,13 @@ def test_a_fault_fires_once_in_the_life_of_the_job(launcher: Launcher) -> None:
     script = launcher.script(
         """
         from fake_worker import *
-        from jitckpt import faults
+        from jitckpt.faults import injection
         register()
-        armed = faults.from_environment(os.environ["JITCKPT_FAULTS"], RANK)
+        armed = injection.from_environment(os.environ["JITCKPT_FAULTS"], RANK)
         write_line(f"restart {RESTART} rank {RANK} {[str(fault) for fault in armed]}")
         if RANK == 1 and armed:
             report = lambda fault: say(protocol.Fault(RANK, str(fault), fault.step, fault.phase))
-            faults.Injector(armed, report, print, print).on_phase(armed[0].step, armed[0].phase)
+            injection.Injector(armed, report, print, print).on_phase(armed[0].step, armed[0].phase)
         elif RANK == 0 and RESTART < 2:
             save(7)
         """

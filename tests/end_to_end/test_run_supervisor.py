@@ -14,13 +14,14 @@ import psutil
 import pytest
 from launcher import Launcher, python_path
 
-from jitckpt import protocol, recovery
+from jitckpt.agent.processes.workers import Worker
+from jitckpt.agent.proxies.control import ControlSocket, Proxies
+from jitckpt.agent.supervisor import Reports, Supervisor
+from jitckpt.decisions import recovery
+from jitckpt.decisions.recovery import Outcome
 from jitckpt.errors import SaveError
 from jitckpt.events import Event, EventLog
-from jitckpt.proxy_control import ControlSocket, Proxies
-from jitckpt.recovery import Outcome
-from jitckpt.supervisor import Reports, Supervisor
-from jitckpt.workers import Worker
+from jitckpt.wire import protocol
 
 PLENTY = 60.0  # a deadline that no test reaches
 
@@ -606,29 +607,29 @@ def test_a_message_of_which_something_unforeseen_comes_is_noted_and_passed_over(
 
 
 PROXY = """import socket
-from jitckpt.transparent import messages
+from jitckpt.wire import proxy_messages
 control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 control.connect(os.environ["JITCKPT_PROXY_CONTROL"])
 
 def tell(message):
-    control.send(messages.encode(message))
+    control.send(proxy_messages.encode(message))
 
 def hear(kind):
-    heard = messages.decode(control.recv(messages.MAX_BYTES))
+    heard = proxy_messages.decode(control.recv(proxy_messages.MAX_BYTES))
     assert type(heard) is kind, heard
     return heard
 
 def recover():
-    now = hear(messages.Stop).recovery
-    tell(messages.Held(now))
-    hear(messages.Rest)
-    tell(messages.Stopped(now, 6, 7, 3, 0, messages.LOST, 7, 7, 7, 90, 0, "", ()))
-    hear(messages.Restart)
-    tell(messages.Ids(now, (), 0, 0, 1))
-    assert hear(messages.Replay).state == 7
-    tell(messages.Done(now, 0, 0, 0, 0, 0, 0))
+    now = hear(proxy_messages.Stop).recovery
+    tell(proxy_messages.Held(now))
+    hear(proxy_messages.Rest)
+    tell(proxy_messages.Stopped(now, 6, 7, 3, 0, proxy_messages.LOST, 7, 7, 7, 90, 0, "", ()))
+    hear(proxy_messages.Restart)
+    tell(proxy_messages.Ids(now, (), 0, 0, 1))
+    assert hear(proxy_messages.Replay).state == 7
+    tell(proxy_messages.Done(now, 0, 0, 0, 0, 0, 0))
 
-tell(messages.Hello((0, 0), os.getpid(), RANK, ""))
+tell(proxy_messages.Hello((0, 0), os.getpid(), RANK, ""))
 """.replace("\n", "\n        ")
 
 
@@ -641,7 +642,7 @@ def test_device_proxies_recover_until_a_worker_dies(
         {PROXY}
         recover()
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        reason = hear(messages.GiveUp).reason
+        reason = hear(proxy_messages.GiveUp).reason
         open(here + "/told", "w").write(reason)
         exit(3)
         """,
@@ -649,7 +650,7 @@ def test_device_proxies_recover_until_a_worker_dies(
         {PROXY}
         while os.path.exists(os.environ["JITCKPT_PROXY_CONTROL"]):
             time.sleep(0.01)  # until both are there
-        tell(messages.Alarm((0, 0), 0, "its server was ended by Killed"))
+        tell(proxy_messages.Alarm((0, 0), 0, "its server was ended by Killed"))
         recover()
         wait_for(here + "/recovered")
         os.kill(os.getpid(), signal.SIGKILL)

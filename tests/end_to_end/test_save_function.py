@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from test_job_single_rank import Worker, wait_until
 
-from jitckpt import layout, local_state, protocol
+from jitckpt.ring import local_state
+from jitckpt.saves import layout
+from jitckpt.wire import protocol
 
 AHEAD = Path(__file__).parent / "ahead.py"
 BLOCKED = 12

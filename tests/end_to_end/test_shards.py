@@ -10,7 +10,7 @@ import gpt
 import pytest
 from launcher import JITCKPT_RUN, Launcher, Result
 
-from jitckpt import saves
+from jitckpt.saves import folders
 
 TRAINING = str(Path(__file__).parent / "sharded_training.py")
 RUN = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "4", "--warm-spares", "0", "--warm-start"]
@@ -44,7 +44,7 @@ def disturbed(launcher: Launcher, form: str, fault: str, options: Sequence[str] 
 def shards_of(folder: Path) -> dict[int, tuple[int, int, str]]:
     """Return, by rank, what `registered` says: shard and shards; and the layout of its newest save."""
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    layouts = {record.metadata.identity.layout for record in saves.find(folder) if record.metadata}
+    layouts = {record.metadata.identity.layout for record in folders.find(folder) if record.metadata}
     assert len(layouts) == 1
     layout = layouts.pop()
     return {
@@ -98,11 +98,11 @@ def test_what_has_no_replica_comes_from_a_periodic_save(launcher: Launcher, undi
     assert gone_on is not None, result.err
     assert int(gone_on[1]) in (2, 4)
     assert "own state" not in result.err
-    found = saves.find(launcher.directory / "ckpt")
+    found = folders.find(launcher.directory / "ckpt")
     assert {(record.step, record.rank) for record in found if record.kind == "rank"} == {
         (step, rank) for step in (6, 8) for rank in range(4)
     }
-    assert all(saves.verify(record) is None for record in found)
+    assert all(folders.verify(record) is None for record in found)
 
 
 def test_a_damaged_shard_has_all_ranks_go_on_from_an_older_step(launcher: Launcher, undisturbed: str) -> None:
@@ -111,8 +111,8 @@ def test_a_damaged_shard_has_all_ranks_go_on_from_an_older_step(launcher: Launch
     first = launcher.run(*command)
     assert first.status == 0, first.err
     folder = launcher.directory / "ckpt"
-    newest, older = sorted({record.step for record in saves.find(folder)}, reverse=True)[:2]
-    file = saves.look_at(folder, newest, "rank", 1).path / "tensors.safetensors"
+    newest, older = sorted({record.step for record in folders.find(folder)}, reverse=True)[:2]
+    file = folders.look_at(folder, newest, "rank", 1).path / "tensors.safetensors"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
@@ -137,10 +137,10 @@ def test_sigusr2_saves_one_step_on_all_ranks_and_the_training_goes_on(launcher: 
     assert result.status == 0, result.err
     wanted = re.search(r"SIGUSR2: the state after step (\d+) will be saved", result.err)
     assert wanted is not None, result.err
-    found = saves.find(launcher.directory / "ckpt")
+    found = folders.find(launcher.directory / "ckpt")
     step = int(wanted[1])
     assert {(record.step, record.kind, record.rank) for record in found} == {
         (step, "rank", 0),
         (step, "local", 1),
     }
-    assert all(saves.verify(record) is None for record in found)
+    assert all(folders.verify(record) is None for record in found)

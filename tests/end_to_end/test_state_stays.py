@@ -9,7 +9,7 @@ import pytest
 from launcher import JITCKPT_RUN, Launcher, Result
 
 from jitckpt.events import Event, read_events
-from jitckpt.rehearsal import lasting_shared_memory
+from jitckpt.rehearsal.runs import lasting_shared_memory
 
 ROOT = Path(__file__).parents[2]
 DDP = [str(ROOT / "examples" / "plain_ddp.py"), "--width", "16", "--layers", "1", "--steps"]

@@ -6,9 +6,9 @@ from pathlib import Path
 from launcher import JITCKPT_RUN, Launcher, Result
 
 from jitckpt.events import read_events
-from jitckpt.rehearsal import lasting_shared_memory
-from jitckpt.timeline import in_words
-from jitckpt.timeline_transparent import STEPS, transparent_recoveries
+from jitckpt.rehearsal.runs import lasting_shared_memory
+from jitckpt.reports.timeline import in_words
+from jitckpt.reports.timeline_transparent import STEPS, transparent_recoveries
 
 # Trains twice, once undisturbed; `place` says where in which step the server is killed: before the backward
 # pass, before the optimizer's step, after it.

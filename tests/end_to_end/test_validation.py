@@ -13,7 +13,7 @@ LEARNED = """
 import contextlib, ctypes, os, random, signal, threading
 import torch
 from torch import distributed as dist, nn
-from jitckpt import transparent_mode
+from jitckpt.worker.in_place import keeper
 
 proxy = ctypes.CDLL(None)
 rank = int(os.environ["RANK"])
@@ -23,7 +23,7 @@ def kill_server():
     with contextlib.suppress(ProcessLookupError):
         os.kill(proxy.jitckpt_proxy_server(), signal.SIGKILL)
 
-original = transparent_mode._Validation.run
+original = keeper._Validation.run
 
 def run(self):
     timer = threading.Timer(delays.pop() if delays else 60, kill_server)
@@ -32,7 +32,7 @@ def run(self):
     timer.cancel()
     return heard
 
-transparent_mode._Validation.run = run
+keeper._Validation.run = run
 
 def train(name):
     torch.manual_seed(rank)
@@ -208,14 +208,14 @@ dist.destroy_process_group()
 # As if it were tried what would happen without that batch, which breaks the device.
 WITHOUT_WHAT_IT_NEEDS = """
 import torch
-from jitckpt import transparent_mode
+from jitckpt.worker.in_place import keeper
 
-original = transparent_mode._Validation._put_back
+original = keeper._Validation._put_back
 
 def put_back(self, shadow):
     original(self, shadow if self._rounds else torch.zeros_like(shadow))
 
-transparent_mode._Validation._put_back = put_back
+keeper._Validation._put_back = put_back
 """
 
 

@@ -32,7 +32,7 @@ FAILS_ONCE = """
         "restart": os.environ["TORCHELASTIC_RESTART_COUNT"],
         "restart_of_ours": os.environ["JITCKPT_RESTART"],
         "rank": os.environ["RANK"],
-        "warm": "jitckpt.spare" in sys.modules,
+        "warm": "jitckpt.worker.spare" in sys.modules,
         "unbuffered": sys.stdout.write_through,
         "leads": (os.getsid(0), os.getpgid(0)) == (os.getpid(), os.getpid()),
     }
@@ -71,7 +71,7 @@ def spares(launcher: Launcher, agent: int) -> list[int]:
         # What stands between the template and a spare may be gone by now.
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-            if parent == agent and b"jitckpt.spare" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if parent == agent and b"jitckpt.worker.spare" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.append(pid)
     return found
 

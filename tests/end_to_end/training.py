@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 import jitckpt
-from jitckpt import saver
+from jitckpt.worker.saving import saver
 
 OPTIONS = {
     "directory": "ckpt",

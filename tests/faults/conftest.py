@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from jitckpt.rehearsal import OUTPUT, Run, Strike, run_job
-from jitckpt.trials import differences
+from jitckpt.rehearsal.runs import OUTPUT, Run, Strike, run_job
+from jitckpt.rehearsal.trials import differences
 
 TRAINING = Path(__file__).parent / "training.py"
 LIMIT = 200.0  # seconds for any job

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import jitckpt
-from jitckpt.periodic import PeriodicSaver
+from jitckpt.worker.saving.periodic import PeriodicSaver
 
 STEPS, FOR_EVER, SAVE_EVERY = 12, 11, 5
 RANK = int(os.environ["RANK"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jitckpt.rehearsal import OUTPUT, Run, run_job
+from jitckpt.rehearsal.runs import OUTPUT, Run, run_job
 
 TRAINING = Path(__file__).parent / "patience.py"
 REASONS = ("first iteration", "compilation", "data", "evaluation", "periodic save")

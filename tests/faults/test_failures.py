@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from conftest import Undisturbed, assert_as_if_nothing_had_been, train
 
-from jitckpt import saves, selection
-from jitckpt.layout import METADATA_FILE
-from jitckpt.rehearsal import CHECKPOINTS, LAUNCHER, OUTPUT, Strike
-from jitckpt.trials import differences
+from jitckpt.rehearsal.runs import CHECKPOINTS, LAUNCHER, OUTPUT, Strike
+from jitckpt.rehearsal.trials import differences
+from jitckpt.saves import folders, selection
+from jitckpt.saves.layout import METADATA_FILE
 
 # Steps are far enough apart: the host runs up to 8 ahead of the device.
 STEPS = ("--steps", "60")
@@ -168,7 +168,7 @@ def test_a_killed_launcher_takes_the_store_with_it_and_the_same_command_goes_on(
     said = (folder / OUTPUT).read_text()
     assert run.status == 0, said
     assert differences(run, undisturbed(2, *STEPS)) == [], said
-    (saved,) = {record.step for record in saves.find(stopped) if record.kind == "rank"}
+    (saved,) = {record.step for record in folders.find(stopped) if record.kind == "rank"}
     assert {event["step"] for event in run.events if event["event"] == "restored"} == {saved}
     assert run.left_behind == ()
 
@@ -176,10 +176,10 @@ def test_a_killed_launcher_takes_the_store_with_it_and_the_same_command_goes_on(
 def test_a_save_that_was_cut_off_anywhere_is_passed_over(tmp_path: Path, stopped: Path) -> None:
     folder = tmp_path / "ckpt"
     shutil.copytree(stopped, folder)
-    cut, other = (record for record in saves.find(folder) if record.kind == "rank")
+    cut, other = (record for record in folders.find(folder) if record.kind == "rank")
     assert cut.metadata is not None
     expected = replace(cut.metadata.identity, rank=cut.rank)
-    whole = selection.choose(saves.find(folder), expected, saves.verify)
+    whole = selection.choose(folders.find(folder), expected, folders.verify)
     assert whole is not None
     assert (whole.save.rank, whole.reasons) == (cut.rank, ())
     chance = random.Random(1)
@@ -188,7 +188,7 @@ def test_a_save_that_was_cut_off_anywhere_is_passed_over(tmp_path: Path, stopped
         some = {0, len(content) - 1, *chance.sample(range(len(content)), 100)}
         for length in range(len(content)) if path.name == METADATA_FILE else sorted(some):
             path.write_bytes(content[:length])
-            choice = selection.choose(saves.find(folder), expected, saves.verify)
+            choice = selection.choose(folders.find(folder), expected, folders.verify)
             assert choice is not None
             assert (choice.step, choice.save.rank) == (cut.step, other.rank), (path.name, length)
             assert any(str(cut.path) in reason for reason in choice.reasons)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from conftest import PROGRAMS, Run
 
+from jitckpt.bindings.softgpu import ChaosError
 from jitckpt.cli import chaos
-from jitckpt.softgpu_control import ChaosError
 
 # Uses its device without torch, then tells by a line that it has heard of one on standard input.
 LISTENER = """

@@ -10,16 +10,18 @@ import pytest
 import torch
 from torch.distributed.launcher.api import LaunchConfig
 
-from jitckpt import layout, local_state, saves, tree_codec
-from jitckpt.agent import Agent, WorkerProcesses, _check_quorum, write_local_states
+from jitckpt.agent.agent import Agent, WorkerProcesses, _check_quorum, write_local_states
+from jitckpt.agent.processes.workers import Worker
+from jitckpt.agent.states_at_death import StatesAtDeath
+from jitckpt.decisions.quorum import Past
+from jitckpt.encoding import tree_codec
 from jitckpt.errors import HostsError
-from jitckpt.hosts import Host
-from jitckpt.layout import Identity
-from jitckpt.local_state import Recorder, Ring
-from jitckpt.quorum import Past
-from jitckpt.saves import SaveFolder
-from jitckpt.states_at_death import StatesAtDeath
-from jitckpt.workers import Worker
+from jitckpt.hosts.connections import Host
+from jitckpt.ring import local_state
+from jitckpt.ring.local_state import Recorder, Ring
+from jitckpt.saves import folders, layout
+from jitckpt.saves.folders import SaveFolder
+from jitckpt.saves.layout import Identity
 
 DEAD = Identity(job="j", fingerprint="f", world_size=2, rank=1, shard=0, shards=1)
 HEALTHY = replace(DEAD, rank=0)
@@ -54,7 +56,7 @@ def save(directory: Path, step: int, whole: bool = True) -> None:
 
 def local_steps(directory: Path) -> list[int]:
     return sorted(
-        record.step for record in saves.find(directory) if record.kind == "local" and record.rank == 1
+        record.step for record in folders.find(directory) if record.kind == "local" and record.rank == 1
     )
 
 
@@ -64,8 +66,8 @@ def test_the_dead_ranks_state_is_written_for_what_others_saved(dead_worker: Work
     assert list(written) == [7]
     assert written[7] > 0
     assert local_steps(tmp_path) == [7]
-    (local,) = [record for record in saves.find(tmp_path) if record.kind == "local"]
-    assert saves.verify(local) is None
+    (local,) = [record for record in folders.find(tmp_path) if record.kind == "local"]
+    assert folders.verify(local) is None
 
 
 def test_a_save_that_nobody_could_report_counts_too(dead_worker: Worker, tmp_path: Path) -> None:
@@ -121,10 +123,10 @@ def test_what_is_there_whole_is_not_written_again(dead_worker: Worker, tmp_path:
     save(tmp_path, 7)
     assert write_local_states(dead_worker.ring_fd, tmp_path, set(), "copy")[7] > 0
     assert write_local_states(dead_worker.ring_fd, tmp_path, set()) == {7: 0}
-    (local,) = [record for record in saves.find(tmp_path) if record.kind == "local"]
+    (local,) = [record for record in folders.find(tmp_path) if record.kind == "local"]
     (local.path / "state.json").write_text("{}")
     assert write_local_states(dead_worker.ring_fd, tmp_path, set())[7] > 0
-    assert saves.verify(local) is None
+    assert folders.verify(local) is None
 
 
 def test_of_two_hosts_that_write_the_same_at_once_the_first_has_written_it(
@@ -144,8 +146,8 @@ def test_of_two_hosts_that_write_the_same_at_once_the_first_has_written_it(
     monkeypatch.setattr(SaveFolder, "commit", commit_second)
     assert list(write_local_states(dead_worker.ring_fd, tmp_path, set(), "copy")) == [7]
     monkeypatch.undo()
-    (local,) = [record for record in saves.find(tmp_path) if record.kind == "local"]
-    assert saves.verify(local) is None
+    (local,) = [record for record in folders.find(tmp_path) if record.kind == "local"]
+    assert folders.verify(local) is None
     assert [path.name for path in local.path.parent.iterdir() if "unfinished" in path.name] == []
 
 

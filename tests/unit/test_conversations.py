@@ -23,18 +23,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_protocol import json_values, values_for
 
-from jitckpt import hosts, link, local_state, protocol
+from jitckpt.agent.processes.workers import Worker
+from jitckpt.agent.proxies.control import ControlSocket, Proxies
+from jitckpt.agent.supervisor import Reports, Supervisor
+from jitckpt.decisions.recovery import Outcome
+from jitckpt.encoding.tree_codec import encode
 from jitckpt.errors import SaveError
 from jitckpt.events import EventLog
-from jitckpt.hosts import Host, Hosts
-from jitckpt.layout import Identity
-from jitckpt.local_state import Recorder, Ring
-from jitckpt.proxy_control import ControlSocket, Proxies
-from jitckpt.recovery import Outcome
-from jitckpt.supervisor import Reports, Supervisor
-from jitckpt.transparent import messages
-from jitckpt.tree_codec import encode
-from jitckpt.workers import Worker
+from jitckpt.hosts import connections, link
+from jitckpt.hosts.connections import Host, Hosts
+from jitckpt.ring import local_state
+from jitckpt.ring.local_state import Recorder, Ring
+from jitckpt.saves.layout import Identity
+from jitckpt.wire import protocol, proxy_messages
 
 COUNT = int(os.environ.get("JITCKPT_CONVERSATIONS", "50"))
 many = settings(
@@ -161,30 +162,30 @@ numbers = st.integers(0, 3) | st.integers(-(1 << 63), (1 << 64) - 1)
 
 
 def field(form: Any) -> st.SearchStrategy[bytes]:
-    if form is messages._TEXT:
+    if form is proxy_messages._TEXT:
         return st.binary(max_size=20).map(lambda text: struct.pack("<I", len(text)) + text)
-    if form is messages._KEY:
+    if form is proxy_messages._KEY:
         return st.sampled_from([bytes(16), b"\1" * 16, b"\2" * 16])
     if isinstance(form, str):
         size = struct.calcsize(f"<{form}")
         return numbers.map(lambda number: (number % (1 << 8 * min(size, 8))).to_bytes(size, "little"))
-    part = st.tuples(*map(field, messages._FORMS[form])).map(b"".join)
+    part = st.tuples(*map(field, proxy_messages._FORMS[form])).map(b"".join)
     return st.lists(part, max_size=2).map(lambda parts: struct.pack("<I", len(parts)) + b"".join(parts))
 
 
 def datagram(number: int) -> st.SearchStrategy[bytes]:
     head = st.tuples(st.integers(0, 2), st.integers(0, 3)).map(
-        lambda recovery: messages._HEADER.pack(number, messages.VERSION, *recovery)
+        lambda recovery: proxy_messages._HEADER.pack(number, proxy_messages.VERSION, *recovery)
     )
-    rest = st.tuples(*map(field, messages._FORMS[messages._KINDS[number]])).map(b"".join)
+    rest = st.tuples(*map(field, proxy_messages._FORMS[proxy_messages._KINDS[number]])).map(b"".join)
     return st.tuples(head, rest).map(b"".join)
 
 
-proxy_says = st.one_of([st.binary(max_size=60), *map(datagram, messages._KINDS)])
+proxy_says = st.one_of([st.binary(max_size=60), *map(datagram, proxy_messages._KINDS)])
 
 
 def hello(rank: int) -> bytes:
-    return messages.encode(messages.Hello((0, 0), os.getpid(), rank, "cafe"))
+    return proxy_messages.encode(proxy_messages.Hello((0, 0), os.getpid(), rank, "cafe"))
 
 
 @many
@@ -247,7 +248,7 @@ def send(client: socket.socket, data: bytes) -> None:
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[list[Hosts]]:
-    listeners = [hosts.listen("127.0.0.1") for _ in range(2)]
+    listeners = [connections.listen("127.0.0.1") for _ in range(2)]
     known = [Host("127.0.0.1", one.getsockname()[1], (i,), 0) for i, one in enumerate(listeners)]
     made = [Hosts(i, known, listener, SECRET, SECONDS) for i, listener in enumerate(listeners)]
     made[1]._thread.start()

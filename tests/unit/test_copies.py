@@ -14,13 +14,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jitckpt import local_state, tree_codec
-from jitckpt.copies import Asker, Copier, Copies
-from jitckpt.layout import Identity
-from jitckpt.link import Header
-from jitckpt.local_state import LocalState, Recorder, Region, Ring
-from jitckpt.tensor_file import head_of
-from jitckpt.tree_codec import to_json
+from jitckpt.encoding import tree_codec
+from jitckpt.encoding.tensor_file import head_of
+from jitckpt.encoding.tree_codec import to_json
+from jitckpt.hosts.link import Header
+from jitckpt.ring import local_state
+from jitckpt.ring.copies import Asker, Copier, Copies
+from jitckpt.ring.local_state import LocalState, Recorder, Region, Ring
+from jitckpt.saves.layout import Identity
 
 IDENTITY = Identity(job="j", fingerprint="f", world_size=2, rank=3, shard=0, shards=1)
 SLOTS = 4

@@ -9,12 +9,14 @@ import torch
 from torch import nn
 
 import jitckpt
-from jitckpt import local_state, saves, tensor_file, tree_codec
-from jitckpt.layout import Identity
-from jitckpt.local_state import Recorder, Ring
-from jitckpt.optimizer_state import OptimizerState, on_host
-from jitckpt.random_state import RandomState
-from jitckpt.saves import SaveFolder
+from jitckpt.data.random_state import RandomState
+from jitckpt.encoding import tensor_file, tree_codec
+from jitckpt.ring import local_state
+from jitckpt.ring.local_state import Recorder, Ring
+from jitckpt.saves import folders
+from jitckpt.saves.folders import SaveFolder
+from jitckpt.saves.layout import Identity
+from jitckpt.state.optimizer_state import OptimizerState, on_host
 
 PACKAGE = Path(jitckpt.__file__).parent
 RANK = Identity("job", "fingerprint", 1, 0, 0, 1)
@@ -117,7 +119,7 @@ def test_tensors_are_saved_and_read(default: str, tensors: dict[str, torch.Tenso
     with SaveFolder(tmp_path, RANK, 1, "rank", "builtin") as folder:
         folder.add_tensors("tensors.safetensors", tensors)
         folder.commit()
-    (record,) = saves.find(tmp_path)
+    (record,) = folders.find(tmp_path)
     check(tensor_file.read(record.path / "tensors.safetensors"), tensors)
 
 

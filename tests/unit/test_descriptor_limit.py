@@ -5,7 +5,7 @@ import sys
 
 PROGRAM = """
 import resource, subprocess, sys
-from jitckpt import descriptor_limit
+from jitckpt.system import descriptor_limit
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (hard // 2, hard))
 descriptor_limit.MOST = hard

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from jitckpt import descriptors, local_state
-from jitckpt.descriptors import AGENT, COPIES, LIFELINE, PROOF, STATE, Given, NotOursError
-from jitckpt.lifeline import Lifeline
+from jitckpt.ring import local_state
+from jitckpt.system.lifeline import Lifeline
+from jitckpt.wire import descriptors
+from jitckpt.wire.descriptors import AGENT, COPIES, LIFELINE, PROOF, STATE, Given, NotOursError
 
 Environment = dict[str, str]
 

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from jitckpt import directory_lock
 from jitckpt.errors import CheckpointError
+from jitckpt.saves import directory_lock
 
 HOLD = """
 import os, subprocess, sys
 from pathlib import Path
-from jitckpt import directory_lock, errors
+from jitckpt.saves import directory_lock
+from jitckpt import errors
 directory_lock.PATIENCE_SECONDS = float(sys.argv[3])
 try:
     print(directory_lock.hold(Path(sys.argv[1]), sys.argv[2]), flush=True)

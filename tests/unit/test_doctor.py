@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from jitckpt import doctor, doctor_facts, layout
 from jitckpt.cli.doctor import look_at_rendezvous
-from jitckpt.doctor import GIB, Disk, Row, SavedRank
+from jitckpt.doctor import checks, facts
+from jitckpt.doctor.checks import GIB, Disk, Row, SavedRank
 from jitckpt.events import Event
-from jitckpt.layout import Identity
-from jitckpt.saves import SaveFolder
+from jitckpt.saves import layout
+from jitckpt.saves.folders import SaveFolder
+from jitckpt.saves.layout import Identity
 
 DISK = Disk("/data", "ext4", 100 * GIB, "", True, 1e9, 0.001)
 FACTS = {
@@ -31,11 +32,11 @@ def states(rows: list[Row]) -> list[str]:
 
 
 def test_devices() -> None:
-    assert doctor.check_device("cuda", "NVIDIA H200", "580.65", 8, 8) == Row(
+    assert checks.check_device("cuda", "NVIDIA H200", "580.65", 8, 8) == Row(
         "device", "ok", "8 x NVIDIA H200, driver 580.65"
     )
-    assert doctor.check_device("cuda", "NVIDIA H200", "580.65", 1, 2).state == "problem"
-    assert doctor.check_device("softgpu", "softgpu", "softgpu", 2, 2).state == "warning"
+    assert checks.check_device("cuda", "NVIDIA H200", "580.65", 1, 2).state == "problem"
+    assert checks.check_device("softgpu", "softgpu", "softgpu", 2, 2).state == "warning"
 
 
 @pytest.mark.parametrize(
@@ -50,19 +51,19 @@ def test_devices() -> None:
     ],
 )
 def test_the_small_process(changes: dict[str, object], state: list[str], found: str) -> None:
-    rows = doctor.check_process(FACTS | changes, "")
+    rows = checks.check_process(FACTS | changes, "")
     assert states(rows) == state
     assert any(found in row.found for row in rows)
 
 
 def test_a_small_process_that_did_not_come_back() -> None:
-    (row,) = doctor.check_process(None, "it ended with status 1: no driver")
+    (row,) = checks.check_process(None, "it ended with status 1: no driver")
     assert (row.state, row.found) == ("problem", "it ended with status 1: no driver")
 
 
 @pytest.mark.parametrize(("free", "state"), [(10 << 20, "problem"), (100 << 20, "warning"), (4 * GIB, "ok")])
 def test_shared_memory(free: int, state: str) -> None:
-    assert doctor.check_shared_memory(free).state == state
+    assert checks.check_shared_memory(free).state == state
 
 
 @pytest.mark.parametrize(
@@ -78,26 +79,26 @@ def test_shared_memory(free: int, state: str) -> None:
     ],
 )
 def test_limits(changes: dict[str, int | None], kind: str, worst: str) -> None:
-    found = set(states(doctor.check_limits(LIMITS | changes, kind)))
+    found = set(states(checks.check_limits(LIMITS | changes, kind)))
     assert found - {"ok"} == {worst} - {"ok"}
 
 
 def test_network() -> None:
     up = {"lo": "unknown", "eth0": "up", "ib0": "down"}
-    assert states(doctor.check_network({}, up, "node1", "10.0.0.1")) == ["ok", "ok"]
-    assert doctor.check_network({}, up, "node1", None)[0].state == "problem"
-    assert doctor.check_network({}, {"eth0": "down"}, "node1", "10.0.0.1")[1].state == "problem"
-    rows = doctor.check_network({"NCCL_SOCKET_IFNAME": "ib0"}, up, "node1", "10.0.0.1")
+    assert states(checks.check_network({}, up, "node1", "10.0.0.1")) == ["ok", "ok"]
+    assert checks.check_network({}, up, "node1", None)[0].state == "problem"
+    assert checks.check_network({}, {"eth0": "down"}, "node1", "10.0.0.1")[1].state == "problem"
+    rows = checks.check_network({"NCCL_SOCKET_IFNAME": "ib0"}, up, "node1", "10.0.0.1")
     assert rows[-1].found == "NCCL_SOCKET_IFNAME names ib0, which is not up"
     for value in ("eth", "=eth0", "^docker,lo"):
-        rows = doctor.check_network({"NCCL_SOCKET_IFNAME": value}, up, "node1", "10.0.0.1")
+        rows = checks.check_network({"NCCL_SOCKET_IFNAME": value}, up, "node1", "10.0.0.1")
         assert states(rows) == ["ok", "ok"], value
 
 
 def test_environment() -> None:
-    assert states(doctor.check_environment({"CUDA_LAUNCH_BLOCKING": "0"})) == ["ok"]
-    assert states(doctor.check_environment({"CUDA_LAUNCH_BLOCKING": "1"})) == ["problem"]
-    assert states(doctor.check_environment({"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "30"})) == ["warning"]
+    assert states(checks.check_environment({"CUDA_LAUNCH_BLOCKING": "0"})) == ["ok"]
+    assert states(checks.check_environment({"CUDA_LAUNCH_BLOCKING": "1"})) == ["problem"]
+    assert states(checks.check_environment({"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "30"})) == ["warning"]
 
 
 @pytest.mark.parametrize(
@@ -112,15 +113,15 @@ def test_environment() -> None:
     ],
 )
 def test_disk(changes: dict[str, object], found: list[str]) -> None:
-    assert states(doctor.check_disk(replace(DISK, **changes))) == found  # type: ignore[arg-type]
+    assert states(checks.check_disk(replace(DISK, **changes))) == found  # type: ignore[arg-type]
 
 
 def test_memory_criu_and_clock() -> None:
-    assert doctor.check_memory(1 << 30).state == "warning"
-    assert doctor.check_memory(64 * GIB).state == "ok"
-    assert doctor.check_criu("Version: 4.1").found.startswith("Version: 4.1;")
-    assert doctor.check_criu(None).state == "ok"
-    assert [doctor.check_clock(value).state for value in (True, False, None)] == ["ok", "warning", "warning"]
+    assert checks.check_memory(1 << 30).state == "warning"
+    assert checks.check_memory(64 * GIB).state == "ok"
+    assert checks.check_criu("Version: 4.1").found.startswith("Version: 4.1;")
+    assert checks.check_criu(None).state == "ok"
+    assert [checks.check_clock(value).state for value in (True, False, None)] == ["ok", "warning", "warning"]
 
 
 def registered(rank: int, shard: int) -> Event:
@@ -137,7 +138,7 @@ def by_check(rows: list[Row]) -> dict[str, Row]:
 
 def test_a_script_whose_shards_all_have_copies() -> None:
     events = [registered(rank, rank % 2) for rank in range(4)]
-    rows = doctor.check_script(events, [saved(rank, rank % 2) for rank in range(4)], 4, "", DISK)
+    rows = checks.check_script(events, [saved(rank, rank % 2) for rank in range(4)], 4, "", DISK)
     assert states(rows) == ["ok"] * 4
     assert by_check(rows)["replicas"].found == "2 shards, 2 copies or more of each"
     assert by_check(rows)["save"].found == "1 kB a rank in 0.10 s; up to 8 kB on the disk"
@@ -145,13 +146,13 @@ def test_a_script_whose_shards_all_have_copies() -> None:
 
 def test_shards_without_a_second_copy_are_named() -> None:
     events = [registered(0, 0), registered(1, 0), registered(2, 1)]
-    rows = doctor.check_script(events, [saved(0, 0), saved(2, 1)], 3, "", DISK)
+    rows = checks.check_script(events, [saved(0, 0), saved(2, 1)], 3, "", DISK)
     assert by_check(rows)["replicas"].found == "rank 2's shard 1 (1 kB) has no second copy"
     assert by_check(rows)["replicas"].state == "problem"
 
 
 def test_what_a_rank_keeps_no_copy_of_is_named() -> None:
-    rows = doctor.check_script(
+    rows = checks.check_script(
         [registered(0, 0), registered(1, 0)],
         [saved(0, 0), saved(1, 0, missing=("buffers.cache",))],
         2,
@@ -163,28 +164,28 @@ def test_what_a_rank_keeps_no_copy_of_is_named() -> None:
 
 def test_a_disk_that_is_too_small_for_two_steps() -> None:
     events = [registered(0, 0), registered(1, 0)]
-    rows = doctor.check_script(events, [saved(0, 0, 30 * GIB)], 2, "", DISK)
+    rows = checks.check_script(events, [saved(0, 0, 30 * GIB)], 2, "", DISK)
     assert by_check(rows)["save"].state == "problem"
     assert by_check(rows)["save"].advice.startswith("free 21.5 GB in /data")
 
 
 def test_a_script_of_few_steps_is_not_blamed_for_its_missing_save() -> None:
     events = [registered(0, 0), registered(1, 0), {"event": "finished", "rank": 0, "step": 3}]
-    assert by_check(doctor.check_script(events, [], 2, "", DISK))["save"].state == "warning"
+    assert by_check(checks.check_script(events, [], 2, "", DISK))["save"].state == "warning"
 
 
 def test_a_script_that_could_not_be_judged() -> None:
-    assert doctor.check_script([], [], 2, "it ended with status 1", DISK)[0].found == "it ended with status 1"
-    rows = doctor.check_script([registered(0, 0)], [], 2, "", DISK)
+    assert checks.check_script([], [], 2, "it ended with status 1", DISK)[0].found == "it ended with status 1"
+    rows = checks.check_script([registered(0, 0)], [], 2, "", DISK)
     assert rows[0].found == "rank 1 did not call jitckpt.init"
     warned = [registered(0, 0), registered(1, 0), {"event": "warning", "rank": 0, "text": "Too large."}]
-    rows = doctor.check_script(warned, [saved(0, 0, None)], 2, "", DISK)
+    rows = checks.check_script(warned, [saved(0, 0, None)], 2, "", DISK)
     assert [row.found for row in rows if row.state == "warning"] == ["Too large."]
     assert by_check(rows)["save"].state == "problem"
 
 
 def test_the_disk_is_asked_and_nothing_is_left(tmp_path: Path) -> None:
-    disk = doctor_facts.disk(tmp_path / "not" / "there" / "yet")
+    disk = facts.disk(tmp_path / "not" / "there" / "yet")
     assert (disk.path, disk.problem, disk.links) == (str(tmp_path), "", True)
     assert disk.write_speed > 0
     assert disk.sync_seconds > 0
@@ -192,17 +193,17 @@ def test_the_disk_is_asked_and_nothing_is_left(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_can_t_be_written() -> None:
-    assert doctor_facts.disk(Path("/proc/jitckpt")).problem.startswith("/proc can't be written: ")
+    assert facts.disk(Path("/proc/jitckpt")).problem.startswith("/proc can't be written: ")
 
 
 def test_this_machine_answers() -> None:
-    assert "lo" in doctor_facts.interfaces()
-    assert doctor_facts.shared_memory_free() > 0
-    assert doctor_facts.memory_available() > 0
-    assert set(doctor_facts.limits()) == {"nofile", "memlock", "core", "fsize"}
-    assert doctor_facts.clock_is_synchronised() in (True, False, None)
-    assert doctor_facts.store_address({"MASTER_ADDR": "localhost"})[1] in ("127.0.0.1", "::1")
-    assert doctor_facts.store_address({"MASTER_ADDR": "no-such-host.invalid"})[1] is None
+    assert "lo" in facts.interfaces()
+    assert facts.shared_memory_free() > 0
+    assert facts.memory_available() > 0
+    assert set(facts.limits()) == {"nofile", "memlock", "core", "fsize"}
+    assert facts.clock_is_synchronised() in (True, False, None)
+    assert facts.store_address({"MASTER_ADDR": "localhost"})[1] in ("127.0.0.1", "::1")
+    assert facts.store_address({"MASTER_ADDR": "no-such-host.invalid"})[1] is None
 
 
 def test_what_the_saves_of_a_rehearsal_say(tmp_path: Path) -> None:
@@ -215,7 +216,7 @@ def test_what_the_saves_of_a_rehearsal_say(tmp_path: Path) -> None:
             folder.add_json(layout.STATE_FILE, {"local": local})
             folder.commit()
     ended = {"event": "save_ended", "rank": 0, "bytes": 123, "seconds": 0.5}
-    first, second = doctor_facts.saved_ranks(tmp_path, [ended])
+    first, second = facts.saved_ranks(tmp_path, [ended])
     assert (first.rank, first.bytes, first.seconds) == (0, 123, 0.5)
     assert (second.rank, second.bytes, second.missing, second.left_out) == (
         1,
@@ -230,12 +231,12 @@ def test_what_the_saves_of_a_rehearsal_say(tmp_path: Path) -> None:
     ("own", "answers", "state"), [(True, False, "ok"), (False, True, "ok"), (False, False, "warning")]
 )
 def test_the_rendezvous_is_here_or_somebody_answers_there(own: bool, answers: bool, state: str) -> None:
-    assert doctor.check_rendezvous("node1:29400", own, answers).state == state
+    assert checks.check_rendezvous("node1:29400", own, answers).state == state
 
 
 def test_whether_somebody_answers_at_the_rendezvous_is_tried() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         endpoint = f"127.0.0.1:{server.getsockname()[1]}"
-        assert doctor_facts.rendezvous(endpoint) == (True, True)
-    assert doctor_facts.rendezvous(endpoint) == (True, False)
+        assert facts.rendezvous(endpoint) == (True, True)
+    assert facts.rendezvous(endpoint) == (True, False)
     assert look_at_rendezvous("node1:port").state == "problem"

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from jitckpt.draws import Draws
+from jitckpt.worker.draws import Draws
 
 
 class Watched:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jitckpt import exceptions
+from jitckpt.worker.ends import exceptions
 
 # Without the package jitckpt, which would import torch.
 PROLOGUE = f"""

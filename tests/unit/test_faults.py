@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jitckpt.device import LIBRARY_DIR
-from jitckpt.faults import (
+from jitckpt.faults.injection import (
     DEVICE_KINDS,
     KINDS,
     PHASES,
@@ -207,7 +207,7 @@ def test_a_fault_of_the_device_needs_softgpu() -> None:
 
 def in_a_child(text: str) -> "subprocess.Popen[str]":
     code = f"""
-from jitckpt.faults import Injector, parse_fault
+from jitckpt.faults.injection import Injector, parse_fault
 specs = [parse_fault({text!r})]
 injector = Injector(specs, lambda spec: print("reported", spec.kind, flush=True), int, print)
 for phase in ("forward", "backward", "optimizer", "between"):

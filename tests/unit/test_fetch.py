@@ -13,12 +13,13 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from jitckpt import fetch, hosts, link, saves
 from jitckpt.errors import JitckptError
-from jitckpt.fetch import Fetch, wanted
-from jitckpt.hosts import Host, Hosts
-from jitckpt.layout import FileEntry, Identity, Kind, Metadata
-from jitckpt.saves import SaveFolder
+from jitckpt.hosts import connections, fetch, link
+from jitckpt.hosts.connections import Host, Hosts
+from jitckpt.hosts.fetch import Fetch, wanted
+from jitckpt.saves import folders
+from jitckpt.saves.folders import SaveFolder
+from jitckpt.saves.layout import FileEntry, Identity, Kind, Metadata
 
 SECRET = b"what only this job's agents know"
 
@@ -124,7 +125,7 @@ def test_after_the_fetch_every_host_can_go_on_from_the_same_step(held: dict[int,
 def directories(tmp_path: Path) -> list[Path]:
     """Host 0 has step 5 of rank 0 and the local state of rank 1; host 1 has nothing."""
     found = [tmp_path / "0", tmp_path / "1"]
-    saves.open_directory(found[0], "job")
+    folders.open_directory(found[0], "job")
     for kind, rank in (("rank", 0), ("local", 1)):
         with SaveFolder(found[0], identity(rank, world_size=2), 5, kind, "builtin") as folder:  # type: ignore[arg-type]
             folder.add_tensors("tensors.safetensors", {"weight": torch.full((3_000_000,), float(rank))})
@@ -135,7 +136,7 @@ def directories(tmp_path: Path) -> list[Path]:
 
 @pytest.fixture
 def met(directories: list[Path]) -> Iterator[list[Hosts]]:
-    listeners = [hosts.listen("127.0.0.1") for _ in range(2)]
+    listeners = [connections.listen("127.0.0.1") for _ in range(2)]
     known = [Host("127.0.0.1", one.getsockname()[1], (i,), 0) for i, one in enumerate(listeners)]
 
     found = [Hosts(i, known, one, SECRET, 60) for i, one in enumerate(listeners)]
@@ -152,12 +153,12 @@ def test_what_is_fetched_is_whole_and_the_same(met: list[Hosts], directories: li
     fetched = fetch.fetch(met[1], directories[1])
     assert fetched is not None
     assert (fetched.step, fetched.saves) == (5, 2)
-    assert saves.open_directory(directories[1]) == "job"
-    for record in saves.find(directories[0]):
+    assert folders.open_directory(directories[1]) == "job"
+    for record in folders.find(directories[0]):
         copy = directories[1] / record.path.relative_to(directories[0])
         for name in ("tensors.safetensors", "state.json"):
             assert (copy / name).read_bytes() == (record.path / name).read_bytes()
-    assert all(saves.verify(record) is None for record in saves.find(directories[1]))
+    assert all(folders.verify(record) is None for record in folders.find(directories[1]))
     assert fetch.fetch(met[1], directories[1]) is None
     assert fetch.fetch(met[0], directories[0]) is None
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from jitckpt import final_state
-from jitckpt.final_state import Digest, FinalState
-from jitckpt.host_state import HostState
+from jitckpt.saves import final_state
+from jitckpt.saves.final_state import Digest, FinalState
+from jitckpt.state.host_state import HostState
 
 
 def digest(value: object) -> str:

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import lr_scheduler
 
-from jitckpt import self_check, self_checker
-from jitckpt.fresh_copy import FreshCopy, worth_looking_at
-from jitckpt.history import History
-from jitckpt.host_state import HostState
-from jitckpt.saver import document_of
-from jitckpt.self_check import Difference, Snapshot
+from jitckpt.state.host_state import HostState
+from jitckpt.worker.saving.history import History
+from jitckpt.worker.saving.saver import document_of
+from jitckpt.worker.self_check import checker, comparison
+from jitckpt.worker.self_check.comparison import Difference, Snapshot
+from jitckpt.worker.self_check.fresh_copy import FreshCopy, worth_looking_at
 
 
 class Tied(nn.Module):
@@ -63,10 +63,10 @@ class Training:
             self.history.settle(step)
 
     def describe(self, optimizer: torch.optim.Optimizer, scheduler: Any, module: nn.Module) -> Snapshot:
-        state = self_checker._describe_state(module, [optimizer], self.fresh.names, self.fresh.sampled)
-        progress = self_checker._describe_progress([optimizer], [scheduler])
+        state = checker._describe_state(module, [optimizer], self.fresh.names, self.fresh.sampled)
+        progress = checker._describe_progress([optimizer], [scheduler])
         tensors = state.tensors | progress.tensors
-        return state.texts | progress.texts | self_check.leaves(tensors, self_checker._restored(tensors))
+        return state.texts | progress.texts | comparison.leaves(tensors, checker._restored(tensors))
 
     def differences(self) -> list[Difference]:
         snapshot = self.history.snapshot(2)
@@ -85,7 +85,7 @@ class Training:
             if name.startswith("model.") and name.removeprefix("model.") not in self.fresh.sampled
         }
         self.fresh.restore(document, tensors)
-        return self_check.compare(
+        return comparison.compare(
             self.describe(self.optimizer, self.scheduler, self.model),
             self.describe(self.fresh.optimizers[0], self.fresh.schedulers[0], self.fresh.copy),
         )
@@ -147,7 +147,7 @@ def test_attributes_that_change_come_back() -> None:
     training = Training(Counting, step_lr)
     training.begin()
     training.go_on()
-    assert self_check.sentences(training.differences()) == []
+    assert comparison.sentences(training.differences()) == []
 
 
 def test_a_parameter_that_is_frozen_after_init_comes_back_so() -> None:
@@ -155,7 +155,7 @@ def test_a_parameter_that_is_frozen_after_init_comes_back_so() -> None:
     training.begin()
     training.model.get_parameter("conv.bias").requires_grad_(False)
     training.go_on()
-    assert self_check.sentences(training.differences()) == []
+    assert comparison.sentences(training.differences()) == []
 
 
 class Casting(lr_scheduler.StepLR):
@@ -167,7 +167,7 @@ def test_a_load_state_dict_that_changes_what_it_loads_is_named() -> None:
     training = Training(adam, lambda optimizer: Casting(optimizer, 2))
     training.begin()
     training.go_on()
-    assert self_check.sentences(training.differences()) == [
+    assert comparison.sentences(training.differences()) == [
         "scheduler 0.last_epoch (2, but 2.0 after a restore)"
     ]
 

@@ -5,10 +5,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jitckpt.agent.investigation import Investigation
+from jitckpt.decisions.hang import diagnose, named, report
 from jitckpt.events import EventLog
-from jitckpt.hang import diagnose, named, report
-from jitckpt.investigation import Investigation
-from jitckpt.protocol import Hang, Progress
+from jitckpt.wire.protocol import Hang, Progress
 
 
 def place(rank: int, ranks: int, sequence: int, **by_peer: Any) -> dict[str, Any]:

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from jitckpt import host_state, tree_codec
+from jitckpt.encoding import tree_codec
 from jitckpt.errors import CheckpointError
-from jitckpt.history import History
-from jitckpt.host_state import HostState, ModelState
-from jitckpt.optimizer_state import OptimizerState, on_host
+from jitckpt.state import host_state
+from jitckpt.state.host_state import HostState, ModelState
+from jitckpt.state.optimizer_state import OptimizerState, on_host
+from jitckpt.worker.saving.history import History
 
 
 class Loader:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jitckpt import hosts, link
-from jitckpt.hosts import Arrived, Host, Hosts, Lost
+from jitckpt.hosts import connections, link
+from jitckpt.hosts.connections import Arrived, Host, Hosts, Lost
 
 SECRET = b"what only this job's agents know"
 PATIENCE = 60.0
@@ -23,7 +23,7 @@ class Meeting:
         self.hosts: list[Hosts] = []
 
     def prepare(self, count: int, secrets: Sequence[bytes] = (), silence: float = PATIENCE) -> list[Hosts]:
-        listeners = [hosts.listen("127.0.0.1") for _ in range(count)]
+        listeners = [connections.listen("127.0.0.1") for _ in range(count)]
         known = [Host("127.0.0.1", one.getsockname()[1], (i,), 0) for i, one in enumerate(listeners)]
         for i, listener in enumerate(listeners):
             self.hosts.append(Hosts(i, known, listener, secrets[i] if secrets else SECRET, silence))
@@ -119,7 +119,7 @@ def test_an_agent_that_says_nothing_is_lost_at_last(meeting: Meeting) -> None:
 def test_an_agent_that_was_held_up_itself_takes_no_other_for_silent(meeting: Meeting) -> None:
     """A save, or a busy machine, holds its threads up for longer than the others may be silent."""
     a, b = meeting.prepare(2)
-    a._silence, a._patience = 0.2, 0.2 * hosts.PATIENCE
+    a._silence, a._patience = 0.2, 0.2 * connections.PATIENCE
     b._thread.start()
     a.connect(PATIENCE)
     held_up = threading.Event()
@@ -203,7 +203,7 @@ def test_strangers_and_impostors_change_nothing(meeting: Meeting) -> None:
     for garbage in (b"", b"GET / HTTP/1.1\r\n\r\n", bytes(1000)):
         with socket.create_connection((a.all[0].address, a.all[0].port)) as stranger:
             stranger.sendall(garbage)
-    twice = Hosts(1, a.all, hosts.listen("127.0.0.1"), SECRET, PATIENCE)
+    twice = Hosts(1, a.all, connections.listen("127.0.0.1"), SECRET, PATIENCE)
     twice.connect(PATIENCE)
     assert isinstance(take(twice), Lost)
     twice.close()
@@ -212,7 +212,7 @@ def test_strangers_and_impostors_change_nothing(meeting: Meeting) -> None:
 
 
 def test_a_crowd_of_strangers_keeps_nobody_out(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosts, "MOST_STRANGERS", 16)
+    monkeypatch.setattr(connections, "MOST_STRANGERS", 16)
     a, b = meeting.prepare(2)
     a._thread.start()
     crowd = [socket.create_connection((a.all[0].address, a.all[0].port), PATIENCE) for _ in range(200)]

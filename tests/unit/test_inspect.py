@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from jitckpt import layout, saves, selection
 from jitckpt.cli import main
 from jitckpt.errors import CheckpointError
-from jitckpt.inspection import Inspection, inspect
-from jitckpt.layout import Identity
-from jitckpt.saves import SaveFolder
+from jitckpt.reports.inspection import Inspection, inspect
+from jitckpt.saves import folders, layout, selection
+from jitckpt.saves.folders import SaveFolder
+from jitckpt.saves.layout import Identity
 
 
 def identity(root: Path, rank: int, shard: int = 0, shards: int = 1, world_size: int = 2) -> Identity:
-    return Identity(saves.open_directory(root), f"model {shard}", world_size, rank, shard, shards)
+    return Identity(folders.open_directory(root), f"model {shard}", world_size, rank, shard, shards)
 
 
 def save(root: Path, step: int, own: Identity, kind: layout.Kind = "rank") -> Path:
@@ -149,7 +149,7 @@ def test_a_refusal_is_that_of_the_restart(tmp_path: Path, capsys: pytest.Capture
     shutil.rmtree(save(tmp_path, 20, own) / layout.STATE_FILE, ignore_errors=True)
     (tmp_path / layout.step_folder(20) / "rank-00000" / layout.STATE_FILE).unlink()
     with pytest.raises(CheckpointError) as refused:
-        selection.choose(saves.find(tmp_path), own, saves.verify)
+        selection.choose(folders.find(tmp_path), own, folders.verify)
     found = inspect(tmp_path, checksums=True)
     assert (found.restart, found.refusal, found.status) == (None, str(refused.value), 1)
     assert main(["inspect", str(tmp_path)]) == 1

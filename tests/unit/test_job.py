@@ -16,13 +16,13 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils.data import DataLoader
 
 import jitckpt
-from jitckpt import job as job_module
-from jitckpt import layout, saves
+from jitckpt.encoding.strides import others_than_rows
 from jitckpt.errors import CheckpointError, JitckptError, TreeError
-from jitckpt.hooks.torch_parallel import local
-from jitckpt.layout import Identity
-from jitckpt.saves import SaveFolder
-from jitckpt.strides import others_than_rows
+from jitckpt.saves import folders, layout
+from jitckpt.saves.folders import SaveFolder
+from jitckpt.saves.layout import Identity
+from jitckpt.state.parallel import local
+from jitckpt.worker import job as job_module
 
 
 @pytest.fixture(autouse=True)
@@ -197,7 +197,7 @@ def test_saves_that_dont_fit_are_an_error(identity: dict[str, Any], sentence: st
     write_save(Path("ckpt"), job, **identity)
     with pytest.raises(CheckpointError, match=sentence):
         job.restore()
-    assert len(saves.find(Path("ckpt"))) == 1
+    assert len(folders.find(Path("ckpt"))) == 1
 
 
 def test_a_damaged_save_is_passed_over_with_a_warning() -> None:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitckpt import layout
 from jitckpt.errors import SaveError
-from jitckpt.layout import FileEntry, Identity, Metadata
+from jitckpt.saves import layout
+from jitckpt.saves.layout import FileEntry, Identity, Metadata
 
 counts = st.integers(0, 2**63 - 1)
 names = st.lists(

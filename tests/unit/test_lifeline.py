@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from jitckpt.lifeline import Lifeline, hold
+from jitckpt.system.lifeline import Lifeline, hold
 
 PLENTY = 120.0
 

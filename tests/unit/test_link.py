@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitckpt import link
-from jitckpt.link import LinkError
+from jitckpt.hosts import link
+from jitckpt.hosts.link import LinkError
 
 SECRET = b"what only this job's agents know"
 

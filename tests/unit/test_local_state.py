@@ -14,14 +14,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitckpt import local_state, saves, tree_codec
+from jitckpt.data.random_state import RandomState
+from jitckpt.encoding import tree_codec
+from jitckpt.encoding.tensor_file import head_of
+from jitckpt.encoding.tree_codec import to_json
 from jitckpt.errors import SaveError
-from jitckpt.host_state import Unchanged
-from jitckpt.layout import Identity
-from jitckpt.local_state import Recorder, Region, Ring
-from jitckpt.random_state import RandomState
-from jitckpt.tensor_file import head_of
-from jitckpt.tree_codec import to_json
+from jitckpt.ring import local_state
+from jitckpt.ring.local_state import Recorder, Region, Ring
+from jitckpt.saves import folders
+from jitckpt.saves.layout import Identity
+from jitckpt.state.host_state import Unchanged
 
 IDENTITY = Identity(job="j", fingerprint="f", world_size=2, rank=1, shard=0, shards=1)
 SLOTS = 4
@@ -503,13 +505,13 @@ def test_a_damaged_first_page_is_said(memory: int, change: bytes) -> None:
 def test_a_state_becomes_a_save_of_its_own(memory: int, tmp_path: Path) -> None:
     recorder(memory).write(9, final=True, parts=parts(9))
     size = local_state.write_save(memory, tmp_path, 9)
-    (record,) = saves.find(tmp_path)
+    (record,) = folders.find(tmp_path)
     assert (record.step, record.kind, record.rank) == (9, "local", 1)
-    assert saves.verify(record) is None
+    assert folders.verify(record) is None
     assert record.metadata is not None
     assert asdict(record.metadata.identity) == asdict(IDENTITY)
     assert size == sum(path.stat().st_size for path in record.path.iterdir())
-    saved = saves.read(record)
+    saved = folders.read(record)
     value = tree_codec.decode(saved.document["local"]["trees"]["random"], saved.tensors)
     assert value["step"] == 9
     with pytest.raises(SaveError, match="no whole state of its own for step 8"):

@@ -24,11 +24,11 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from jitckpt import tree_codec
+from jitckpt.data.loop import Loop
+from jitckpt.data.random_state import RandomState
+from jitckpt.encoding import tree_codec
+from jitckpt.encoding.tree_codec import Encoded
 from jitckpt.errors import JitckptError
-from jitckpt.loop import Loop
-from jitckpt.random_state import RandomState
-from jitckpt.tree_codec import Encoded
 
 EPOCHS = 2
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from jitckpt import main_thread
+from jitckpt.worker.saving import main_thread
 
 
 def while_another(holds: Callable[[], object], works: Callable[[], object]) -> None:

@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch.multiprocessing.spawn import ProcessRaisedException
 
-from jitckpt import descriptors, local_state, protocol
 from jitckpt.errors import CheckpointError, HostsError, RehearsedFailure, SaveError, TreeError
-from jitckpt.mistakes import may_pass, refusal
+from jitckpt.ring import local_state
+from jitckpt.wire import descriptors, protocol
+from jitckpt.worker.ends.mistakes import may_pass, refusal
 
 PROLOGUE = """
 import torch
-from jitckpt import mistakes
+from jitckpt.worker.ends import mistakes
 from jitckpt.errors import CheckpointError
 mistakes.watch()
 """

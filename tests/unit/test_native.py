@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from jitckpt import native
+from jitckpt.bindings import interpose
 
 HEADER = Path(__file__).parents[2] / "native" / "interpose" / "jitckpt.h"
 
@@ -19,18 +19,18 @@ def declarations(text: str) -> list[str]:
 
 def test_the_declarations_are_those_of_the_header() -> None:
     found = declarations(HEADER.read_text())
-    assert declarations(native.DECLARATIONS) == found
+    assert declarations(interpose.DECLARATIONS) == found
     assert len(found) > 10
 
 
 def test_the_version_is_that_of_the_header() -> None:
     version = re.search(r"#define JITCKPT_ABI (\d+)", HEADER.read_text())
     assert version is not None
-    assert int(version[1]) == native.ABI
+    assert int(version[1]) == interpose.ABI
 
 
 def test_without_the_library_it_says_how_to_preload_it() -> None:
-    program = "from jitckpt.native import Native; Native()"
+    program = "from jitckpt.bindings.interpose import Native; Native()"
     result = subprocess.run(
         [sys.executable, "-c", program], env={}, capture_output=True, text=True, timeout=60, check=False
     )
@@ -43,7 +43,7 @@ def test_a_library_of_another_version_is_refused(tmp_path: Path) -> None:
     source.write_text("int jitckpt_abi(void) { return 999; }")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True, timeout=60)
     result = subprocess.run(
-        [sys.executable, "-c", "from jitckpt.native import Native; Native()"],
+        [sys.executable, "-c", "from jitckpt.bindings.interpose import Native; Native()"],
         env={"LD_PRELOAD": str(library)},
         capture_output=True,
         text=True,

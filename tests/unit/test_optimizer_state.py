@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from jitckpt.errors import CheckpointError, TreeError
-from jitckpt.host_state import HostState
+from jitckpt.state.host_state import HostState
 
 Saved = tuple[dict[str, Any], dict[str, Tensor]]
 

@@ -6,8 +6,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from jitckpt.mirror import Mirror
-from jitckpt.outside_changes import CLOSURE, HEAD, INSIDE, OutsideChanges
+from jitckpt.worker.saving.mirror import Mirror
+from jitckpt.worker.saving.outside_changes import CLOSURE, HEAD, INSIDE, OutsideChanges
 
 
 class Copies:

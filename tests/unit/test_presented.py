@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import lr_scheduler
 
-from jitckpt import found, presented
 from jitckpt.errors import SaveError
-from jitckpt.final_state import Digest
-from jitckpt.history import History, Snapshot
-from jitckpt.host_state import HostState
-from jitckpt.presented import Memento
-from jitckpt.saver import document_of
+from jitckpt.saves.final_state import Digest
+from jitckpt.state.host_state import HostState
+from jitckpt.worker.saving import found, presented
+from jitckpt.worker.saving.history import History, Snapshot
+from jitckpt.worker.saving.presented import Memento
+from jitckpt.worker.saving.saver import document_of
 
 Optimizers = Callable[[list[Tensor]], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, Optimizers] = {

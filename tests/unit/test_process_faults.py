@@ -9,11 +9,11 @@ import time
 
 import pytest
 
-from jitckpt import faults, process_faults
+from jitckpt.faults import injection, processes
 
 
 def run(code: str) -> "subprocess.Popen[bytes]":
-    program = f"from jitckpt import process_faults\n{code}"
+    program = f"from jitckpt.faults import processes\n{code}"
     return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, start_new_session=True)
 
 
@@ -25,7 +25,7 @@ def test_a_held_gil_stops_all_threads() -> None:
         "threading.Thread(target=ticks, daemon=True).start()\n"
         "time.sleep(0.1)\n"
         "print('held', flush=True)\n"
-        "process_faults.hold_gil()"
+        "processes.hold_gil()"
     )
     assert process.stdout is not None
     while process.stdout.readline() != b"held\n":
@@ -40,7 +40,7 @@ def test_a_held_gil_stops_all_threads() -> None:
 
 def test_all_descriptors_but_the_first_are_closed() -> None:
     process = run(
-        "import os\nos.dup2(1, 900)\nprocess_faults.close_descriptors()\nprint(os.listdir('/proc/self/fd'))"
+        "import os\nos.dup2(1, 900)\nprocesses.close_descriptors()\nprint(os.listdir('/proc/self/fd'))"
     )
     assert process.communicate()[0].strip() == b"['0', '1', '2', '3']"  # the last is the folder's
 
@@ -52,7 +52,7 @@ def collections() -> int:
 def test_garbage_is_looked_for_all_the_time() -> None:
     before = gc.get_threshold()
     try:
-        process_faults.never_rest()
+        processes.never_rest()
         count = collections()
         kept = [[] for _ in range(1000)]  # type: ignore[var-annotated]
         assert collections() >= count + len(kept) // 10
@@ -67,7 +67,7 @@ def test_a_signal_to_all_reaches_what_is_below_the_agent() -> None:
         "os.environ['JITCKPT_AGENT_PID'] = str(os.getpid())\n"
         "subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
         "print('there', flush=True)\n"
-        "process_faults.signal_all()"
+        "processes.signal_all()"
     )
     assert process.communicate()[0] == b"there\n"  # which ends when all that have it have ended
     assert process.returncode == -signal.SIGTERM
@@ -75,23 +75,23 @@ def test_a_signal_to_all_reaches_what_is_below_the_agent() -> None:
 
 def test_without_an_agent_nobody_is_sent_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JITCKPT_AGENT_PID", raising=False)
-    process_faults.signal_all()
+    processes.signal_all()
 
 
 @pytest.mark.parametrize(("kind", "number"), [("segfault", signal.SIGSEGV), ("abort", signal.SIGABRT)])
 def test_a_rank_crashes(kind: str, number: int) -> None:
     process = run(
-        "from jitckpt import faults\n"
-        f"spec = faults.parse_fault('rank=0 step=1 phase=forward kind={kind}')\n"
-        "faults.Injector([spec], print, print, print).on_phase(1, 'forward')"
+        "from jitckpt.faults import injection\n"
+        f"spec = injection.parse_fault('rank=0 step=1 phase=forward kind={kind}')\n"
+        "injection.Injector([spec], print, print, print).on_phase(1, 'forward')"
     )
     process.communicate()
     assert process.returncode == -number
 
 
-@pytest.mark.parametrize("kind", process_faults.AGENTS_KINDS)
+@pytest.mark.parametrize("kind", processes.AGENTS_KINDS)
 def test_what_befalls_the_agents_processes_is_told_and_does_nothing_here(kind: str) -> None:
-    spec = faults.parse_fault(f"rank=0 step=1 phase=forward kind={kind}")
-    told: list[faults.FaultSpec] = []
-    faults.Injector([spec], told.append, print, print).on_phase(1, "forward")
+    spec = injection.parse_fault(f"rank=0 step=1 phase=forward kind={kind}")
+    told: list[injection.FaultSpec] = []
+    injection.Injector([spec], told.append, print, print).on_phase(1, "forward")
     assert told == [spec]

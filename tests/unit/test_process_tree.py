@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from jitckpt import process_tree
-from jitckpt.process_tree import Patience, Process
+from jitckpt.system import process_tree
+from jitckpt.system.process_tree import Patience, Process
 
 
 def process(pid: int, parent: int) -> Process:

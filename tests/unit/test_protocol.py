@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitckpt import protocol
-from jitckpt.protocol import (
+from jitckpt.wire import protocol
+from jitckpt.wire.protocol import (
     FROM_AGENT,
     FROM_WORKER,
     MAX_BYTES,

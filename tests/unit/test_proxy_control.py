@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from transparent_proxies import Proxy
 
+from jitckpt.agent.proxies.control import ControlSocket, Proxies
 from jitckpt.events import EventLog
-from jitckpt.hosts import Arrived
-from jitckpt.proxy_control import ControlSocket, Proxies
-from jitckpt.transparent import messages
-from jitckpt.transparent.messages import Hello, decode, encode
+from jitckpt.hosts.connections import Arrived
+from jitckpt.wire import proxy_messages
+from jitckpt.wire.proxy_messages import Hello, decode, encode
 
 
 class Host:
@@ -64,7 +64,7 @@ class Host:
 def take(client: socket.socket) -> bytes | None:
     """Return the next message; None if there is none yet, b"" at the end."""
     try:
-        return client.recv(messages.MAX_BYTES)
+        return client.recv(proxy_messages.MAX_BYTES)
     except BlockingIOError:
         return None
     except ConnectionResetError:
@@ -81,7 +81,7 @@ def play(host: Host, proxies: list[Proxy]) -> None:
             if data:
                 busy = True
                 order = decode(data)
-                assert not isinstance(order, messages.FromProxy)
+                assert not isinstance(order, proxy_messages.FromProxy)
                 answer = proxy.hear(order)
                 if answer is not None:
                     host.clients[proxy.rank].send(encode(answer))
@@ -123,8 +123,8 @@ def test_a_folder_with_a_long_path_is_not_used(tmp_path: Path, monkeypatch: pyte
     [
         (b"", None),
         (b"nonsense", "ends too early"),
-        (encode(messages.Done((0, 0), 0, 0, 0, 0, 0, 0)), "begins with Done in place of Hello"),
-        (encode(messages.Stop((0, 0))), "begins with Stop in place of Hello"),
+        (encode(proxy_messages.Done((0, 0), 0, 0, 0, 0, 0, 0)), "begins with Done in place of Hello"),
+        (encode(proxy_messages.Stop((0, 0))), "begins with Stop in place of Hello"),
         (encode(Hello((0, 0), os.getpid(), 2, "cafe")), "says that it is rank 2"),
         (encode(Hello((0, 0), os.getpid(), 3, "cafe")), "says that it is rank 3"),
     ],
@@ -262,7 +262,7 @@ def test_who_comes_when_no_descriptor_is_left_is_let_in_later(monkeypatch: pytes
 def test_a_crowd_that_does_not_say_who_it_is_keeps_nobody_out(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jitckpt.proxy_control.MOST_STRANGERS", 3)
+    monkeypatch.setattr("jitckpt.agent.proxies.control.MOST_STRANGERS", 3)
     crowd = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(20)]
     for stranger in crowd:
         stranger.connect(str(host.path))

@@ -14,9 +14,11 @@ import pytest
 import torch
 from torch import nn
 
-from jitckpt import descriptors, local_state, protocol, proxy_faults
-from jitckpt.faults import FaultError, parse_fault, to_environment
-from jitckpt.proxy_faults import Server
+from jitckpt.faults.injection import FaultError, parse_fault, to_environment
+from jitckpt.ring import local_state
+from jitckpt.wire import descriptors, protocol
+from jitckpt.worker.in_place import proxy_faults
+from jitckpt.worker.in_place.proxy_faults import Server
 
 
 @pytest.fixture

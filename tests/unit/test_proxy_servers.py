@@ -15,9 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jitckpt import proxy_servers
+from jitckpt.agent.proxies import servers
+from jitckpt.agent.proxies.servers import Servers
 from jitckpt.events import EventLog
-from jitckpt.proxy_servers import Servers
 
 SHELL = "/bin/sh"
 RANK = 3
@@ -62,7 +62,7 @@ class Host:
         """Return the answer, and the file that came with it; -1: none."""
         socket.send_fds(client, [question], files)
         self.listen()
-        answer, given, _, _ = socket.recv_fds(client, proxy_servers.MAX_ANSWER, 2)
+        answer, given, _, _ = socket.recv_fds(client, servers.MAX_ANSWER, 2)
         assert len(given) <= 1
         return answer.decode(), given[0] if given else -1
 
@@ -289,7 +289,7 @@ def test_what_can_not_be_started_is_said(host: Host) -> None:
         (b"x", ()),
     ):
         assert host.ask(client, question, sent) == ("the agent does not understand what it is asked", -1)
-    assert host.ask(client, b"start /" + b"x" * proxy_servers.MAX_BYTES, files)[1] == -1
+    assert host.ask(client, b"start /" + b"x" * servers.MAX_BYTES, files)[1] == -1
     os.close(null)
     os.close(variables)
     assert host.events() == []

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from jitckpt.quorum import HEARD, STORE, Past, may_go_on, missing
+from jitckpt.decisions.quorum import HEARD, STORE, Past, may_go_on, missing
 
 NUMBERS = itertools.count()
 

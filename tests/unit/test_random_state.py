@@ -9,8 +9,8 @@ import numpy
 import pytest
 import torch
 
-from jitckpt import tree_codec
-from jitckpt.random_state import RandomState, _TorchState
+from jitckpt.data.random_state import RandomState, _TorchState
+from jitckpt.encoding import tree_codec
 
 SOURCES: dict[str, Callable[[], object]] = {
     "python": random.random,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitckpt.recovery import (
+from jitckpt.decisions.recovery import (
     LOCAL_STATE_SECONDS,
     NEWER_STEP_GRACE,
     STOPPED_GRACE,

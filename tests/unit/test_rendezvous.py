@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitckpt import rendezvous
+from jitckpt.decisions.quorum import Past
 from jitckpt.errors import HostsError
-from jitckpt.hosts import Host
-from jitckpt.quorum import Past
-from jitckpt.signed import Signature
+from jitckpt.hosts import rendezvous
+from jitckpt.hosts.connections import Host
+from jitckpt.hosts.signed import Signature
 
 NOBODYS = Signature("job")
 

@@ -23,9 +23,9 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
-from jitckpt.rendezvous_state import PLACE, from_json, to_json, with_signature
-from jitckpt.signed import ForeignError, Signature
-from jitckpt.store_server import store_at
+from jitckpt.hosts.rendezvous_state import PLACE, from_json, to_json, with_signature
+from jitckpt.hosts.signed import ForeignError, Signature
+from jitckpt.hosts.store_server import store_at
 
 HERE = "127.0.0.1"
 KEY = "torch.rendezvous.job"
@@ -140,7 +140,7 @@ def test_an_older_state_is_put_away_too(agents: Agents) -> None:
 
 def test_hosts_with_two_secrets_are_told_so(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each puts away what the other has written, but not for ever."""
-    monkeypatch.setattr("jitckpt.rendezvous_state.MOST_FOREIGN", 2)
+    monkeypatch.setattr("jitckpt.hosts.rendezvous_state.MOST_FOREIGN", 2)
     refused: list[str] = []
 
     def meet(handler: Any) -> None:

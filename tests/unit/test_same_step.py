@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from jitckpt import layout, same_step, saves
 from jitckpt.errors import CheckpointError, JitckptError
-from jitckpt.layout import Identity
-from jitckpt.same_step import Decision, Offer, OwnSaves, Verdict
-from jitckpt.saves import SaveFolder, SaveRecord
-from jitckpt.selection import Choice
+from jitckpt.saves import folders, layout, same_step
+from jitckpt.saves.folders import SaveFolder, SaveRecord
+from jitckpt.saves.layout import Identity
+from jitckpt.saves.same_step import Decision, Offer, OwnSaves, Verdict
+from jitckpt.saves.selection import Choice
 
 RANKS, SHARDS = 6, 3
 JOB = Identity("j", "", RANKS, 0, 0, SHARDS)
@@ -142,7 +142,7 @@ class FirstAgreement:
 
 @pytest.fixture(autouse=True)
 def _threads_as_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jitckpt.shards._Agreements", FirstAgreement())
+    monkeypatch.setattr("jitckpt.state.shards._Agreements", FirstAgreement())
 
 
 def save(root: Path, step: int, rank: int, kind: layout.Kind = "rank", own: Identity | None = None) -> Path:
@@ -218,7 +218,7 @@ def test_real_files_are_decided_upon_as_the_pure_decision_says(
         return
     found = choices(roots)
     assert {one and one.step for one in found} == {world.brute_force()}
-    assert all(saves.verify(one.save) is None for one in found if one)
+    assert all(folders.verify(one.save) is None for one in found if one)
 
 
 def test_saves_of_another_job_are_refused_by_all(tmp_path: Path) -> None:
@@ -255,13 +255,13 @@ def test_a_rank_looks_at_no_other_shard_s_metadata(tmp_path: Path, monkeypatch: 
     for rank in range(RANKS):
         save(tmp_path, 5, rank)
     looked: list[int] = []
-    look_at = saves.look_at
+    look_at = folders.look_at
 
     def counted(root: Path, step: int, kind: layout.Kind, rank: int) -> SaveRecord:
         looked.append(rank)
         return look_at(root, step, kind, rank)
 
-    monkeypatch.setattr(saves, "look_at", counted)
+    monkeypatch.setattr(folders, "look_at", counted)
     own = OwnSaves(tmp_path, identity(4), [1, 4])
     assert own.offer == Offer((5,), 5)
     assert own.check(5)
@@ -277,13 +277,13 @@ def test_alone_a_rank_reads_one_save(tmp_path: Path, monkeypatch: pytest.MonkeyP
         save(tmp_path, 5, rank, own=replace(whole, rank=rank))
         save(tmp_path, 6, rank, own=replace(whole, rank=rank))
     read: list[Path] = []
-    checksum = saves.checksum
+    checksum = folders.checksum
 
     def counted(path: Path, on_read: object = None) -> str:
         read.append(path.parent)
         return checksum(path)
 
-    monkeypatch.setattr(saves, "checksum", counted)
+    monkeypatch.setattr(folders, "checksum", counted)
     choice = same_step.alone(tmp_path, replace(whole, rank=3))
     assert choice is not None
     assert (choice.step, choice.save.rank) == (6, 3)

@@ -11,17 +11,22 @@ import pytest
 import torch
 from torch import nn
 
-from jitckpt import behind_proxy, layout, local_state, protocol, saver, tree_codec
-from jitckpt.behind_proxy import Standing
+from jitckpt.bindings import behind_proxy
+from jitckpt.bindings.behind_proxy import Standing
+from jitckpt.bindings.interpose import Native, Progress
+from jitckpt.encoding import tree_codec
+from jitckpt.encoding.staging import Staging
 from jitckpt.errors import SaveError
-from jitckpt.history import History
-from jitckpt.host_state import HostState
-from jitckpt.layout import Identity
-from jitckpt.native import Native, Progress
-from jitckpt.outside_changes import Replacement
-from jitckpt.saver import SaveFunction
-from jitckpt.saves import SaveFolder
-from jitckpt.staging import Staging
+from jitckpt.ring import local_state
+from jitckpt.saves import layout
+from jitckpt.saves.folders import SaveFolder
+from jitckpt.saves.layout import Identity
+from jitckpt.state.host_state import HostState
+from jitckpt.wire import protocol
+from jitckpt.worker.saving import saver
+from jitckpt.worker.saving.history import History
+from jitckpt.worker.saving.outside_changes import Replacement
+from jitckpt.worker.saving.saver import SaveFunction
 
 STEP = 3
 IN_BACKWARD = Progress(

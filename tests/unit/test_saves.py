@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from jitckpt import layout, saves
 from jitckpt.errors import CheckpointError, SaveError
-from jitckpt.layout import Identity
-from jitckpt.saves import PIECE_BYTES, HashedFile, SaveFolder
+from jitckpt.saves import folders, layout
+from jitckpt.saves.folders import PIECE_BYTES, HashedFile, SaveFolder
+from jitckpt.saves.layout import Identity
 
 IDENTITY = Identity(job="j", fingerprint="f", world_size=2, rank=1, shard=0, shards=1)
 WEIGHTS = {"weight": torch.arange(1000.0)}
@@ -35,10 +35,10 @@ def save(root: Path, step: int = 3, value: int = 1) -> Path:
 def test_a_committed_save_is_found_whole_and_read(tmp_path: Path) -> None:
     path = save(tmp_path)
     assert path == tmp_path / "step-0000000003" / "rank-00001"
-    (record,) = saves.find(tmp_path)
+    (record,) = folders.find(tmp_path)
     assert (record.path, record.step, record.rank, record.problem) == (path, 3, 1, None)
-    assert saves.verify(record) is None
-    state = saves.read(record)
+    assert folders.verify(record) is None
+    state = folders.read(record)
     assert state.document == {"value": 1}
     assert torch.equal(state.tensors["weight"], WEIGHTS["weight"])
 
@@ -50,19 +50,19 @@ def test_nothing_stays_of_a_save_without_commit(tmp_path: Path) -> None:
         folder.add_json("state.json", 1)
         raise RuntimeError
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
-    assert saves.find(tmp_path) == []
+    assert folders.find(tmp_path) == []
 
 
 def test_an_older_save_of_the_same_step_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
     save(tmp_path, value=1)
     with pytest.raises(RuntimeError), SaveFolder(tmp_path, IDENTITY, 3, "rank", "builtin"):
         raise RuntimeError
-    (record,) = saves.find(tmp_path)
-    assert saves.verify(record) is None
+    (record,) = folders.find(tmp_path)
+    assert folders.verify(record) is None
     save(tmp_path, value=2)
-    (record,) = saves.find(tmp_path)
-    assert saves.verify(record) is None
-    assert saves.read(record).document == {"value": 2}
+    (record,) = folders.find(tmp_path)
+    assert folders.verify(record) is None
+    assert folders.read(record).document == {"value": 2}
     assert [path.name for path in record.path.parent.iterdir()] == ["rank-00001"]
 
 
@@ -70,7 +70,7 @@ def test_what_a_killed_process_left_is_no_save_and_is_replaced(tmp_path: Path) -
     left = tmp_path / "step-0000000003" / "unfinished-rank-00001"
     left.mkdir(parents=True)
     (left / layout.TENSORS_FILE).write_bytes(b"half")
-    assert saves.find(tmp_path) == []
+    assert folders.find(tmp_path) == []
     save(tmp_path)
     assert not left.exists()
 
@@ -81,11 +81,11 @@ def test_files_of_others_are_taken_in(tmp_path: Path) -> None:
         (folder.path / "deep" / "mine.bin").write_bytes(b"123")
         folder.add_existing()
         folder.commit()
-    (record,) = saves.find(tmp_path)
+    (record,) = folders.find(tmp_path)
     assert record.metadata is not None
     assert [(file.name, file.size) for file in record.metadata.files] == [("deep/mine.bin", 3)]
     (record.path / "deep" / "mine.bin").write_bytes(b"124")
-    assert "damaged" in str(saves.verify(record))
+    assert "damaged" in str(folders.verify(record))
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ def test_files_of_others_are_taken_in(tmp_path: Path) -> None:
 )
 def test_damage_is_a_reason(tmp_path: Path, damage: object, reason: str) -> None:
     damage(save(tmp_path))  # type: ignore[operator]
-    (record,) = saves.find(tmp_path)
-    assert reason in str(saves.verify(record))
+    (record,) = folders.find(tmp_path)
+    assert reason in str(folders.verify(record))
 
 
 def test_other_folders_are_ignored(tmp_path: Path) -> None:
@@ -110,8 +110,8 @@ def test_other_folders_are_ignored(tmp_path: Path) -> None:
     for name in ("step-x", "notes", "step-0000000003/other", "step-0000000009"):
         (tmp_path / name).mkdir()
     (tmp_path / "step-0000000005").write_text("a file")
-    assert [record.step for record in saves.find(tmp_path)] == [3]
-    assert saves.find(tmp_path / "not there") == []
+    assert [record.step for record in folders.find(tmp_path)] == [3]
+    assert folders.find(tmp_path / "not there") == []
 
 
 def in_child(work: Callable[[], str]) -> str:
@@ -139,7 +139,7 @@ def save_until_it_fails(root: Path) -> str:
             save(root, step=step)
     except SaveError as error:
         unfinished = [path.name for path in root.rglob("unfinished*")]
-        return f"{error} {[saves.verify(record) for record in saves.find(root)]} {unfinished}"
+        return f"{error} {[folders.verify(record) for record in folders.find(root)]} {unfinished}"
     return "It never failed."
 
 
@@ -153,7 +153,7 @@ def test_a_limit_on_file_sizes_is_said_and_nothing_is_lost(tmp_path: Path) -> No
         return str(caught.value)
 
     assert "tensors.safetensors can't be written or read: File too large; raise the limit" in in_child(work)
-    assert [(record.step, saves.verify(record)) for record in saves.find(tmp_path)] == [(1, None)]
+    assert [(record.step, folders.verify(record)) for record in folders.find(tmp_path)] == [(1, None)]
     assert list((tmp_path / "step-0000000003").iterdir()) == []
 
 
@@ -183,18 +183,19 @@ def test_a_full_disk_is_said_and_nothing_is_lost(tmp_path: Path) -> None:
 def test_a_file_in_the_place_of_the_directory_is_said(tmp_path: Path) -> None:
     (tmp_path / "ckpt").write_text("")
     with pytest.raises(CheckpointError, match="choose a checkpoint directory whose path is not a file"):
-        saves.open_directory(tmp_path / "ckpt")
+        folders.open_directory(tmp_path / "ckpt")
     with pytest.raises(CheckpointError, match="choose a checkpoint directory whose path is not a file"):
-        saves.open_directory(tmp_path / "ckpt" / "deeper")
+        folders.open_directory(tmp_path / "ckpt" / "deeper")
     with pytest.raises(SaveError, match="not a file"):
         save(tmp_path / "ckpt")
 
 
 def test_the_job_id_is_made_once_whoever_comes_first(tmp_path: Path) -> None:
-    assert saves.read_job(tmp_path) is None
+    assert folders.read_job(tmp_path) is None
     found: list[str] = []
     threads = [
-        threading.Thread(target=lambda: found.append(saves.open_directory(tmp_path / "a"))) for _ in range(8)
+        threading.Thread(target=lambda: found.append(folders.open_directory(tmp_path / "a")))
+        for _ in range(8)
     ]
     for thread in threads:
         thread.start()
@@ -202,23 +203,23 @@ def test_the_job_id_is_made_once_whoever_comes_first(tmp_path: Path) -> None:
         thread.join()
     assert len(found) == 8
     assert len(set(found)) == 1
-    assert saves.read_job(tmp_path / "a") == found[0]
+    assert folders.read_job(tmp_path / "a") == found[0]
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["job.json"]
-    assert saves.open_directory(tmp_path / "b") != found[0]
+    assert folders.open_directory(tmp_path / "b") != found[0]
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"job": 3}', b"[1]"])
 def test_a_damaged_job_file_is_said(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "job.json").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"job\.json .*choose another"):
-        saves.open_directory(tmp_path)
+        folders.open_directory(tmp_path)
 
 
 def test_old_steps_are_removed_up_to_the_one_that_is_kept(tmp_path: Path) -> None:
     for step in (1, 2, 5):
         save(tmp_path, step=step)
-    saves.remove_before(tmp_path, 5, IDENTITY)
-    assert [record.step for record in saves.find(tmp_path)] == [5]
+    folders.remove_before(tmp_path, 5, IDENTITY)
+    assert [record.step for record in folders.find(tmp_path)] == [5]
 
 
 def test_the_newest_whole_steps_are_kept_and_what_is_not_whole_counts_for_nothing(tmp_path: Path) -> None:
@@ -232,17 +233,17 @@ def test_the_newest_whole_steps_are_kept_and_what_is_not_whole_counts_for_nothin
         shard(step, 0)
     for step in (1, 2, 4):
         shard(step, 1)
-    saves.KeptSaves(tmp_path, ours).remove_old(keep=4)
-    assert {record.step for record in saves.find(tmp_path)} == {1, 2, 3, 4}
-    saves.KeptSaves(tmp_path, ours).remove_old(keep=2)
-    assert {record.step for record in saves.find(tmp_path)} == {2, 3, 4}
-    saves.KeptSaves(tmp_path, ours).remove_old(keep=1)
-    assert {record.step for record in saves.find(tmp_path)} == {4}
+    folders.KeptSaves(tmp_path, ours).remove_old(keep=4)
+    assert {record.step for record in folders.find(tmp_path)} == {1, 2, 3, 4}
+    folders.KeptSaves(tmp_path, ours).remove_old(keep=2)
+    assert {record.step for record in folders.find(tmp_path)} == {2, 3, 4}
+    folders.KeptSaves(tmp_path, ours).remove_old(keep=1)
+    assert {record.step for record in folders.find(tmp_path)} == {4}
     shard(5, 0, job="another")
     shard(6, 0)
     shard(6, 1)
-    saves.KeptSaves(tmp_path, ours).remove_old(keep=1)
-    assert {record.step for record in saves.find(tmp_path)} == {5, 6}  # what is another's stays
+    folders.KeptSaves(tmp_path, ours).remove_old(keep=1)
+    assert {record.step for record in folders.find(tmp_path)} == {5, 6}  # what is another's stays
 
 
 def test_two_writers_of_one_process_do_not_disturb_each_other(tmp_path: Path) -> None:
@@ -254,8 +255,8 @@ def test_two_writers_of_one_process_do_not_disturb_each_other(tmp_path: Path) ->
         other.add_json("state.json", {"by": "other"})
         one.commit()
         other.commit()
-    (record,) = saves.find(tmp_path)
-    assert saves.verify(record) is None
+    (record,) = folders.find(tmp_path)
+    assert folders.verify(record) is None
     assert json.loads((record.path / "state.json").read_bytes()) == {"by": "other"}
     assert [path.name for path in record.path.parent.iterdir()] == ["rank-00001"]
 
@@ -263,13 +264,13 @@ def test_two_writers_of_one_process_do_not_disturb_each_other(tmp_path: Path) ->
 def test_later_steps_of_a_rank_are_set_aside(tmp_path: Path) -> None:
     for step in (3, 5):
         save(tmp_path, step=step)
-    saves.set_aside_after(tmp_path, 3, rank=0)
-    assert [record.step for record in saves.find(tmp_path)] == [5, 3]
-    saves.set_aside_after(tmp_path, 3, rank=1)
-    assert [record.step for record in saves.find(tmp_path)] == [3]
+    folders.set_aside_after(tmp_path, 3, rank=0)
+    assert [record.step for record in folders.find(tmp_path)] == [5, 3]
+    folders.set_aside_after(tmp_path, 3, rank=1)
+    assert [record.step for record in folders.find(tmp_path)] == [3]
     save(tmp_path, step=5)
-    saves.set_aside_after(tmp_path, 3, rank=1)
-    assert [record.step for record in saves.find(tmp_path)] == [3]
+    folders.set_aside_after(tmp_path, 3, rank=1)
+    assert [record.step for record in folders.find(tmp_path)] == [3]
 
 
 def test_the_checksum_is_that_of_the_pieces_in_their_order_large_ones_too(tmp_path: Path) -> None:
@@ -280,18 +281,18 @@ def test_the_checksum_is_that_of_the_pieces_in_their_order_large_ones_too(tmp_pa
             memory[: len(piece)] = piece  # used again for each, as a staging buffer is
             file.write(memoryview(memory)[: len(piece)])
     assert (tmp_path / "file").read_bytes() == b"".join(pieces)
-    assert (file.size, file.checksum) == (sum(map(len, pieces)), saves.checksum(tmp_path / "file"))
+    assert (file.size, file.checksum) == (sum(map(len, pieces)), folders.checksum(tmp_path / "file"))
 
 
 def test_write_by_rename_leaves_the_old_file_if_it_fails(tmp_path: Path) -> None:
     path = tmp_path / "f"
-    saves.write_by_rename(path, b"old")
+    folders.write_by_rename(path, b"old")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
     try:
         with pytest.raises(OSError, match="too large"):
-            saves.write_by_rename(path, b"new" * 100)
+            folders.write_by_rename(path, b"new" * 100)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, before)
@@ -310,11 +311,11 @@ def test_a_save_is_read_once_to_know_whether_its_step_is_whole(
         return parse(data)
 
     monkeypatch.setattr(layout, "parse_metadata", counted)
-    kept = saves.KeptSaves(tmp_path, IDENTITY)
+    kept = folders.KeptSaves(tmp_path, IDENTITY)
     for step in range(1, 21):
         save(tmp_path, step=step)
         kept.remove_old(keep=5)
-    assert {record.step for record in saves.find(tmp_path)} == set(range(16, 21))
+    assert {record.step for record in folders.find(tmp_path)} == set(range(16, 21))
     looks = 20 + 15 + 5  # at each new one, at each that is removed, and `find` just now
     assert len(read) == looks
 
@@ -325,7 +326,7 @@ def test_what_others_have_put_into_the_folder_of_a_step_stays(tmp_path: Path) ->
     (folder / "set-aside-rank-00000").mkdir()
     (folder / "error-rank-00001.txt").write_text("of jitckpt")
     save(tmp_path, step=2)
-    saves.KeptSaves(tmp_path, IDENTITY).remove_old(keep=1)
+    folders.KeptSaves(tmp_path, IDENTITY).remove_old(keep=1)
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
 
 
@@ -347,7 +348,7 @@ def test_a_pipe_in_a_save_is_refused_and_not_waited_for(tmp_path: Path) -> None:
 
 
 def without_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saves, "exchange", lambda one, other: False)
+    monkeypatch.setattr(folders, "exchange", lambda one, other: False)
 
 
 def test_a_file_system_that_exchanges_nothing_keeps_the_older_save_until_then(
@@ -356,16 +357,16 @@ def test_a_file_system_that_exchanges_nothing_keeps_the_older_save_until_then(
     without_exchange(monkeypatch)
     path = save(tmp_path, value=1)
     path.rename(path.with_name("replaced-rank-00001"))  # as one leaves it that is killed just then
-    (record,) = saves.find(tmp_path)
-    assert saves.verify(record) is None
-    assert saves.read(record).document == {"value": 1}
-    saves.clear_leftovers(tmp_path, 1)
+    (record,) = folders.find(tmp_path)
+    assert folders.verify(record) is None
+    assert folders.read(record).document == {"value": 1}
+    folders.clear_leftovers(tmp_path, 1)
     with suppress(RuntimeError), SaveFolder(tmp_path, IDENTITY, 3, "rank", "builtin"):
         raise RuntimeError
-    assert [found.path for found in saves.find(tmp_path)] == [path]
+    assert [found.path for found in folders.find(tmp_path)] == [path]
     save(tmp_path, value=2)
-    (record,) = saves.find(tmp_path)
-    assert saves.read(record).document == {"value": 2}
+    (record,) = folders.find(tmp_path)
+    assert folders.read(record).document == {"value": 2}
     assert [path.name for path in record.path.parent.iterdir()] == ["rank-00001"]
 
 
@@ -375,26 +376,26 @@ def test_leftovers_of_killed_processes_go_at_the_next_start(tmp_path: Path) -> N
         (path.parent / name).mkdir()
         (path.parent / name / "file").touch()
     (path.parent / "unfinished-rank-00000").mkdir()
-    saves.set_aside_after(tmp_path, 3, rank=1)
+    folders.set_aside_after(tmp_path, 3, rank=1)
     assert sorted(one.name for one in path.parent.iterdir()) == ["rank-00001", "unfinished-rank-00000"]
 
 
 def test_a_lost_job_file_is_made_again_as_the_saves_say(tmp_path: Path) -> None:
     save(tmp_path)
-    assert saves.read_job(tmp_path) == "j"
-    assert saves.open_directory(tmp_path) == "j"
+    assert folders.read_job(tmp_path) == "j"
+    assert folders.open_directory(tmp_path) == "j"
     (tmp_path / "job.json").unlink()
     with SaveFolder(tmp_path, Identity("k", "f", 2, 0, 0, 1), 3, "rank", "builtin") as folder:
         folder.commit()
     with pytest.raises(
         CheckpointError, match=r'several jobs \(j, k\): write {"job": "j"} with the right one'
     ):
-        saves.open_directory(tmp_path)
+        folders.open_directory(tmp_path)
     (tmp_path / "job.json").write_text('{"job": "k"}')
-    assert saves.open_directory(tmp_path) == "k"
+    assert folders.open_directory(tmp_path) == "k"
 
 
 def test_a_job_file_of_a_newer_jitckpt_is_refused(tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text('{"format": 99, "job": "j"}')
     with pytest.raises(CheckpointError, match="of a newer jitckpt"):
-        saves.open_directory(tmp_path)
+        folders.open_directory(tmp_path)

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitckpt import layout, selection
 from jitckpt.errors import CheckpointError
-from jitckpt.layout import Identity, Metadata
-from jitckpt.saves import SaveRecord
+from jitckpt.saves import layout, selection
+from jitckpt.saves.folders import SaveRecord
+from jitckpt.saves.layout import Identity, Metadata
 
 JOB = Identity(job="j", fingerprint="f", world_size=4, rank=0, shard=0, shards=1)
 

@@ -8,8 +8,15 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from jitckpt import self_check
-from jitckpt.self_check import Described, Difference, Snapshot, TensorLeaf, TooManyError, compare
+from jitckpt.worker.self_check import comparison
+from jitckpt.worker.self_check.comparison import (
+    Described,
+    Difference,
+    Snapshot,
+    TensorLeaf,
+    TooManyError,
+    compare,
+)
 
 WEIGHT = TensorLeaf("float32", (4, 3, 2, 2), (12, 1, 6, 3), True, "parameter weight", "aaaa")
 HELD: Snapshot = {
@@ -66,7 +73,7 @@ def changed(name: str, leaf: TensorLeaf | str | None) -> Snapshot:
     ],
 )
 def test_each_difference_is_named(restored: Snapshot, difference: str) -> None:
-    assert self_check.sentences(compare(HELD, restored)) == [difference]
+    assert comparison.sentences(compare(HELD, restored)) == [difference]
 
 
 def test_values_that_were_not_looked_at_are_not_compared() -> None:
@@ -75,11 +82,11 @@ def test_values_that_were_not_looked_at_are_not_compared() -> None:
 
 def test_differences_of_a_kind_are_one_clause() -> None:
     found = [Difference("not restored", f"a{number}") for number in range(9)] + [Difference("odd", "b")]
-    assert self_check.sentences(found) == ["a0, a1, a2 and 6 more (not restored)", "b (odd)"]
+    assert comparison.sentences(found) == ["a0, a1, a2 and 6 more (not restored)", "b (odd)"]
 
 
 def test_replicas_that_differ_are_named() -> None:
-    assert self_check.differing({"a": "1", "b": "2", "c": "3"}, {"a": "1", "b": "4", "d": "3"}) == [
+    assert comparison.differing({"a": "1", "b": "2", "c": "3"}, {"a": "1", "b": "4", "d": "3"}) == [
         "b",
         "c",
         "d",
@@ -102,7 +109,7 @@ def test_tensors_are_described_as_they_lie() -> None:
         "rate": weight.detach(),
     }
     values = {"parameter a": weight.detach().contiguous(), "buffer b": weight.detach()}
-    found = {name.split()[-1]: leaf for name, leaf in self_check.leaves(tensors, values).items()}
+    found = {name.split()[-1]: leaf for name, leaf in comparison.leaves(tensors, values).items()}
     assert found["a"].stride == weight.stride() != (48, 16, 4, 1)
     assert (found["a"].requires_grad, found["b"].requires_grad) == (True, False)
     assert found["b"].same_as == "parameter a"

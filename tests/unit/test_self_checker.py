@@ -6,9 +6,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from jitckpt import doctor, job, protocol, self_checker, tensor_file
 from jitckpt.cli import run
-from jitckpt.self_check import FULL_SELF_CHECK, NO_SELF_CHECK, SAMPLED_SELF_CHECK, SELF_CHECK
+from jitckpt.doctor import checks
+from jitckpt.encoding import tensor_file
+from jitckpt.wire import protocol
+from jitckpt.worker import job
+from jitckpt.worker.self_check import checker
+from jitckpt.worker.self_check.comparison import (
+    FULL_SELF_CHECK,
+    NO_SELF_CHECK,
+    SAMPLED_SELF_CHECK,
+    SELF_CHECK,
+)
 
 TENSORS = {
     "weight": torch.randn(8, 4).t(),
@@ -21,7 +30,7 @@ TENSORS = {
 
 @pytest.mark.parametrize("piece", [1, 100, 1 << 20])
 def test_a_file_gives_back_what_was_written(piece: int) -> None:
-    assert self_checker.changed_by_a_file(TENSORS, piece) == []
+    assert checker.changed_by_a_file(TENSORS, piece) == []
 
 
 def test_a_file_that_loses_something_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,7 +41,7 @@ def test_a_file_that_loses_something_is_named(monkeypatch: pytest.MonkeyPatch) -
         return {name: tensor.float() if name == "half" else tensor for name, tensor in found.items()}
 
     monkeypatch.setattr(tensor_file, "read", damaged)
-    (difference,) = self_checker.changed_by_a_file(TENSORS, 1)
+    (difference,) = checker.changed_by_a_file(TENSORS, 1)
     assert (difference.name, difference.what) == ("half", "not read from a file as it was written")
 
 
@@ -67,9 +76,9 @@ def test_the_launchers_option_decides_before_its_environment(monkeypatch: pytest
 
 def test_small_tensors_are_looked_at_as_far_as_memory_is_for_them() -> None:
     sizes = {"c": torch.empty(3), "a": torch.empty(1), "b": torch.empty(2)}
-    assert self_checker._sample(sizes, 16 + 32) == {"a", "b"}
-    assert self_checker._sample(sizes, 16 + 31) == {"a"}
-    assert self_checker._sample(sizes, None) == {"a", "b", "c"}
+    assert checker._sample(sizes, 16 + 32) == {"a", "b"}
+    assert checker._sample(sizes, 16 + 31) == {"a"}
+    assert checker._sample(sizes, None) == {"a", "b", "c"}
 
 
 def check(rank: int, **fields: Any) -> dict[str, Any]:
@@ -78,15 +87,15 @@ def check(rank: int, **fields: Any) -> dict[str, Any]:
 
 
 def test_doctor_says_what_the_check_has_found() -> None:
-    assert doctor.check_self_checks([{"event": "first_step", "rank": 0}]) == []
-    (row,) = doctor.check_self_checks([check(0), check(1, tensors=9, bytes=4096)])
+    assert checks.check_self_checks([{"event": "first_step", "rank": 0}]) == []
+    (row,) = checks.check_self_checks([check(0), check(1, tensors=9, bytes=4096)])
     assert (row.check, row.state) == ("self-check", "ok")
     assert row.found.startswith("a save brings 9 tensors (4.1 kB)")
     lost = check(1, differences=["counter (not restored)"])
-    (row,) = doctor.check_self_checks([check(0), lost, lost])
+    (row,) = checks.check_self_checks([check(0), lost, lost])
     assert (row.state, row.found) == ("problem", "counter (not restored)")
     skipped = check(0, skipped=["nothing was restored"])
-    assert [row.state for row in doctor.check_self_checks([skipped])] == ["warning"]
+    assert [row.state for row in checks.check_self_checks([skipped])] == ["warning"]
 
 
 def test_a_message_with_much_to_say_can_be_sent() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jitckpt.errors import JitckptError
-from jitckpt.shards import REPLICATE, Holding, Layout, Mesh, Part, agree, lay_out
+from jitckpt.state.shards import REPLICATE, Holding, Layout, Mesh, Part, agree, lay_out
 
 SHAPE = (36, 36)  # divisible by every number of cuts below, so that different cuts are different elements
 
@@ -161,7 +161,7 @@ def test_all_ranks_agree_on_one_layout(monkeypatch: pytest.MonkeyPatch) -> None:
         def __setattr__(self, name: str, value: object) -> None:
             pass
 
-    monkeypatch.setattr("jitckpt.shards._Agreements", FirstAgreement())
+    monkeypatch.setattr("jitckpt.state.shards._Agreements", FirstAgreement())
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda rank: agree(store, rank, 4, holdings[rank]), range(4)))
     assert found == [lay_out(holdings)] * 4

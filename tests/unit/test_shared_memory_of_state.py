@@ -11,8 +11,8 @@ from test_optimizer_state import host_of, net, put, step, take
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from jitckpt.history import History
-from jitckpt.module_numbers import LOOKED_STEPS, ModuleNumbers
+from jitckpt.state.module_numbers import LOOKED_STEPS, ModuleNumbers
+from jitckpt.worker.saving.history import History
 
 
 class OneForAll(Optimizer):

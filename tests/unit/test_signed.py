@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitckpt.signed import MAX_BYTES, ForeignError, Signature
+from jitckpt.hosts.signed import MAX_BYTES, ForeignError, Signature
 
 OURS = Signature("job", b"what only this job's agents know")
 

@@ -2,7 +2,7 @@
 
 import socket
 
-from jitckpt import spare
+from jitckpt.worker import spare
 
 
 def test_an_agent_that_was_killed_with_an_unread_message_is_an_agent_that_has_ended() -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from jitckpt import spare, spare_template, spares
-from jitckpt.spare import Order, can_become, encode_order, importable_modules
-from jitckpt.spare_template import Template
+from jitckpt.agent.processes import spare_template, spares
+from jitckpt.agent.processes.spare_template import Template
+from jitckpt.worker import spare
+from jitckpt.worker.spare import Order, can_become, encode_order, importable_modules
 
 COMMAND = [sys.executable, "-u", "train.py"]
 

@@ -1,7 +1,7 @@
 import os
 import sys
 
-from jitckpt.stacks import ask_for_stacks, read_stacks, stack_writer
+from jitckpt.system.stacks import ask_for_stacks, read_stacks, stack_writer
 
 
 def test_the_stacks_are_those_of_now() -> None:

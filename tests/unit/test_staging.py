@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from jitckpt.staging import BUFFER_BYTES, StagedWriter, Staging
+from jitckpt.encoding.staging import BUFFER_BYTES, StagedWriter, Staging
 
 
 def as_bytes(sizes: list[int]) -> list[Tensor]:

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from jitckpt import saves, start_record
+from jitckpt.saves import folders, start_record
 
 FIRST = {"arguments": "train.py --steps 5", "optimizer": "SGD(lr=0.1)", "random seed": "1"}
 
 
 def test_a_start_says_where_it_goes_on_and_what_differs(tmp_path: Path) -> None:
-    job = saves.open_directory(tmp_path)
+    job = folders.open_directory(tmp_path)
     start_record.note_start(tmp_path, FIRST)
-    assert saves.open_directory(tmp_path) == job
+    assert folders.open_directory(tmp_path) == job
     (same,) = start_record.told(tmp_path, 5, 0.0, job, FIRST)
     assert same.startswith("goes on from step 5, saved at 19")
     assert f"by job {job} in {tmp_path}" in same
@@ -25,7 +25,7 @@ def test_a_start_says_where_it_goes_on_and_what_differs(tmp_path: Path) -> None:
 
 
 def test_a_job_that_has_ended_is_named_until_it_begins_again(tmp_path: Path) -> None:
-    job = saves.open_directory(tmp_path)
+    job = folders.open_directory(tmp_path)
     start_record.note_finished(tmp_path)
     _, ended = start_record.told(tmp_path, 5, 0.0, job, FIRST)
     assert "that job has ended successfully" in ended

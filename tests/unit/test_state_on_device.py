@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from jitckpt import job, state_on_device
 from jitckpt.errors import RecoveryError
-from jitckpt.state_on_device import StateOnDevice, digest, gradients, unfit, unpacked
-from jitckpt.transparent import naming
-from jitckpt.transparent.naming import BLOCK_BYTES
+from jitckpt.worker import job
+from jitckpt.worker.in_place import naming, state_on_device
+from jitckpt.worker.in_place.naming import BLOCK_BYTES
+from jitckpt.worker.in_place.state_on_device import StateOnDevice, digest, gradients, unfit, unpacked
 
 NO_OPTIMIZER: Any = SimpleNamespace()
 
@@ -31,7 +31,7 @@ def on_device(tensor: Tensor) -> Tensor:
 
 @pytest.fixture(autouse=True)
 def _as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jitckpt.hooks.torch_parallel.local", lambda tensor: tensor)
+    monkeypatch.setattr("jitckpt.state.parallel.local", lambda tensor: tensor)
 
 
 class Proxy:
@@ -155,7 +155,7 @@ def test_a_first_step_after_which_the_state_could_not_stay_is_found_with_the_sta
     blocks = naming.Places(proxy.places).blocks(*naming.extent(running))
     count = sum(-(-size // BLOCK_BYTES) for _, size in proxy.places)
     used = [naming.extent(running), *places(here)]
-    monkeypatch.setattr("jitckpt.state_on_device.given_out", lambda: used)
+    monkeypatch.setattr("jitckpt.worker.in_place.state_on_device.given_out", lambda: used)
 
     def tried(changed: bytes) -> str:
         proxy.changed = changed

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jitckpt import hosts, link, state_transfer
-from jitckpt.hosts import Host, Hosts
-from jitckpt.state_transfer import PIECE, Ready, Transfers
-from jitckpt.transparent.messages import HostCopy, Replay
+from jitckpt.agent.proxies import state_transfer
+from jitckpt.agent.proxies.state_transfer import PIECE, Ready, Transfers
+from jitckpt.hosts import connections, link
+from jitckpt.hosts.connections import Host, Hosts
+from jitckpt.wire.proxy_messages import HostCopy, Replay
 
 SECRET = b"a secret that both agents know.."
 OFFSET = 4096
@@ -23,7 +24,7 @@ RECOVERY = (0, 3)
 
 @pytest.fixture
 def met() -> Iterator[list[Hosts]]:
-    listeners = [hosts.listen("127.0.0.1") for _ in range(2)]
+    listeners = [connections.listen("127.0.0.1") for _ in range(2)]
     known = [Host("127.0.0.1", one.getsockname()[1], (i,), 0) for i, one in enumerate(listeners)]
     found = [Hosts(i, known, one, SECRET, 60) for i, one in enumerate(listeners)]
     found[1]._thread.start()

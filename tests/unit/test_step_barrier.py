@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jitckpt.step_barrier import StepBarrier
+from jitckpt.agent.proxies.step_barrier import StepBarrier
 
 
 def test_the_memory_has_a_head_and_a_line_for_each_rank_and_keeps_its_size() -> None:

@@ -11,7 +11,7 @@ from torch import distributed, nn
 from torch.optim import SGD, Optimizer
 
 from jitckpt.cli.steps import lines, problems
-from jitckpt.step_record import Record, StepRecorder, read
+from jitckpt.worker.in_place.step_record import Record, StepRecorder, read
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitckpt.step_tree import FAN_OUT, Come, Place, children, merged, parent
+from jitckpt.decisions.step_tree import FAN_OUT, Come, Place, children, merged, parent
 
 BITS = 40
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from jitckpt import store_server
-from jitckpt.store_server import address_for, store_at, torchs_store
+from jitckpt.hosts import store_server
+from jitckpt.hosts.store_server import address_for, store_at, torchs_store
 
 
 def listens_at(port: int) -> set[str]:

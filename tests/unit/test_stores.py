@@ -21,11 +21,11 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.launcher.api import LaunchConfig
 
-from jitckpt import hosts, stores
+from jitckpt.decisions.quorum import STORE, Past, missing
 from jitckpt.errors import HostsError, NotNeeded
-from jitckpt.hosts import Host, Hosts
-from jitckpt.quorum import STORE, Past, missing
-from jitckpt.stores import Apart, LastingRendezvous, LastStart, Place, StoreGone, is_closed, within
+from jitckpt.hosts import connections, stores
+from jitckpt.hosts.connections import Host, Hosts
+from jitckpt.hosts.stores import Apart, LastingRendezvous, LastStart, Place, StoreGone, is_closed, within
 
 HERE = "127.0.0.1"
 AGENTS: list[LastingRendezvous] = []  # of the test that runs
@@ -102,7 +102,7 @@ class LastStarts:
         for one in all_agree:
             one.result()
         for place in range(1, len(told)):
-            self.met.append(Hosts(place, told, hosts.listen(HERE), b"secret", 60.0))
+            self.met.append(Hosts(place, told, connections.listen(HERE), b"secret", 60.0))
             agents[place - 1].begin(self.met[-1], silent_are_dead=False)
             self.met[-1]._lost.add(0)
         return self.met
@@ -265,7 +265,7 @@ def test_a_store_that_is_lost_while_all_agree_costs_no_wait(
         for place in (0, 2):
             one.signature.put(store, f"one hears/agreed/{place}", start)
         one.agree(told, 1, one.inner._store, "one hears")
-        alone = Hosts(1, told, hosts.listen(HERE), b"secret", 60.0)
+        alone = Hosts(1, told, connections.listen(HERE), b"secret", 60.0)
         last_start.met.append(alone)
         alone._lost.update({0, 2})
         with pytest.raises(Apart, match="of 3 hosts that agreed to start only 1 are left"):
@@ -302,7 +302,7 @@ def test_no_call_to_a_store_that_never_answers_is_waited_for() -> None:
 
         shutdown = next_rendezvous
 
-    with hosts.listen(HERE) as stopped:
+    with connections.listen(HERE) as stopped:
         one = agent(stopped.getsockname()[1], 2, inner=Inner(), patience=1.0, join_timeout=1)
         assert one.shutdown() is False
         with pytest.raises(HostsError, match=r"In 1 s no host"):
@@ -313,7 +313,7 @@ def test_no_call_to_a_store_that_never_answers_is_waited_for() -> None:
 ENDING = """
 import sys, threading, time, types
 from datetime import timedelta
-from jitckpt import stores
+from jitckpt.hosts import stores
 from jitckpt.cli import run
 from torch.distributed import TCPStore
 
@@ -362,5 +362,5 @@ def test_a_call_that_ends_in_time_says_what_came_of_it() -> None:
 
 def test_only_who_is_refused_is_closed(free_port: int) -> None:
     assert is_closed(Place(HERE, free_port))
-    with hosts.listen(HERE) as alive:
+    with connections.listen(HERE) as alive:
         assert not is_closed(Place(HERE, alive.getsockname()[1]))

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitckpt.strides import laid_out, others_than_rows, row_by_row
+from jitckpt.encoding.strides import laid_out, others_than_rows, row_by_row
 
 SHAPES = st.lists(st.integers(0, 4), max_size=4)
 

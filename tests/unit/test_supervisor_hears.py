@@ -7,11 +7,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jitckpt import protocol
+from jitckpt.agent.supervisor import Reports, Supervisor
+from jitckpt.decisions.recovery import decide
 from jitckpt.events import EventLog
-from jitckpt.hosts import Arrived, Host
-from jitckpt.recovery import decide
-from jitckpt.supervisor import Reports, Supervisor
+from jitckpt.hosts.connections import Arrived, Host
+from jitckpt.wire import protocol
 
 # Nobody who acts on what is heard.
 NOBODY = Reports(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitckpt.suspects import NoDeviceError, Suspects, visible_devices, without
+from jitckpt.decisions.suspects import NoDeviceError, Suspects, visible_devices, without
 
 
 def test_a_rank_that_fails_twice_on_a_device_makes_it_suspect() -> None:

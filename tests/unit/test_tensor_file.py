@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from jitckpt import staging, tensor_file
+from jitckpt.encoding import staging, tensor_file
+from jitckpt.encoding.staging import Staging
 from jitckpt.errors import SaveError
-from jitckpt.staging import Staging
 
 ALL_DTYPES = [
     torch.float64,

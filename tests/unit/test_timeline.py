@@ -7,7 +7,7 @@ from rich.console import Console
 
 from jitckpt.cli import main
 from jitckpt.events import FILE_NAME, Event
-from jitckpt.timeline import in_words, jobs, recoveries, table
+from jitckpt.reports.timeline import in_words, jobs, recoveries, table
 
 
 class Story:

@@ -8,7 +8,7 @@ import pytest
 
 from jitckpt.cli import main
 from jitckpt.events import FILE_NAME, Event
-from jitckpt.timeline_picture import LOOKS, SHOWN_RANKS, Lane, Phase, draw, recoveries
+from jitckpt.reports.timeline_picture import LOOKS, SHOWN_RANKS, Lane, Phase, draw, recoveries
 
 
 def event(name: str, clock: float, restart: int = 0, **details: Any) -> Event:

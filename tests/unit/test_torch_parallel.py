@@ -3,7 +3,7 @@
 from abc import ABC
 from types import SimpleNamespace
 
-from jitckpt.hooks import torch_parallel
+from jitckpt.state import parallel
 
 
 def test_all_objects_of_a_class_and_its_subclasses_are_found() -> None:
@@ -15,5 +15,5 @@ def test_all_objects_of_a_class_and_its_subclasses_are_found() -> None:
 
     found = [Wrapper(), Own()]
     looks_alike = SimpleNamespace(module=None)
-    assert {id(one) for one in torch_parallel.all_of(Wrapper)} == {id(one) for one in found}
-    assert looks_alike not in torch_parallel.all_of(Wrapper)
+    assert {id(one) for one in parallel.all_of(Wrapper)} == {id(one) for one in found}
+    assert looks_alike not in parallel.all_of(Wrapper)

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transparent_proxies import PAIR, WORLD, Proxy
 
-from jitckpt.transparent import validation
-from jitckpt.transparent.agreement import PATIENCE, Agreement
-from jitckpt.transparent.messages import (
+from jitckpt.agent.proxies.agreement import PATIENCE, Agreement
+from jitckpt.decisions.transparent import validation
+from jitckpt.wire.proxy_messages import (
     HEALTHY,
     LEFT_OUT,
     LOST,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitckpt.transparent.communicators import (
+from jitckpt.decisions.transparent.communicators import (
     Communicator,
     CommunicatorError,
     Creation,

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transparent_model import Rank, World
 
-from jitckpt.transparent.coordination import (
+from jitckpt.decisions.transparent.coordination import (
     MOST_ATTEMPTS,
     Alarm,
     CarryOut,
@@ -25,9 +25,9 @@ from jitckpt.transparent.coordination import (
     ToRank,
     succeed,
 )
-from jitckpt.transparent.decision import FallBack
-from jitckpt.transparent.orders import Abort, RestartServer
-from jitckpt.transparent.report import Report
+from jitckpt.decisions.transparent.decision import FallBack
+from jitckpt.decisions.transparent.orders import Abort, RestartServer
+from jitckpt.decisions.transparent.report import Report
 
 Sent = tuple[int, FromRank | ToRank]  # to that rank; below 0: to the coordinator ~number
 

@@ -6,10 +6,10 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitckpt.transparent.communicators import EVERYBODY, FOREVER, Count, Place
-from jitckpt.transparent.cuts import Misfit, ahead, newest_that_fit
-from jitckpt.transparent.messages import Standing
-from jitckpt.transparent.stragglers import late
+from jitckpt.decisions.transparent.cuts import Misfit, ahead, newest_that_fit
+from jitckpt.decisions.transparent.stragglers import late
+from jitckpt.wire.communicators import EVERYBODY, FOREVER, Count, Membership
+from jitckpt.wire.proxy_messages import Standing
 
 SECOND = 1_000_000
 
@@ -48,9 +48,9 @@ class Program:
             counts += [Count(state, place, made.count((rank, peer)), made.count((peer, rank)))]
         return [count for count in counts if count.sent or count.received]
 
-    def places(self, rank: int, states: list[int]) -> tuple[Place, ...]:
+    def places(self, rank: int, states: list[int]) -> tuple[Membership, ...]:
         return tuple(
-            Place(
+            Membership(
                 key,
                 "",
                 0,
@@ -134,19 +134,19 @@ def test_who_is_late_is_who_has_not_made_a_call_that_others_wait_in(
 
 def test_a_communicator_that_some_have_not_made_has_no_state_in_common() -> None:
     both, new = "11" * 16, "22" * 16
-    old = Place(both, "", 0, 0, 2, 0), Place(both, "", 0, 1, 2, 0)
-    places = {0: (old[0], Place(new, "", 0, 0, 2, since=7)), 1: (old[1],)}
+    old = Membership(both, "", 0, 0, 2, 0), Membership(both, "", 0, 1, 2, 0)
+    places = {0: (old[0], Membership(new, "", 0, 0, 2, since=7)), 1: (old[1],)}
     assert newest_that_fit(places, {0: [6, 7], 1: [6, 7]}) == {0: 6, 1: 7}
     unfit = newest_that_fit(places, {0: [7], 1: [7]})
     assert isinstance(unfit, Misfit)
     assert "made on some of its members only" in unfit.reason
-    ended = {0: (Place(both, "", 0, 0, 2, 0, until=6),), 1: (old[1],)}
+    ended = {0: (Membership(both, "", 0, 0, 2, 0, until=6),), 1: (old[1],)}
     assert newest_that_fit(ended, {0: [6, 7], 1: [6, 7]}) == {0: 6, 1: 7}
     assert newest_that_fit(places, {0: [6], 1: []}) == Misfit("rank 1 keeps no state")
 
 
 def test_a_rank_that_others_await_in_a_new_communicator_is_late() -> None:
-    place = Place("11" * 16, "", 0, 0, 2)
+    place = Membership("11" * 16, "", 0, 0, 2)
     waiting, elsewhere = Standing((0, 0), 61 * SECOND, 60 * SECOND, (place,)), Standing((0, 0), 0, 0, ())
     assert late({0: waiting, 1: elsewhere}) == {1}
     assert late({0: waiting, 1: waiting}) == set()

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transparent_model import LOG_END, Place, Rank, World, WrongOrderError
 
-from jitckpt.transparent.communicators import Communicator
-from jitckpt.transparent.decision import FallBack, Plan, decide
-from jitckpt.transparent.orders import (
+from jitckpt.decisions.transparent.communicators import Communicator
+from jitckpt.decisions.transparent.decision import FallBack, Plan, decide
+from jitckpt.decisions.transparent.orders import (
     Abort,
     DeliverError,
     FinishStep,
@@ -26,7 +26,7 @@ from jitckpt.transparent.orders import (
     Resume,
     SaveToHost,
 )
-from jitckpt.transparent.report import Device, Failure, Report
+from jitckpt.decisions.transparent.report import Device, Failure, Report
 
 DEVICES: tuple[Device, ...] = ("healthy", "suspect", "lost")
 NONE: frozenset[int] = frozenset()

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitckpt.transparent import messages
-from jitckpt.transparent.communicators import EVERYBODY, FOREVER, Count, Place
-from jitckpt.transparent.messages import (
+from jitckpt.wire import proxy_messages
+from jitckpt.wire.communicators import EVERYBODY, FOREVER, Count, Membership
+from jitckpt.wire.proxy_messages import (
     HEALTHY,
     MAX_BYTES,
     Alarm,
@@ -43,7 +43,7 @@ texts = st.text(st.characters(codec="utf-8"), max_size=100)
 numbers = st.tuples(u64, u64)
 ids = st.lists(st.builds(Id, keys, st.binary(min_size=128, max_size=128)), max_size=4).map(tuple)
 counts = st.lists(st.builds(Count, u64, i32, u64, u64), max_size=3).map(tuple)
-places = st.lists(st.builds(Place, keys, keys, u32, i32, u32, u64, u64, counts), max_size=4).map(tuple)
+places = st.lists(st.builds(Membership, keys, keys, u32, i32, u32, u64, u64, counts), max_size=4).map(tuple)
 copies = st.lists(st.builds(HostCopy, i32, i32, i32, u64, u64, u64), max_size=1).map(tuple)
 makings = st.lists(st.builds(Making, keys, u32, keys), max_size=4).map(tuple)
 MESSAGES: st.SearchStrategy[Any] = st.one_of(
@@ -107,7 +107,7 @@ def test_the_bytes_are_those_that_the_other_side_writes() -> None:
     stopped += struct.pack("<I", 1) + key + parent + struct.pack("<IiIQQ", 0, 1, 2, 1, FOREVER)
     stopped += struct.pack("<IQiQQ", 1, 4, -1, 70, 0)
     stopped += struct.pack("<Q", 4)
-    place = Place(key.hex(), "", 0, 1, 2, 1, FOREVER, (Count(4, EVERYBODY, 70, 0),))
+    place = Membership(key.hex(), "", 0, 1, 2, 1, FOREVER, (Count(4, EVERYBODY, 70, 0),))
     assert decode(stopped) == Stopped(
         (0, 1), 4, 5, 1, 2, HEALTHY, 5, 5, 6, 90, 80, "lost", (place,), outgrown=4
     )
@@ -131,7 +131,7 @@ def test_what_cant_be_sent_is_refused_by_name() -> None:
         encode(Ids((0, 1), (Id("abc", bytes(128)),), 0, 0, 0))
     with pytest.raises(MessageError, match=f"at most {MAX_BYTES} can be sent"):
         encode(Replay((0, 1), 1, 0, 0, 0, (), (Id("", bytes(128)),) * 1000, ()))
-    assert decode(encode(GiveUp((0, 1), "é" * 5000))).reason == "é" * (messages.MAX_TEXT // 2)  # type: ignore[union-attr]
+    assert decode(encode(GiveUp((0, 1), "é" * 5000))).reason == "é" * (proxy_messages.MAX_TEXT // 2)  # type: ignore[union-attr]
 
 
 def test_another_version_is_named() -> None:

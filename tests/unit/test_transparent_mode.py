@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.optim import SGD
 
-from jitckpt.transparent_mode import MinibatchKeeper
+from jitckpt.worker.in_place.keeper import MinibatchKeeper
 
 
 def test_what_the_proxy_cant_keep_switches_it_off_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from jitckpt.transparent.naming import BLOCK_BYTES, Places, described
-from jitckpt.transparent.validation import RELIED, Again, Seen, SwitchOff, Valid, is_due, judge, told
+from jitckpt.decisions.transparent.validation import RELIED, is_due, told
+from jitckpt.worker.in_place.blocks import Again, Seen, SwitchOff, Valid, judge
+from jitckpt.worker.in_place.naming import BLOCK_BYTES, Places, described
 
 LIVING = 6  # blocks as the minibatch begins
 POISON = hash("overwritten")

@@ -15,11 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitckpt import rehearsal
 from jitckpt.events import FILE_NAME
-from jitckpt.faults import FATAL_KINDS, parse_fault, phases_of
-from jitckpt.final_state import FinalState
-from jitckpt.rehearsal import (
+from jitckpt.faults.injection import FATAL_KINDS, parse_fault, phases_of
+from jitckpt.rehearsal import runs
+from jitckpt.rehearsal.runs import (
     CHECKPOINTS,
     LAUNCHER,
     MARK,
@@ -33,7 +32,7 @@ from jitckpt.rehearsal import (
     run_job,
     unused_shared_memory,
 )
-from jitckpt.trials import (
+from jitckpt.rehearsal.trials import (
     FULL_DISK,
     LAUNCHER_KILLED,
     PREEMPTION,
@@ -49,6 +48,7 @@ from jitckpt.trials import (
     judge_resumed,
     steps_of,
 )
+from jitckpt.saves.final_state import FinalState
 
 
 def event(name: str, clock: float, restart: int, **details: object) -> dict[str, object]:
@@ -329,7 +329,7 @@ def test_a_directory_can_t_be_written_until_the_restart(tmp_path: Path) -> None:
 
 
 def test_jobs_of_other_threads_can_be_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rehearsal, "JITCKPT", [sys.executable, "-c", "import time; time.sleep(60)"])
+    monkeypatch.setattr(runs, "JITCKPT", [sys.executable, "-c", "import time; time.sleep(60)"])
     with ThreadPoolExecutor() as pool:
         run = pool.submit(run_job, [], tmp_path / "job")
         while not run.done():
@@ -370,11 +370,11 @@ def test_shared_memory_of_others_that_is_soon_removed_is_not_left_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     listings = iter([["theirs"], ["theirs"], []])
-    monkeypatch.setattr(rehearsal, "unused_shared_memory", lambda before: next(listings))
-    assert rehearsal.lasting_shared_memory(set()) == []
+    monkeypatch.setattr(runs, "unused_shared_memory", lambda before: next(listings))
+    assert runs.lasting_shared_memory(set()) == []
 
 
 def test_shared_memory_that_stays_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rehearsal, "STAY_SECONDS", 0.0)
-    monkeypatch.setattr(rehearsal, "unused_shared_memory", lambda before: ["ours"])
-    assert rehearsal.lasting_shared_memory(set()) == ["ours"]
+    monkeypatch.setattr(runs, "STAY_SECONDS", 0.0)
+    monkeypatch.setattr(runs, "unused_shared_memory", lambda before: ["ours"])
+    assert runs.lasting_shared_memory(set()) == ["ours"]

@@ -11,15 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitckpt import final_state
 from jitckpt.events import FILE_NAME
-from jitckpt.faults import parse_fault
-from jitckpt.final_state import FinalState
-from jitckpt.namespaces import Namespaces
-from jitckpt.rehearsal import CHECKPOINTS, OUTPUT, Run
-from jitckpt.rehearsal_hosts import HOSTS, HostStrike, JobOnHosts
-from jitckpt.trials import Trial
-from jitckpt.trials_hosts import (
+from jitckpt.faults.injection import parse_fault
+from jitckpt.rehearsal.namespaces import Namespaces
+from jitckpt.rehearsal.runs import CHECKPOINTS, OUTPUT, Run
+from jitckpt.rehearsal.runs_on_hosts import HOSTS, HostStrike, JobOnHosts
+from jitckpt.rehearsal.trials import Trial
+from jitckpt.rehearsal.trials_on_hosts import (
     HOST_KINDS,
     STORE_HOST,
     choose_trial,
@@ -27,6 +25,8 @@ from jitckpt.trials_hosts import (
     judge_on_hosts,
     missed,
 )
+from jitckpt.saves import final_state
+from jitckpt.saves.final_state import FinalState
 
 STRIKE = HostStrike(0, "first_step", 0.1)
 TRIAL = Trial(1, STORE_HOST, (), (STRIKE,))

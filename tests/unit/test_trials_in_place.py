@@ -6,11 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitckpt.faults import TRANSPARENT_KINDS, parse_fault
-from jitckpt.final_state import FinalState
-from jitckpt.rehearsal import Run, ServerStrike
-from jitckpt.trials import Trial, Verdict, differences
-from jitckpt.trials_in_place import AHEAD, BEGUN_ANEW, came_too_late, choose_trial, final_as_printed, judge
+from jitckpt.faults.injection import TRANSPARENT_KINDS, parse_fault
+from jitckpt.rehearsal.runs import Run, ServerStrike
+from jitckpt.rehearsal.trials import Trial, Verdict, differences
+from jitckpt.rehearsal.trials_in_place import (
+    AHEAD,
+    BEGUN_ANEW,
+    came_too_late,
+    choose_trial,
+    final_as_printed,
+    judge,
+)
+from jitckpt.saves.final_state import FinalState
 
 
 def event(name: str, clock: float, restart: int, **details: object) -> dict[str, object]:

@@ -7,8 +7,8 @@ import pytest
 
 from jitckpt.cli import main
 from jitckpt.cli.verify import VerifyError, _chance, script_of
-from jitckpt.final_state import FinalState
-from jitckpt.rehearsal import Run
+from jitckpt.rehearsal.runs import Run
+from jitckpt.saves.final_state import FinalState
 
 
 @pytest.mark.parametrize(

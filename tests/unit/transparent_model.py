@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from jitckpt.transparent import communicators
-from jitckpt.transparent.communicators import Communicator, Creation
-from jitckpt.transparent.orders import (
+from jitckpt.decisions.transparent.communicators import Communicator, Creation
+from jitckpt.decisions.transparent.orders import (
     Abort,
     DeliverError,
     FinishStep,
@@ -24,7 +23,8 @@ from jitckpt.transparent.orders import (
     Resume,
     SaveToHost,
 )
-from jitckpt.transparent.report import Device, Failure, Report
+from jitckpt.decisions.transparent.report import Device, Failure, Report
+from jitckpt.wire.communicators import Membership
 
 Place = Literal["begin", "middle", "ready", "step"]  # of a minibatch
 
@@ -90,9 +90,7 @@ class Rank:
             failure=self.failure,
             failure_before=self.failure_before,
             communicators=tuple(
-                communicators.Place(
-                    one.key, one.parent, one.split, one.members.index(self.number), len(one.members)
-                )
+                Membership(one.key, one.parent, one.split, one.members.index(self.number), len(one.members))
                 for one in self.tables
             ),
         )

@@ -4,9 +4,8 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from jitckpt.transparent.communicators import EVERYBODY, FOREVER, Count, Place
-from jitckpt.transparent.coordination import Number
-from jitckpt.transparent.messages import (
+from jitckpt.wire.communicators import EVERYBODY, FOREVER, Count, Membership, RecoveryNumber
+from jitckpt.wire.proxy_messages import (
     AGAIN,
     EMPTY,
     FIRST,
@@ -66,7 +65,7 @@ class Proxy:
     failing: tuple[int, str] | None = None
     got_error: bool = False
     given_up: str = ""
-    recovery: Number = (0, 0)
+    recovery: RecoveryNumber = (0, 0)
     server: int = 0
     issues: Sequence[str] = (WORLD,)
     failed: tuple[int, str] = (0, "")
@@ -100,17 +99,17 @@ class Proxy:
         self.held, self.failed = True, (call, error)
         return Alarm(self.recovery, call, error)
 
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[Membership, ...]:
         since = max(self.made, default=7)
-        pair = [Place(PAIR, WORLD, 1, self.rank, 2, since)] if self.rank < 2 <= self.size else []
+        pair = [Membership(PAIR, WORLD, 1, self.rank, 2, since)] if self.rank < 2 <= self.size else []
         if self.couple:
-            pair.append(Place(self.couple, "", 0, self.rank % 2, 2, 0))
+            pair.append(Membership(self.couple, "", 0, self.rank % 2, 2, 0))
         counts = tuple(Count(state, EVERYBODY, made, 0) for state, made in self.made.items() if state)
-        return (Place(WORLD, "", 0, self.rank, self.size, 0, FOREVER, counts), *pair)
+        return (Membership(WORLD, "", 0, self.rank, self.size, 0, FOREVER, counts), *pair)
 
     def standing(self) -> Standing:
         counts = (Count(FOREVER, EVERYBODY, self.made.get(0, 0), 0),)
-        places = (Place(WORLD, "", 0, self.rank, self.size, 0, FOREVER, counts),)
+        places = (Membership(WORLD, "", 0, self.rank, self.size, 0, FOREVER, counts),)
         return Standing(self.recovery, self.waited, 60_000_000, places)
 
     def validates(self) -> Validates:

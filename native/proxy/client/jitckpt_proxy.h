@@ -109,7 +109,7 @@ struct jitckpt_proxy_memory {
 JITCKPT_PROXY_CALL int jitckpt_proxy_check(struct jitckpt_proxy_memory* memory);
 
 // Says what this rank has come to at a place of its program (the numbers are the agent's, in
-// jitckpt/transparent/messages.py), with a clause, and waits for all others. state: a digest of the
+// jitckpt/wire/proxy_messages.py), with a clause, and waits for all others. state: a digest of the
 // parameters and the optimizer state, or "" where they can't stay on the device; then `unfit` says why not.
 // Whatever has differed is again what it was.
 enum jitckpt_proxy_validation {

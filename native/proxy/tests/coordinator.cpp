@@ -201,7 +201,7 @@ void Coordinator::begin_recovery(bool may_stay) {
   }
 }
 
-// As `way` of jitckpt/transparent/decision.py.
+// As `way` of jitckpt/decisions/transparent/decision.py.
 std::string Coordinator::way(const control::Stopped& report, uint64_t state) {
   const bool healthy = report.device == control::Device::healthy, holds = report.begun == report.ended;
   if (state < report.kept_from || state > report.kept_to) return "";

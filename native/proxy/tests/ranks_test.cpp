@@ -312,7 +312,7 @@ TEST(Alone, PassesOnWhatItGets) {
   std::fflush(stdout);
 }
 
-// Learns as jitckpt/transparent/validation.py does. Returns what the minibatch needs, in blocks.
+// Learns as jitckpt/decisions/transparent/validation.py does. Returns what the minibatch needs, in blocks.
 uint64_t validate(const std::function<void()>& happens) {
   jitckpt_proxy_memory memory{};
   ok(static_cast<cudaError_t>(jitckpt_proxy_check(&memory)));

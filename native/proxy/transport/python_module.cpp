@@ -11,7 +11,7 @@ namespace py = pybind11;
 using jitckpt::proxy::Together;
 
 PYBIND11_MODULE(_step_barrier, module) {
-  module.doc() = "The step barrier's memory, for an agent. Use it through jitckpt.step_barrier.";
+  module.doc() = "The step barrier's memory, for an agent. Use it through jitckpt.agent.proxies.step_barrier.";
   module.attr("MAGIC") = Together::magic;
   module.attr("STEP_BITS") = Together::step_bits;
   py::class_<Together>(module, "Memory")

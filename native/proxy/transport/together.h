@@ -1,6 +1,6 @@
 // The step barrier of a job: memory that the agent of a host has made and its ranks' servers share. It begins
 // with a head, then has a word for each rank of the host, each on a line of its own. Where there are several
-// hosts, their agents tell each other when all ranks of theirs have come (jitckpt/step_tree.py).
+// hosts, their agents tell each other when all ranks of theirs have come (jitckpt/decisions/step_tree.py).
 #pragma once
 #include <atomic>
 #include <chrono>

@@ -20,12 +20,14 @@ from pathlib import Path
 
 import torch
 
-from jitckpt import layout, local_state, saves, tree_codec
-from jitckpt.agent import write_local_states
+from jitckpt.agent.agent import write_local_states
+from jitckpt.encoding import tree_codec
 from jitckpt.errors import JitckptError
-from jitckpt.layout import Identity
-from jitckpt.local_state import Recorder, Ring
-from jitckpt.saves import KeptSaves, SaveFolder
+from jitckpt.ring import local_state
+from jitckpt.ring.local_state import Recorder, Ring
+from jitckpt.saves import folders, layout
+from jitckpt.saves.folders import KeptSaves, SaveFolder
+from jitckpt.saves.layout import Identity
 
 KILL, SHORT = -1, -2  # as in disk.c
 KINDS = {
@@ -46,7 +48,7 @@ library.disk_disarm.restype = ctypes.c_long
 
 
 def save(root: Path, step: int, value: int, identity: Identity = OWN) -> None:
-    saves.open_directory(root, identity.job)
+    folders.open_directory(root, identity.job)
     with SaveFolder(root, identity, step, "rank", "builtin") as folder:
         folder.add_tensors(layout.TENSORS_FILE, {"weight": torch.full((50,), float(value))})
         folder.add_json(layout.STATE_FILE, {"value": value})
@@ -64,7 +66,7 @@ def write_dead_ranks_state(root: Path) -> None:
 
 def goes_on(root: Path) -> None:
     """Begin a next start, as restore does, after one that was killed in a commit."""
-    saves.set_aside_after(root, 3, OWN.rank)
+    folders.set_aside_after(root, 3, OWN.rank)
 
 
 def make_ring() -> int:
@@ -91,8 +93,8 @@ class Case:
 
 def newest(root: Path) -> object:
     """Return the newest whole save, by its step and what it holds, and the whole local states."""
-    whole = [record for record in saves.find(root) if saves.verify(record) is None]
-    replicas = [(one.step, saves.read(one).document["value"]) for one in whole if one.kind == "rank"]
+    whole = [record for record in folders.find(root) if folders.verify(record) is None]
+    replicas = [(one.step, folders.read(one).document["value"]) for one in whole if one.kind == "rank"]
     return [max(replicas, default=None), sorted(one.step for one in whole if one.kind == "local")]
 
 
@@ -176,8 +178,8 @@ def trial(case: Case, what: int, number: int, base: Path) -> tuple[int, list[str
 def next_start(case: Case, root: Path) -> list[str]:
     """Go on from what is there; return what is wrong after that."""
     try:
-        saves.open_directory(root, OWN.job)
-        saves.clear_leftovers(root, OWN.rank)
+        folders.open_directory(root, OWN.job)
+        folders.clear_leftovers(root, OWN.rank)
         case.work(root)
     except (JitckptError, OSError) as error:
         return [f"the next start fails: {error}"]

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from jitckpt import torch_memory
-from jitckpt.state_on_device import unpacked
-from jitckpt.torch_memory import Buckets
+from jitckpt.worker.in_place import torch_memory
+from jitckpt.worker.in_place.state_on_device import unpacked
+from jitckpt.worker.in_place.torch_memory import Buckets
 
 WIDTH = 300
 torch_memory.MOST_BUCKETS = 2

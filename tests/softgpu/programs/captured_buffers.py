@@ -6,10 +6,10 @@ import os
 import torch
 from torch import Tensor, nn
 
-from jitckpt import local_state
-from jitckpt.host_state import ModelState
-from jitckpt.layout import Identity
-from jitckpt.local_state import Recorder, Ring
+from jitckpt.ring import local_state
+from jitckpt.ring.local_state import Recorder, Ring
+from jitckpt.saves.layout import Identity
+from jitckpt.state.host_state import ModelState
 
 TO_HOST = 2  # cudaMemcpyDeviceToHost
 

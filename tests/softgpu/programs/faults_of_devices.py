@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from jitckpt.faults import arm_device, parse_fault
+from jitckpt.faults.injection import arm_device, parse_fault
 
 softgpu = ctypes.CDLL(None)
 MEBIBYTE = 1 << 20

@@ -1,0 +1,814 @@
+"""The agent of `jitckpt run`: torchrun's own, except for who looks after the worker processes.
+
+TorchElastic ends all workers the moment one fails. Here they are under a supervisor that lets the others save
+first; everything else (rendezvous, the workers' environment, logs, restarts) stays torch's.
+"""
+
+import inspect
+import json
+import os
+import secrets
+import signal
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+from torch.distributed import DistError
+from torch.distributed.elastic.agent.server import local_elastic_agent
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import PContext, RunProcsResult, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous import (
+    RendezvousError,
+    RendezvousTimeoutError,
+    c10d_rendezvous_backend,
+    static_tcp_rendezvous,
+)
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+from torch.distributed.launcher import api as launcher
+
+from jitckpt.agent.processes.children import Children
+from jitckpt.agent.processes.spares import Spares
+from jitckpt.agent.processes.workers import Worker
+from jitckpt.agent.proxies.control import ControlSocket, Proxies
+from jitckpt.agent.proxies.state_transfer import Transfers
+from jitckpt.agent.proxies.step_barrier import VARIABLE as STEP_BARRIER
+from jitckpt.agent.proxies.step_barrier import Messenger, StepBarrier
+from jitckpt.agent.supervisor import Reports, Supervisor
+from jitckpt.console import say, show_size
+from jitckpt.decisions import quorum
+from jitckpt.decisions.recovery import Outcome
+from jitckpt.decisions.suspects import VARIABLE, NoDeviceError, Suspects, without
+from jitckpt.errors import HostsError, JitckptError
+from jitckpt.events import EventLog
+from jitckpt.faults import injection
+from jitckpt.faults.injection import FaultSpec
+from jitckpt.hosts import connections, fetch, rendezvous
+from jitckpt.hosts.connections import Host, Hosts
+from jitckpt.hosts.rendezvous_state import with_signature
+from jitckpt.hosts.signed import Signature
+from jitckpt.hosts.store_server import address_for, store_at, torchs_store
+from jitckpt.hosts.stores import Apart, LastingRendezvous, StoreGone
+from jitckpt.ring import local_state
+from jitckpt.ring.copies import Copier
+from jitckpt.saves import directory_lock, folders
+from jitckpt.saves.layout import FIRST_DIRECTORIES, Identity, Kind
+from jitckpt.system import descriptor_limit, process_tree
+from jitckpt.system.disk_thread import waited_for
+from jitckpt.system.signals import AGENT_PID
+from jitckpt.wire import protocol
+from jitckpt.wire.protocol import Message
+
+HEARING_SECONDS = 0.5  # in which all hosts have heard what one says
+MEETING_PAUSE = 0.1  # seconds before the hosts meet again where that has failed
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `jitckpt run` adds to torchrun's settings; times in seconds."""
+
+    checkpoint_dir: Path | None
+    save_deadline: float
+    hang_timeout: float
+    hang_floor: float  # 0: hang_timeout is not learned
+    stall_timeout: float
+    staging: int  # bytes
+    device_environment: Mapping[str, str]
+    warm_spares: int | None  # for each rank; None for one where memory allows
+    warm_start: bool  # fork all workers from one process that has loaded torch, those of the first start too
+    devices: tuple[str, ...]  # of this host, as in CUDA_VISIBLE_DEVICES
+    exclude_suspect: bool
+    temporary: Path | None  # a folder of the launcher's that goes with it
+    faults: tuple[FaultSpec, ...]
+    host_timeout: float
+    recovery_deadline: float | None  # for each order of a transparent recovery; None: user-level mode
+    state_on_device: bool  # in transparent mode
+    fixed_place: int | None  # of this host among all (--node-rank)
+    silent_hosts_are_dead: bool  # the user knows that none is only cut off
+    secret: bytes | None  # of this job, for agents on several hosts; None: one is made
+
+
+def launch(
+    settings: Settings, log: EventLog, config: launcher.LaunchConfig, command: str, arguments: list[str]
+) -> None:
+    """Run the job to its end, as torchrun does.
+
+    Raises ChildFailedError if it failed, SignalException if it was ended by a signal.
+    """
+    descriptor_limit.raise_limit()
+    host, _ = parse_rendezvous_endpoint(config.rdzv_endpoint, rendezvous.DEFAULT_PORT)
+    store = partial(torchs_store, address_for(host, alone=config.max_nodes == 1))
+    with (
+        _replaced(launcher, "LocalElasticAgent", partial(Agent, settings, log, config)),
+        # Torch's own listens at every address of the machine.
+        _replaced(c10d_rendezvous_backend, "TCPStore", store),
+        _replaced(static_tcp_rendezvous, "TCPStore", store),
+        # Torch's own does not know an address of this host that its name does not lead to.
+        _replaced(c10d_rendezvous_backend, "_matches_machine_hostname", rendezvous.is_own_address),
+    ):
+        launcher.elastic_launch(config, command)(*arguments)
+
+
+class Agent(LocalElasticAgent):
+    """Starts the workers, and anew after a failure, until they succeed or no restart is left."""
+
+    def __init__(
+        self, settings: Settings, log: EventLog, config: launcher.LaunchConfig, **torch_arguments: Any
+    ) -> None:
+        super().__init__(**torch_arguments)
+        self._config = config
+        self._settings = settings
+        self._log = log
+        self._lasting: LastingRendezvous | None = None
+        spec = self._worker_group.spec
+        if config.max_nodes > 1:
+            self._lasting = LastingRendezvous(
+                config, spec.rdzv_handler, settings.host_timeout, settings.fixed_place, settings.secret
+            )
+            spec.rdzv_handler = self._lasting
+        else:
+            own = secrets.token_bytes() if config.rdzv_endpoint.endswith(":0") else None  # nobody else comes
+            signature = Signature(config.run_id, settings.secret or own)
+            spec.rdzv_handler = with_signature(spec.rdzv_handler, signature)
+        self._armed = [fault.with_phase() for fault in settings.faults]
+        several = config.max_nodes > 1
+        self._run = f"{config.rdzv_endpoint}/{config.run_id}" if several else uuid.uuid4().hex
+        self._first_directories: dict[str, str] = {}  # see layout.FIRST_DIRECTORIES
+        self._spares = Spares(settings.warm_spares)
+        self._suspects = Suspects()
+        self._devices = list(settings.devices)
+        self._signals: list[int] = []
+        self._starting = False
+        self._processes: WorkerProcesses | None = None
+        self._last: Supervisor | None = None  # of the newest start
+        self._worker_store: Any = None  # torch's TCPStore
+        self._hosts: Hosts | None = None
+        self._meetings = 0  # in this round of the rendezvous, after the first
+
+    def run(self, *args: Any, **kwargs: Any) -> RunResult:
+        """Run the job with the signals that end it in our hands."""
+        names = os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"].split(",")
+        numbers = [signal.Signals[name.strip()] for name in names]
+        before = {number: signal.signal(number, self._on_signal) for number in numbers}
+        if signal.SIGUSR2 not in before:
+            before[signal.SIGUSR2] = signal.signal(signal.SIGUSR2, self._on_notice)
+        self._children = Children(self._settings.save_deadline, self._settings.temporary)
+        try:
+            result: RunResult = super().run(*args, **kwargs)
+            self._tell_what_never_happened()
+            return result
+        finally:
+            self._spares.close()
+            self._children.close()
+            if self._hosts is not None:
+                self._hosts.close()
+            if self._lasting is not None:
+                self._lasting.close()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _tell_what_never_happened(self) -> None:
+        """Say which rehearsed failures of this host's ranks never came: the rehearsal has shown nothing."""
+        own = {worker.global_rank for worker in self._worker_group.workers}
+        for fault in self._armed:
+            if fault.rank in own:
+                self._log.write("fault_never_happened", rank=fault.rank, fault=str(fault))
+                why = f"the job ended before step {fault.step}, or the rank never came to its {fault.phase}"
+                say(f"the rehearsed failure {str(fault)!r} never happened: {why}.")
+
+    def _on_signal(self, signum: int, _frame: FrameType | None) -> None:
+        self._signals.append(signum)
+        if self._processes is not None:
+            self._processes.supervisor.interrupt(signum)
+        elif not self._starting:
+            raise _signal_exception(signum)
+
+    def _on_notice(self, _signum: int, _frame: FrameType | None) -> None:
+        """Preemption is near: have the state saved beside the training."""
+        if self._processes is not None:
+            # Not here: what a signal handler interrupts may hold the log's lock.
+            threading.Thread(target=self._processes.want_save, daemon=True).start()
+
+    def _rendezvous(self, worker_group: Any) -> None:
+        processes, self._processes = self._processes, None  # a signal ends the agent at once while it waits
+        spec = worker_group.spec
+        if processes is not None and self._config.max_nodes == 1 and spec.rdzv_handler.use_agent_store:
+            return  # a host alone knows its ranks; they get a fresh store when they are started
+        again = "Start the same command on all hosts again; the job goes on from its newest save."
+        timeout = rendezvous.join_timeout(self._config)
+        before = self._hosts
+        try:
+            if before is not None and processes is not None:
+                gone, leaving = processes.supervisor.gone_hosts, processes.supervisor.leaving
+                assert self._lasting is not None
+                self._lasting.failed(before, leaving, self._settings.silent_hosts_are_dead)
+                if not gone and self._meet_again(worker_group):
+                    return
+                if gone and self._log.leading:
+                    places = ", ".join(map(before.name, sorted(gone)))
+                    say(f"waiting for others in the place of {places}, for at most {timeout:g} s.")
+            deadline = time.monotonic() + timeout
+            while not self._come_together(worker_group):
+                if time.monotonic() > deadline:
+                    raise RendezvousTimeoutError("hosts or stores were lost again and again")
+        except RendezvousTimeoutError as error:
+            count = self._config.max_nodes
+            raise HostsError(f"{count} hosts did not come together in {timeout:g} s. {again}") from error
+        except (RendezvousError, DistError) as error:
+            raise HostsError(
+                f"The hosts did not come together: {error.__cause__ or error} {again}"
+            ) from error
+        finally:
+            if before is not None and self._hosts is not before:
+                before.close()
+
+    def _come_together(self, worker_group: Any) -> bool:
+        """Meet the other hosts in torch's rendezvous; return whether none, nor its store, was lost there."""
+        try:
+            spec = worker_group.spec
+            self._torchs_rendezvous(worker_group)
+            if worker_group.group_world_size > 1:
+                self._meetings = 0
+                self._meet(worker_group)
+            elif spec.rdzv_handler.use_agent_store and spec.rdzv_handler.get_backend() != "static":
+                worker_group.master_addr = spec.local_addr  # and not what somebody has put into torch's store
+                self._give_fresh_store(worker_group)
+        except (DistError, StoreGone, Apart) as lost:
+            if self._config.max_nodes == 1:
+                raise HostsError(
+                    f"The job's store could not be started: {lost}. If the port is in use, give another one "
+                    "with --master-port, or let any free one be taken with --standalone."
+                ) from lost
+            self._log.write("warning", text=f"the hosts have to meet once more: {lost}")
+            time.sleep(MEETING_PAUSE)
+            return False
+        return True
+
+    def _torchs_rendezvous(self, worker_group: Any) -> None:
+        """Torch reads more from the store than is signed: nothing that is run, but it may be nonsense."""
+        try:
+            super()._rendezvous(worker_group)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise HostsError(
+                f"What torch found in the rendezvous' store makes no sense: {error!r:.200}. {rendezvous.SAME}"
+            ) from error
+
+    def _assign_worker_ranks(self, *arguments: Any, **named: Any) -> Any:
+        assign = partial(super()._assign_worker_ranks, *arguments, **named)
+        return assign() if self._lasting is None else self._lasting.guarded(assign)
+
+    def _exit_barrier(self) -> None:
+        barrier: Callable[[], None] = super()._exit_barrier
+        # All ranks have succeeded, and a host with the store that is gone waits for nobody.
+        with suppress(StoreGone):
+            barrier() if self._lasting is None else self._lasting.guarded(barrier)
+
+    def _meet_again(self, worker_group: Any) -> bool:
+        """Meet the same hosts in the same places, without torch's rendezvous, which takes seconds.
+
+        Returns whether it could be done; where hosts differ in whether all are there, all go the long way.
+        """
+        self._meetings += 1
+        try:
+            self._meet(worker_group)
+        except (DistError, StoreGone, Apart) as error:
+            self._log.write("warning", text=f"not all hosts came back: {error}")
+            return False
+        return True
+
+    def _meet(self, worker_group: Any) -> None:
+        """Connect to the agents on the other hosts, count restarts as they do, give the workers a store."""
+        assert self._lasting is not None
+        spec, index, lasting = worker_group.spec, worker_group.group_rank, self._lasting
+        pasts = lasting.pasts(index)
+        listener = connections.listen(spec.local_addr)
+        self._worker_store = store_at(spec.local_addr) if index == 0 else None
+        own = Host(
+            address=spec.local_addr,
+            port=listener.getsockname()[1],
+            ranks=tuple(worker.global_rank for worker in worker_group.workers),
+            restarts=spec.max_restarts - self._remaining_restarts,
+            directory=self._directory(),
+            worker_store=0 if self._worker_store is None else self._worker_store.port,
+            reserve=lasting.reserve(),
+            has_store=lasting.has_store,
+            pasts=pasts,
+            agent=lasting.agent,
+        )
+        store, prefix = worker_group.store, f"jitckpt/{self._meetings}"
+        place = (index, worker_group.group_world_size)
+        exchange = partial(rendezvous.exchange, store, prefix, place, own, lasting.signature)
+        try:
+            met, secret = lasting.guarded(exchange)
+            _check_quorum(met)
+            lasting.agree(met, index, store, prefix)
+        except BaseException:
+            listener.close()
+            raise
+        # Who is new goes by what the others say: the same script uses the same directory.
+        told = next((host.directory for host in met if host.directory), "")
+        directory = Path(own.directory or told) if told else None
+        timeout = self._settings.host_timeout
+        connected = Hosts(index, met, listener, secret, timeout)
+        connected.answers[fetch.VISIT] = partial(fetch.serve, directory)
+        connected.connect(connections.PATIENCE * timeout)
+        try:
+            lasting.begin(connected, self._settings.silent_hosts_are_dead)
+        except Apart:
+            connected.close()
+            raise
+        self._hosts = connected
+        worker_group.master_addr, worker_group.master_port = met[0].address, met[0].worker_store
+        self._remaining_restarts = spec.max_restarts - max(host.restarts for host in met)
+        self._log.leading = index == 0
+        if directory is not None:
+            self._fetch(self._hosts, directory)
+
+    def _directory(self) -> str:
+        """Return the checkpoint directory, as far as it is known."""
+        registered = (event["checkpoint_dir"] for event in self._log.events if event["event"] == "registered")
+        return str(self._settings.checkpoint_dir or next(registered, ""))
+
+    def _fetch(self, met: Hosts, directory: Path) -> None:
+        """Fetch the saves that this host's ranks need and only other hosts have."""
+        try:
+            fetched = waited_for(partial(fetch.fetch, met, directory))
+        except (JitckptError, OSError) as error:
+            # If a host is gone, that is noticed; ranks that would not go on from one step refuse to.
+            say(f"{met.name(met.index)} could not fetch from the others what it lacks: {error}")
+            return
+        if fetched is not None:
+            self._log.write("fetched", **asdict(fetched))
+            size = show_size(fetched.bytes)
+            say(
+                f"{met.name(met.index)} has fetched step {fetched.step} from the others, in {fetched.saves} "
+                f"save{'s' if fetched.saves > 1 else ''}: {size} in {fetched.seconds:.2f} s."
+            )
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        if self._signals:
+            raise _signal_exception(self._signals[0])
+        spec = worker_group.spec
+        self._log.restart = spec.max_restarts - self._remaining_restarts
+        self._log.write(
+            "restart" if self._log.restart else "job_started",
+            world_size=worker_group.workers[0].world_size,
+            max_restarts=spec.max_restarts,
+        )
+        if self._log.restart and spec.rdzv_handler.use_agent_store and self._hosts is None:
+            self._give_fresh_store(worker_group)
+        with _replaced(local_elastic_agent, "start_processes", self._start_processes):
+            started: dict[int, Any] = super()._start_workers(worker_group)
+        return started
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        """Tell how the workers are; no restart is left where it has no use, or too few devices."""
+        result: RunResult = super()._monitor_workers(worker_group)
+        if not result.is_failed():
+            return result
+        assert self._processes is not None
+        if self._processes.supervisor.result() is Outcome.FAILED:
+            self._remaining_restarts = 0
+        if self._remaining_restarts > 0 and self._settings.exclude_suspect:
+            self._leave_out_suspects(worker_group.spec.local_world_size)
+        return result
+
+    def _leave_out_suspects(self, ranks: int) -> None:
+        try:
+            devices = without(self._devices, self._suspects.devices, ranks)
+        except NoDeviceError as error:
+            text = f"the job can't go on here: {error} (--exclude-suspect)."
+            self._log.write("no_device", text=text)
+            say(text)
+            self._remaining_restarts = 0
+            return
+        if devices != self._devices:
+            self._devices = devices
+            self._log.write("devices", devices=devices)
+            say(f"the ranks of this host get devices {', '.join(devices[:ranks])}.")
+
+    def _give_fresh_store(self, worker_group: Any) -> None:
+        # Torch keeps one store over all restarts; new workers would read in it what the old ones wrote, such
+        # as NCCL's unique ids and the addresses of processes that are gone.
+        self._worker_store = store_at(worker_group.master_addr)
+        worker_group.master_port = self._worker_store.port
+
+    def _start_processes(self, *, start_method: str, **torch_arguments: Any) -> "WorkerProcesses":
+        del start_method  # all workers are commands here
+        self._starting = True
+        try:
+            processes = WorkerProcesses(
+                self._settings,
+                self._log,
+                self._armed,
+                self._spares,
+                self._first_directories,
+                run=self._run,
+                children=self._children,
+                suspects=self._suspects,
+                devices=self._devices,
+                restarts_left=self._remaining_restarts,
+                mistakes_before=frozenset() if self._last is None else self._last.mistakes,
+                hosts=self._hosts,
+                **torch_arguments,
+            )
+            processes.start()
+            self._processes, self._last = processes, processes.supervisor
+            for signum in self._signals:  # that came while they were being started
+                processes.supervisor.interrupt(signum)
+        finally:
+            self._starting = False
+        return processes
+
+
+class WorkerProcesses(PContext):
+    """One start of all workers: what torch's agent starts, asks for its result and closes."""
+
+    supervisor: Supervisor
+
+    def __init__(
+        self,
+        settings: Settings,
+        log: EventLog,
+        armed: list[FaultSpec],
+        spares: Spares,
+        first_directories: dict[str, str],
+        *,
+        run: str,
+        children: Children,
+        suspects: Suspects,
+        devices: Sequence[str],
+        restarts_left: int,
+        mistakes_before: frozenset[str],
+        hosts: Hosts | None,
+        numa_options: Any = None,
+        **torch_arguments: Any,
+    ) -> None:
+        super().__init__(**torch_arguments)
+        self._settings = settings
+        self._log = log
+        self._armed = armed
+        self._spares = spares
+        self._first_directories = first_directories
+        self._run = run
+        self._children = children
+        self._suspects = suspects
+        self._devices = devices
+        self._restarts_left = restarts_left
+        self._mistakes_before = mistakes_before
+        self._hosts = hosts
+        self._numa_options = numa_options
+        self._workers: dict[int, Worker] = {}
+        self._failures: dict[int, ProcessFailure] = {}
+        self._killed: dict[int, ProcessFailure] = {}
+        self._commands: dict[int, tuple[str, ...]] = {}
+        self._environments: dict[int, dict[str, str]] = {}
+        self._waiting_for_first_step = set(range(self.nprocs))
+        self._saves_itself = False
+        self._open = False
+        self._control: ControlSocket | None = None
+        self._barrier: StepBarrier | None = None
+        self._messenger: Messenger | None = None
+
+    def start(self) -> None:
+        """Start the workers and what copies their logs; signals, unlike in torch, are the agent's affair."""
+        self._start()
+        for tail_log in self._tail_logs:
+            tail_log.start()
+
+    def want_save(self) -> None:
+        """Ask all workers to save after one step, and to go on."""
+        if self._saves_itself:
+            say("SIGUSR2: nothing is saved: a save function of the job's own can't run beside the training.")
+            return
+        rings = [worker.ring_fd for worker in self._workers.values()]
+        try:
+            margin = local_state.MARGIN
+            if self._hosts is not None:  # the others must hear of it before they come to that step
+                steps = local_state.newest_step(rings)
+                time.sleep(HEARING_SECONDS)
+                margin += 2 * (local_state.newest_step(rings) - steps)
+            step = local_state.want_save(rings, margin)
+        except (JitckptError, OSError) as error:
+            say(f"the state can't be saved now: {error}")
+            return
+        if step is None:
+            say("SIGUSR2: a rank has made no step yet, so there is nothing to save.")
+            return
+        if self._hosts is not None:
+            self._hosts.broadcast({"want_save": step})
+        self._log.write("save_wanted", step=step)
+        say(f"SIGUSR2: the state after step {step} will be saved; the training goes on.")
+
+    def _start(self) -> None:
+        if self._settings.recovery_deadline is not None:
+            self._control = ControlSocket()
+            if self._settings.state_on_device:
+                hosts = 1 if self._hosts is None else len(self._hosts.all)
+                self._barrier = StepBarrier(self.nprocs, hosts)
+        try:
+            for local_rank in range(self.nprocs):
+                self._prepare_worker(local_rank)
+            if self._settings.warm_start:
+                self._spares.fill(self._commands, self._environments, at_least=1)
+            for local_rank in range(self.nprocs):
+                self._workers[local_rank] = self._start_worker(local_rank)
+        except BaseException:
+            for worker in self._workers.values():
+                worker.signal(signal.SIGKILL)
+                worker.reap()
+                worker.close()
+            self._children.end_all()
+            if self._control is not None:
+                self._control.close()
+            if self._barrier is not None:
+                self._barrier.close()
+            raise
+        workers = list(self._workers.values())
+        self._copier = self._copier_of_rings()
+        self.supervisor = Supervisor(
+            workers=workers,
+            log=self._log,
+            reports=Reports(
+                heard=self._heard,
+                registered=self._registered,
+                failed=self._failed,
+                write_local_states=write_local_states,
+                blamed=self._blamed,
+                last_copy=(lambda: None) if self._copier is None else self._copier.look,
+            ),
+            save_id=self._log.restart + 1,
+            save_deadline=self._settings.save_deadline,
+            stall_timeout=self._settings.stall_timeout,
+            restarts_left=self._restarts_left,
+            mistakes_before=self._mistakes_before,
+            hosts=self._hosts,
+            proxies=self._proxies(),
+        )
+        self.supervisor.start()
+        if self._copier is not None:
+            self._copier.start()
+        self._open = True
+
+    def _proxies(self) -> Proxies | None:
+        deadline = self._settings.recovery_deadline
+        if self._control is None or deadline is None:
+            return None
+        # A worker leads a session of its own; it may be a shell in which the training runs.
+        sessions = {worker.rank: worker.pid for worker in self._workers.values()}
+        transfers = None
+        if self._barrier is not None and self._hosts is not None:
+            self._messenger, transfers = Messenger(self._barrier, self._hosts), Transfers(self._hosts)
+        return Proxies(
+            self._control,
+            sessions,
+            self._log,
+            say=say,
+            deadline=deadline,
+            hosts=self._hosts,
+            messenger=self._messenger,
+            transfers=transfers,
+        )
+
+    def _copier_of_rings(self) -> Copier | None:
+        """Return what has another host keep copies of the rings."""
+        if self._hosts is None:
+            return None
+        rings = {worker.rank: worker.ring_fd for worker in self._workers.values()}
+        keeper = self._hosts.keeper(self._hosts.index)
+        return Copier(
+            rings,
+            partial(self._hosts.send, keeper),
+            partial(self._hosts.waiting, keeper),
+            partial(self._hosts.confirm, keeper),
+            [worker.copies for worker in self._workers.values() if worker.copies is not None],
+        )
+
+    def _prepare_worker(self, local_rank: int) -> None:
+        environment = {**os.environ, **self.envs[local_rank], **self._settings.device_environment}
+        environment["JITCKPT_HANG_TIMEOUT"] = str(self._settings.hang_timeout)
+        environment["JITCKPT_HANG_FLOOR"] = str(self._settings.hang_floor)
+        if tuple(self._devices) != self._settings.devices:
+            environment[VARIABLE] = ",".join(self._devices)
+        if self._control is not None:
+            environment |= self._control.variables
+            if self._barrier is not None:
+                environment[STEP_BARRIER] = self._barrier.of(local_rank)
+            environment.setdefault("JITCKPT_PROXY_SPARE", str(min(1, self._spares.wanted(len(self.args)))))
+        environment[AGENT_PID] = str(os.getpid())
+        environment[directory_lock.RUN] = self._run
+        environment[process_tree.MARK] = self._children.mark
+        environment["JITCKPT_STAGING"] = str(self._settings.staging)
+        environment[FIRST_DIRECTORIES] = json.dumps(self._first_directories)
+        environment["JITCKPT_RESTART"] = str(self._log.restart)
+        environment["JITCKPT_FAULTS"] = injection.to_environment(self._armed)
+        if self._settings.checkpoint_dir is not None:
+            environment["JITCKPT_CHECKPOINT_DIR"] = str(self._settings.checkpoint_dir)
+        command = (str(self.entrypoint), *(str(argument) for argument in self.args[local_rank]))
+        if self._numa_options is not None:
+            from torch.numa.binding import _maybe_wrap_command_args_with_numa_binding
+
+            wrap: Callable[..., tuple[str, ...]] = _maybe_wrap_command_args_with_numa_binding
+            # gpu_index in torch 2.11, device_index in later ones.
+            index = next(name for name in inspect.signature(wrap).parameters if name.endswith("_index"))
+            command = wrap(command, numa_options=self._numa_options, **{index: local_rank})
+        self._commands[local_rank], self._environments[local_rank] = command, environment
+
+    def _start_worker(self, local_rank: int) -> Worker:
+        command, environment = self._commands[local_rank], self._environments[local_rank]
+        start = partial(
+            Worker,
+            rank=int(environment["RANK"]),
+            command=command,
+            environment=environment,
+            stdout=self.stdouts[local_rank],
+            stderr=self.stderrs[local_rank],
+            is_copied=self._hosts is not None,
+            children=self._children,
+        )
+        spare = self._spares.take(local_rank)
+        if spare is not None:
+            try:
+                worker = start(ring_fd=local_state.create(), warm=spare)
+                self._log.write("spare_used", rank=worker.rank)
+                return worker
+            except OSError as error:
+                self._log.write("warning", rank=int(environment["RANK"]), text=str(error))
+        return start(ring_fd=local_state.create())
+
+    def _local_rank(self, worker: Worker) -> int:
+        return next(number for number, known in self._workers.items() if known is worker)
+
+    def _registered(self, worker: Worker, message: protocol.Registered) -> None:
+        self._children.note_registered(worker.pid)
+        self._saves_itself = message.saver == "callback"
+        # Between two starts no rank has the lock.
+        self._log.aside(partial(_hold, Path(message.checkpoint_dir), self._run, self._log))
+        if message.named_directory and not os.path.isabs(message.named_directory):
+            self._first_directories.setdefault(message.named_directory, message.checkpoint_dir)
+
+    def _heard(self, worker: Worker, message: Message) -> None:
+        match message:
+            case protocol.Loaded():
+                self._spares.note_loaded(self._local_rank(worker), message.modules, message.environment)
+            case protocol.FirstStep():
+                self._prepare_spares(worker)
+            case protocol.Fault():
+                self._fault_fired(message.fault)
+
+    def _prepare_spares(self, worker: Worker) -> None:
+        """Once every rank trains there is time to get ready for the next failure."""
+        self._waiting_for_first_step.discard(self._local_rank(worker))
+        if not self._waiting_for_first_step and self._restarts_left > 0:
+            try:
+                ready = self._spares.fill(self._commands, self._environments)
+            except OSError as error:
+                self._log.write("warning", rank=worker.rank, text=f"There are no warm spares: {error}.")
+            else:
+                self._log.write("spares_started", spares=ready)
+
+    def _fault_fired(self, text: str) -> None:
+        fired = next((fault for fault in self._armed if str(fault) == text), None)
+        if fired is not None:
+            self._armed.remove(fired)
+            if fired.kind == "guardian":
+                self._children.kill_guardian()
+            elif fired.kind == "template":
+                self._spares.kill_template()
+
+    def _blamed(self, worker: Worker) -> None:
+        local_rank = self._local_rank(worker)
+        if local_rank >= len(self._devices):  # ranks that share devices
+            return
+        device, host = self._devices[local_rank], socket.gethostname()
+        if self._suspects.note(worker.rank, device):
+            self._log.write("suspect", rank=worker.rank, device=device, host=host)
+            way = "a restart" if self._settings.exclude_suspect else "--exclude-suspect"
+            what = f"has failed twice on device {device} of {host}, which is suspect now"
+            say(f"rank {worker.rank} {what}; {way} leaves it out.")
+
+    def _failed(self, worker: Worker, exit_code: int, killed_by_agent: bool) -> None:
+        local_rank = self._local_rank(worker)
+        failures = self._killed if killed_by_agent else self._failures
+        failures[local_rank] = ProcessFailure(
+            local_rank=local_rank, pid=worker.pid, exitcode=exit_code, error_file=self.error_files[local_rank]
+        )
+
+    def _poll(self) -> RunProcsResult:
+        """Wait until all workers have ended: nothing else can happen to a job on one node."""
+        outcome = self.supervisor.result()
+        if outcome is Outcome.INTERRUPTED:
+            raise _signal_exception(self.supervisor.interrupts[0])
+        result = RunProcsResult(stdouts=self.stdouts, stderrs=self.stderrs)
+        if outcome is Outcome.SUCCEEDED:
+            result.return_values = dict.fromkeys(range(self.nprocs))
+        else:
+            # Where all ranks hung, none has failed but those that were killed for it.
+            result.failures = self._failures or self._killed or self._elsewhere()
+        return result
+
+    def _elsewhere(self) -> dict[int, ProcessFailure]:
+        """What torch is told where this host's ranks had all succeeded when the job failed on another."""
+        worker, file = self._workers[0], self.error_files[0]
+        return {0: ProcessFailure(local_rank=0, pid=worker.pid, exitcode=-signal.SIGTERM, error_file=file)}
+
+    def pids(self) -> dict[int, int]:
+        return {local_rank: worker.pid for local_rank, worker in self._workers.items()}
+
+    def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
+        if not self._open:
+            return
+        self._open = False
+        self.supervisor.stop(death_sig)
+        if self._messenger is not None:
+            self._messenger.close()
+        if self._copier is not None:
+            self._copier.stop()
+        for worker in self._workers.values():
+            worker.close()
+        self._children.end_all()
+        if self._barrier is not None:
+            self._barrier.close()
+
+
+def _check_quorum(met: Sequence[Host]) -> None:
+    """Refuse to go on where others, who can't be seen, may go on without these."""
+    pasts = [past for host in met for past in host.pasts]
+    if few := quorum.missing(pasts, {host.agent for host in met}):
+        raise HostsError(
+            f"Only {few[0]} of {few[1]} hosts that may be alive have come together: the others may go on "
+            "without them, so these end. The same command on all hosts goes on from the newest save."
+        )
+
+
+def _hold(directory: Path, run: str, log: EventLog) -> None:
+    try:
+        directory_lock.hold(directory, run)
+    except JitckptError as error:
+        log.write("warning", text=str(error))
+
+
+def write_local_states(ring_fd: int, directory: Path, steps: set[int], by: str = "") -> dict[int, int]:
+    """Write what a rank alone knew after each step that any rank has saved; return the bytes by step.
+
+    Those that an earlier start has written are among them, with 0 bytes. steps: those known to be saved,
+    maybe on other hosts. What is on the disk counts as well: a rank may have been ended between the end of
+    its save and its report. by: who writes, if that is another than the rank's host. Raises SaveError if
+    something can't be read or written.
+    """
+    listed = folders.listed(directory)  # of the other ranks' saves one a step is looked at, as a rule
+    saved = {step for step, names in listed.items() if _is_saved(directory, step, names)}
+    kept = {state.step for state in local_state.read(ring_fd)}
+    identity = local_state.read_identity(ring_fd)
+    # A start that ends before its first step is done has nothing newer than what it began with; and of the
+    # rank's host and the one that keeps a copy the first may have written it.
+    there = {step: 0 for step in listed if _has_local_state(directory, step, identity)}
+    needed = ((saved | steps) & kept) - there.keys()
+    written = {step: local_state.write_save(ring_fd, directory, step, by) for step in needed}
+    if not by and identity is not None:
+        for step in (kept & there.keys()) - saved - steps:  # written when the rank died (states_at_death.py)
+            record = folders.look_at(directory, step, "local", identity.rank)
+            folders.remove(record.path)
+            with suppress(OSError):  # there is more of that step
+                record.path.parent.rmdir()
+    return {step: size for step, size in sorted((there | written).items()) if step in saved | steps}
+
+
+def _is_saved(directory: Path, step: int, names: Sequence[tuple[Kind, int]]) -> bool:
+    """Return whether there is a finished save of some replica."""
+    replicas = (rank for kind, rank in names if kind == "rank")
+    return any(folders.look_at(directory, step, "rank", rank).metadata for rank in replicas)
+
+
+def _has_local_state(directory: Path, step: int, identity: Identity | None) -> bool:
+    """Return whether there is a whole state of the rank's own."""
+    if identity is None:
+        return False
+    record = folders.look_at(directory, step, "local", identity.rank)
+    ours = record.metadata is not None and record.metadata.identity.job == identity.job
+    return ours and folders.verify(record) is None
+
+
+def _signal_exception(signum: int) -> SignalException:
+    sigval = signal.Signals(signum)
+    return SignalException(f"Process {os.getpid()} got signal: {sigval}", sigval=sigval)
+
+
+@contextmanager
+def _replaced(module: ModuleType, name: str, value: object) -> Iterator[None]:
+    """Put `value` in the place of a module's global for a while: torch has no other way in here."""
+    original = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, original)

@@ -1,0 +1,235 @@
+"""The agent's children: who is its own, who was left to it by others, and who sees that nobody is left."""
+
+import array
+import contextlib
+import ctypes
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from jitckpt.console import say
+from jitckpt.system import process_tree
+
+PR_SET_CHILD_SUBREAPER = 36
+LOOK_SECONDS = 1.0  # between two looks for orphans that have ended
+MAX_GUARDIANS = 100  # somebody who kills more of them means it
+_PROGRAM = (
+    "import sys; sys.path.append(sys.argv.pop(1)); from jitckpt.agent.processes.guardian import main; main()"
+)
+
+
+def adopt_orphans() -> None:
+    """Have processes whose parents end become this process's children (prctl(2)). Raises OSError."""
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1) != 0:
+        raise OSError(ctypes.get_errno(), "the agent can't adopt what its workers leave behind")
+
+
+_of_spares: set[int] = set()  # sessions
+_own: set[int] = set()  # children of this process that lead sessions and that it waits for itself
+_lock = threading.RLock()
+
+
+@contextlib.contextmanager
+def starting() -> Iterator[Callable[[int], None]]:
+    """Start a child with a session of its own in here, and tell its number by what this gives.
+
+    The child is nobody's orphan then, not even if it has ended by now.
+    """
+    with _lock:
+        yield _own.add
+
+
+def note_own(pid: int) -> None:
+    """A spare is about to become a worker, which leads a session and is waited for."""
+    with _lock:
+        _own.add(pid)
+
+
+def note_template(pid: int) -> None:
+    """Spares live in the session of the process that forks them, until they become workers."""
+    with _lock:
+        _of_spares.add(pid)
+
+
+def waited_for(pid: int) -> None:
+    """The number may become another's: its process was waited for."""
+    with _lock:
+        _own.discard(pid)
+
+
+@dataclass
+class _Known:
+    """A worker: its process and a descriptor of that."""
+
+    pidfd: int
+    registered: bool = False
+
+
+def _left_behind() -> set[int]:
+    """Return who lives below this process and is not its own: it is a subreaper, so nobody gets away."""
+    own = os.getsid(0)
+    with _lock:
+        processes = process_tree.everybody()
+        below = process_tree.below(processes, [os.getpid()])
+        return {
+            one.pid
+            for one in processes
+            if one.pid in below
+            and not one.dead
+            and one.session not in (own, *_of_spares)
+            and one.pid not in _own
+        }
+
+
+class Children:
+    """The processes below the agent, from its beginning to its end. For any thread.
+
+    mark: for their environment. A guardian (guardian.py) ends them should the agent be killed; one that dies
+    itself is replaced.
+    """
+
+    def __init__(self, seconds_to_save: float, temporary: Path | None) -> None:
+        """temporary: the agent's folder, which goes if nothing is in it. Raises OSError."""
+        self.mark = f"{os.getpid()}-{secrets.token_hex(8)}"
+        self._arguments = [str(seconds_to_save), "" if temporary is None else str(temporary), self.mark]
+        self._known: dict[int, _Known] = {}
+        self._guardians = 0
+        self._closing = threading.Event()
+        adopt_orphans()
+        self._start_guardian()
+        self._reaper = threading.Thread(target=self._reap_orphans, name="jitckpt-children", daemon=True)
+        self._reaper.start()
+
+    def guard(self, pid: int, pidfd: int) -> None:
+        """Have a worker ended with the agent. pidfd: open until `forget`."""
+        with _lock:
+            self._known[pid] = _Known(pidfd)
+            self._tell({"guard": pid}, pidfd)
+
+    def note_registered(self, pid: int) -> None:
+        """From now on the worker saves by itself should the agent be killed, and gets the time for it."""
+        with _lock:
+            if (worker := self._known.get(pid)) is not None:
+                worker.registered = True
+                self._tell({"registered": pid})
+
+    def forget(self, pid: int) -> None:
+        """The worker has ended and was waited for."""
+        with _lock:
+            if self._known.pop(pid, None) is not None:
+                self._tell({"forget": pid})
+
+    def kill_guardian(self) -> None:
+        """For rehearsed failures: it is replaced within a second."""
+        self._guardian.kill()
+
+    def end_all(self) -> None:
+        """End what the workers have started and left, once they have ended; spares are none of that."""
+        left = process_tree.end(_left_behind, looks=1)
+        if left:
+            numbers = ", ".join(map(str, sorted(left)))
+            say(f"processes {numbers}, which workers have started, were killed, but do not end.")
+        with contextlib.suppress(OSError):  # no descriptor left to look: they are orphans again at our end
+            self._reap_ended()
+
+    def close(self) -> None:
+        """End everything that is left, and the guardian."""
+        self._closing.set()
+        self._reaper.join()
+        _of_spares.clear()
+        self.end_all()
+        self._socket.close()
+        self._end_guardian()
+
+    # The guardian.
+
+    def _start_guardian(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        root = str(Path(__file__).parents[3])
+        try:
+            with starting() as note:
+                self._guardian = subprocess.Popen(
+                    [sys.executable, "-I", "-S", "-c", _PROGRAM, root, *self._arguments],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+                note(self._guardian.pid)
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._socket = ours
+        self._guardians += 1
+
+    def _replace_guardian(self) -> None:
+        """Put another in the place of one that has ended, or does not listen."""
+        self._end_guardian()
+        if self._guardians >= MAX_GUARDIANS:
+            return
+        self._socket.close()
+        try:
+            self._start_guardian()
+        except OSError as error:
+            say(f"no guardian starts, so nothing would end the workers with a killed launcher: {error}")
+            self._guardians = MAX_GUARDIANS
+            return
+        if self._guardians == MAX_GUARDIANS:
+            say(f"the guardian has ended {MAX_GUARDIANS - 1} times; the next one is not replaced.")
+        for pid, worker in self._known.items():
+            self._tell({"guard": pid, "registered": worker.registered}, worker.pidfd)
+
+    def _end_guardian(self) -> None:
+        self._guardian.kill()
+        self._guardian.wait()
+        waited_for(self._guardian.pid)
+
+    def _tell(self, message: dict[str, int | bool], descriptor: int | None = None) -> None:
+        rights = [] if descriptor is None else [array.array("i", [descriptor]).tobytes()]
+        try:
+            self._socket.sendmsg(
+                [json.dumps(message).encode()],
+                [(socket.SOL_SOCKET, socket.SCM_RIGHTS, one) for one in rights],
+            )
+        except OSError:
+            if self._guardians < MAX_GUARDIANS:
+                self._replace_guardian()  # which is told of all
+
+    # Orphans.
+
+    def _reap_orphans(self) -> None:
+        while not self._closing.wait(LOOK_SECONDS):
+            with _lock:
+                if self._guardian.poll() is not None and self._guardians < MAX_GUARDIANS:
+                    self._replace_guardian()
+            with contextlib.suppress(OSError):  # no child, or no descriptor left to look: it is looked again
+                # So nothing is looked through as long as all children live.
+                if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                    self._reap_ended()
+
+    def _reap_ended(self) -> None:
+        """Take note of the end of adopted processes: nobody else waits for them.
+
+        The agent's own children live in its session, but for those that are known here.
+        """
+        own = os.getsid(0)
+        with _lock:
+            for process in process_tree.everybody():
+                if (
+                    process.dead
+                    and process.parent == os.getpid()
+                    and process.session != own
+                    and process.session not in _of_spares
+                    and process.pid not in _own
+                ):
+                    with contextlib.suppress(ChildProcessError):
+                        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG)

@@ -1,0 +1,97 @@
+"""A small process that sees to it that no process of a job outlives a killed agent for long.
+
+It is started before any worker, without site packages, so it runs in milliseconds. Arguments: the seconds
+that registered workers get to save by themselves, the agent's temporary folder or "", the job's mark
+(process_tree.MARK). Standard input: a socket, by which the agent tells of its workers. The end of that is the
+death of the agent, which kills its guardian before it ends itself.
+"""
+
+import array
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from jitckpt.system import process_tree
+
+MAX_BYTES = 256
+
+
+@dataclass
+class Guarded:
+    """A worker: its process, a descriptor of that, and whether it saves by itself if the agent dies."""
+
+    pid: int
+    pidfd: int
+    registered: bool = False
+
+
+def remove_if_empty(folder: str) -> None:
+    """Remove a folder with the folders in it, unless there is a file anywhere."""
+    if not any(files for _, _, files in os.walk(folder)):
+        for path, _, _ in os.walk(folder, topdown=False):
+            os.rmdir(path)
+
+
+def listen(agent: socket.socket) -> dict[int, Guarded]:
+    """Hear of workers until the agent has died; return those that it had last."""
+    guarded: dict[int, Guarded] = {}
+    room = socket.CMSG_SPACE(array.array("i").itemsize)
+    while True:
+        try:
+            data, ancillary, _, _ = agent.recvmsg(MAX_BYTES, room)
+        except ConnectionError:
+            data, ancillary = b"", []
+        if not data:
+            return guarded
+        given = array.array("i")
+        for _, _, content in ancillary:
+            given.frombytes(content)
+        message: dict[str, Any] = json.loads(data)
+        match message:
+            case {"guard": int(pid)} if given:
+                guarded[pid] = Guarded(pid, given[0], bool(message.get("registered")))
+            case {"registered": int(pid)} if pid in guarded:
+                guarded[pid].registered = True
+            case {"forget": int(pid)} if pid in guarded:
+                os.close(guarded.pop(pid).pidfd)
+
+
+def has_ended(worker: Guarded) -> bool:
+    return bool(select.select([worker.pidfd], [], [], 0)[0])
+
+
+def main() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2):
+        signal.signal(
+            number, signal.SIG_IGN
+        )  # sent to all processes of the job; the agent decides about them
+    seconds_to_save, temporary, mark = float(sys.argv[1]), sys.argv[2], sys.argv[3]
+    guarded = list(listen(socket.socket(fileno=0)).values())
+    deadline = time.monotonic() + seconds_to_save
+    alive = [worker for worker in guarded if not has_ended(worker)]
+    unregistered = {worker.pid for worker in alive if not worker.registered}
+    for pid in process_tree.below(process_tree.everybody(), unregistered):
+        if not process_tree.is_tidier(pid):
+            process_tree.kill(pid)
+    # All else may be what a rank needs for its save: a server that has its device, say.
+    saving = select.poll()
+    for worker in alive:
+        if worker.registered:
+            saving.register(worker.pidfd, select.POLLIN)
+    left = sum(worker.registered for worker in alive)
+    while left and time.monotonic() < deadline:
+        for pidfd, _ in saving.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            saving.unregister(pidfd)
+            left -= 1
+    sessions = {worker.pid for worker in alive}
+    process_tree.end(lambda: process_tree.of_job(mark, sessions))
+    if temporary:
+        with contextlib.suppress(OSError):
+            remove_if_empty(temporary)

@@ -1,0 +1,1 @@
+"""The agent's side of transparent mode: the device proxies' servers, and recoveries in place."""

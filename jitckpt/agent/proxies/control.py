@@ -1,0 +1,337 @@
+"""The agent's end of the sockets to its workers' device proxies, over which recoveries are agreed on.
+
+With several hosts the first agent alone does the agreeing; the others pass on what their workers say.
+"""
+
+import contextlib
+import os
+import selectors
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jitckpt.agent.proxies import servers
+from jitckpt.agent.proxies.agreement import Agreement
+from jitckpt.agent.proxies.servers import Servers, peer_of, session_of
+from jitckpt.agent.proxies.state_transfer import Transfers
+from jitckpt.agent.proxies.step_barrier import Messenger
+from jitckpt.events import EventLog
+from jitckpt.hosts.connections import Arrived, Hosts
+from jitckpt.system.door import Door
+from jitckpt.wire import proxy_messages
+from jitckpt.wire.communicators import FOREVER
+from jitckpt.wire.proxy_messages import FromProxy, MessageError, ToProxy
+
+VARIABLE = "JITCKPT_PROXY_CONTROL"  # the socket's path, in the workers
+LONGEST_PATH = 107  # bytes, of a socket
+MOST_STRANGERS = 64  # that have connected and not said who they are
+LEADER = 0  # the host whose agent does the agreeing
+
+
+class ControlSocket:
+    """Where the workers' proxies connect: sockets in a folder of its own, all for this user alone.
+
+    servers: the one over which they ask for their servers.
+    """
+
+    def __init__(self) -> None:
+        self._folder = _private_folder()
+        self.path, self.servers_path = self._folder / "proxy", self._folder / "servers"
+        self.socket, self.servers = _listening(self.path), _listening(self.servers_path)
+
+    def close(self) -> None:
+        """Take sockets and folder away. May be called twice."""
+        self.socket.close()
+        self.servers.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What the workers' environment needs."""
+        return {VARIABLE: str(self.path), servers.VARIABLE: str(self.servers_path)}
+
+
+def _listening(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+    listener.bind(str(path))
+    path.chmod(0o600)
+    listener.listen(128)
+    return listener
+
+
+def _private_folder() -> Path:
+    """Return a new folder in which a socket's path is short enough."""
+    folder = Path(tempfile.mkdtemp(prefix="jitckpt-proxy-"))
+    if len(os.fsencode(folder / "servers")) <= LONGEST_PATH:
+        return folder
+    folder.rmdir()
+    return Path(tempfile.mkdtemp(prefix="jitckpt-proxy-", dir="/tmp"))
+
+
+@dataclass
+class _Connection:
+    """rank: None until it has said who it is."""
+
+    socket: socket.socket
+    rank: int | None = None
+
+
+class Proxies:
+    """The device proxies of one start of the workers. Used by the supervisor's thread alone."""
+
+    def __init__(
+        self,
+        control: ControlSocket,
+        sessions: Mapping[int, int],
+        log: EventLog,
+        *,
+        say: Callable[[str], None],
+        deadline: float,
+        hosts: Hosts | None = None,
+        messenger: Messenger | None = None,
+        transfers: Transfers | None = None,
+    ) -> None:
+        """sessions: of each rank here the session that its worker leads. say: tells the user a sentence.
+
+        deadline: seconds for each order of a recovery. messenger, transfers: of several hosts whose
+        ranks' states stay.
+        """
+        self._control, self._sessions, self._log, self._say = control, dict(sessions), log, say
+        self._servers = Servers(control.servers, sessions, log)
+        self._hosts, self._messenger, self._transfers = hosts, messenger, transfers
+        self._connections: dict[int, _Connection] = {}  # by rank
+        self._open: list[_Connection] = []  # those of strangers too
+        self._awaited = set(sessions)
+        self._alarm = ""
+        ranks = sorted(sessions if hosts is None else {rank for host in hosts.all for rank in host.ranks})
+        leads = hosts is None or hosts.index == LEADER
+        self._agreement = Agreement(ranks, deadline, self._tell, self._note) if leads else None
+        self.recovers = True  # until that is given up
+        self._left_out = False  # whether it was said that a validation was
+        self.stragglers: set[int] = set()  # ranks that have let others wait for long
+
+    @property
+    def next_look(self) -> float | None:
+        """The monotonic time at which `look` should be called, if nothing happens before."""
+        agreed = self._agreement.next_look if self._agreement is not None else None
+        looks = [agreed, self._door.opens_at, self._servers.next_look]
+        return min((one for one in looks if one is not None), default=None)
+
+    def watch(self, selector: selectors.BaseSelector) -> None:
+        """Have the selector's owner call what it finds as data when something comes."""
+        self._selector = selector
+        self._door = Door(self._control.socket, selector, self._accept)
+        self._servers.watch(selector)
+        if self._transfers is not None:
+            selector.register(self._transfers.wake, selectors.EVENT_READ, self._go_on)
+
+    def close(self) -> None:
+        """Hang up; the selector may be closed by then."""
+        for connection in self._open:
+            connection.socket.close()
+        self._control.close()
+        self._servers.close()
+        if self._transfers is not None:
+            self._transfers.close()
+
+    def look(self) -> None:
+        """See what has not been done in time."""
+        self._door.look()
+        self._servers.look()
+        if self._agreement is not None:
+            self._agreement.look(time.monotonic())
+
+    def can_restart(self) -> None:
+        """Take note that all ranks have registered how to save and restore."""
+        if self._agreement is not None:
+            self._agreement.can_restart()
+
+    def ended(self, rank: int, failed: bool, how: str) -> None:
+        """A worker of any host has ended; how: a clause."""
+        self._servers.end(rank)
+        if self._agreement is None:
+            return
+        if failed:
+            self._agreement.lose(rank, how, time.monotonic())
+        else:
+            self._agreement.leave(rank, how, time.monotonic())
+
+    def hear_host(self, arrived: Arrived) -> None:
+        """Take in what another agent passes on. Raises KeyError or MessageError if it makes no sense."""
+        match arrived.header:
+            case {"step_barrier": _} if self._messenger is not None:
+                self._messenger.hear(arrived)
+            case {"proxy": int(rank), "gone": str(why)} if self._agreement is not None:
+                self._agreement.leave(rank, why, time.monotonic())
+            case {"proxy": int(rank)} if self._agreement is not None:
+                self._hear(rank, arrived.data)
+            case {"proxy": int(rank)}:
+                self._give(rank, arrived.data)
+
+    def lose_host(self, host: int) -> None:
+        """A host is lost. Its ranks count as ended; if it was the one that agrees, nobody does any more."""
+        if host == LEADER and self._agreement is None:
+            reason = "A transparent recovery is impossible: the host that would lead it is lost."
+            for rank in self._connections:
+                self._send(rank, proxy_messages.encode(proxy_messages.GiveUp((FOREVER, 0), reason)))
+
+    def _accept(self) -> None:
+        accepted = self._door.accept()
+        if accepted is None:
+            return
+        strangers = [one for one in self._open if one.rank is None]
+        if len(strangers) >= MOST_STRANGERS:
+            self._hang_up(strangers[0])  # who has had the longest time to say who it is
+        connection = _Connection(accepted)
+        self._open.append(connection)
+        self._selector.register(connection.socket, selectors.EVENT_READ, lambda: self._receive(connection))
+
+    def _receive(self, connection: _Connection) -> None:
+        while True:
+            try:
+                data = connection.socket.recv(proxy_messages.MAX_BYTES + 1)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            try:
+                if not data:
+                    self._hang_up(connection)
+                    return
+                if connection.rank is None:
+                    connection.rank = self._greet(connection, data)
+                self._pass_on(connection.rank, data)
+            except Exception as error:  # whatever comes of a message: it must not end the control thread
+                what = error if isinstance(error, MessageError) else f"{error!r:.300}"
+                self._log.write("warning", text=f"a device proxy is not listened to any more: {what}")
+                self._hang_up(connection)
+                return
+
+    def _greet(self, connection: _Connection, data: bytes) -> int:
+        """Return the rank of who has connected. Raises MessageError unless it is a worker of ours."""
+        hello = proxy_messages.decode(data)
+        if not isinstance(hello, proxy_messages.Hello):
+            raise MessageError(f"A device proxy begins with {type(hello).__name__} in place of Hello.")
+        process, user = peer_of(connection.socket)
+        if user != os.getuid() or session_of(process) != self._sessions.get(hello.rank):
+            raise MessageError(f"Process {process} of user {user} says that it is rank {hello.rank}.")
+        if hello.rank in self._connections:
+            raise MessageError(f"Process {process} is the second of rank {hello.rank} that uses the device.")
+        self._connections[hello.rank] = connection
+        self._log.write("proxy_connected", rank=hello.rank, pid=process, calls=hello.table)
+        self._awaited.discard(hello.rank)
+        if not self._awaited:  # nobody else is listened to, and nothing is left should this agent be killed
+            self._door.close()
+            self._servers.listen_no_more()
+            self._control.close()
+        return hello.rank
+
+    def _hang_up(self, connection: _Connection) -> None:
+        self._selector.unregister(connection.socket)
+        self._open.remove(connection)
+        connection.socket.close()
+        if connection.rank is not None:
+            del self._connections[connection.rank]
+            why = "its device proxy has hung up"
+            if self._agreement is not None:
+                self._agreement.leave(connection.rank, why, time.monotonic())
+            else:
+                self._to_leader({"proxy": connection.rank, "gone": why})
+
+    def _pass_on(self, rank: int, data: bytes) -> None:
+        if self._transfers is not None:
+            match proxy_messages.decode(data):
+                case proxy_messages.Ids(recovery, copy=(copy,)):
+                    self._transfers.offer(recovery, copy)
+                case proxy_messages.Done():
+                    self._transfers.end(rank)
+        if self._agreement is not None:
+            self._hear(rank, data)
+        else:
+            self._to_leader({"proxy": rank}, data)
+
+    def _hear(self, rank: int, data: bytes) -> None:
+        assert self._agreement is not None
+        message = proxy_messages.decode(data)
+        if not isinstance(message, FromProxy):
+            raise MessageError(f"A device proxy says {type(message).__name__}, which is an agent's to say.")
+        self._agreement.hear(rank, message, time.monotonic())
+
+    def _to_leader(self, header: Mapping[str, Any], data: bytes = b"") -> None:
+        assert self._hosts is not None
+        self._hosts.send(LEADER, header, data)
+
+    def _tell(self, rank: int, order: ToProxy) -> None:
+        try:
+            data = proxy_messages.encode(order)
+        except MessageError as error:  # the order's deadline will find that it was not carried out
+            self._log.write("warning", rank=rank, text=str(error))
+            return
+        if rank in self._sessions:
+            self._give(rank, data)
+        else:
+            assert self._hosts is not None
+            self._hosts.send(self._hosts.host_of(rank), {"proxy": rank}, data)
+
+    def _give(self, rank: int, data: bytes) -> None:
+        """Tell a rank here an order, once what it takes from another host is there."""
+        if self._transfers is not None:
+            match proxy_messages.decode(data):
+                case proxy_messages.Replay(source=(copy,)) as order if copy.rank not in self._sessions:
+                    self._transfers.begin(rank, order)
+                    return
+                case proxy_messages.Stop() | proxy_messages.GiveUp():
+                    self._transfers.break_off(rank)
+        self._send(rank, data)
+
+    def _go_on(self) -> None:
+        assert self._transfers is not None
+        for ready in self._transfers.take():
+            if ready.failed:  # told in the rank's place: the failure is not its own
+                alarm = proxy_messages.Alarm(ready.order.recovery, 0, ready.failed)
+                self._pass_on(ready.rank, proxy_messages.encode(alarm))
+            else:
+                self._send(ready.rank, proxy_messages.encode(ready.order))
+
+    def _send(self, rank: int, data: bytes) -> None:
+        if rank in self._connections:
+            # One that has just ended, or does not read: the agreement finds that out by its deadline.
+            with contextlib.suppress(OSError):
+                self._connections[rank].socket.send(data)
+
+    def _note(self, event: str, **details: object) -> None:
+        self._log.write(event, **details)
+        match event:
+            case "device_alarm":
+                self._alarm = f"{details['text']} (rank {details['rank']})"
+            case "recovered":
+                self._say(
+                    f"{self._alarm}: all ranks went back to the state after step {details['state']} and have "
+                    f"made their calls since then again, in {details['seconds']:.2f} s."
+                )
+            case "recovery_given_up" | "switched_off":
+                self.recovers = False
+                self._say(str(details["text"]))
+            case "validation_left_out" if not self._left_out:
+                self._left_out = True
+                self._say(
+                    f"a minibatch could not be validated: {details['text']}. That is tried again in later "
+                    "ones. Until one is valid, all memory is copied to the host with each step, and nobody "
+                    "has seen whether a recovery leads to the same result."
+                )
+            case "state_in_images":
+                self._say(
+                    "parameters and optimizer state are copied to the host with each step, as they can't "
+                    f"stay on the devices: {details['text']}."
+                )
+            case "straggler":
+                self.stragglers.add(int(str(details["rank"])))
+                self._say(
+                    f"rank {details['rank']} has let others wait for {details['seconds']:.0f} s. Its device "
+                    "has not failed: its program does something else. The others go on once it does."
+                )

@@ -1,0 +1,92 @@
+"""Memory in which the ranks' device servers tell each other which optimizer steps they are ready for.
+
+The agent makes it, and the servers map it: it outlives each of them. See native/proxy/transport/together.h.
+With one host only the servers write there; with several, their agents tell each other what all of theirs
+have come to.
+"""
+
+import fcntl
+import os
+import struct
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple
+
+from jitckpt._step_barrier import MAGIC, STEP_BITS, Memory
+from jitckpt.decisions.step_tree import Come, Place
+from jitckpt.hosts.connections import Arrived, Hosts
+
+VARIABLE = "JITCKPT_PROXY_TOGETHER"  # in a worker: the file's path and, behind #, which of its ranks it is
+HEADER = "step_barrier"  # of a message between agents
+HEAD_BYTES = 4096
+RANK_BYTES = 64
+LONGEST_WAIT = 1000  # milliseconds
+
+
+class StepBarrier:
+    """Of one start of this host's ranks. path: of the file, while this object lives."""
+
+    def __init__(self, ranks: int, hosts: int = 1) -> None:
+        self._file = os.memfd_create("jitckpt-steps", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self._file, HEAD_BYTES + ranks * RANK_BYTES)
+        os.pwrite(self._file, struct.pack("<QQQ", MAGIC, ranks, hosts), 0)
+        fcntl.fcntl(
+            self._file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        )
+        self.path = f"/proc/{os.getpid()}/fd/{self._file}"
+
+    def of(self, local_rank: int) -> str:
+        """Return what VARIABLE is for one of this host's ranks."""
+        return f"{self.path}#{local_rank}"
+
+    def close(self) -> None:
+        """Who has it mapped keeps it."""
+        os.close(self._file)
+
+
+class Messenger:
+    """Tells the other hosts what this one's ranks have come to, and these what all have."""
+
+    def __init__(self, barrier: StepBarrier, hosts: Hosts) -> None:
+        self._memory = Memory(barrier.path)
+        self._hosts = hosts
+        self._lock = threading.Lock()
+        self._place = Place(hosts.index, len(hosts.all), STEP_BITS)
+        self._ends = False
+        self._thread = threading.Thread(target=self._watch, name="jitckpt-steps", daemon=True)
+        self._thread.start()
+
+    def hear(self, arrived: Arrived) -> None:
+        """Take in what another agent says. Raises KeyError, TypeError or ValueError if it makes no sense."""
+        with self._lock:
+            self._take(*self._place.hear(arrived.host, _parse(arrived.header)))
+
+    def close(self) -> None:
+        """Say nothing more."""
+        self._ends = True
+        self._memory.notify()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ends:
+            seen = self._memory.happenings()
+            with self._lock:
+                self._take(*self._place.here(Come(*self._memory.here())))
+            self._memory.wait(seen, LONGEST_WAIT)
+
+    def _take(self, place: Place, said: Iterable[tuple[int, Come]]) -> None:
+        before, self._place = self._place, place
+        for host, come in said:
+            self._hosts.send(host, {HEADER: astuple(come)})
+        if place.everywhere != before.everywhere:
+            self._memory.everywhere(*astuple(place.everywhere))
+
+
+def _parse(header: Mapping[str, object]) -> Come:
+    match header[HEADER]:
+        case [int(recovery_and_step), int(whole_from), bool(left)] if (
+            0 <= recovery_and_step < 1 << 64 and 0 <= whole_from < 1 << 64
+        ):
+            return Come(recovery_and_step, whole_from, left)
+        case other:
+            raise ValueError(f"{other!r} is no news of the step barrier")

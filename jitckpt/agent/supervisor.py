@@ -1,0 +1,790 @@
+"""The agent's control thread: hears of what happens to the workers, does what recovery.decide says."""
+
+import os
+import selectors
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from jitckpt.agent.investigation import STACK_SECONDS, Investigation, stacks_of
+from jitckpt.agent.local_state_writer import LocalStateWriter
+from jitckpt.agent.processes.workers import Worker
+from jitckpt.agent.proxies.control import Proxies
+from jitckpt.agent.states_at_death import StatesAtDeath
+from jitckpt.console import say
+from jitckpt.decisions.recovery import (
+    Close,
+    EndRanks,
+    Job,
+    LetEnd,
+    OrderSave,
+    Outcome,
+    Rank,
+    Wait,
+    WriteLocalState,
+    decide,
+    incurable,
+    mistakes,
+    training_is_over,
+    whole_steps,
+)
+from jitckpt.errors import JitckptError
+from jitckpt.events import EventLog
+from jitckpt.hosts.connections import Arrived, Hosts, Lost
+from jitckpt.ring import local_state
+from jitckpt.ring.copies import Copies
+from jitckpt.system.stacks import read_stacks
+from jitckpt.wire import protocol
+from jitckpt.wire.protocol import Message, ProtocolError
+
+TOLD = ("nothing", "kill", "terminate")  # to a rank before it ended
+STATUS_OF_AN_EXCEPTION = 1  # of a Python that an exception has ended
+MOST_NONSENSE = 100  # messages that are noted
+MOST_TEXT = 2000  # characters of a failure's description
+STOPPED_LOOK = 0.5  # seconds between two looks whether a rank that is to save is stopped
+
+
+@dataclass(frozen=True)
+class Reports:
+    """Whom the supervisor tells, on its own thread, what others have to act on."""
+
+    heard: Callable[[Worker, Message], None]  # every message, once the log has it
+    registered: Callable[[Worker, protocol.Registered], None]  # before that
+    failed: Callable[[Worker, int, bool], None]  # with the exit code, and whether the agent killed it
+    # On another thread: of a rank, from its ring, into a directory, for these steps and all saved there; the
+    # bytes by step. The last is who writes, "" for the rank's own host.
+    write_local_states: Callable[[int, Path, set[int], str], dict[int, int]]
+    blamed: Callable[[Worker], None] = lambda worker: None  # it has failed by itself, and before all others
+    # The other hosts are about to be told that a rank dies or has ended: send who keeps a copy of its ring
+    # the rest.
+    last_copy: Callable[[], None] = lambda: None
+
+
+class Supervisor(threading.Thread):
+    """Watches over one start of the workers until the last of them has ended."""
+
+    def __init__(
+        self,
+        *,
+        workers: Sequence[Worker],
+        log: EventLog,
+        reports: Reports,
+        save_id: int,
+        save_deadline: float,
+        restarts_left: int,
+        stall_timeout: float = 540.0,
+        answer_within: float = 3.0,
+        hosts: Hosts | None = None,
+        proxies: Proxies | None = None,
+        mistakes_before: frozenset[str] = frozenset(),
+    ) -> None:
+        """stall_timeout: seconds that a live rank may keep the others waiting in a collective.
+
+        answer_within: seconds in which every live rank says where it is. hosts: where there are several.
+        proxies: of the workers in transparent mode. mistakes_before: those of the start before this one.
+        """
+        super().__init__(name="jitckpt-supervisor", daemon=True)
+        self._workers = {worker.rank: worker for worker in workers}
+        self._log = log
+        self._reports = reports
+        self._save_id = save_id
+        self._hosts, self._proxies = hosts, proxies
+        self._lost_hosts: set[int] = set()
+        self.leaving: set[int] = set()  # hosts whose agents were asked to end
+        self._local_states: LocalStateWriter | None = None
+        self._at_death = StatesAtDeath()
+        self._copies = Copies()  # of the rings of another host's ranks
+        numbers = set(self._workers) if hosts is None else {rank for host in hosts.all for rank in host.ranks}
+        ranks = tuple(Rank(rank, own=rank in self._workers) for rank in sorted(numbers))
+        self._job = Job(
+            ranks, time.monotonic(), save_deadline, restarts_left, mistakes_before=mistakes_before
+        )
+        self._registrations: dict[int, protocol.Registered] = {}
+        self._hangs: dict[int, protocol.Hang] = {}  # that are transparent mode's affair first
+        self._trouble: str | None = None
+        self._nonsense = 0  # messages that could not be acted on
+        self._investigation = Investigation(
+            self._workers,
+            self._order,
+            log,
+            stall_timeout,
+            answer_within,
+            ask_for_stacks=self._ask_for_stacks,
+        )
+        self.interrupts: list[int] = []
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector = selectors.DefaultSelector()
+        self._outcome: Outcome | None = None
+        self._error: BaseException | None = None
+        self._done = threading.Event()
+
+    def interrupt(self, signum: int) -> None:
+        """Take note of a signal that asks the agent to end; the second time nothing is waited for.
+
+        May be called by a signal handler.
+        """
+        self.interrupts.append(signum)
+        if not self._done.is_set():
+            os.eventfd_write(self._wake, 1)
+
+    def result(self) -> Outcome:
+        """Wait until all workers have ended; return how. Raises RuntimeError if this thread itself failed."""
+        self._done.wait()
+        if self._outcome is None:
+            raise RuntimeError("jitckpt's control thread failed; it killed the workers.") from self._error
+        return self._outcome
+
+    def run(self) -> None:
+        """Supervise; whatever happens, no worker is left."""
+        try:
+            self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
+            if self._hosts is not None:
+                self._selector.register(self._hosts.wake, selectors.EVENT_READ, self._hear_hosts)
+            if self._proxies is not None:
+                self._proxies.watch(self._selector)
+            for worker in self._workers.values():
+                self._selector.register(worker.socket, selectors.EVENT_READ, _bound(self._receive, worker))
+                self._selector.register(worker.pidfd, selectors.EVENT_READ, _bound(self._ended, worker))
+            self._outcome = self._supervise()
+        except BaseException as error:
+            self._error = error
+            for rank in self._job.ranks:
+                if rank.alive and rank.own:
+                    self._workers[rank.rank].signal(signal.SIGKILL)
+                    self._workers[rank.rank].reap()
+        finally:
+            self._selector.close()
+            if self._local_states is not None:
+                self._local_states.give_up()  # of waiting for it
+            if self._proxies is not None:
+                self._proxies.close()
+            self._done.set()
+
+    def stop(self, signum: int) -> None:
+        """End what still runs, at once, and free what the thread needed. To be called by the main thread."""
+        if not self._done.is_set():
+            self.interrupt(signum)
+            self.interrupt(signum)
+        self.join()
+        self._at_death.close()
+        os.close(self._wake)
+        self._copies.close()
+
+    def _supervise(self) -> Outcome:
+        while True:
+            interrupts = self._hear_all()
+            if self._proxies is not None:
+                self._proxies.look()
+                if any(self._rank(rank).finished for rank in self._proxies.stragglers):
+                    self._job = replace(self._job, suspected=True)
+            if interrupts and not self._job.interrupted:
+                agent = (
+                    "the agent" if self._hosts is None else f"{self._hosts.name(self._hosts.index)}'s agent"
+                )
+                self._tell_alarm("signal", f"{agent} was sent {_signal_name(self.interrupts[0])}")
+            self._job = replace(
+                self._job, now=time.monotonic(), interrupted=interrupts > 0, impatient=interrupts > 1
+            )
+            self._hear_of_local_states()
+            self._look_into_hangs()
+            absent = tuple(
+                rank.rank for rank in self._job.ranks if rank.alive and (not rank.registered or rank.finished)
+            )
+            if not self._job.alarmed and (found := self._investigation.verdict(self._askable(), absent)):
+                blamed = self._investigation.blamed
+                self._investigation.begin_report(self._registrations, self._directory())  # before ranks end
+                self._tell_alarm("hang", found, blamed)
+            self._investigation.finish_report()
+            next_look = self._look_for_stopped()
+            match decide(self._job):
+                case Wait(until):
+                    looks = [self._investigation.report_due, next_look]
+                    looks += [] if self._job.alarmed else [self._investigation.next_look]
+                    looks += [] if self._proxies is None else [self._proxies.next_look]
+                    first = min((one for one in (until, *looks) if one is not None), default=None)
+                    self._listen(None if first is None else max(0.0, first - time.monotonic()))
+                case LetEnd(ranks):
+                    self._let_end(ranks)
+                case OrderSave(ranks):
+                    self._order_save(ranks)
+                    self._investigation.read_stacks()
+                case EndRanks(kill, terminate):
+                    self._end(kill, terminate)
+                case WriteLocalState():
+                    self._begin_local_states()
+                case Close(outcome):
+                    self._leave_local_states()
+                    self._investigation.finish_report(at_once=True)
+                    if outcome is Outcome.FAILED and (reason := incurable(self._job)):
+                        self._log.write("incurable", text=reason)
+                        self._say(f"the job ends here, with no restart: {reason}.")
+                    return outcome
+
+    def _hear_all(self) -> int:
+        """Take in all that was said: it counts in the decision about a failure. Return the interrupts."""
+        while True:
+            interrupts = len(self.interrupts)
+            self._listen(0)
+            if len(self.interrupts) == interrupts:
+                return interrupts  # else one came in between, and what wakes this thread for it was heard
+
+    def _listen(self, timeout: float | None) -> None:
+        """Wait for something to happen; take in all that has happened by then."""
+        while ready := self._selector.select(timeout):
+            timeout = 0
+            for key, _ in ready:
+                if key.fd in self._selector.get_map():  # else another one of these has removed it
+                    key.data()
+
+    def _woken(self) -> None:
+        os.eventfd_read(self._wake)
+
+    def _rank(self, rank: int) -> Rank:
+        found = next((known for known in self._job.ranks if known.rank == rank), None)
+        if found is None:
+            raise KeyError(f"rank {rank}")
+        return found
+
+    def _look_for_stopped(self) -> float | None:
+        """While saves are waited for: note who is stopped and so can't save. Returns when to look again."""
+        if self._job.save_ordered_at is None or self._job.ending_since is not None:
+            return None
+        for rank in self._job.ranks:
+            if rank.own and rank.can_save:
+                stopped = self._workers[rank.rank].is_stopped()
+                self._change(
+                    rank.rank, stopped_since=(rank.stopped_since or self._job.now) if stopped else None
+                )
+        return self._job.now + STOPPED_LOOK
+
+    def _change(self, rank: int, **facts: Any) -> None:
+        ranks = (replace(known, **facts) if known.rank == rank else known for known in self._job.ranks)
+        self._job = replace(self._job, ranks=tuple(ranks))
+
+    # What is heard.
+
+    def _receive(self, worker: Worker) -> None:
+        for message in worker.receive():
+            if message is None:
+                self._selector.unregister(worker.socket)
+                # A process that ends closes its socket a moment before its death can be seen.
+                if self._rank(worker.rank).reachable and worker.has_ended(within=0.5):
+                    self._reap(worker)
+                else:
+                    self._change(worker.rank, reachable=False)
+            elif isinstance(message, ProtocolError):
+                self._note_nonsense(f"rank {worker.rank}", message)
+            else:
+                try:
+                    self._act_on(worker, message)
+                except Exception as error:
+                    self._note_nonsense(f"rank {worker.rank}", error)
+
+    def _act_on(self, worker: Worker, message: Message) -> None:
+        self._forward(worker.rank, message)
+        if isinstance(message, protocol.Registered):
+            self._reports.registered(worker, message)
+        self._hear(worker.rank, message)
+        self._reports.heard(worker, message)
+
+    def _note_nonsense(self, who: str, error: Exception) -> None:
+        """Take note of a message that can't be acted on, whatever came of it: it must not end this thread.
+
+        For without it all ranks would be killed. There is no end of such messages if there is one.
+        """
+        self._nonsense += 1
+        if self._nonsense <= MOST_NONSENSE:
+            more = " No more of that is noted." if self._nonsense == MOST_NONSENSE else ""
+            what = str(error) if isinstance(error, ProtocolError) else f"{error!r:.300}"
+            self._log.write("warning", text=f"{who} says what makes no sense: {what}{more}")
+
+    def _forward(self, rank: int, message: Message) -> None:
+        """Let the other hosts hear it, too; what only one host acts on goes to that one."""
+        if self._hosts is None or isinstance(message, protocol.Loaded):
+            return
+        said = {"rank": rank, "said": protocol.encode(message).decode()}
+        if not isinstance(message, protocol.Progress | protocol.Group):
+            self._hosts.broadcast(said)
+        elif not self._leads():
+            self._hosts.send(self._leader(), said)
+
+    def _hear(self, rank: int, message: Message) -> None:
+        # Those are long, and of use for a moment or to the agent alone.
+        if not isinstance(message, protocol.Loaded | protocol.Progress | protocol.Group):
+            fields = asdict(message)
+            del fields["time"]
+            self._log.write(message.type, **(fields | {"rank": rank}))
+        match message:
+            case protocol.Registered():
+                self._register(rank, message)
+            case protocol.AtEnd() | protocol.Finished():
+                self._hear_of_end(rank, message)
+            case protocol.TorchLoaded() | protocol.Failing() | protocol.Refused() | protocol.Raised():
+                self._hear_how_it_ends(rank, message)
+            case protocol.Hang():
+                self._hear_of_hang(rank, message)
+            case protocol.Group():
+                self._investigation.name_group(message)
+            case protocol.Progress():
+                self._investigation.hear(rank, message)
+            case protocol.NcclError():
+                self._alarm("nccl_error", f"{message.operation} of rank {rank} failed: {message.text}")
+            case protocol.SaveBegun(save_id=self._save_id):
+                self._change(rank, saving_step=message.step)
+            case protocol.SaveEnded(save_id=self._save_id):
+                self._saved(rank, message.step)
+            case protocol.SaveFailed(save_id=self._save_id):
+                self._change(rank, save="failed")
+                self._say(f"rank {rank} could not save: {message.reason}")
+            case protocol.Warning():
+                self._say(f"rank {rank}: {message.text}")
+
+    def _hear_of_end(self, rank: int, message: protocol.AtEnd | protocol.Finished) -> None:
+        if isinstance(message, protocol.AtEnd):
+            self._change(rank, finished=True)
+        else:
+            self._change(rank, reachable=False, finished=message.at_exit)
+
+    def _hear_how_it_ends(self, rank: int, message: Message) -> None:
+        match message:
+            case protocol.TorchLoaded():
+                self._change(rank, torch_loaded=True)
+            case protocol.Failing():
+                self._change(rank, failing=message.mistake)
+            case protocol.Refused():
+                if all(known.refused is None for known in self._job.ranks):  # each rank may say the same
+                    self._say(f"rank {rank} can't go on: {message.reason}")
+                self._change(rank, refused=message.reason)
+            case protocol.Raised():
+                self._change(rank, raised=True)
+                self._died(rank, STATUS_OF_AN_EXCEPTION)
+
+    def _hear_of_hang(self, rank: int, message: protocol.Hang) -> None:
+        """Look into it, unless it is still transparent mode's affair."""
+        if self._recovers():
+            self._hangs[rank] = message
+            return
+        self._job = replace(self._job, suspected=True)
+        if self._leads():
+            self._investigation.begin(rank, message, self._askable())
+
+    def _look_into_hangs(self) -> None:
+        """Look into those that transparent mode was to see to, once it has given up."""
+        while self._hangs and not self._recovers():
+            self._hear_of_hang(*self._hangs.popitem())
+
+    def _recovers(self) -> bool:
+        return self._proxies is not None and self._proxies.recovers
+
+    def _askable(self) -> tuple[int, ...]:
+        ranks = self._job.ranks
+        return tuple(
+            rank.rank
+            for rank in ranks
+            if rank.alive and rank.registered and rank.reachable and not rank.raised and not rank.finished
+        )
+
+    def _register(self, rank: int, message: protocol.Registered) -> None:
+        worker = self._workers.get(rank)
+        if worker is not None and worker.pid == message.pid and rank not in self._registrations:
+            self._watch_lifeline(worker)
+        self._registrations[rank] = message
+        self._change(rank, registered=True, reachable=True, shard=message.shard, shards=message.shards)
+        self._log.open(Path(message.checkpoint_dir))
+        if self._proxies is not None and all(known.registered for known in self._job.ranks):
+            self._proxies.can_restart()
+
+    def _saved(self, rank: int, step: int) -> None:
+        self._change(rank, save="ended", saved_step=step)
+        if self._job.whole_at is None and whole_steps(self._job.ranks):
+            self._job = replace(self._job, whole_at=time.monotonic())
+
+    def _alarm(self, cause: str, text: str) -> None:
+        self._detected(cause, text)
+        self._job = replace(self._job, alarmed=True)
+
+    def _tell_alarm(self, cause: str, text: str, blamed: Sequence[int] = ()) -> None:
+        """Raise an alarm on all hosts about what only this one knows; blamed: the ranks that caused it."""
+        if self._hosts is not None:
+            self._hosts.broadcast({"alarm": cause, "text": text, "blamed": list(blamed)})
+        self._alarm(cause, text)
+        self._blame(blamed)
+
+    def _watch_lifeline(self, worker: Worker) -> None:
+        worker.lifeline.watch()
+        released = worker.lifeline.released
+        self._selector.register(released, selectors.EVENT_READ, _bound(self._let_go, worker))
+
+    def _let_go(self, worker: Worker) -> None:
+        """The worker's end may have begun; a failure is acted on before it has ended."""
+        self._selector.unregister(worker.lifeline.released)
+        if worker.socket.fileno() in self._selector.get_map():
+            self._receive(worker)  # what it said before
+        rank = self._rank(worker.rank)
+        if not rank.alive or rank.raised or rank.told != "nothing":
+            return
+        if exit_code := worker.dies_with():
+            if self._hosts is not None:
+                self._reports.last_copy()
+                self._hosts.broadcast({"rank": worker.rank, "dies_with": exit_code})
+            self._is_dying(worker.rank, exit_code)
+
+    def _is_dying(self, rank: int, exit_code: int) -> None:
+        self._change(rank, dying=True, reachable=False)
+        self._tell_end(rank, exit_code, failed=True)
+
+    def _ended(self, worker: Worker) -> None:
+        if worker.socket.fileno() in self._selector.get_map():
+            self._receive(worker)  # what it said before it ended
+        if self._rank(worker.rank).alive:
+            if worker.socket.fileno() in self._selector.get_map():
+                self._selector.unregister(worker.socket)
+            self._reap(worker)
+
+    def _reap(self, worker: Worker) -> None:
+        self._selector.unregister(worker.pidfd)
+        if worker.lifeline.released in self._selector.get_map():
+            self._selector.unregister(worker.lifeline.released)
+        exit_code = worker.reap()
+        rank = self._rank(worker.rank)
+        told = "nothing" if rank.dying else rank.told
+        if rank.raised:
+            exit_code, told = STATUS_OF_AN_EXCEPTION, "nothing"  # it has failed, though we may have ended it
+        if self._hosts is not None:
+            self._reports.last_copy()
+            self._hosts.broadcast({"rank": worker.rank, "exit_code": exit_code, "told": told})
+        if exit_code != 0:
+            self._reports.failed(worker, exit_code, told == "kill" and exit_code == -signal.SIGKILL)
+        self._has_ended(worker.rank, exit_code, told)
+
+    def _has_ended(self, rank: int, exit_code: int, told: str) -> None:
+        known = self._rank(rank)
+        self._change(rank, exit_code=exit_code, told=told)
+        if not known.dying:
+            failed = exit_code != 0 and told == "nothing" and not known.raised
+            self._tell_end(rank, exit_code, failed)
+
+    def _tell_end(self, rank: int, exit_code: int, failed: bool) -> None:
+        if failed:
+            self._died(rank, exit_code)
+        if self._proxies is not None:
+            self._proxies.ended(rank, failed, f"its worker process {_how_it_ended(exit_code)}")
+
+    def _died(self, rank: int, exit_code: int) -> None:
+        if rank in self._workers and rank in self._registrations:
+            self._at_death.write(rank, self._workers[rank].ring_fd, self._directory())
+        first = self._trouble is None
+        self._detected("died", f"rank {rank} {_how_it_ended(exit_code)}")
+        if first:  # the others may have ended because of it
+            self._blame([rank])
+
+    def _blame(self, ranks: Sequence[int]) -> None:
+        for rank in ranks:
+            known = self._rank(rank)
+            if rank in self._workers and known.mistake is None and known.refused is None:
+                self._reports.blamed(self._workers[rank])
+
+    def _detected(self, cause: str, text: str) -> None:
+        """Log a failure; tell the user of the first, the others usually follow from it."""
+        text = protocol.shortened(text, MOST_TEXT)  # it goes into orders
+        self._log.write("detected", cause=cause, text=text, first=self._trouble is None)
+        if self._trouble is None:
+            self._trouble = text
+            self._say(f"{text}.")
+
+    # The other hosts.
+
+    def _leader(self) -> int:
+        """Return the host that looks into hangs, logs and says what concerns all: the first that lives."""
+        assert self._hosts is not None
+        return min(set(range(len(self._hosts.all))) - self._lost_hosts)
+
+    @property
+    def gone_hosts(self) -> set[int]:
+        """The hosts that will not start the ranks again: they are lost, or were asked to end."""
+        return self._lost_hosts | self.leaving
+
+    @property
+    def mistakes(self) -> frozenset[str]:
+        """What the ranks' programs did wrong before their first step; none where a host, which would not
+        know of it in the next start, is gone."""
+        return frozenset() if self.gone_hosts else mistakes(self._job.ranks)
+
+    def _leads(self) -> bool:
+        return self._hosts is None or self._leader() == self._hosts.index
+
+    def _say(self, text: str) -> None:
+        if self._log.leading:
+            say(text)
+
+    def _hear_hosts(self) -> None:
+        assert self._hosts is not None
+        for arrived in self._hosts.take():
+            if isinstance(arrived, Lost):
+                self._lose(arrived)
+            else:
+                try:
+                    self._hear_host(arrived)
+                except Exception as error:
+                    self._note_nonsense(self._hosts.name(arrived.host), error)
+
+    def _hear_host(self, arrived: Arrived) -> None:
+        match arrived.header:
+            case {"rank": int(rank), "said": str(said)}:
+                self._hear(self._rank(rank).rank, protocol.decode(said.encode()))
+            case {"rank": int(rank), "exit_code": int(exit_code), "told": str(told)} if told in TOLD:
+                self._has_ended(self._rank(rank).rank, exit_code, told)
+            case {"rank": int(rank), "dies_with": int(exit_code)}:
+                self._is_dying(self._rank(rank).rank, exit_code)
+            case {"rank": int(rank), "order": str(order)}:
+                self._pass_on(self._workers[rank], protocol.decode(order.encode()), arrived.host)
+            case {"proxy": _} | {"step_barrier": _} if self._proxies is not None:
+                self._proxies.hear_host(arrived)
+            case {"stopped": int(rank)}:
+                self._investigation.hear_stopped(self._rank(rank).rank)
+            case {"ring": int(rank), "size": int(size), "at": int(place)}:
+                self._copies.write(self._rank(rank).rank, size, place, arrived.data)
+            case {"want_save": int(step)} if 0 < step < local_state.LAST_STEP:
+                local_state.want_save_after([worker.ring_fd for worker in self._workers.values()], step)
+            case {"alarm": str(cause), "text": str(text), "blamed": list(blamed)}:
+                self._hear_alarm(arrived.host, cause, text, [self._rank(rank).rank for rank in blamed])
+            case {"stacks_wanted": int(rank)}:
+                self._send_stacks(arrived.host, self._workers[rank])
+            case {"stacks_of": int(rank)}:
+                self._investigation.hear_stacks(self._rank(rank).rank, arrived.data.decode())
+            case unknown:
+                raise ValueError(f"{unknown!r:.200}")
+
+    def _hear_alarm(self, host: int, cause: str, text: str, blamed: Sequence[int]) -> None:
+        if cause == "signal":
+            self.leaving.add(host)
+        self._alarm(cause, text)
+        self._blame(blamed)
+
+    def _pass_on(self, worker: Worker, order: Message, host: int) -> None:
+        """Give a rank of this host an order of another's; tell that if the rank is stopped."""
+        assert self._hosts is not None
+        if worker.is_stopped():
+            self._hosts.send(host, {"stopped": worker.rank})
+        worker.send(order)  # who can't be asked does not answer
+
+    def _ask_for_stacks(self, rank: int) -> None:
+        assert self._hosts is not None
+        self._hosts.send(self._hosts.host_of(rank), {"stacks_wanted": rank})
+
+    def _send_stacks(self, host: int, worker: Worker) -> None:
+        """Send another host the Python stacks of a rank; nobody waits for them here."""
+        hosts, file = self._hosts, stacks_of(worker, self._registrations.get(worker.rank))
+        assert hosts is not None
+
+        def send() -> None:
+            text = "" if file is None else read_stacks(file, STACK_SECONDS)
+            hosts.send(host, {"stacks_of": worker.rank}, text.encode())
+
+        threading.Thread(target=send, name="jitckpt-stacks", daemon=True).start()
+
+    def _lose(self, lost: Lost) -> None:
+        """A host is gone: its ranks have ended, as far as this job is concerned."""
+        assert self._hosts is not None
+        ranks = [rank for rank in self._hosts.all[lost.host].ranks if self._rank(rank).alive]
+        if not ranks:
+            return  # it had nothing more to do
+        self._lost_hosts.add(lost.host)
+        text = f"{self._hosts.name(lost.host)} with {_listed(ranks)} is lost: {lost.reason}"
+        if self._leads() and not self._log.leading:
+            self._log.leading, self._trouble = True, None  # what this host noticed before, nobody has heard
+        elif self._trouble is not None:
+            self._say(f"{text}.")
+        self._detected("host", text)
+        if self._proxies is not None:
+            self._proxies.lose_host(lost.host)
+        for rank in ranks:
+            self._change(rank, exit_code=-signal.SIGKILL, told="kill", reachable=False)
+            if self._proxies is not None:
+                self._proxies.ended(rank, failed=True, how="its host is lost")
+
+    def _order(self, rank: int, order: Message) -> str | None:
+        """Give a rank of any host an order; return why that can't be done, or None."""
+        if rank in self._workers:
+            return self._workers[rank].send(order)
+        assert self._hosts is not None
+        self._hosts.send(self._hosts.host_of(rank), {"rank": rank, "order": protocol.encode(order).decode()})
+        return None
+
+    # What is done.
+
+    def _let_end(self, ranks: tuple[int, ...]) -> None:
+        for rank in ranks:
+            local_state.let_end(self._workers[rank].ring_fd)
+            self._change(rank, let_end=True)
+
+    def _order_save(self, ranks: tuple[int, ...]) -> None:
+        assert self._trouble is not None
+        if self._job.save_ordered_at is None:
+            self._job = replace(self._job, save_ordered_at=time.monotonic())
+        order = protocol.Save(self._save_id, reason=self._trouble, deadline=self._job.save_deadline)
+        self._say(f"{_listed(ranks)} may take {order.deadline:g} s to save the state.")
+        self._log.write("save_ordered", save_id=self._save_id, ranks=ranks, deadline=order.deadline)
+        for rank in ranks:
+            problem = self._workers[rank].send(order) if rank in self._workers else None
+            self._change(rank, save="ordered" if problem is None else "failed")
+            if problem is not None:
+                self._log.write("warning", rank=rank, text=f"rank {rank} can't be told to save: {problem}")
+
+    def _end(self, kill: tuple[int, ...], terminate: tuple[int, ...]) -> None:
+        if self._job.ending_since is None:
+            self._job = replace(self._job, ending_since=time.monotonic())
+            self._tell_what_is_saved()
+        self._log.write("ranks_ended", kill=kill, terminate=terminate)
+        for rank in kill:
+            if rank in self._workers:
+                self._workers[rank].signal(signal.SIGKILL)
+            self._change(rank, told="kill")
+        for rank in terminate:
+            if rank in self._workers:
+                self._workers[rank].signal(self.interrupts[0] if self.interrupts else signal.SIGTERM)
+            self._change(rank, told="terminate")
+
+    def _tell_what_is_saved(self) -> None:
+        steps = whole_steps(self._job.ranks)
+        if steps:
+            self._log.write("saved", step=max(steps))
+            self._say(f"the state after step {max(steps)} is saved.")
+        elif training_is_over(self._job.ranks):
+            self._say("the training had ended on all ranks before that, so nothing is done again.")
+        elif self._registrations:
+            reasons = ", ".join(f"rank {rank.rank} {_why_not_saved(rank)}" for rank in self._job.ranks)
+            self._log.write("not_saved", text=reasons, step=self._newest_step())
+            self._say(f"the state could not be saved: {reasons}.")
+        else:
+            self._say(
+                "no rank has called jitckpt.init, so there is no state to save; with it, and save_every=... "
+                "for failures of all replicas (docs/guides/user-level.md), the job would go on from a save."
+            )
+
+    def _newest_step(self) -> int | None:
+        """Return the newest step that a rank of this host has begun; None where that can't be told."""
+        try:
+            return local_state.newest_step([worker.ring_fd for worker in self._workers.values()])
+        except JitckptError as error:
+            self._log.write("warning", text=str(error))
+            return None
+
+    def _begin_local_states(self) -> None:
+        """Begin to write what this host's ranks alone knew, and those whose rings it keeps copies of.
+
+        A host may be lost before it has written its own, and its disk at any later time.
+        """
+        if self._job.ending_since is None:  # all ranks have ended by themselves
+            self._tell_what_is_saved()
+        self._job = replace(self._job, local_state_begun_at=time.monotonic())
+        own = {rank: worker.ring_fd for rank, worker in self._workers.items() if rank in self._registrations}
+        copied = {
+            rank: ring
+            for rank, ring in self._copies.rings.items()
+            if rank in self._registrations and rank not in self._workers
+        }
+        self._local_states = LocalStateWriter(
+            dict(sorted((own | copied).items())),
+            copied=set(copied),
+            directory=self._directory(),
+            steps=whole_steps(self._job.ranks),
+            write=self._reports.write_local_states,
+            done=lambda: os.eventfd_write(self._wake, 1),
+        )
+        self._local_states.start()
+
+    def _hear_of_local_states(self) -> None:
+        """Once they are written, tell which are lost."""
+        writer = self._local_states
+        if writer is None or not writer.is_done or self._job.local_state_written:
+            return
+        self._job = replace(self._job, local_state_written=True)
+        for rank in sorted(self._registrations):
+            if lost := self._why_lost(rank, writer):
+                text = f"rank {rank}'s own state (random numbers, buffers ...) is lost: {lost}"
+                self._log.write("warning", rank=rank, text=text)
+                say(text)
+        size = sum(sum(by_step.values()) for by_step in writer.written.values())
+        by_rank = {rank: sorted(by_step) for rank, by_step in writer.written.items()}
+        self._log.write("local_state_written", steps=by_rank, bytes=size, seconds=writer.seconds)
+
+    def _why_lost(self, rank: int, writer: LocalStateWriter) -> str:
+        """Return why a rank's own state is lost; empty if it is not, or another agent says it."""
+        if not self._answers_for(rank):
+            return ""
+        if rank in writer.problems:
+            return writer.problems[rank]
+        if rank not in writer.written:
+            return "the host that had a copy of it is lost, too, or had none yet."
+        if not writer.steps or max(writer.steps) in writer.written[rank]:
+            return ""
+        memory = "its memory" if rank in self._workers else "the copy of its memory"
+        return f"{memory} has none of step {max(writer.steps)}."
+
+    def _leave_local_states(self) -> None:
+        """Go on without those that are not written by now."""
+        writer = self._local_states
+        if writer is None or self._job.local_state_written:
+            return
+        writer.give_up()
+        text = (
+            "what the ranks alone knew (random numbers, buffers ...) could not be written: the file "
+            f"system of {writer.directory} does not answer."
+        )
+        self._log.write("warning", text=text)
+        say(text)
+
+    def _directory(self) -> Path:
+        """Return this host's checkpoint directory; the path of another's may mean nothing here."""
+        own = [one for rank, one in self._registrations.items() if rank in self._workers]
+        return Path((own or list(self._registrations.values()))[0].checkpoint_dir)
+
+    def _answers_for(self, rank: int) -> bool:
+        """Return whether it is this agent that has to say so if a rank's own state is lost."""
+        if rank in self._workers or self._hosts is None:
+            return True
+        host = self._hosts.host_of(rank)
+        keeper = self._hosts.keeper(host)
+        if host not in self._lost_hosts:
+            return False
+        return self._leads() if keeper in self._lost_hosts else keeper == self._hosts.index
+
+
+def _bound(call: Callable[[Worker], None], worker: Worker) -> Callable[[], None]:
+    return lambda: call(worker)
+
+
+def _signal_name(signum: int) -> str:
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
+
+
+def _how_it_ended(exit_code: int) -> str:
+    if exit_code < 0:
+        return f"was killed by {_signal_name(-exit_code)}"
+    return f"ended with exit status {exit_code}"
+
+
+def _why_not_saved(rank: Rank) -> str:
+    if rank.save == "ended":
+        return f"saved step {rank.saved_step} of shard {rank.shard} alone"
+    if rank.save == "failed":
+        return "could not save"
+    if rank.raised:
+        return "raised an exception"
+    if not rank.alive or rank.dying:
+        return "has ended"
+    if not rank.registered:
+        return "had not called jitckpt.init"
+    return "did not save in time" if rank.save == "ordered" else "had finished its training"
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

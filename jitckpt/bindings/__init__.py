@@ -1,0 +1,1 @@
+"""The native libraries, called from Python."""

@@ -1,0 +1,328 @@
+"""One pass over a loader that a restart can go on with in the middle, the same batch by batch.
+
+Of a plain DataLoader over a map dataset only indices are drawn again: the sampler begins with the random
+numbers that it began with, and what was handed out is left out. Its workers get the seed and the states that
+the former ones had. Over an iterable dataset, or where the loader is no plain one, the data are read again.
+A loader with state_dict and load_state_dict goes on by its own state.
+"""
+
+import copy
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from inspect import isgenerator
+from itertools import islice
+from typing import Any
+
+import torch
+import xxhash
+from torch.utils.data import DataLoader, IterableDataset
+
+from jitckpt.data.generators import Generators
+from jitckpt.data.loader_workers import Beginning, Carried, WithStates, Workers
+from jitckpt.encoding import packed, tree_codec
+from jitckpt.errors import CheckpointError
+
+_DIGEST_BITS = 63  # a number that int64 holds
+
+
+@dataclass
+class PassState:
+    """How far a pass has come.
+
+    batches: handed out. ended: it has come to its end, or was left with break. digest: of their indices.
+    begun: the generators' states as the sampler began, packed. seed: the workers'. at_start, now: packed
+    states of workers by number, as the pass began and behind the batches that were handed out. own: what the
+    loader's state_dict said, packed.
+    """
+
+    batches: int = 0
+    ended: bool = False
+    left: bool = False
+    digest: int = 0
+    begun: bytes = b""
+    seed: int | None = None
+    at_start: dict[int, bytes] = field(default_factory=dict)
+    now: dict[int, bytes] = field(default_factory=dict)
+    own: bytes = b""
+
+    def forget(self) -> None:
+        """Nothing but that it has ended is still to be known."""
+        self.begun, self.own, self.at_start, self.now = b"", b"", {}, {}
+
+
+class Loader:
+    """What is kept of one loader for all passes over it: persistent workers, and their states."""
+
+    def __init__(self, loader: Iterable[Any], warn: Callable[[str], None]) -> None:
+        self.loader, self.warn = loader, warn
+        self.workers: Workers | None = None  # persistent ones
+        self.states: dict[int, bytes] = {}  # theirs
+        self.seed: int | None = None
+        self.is_new = True  # no pass over it has begun in this process
+        if not is_plain(loader) and has_own_state(loader) and getattr(loader, "num_workers", None):
+            warn(
+                f"A {type(loader).__name__} goes on by its own state, which as a rule does not hold its "
+                "workers' random numbers: what these draw for each sample would differ after a failure. With "
+                "torch's own DataLoader it would not."
+            )
+
+    def begin(self, saved: PassState | None = None) -> "Pass":
+        """Begin a pass, or go on with a saved one: then the caller puts the process's generators back."""
+        self.is_new = False
+        if not is_plain(self.loader):
+            return _OtherPass(self, saved)
+        if isinstance(self.loader.dataset, IterableDataset):  # type: ignore[attr-defined]
+            return _IterablePass(self, saved)
+        return _MapPass(self, saved)
+
+
+class Pass(ABC):
+    """One pass; `state` says how far it is. To be dropped when it has ended, as torch's iterators are."""
+
+    def __init__(self, of: Loader, saved: PassState | None) -> None:
+        self._of = of
+        self._goes_on = saved is not None
+        self.state = PassState() if saved is None else copy.deepcopy(saved)
+        self._iterator: Iterator[Any] | None = None
+        if not (self.state.ended and self.state.begun == b""):
+            self._begin()
+
+    def next(self) -> Any:
+        """Return the next batch. Raises StopIteration at the end."""
+        if self._iterator is None:
+            raise StopIteration
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            self.end()
+            raise
+        self.state.batches += 1
+        return self._handed_out(batch)
+
+    def end(self, left: bool = False) -> None:
+        """The pass has come to its end, or was left: its workers end as well, unless they are persistent."""
+        self.state.ended, self.state.left = True, left
+        self.drop()
+
+    def drop(self) -> None:
+        """Nothing is drawn any more."""
+        self._iterator = None
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Make the iterator as the script's own would be made, or go on with it after a restart."""
+
+    def _handed_out(self, batch: Any) -> Any:
+        return batch
+
+    def _read_again(self) -> None:
+        """Read what was handed out before; generators have to be as they were as the pass began."""
+        assert self._iterator is not None
+        count, self.state.batches = self.state.batches, 0
+        kind = type(self._of.loader).__name__
+        if count:
+            self._of.warn(
+                f"The {count} batches that a {kind} gave before the failure are read again, as nothing tells "
+                "how to leave them out; one with state_dict and load_state_dict would be asked."
+            )
+        for number in range(count):
+            try:
+                self.next()
+            except StopIteration:
+                raise CheckpointError(
+                    f"A {kind} gave {count} batches before the failure, and now ends after {number}: its "
+                    "data are not what they were."
+                ) from None
+
+
+class _OtherPass(Pass):
+    """Over what is no plain DataLoader: by its own state, or read again."""
+
+    def _begin(self) -> None:
+        loader, state = self._of.loader, self.state
+        self._has_state = has_own_state(loader)
+        generators = Generators()
+        if not self._goes_on:
+            state.begun = packed.pack(generators.capture())
+        elif self._has_state:
+            if state.own:
+                loader.load_state_dict(packed.unpack(state.own))  # type: ignore[attr-defined]
+        else:
+            generators.restore(packed.unpack(state.begun))
+        was_ended, was_left = state.ended, state.left
+        self._iterator = iter(loader)
+        if self._goes_on and not self._has_state:
+            self._read_again()
+        if was_ended:
+            if not was_left:  # so that the next pass is a new one for the loader, too
+                for _ in self._iterator:
+                    pass
+            self.end(was_left)
+
+    def _handed_out(self, batch: Any) -> Any:
+        if self._has_state:
+            own = self._of.loader.state_dict()  # type: ignore[attr-defined]
+            self.state.own = packed.pack(tree_codec.encode(own, "loader"))
+        return batch
+
+
+class _PlainPass(Pass):
+    """Over a plain DataLoader, of which a copy is iterated."""
+
+    def _begin(self) -> None:
+        loader = self._of.loader
+        assert isinstance(loader, DataLoader)
+        self._plain = copy.copy(loader)
+        self._persistent = loader.persistent_workers and loader.num_workers > 0
+        self._generators = Generators(loader)
+        self._begin_plain()
+
+    @abstractmethod
+    def _begin_plain(self) -> None:
+        """Begin, once the loader is copied and its generators are known."""
+
+    def _iterate(self, states: str, first: int) -> None:
+        """Make the iterator; new workers get those of the pass's states, and `first` the first batch."""
+        plain, state, of = self._plain, self.state, self._of
+        if self._persistent and not self._goes_on and of.seed is not None:
+            state.seed, state.at_start, state.now = of.seed, dict(of.states), dict(of.states)
+        if state.seed is not None:
+            plain.generator = torch.Generator()  # the seed is known, and drawn for nothing
+        if plain.num_workers == 0:
+            if self._goes_on:
+                plain.generator = torch.Generator()
+            self._iterator = plain._get_iterator()
+        elif of.workers is not None:
+            of.workers._index_sampler = plain._index_sampler
+            of.workers.begin_again(plain)
+            state.at_start = state.at_start | of.workers.drained
+            state.now = dict(state.at_start)
+            self._iterator = of.workers
+        else:
+            plain.collate_fn = WithStates(plain.collate_fn)
+            plain.worker_init_fn = Beginning(plain.worker_init_fn, getattr(state, states))
+            workers = Workers(plain, state.seed, first)
+            state.seed = workers.seed
+            if self._persistent:
+                of.workers = workers
+            self._iterator = workers
+
+    def _handed_out(self, batch: Any) -> Any:
+        if not isinstance(batch, Carried):
+            return batch
+        if batch.states is not None:
+            self.state.now[batch.worker] = batch.states
+        return batch.batch
+
+    def end(self, left: bool = False) -> None:
+        super().end(left)
+        if self._persistent:
+            self._of.states, self._of.seed = dict(self.state.now), self.state.seed
+
+
+class _IterablePass(_PlainPass):
+    def _begin_plain(self) -> None:
+        state = self.state
+        was_ended, was_left = state.ended, state.left
+        if self._goes_on:
+            self._generators.restore(packed.unpack(state.begun))
+            if was_ended and not (was_left and self._persistent):
+                self.end(was_left)
+                return
+            state.now = dict(state.at_start)
+        else:
+            state.begun = packed.pack(self._generators.capture())
+        self._iterate("at_start", 0)
+        if self._goes_on:
+            self._read_again()
+        if was_ended:
+            self.end(was_left)
+
+
+class _MapPass(_PlainPass):
+    def _begin_plain(self) -> None:
+        plain, state = self._plain, self.state
+        self._digests: dict[int, int] = {}  # of the indices up to each batch, of those that are drawn
+        self._ahead = plain.num_workers * (plain.prefetch_factor or 0)
+        key = "sampler" if plain.batch_sampler is None else "batch_sampler"
+        plain.__dict__[key] = _Indices(plain.__dict__[key], self._indices)
+        was_ended, was_left = state.ended, state.left
+        if was_ended and not (was_left and self._persistent):
+            # So that generators of the sampler's own are where they were.
+            for _ in islice(iter(plain._index_sampler), self._ahead if state.left else None):
+                pass
+            self.end(state.left)
+            return
+        self._iterate("now", state.batches % max(1, plain.num_workers))
+        if was_ended:  # the workers that stay have made some more batches
+            self.end(was_left)
+
+    def _handed_out(self, batch: Any) -> Any:
+        self.state.digest = self._digests.pop(self.state.batches)
+        return super()._handed_out(batch)
+
+    def _indices(self, sampler: Iterable[Any]) -> Iterator[Any]:
+        """Iterate the sampler; in a pass that goes on, from where it was."""
+        state = self.state
+        if not self._goes_on or not state.begun:
+            state.begun = packed.pack(self._generators.capture())
+            indices = iter(sampler)
+            return self._drawn(indices, 0, 0, isgenerator(indices))
+        self._generators.restore(packed.unpack(state.begun))
+        indices = iter(sampler)
+        digest = number = 0
+        for number, one in enumerate(islice(indices, state.batches), start=1):  # noqa: B007
+            digest = _digest(one, digest)
+        if digest != state.digest:
+            self._of.warn(
+                f"The {type(sampler).__name__} gives another order than before the failure, so from here the "
+                "training differs from an undisturbed one: its order must follow from torch's, Python's or "
+                "numpy's generators as the epoch begins, from generators in its attributes, or from what its "
+                "state_dict says."
+            )
+        return self._drawn(indices, number, digest, False)
+
+    def _drawn(self, indices: Iterator[Any], number: int, digest: int, begins_late: bool) -> Iterator[Any]:
+        """Yield the indices, and count them; begins_late: only with the first of them is anything drawn."""
+        if begins_late:
+            self.state.begun = packed.pack(self._generators.capture())
+        for one in indices:
+            number += 1
+            self._digests[number] = digest = _digest(one, digest)
+            yield one
+
+
+class _Indices:
+    """In a sampler's place."""
+
+    def __init__(self, sampler: Any, iterate: Callable[[Iterable[Any]], Iterator[Any]]) -> None:
+        self._sampler, self._iterate = sampler, iterate
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._iterate(self._sampler)
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+
+def is_plain(loader: Iterable[Any]) -> bool:
+    """Return whether it is iterated as torch's own DataLoader is."""
+    kind = type(loader)
+    return isinstance(loader, DataLoader) and all(
+        getattr(kind, name) is getattr(DataLoader, name) for name in ("__iter__", "_get_iterator")
+    )
+
+
+def has_own_state(loader: Iterable[Any]) -> bool:
+    return hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+
+
+def _digest(indices: Any, before: int) -> int:
+    """Return a number that tells these indices and those before them from others."""
+    try:
+        data = array("q", indices).tobytes()
+    except (TypeError, OverflowError):
+        data = repr(indices).encode()
+    return xxhash.xxh3_64_intdigest(data, before) >> (64 - _DIGEST_BITS)

@@ -1,0 +1,90 @@
+"""The random number generators that a loader draws from: the process's own ones, and those of its sampler."""
+
+import random
+from typing import Any
+
+import numpy
+import torch
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
+
+from jitckpt.data.random_state import RandomState
+from jitckpt.encoding import tree_codec
+from jitckpt.encoding.tree_codec import Encoded
+
+PLAIN = (bool, int, float, str)
+# What these keep besides a generator they do not change themselves.
+TORCHS = (BatchSampler, DistributedSampler, RandomSampler, SequentialSampler)
+
+
+class Generators:
+    """Takes and puts back their states: of the process on the host, of a loader, and of its samplers.
+
+    Of a sampler that torch does not have, also numbers and texts among its attributes (an epoch, a position),
+    and what its state_dict says.
+    """
+
+    def __init__(self, loader: DataLoader[Any] | None = None) -> None:
+        self._random = RandomState(None)
+        self._keepers: list[Any] = []
+        if loader is not None:
+            self._keepers = [loader, *samplers(loader)]
+
+    def capture(self) -> Encoded:
+        """Return all states, to be packed."""
+        own = [_own_state(keeper) for keeper in self._keepers]
+        on_host, of_keepers = self._random.capture(), tree_codec.encode(own, "own")
+        tree = {"host": on_host.tree, "own": of_keepers.tree}
+        return Encoded(tree, on_host.tensors | of_keepers.tensors)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Put back what `capture` returned, decoded."""
+        self._random.restore(state["host"])
+        for keeper, own in zip(self._keepers, state["own"], strict=True):
+            _restore_own(keeper, own)
+
+
+def samplers(loader: DataLoader[Any]) -> list[Any]:
+    """Return the loader's samplers, from the one that gives batches to the one that gives single indices."""
+    found: list[Any] = []
+    waiting = [loader.batch_sampler, loader.sampler]
+    while waiting:
+        one = waiting.pop(0)
+        if one is not None and all(one is not other for other in found):
+            found.append(one)
+            waiting += [getattr(one, "batch_sampler", None), getattr(one, "sampler", None)]
+    return found
+
+
+def _own_state(keeper: Any) -> dict[str, Any]:
+    if not isinstance(keeper, DataLoader) and hasattr(keeper, "load_state_dict"):
+        return {"state_dict": keeper.state_dict()}
+    state: dict[str, Any] = {}
+    for name, value in getattr(keeper, "__dict__", {}).items():
+        if isinstance(value, torch.Generator):
+            state[name] = value.get_state()
+        elif isinstance(value, random.Random):
+            state[name] = value.getstate()
+        elif isinstance(value, numpy.random.Generator):
+            state[name] = value.bit_generator.state
+        elif isinstance(value, numpy.random.RandomState):
+            state[name] = value.get_state(legacy=False)
+        elif isinstance(value, PLAIN) and not isinstance(keeper, DataLoader) and type(keeper) not in TORCHS:
+            state[name] = value
+    return state
+
+
+def _restore_own(keeper: Any, state: dict[str, Any]) -> None:
+    for name, saved in state.items():
+        value = None if name == "state_dict" else getattr(keeper, name)
+        if name == "state_dict":
+            keeper.load_state_dict(saved)
+        elif isinstance(value, torch.Generator):
+            value.set_state(saved)
+        elif isinstance(value, random.Random):
+            value.setstate(saved)
+        elif isinstance(value, numpy.random.Generator):
+            value.bit_generator.state = saved
+        elif isinstance(value, numpy.random.RandomState):
+            value.set_state(saved)
+        else:
+            setattr(keeper, name, saved)

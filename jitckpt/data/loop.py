@@ -1,0 +1,423 @@
+"""The script's loop where its boundaries are known: `job.steps`, `job.epochs` and `job.batches`.
+
+One iteration is one minibatch, whatever optimizers make steps in it; one in which none does belongs to the
+next. When the script asks for the next one, all that it did after the optimizer step is done, and belongs to
+that step. What comes between the end of a loop over batches and the next optimizer step (an evaluation, a
+scheduler's step) belongs to that next step: a restart begins it again, with all as it was.
+"""
+
+import dis
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import starmap
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from jitckpt._seen import Seen
+from jitckpt.data.data_pass import Loader, Pass, PassState
+from jitckpt.data.generators import Generators, samplers
+from jitckpt.encoding import tree_codec
+from jitckpt.encoding.tree_codec import Encoded, Json
+from jitckpt.errors import JitckptError
+
+_ITERATION, _LEFT, _EPOCH, _BOUNDARY, _FIRST = range(5)  # places in the numbers; behind them, of each pass,
+_OF_A_PASS = 4  # batches, whether ended, whether left, digest
+# What CPython does as a loop's iterator goes, if not an exception is the cause.
+_LEAVING = frozenset({"POP_TOP", "FOR_ITER", "END_FOR", "POP_ITER"})
+_TOLD = "_jitckpt_epoch"  # what a sampler was told last
+_EMPTY = torch.zeros(0, dtype=torch.uint8, device="cpu")
+_IN_A_GENERATOR = frozenset({"YIELD_VALUE", "RESUME"})
+
+
+class Loop:
+    """Where the loops are, as a part of the rank-local state, and how they go on from there."""
+
+    def __init__(
+        self,
+        *,
+        begins: Callable[[], None],
+        boundary: Callable[[], bool],
+        write_again: Callable[[], None],
+        put_back: Callable[[], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        """begins: the first loop begins. boundary: the script asks for its next minibatch.
+
+        It returns whether optimizer steps have been made since the last one. write_again: write what this
+        rank alone knows after the last step once more. put_back: put the state back that the job was restored
+        to, whatever the script has done since the loop began.
+        """
+        self.is_used = False
+        self.last_boundary = 0  # step whose state was written again, once the script had gone on from it
+        self._begins, self._boundary, self._write_again = begins, boundary, write_again
+        self._put_back, self._warn = put_back, warn
+        self._host = Generators()
+        self._loaders: dict[int, Loader] = {}
+        self._iteration = 0
+        self._left = False
+        self._epoch = 0
+        self._in_epochs = self._in_steps = False
+        self._went_on = False
+        self._warned = False
+        self._passes: list[PassState] = []  # of this epoch, in the order in which they began
+        self._of: list[Loader] = []  # theirs
+        self._previous: list[
+            PassState
+        ] = []  # of the epoch before, until that number's pass begins in this one
+        self._saved: list[PassState] = []  # those that a restart goes on with
+        self._goes_on_at: int | None = None  # of those, the one where the state is put back
+        self._newest: tuple[Pass | None, int] = (None, 0)  # pass that gave the last batch, iterations by then
+        self._minibatches = 0
+        self._numbers = torch.zeros(0, dtype=torch.int64, device="cpu")
+        self._structure: object = None
+        self._tree: Json = None
+        self._tensors: dict[str, tuple[bytes, Tensor]] = {}
+
+    def steps(self, number: int) -> Iterator[int]:
+        """Iterate range(number), from where the job is."""
+        if self._in_steps:
+            raise JitckptError("job.steps was called in a loop over job.steps: only one of them can go on.")
+        self._begin()
+        self._in_steps = True
+        first = number if self._left else self._iteration
+        if self._iteration > 0 and not self._saved and not self._went_on:
+            self._put_back()
+        self._went_on = True
+        try:
+            for step in range(first, number):
+                self._reached()
+                self._iteration = step + 1
+                self._put_numbers()
+                yield step
+            self._reached()
+        except GeneratorExit:
+            if _left_by_the_script():
+                self._reached()
+                self._left = True
+                self._in_steps = False
+                self._ended()
+            raise
+        finally:
+            self._in_steps = False
+
+    def epochs(self, number: int) -> Iterator[int]:
+        """Iterate range(number), from the epoch in which the job is."""
+        if self._in_epochs or self._in_steps:
+            raise JitckptError("job.epochs was called in another loop of the job: it must be the outermost.")
+        self._begin()
+        self._in_epochs = True
+        try:
+            for epoch in range(self._epoch, number):
+                yield epoch
+                if any(not one.ended for one in self._passes):
+                    self._warn(
+                        f"In epoch {epoch} a loop over job.batches was neither run to its end nor left with "
+                        "break, so a failure after it would go on in it. Use it in a for statement."
+                    )
+                self._epoch, self._iteration, self._left = epoch + 1, 0, False
+                self._previous = [*self._passes, *self._previous[len(self._passes) :]]
+                self._passes, self._of, self._saved, self._goes_on_at = [], [], [], None
+                self._put_numbers()
+                self._reached()
+        finally:
+            self._in_epochs = False
+
+    def batches(self, loader: Iterable[Any]) -> "Batches":
+        return Batches(self, loader)
+
+    def done_of_next(self) -> int:
+        """Return how many batches the next pass to begin leaves out."""
+        self._begin()
+        number = len(self._passes)
+        if number >= len(self._saved) or self._saved[number].ended:
+            return 0
+        return self._saved[number].batches
+
+    def warn_of_count(self, function: str, instead: str) -> None:
+        """A count beside the batches does not know where they go on. instead: what to write."""
+        if not self._warned:
+            self._warned = True
+            self._warn(
+                f"{function} of job.batches(loader) counts from 0 again where a restart goes on in "
+                f"the middle of an epoch. Write `batches = job.batches(loader)` and then `{instead}`."
+            )
+
+    def begin_pass(self, loader: Iterable[Any]) -> tuple[Pass, int]:
+        """Begin a pass over a loader; returns it and its number among those of the epoch."""
+        self._begin()
+        number = len(self._passes)
+        saved = self._saved[number] if number < len(self._saved) else None
+        if self._in_epochs:
+            _set_epoch(loader, self._epoch)
+        known = self._loaders.get(id(loader))
+        if known is None:
+            known = self._loaders[id(loader)] = Loader(loader, self._warn)
+        previous = self._previous[number] if number < len(self._previous) else None
+        if previous is not None and saved is None and known.is_new and previous.ended:
+            self._begin_again(known, previous)  # what it left: generators of its own, persistent workers
+        one = known.begin() if saved is None else self._begin_again(known, saved)
+        if previous is not None:
+            previous.forget()
+        for earlier, of in zip(self._passes, self._of, strict=True):
+            if of is known and earlier.ended:
+                earlier.forget()  # all that is to come follows from the new one
+        self._passes.append(one.state)
+        self._of.append(known)
+        self._put_numbers()
+        return one, number
+
+    def _begin_again(self, known: Loader, saved: PassState) -> Pass:
+        """Go on with a pass; the process's generators stay as they are."""
+        before = self._host.capture()
+        try:
+            return known.begin(saved)
+        finally:
+            self._host.restore(tree_codec.decode(before.tree, before.tensors))
+
+    def next_batch(self, one: Pass, number: int) -> Any:
+        """Return the next batch of a pass; the script is between two minibatches."""
+        self._reached()
+        newest, minibatches = self._newest
+        outer = any(not other.ended for other in self._passes[:number])
+        if newest is one and minibatches < self._minibatches and outer and not self._in_steps:
+            raise JitckptError(
+                "A loop over job.batches was begun in another one, and makes optimizer steps: a restart "
+                "could not go on in both. Iterate the outer loader without job.batches, or both with zip()."
+            )
+        if self._goes_on_at == number:
+            self._goes_on_at = None
+            self._put_back()
+        try:
+            batch = one.next()
+        except StopIteration:
+            self._ended()
+            raise
+        self._newest = one, self._minibatches
+        self._put_numbers()
+        return batch
+
+    def leave(self, one: Pass) -> None:
+        """The script has left the loop over this pass."""
+        self._reached()
+        one.end(left=True)
+        self._ended()
+
+    def close(self) -> None:
+        """End workers that would stay for the next pass."""
+        for loader in self._loaders.values():
+            loader.workers = None
+
+    def capture(self) -> Encoded:
+        """Return where the loops are, under the name "loop"; what is as before is the same object."""
+        kept = [*self._passes, *self._previous]
+        structure = [len(self._passes)], [(one.seed, [*one.at_start], [*one.now]) for one in kept]
+        pieces = [
+            (f"loop.{number}.{name}", data)
+            for number, one in enumerate(kept)
+            for name, data in (
+                ("begun", one.begun),
+                ("own", one.own),
+                *((f"start.{worker}", data) for worker, data in one.at_start.items()),
+                *((f"now.{worker}", data) for worker, data in one.now.items()),
+            )
+        ]
+        if structure != self._structure:
+            self._structure = structure
+            trees, count = [*starmap(_tree_of, enumerate(kept))], len(self._passes)
+            self._tree = {
+                "numbers": {"$tensor": "loop.numbers"},
+                "passes": trees[:count],
+                "previous": trees[count:],
+            }
+        tensors = {}
+        for name, data in pieces:
+            known = self._tensors.get(name)
+            if known is None or known[0] is not data:
+                known = data, torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else _EMPTY
+            tensors[name] = known
+        self._tensors = tensors
+        named = {name: tensor for name, (_, tensor) in tensors.items()}
+        return Encoded(self._tree, {"loop.numbers": self._numbers.clone(), **named})
+
+    def look(self) -> Seen:
+        """Return what tells that `capture` would return what it just did."""
+        seen = Seen()
+        seen.attribute(self, "_numbers")
+        seen.memory(self._numbers.data_ptr(), self._numbers.nbytes)
+        return seen
+
+    def restore(self, own: Mapping[str, Any], of_saver: Mapping[str, Any] | None, step: int) -> bool:
+        """Go on where `capture` was called, decoded.
+
+        of_saver: what a replica said, which has perhaps seen a loop's end that this rank did not come to.
+        Returns whether it is known that nothing is missing of what this rank did after the optimizer step.
+        """
+        numbers = own["numbers"].tolist()
+        self._iteration, self._left, self._epoch = numbers[_ITERATION], bool(numbers[_LEFT]), numbers[_EPOCH]
+        kept = [*own["passes"], *own["previous"]]
+        passes = [_pass_of(one, _numbers_of(numbers, at)) for at, one in enumerate(kept)]
+        count = len(own["passes"])
+        self._saved, self._previous = passes[:count], passes[count:]
+        if of_saver is not None:
+            other = of_saver["numbers"].tolist()
+            if other[_ITERATION] == self._iteration:
+                self._left |= bool(other[_LEFT])
+            for at, one in enumerate(self._saved[: len(of_saver["passes"])]):
+                batches, ended, left, _ = _numbers_of(other, at)
+                if batches == one.batches:
+                    one.ended, one.left = one.ended or bool(ended), one.left or bool(left)
+        going = [at for at, one in enumerate(self._saved) if not one.ended]
+        self._goes_on_at = going[0] if going else len(self._saved) - 1 if self._saved else None
+        self.last_boundary = numbers[_BOUNDARY]
+        return self.last_boundary in (0, step)
+
+    def told_boundary(self, step: int) -> None:
+        """The state after `step` is written once more, as something has changed since the optimizer step."""
+        self.last_boundary = step
+        self._put_numbers()
+
+    def count_from(self, step: int) -> None:
+        """The save that the job goes on with knows of no loop: it was one over range()."""
+        self._iteration = step
+
+    def _begin(self) -> None:
+        if not self.is_used:
+            self.is_used = True
+            self._begins()
+            self._put_numbers()
+            self._reached()
+
+    def _reached(self) -> None:
+        """The script asks for the next minibatch, or is at the loop's end."""
+        if self._boundary():
+            self._minibatches += 1
+
+    def _ended(self) -> None:
+        """It is known since then that the loop is at its end."""
+        self._put_numbers()
+        if not self._in_steps and all(one.ended for one in self._passes):
+            self._write_again()
+
+    def _put_numbers(self) -> None:
+        numbers = [self._iteration, int(self._left), self._epoch, self.last_boundary]
+        for one in (*self._passes, *self._previous):
+            numbers += [one.batches, int(one.ended), int(one.left), one.digest]
+        if len(numbers) != len(self._numbers):
+            self._numbers = torch.zeros(len(numbers), dtype=torch.int64, device="cpu")
+        self._numbers[:] = torch.tensor(numbers, dtype=torch.int64, device="cpu")
+
+
+class Batches:
+    """A loader's batches in a loop whose position is kept; each iteration is one pass over the loader."""
+
+    def __init__(self, loop: Loop, loader: Iterable[Any]) -> None:
+        self._loop, self._loader = loop, loader
+
+    def __iter__(self) -> Iterator[Any]:
+        caller = sys._getframe(1)
+        names = caller.f_code.co_names
+        if "first" not in names and _doing(caller).startswith("CALL"):
+            if "enumerate" in names:
+                self._loop.warn_of_count("enumerate", "enumerate(batches, batches.first)")
+            elif "islice" in names:
+                self._loop.warn_of_count("islice", "islice(batches, n - batches.first)")
+        return _Batches(self._loop, self._loader)
+
+    @property
+    def first(self) -> int:
+        """The number of the first batch that the next iteration gives: not 0 where a restart goes on."""
+        return self._loop.done_of_next()
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]
+
+
+class _Batches:
+    """One pass, as the script iterates it."""
+
+    def __init__(self, loop: Loop, loader: Iterable[Any]) -> None:
+        self._pass: Pass | None = None
+        self._loop = loop
+        self._pass, self._number = loop.begin_pass(loader)
+
+    def __iter__(self) -> "_Batches":
+        return self
+
+    def __next__(self) -> Any:
+        if self._pass is None:
+            raise StopIteration
+        try:
+            return self._loop.next_batch(self._pass, self._number)
+        except StopIteration:
+            self._pass = None
+            raise
+
+    def __del__(self) -> None:
+        if self._pass is not None and not self._pass.state.ended:
+            if _left_by_the_script():
+                self._loop.leave(self._pass)
+            self._pass.drop()
+
+
+def _left_by_the_script() -> bool:
+    """Whether a loop's iterator goes because the loop was left, not because an exception was raised in it.
+
+    What the interpreter is doing tells: in an exception it is still at the call that raised it.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and _doing(frame) in _IN_A_GENERATOR:
+        frame = frame.f_back  # a generator around ours is closed
+    return frame is not None and _doing(frame) in _LEAVING
+
+
+def _doing(frame: FrameType) -> str:
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]] if frame.f_lasti >= 0 else ""
+
+
+def _set_epoch(loader: Iterable[Any], epoch: int) -> None:
+    """Tell samplers such as DistributedSampler the epoch, unless the script has told them another."""
+    for sampler in samplers(loader) if isinstance(loader, DataLoader) else ():
+        if hasattr(sampler, "set_epoch") and getattr(sampler, _TOLD, None) in (None, _epoch_of(sampler)):
+            sampler.set_epoch(epoch)
+            setattr(sampler, _TOLD, _epoch_of(sampler))
+
+
+def _epoch_of(sampler: Any) -> Any:
+    return getattr(sampler, "epoch", None)
+
+
+def _numbers_of(numbers: list[int], at: int) -> list[int]:
+    begin = _FIRST + at * _OF_A_PASS
+    return numbers[begin : begin + _OF_A_PASS]
+
+
+def _tree_of(at: int, one: PassState) -> Json:
+    def workers(kind: str, states: Mapping[int, bytes]) -> Json:
+        return [[worker, {"$tensor": f"loop.{at}.{kind}.{worker}"}] for worker in states]
+
+    return {
+        "seed": one.seed,
+        "begun": {"$tensor": f"loop.{at}.begun"},
+        "own": {"$tensor": f"loop.{at}.own"},
+        "start": workers("start", one.at_start),
+        "now": workers("now", one.now),
+    }
+
+
+def _pass_of(saved: Mapping[str, Any], numbers: list[int]) -> PassState:
+    batches, ended, left, digest = numbers
+    return PassState(
+        batches=batches,
+        ended=bool(ended),
+        left=bool(left),
+        digest=digest,
+        begun=saved["begun"].numpy().tobytes(),
+        seed=saved["seed"],
+        at_start={worker: state.numpy().tobytes() for worker, state in saved["start"]},
+        now={worker: state.numpy().tobytes() for worker, state in saved["now"]},
+        own=saved["own"].numpy().tobytes(),
+    )

@@ -1,0 +1,1 @@
+"""What would hurt a long run, found before it."""

@@ -1,0 +1,1 @@
+"""State as bytes: trees, tensors, files of tensors."""

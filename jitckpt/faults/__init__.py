@@ -1,0 +1,1 @@
+"""Rehearsed failures: what `--fault` says, and what makes it happen."""

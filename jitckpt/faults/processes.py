@@ -1,0 +1,76 @@
+"""Rehearsed failures of processes that are more than a signal to the rank (docs/reference/faults.md)."""
+
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from jitckpt.system import process_tree
+from jitckpt.system.signals import AGENT_PID
+
+# These befall what the agent has beside the ranks, and so are the agent's to do.
+AGENTS_KINDS = ("guardian", "template")
+_FIRST_OF_OTHERS = 3  # descriptors: after standard input, output and errors
+_MUTEX_BYTES = 64  # larger than pthread_mutex_t
+_SIGNALS_ALL = (
+    "import sys; sys.path.append(sys.argv[1]); from jitckpt.faults.processes import signal_below; "
+    "signal_below(int(sys.argv[2]))"
+)
+
+
+def hold_gil() -> None:
+    """Keep Python's lock for ever in a call that does not come back, as a hanging extension does."""
+    import ctypes
+
+    library = ctypes.PyDLL(None)  # unlike CDLL it keeps the lock
+    mutex = ctypes.create_string_buffer(_MUTEX_BYTES)
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_lock(mutex)
+
+
+def read_nowhere() -> None:
+    """Read where no memory is: unlike a SIGSEGV that is sent, this comes through every handler."""
+    import ctypes
+
+    ctypes.string_at(0)
+
+
+def never_rest() -> None:
+    """Have garbage looked for with nearly every object that is made, from now on."""
+    gc.set_threshold(1, 1, 1)
+
+
+def close_descriptors() -> None:
+    """Close what the program has not opened, and all else, as daemons and sudo do."""
+    os.closerange(_FIRST_OF_OTHERS, os.sysconf("SC_OPEN_MAX"))
+
+
+def signal_all() -> None:
+    """Have SIGTERM sent to all processes of the job at once, by one that is none of them, as scancel does."""
+    agent = os.environ.get(AGENT_PID)
+    if agent is None:
+        return
+    root = str(Path(__file__).parents[2])
+    subprocess.run(
+        [sys.executable, "-I", "-S", "-c", _SIGNALS_ALL, root, agent], start_new_session=True, check=True
+    )
+
+
+def signal_below(agent: int) -> None:
+    """Send SIGTERM to this process and all below it, but not to the calling one."""
+    for pid in process_tree.below(process_tree.everybody(), [agent]) - {os.getpid()}:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+
+
+BY_KIND: dict[str, Callable[[], None]] = {
+    "segfault": read_nowhere,
+    "gil-hold": hold_gil,
+    "gc": never_rest,
+    "close-fds": close_descriptors,
+    "signal-all": signal_all,
+}

@@ -1,0 +1,1 @@
+"""Several hosts: connections between agents, rendezvous and stores."""

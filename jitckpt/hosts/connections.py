@@ -1,0 +1,400 @@
+"""The agents of one job on several hosts: connections between all of them, for one start of the workers.
+
+A thread with an event loop of its own does the talking, so nobody who sends ever waits. The supervisor takes
+what arrives. A host is lost when its connection ends, or when its machine does not acknowledge for too long
+what was sent: an agent with nothing to say sends an empty message every second. Machines acknowledge however
+busy their agents are: an agent whose machine does, and that itself says nothing, has more time.
+"""
+
+import asyncio
+import contextlib
+import errno
+import itertools
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from jitckpt.decisions.quorum import Past
+from jitckpt.hosts import link
+from jitckpt.hosts.link import Header, LinkError
+
+HEARTBEAT = 1.0  # seconds
+PATIENCE = 6  # times the seconds that a machine may be silent, for an agent on a machine that is not
+MOST_STRANGERS = 256  # connections that have not proved yet that they belong here
+CROWD_PAUSES = (0.1, 0.5, 1.0)  # seconds between the tries to get in where there are many strangers
+# What the kernel says of a connection whose other end is silent.
+SILENT_ERRORS = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
+
+
+@dataclass(frozen=True)
+class Host:
+    """What an agent tells the others of itself; `restarts`: how often it has started its ranks anew."""
+
+    address: str
+    port: int
+    ranks: tuple[int, ...]
+    restarts: int
+    directory: str = ""  # for checkpoints, if it is known
+    worker_store: int = 0  # on the first host: the port of the workers' store
+    reserve: int = 0  # the port of a store that takes the place of the rendezvous' store if that is lost
+    has_store: bool = False  # the rendezvous' store is on this host
+    pasts: tuple[Past, ...] = ()  # what is known here of the starts before this one
+    agent: str = ""  # by which it is known as the same in all meetings
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A message from another host."""
+
+    host: int
+    header: dict[str, Any]
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A host that will say nothing more, and why, as a sentence without its full stop."""
+
+    host: int
+    reason: str
+
+
+Visit = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class Hosts:
+    """All hosts of one start of the workers; this one's place among them is `index`."""
+
+    def __init__(
+        self,
+        index: int,
+        hosts: Sequence[Host],
+        listener: socket.socket,
+        secret: bytes,
+        silence: float,
+    ) -> None:
+        """listener: a listening socket, this object's from now on. silence: seconds until a machine that
+        does not answer is lost; an agent has PATIENCE times as long.
+        """
+        self.index, self.all = index, tuple(hosts)
+        self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # readable when something is to be taken
+        # Who looks after an agent that visits, by what it wants, until that returns or raises LinkError.
+        self.answers: dict[str, Visit] = {}
+        self._listener, self._secret, self._silence = listener, secret, silence
+        self._patience = PATIENCE * silence
+        self._numbers = itertools.count()
+        self._beats_missed: dict[int, int] = {}
+        self._receipts: dict[int, dict[int, Callable[[], None]]] = {host: {} for host in range(len(hosts))}
+        self._inbox: deque[Arrived | Lost] = deque()
+        self._writers: dict[int, asyncio.StreamWriter] = {}
+        self._lost: set[int] = set()
+        self._connected = {host: threading.Event() for host in range(len(hosts)) if host != index}
+        self._loop = asyncio.new_event_loop()
+        self._closing = asyncio.Event()
+        self._strangers: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}  # oldest first
+        self._thread = threading.Thread(target=self._run, name="jitckpt-hosts", daemon=True)
+
+    def connect(self, within: float) -> None:
+        """Begin to talk to the others; who can't be reached within so many seconds is lost."""
+        self._thread.start()
+        deadline = time.monotonic() + within
+        for host, connected in self._connected.items():
+            if not connected.wait(max(0.0, deadline - time.monotonic())):
+                reason = f"no connection to {self.name(host)} could be made within {within:g} s"
+                self._loop.call_soon_threadsafe(self._lose, host, reason)
+
+    def name(self, host: int) -> str:
+        """Return a host's name for the user."""
+        return f"host {host} ({self.all[host].address})"
+
+    @property
+    def lost(self) -> frozenset[int]:
+        """The hosts that are lost by now."""
+        return frozenset(self._lost)
+
+    def host_of(self, rank: int) -> int:
+        """Return which host has this rank."""
+        return next(number for number, host in enumerate(self.all) if rank in host.ranks)
+
+    def send(self, host: int, header: Header, data: bytes = b"") -> None:
+        """Send a message, to a host that is lost in vain. Never waits. Raises LinkError if it is too long."""
+        self._in_loop(self._write, (host,), link.encode(header, data))
+
+    def confirm(self, host: int, received: Callable[[], None]) -> None:
+        """Call `received`, on another thread, once a host has all that was sent to it before, or is lost."""
+        self._in_loop(self._ask_for_receipt, host, received)
+
+    def broadcast(self, header: Header) -> None:
+        """Send a message to all other hosts."""
+        self._in_loop(self._write, tuple(self._connected), link.encode(header))
+
+    def waiting(self, host: int) -> int:
+        """Return how many bytes for a host are not on their way yet."""
+        writer = self._writers.get(host)
+        return 0 if writer is None else writer.transport.get_write_buffer_size()
+
+    def start(self, coroutine: Coroutine[Any, Any, None]) -> "Future[None]":
+        """Run it on the connections' thread; it is cancelled when they end."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def keeper(self, host: int) -> int:
+        """Return which host keeps copies of this one's rank-local states."""
+        return (host + 1) % len(self.all)
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The ranks of whose local states this host keeps copies."""
+        return self.all[self.index - 1].ranks
+
+    def take(self) -> list[Arrived | Lost]:
+        """Return what has come since the last time, oldest first."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.wake)
+        return [self._inbox.popleft() for _ in range(len(self._inbox))]
+
+    def close(self) -> None:
+        """End all connections, once what was sent is on its way."""
+        if self._thread.is_alive():
+            self._in_loop(self._closing.set)
+            self._thread.join()
+        else:
+            self._listener.close()
+        os.close(self.wake)
+
+    def _in_loop(self, call: Any, *arguments: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: so are all connections
+            self._loop.call_soon_threadsafe(call, *arguments)
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._talk())
+        finally:
+            self._loop.close()
+
+    async def _talk(self) -> None:
+        server = await asyncio.start_server(self._called, sock=self._listener)
+        callers = [asyncio.create_task(self._call(host)) for host in range(self.index)]
+        callers += [
+            asyncio.create_task(self._await_call(host)) for host in range(self.index + 1, len(self.all))
+        ]
+        heart = asyncio.create_task(self._beat())
+        await self._closing.wait()
+        server.close()
+        for task in (heart, *callers):
+            task.cancel()
+        for writer in self._writers.values():
+            with contextlib.suppress(TimeoutError, OSError):
+                await asyncio.wait_for(writer.drain(), HEARTBEAT)
+            writer.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    async def _beat(self) -> None:
+        """Say that this agent lives, and count for how many beats of its own the others have said nothing.
+
+        In seconds an agent that was itself held up would take all others for silent: it has not listened.
+        """
+        beat = min(HEARTBEAT, self._silence)
+        while True:
+            self._write(tuple(self._writers), link.encode({}))
+            await asyncio.sleep(beat)
+            for host in self._writers.keys() - self._lost:
+                self._beats_missed[host] += 1
+                if self._beats_missed[host] * beat > self._patience:
+                    self._lose(host, f"its agent has said nothing for {self._patience:g} s")
+                    self._writers[host].close()
+
+    async def _call(self, host: int) -> None:
+        """Connect to a host with a lower number; it listened before it told anybody its address.
+
+        Whether its agent is busy or not, the machine answers, or says that nobody listens there any more.
+        """
+        try:
+            reader, writer = await self._reach(host)
+        except LinkError as error:
+            self._lose(host, _clause(str(error)))
+            return
+        writer.write(link.encode({"host": self.index}))
+        await self._converse(host, reader, writer)
+
+    async def _await_call(self, host: int) -> None:
+        """Wait for the call of a host with a higher number, as long as its agent is there."""
+        there = self.all[host]
+        while host not in self._writers and host not in self._lost:
+            try:
+                _, writer = await self._open(host)
+                writer.close()
+            except OSError as error:
+                if host not in self._writers:  # which it may be by now
+                    reason = f"{there.address} port {there.port} can't be reached: {self._said(error)}"
+                    self._lose(host, _clause(reason))
+                return
+            await asyncio.sleep(HEARTBEAT)
+
+    @contextlib.asynccontextmanager
+    async def visit(
+        self, host: int, what: str
+    ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """Connect to a host for once, in any event loop; its `answers` look after it. Raises LinkError."""
+        reader, writer = await self._reach(host)
+        try:
+            writer.write(link.encode({"visit": what}))
+            yield reader, writer
+        finally:
+            writer.close()
+
+    async def _reach(self, host: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect to an agent and prove to belong there; more than once where strangers crowd it out."""
+        for pause in CROWD_PAUSES:
+            try:
+                return await self._reach_once(host)
+            except LinkError as error:
+                if not isinstance(error.__cause__, LinkError):  # nobody listens there
+                    raise
+            await asyncio.sleep(pause)
+        return await self._reach_once(host)
+
+    async def _reach_once(self, host: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        there = self.all[host]
+        try:
+            reader, writer = await self._open(host)
+            try:
+                async with asyncio.timeout(self._patience):
+                    await link.introduce(reader, writer, self._secret)
+            except BaseException:
+                writer.close()
+                raise
+        except (LinkError, OSError) as error:  # TimeoutError is an OSError
+            raise LinkError(
+                f"{there.address} port {there.port} can't be reached: {self._said(error)}"
+            ) from error
+        return reader, writer
+
+    async def _open(self, host: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect to the machine. Raises OSError if it refuses, or is silent twice.
+
+        Once may be the fault of this agent, if it was held up.
+        """
+        there = self.all[host]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._silence):
+                return await asyncio.open_connection(there.address, there.port)
+        async with asyncio.timeout(self._silence):
+            return await asyncio.open_connection(there.address, there.port)
+
+    def _said(self, error: Exception) -> str:
+        return str(error) or f"it does not answer within {self._silence:g} s"
+
+    def _watch(self, writer: asyncio.StreamWriter) -> None:
+        """Have the kernel end the connection if what was sent is not acknowledged."""
+        connection = writer.get_extra_info("socket")
+        milliseconds = max(1, int(self._silence * 1000))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+
+    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> dict[str, Any]:
+        """Return what somebody says first who has proved to belong here. Raises LinkError and TimeoutError.
+
+        Of those that have not, the one that has had the longest time makes room for the newest.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        if len(self._strangers) >= MOST_STRANGERS:
+            self._strangers.pop(next(iter(self._strangers))).transport.abort()
+        self._strangers[task] = writer
+        try:
+            async with asyncio.timeout(self._patience):
+                await link.admit(reader, writer, self._secret)
+                header, _ = await link.receive(reader)
+                return header
+        finally:
+            self._strangers.pop(task, None)
+
+    async def _called(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            header = await self._admit(reader, writer)
+            host = header.get("host")
+            visit = self.answers.get(str(header.get("visit")))
+            if visit is not None:
+                await visit(reader, writer)
+            elif isinstance(host, int) and host in self._connected.keys() - self._writers.keys() - self._lost:
+                await self._converse(host, reader, writer)
+        except (LinkError, OSError):
+            pass  # a stranger, or one that has died: who belongs here and can't come is missed
+        except asyncio.CancelledError:
+            pass  # all is over; asyncio would write a traceback
+        finally:
+            writer.close()
+
+    async def _converse(self, host: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._watch(writer)
+        self._beats_missed[host] = 0
+        self._writers[host] = writer
+        self._connected[host].set()
+        try:
+            while True:
+                header, data = await link.receive(reader)
+                self._beats_missed[host] = 0
+                match header:
+                    case {"receipt": int(number)}:
+                        writer.write(link.encode({"received": number}))
+                        continue
+                    case {"received": int(number)}:
+                        self._receipts.get(host, {}).pop(number, _nothing)()
+                        continue
+                if header:
+                    self._put(Arrived(host, header, data))
+        except LinkError as error:
+            cause = error.__cause__
+            silent = isinstance(cause, OSError) and cause.errno in SILENT_ERRORS
+            said = f"it has said nothing for {self._silence:g} s" if silent else _clause(str(error))
+            self._lose(host, said)
+        finally:
+            writer.close()
+
+    def _lose(self, host: int, reason: str) -> None:
+        if host not in self._lost:
+            self._lost.add(host)
+            self._connected[host].set()
+            self._put(Lost(host, reason))
+            for received in self._receipts.pop(host).values():
+                received()
+
+    def _ask_for_receipt(self, host: int, received: Callable[[], None]) -> None:
+        if host in self._lost:
+            received()
+            return
+        number = next(self._numbers)
+        self._receipts[host][number] = received
+        self._write((host,), link.encode({"receipt": number}))
+
+    def _put(self, what: Arrived | Lost) -> None:
+        self._inbox.append(what)
+        os.eventfd_write(self.wake, 1)
+
+    def _write(self, hosts: Sequence[int], message: bytes) -> None:
+        for host in hosts:
+            writer = self._writers.get(host)
+            if writer is not None and not writer.is_closing():
+                writer.write(message)
+
+
+def _nothing() -> None:
+    """Do nothing, in the place of what is not known."""
+
+
+def _clause(sentence: str) -> str:
+    return sentence[0].lower() + sentence[1:].rstrip(".")
+
+
+def listen(address: str, port: int = 0) -> socket.socket:
+    """Return a socket that listens at this address; port 0: any that is free. Raises OSError."""
+    family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
+    return socket.create_server((address, port), family=family, backlog=1024)

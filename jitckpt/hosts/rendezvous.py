@@ -1,0 +1,161 @@
+"""What the agents of a job on several hosts tell each other when they meet, and which address is whose."""
+
+import contextlib
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from torch.distributed.launcher.api import LaunchConfig
+
+from jitckpt.decisions.quorum import Past
+from jitckpt.errors import HostsError
+from jitckpt.hosts.connections import Host
+from jitckpt.hosts.signed import ForeignError, Signature, Store
+
+DEFAULT_PORT = 29400  # as torch has it
+DEFAULT_TIMEOUT = 600.0
+ANSWER_SECONDS = 3.0
+MOST_HOSTS = 1 << 16
+SAME = "All hosts need the same --secret-file, or none, and the same version of jitckpt."
+
+
+def exchange(
+    store: Store, prefix: str, place: tuple[int, int], own: Host, signature: Signature
+) -> tuple[list[Host], bytes]:
+    """Tell all hosts of a rendezvous of each other through its store; return them, and the job's secret.
+
+    prefix: of the keys, which are new for every exchange. place: the number of this host, and of how many.
+    Where the hosts were given no secret the host 0 makes one, which is as safe as the store. Raises
+    torch.distributed.DistError if a host or the store has died in the meantime, HostsError if one says
+    nonsense.
+    """
+    index, count = place
+    signature.put(store, f"{prefix}/host/{index}", asdict(own))
+    if signature.secret is None and index == 0:
+        store.set(f"{prefix}/secret", secrets.token_hex())
+    hosts = [_told_by(number, store, f"{prefix}/host/{number}", signature) for number in range(count)]
+    _check_ranks(hosts)
+    return hosts, signature.secret or store.get(f"{prefix}/secret")
+
+
+def agree(store: Store, prefix: str, place: tuple[int, int], start: str, signature: Signature) -> None:
+    """Wait until all hosts of an exchange know the same start, and go on.
+
+    Raises DistError if one does not, HostsError if one, or somebody in its place, says something else.
+    """
+    index, count = place
+    signature.put(store, f"{prefix}/agreed/{index}", start)
+    for other in range(count):
+        try:
+            told = signature.take(store, f"{prefix}/agreed/{other}")
+        except ForeignError as error:
+            raise HostsError(f"What host {other} agrees to can't be read: {error}. {SAME}") from error
+        if told != start:
+            raise HostsError(f"Host {other} agrees to another start than this host knows of. {SAME}")
+
+
+def _told_by(number: int, store: Store, key: str, signature: Signature) -> Host:
+    try:
+        return _host(signature.take(store, key))
+    except (ForeignError, KeyError, TypeError, ValueError) as error:
+        raise HostsError(
+            f"What host {number} tells of itself makes no sense ({error!r:.200}). {SAME}"
+        ) from error
+
+
+def _check_ranks(hosts: Sequence[Host]) -> None:
+    """See that each rank is on one host."""
+    ranks = sorted(rank for host in hosts for rank in host.ranks)
+    if ranks != list(range(len(ranks))):
+        raise HostsError(
+            f"The hosts say that they have the ranks {ranks!r:.200}, of which some are missing or double."
+        )
+
+
+def _host(told: Mapping[str, Any]) -> Host:
+    return Host(
+        _of(str, told["address"]),
+        _of(int, told["port"]),
+        tuple(_of(int, rank) for rank in told["ranks"]),
+        _of(int, told["restarts"]),
+        _of(str, told["directory"]),
+        _of(int, told["worker_store"]),
+        _of(int, told["reserve"]),
+        _of(bool, told["has_store"]),
+        tuple(map(past_of, told["pasts"])),
+        _of(str, told["agent"]),
+    )
+
+
+def past_of(told: Mapping[str, Any]) -> Past:
+    """Return what was told as JSON. Raises TypeError, KeyError or ValueError if it was something else."""
+    if _of(int, told["hosts"]) > MOST_HOSTS:
+        raise ValueError(f"{told['hosts']} hosts are more than there can be")
+    return Past(
+        _of(str, told["start"]),
+        _of(int, told["number"]),
+        _of(int, told["hosts"]),
+        _of(int, told["place"]),
+        _of(int, told["holder"]),
+        tuple(_of(int, place) for place in told["ended"]),
+        tuple(_of(str, agent) for agent in told["in_doubt"]),
+    )
+
+
+def _of(kind: type[Any], value: Any) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{value!r:.40} is no {kind.__name__}")
+    if kind is int and not -(1 << 31) < value < 1 << 31:
+        raise ValueError(f"{value!r:.40} is too large")
+    return value
+
+
+def places(wishes: Sequence[int | None]) -> list[int]:
+    """Return the place of each host, as it wishes; None: whichever is free. HostsError for two alike."""
+    if not all(wish is None or wish in range(len(wishes)) for wish in wishes):
+        raise HostsError(f"Of {len(wishes)} hosts some say that they have the places {wishes!r:.200}.")
+    wished = [wish for wish in wishes if wish is not None]
+    if twice := sorted({wish for wish in wished if wished.count(wish) > 1}):
+        raise HostsError(
+            f"{wished.count(twice[0])} hosts were started with --node-rank {twice[0]}; every host needs its "
+            "own."
+        )
+    free = iter(sorted(set(range(len(wishes))) - set(wished)))
+    return [next(free) if wish is None else wish for wish in wishes]
+
+
+def join_timeout(config: LaunchConfig) -> float:
+    """Return how many seconds a rendezvous may take."""
+    return float(config.rdzv_configs.get("join_timeout", DEFAULT_TIMEOUT))
+
+
+def answers(host: str, port: int) -> bool:
+    """Return whether somebody listens there."""
+    try:
+        socket.create_connection((host, port), ANSWER_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
+def own_address(towards: str) -> str:
+    """Return the address under which this host reaches `towards`, a name or an address. Raises OSError."""
+    family, kind, protocol, _, place = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as unconnected:
+        unconnected.connect(place)  # sends nothing
+        return str(unconnected.getsockname()[0])
+
+
+def is_own_address(name: str) -> bool:
+    """Return whether this host has the address, or one of that name."""
+    try:
+        found = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    for family, kind, protocol, _, place in found:
+        with socket.socket(family, kind, protocol) as probe, contextlib.suppress(OSError):
+            probe.bind(place)
+            return True
+    return False

@@ -1,0 +1,599 @@
+"""Torch's rendezvous with a store that may be lost: the agents that are left meet at another.
+
+Every host has an empty store in reserve, and tells the others where. If the host with the store is lost, the
+first of those that still see each other puts its own in its place, and all go there: those of the last start
+know of each other's reserves, hosts that stand by read of them in the store while it is there, and who is
+started anew at the old address finds a note in its store. No call to a store is waited for without a limit:
+one to a process that is stopped never returns.
+
+The store may be lost at any moment of a meeting, too: until the hosts of the next start are connected, each
+goes by those of the last one that it still sees, and where their stores are.
+"""
+
+import json
+import queue
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from functools import partial
+from hashlib import sha256
+from typing import Any, TypeVar
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousGracefulExitError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+)
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+from torch.distributed.launcher.api import LaunchConfig
+
+from jitckpt.console import say
+from jitckpt.decisions.quorum import HEARD, STORE, Past, may_go_on
+from jitckpt.errors import HostsError, JitckptError, NotNeeded
+from jitckpt.hosts.connections import Host, Hosts
+from jitckpt.hosts.rendezvous import (
+    ANSWER_SECONDS,
+    DEFAULT_PORT,
+    SAME,
+    agree,
+    answers,
+    is_own_address,
+    join_timeout,
+    past_of,
+    places,
+)
+from jitckpt.hosts.rendezvous_state import with_signature
+from jitckpt.hosts.signed import ForeignError, Signature, Store
+from jitckpt.hosts.store_server import store_at
+
+LOOK_SECONDS = 1.0
+REDIRECT_SECONDS = 2.0
+PIECES = 10  # of a time that is waited for
+DEAD_SECONDS = (
+    60.0  # that a host waits for new ones where too few are left and the others are known to be dead
+)
+THREAD_NAME = "jitckpt-store"
+HEARTBEATS_NAME = "RendezvousKeepAliveTimer"  # torch's, with a number
+NOT_NEEDED = "The job has ended; this host stood by and was not needed."
+
+Value = TypeVar("Value")
+
+
+class StoreGone(JitckptError):
+    """The store is lost, or the job has gone to another one."""
+
+
+class Apart(JitckptError):
+    """Hosts that have agreed on a start do not reach each other."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a store is."""
+
+    address: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.address}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What a store says: where the job has gone, which start was the newest, its hosts' stores in reserve."""
+
+    moved: Place | None
+    start: Past | None
+    reserves: list[Place]
+
+
+@dataclass(frozen=True)
+class LastStart:
+    """The last start of the workers, as this host sees its other hosts since.
+
+    leaving: hosts that have said that they end. silent_are_dead: the user knows that no host is only cut off.
+    """
+
+    start: Past
+    met: Hosts
+    leaving: frozenset[int]
+    silent_are_dead: bool
+
+    @property
+    def together(self) -> set[int]:
+        """The hosts that this one still sees, itself among them."""
+        return set(range(self.start.hosts)) - self.met.lost - self.leaving
+
+    @property
+    def elected(self) -> int:
+        """The host that gives the store, where the one that had it is lost."""
+        return min(self.together)
+
+    @property
+    def ended(self) -> frozenset[int]:
+        """The hosts that never come again."""
+        return self.leaving | self.met.lost if self.silent_are_dead else self.leaving
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether those that still see each other may go on without the others."""
+        return may_go_on(self.start.hosts, self.ended, self.together, self.start.holder)
+
+    @property
+    def may_move(self) -> bool:
+        """Whether they may do so at another store: two hosts are too few to know who else does."""
+        return self.may_go_on and (self.start.hosts > 2 or self.silent_are_dead)
+
+
+class LastingRendezvous(RendezvousHandler):
+    """Torch's rendezvous of several hosts, wherever its store is just now."""
+
+    def __init__(
+        self,
+        config: LaunchConfig,
+        inner: RendezvousHandler,
+        patience: float,
+        fixed_place: int | None = None,
+        secret: bytes | None = None,
+    ) -> None:
+        """inner: torch's handler with the store at the endpoint. patience: seconds for a store's answer.
+
+        fixed_place: of this host among all, None for any. secret: the job's, if the hosts were given one.
+        """
+        self._config, self._patience, self._fixed_place = config, patience, fixed_place
+        self.signature = Signature(config.run_id, secret)
+        self.inner: Any = with_signature(inner, self.signature)
+        assert config.local_addr is not None  # `jitckpt run` finds it out
+        self._address = config.local_addr
+        self._origin = Place(*parse_rendezvous_endpoint(config.rdzv_endpoint, DEFAULT_PORT))
+        self._place = self._origin
+        self.has_store = is_own_address(self._origin.address)
+        self._reserve: Any = None
+        self._kept: list[Any] = []  # stores that others may still ask for the way
+        self._reserves: list[Place] = []  # of the hosts of the newest start that is known
+        self._moved: Place | None = None  # where a note in the store says that the job is
+        self.agent = secrets.token_hex(8)  # by which the others know this one in all meetings
+        self._start: Past | None = None  # the newest that has begun here
+        self._last: LastStart | None = None  # the same, if it has failed
+        self._agreed: list[Past] = []  # the newest to which all have, and those after it that are in doubt
+        self._heard: Past | None = None  # the newest that a store has told of
+        self._client: Any = None
+        self._left = False
+        self._stands_by = False
+        self._closing = threading.Event()
+
+    # What an agent tells the others, and hears.
+
+    def reserve(self) -> int:
+        """Have a store in reserve; return its port."""
+        if self._reserve is None:  # else it stays where the others know it
+            self._reserve = store_at(self._address)
+        return int(self._reserve.port)
+
+    def pasts(self, index: int) -> tuple[Past, ...]:
+        """Return what this host has to tell at a meeting; the first tells what the store knows, too."""
+        own, last = list(self._agreed), self._last
+        if last is not None:
+            ended = tuple(sorted(last.ended))
+            own = [replace(past, ended=ended) if past.start == last.start.start else past for past in own]
+        elif not own and self._heard is not None:
+            own = [replace(self._heard, place=HEARD)]
+        told = self.guarded(self._read).start if index == 0 else None
+        return (*own, *([] if told is None else [told]))
+
+    def agree(self, hosts: Sequence[Host], index: int, store: Store, prefix: str) -> None:
+        """Agree with these hosts to start, if all of them do. Raises StoreGone and DistError."""
+        told = json.dumps([(host.address, host.port) for host in hosts])
+        holder = next((place for place, host in enumerate(hosts) if host.has_store), -1)
+        number = 1 + max((past.number for host in hosts for past in host.pasts), default=-1)
+        start = Past(sha256(told.encode()).hexdigest(), number, len(hosts), index, holder)
+        # Whatever comes of it: the others may go on, counting on this host.
+        self._agreed.append(replace(start, in_doubt=tuple(host.agent for host in hosts)))
+        self.guarded(lambda: agree(store, prefix, (index, len(hosts)), start.start, self.signature))
+        self._agreed, self.has_store = [start], index == holder
+        # For those that stand by. Each host writes it before its ranks start, so where new hosts meet while
+        # some of these may run, the new ones know.
+        self.guarded(lambda: self._tell_store(start, _reserves(hosts)))
+
+    def begin(self, met: Hosts, silent_are_dead: bool) -> None:
+        """Begin the start that was agreed on, with its hosts connected.
+
+        Raises Apart if those that are connected are too few to go on without the others: some of those may
+        not know that all have agreed, and look for the others at the last start's places.
+        """
+        (start,) = self._agreed
+        now = LastStart(start, met, frozenset(), silent_are_dead)
+        if not now.may_go_on:
+            raise Apart(f"of {start.hosts} hosts that agreed to start only {len(now.together)} are left")
+        self._start, self._last, self._reserves = start, None, _reserves(met.all)
+
+    def failed(self, met: Hosts, leaving: Collection[int], silent_are_dead: bool) -> None:
+        """Take note of how the last start has ended. leaving: hosts that have said that they end."""
+        assert self._start is not None
+        self._last = LastStart(self._start, met, frozenset(leaving), silent_are_dead)
+
+    def close(self) -> None:
+        """Show nobody the way any more."""
+        self._closing.set()
+
+    # What torch's agent asks.
+
+    def get_backend(self) -> str:
+        return str(self.inner.get_backend())
+
+    @property
+    def use_agent_store(self) -> bool:
+        return bool(self.inner.use_agent_store)
+
+    def get_run_id(self) -> str:
+        return self._config.run_id
+
+    def is_closed(self) -> bool:
+        return bool(self.guarded(self.inner.is_closed))
+
+    def set_closed(self) -> None:
+        self.guarded(self.inner.set_closed)
+
+    def num_nodes_waiting(self) -> int:
+        return int(self.guarded(self.inner.num_nodes_waiting))
+
+    def shutdown(self) -> bool:
+        """Close the rendezvous, if its store is there."""
+        try:
+            return not self._left and within(self._patience, self.inner.shutdown)
+        except TimeoutError:
+            return False
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Meet the other hosts.
+
+        Raises HostsError if there is no store to meet at for `join_timeout`, NotNeeded if the job has ended.
+        """
+        while True:
+            if self._left or self._last is not None:
+                self._find()
+            # Torch would go on with the address of a host that may be gone, and the keys of workers that are.
+            self.inner._bootstrap_store_info = None
+            try:
+                info: RendezvousInfo = self.guarded(self.inner.next_rendezvous)
+                return self.guarded(partial(self._in_place, info))
+            except StoreGone:
+                self._leave()
+            except RendezvousGracefulExitError as error:
+                raise NotNeeded(NOT_NEEDED) from error
+
+    def _in_place(self, info: RendezvousInfo) -> RendezvousInfo:
+        """Put this host where its user wants it; torch sorts hosts by their addresses."""
+        key = "jitckpt/fixed-place"
+        store: Any = info.store
+        self.signature.put(store, f"{key}/{info.rank}", self._fixed_place)
+        try:
+            wishes = [self.signature.take(store, f"{key}/{rank}") for rank in range(info.world_size)]
+        except ForeignError as error:
+            raise HostsError(f"Which host has which place can't be read: {error}. {SAME}") from error
+        rank = places(wishes)[info.rank]
+        bootstrap: Any = info.bootstrap_store_info
+        return RendezvousInfo(info.store, rank, info.world_size, bootstrap)
+
+    def guarded(self, call: Callable[[], Value]) -> Value:
+        """Return what a call to the store returns. Raises StoreGone if the store is lost in the meantime."""
+        answers: queue.SimpleQueue[Callable[[], Value]] = queue.SimpleQueue()
+        _in_thread(call, answers)
+        while True:
+            try:
+                answer = answers.get(timeout=LOOK_SECONDS)
+            except queue.Empty:
+                self._look()
+                continue
+            try:
+                return answer()
+            except Exception:
+                self._look()
+                raise
+
+    # How a store is found.
+
+    def _key(self, name: str) -> str:
+        return f"jitckpt/{self._config.run_id}/{name}"
+
+    def _look(self) -> None:
+        """Read what the store says of itself and others. Raises StoreGone if it is lost, or not the job's."""
+        try:
+            notes = within(self._patience, self._read)
+        except (RuntimeError, OSError) as error:  # TimeoutError is an OSError
+            self._client = None
+            raise StoreGone(f"The store at {self._place} does not answer.") from error
+        if notes.start is not None and not self._stands_by and self._is_redundant():
+            self._stands_by = True
+            say("this host stands by: it takes the place of one that is lost.")
+        self._reserves, self._heard = notes.reserves or self._reserves, notes.start or self._heard
+        if notes.moved is not None and notes.moved != self._place:
+            self._moved = notes.moved
+            raise StoreGone(f"The job has gone to the store at {notes.moved}.")
+
+    def _read(self) -> Notes:
+        # A connection of its own: one that waits for a key answers nothing else.
+        client = self._client = self._client or self._connect(self._place)
+        moved = self._note(client, "moved", _place)
+        start, reserves = self._note(client, "start", _start) or (None, [])
+        return Notes(moved, start, reserves)
+
+    def _note(self, client: Any, name: str, parse: Callable[[Any], Value]) -> Value | None:
+        """Return what an agent of the job has left in a store; None if there is nothing, or a stranger's."""
+        key = self._key(name)
+        return self._parsed(key, client.get(key), parse) if client.check([key]) else None
+
+    def _parsed(self, key: str, entry: bytes, parse: Callable[[Any], Value]) -> Value | None:
+        with suppress(ForeignError, KeyError, TypeError, ValueError):
+            return parse(self.signature.read(key, entry))
+        return None
+
+    def _tell_store(self, start: Past, reserves: Sequence[Place]) -> None:
+        """Leave word of a start, unless there is some of a later one."""
+        key, store, known = self._key("start"), self.inner._store, b""
+        told = self.signature.write(key, _told(start, reserves))
+        while (found := self._parsed(key, known, _start)) is None or found[0].number < start.number:
+            try:
+                known = store.compare_set(key, known.decode(), told)
+            except UnicodeDecodeError:  # which no agent has written
+                store.set(key, told)
+                return
+
+    def _is_redundant(self) -> bool:
+        return self.inner._this_node in self.inner._state_holder.state.redundancy_list
+
+    def _connect(self, place: Place) -> Any:
+        if is_closed(place):  # torch would try again until the time is up
+            raise ConnectionRefusedError(f"nobody listens at {place}")
+        seconds = timedelta(seconds=self._patience)
+        return TCPStore(place.address, place.port, None, False, seconds, wait_for_workers=False)
+
+    def _is_job_at(self, place: Place) -> bool:
+        """Return whether the job's hosts have met at this store, or have been called there."""
+        try:
+            return answers(place.address, place.port) and within(
+                self._patience, lambda: bool(self._connect(place).check([self._key("start")]))
+            )
+        except (RuntimeError, OSError):
+            return False
+
+    def _find(self) -> None:
+        """Go to the store where the others are, or will be."""
+        timeout = join_timeout(self._config)
+        begun, told = time.monotonic(), False
+        alone_since: float | None = None
+        while (place := self._next_place()) is None or not self._go(place):
+            if not self._left and is_closed(self._place):
+                self._leave()  # else torch complains of each heartbeat, for as long as this waits
+            if not told:
+                told = True
+                say(f"{self._why_it_waits()} It waits for at most {timeout:g} s.")
+            now = time.monotonic()
+            alone_since = (now if alone_since is None else alone_since) if self._is_alone() else None
+            if alone_since is not None and now - alone_since > DEAD_SECONDS:
+                raise HostsError(
+                    "The other hosts are dead, as their machines say, and this one may not go on alone: new "
+                    "ones may have gone on with them. Start the job on all hosts again; it goes on from its "
+                    "newest save."
+                )
+            if now - begun > timeout:
+                raise HostsError(
+                    f"In {timeout:g} s no host with the address {self._origin.address} has come, and none "
+                    "has been found that the job goes on with. Start the job on all hosts again, with an "
+                    "--rdzv-endpoint that is one of them; it goes on from its newest save."
+                )
+            time.sleep(LOOK_SECONDS)
+
+    def _next_place(self) -> Place | None:
+        """Return the store to go to, None if there is none yet."""
+        is_here, last = self._is_job_at(self._place), self._last
+        if is_here:
+            try:
+                self._look()
+            except StoreGone:  # it may have a note
+                is_here = False
+        elif last is None and self._reserves and all(map(is_closed, self._reserves)):
+            raise NotNeeded(NOT_NEEDED)
+        if is_here and (last is None or last.may_go_on or not self.has_store):
+            return self._place  # where these are too few they are told so when they meet
+        may_move = last is not None and last.may_move
+        if last is not None and may_move and last.elected == last.start.place:
+            return self._give_store(last.start)
+        for place in ([] if self._moved is None else [self._moved]) + self._reserves:
+            if place not in (self._place, self._reserved()) and self._is_job_at(place):
+                return place
+        if is_here or may_move or not answers(self._origin.address, self._origin.port):
+            return None
+        return self._origin  # another host has taken the address
+
+    def _is_alone(self) -> bool:
+        """Return whether none of the last start's other agents can be waited for, nor a new one is there.
+
+        A machine that lives says so of an agent that is dead; one that is cut off says nothing. Those that
+        may go on without the others wait for new ones, for as long as their user wants.
+        """
+        last = self._last
+        if last is None or last.may_go_on:
+            return False
+        others = [host for place, host in enumerate(last.met.all) if place != last.start.place]
+        if not all(host.reserve > 0 and is_closed(Place(host.address, host.reserve)) for host in others):
+            return False
+        return self.has_store or is_closed(self._origin)
+
+    def _why_it_waits(self) -> str:
+        lost = f"the host that held the rendezvous' store at {self._place} is gone"
+        if self._last is None:
+            return f"{lost}, and no other store is known yet."
+        if self._last.may_move:
+            return f"{lost}; {self._last.met.name(self._last.elected)} gives another, and is not ready yet."
+        if self._last.may_go_on:
+            return (
+                f"{lost}, or cut off. Start the same command on it, or on another that takes the address "
+                f"{self._origin.address}."
+            )
+        seen, all_hosts = len(self._last.together), self._last.start.hosts - len(self._last.ended)
+        return (
+            f"this host sees {seen} of {all_hosts} hosts that may be alive. The others may go on without it, "
+            "so it does not go on before it sees them again (--silent-hosts dead: a silent host is dead)."
+        )
+
+    def _reserved(self) -> Place | None:
+        return None if self._reserve is None else Place(self._address, self._reserve.port)
+
+    def _give_store(self, start: Past) -> Place | None:
+        self.signature.put(self._reserve, self._key("start"), _told(start, self._reserves))
+        place = self._reserved()
+        say(
+            f"the host that held the rendezvous' store at {self._place} is gone. The store is at {place} "
+            f"now: hosts that are started from now on need --rdzv-endpoint {place}, or the address "
+            f"{self._origin.address}."
+        )
+        return place
+
+    def _is_connected(self) -> bool:
+        try:
+            within(self._patience, lambda: self.inner._store.check(["jitckpt"]))
+        except (RuntimeError, OSError):
+            return False
+        return True
+
+    def _go(self, place: Place) -> bool:
+        """Take part in torch's rendezvous at this store from now on; return whether it answers."""
+        if place == self._place and not self._left and self._is_connected():
+            return True
+        gives = place == self._reserved()
+        try:
+            store = self._reserve if gives else within(self._patience, lambda: self._connect(place))
+            backend = within(self._patience, lambda: C10dRendezvousBackend(store, self._config.run_id))
+        except (RuntimeError, OSError, RendezvousConnectionError):
+            return False
+        if not self._left:
+            self._leave()
+        torchs = create_handler(store, backend, _parameters(self._config))
+        self.inner = with_signature(torchs, self.signature)
+        self._place, self._left, self.has_store = place, False, gives
+        if gives:
+            self._reserve = None
+            threading.Thread(target=self._redirect, name=THREAD_NAME, daemon=True).start()
+        return True
+
+    def _leave(self) -> None:
+        """Do nothing any more with a store that is lost, or that nobody will come to."""
+
+        def refuse(*_: Any) -> None:
+            raise RendezvousConnectionError("This agent has left this store.")
+
+        self._left, self._client = True, None  # a client may hang
+        inner = self.inner
+        inner._state_holder._backend._call_store = refuse  # a thread may wait there for others
+        self._kept.append(inner._store)
+        # Its heartbeats may hang in a connection to nobody: nobody waits for them.
+        threading.Thread(target=inner._stop_heartbeats, name=THREAD_NAME, daemon=True).start()
+
+    def _redirect(self) -> None:
+        """While this host gives the store, leave a note where one is started at the job's first address."""
+        place = self._place
+        while self._place == place and not self._closing.is_set():
+            if answers(self._origin.address, self._origin.port):
+                note = [place.address, place.port]
+                with suppress(RuntimeError, OSError):  # it has ended just now; another may come
+                    self.signature.put(self._connect(self._origin), self._key("moved"), note)
+            self._closing.wait(REDIRECT_SECONDS)
+
+
+def within(seconds: float, call: Callable[[], Value]) -> Value:
+    """Return what the call returns; raise TimeoutError if it does not in time, and forget it.
+
+    The time is waited for in pieces: one in which this whole process was held up counts as one.
+    """
+    answers: queue.SimpleQueue[Callable[[], Value]] = queue.SimpleQueue()
+    _in_thread(call, answers)
+    for _ in range(PIECES):
+        try:
+            answer = answers.get(timeout=seconds / PIECES)
+        except queue.Empty:
+            continue
+        return answer()
+    raise TimeoutError(f"no answer within {seconds:g} s")
+
+
+def _in_thread(call: Callable[[], Value], answers: "queue.SimpleQueue[Callable[[], Value]]") -> None:
+    def answer() -> None:
+        try:
+            value = call()
+        except BaseException as error:  # it is raised where the answer is waited for
+            answers.put(_raising(error))
+        else:
+            answers.put(lambda: value)
+
+    threading.Thread(target=answer, name=THREAD_NAME, daemon=True).start()
+
+
+def _raising(error: BaseException) -> Callable[[], Any]:
+    def fail() -> Any:
+        raise error
+
+    return fail
+
+
+def _reserves(hosts: Sequence[Host]) -> list[Place]:
+    return [Place(host.address, host.reserve) for host in hosts]
+
+
+def _told(start: Past, reserves: Sequence[Place]) -> dict[str, Any]:
+    """Return what a store says of a start."""
+    places = [(place.address, place.port) for place in reserves]
+    return {"start": asdict(replace(start, place=STORE)), "reserves": places}
+
+
+def _start(told: Any) -> tuple[Past, list[Place]]:
+    return past_of(told["start"]), [_place(place) for place in told["reserves"]]
+
+
+def _place(told: Any) -> Place:
+    match told:
+        case [str(address), int(port)] if 0 <= port < 1 << 16:
+            return Place(address, port)
+    raise ValueError(f"{told!r:.80} is no place of a store")
+
+
+def has_calls_out() -> bool:
+    """Return whether any thread of this process may be in a call to a store.
+
+    A call that returns while the interpreter ends aborts the process, and nobody can make it return before.
+    """
+    names = (thread.name for thread in threading.enumerate())
+    return any(name.startswith((THREAD_NAME, HEARTBEATS_NAME)) for name in names)
+
+
+def is_closed(place: Place) -> bool:
+    """Return whether nobody listens there: the machine itself has to say so."""
+    try:
+        socket.create_connection((place.address, place.port), ANSWER_SECONDS).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        pass  # it may be cut off
+    return False
+
+
+def _parameters(config: LaunchConfig) -> RendezvousParameters:
+    return RendezvousParameters(
+        backend=config.rdzv_backend,
+        endpoint=config.rdzv_endpoint,
+        run_id=config.run_id,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        local_addr=config.local_addr,
+        **config.rdzv_configs,
+    )

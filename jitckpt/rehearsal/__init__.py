@@ -1,0 +1,1 @@
+"""One job under faults, trials of many, and the hosts that they run on."""

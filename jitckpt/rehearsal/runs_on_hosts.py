@@ -1,0 +1,242 @@
+"""Runs a job on three hosts, network namespaces of this machine; hosts die whole, and come again."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jitckpt.events import Event, read_events
+from jitckpt.rehearsal import runs
+from jitckpt.rehearsal.namespaces import Namespaces, namespaces
+from jitckpt.rehearsal.runs import (
+    CHECKPOINTS,
+    JITCKPT,
+    LOOK_SECONDS,
+    MARK,
+    OUTPUT,
+    STEP_LINE,
+    Run,
+    Strike,
+    kill_all,
+    lasting_shared_memory,
+    processes_with,
+    record,
+)
+from jitckpt.saves import final_state
+from jitckpt.saves.final_state import FinalState
+
+HOSTS = 3
+STRIKE_SECONDS = 0.03  # between two looks at what the job tells
+STORE = "10.79.0.1:29400"  # of the rendezvous: on host 0 until that one dies
+NEVER_CAME_SECONDS = 120.0  # that a host waits for others which have ended
+
+
+@dataclass(frozen=True)
+class HostStrike(Strike):
+    """All processes of a host are killed at once, and the same command is started there. rank: the host."""
+
+    def _what(self) -> str:
+        return "dies"
+
+    def __str__(self) -> str:
+        return super().__str__().replace("rank=", "host ", 1)
+
+
+class JobOnHosts:
+    """One agent with one rank on each host; each host may have a checkpoint directory of its own."""
+
+    def __init__(
+        self, command: Sequence[str], folder: Path, hosts: Namespaces, own_directories: bool
+    ) -> None:
+        self.folder, self.hosts, self.own_directories = folder, hosts, own_directories
+        self.mark = f"{MARK}={uuid.uuid4()}"
+        self.steps: list[tuple[float, int]] = []
+        self.agents: dict[int, subprocess.Popen[str]] = {}
+        self.over = threading.Event()
+        self.struck: list[Strike] = []
+        self._command = tuple(command)
+        self._began = time.monotonic()
+        self._readers: list[threading.Thread] = []
+        self._lost = 0  # directories
+        self._lock = threading.Lock()
+
+    def start(self, host: int, faults: Sequence[str] = ()) -> None:
+        """Start the command on a host, where nothing of it runs."""
+        place = self._place(host)
+        place.mkdir(parents=True, exist_ok=True)
+        temporary = self._temporary(host)
+        temporary.mkdir(exist_ok=True)
+        variables = {
+            MARK: self.mark.removeprefix(f"{MARK}="),
+            "JITCKPT_REHEARSAL_DIR": str(place),
+            "TMPDIR": str(temporary),
+            "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "torch-cache"),
+            "OMP_NUM_THREADS": "1",  # as torchrun has it where a host has several ranks: sums depend on it
+        }
+        run = [*JITCKPT, "run", "--nnodes", str(HOSTS), "--rdzv-backend", "c10d", "--rdzv-endpoint", STORE]
+        run += ["--nproc-per-node", "1", "--device", "softgpu", "--checkpoint-dir", str(self._saves(host))]
+        run += [word for fault in faults for word in ("--fault", fault)]
+        agent = subprocess.Popen(
+            [*self.hosts.on(host), *run, *self._command],
+            cwd=place,
+            env=os.environ | variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        with self._lock:
+            self.agents[host] = agent
+            number = sum(1 for _ in self.folder.glob(f"host-{host}-*"))
+            output = self.folder / f"host-{host}-{number}" / OUTPUT
+            output.parent.mkdir()
+            reader = threading.Thread(target=self._read, args=(agent, output))
+            self._readers.append(reader)
+        reader.start()
+
+    def lose(self, host: int) -> None:
+        """Kill all processes of a host at once; what it alone has on its disk is lost with it."""
+        while processes := self.hosts.processes(host):  # what was sent SIGKILL takes its time to go
+            for pid in processes:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        self.agents[host].wait()
+        self._lost += 1
+        lost = self.folder / f"lost-{self._lost}"
+        lost.mkdir()
+        self._temporary(host).rename(lost / "tmp")
+        if self.own_directories and self._saves(host).exists():
+            self._saves(host).rename(lost / CHECKPOINTS)
+
+    def events(self) -> list[Event]:
+        """Return what all hosts have written, in order of time."""
+        found = []
+        for place in (self.folder, *self.folder.glob("disk-*"), *self.folder.glob("lost-*")):
+            with contextlib.suppress(FileNotFoundError):  # nothing is there yet, or any more
+                found += read_events(place / CHECKPOINTS)[0]
+        return sorted(found, key=lambda event: event["clock"])
+
+    def final(self) -> dict[int, FinalState]:
+        """Return what the ranks of all hosts ended with."""
+        found: dict[int, FinalState] = {}
+        for host in range(HOSTS):
+            found |= final_state.read(self._place(host) / final_state.FOLDER)
+        return found
+
+    def wait(self, time_limit: float) -> int:
+        """Wait until the agents of all hosts have ended; return the highest status. Raises TimeoutError."""
+        deadline, waits_since = time.monotonic() + time_limit, None
+        while any(agent.poll() is None for agent in self.agents.values()):
+            if any(agent.poll() is not None for agent in self.agents.values()):
+                waits_since = waits_since or time.monotonic()
+            else:
+                waits_since = None
+            now = time.monotonic()
+            if now > deadline or (waits_since is not None and now > waits_since + NEVER_CAME_SECONDS):
+                running = [host for host, agent in self.agents.items() if agent.poll() is None]
+                raise TimeoutError(f"The agents of hosts {running} have not ended, see {self.folder}.")
+            time.sleep(LOOK_SECONDS)
+        return max(abs(agent.wait()) for agent in self.agents.values())
+
+    def strike(self, what: Strike) -> None:
+        """Wait for the moment and let it happen; not to a job of which a rank has finished."""
+        while not self.over.wait(STRIKE_SECONDS):
+            if any((e["event"], e["restart"]) == (what.event, what.restart) for e in self.events()):
+                if self.over.wait(what.delay) or any(e["event"] == "finished" for e in self.events()):
+                    return
+                self.lose(what.rank)
+                self.struck.append(what)
+                self.start(what.rank)
+                return
+
+    def end(self) -> None:
+        """Kill what still runs, and read all that was said."""
+        self.over.set()
+        kill_all(self.mark)
+        for agent in self.agents.values():
+            agent.wait()
+        for reader in self._readers:
+            reader.join()
+
+    def left_behind(self) -> list[str]:
+        """Return what should not be there any more."""
+        found = [f"process {pid}: {name}" for pid, name in processes_with(self.mark)]
+        for host in range(HOSTS):
+            found += [f"process {pid} on host {host}" for pid in self.hosts.processes(host)]
+            found += [
+                f"a socket that listens at {place} on host {host}" for place in self.hosts.listening(host)
+            ]
+        return found + [str(path) for path in sorted(self.folder.glob("tmp-*/**/*"))]
+
+    def _temporary(self, host: int) -> Path:
+        return self.folder / f"tmp-{host}"
+
+    def _place(self, host: int) -> Path:
+        return self.folder / f"disk-{host}" if self.own_directories else self.folder
+
+    def _saves(self, host: int) -> Path:
+        return self._place(host) / CHECKPOINTS
+
+    def _read(self, agent: "subprocess.Popen[str]", output: Path) -> None:
+        for line in record(agent, output):
+            if match := STEP_LINE.search(line):
+                self.steps.append((time.monotonic() - self._began, int(match[1])))
+
+
+def run_on_hosts(
+    command: Sequence[str],
+    folder: Path,
+    *,
+    own_directories: bool = False,
+    faults: Sequence[str] = (),
+    strikes: Sequence[Strike] = (),
+    time_limit: float = 300,
+) -> Run:
+    """Run a script with its arguments on three hosts, as runs.run_job does on one.
+
+    own_directories: each host has a checkpoint directory of its own, which is lost with it. strikes: at most
+    one HostStrike after the other. Raises TimeoutError after time_limit seconds, HostsError where there can
+    be no network namespaces.
+    """
+    folder.mkdir(parents=True)
+    shared_memory = set(os.listdir("/dev/shm"))
+    began = time.monotonic()
+    with namespaces(HOSTS) as hosts:
+        job = JobOnHosts(command, folder, hosts, own_directories)
+        strikers = [threading.Thread(target=job.strike, args=(one,)) for one in strikes]
+        runs.note_running(job.mark)
+        try:
+            for host in range(HOSTS):
+                job.start(host, faults)
+            for striker in strikers:
+                striker.start()
+            status = job.wait(time_limit)
+            job.over.set()
+            for striker in strikers:
+                striker.join()
+            status = job.wait(time_limit)  # of a host that one of them has started
+            left_behind = job.left_behind()
+        finally:
+            job.over.set()
+            for striker in strikers:
+                if striker.is_alive():
+                    striker.join()
+            job.end()
+            runs.note_ended(job.mark)
+    left_behind += [f"/dev/shm/{name}" for name in lasting_shared_memory(shared_memory)]
+    left_behind += [f"network namespace {name}" for name in hosts.names if Path("/run/netns", name).exists()]
+    return Run(
+        status,
+        time.monotonic() - began,
+        tuple(job.steps),
+        job.final(),
+        tuple(job.events()),
+        tuple(job.struck),
+        tuple(left_behind),
+    )

@@ -1,0 +1,1 @@
+"""What a job's events and its checkpoint directory tell afterwards."""

@@ -1,0 +1,213 @@
+"""What the events of a job mean: its recoveries with their costs, a table, and plain words."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+from typing import Any
+
+from rich.table import Table
+
+from jitckpt.console import show_size
+from jitckpt.events import Event
+from jitckpt.reports.timeline_transparent import told, transparent_recoveries
+
+# What every event has, and what the table shows in columns of its own or nowhere.
+_COMMON = ("event", "time", "clock", "restart", "rank")
+_LONG = (
+    "pid",
+    "save_id",
+    "fingerprint",
+    "saver",
+    "checkpoint_dir",
+    "path",
+    "collectives",
+    "traceback",
+    "first",
+)
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """One failure and what followed. Times in seconds, sizes in bytes; None where it did not come to that.
+
+    found: the wall time at which it was found. saved_by: the ranks whose saves ended. save_seconds: from the
+    order until every shard was saved. saved_step: the newest that every shard was saved of. step: the step
+    that the job went on from, or would go on from. redone: at most so many minibatches were done again, the
+    one under way included. lost: the same where nothing could be saved. went_on: ranks were back in their
+    training. directory: theirs, where it was another than before. first_step_seconds: from the finding
+    until the slowest rank's first new step was done.
+    """
+
+    restart: int
+    cause: str
+    found: float
+    fault: str | None
+    saved_by: tuple[int, ...]
+    save_bytes: int
+    save_seconds: float | None
+    not_saved: str | None
+    saved_step: int | None
+    step: int | None
+    redone: int | None
+    lost: int | None
+    restarted: bool
+    went_on: bool
+    directory: str | None
+    first_step_seconds: float | None
+
+
+def jobs(events: Iterable[Event]) -> list[list[Event]]:
+    """Return the events of each job in the file, in order."""
+    found: list[list[Event]] = []
+    for event in events:
+        if event["event"] == "job_started" or not found:
+            found.append([])
+        found[-1].append(event)
+    return found
+
+
+def incidents(events: Sequence[Event]) -> list[tuple[Sequence[Event], Sequence[Event]]]:
+    """Return for each failure of one job what came before it, and what from it until the next."""
+    starts = [index for index, event in enumerate(events) if event["event"] == "detected" and event["first"]]
+    return [(events[:start], events[start:end]) for start, end in pairwise([*starts, len(events)])]
+
+
+def recoveries(events: Sequence[Event]) -> list[Recovery]:
+    """Return the recoveries of one job, in order."""
+    return [_recovery(earlier, later) for earlier, later in incidents(events)]
+
+
+def _recovery(earlier: Sequence[Event], events: Sequence[Event]) -> Recovery:
+    detected = events[0]
+    faults = _of(earlier, "fault", restart=detected["restart"])
+    before = [event for event in events if event["restart"] == detected["restart"]]
+    after = [event for event in events if event["restart"] == detected["restart"] + 1]
+    ended = _of(before, "save_ended")
+    whole = _of(before, "saved")
+    ordered = _of(before, "save_ordered")
+    not_saved = _of(before, "not_saved")
+    restored = _of(after, "restored")
+    first_steps = _of(after, "first_step")
+    saved_step = whole[0]["step"] if whole else None
+    directories = [
+        {event.get("checkpoint_dir", "") for event in _of(one, "registered")}
+        for one in ([*earlier, *before], after)
+    ]
+    step = saved_step
+    if restored:
+        step = restored[0]["step"]
+    elif first_steps:
+        step = first_steps[0]["step"] - 1
+    newest = max((event["step"] for event in ended), default=None)
+    begun = not_saved[0].get("step") if not_saved else None
+    return Recovery(
+        restart=detected["restart"],
+        cause=detected["text"],
+        found=detected["time"],
+        fault=faults[-1]["fault"] if faults else None,
+        saved_by=tuple(event["rank"] for event in ended),
+        save_bytes=sum(event["bytes"] for event in ended),
+        save_seconds=whole[0]["clock"] - ordered[0]["clock"] if whole and ordered else None,
+        not_saved=not_saved[0]["text"] if not_saved else None,
+        saved_step=saved_step,
+        step=step,
+        redone=None if step is None or newest is None else newest - step + 1,
+        lost=None if begun is None else max(0, begun - (step or 0)),
+        restarted=bool(after),
+        went_on=bool(restored or first_steps),
+        directory=min(directories[1] - directories[0], default=None),
+        first_step_seconds=first_steps[-1]["clock"] - detected["clock"] if first_steps else None,
+    )
+
+
+def in_words(events: Sequence[Event], directory: str) -> list[str]:
+    """Return the sentences that tell what happened to one job and what it cost."""
+    chapters = [(one.found, told(one)) for one in transparent_recoveries(events)]
+    chapters += [(one.found, _told(one)) for one in recoveries(events)]
+    sentences = [sentence for _, chapter in sorted(chapters, key=lambda one: one[0]) for sentence in chapter]
+    return sentences + _memory(events) + _ending(events, directory)
+
+
+def _told(recovery: Recovery) -> list[str]:
+    when = datetime.fromtimestamp(recovery.found).strftime("%H:%M:%S")
+    rehearsed = f" (rehearsed: {recovery.fault})" if recovery.fault else ""
+    sentences = [f"{when}: {recovery.cause}{rehearsed}."]
+    if recovery.save_seconds is not None:
+        sentences.append(
+            f"The state after step {recovery.saved_step} was saved in {recovery.save_seconds:.2f} s: "
+            f"{show_size(recovery.save_bytes)} by {_ranks(recovery.saved_by)}."
+        )
+    elif recovery.not_saved is not None:
+        sentences.append(f"No whole state could be saved: {recovery.not_saved}.")
+    if recovery.went_on:
+        number = recovery.redone or recovery.lost
+        redone = "" if not number else f", with {_minibatches(number)} done again"
+        took = recovery.first_step_seconds  # unknown if the next failure came before it could be told
+        told = f"; its first new step was done {took:.1f} s after the failure was found" if took else ""
+        step, saved = recovery.step or 0, recovery.saved_step or 0
+        how = f"went on from step {step}"
+        if step < saved:
+            where = f", in {recovery.directory}" if recovery.directory else ""
+            how = f"did not go on from the state after step {saved}, but from step {step}{where}"
+        sentences.append(f"Restart {recovery.restart + 1} {how}{redone}{told}.")
+    return sentences
+
+
+def _memory(events: Sequence[Event]) -> list[str]:
+    told = [event for event in events if "image_bytes" in event]
+    if not told:
+        return []
+    log, images = (max(event[name] for event in told) for name in ("log_bytes", "image_bytes"))
+    return [
+        f"A rank has taken at most {show_size(log)} of host memory for the log of its calls and "
+        f"{show_size(images)} for images of its device's memory."
+    ]
+
+
+def _ending(events: Sequence[Event], directory: str) -> list[str]:
+    ended = _of(events, "job_ended")
+    if not ended:
+        return ["The job has not ended, or its agent was killed."]
+    restarts = ended[-1]["restart"]
+    after = f" after {restarts} restart{'s' if restarts > 1 else ''}" if restarts else ""
+    sentences = [f"The job {ended[-1]['outcome']}{after}."]
+    last = _of(events, "saved") if ended[-1]["outcome"] != "succeeded" else []
+    if last:
+        sentences.append(
+            f"The state after step {last[-1]['step']} lies in {directory}; "
+            "the same command goes on from there."
+        )
+    return sentences
+
+
+def table(events: Sequence[Event]) -> Table:
+    """Return the events of one job as a table, an event a row; times in seconds since its start."""
+    result = Table("seconds", "restart", "rank", "event", "details", pad_edge=False)
+    result.columns[0].justify = "right"
+    for event in events:
+        shown = {name: value for name, value in event.items() if name not in _COMMON + _LONG and value != []}
+        details = ", ".join(f"{name} {_value(name, value)}" for name, value in shown.items())
+        seconds = f"{event['clock'] - events[0]['clock']:.3f}"
+        result.add_row(seconds, str(event["restart"]), str(event.get("rank", "")), event["event"], details)
+    return result
+
+
+def _of(events: Iterable[Event], name: str, **fields: object) -> list[Event]:
+    return [e for e in events if e["event"] == name and all(e[key] == value for key, value in fields.items())]
+
+
+def _value(name: str, value: Any) -> str:
+    if name == "bytes" or name.endswith("_bytes"):
+        return show_size(value)
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _minibatches(number: int) -> str:
+    return f"at most {number} minibatch{'es' if number > 1 else ''}"

@@ -1,0 +1,246 @@
+"""The recoveries of a job as a picture: a lane for the agent and each rank, their phases to scale.
+
+It reads in black and white: phases differ by grey and hatching.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jitckpt.console import show_size
+from jitckpt.events import Event
+from jitckpt.planning.check import InvalidInput
+from jitckpt.reports.timeline import incidents
+from jitckpt.reports.timeline_transparent import TransparentRecovery, transparent_recoveries
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# In the order in which they come; what a reader should see of each: grey (0 is black), hatching.
+LOOKS = {
+    "detect": ("0.95", "..."),
+    "rest": ("0.8", ""),
+    "save": ("0.35", ""),
+    "end": ("0.6", "xxx"),
+    "restart": ("1.0", "///"),
+    "restore": ("0.5", ""),
+    "first step": ("0.85", "\\\\\\"),
+}
+# Of a recovery in transparent mode; what is white there is waiting for other ranks.
+IN_PLACE_LOOKS = {
+    "stop": ("0.8", ""),
+    "ending": ("0.6", "xxx"),
+    "starting": ("1.0", "///"),
+    "handles": ("0.85", "\\\\\\"),
+    "image": ("0.5", ""),
+    "communicators": ("0.9", "+++"),
+    "replay": ("0.35", ""),
+}
+MEANINGS = {
+    "detect": "failing, not yet found",
+    "rest": "coming to rest",
+    "save": "saving",
+    "end": "saved, being ended",
+    "restart": "starting",
+    "restore": "restoring",
+    "first step": "first new step",
+    "stop": "coming to rest",
+    "ending": "aborting",
+    "starting": "starting a new server",
+    "handles": "making streams, events, memory, kernels",
+    "image": "loading the memory's content",
+    "communicators": "making communicators",
+    "replay": "making the calls again",
+}
+SHOWN_RECOVERIES = 8
+SHOWN_RANKS = 32
+LEAST_SHARE = 0.004  # of the width: a shorter phase would be thinner than a line
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Seconds since the failure was found."""
+
+    name: str
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Lane:
+    """What one of the job's processes did. failed: seconds at which it failed, None if it did not."""
+
+    name: str
+    phases: tuple[Phase, ...]
+    failed: float | None
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """One recovery: when (by the launcher's clock), what happened, its lanes (the launcher's first, if it did
+    something), and the ranks left out to save space."""
+
+    found: float
+    title: str
+    lanes: tuple[Lane, ...]
+    left_out: int
+
+
+def recoveries(events: Sequence[Event]) -> list[Recovery]:
+    """Return what is to be drawn of one job."""
+    found = [_recovery(earlier, later) for earlier, later in incidents(events)]
+    found += [_recovery_in_place(events, one) for one in transparent_recoveries(events)]
+    return sorted(found, key=lambda one: one.found)
+
+
+def _recovery_in_place(events: Sequence[Event], recovery: TransparentRecovery) -> Recovery:
+    failed, at = recovery.rank, recovery.clock
+    for event in events:
+        if (
+            event["event"] == "fault"
+            and event["fault"] == recovery.fault
+            and event["clock"] <= recovery.clock
+        ):
+            failed, at = event["rank"], event["clock"]
+    lanes = []
+    for one in recovery.ranks[:SHOWN_RANKS]:
+        steps = [(step.name, step.begin - recovery.clock, step.seconds) for step in one.steps]
+        phases = [Phase(name, begin, begin + seconds) for name, begin, seconds in steps if seconds > 0]
+        if one.rank == failed and at < recovery.clock:
+            phases.insert(0, Phase("detect", at - recovery.clock, 0.0))
+        lanes.append(
+            Lane(f"rank {one.rank}", tuple(phases), at - recovery.clock if one.rank == failed else None)
+        )
+    return Recovery(recovery.clock, recovery.cause, tuple(lanes), max(0, len(recovery.ranks) - SHOWN_RANKS))
+
+
+def _recovery(earlier: Sequence[Event], later: Sequence[Event]) -> Recovery:
+    detected = later[0]
+    found, restart = detected["clock"], detected["restart"]
+
+    def times(name: str, start: int, rank: int | None = None) -> list[float]:
+        """When an event came, seconds since the failure was found."""
+        return [
+            event["clock"] - found
+            for event in (*earlier, *later)
+            if event["event"] == name
+            and event["restart"] == start
+            and (rank is None or event.get("rank") == rank)
+        ]
+
+    faults = [e for e in earlier if e["event"] == "fault" and e["restart"] == restart]
+    hangs = [e["clock"] - found - e["seconds"] for e in (*earlier, *later) if e["event"] == "hang"]
+    ranks = sorted({e["rank"] for e in (*earlier, *later) if "rank" in e and e["rank"] is not None})
+    began = min([fault["clock"] - found for fault in faults] + hangs, default=None)
+    ordered, restarted = _last(times("save_ordered", restart)), _last(times("restart", restart + 1))
+    ended = _last(times("ranks_ended", restart))
+    decided = _last(times("saved", restart) + times("not_saved", restart))
+    after = ("registered", "restored", "first_step")
+    lanes = [
+        _lane(
+            "agent",
+            None,
+            [
+                ("detect", began, 0.0),
+                ("save", ordered, decided),
+                ("end", decided, restarted if restarted is not None else ended),
+            ],
+            restarted,
+            [_last(times(name, restart + 1)) for name in after],
+        )
+    ]
+    for rank in ranks[:SHOWN_RANKS]:
+        begun, saved = (_last(times(f"save_{what}", restart, rank)) for what in ("begun", "ended"))
+        failed = [fault["clock"] - found for fault in faults if fault["rank"] == rank]
+        # A replica that another one was faster than is ended while it saves.
+        before = [("rest", ordered, begun), ("save", begun, ended if saved is None else saved)]
+        before.append(("end", saved, ended))
+        if failed:
+            before.insert(0, ("detect", failed[-1], 0.0))
+        new = [_last(times(name, restart + 1, rank)) for name in after]
+        lanes.append(_lane(f"rank {rank}", _last(failed), before, restarted, new))
+    saved_bytes = sum(event["bytes"] for event in later if event["event"] == "save_ended")
+    size = f", {show_size(saved_bytes)} saved" if saved_bytes else ""
+    return Recovery(found, f"{detected['text']}{size}", tuple(lanes), max(0, len(ranks) - SHOWN_RANKS))
+
+
+def _lane(
+    name: str,
+    failed: float | None,
+    before: Sequence[tuple[str, float | None, float | None]],
+    restarted: float | None,
+    after: Sequence[float | None],
+) -> Lane:
+    registered, restored, first_step = after
+    whole = [
+        *before,
+        ("restart", restarted, registered),
+        ("restore", registered, restored),
+        ("first step", registered if restored is None else restored, first_step),
+    ]
+    phases = [
+        Phase(what, begin, end)
+        for what, begin, end in whole
+        if begin is not None and end is not None and end > begin
+    ]
+    return Lane(name, tuple(phases), failed)
+
+
+def _last(times: Sequence[float]) -> float | None:
+    return max(times, default=None)
+
+
+def draw(events: Sequence[Event], path: Path) -> None:
+    """Draw the recoveries of one job. Raises InvalidInput if there are none, or the file can't be written."""
+    from matplotlib.patches import Patch
+
+    from jitckpt.planning.pictures import new_figure, save_figure
+
+    found = recoveries(events)
+    if not found:
+        raise InvalidInput("there is no recovery to draw: the last job in this directory had no failure")
+    shown = found[:SHOWN_RECOVERIES]
+    heights = [len(recovery.lanes) + 2 for recovery in shown]
+    figure, axes = new_figure(9.0, 0.32 * sum(heights) + 1.2)
+    axes.remove()
+    for part, recovery in zip(
+        figure.subplots(len(shown), 1, height_ratios=heights, squeeze=False)[:, 0], shown, strict=True
+    ):
+        _draw_recovery(part, recovery)
+    part.set_xlabel("seconds since the failure was found")
+    handles = [
+        Patch(facecolor=grey, hatch=hatch, edgecolor="black", label=MEANINGS[name])
+        for name, (grey, hatch) in (LOOKS | IN_PLACE_LOOKS).items()
+        if name in {phase.name for one in shown for lane in one.lanes for phase in lane.phases}
+    ]
+    figure.legend(handles=handles, ncols=4, loc="outside upper center", fontsize="small")
+    if len(found) > len(shown):
+        figure.supxlabel(f"and {len(found) - len(shown)} more recoveries", fontsize="small")
+    save_figure(figure, path)
+
+
+def _draw_recovery(axes: "Axes", recovery: Recovery) -> None:
+    end = max((phase.end for lane in recovery.lanes for phase in lane.phases), default=1.0)
+    begin = min((phase.begin for lane in recovery.lanes for phase in lane.phases), default=0.0)
+    least = LEAST_SHARE * (end - begin)
+    for place, lane in enumerate(recovery.lanes):
+        for phase in lane.phases:
+            grey, hatch = (LOOKS | IN_PLACE_LOOKS)[phase.name]
+            width = max(phase.end - phase.begin, least)
+            axes.barh(place, width, left=phase.begin, height=0.7, color=grey, hatch=hatch, edgecolor="black")
+            seconds = phase.end - phase.begin
+            if seconds > 0.08 * (end - begin):
+                label = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
+                middle = (phase.begin + phase.end) / 2
+                axes.text(middle, place, f"{seconds:.2f} s", ha="center", va="center", fontsize=8, bbox=label)
+        if lane.failed is not None:
+            axes.plot(lane.failed, place, marker="X", markersize=10, color="black", clip_on=False)
+    axes.set_xlim(begin, end + 0.02 * (end - begin))
+    axes.axvline(0, color="black", linewidth=0.8, linestyle=":")
+    axes.set_yticks(range(len(recovery.lanes)), [lane.name for lane in recovery.lanes])
+    axes.invert_yaxis()
+    more = f" ({recovery.left_out} more ranks)" if recovery.left_out else ""
+    axes.set_title(recovery.title + more, fontsize=9, loc="left")
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)

@@ -1,0 +1,1 @@
+"""Saves on the disk: written whole or not at all, found, checked and chosen."""

@@ -1,0 +1,164 @@
+"""Which step to go on from, and which folders a rank loads: a pure decision over the saves that were found.
+
+It is for whoever sees all saves, as `jitckpt inspect` does; ranks that can talk to each other read their own
+shard alone (same_step.py). What is verified, and in which order, depends on nothing but the files, so that
+all come to the same step.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from jitckpt.errors import CheckpointError
+from jitckpt.saves.folders import SaveRecord
+from jitckpt.saves.layout import Identity
+
+SHOWN_REASONS = 8
+SHOWN_SHARDS = 8
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The step to go on from. `local`: whose folder gives the rank-local state: the rank's own, else None.
+
+    `reasons`: one sentence for each save that was passed over. newest: the newest step of which there is any
+    finished save.
+    """
+
+    step: int
+    save: SaveRecord
+    local: SaveRecord | None
+    reasons: tuple[str, ...]
+    newest: int
+
+
+def choose(
+    records: Sequence[SaveRecord], expected: Identity, verify: Callable[[SaveRecord], str | None]
+) -> Choice | None:
+    """Return what the rank `expected.rank` loads; None if there is no finished save at all (a fresh start).
+
+    The newest step is taken for which every shard has a whole save. `verify` returns why a save is not whole;
+    it is asked only about saves that matter. Raises CheckpointError if there are finished saves but none that
+    can be used.
+    """
+    return Selection(records, expected, verify).choice(expected)
+
+
+class Selection:
+    """The choice of several ranks of one job; whatever they ask, each save is verified once."""
+
+    def __init__(
+        self,
+        records: Sequence[SaveRecord],
+        expected: Identity,
+        verify: Callable[[SaveRecord], str | None],
+    ) -> None:
+        """expected: of one of the ranks."""
+        self._expected, self._verify = expected, verify
+        self._verdicts: dict[SaveRecord, bool] = {}
+        self._reasons: list[str] = []
+        self._local: dict[tuple[int, int], SaveRecord] = {}  # by step and rank
+        usable: list[SaveRecord] = []
+        self._newest = 0
+        for record in records:
+            if record.kind == "local":
+                self._local[record.step, record.rank] = record
+                continue
+            if record.finished:
+                self._newest = max(self._newest, record.step)
+            problem = misfit(record, expected)
+            if problem is None:
+                usable.append(record)
+            else:
+                self._reasons.append(problem)
+        # By step, shard and rank, of which the last are in order.
+        self._replicas: dict[int, dict[int, dict[int, SaveRecord]]] = {}
+        for record in sorted(usable, key=lambda record: (-record.step, record.rank)):
+            shard = record.metadata.identity.shard if record.metadata else -1
+            self._replicas.setdefault(record.step, {}).setdefault(shard, {})[record.rank] = record
+        self._step = next((step for step in self._replicas if self._is_whole(step)), None)
+
+    def choice(self, identity: Identity) -> Choice | None:
+        """Return what a rank loads, as `choose` does."""
+        if self._step is None:
+            if self._newest:
+                raise CheckpointError(nothing_usable(self._reasons, identity))
+            return None
+        save = next(filter(self._whole, self._in_turn(self._step, identity.shard, identity.rank)))
+        local = save if save.rank == identity.rank else self._local.get((self._step, identity.rank))
+        reasons = list(self._reasons)
+        if local is not None and local is not save:
+            problem = misfit(local, identity) or self._verify(local)
+            if problem is not None:
+                reasons.append(problem)
+                local = None
+        return Choice(self._step, save, local, tuple(reasons), self._newest)
+
+    def _is_whole(self, step: int) -> bool:
+        rank, shards = self._expected.rank, range(self._expected.shards)
+        # What is not there at all needs no reading of the rest.
+        missing = [shard for shard in shards if shard not in self._replicas[step]] or [
+            shard for shard in shards if not any(map(self._whole, self._in_turn(step, shard, rank)))
+        ]
+        if missing:
+            self._reasons.append(f"Step {step} has {no_whole_save(missing)}.")
+        return not missing
+
+    def _whole(self, record: SaveRecord) -> bool:
+        if record not in self._verdicts:
+            problem = self._verify(record)
+            if problem is not None:
+                self._reasons.append(problem)
+            self._verdicts[record] = problem is None
+        return self._verdicts[record]
+
+    def _in_turn(self, step: int, shard: int, rank: int) -> Iterator[SaveRecord]:
+        replicas = self._replicas[step][shard]
+        return (replicas[one] for one in in_turn(tuple(replicas), rank))
+
+
+def misfit(record: SaveRecord, expected: Identity) -> str | None:
+    """Return why a save can't belong to this job, None if it does."""
+    if record.metadata is None:
+        return record.problem or f"{record.path} has no metadata."
+    found, why = record.metadata.identity, None
+    if found.job != expected.job:
+        why = f"of another job ({found.job} instead of {expected.job})"
+    elif found.world_size != expected.world_size:
+        why = f"of a job with {found.world_size} ranks; this one has {expected.world_size}"
+    elif "" not in (found.layout, expected.layout) and found.layout != expected.layout:
+        why = f"of a job that is laid out as '{found.layout}'; this one is as '{expected.layout}'"
+    elif found.shards != expected.shards:
+        why = f"of a job with {found.shards} shards; this one has {expected.shards}"
+    elif found.shard == expected.shard and expected.fingerprint not in ("", found.fingerprint):
+        why = "of another model or optimizer (names, shapes, types or parts differ)"
+    return None if why is None else f"{record.path} is {why}."
+
+
+def in_turn(ranks: Sequence[int], rank: int) -> Iterator[int]:
+    """Yield in which order `rank` tries the saves of these ranks, given in order: its own first.
+
+    Then come the others, from a place that differs by rank, to share the reading.
+    """
+    own = next((place for place, other in enumerate(ranks) if other == rank), None)
+    if own is not None:
+        yield rank
+    others = len(ranks) - (own is not None)
+    for turn in range(others):
+        place = (rank + turn) % others
+        yield ranks[place + (own is not None and place >= own)]
+
+
+def no_whole_save(shards: Sequence[int]) -> str:
+    """Return what a step lacks."""
+    more = f" and {len(shards) - SHOWN_SHARDS} more" if len(shards) > SHOWN_SHARDS else ""
+    return f"no whole save of shard {', '.join(map(str, shards[:SHOWN_SHARDS]))}{more}"
+
+
+def nothing_usable(reasons: Sequence[str], expected: Identity) -> str:
+    """Return the sentences for a rank that must not begin anew beside what is saved."""
+    shown = " ".join(reasons[:SHOWN_REASONS])
+    more = f" (and {len(reasons) - SHOWN_REASONS} more)" if len(reasons) > SHOWN_REASONS else ""
+    return (
+        f"The checkpoint directory holds saves, but none that rank {expected.rank} of {expected.world_size} "
+        f"can use: {shown}{more} Start the job as it was, or begin anew in another directory."
+    )

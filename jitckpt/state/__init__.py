@@ -1,0 +1,1 @@
+"""What a training's state is: parameters, optimizers, and what the host holds."""

@@ -1,0 +1,641 @@
+"""The state of a training job that the host holds: taken without waiting for the device, and put back.
+
+Rank-local: random numbers, `extra`, module buffers; the ranks of one shard differ in them. Shared: what the
+optimizers keep on the host (Adam counts its steps there), hyperparameters, schedulers; replicas agree on it.
+Tensors on a device are taken by reference: whoever reads them minds the device's own order.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import OptState
+from torch.optim import Optimizer
+
+from jitckpt import _seen
+from jitckpt._seen import Seen
+from jitckpt.data.loop import Loop
+from jitckpt.data.random_state import RandomState
+from jitckpt.encoding import tree_codec
+from jitckpt.encoding.tensor_file import to_host
+from jitckpt.encoding.tree_codec import Encoded, Json
+from jitckpt.errors import CheckpointError
+from jitckpt.state import parallel
+from jitckpt.state.optimizer_state import OptimizerPart, OptimizerState, on_host, states_of
+
+SCHEDULED = frozenset({"lr", "momentum", "betas"})  # the hyperparameters that torch's schedulers set
+PLAIN = frozenset({type(None), bool, int, float, str})
+
+
+class Stateful(Protocol):
+    """What `extra` and schedulers have to offer."""
+
+    def state_dict(self) -> Any: ...
+    def load_state_dict(self, state: Any) -> Any: ...
+
+
+_NONE = Encoded({}, {})
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the module inside DDP and torch.compile, whose names are the same with and without them."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+class Held(NamedTuple):
+    """The model's parameters after a step: what this rank holds of each by name, and which are frozen.
+
+    frozen: those that do not require gradients.
+    """
+
+    parameters: dict[str, Tensor]
+    frozen: tuple[str, ...]
+
+
+class ModelState:
+    """A model's parameters, buffers and extra states, by name."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = unwrapped(model)
+        self._buffers: list[tuple[str, dict[str, Tensor | None], str]] = []
+        self._passing: list[tuple[str, dict[str, Tensor | None], str, object]] = []  # not persistent, so far
+        self._with_extra_state: list[tuple[str, nn.Module]] = []
+        self._captured: Encoded | None = None  # the buffers, and which they were and where they lay:
+        self._seen = Seen()
+        self._held: Held | None = None
+        self._flags = b""
+        self._versions = b""
+        self._parameters = parallel.parameters(self._model)
+        self.memory: dict[str, Tensor] = {}  # by name; it counts what is written to the parameters
+        self._places: list[int] = []  # where it lies
+        self._called: dict[int, str] = {}
+        self._structure = Seen()
+        self._take_structure()
+        self.built = frozenset(self._parameters)  # what the script has built, by the parameters' names
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Find the buffers anew; for after the first forward pass, which may have made some."""
+        kept = {name for name, *_ in self._buffers}
+        self._captured = None
+        self._buffers.clear()
+        self._passing.clear()
+        self._with_extra_state.clear()
+        for prefix, module in self._model.named_modules():
+            for name in module._buffers:
+                full = f"{prefix}.{name}".lstrip(".")
+                if full in kept or name not in module._non_persistent_buffers_set:
+                    self._buffers.append((full, module._buffers, name))
+                else:
+                    self._passing.append((full, module._buffers, name, _mark(module._buffers[name])))
+            if type(module).get_extra_state is not nn.Module.get_extra_state:
+                self._with_extra_state.append((prefix, module))
+
+    def names(self) -> Mapping[int, str]:
+        """Return what the parameters are called, by their id()."""
+        return self._called
+
+    def find(self, name: str) -> Tensor | None:
+        """Return the parameter that is called so."""
+        return self._parameters.get(name)
+
+    def follow(self) -> bool:
+        """After a step: see whether parameters have come, gone or been replaced, and buffers changed.
+
+        A buffer that is not persistent is kept from its first change on: what never changes the script makes
+        again. Returns whether the names of the parameters are others than before.
+        """
+        for one in [*self._passing]:
+            name, holder, key, mark = one
+            if _mark(holder.get(key)) != mark:
+                self._passing.remove(one)
+                self._buffers.append((name, holder, key))
+                self._captured = None
+        if self._structure.is_same():
+            return False
+        names = self._parameters.keys()
+        self._take_structure()
+        self.look_again()
+        return self._parameters.keys() != names
+
+    def structure(self) -> tuple[list[str], list[str]]:
+        """Return the parameters that have come and those that have gone since the script built the model."""
+        return sorted(self._parameters.keys() - self.built), sorted(self.built - self._parameters.keys())
+
+    def _take_structure(self) -> None:
+        self._structure, seen = Seen(), Seen()
+        if not parallel.is_flattened(self._model):  # FSDP1 puts others in their place in every pass
+            for module in self._model.modules():
+                for members in (module._parameters, module._modules):
+                    seen.values(members)
+                seen.size(module._buffers)
+        self._structure = seen
+        found = parallel.parameters(self._model)
+        before = self._parameters
+        # FSDP puts whole parameters in the place of their parts, and need not take them away before the step.
+        self._parameters = {
+            name: before[name]
+            if name in before
+            and parallel.is_distributed(before[name])
+            and not parallel.is_distributed(parameter)
+            else parameter
+            for name, parameter in found.items()
+        }
+        self._called = {id(one): f"model.{name}" for name, one in self._model.named_parameters()}
+        self._called |= {id(one): f"model.{name}" for name, one in self._parameters.items()}
+        # What FSDP1 writes to its flat parameters is counted nowhere that lasts.
+        watched = {} if parallel.is_flattened(self._model) else self._parameters
+        self.memory = {f"model.{name}": parallel.memory_of(one) for name, one in watched.items()}
+        self._held = None
+
+    def held(self) -> Held:
+        """Return what is held of the parameters now; the same object while that is the same memory."""
+        flags = bytes([parameter.requires_grad for parameter in self._parameters.values()])
+        places = [*map(Tensor.data_ptr, self.memory.values())]
+        known = self.memory.keys() or not self._parameters
+        if self._held is None or self._flags != flags or self._places != places or not known:
+            self._flags, self._places = flags, places
+            frozen = [name for name, one in self._parameters.items() if not one.requires_grad]
+            self._held = Held(self.parameters(), tuple(frozen))
+        return self._held
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Return what this rank holds of each parameter; a shared one is there once."""
+        return {name: parallel.local(parameter) for name, parameter in self._parameters.items()}
+
+    def restore_parameters(self, saved: Mapping[str, Tensor], frozen: Sequence[str]) -> None:
+        """Put saved parameters in the place of the model's, as they lay, and which of them are frozen.
+
+        Raises CheckpointError unless the names are the same, and the shapes and types where they can't be
+        made so: of what a parallel wrapper holds in parts.
+        """
+        own = self.parameters()
+        _check_names("parameters", own, saved)
+        with torch.no_grad():
+            for name, tensor in own.items():
+                parameter, value = self._parameters[name], saved[name]
+                lies = (tensor.shape, tensor.dtype, tensor.stride())
+                if parallel.is_plain(parameter) and lies != (value.shape, value.dtype, value.stride()):
+                    parameter.data = value.to(parameter.device)
+                else:
+                    _check_alike("parameters", name, tensor, value)
+                    tensor.copy_(value)
+        for name, parameter in self._parameters.items():
+            if parameter.requires_grad == (name in frozen):
+                parameter.requires_grad_(name not in frozen)
+
+    def restore_buffers(self, saved: Mapping[str, Tensor]) -> None:
+        """Put saved buffers in the place of the model's; CheckpointError unless they are the same ones."""
+        for one in [one for one in self._passing if one[0] in saved]:
+            self._passing.remove(one)
+            self._buffers.append(one[:3])
+            one[1][one[2]] = saved[one[0]]
+        self._captured = None
+        own = self.buffers()
+        _check_names("buffers", own, saved)
+        with torch.no_grad():
+            for name, holder, key in self._buffers:
+                buffer = holder.get(key)
+                if buffer is None:
+                    continue
+                value, tensor = saved[name], own[name]
+                if type(buffer) is Tensor and buffer.stride() != value.stride():
+                    buffer.data = value.to(buffer.device, buffer.dtype)
+                _check_alike("buffers", name, tensor, value)
+                parallel.local(buffer).copy_(value)
+
+    def buffers(self) -> dict[str, Tensor]:
+        found = ((name, holder.get(key)) for name, holder, key in self._buffers)
+        return {name: parallel.local(buffer) for name, buffer in found if buffer is not None}
+
+    def capture_buffers(self) -> Encoded:
+        """Return the buffers under the name "buffers"; the same object while all are the same on a device."""
+        # What was captured keeps its memory, so nothing else can come to lie there.
+        if self._captured is None or not self._seen.is_same():
+            self._captured, seen = None, Seen()
+            for _, holder, key in self._buffers:
+                seen.entry(holder, key)
+            captured = tree_codec.encode(self.buffers(), "buffers")
+            there = [buffer for _, holder, key in self._buffers if (buffer := holder.get(key)) is not None]
+            if any(type(one) is not Tensor or one.device.type == "cpu" for one in there):
+                return captured
+            for buffer in there:
+                seen.place(buffer)
+            self._captured, self._seen = captured, seen
+        return self._captured
+
+    def buffer_versions(self) -> bytes:
+        there = [buffer for _, holder, key in self._buffers if (buffer := holder.get(key)) is not None]
+        return _seen.versions(there) if there else b""
+
+    def extra_states(self) -> dict[str, Any]:
+        return {name: module.get_extra_state() for name, module in self._with_extra_state}
+
+    def unchanged(self) -> Seen | None:
+        """Return what tells that all lies where it was last captured; None where more has to be asked."""
+        return None if self._captured is None or self._with_extra_state else self._seen
+
+    def capture_extra_states(self) -> Encoded:
+        """Return the extra states under the name "modules"; the same object while there are none."""
+        return tree_codec.encode(self.extra_states(), "modules") if self._with_extra_state else _NONE
+
+    def restore_extra_states(self, states: Mapping[str, Any]) -> None:
+        modules = dict(self._with_extra_state)
+        _check_names("extra states of modules", modules, states)
+        for name, state in states.items():
+            modules[name].set_extra_state(state)
+
+
+class SchedulerState:
+    """A learning-rate scheduler, and how often it was stepped."""
+
+    def __init__(self, scheduler: Stateful) -> None:
+        self.scheduler = scheduler
+        parameters = list(inspect.signature(type(scheduler).step).parameters.values())[1:]  # type: ignore[attr-defined]
+        self.can_step = all(parameter.default is not parameter.empty for parameter in parameters)
+
+    def count(self) -> int:
+        """Return how many steps it has made."""
+        for name in ("_step_count", "last_epoch"):
+            value = getattr(self.scheduler, name, None)
+            if isinstance(value, int):
+                return value
+        return 0
+
+    def step(self, times: int) -> None:
+        for _ in range(times):
+            self.scheduler.step()  # type: ignore[attr-defined]
+
+
+def scaler_state(scaler: Any, update_is_due: bool) -> dict[str, Any]:
+    """Return a GradScaler's state as its load_state_dict takes it. Reads the device, which must be at rest.
+
+    `update_is_due`: the optimizer step is done but scaler.update() is not: what it would do is done to the
+    copy that is returned.
+    """
+    if not scaler.is_enabled():
+        return {}
+    scale, growth = scaler._scale, scaler._growth_tracker
+    if scale is not None:
+        scale, growth = to_host(scale), to_host(growth)
+        found = [
+            to_host(found)
+            for state in scaler._per_optimizer_states.values()
+            for found in state["found_inf_per_device"].values()
+        ]
+        if update_is_due and found:
+            torch._amp_update_scale_(
+                scale,
+                growth,
+                sum(found[1:], found[0]),
+                scaler.get_growth_factor(),
+                scaler.get_backoff_factor(),
+                scaler.get_growth_interval(),
+            )
+    return {
+        "scale": scaler._init_scale if scale is None else float(scale),
+        "growth_factor": scaler.get_growth_factor(),
+        "backoff_factor": scaler.get_backoff_factor(),
+        "growth_interval": scaler.get_growth_interval(),
+        "_growth_tracker": scaler._init_growth_tracker if growth is None else int(growth),
+    }
+
+
+def scaler_update_is_due(scaler: Any) -> bool:
+    """Return whether scaler.step() was called and scaler.update() was not yet."""
+    return scaler.is_enabled() and any(
+        state["stage"] is OptState.STEPPED for state in scaler._per_optimizer_states.values()
+    )
+
+
+class Shared(NamedTuple):
+    """What replicas agree on, after one step. `held`: the model's parameters.
+
+    `counts`: of each scheduler, how often it had been stepped when the optimizer step ended; `groups`: the
+    hyperparameters then. `progress`: tells what HostState.progress said once the host had begun the next
+    minibatch; before that there is more to come.
+    """
+
+    optimizers: tuple[OptimizerPart, ...]
+    counts: tuple[int, ...]
+    groups: list[list[dict[str, Any]]]
+    held: Held = Held({}, ())
+    progress: Callable[[], Encoded] | None = None
+
+    def all_tensors(self) -> dict[str, Tensor]:
+        """Return `tensors` and those on a device that optimizers keep in lists and attributes."""
+        found = self.tensors()
+        for optimizer in self.optimizers:
+            others = optimizer.others.tensors | optimizer.beside.tensors
+            found |= {name: tensor for name, tensor in others.items() if tensor.device.type != "cpu"}
+        return found
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what lies on the device of model and optimizers, under its names in a save."""
+        found = {f"model.{name}": tensor for name, tensor in self.held.parameters.items()}
+        for optimizer in self.optimizers:
+            found |= optimizer.device
+        return found
+
+
+class Unchanged(NamedTuple):
+    """What tells that a rank-local state is as it was taken: nothing looks otherwise than it did.
+
+    generator: of the device's random numbers, which may have gone on, the name in the state, and a function
+    that returns their bytes now.
+    """
+
+    looks: tuple[Seen, ...]
+    generator: tuple[str, Callable[[], bytes]] | None
+
+
+class HostState:
+    """All objects of a job whose state is kept."""
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module | None,
+        optimizers: Sequence[Optimizer],
+        schedulers: Sequence[Stateful],
+        scaler: Any,
+        extra: Stateful | None,
+        device: torch.device | None,
+        loop: Loop | None = None,
+        wrappers: Mapping[int, Sequence[object]] | None = None,
+    ) -> None:
+        """wrappers: what lies around an optimizer, by its id(), and may have attributes that change."""
+        self.loop = loop
+        self.model = None if model is None else ModelState(model)
+        self.optimizers: list[OptimizerState] = []
+        self._wrappers = wrappers or {}
+        self.given: list[Optimizer] = []  # `optimizers` are these and those that they have inside
+        for optimizer in optimizers:
+            self.add_optimizer(optimizer)
+        self.schedulers = [SchedulerState(scheduler) for scheduler in schedulers]
+        self.scaler = scaler
+        self.extra = extra
+        self.device = device
+        self.random = RandomState(device)
+        # A thread that is inside one of these is changing what progress() and scaler_state() return. None: of
+        # something that is not written in Python.
+        changing = [type(scheduler).step for scheduler in schedulers]  # type: ignore[attr-defined]
+        changing += [] if scaler is None else [type(scaler).update]
+        self.changing_code = {getattr(inspect.unwrap(one), "__code__", None) for one in changing}
+
+    def add_optimizer(self, optimizer: Optimizer) -> None:
+        """Keep the state of this one, too, and of those that it has inside."""
+        self.optimizers += states_of(
+            optimizer,
+            f"optimizer.{len(self.given)}",
+            names=None if self.model is None else self.model.names,
+            find=self.find,
+            wrappers=self._wrappers.get(id(optimizer), ()),
+        )
+        self.given.append(optimizer)
+
+    def find(self, name: str) -> Tensor | None:
+        """Return the model's parameter that optimizers know as `name`."""
+        return None if self.model is None else self.model.find(name.removeprefix("model."))
+
+    def local(self) -> dict[str, Encoded]:
+        """Return the rank-local state in named parts."""
+        parts: dict[str, Encoded] = {}
+        if self.extra is not None:
+            parts["extra"] = tree_codec.encode(self.extra.state_dict(), "extra")
+        if self.model is not None:
+            parts["buffers"] = self.model.capture_buffers()
+            parts["modules"] = self.model.capture_extra_states()
+        if self.loop is not None and self.loop.is_used:
+            parts["loop"] = self.loop.capture()
+        return {"random": self.random.capture(), **parts}
+
+    def unchanged(self) -> Unchanged | None:
+        """Return what tells that `local` would return what it just did; None if nothing can."""
+        of_model = None if self.model is None else self.model.unchanged()
+        of_random, generator = self.random.unchanged()
+        if self.extra is not None or of_random is None or (self.model is not None and of_model is None):
+            return None
+        of_loop = self.loop.look() if self.loop is not None and self.loop.is_used else None
+        looks = tuple([look for look in (of_loop, of_random, of_model) if look is not None])
+        return Unchanged(looks, generator)
+
+    def shared(self) -> Shared:
+        """Return the shared state as the optimizer step leaves it."""
+        parts = tuple([optimizer.capture() for optimizer in self.optimizers])
+        held = Held({}, ()) if self.model is None else self.model.held()
+        return Shared(parts, self.counts(), self.groups(), held)
+
+    def shared_again(self, shared: Shared) -> Shared:
+        """Return the shared state with what wrappers have changed after their optimizers' own steps."""
+        if not any(optimizer.may_change_later for optimizer in self.optimizers):
+            return shared
+        known = zip(shared.optimizers, self.optimizers, strict=False)
+        parts = [
+            part._replace(beside=optimizer.beside()) if optimizer.may_change_later else part
+            for part, optimizer in known
+        ]
+        return shared._replace(optimizers=(*parts, *shared.optimizers[len(parts) :]))
+
+    def refusal(self) -> str | None:
+        """Return why no save can hold the optimizers' state, if so."""
+        return next((one.refusal for one in self.optimizers if one.refusal), None)
+
+    def problems(self) -> list[str]:
+        """Return clauses that name what changes of the optimizers and can't be saved."""
+        return [problem for optimizer in self.optimizers for problem in optimizer.problems()]
+
+    def buffer_versions(self) -> bytes:
+        """Return what changes with every write to a buffer that torch counts."""
+        return b"" if self.model is None else self.model.buffer_versions()
+
+    def groups(self) -> list[list[dict[str, Any]]]:
+        """Return the hyperparameters of each optimizer's parameter groups."""
+        return [optimizer.groups() for optimizer in self.optimizers]
+
+    def progress(self) -> Encoded:
+        """Return what may still change between an optimizer step and the next minibatch."""
+        return self.take_progress(self.groups())()
+
+    def take_progress(self, groups: list[list[dict[str, Any]]]) -> Callable[[], Encoded]:
+        """Take what `progress` says now, and return what returns it. groups: as groups() says now.
+
+        That of hardly any step is ever wanted, so as a rule it is copied and no more.
+        """
+        schedulers = [scheduler.scheduler.state_dict() for scheduler in self.schedulers]
+        value = {"groups": groups, "schedulers": schedulers}
+        copied = _seen.plain_copy(value)
+        if copied is not None:
+            return partial(tree_codec.encode, copied, "progress")
+        encoded = tree_codec.encode(value, "progress")
+        return lambda: encoded
+
+    def restore_parameters(self, tensors: Mapping[str, Tensor], frozen: Sequence[str]) -> None:
+        """Put the model's parameters back; CheckpointError if they are others than the save's."""
+        if self.model is not None:
+            saved = {
+                name.removeprefix("model."): tensor
+                for name, tensor in tensors.items()
+                if name.startswith("model.")
+            }
+            self.model.restore_parameters(saved, frozen)
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Return the model's parameters under their names in a save."""
+        own = {} if self.model is None else self.model.parameters()
+        return {f"model.{name}": tensor for name, tensor in own.items()}
+
+    def scaler_update_is_due(self) -> bool:
+        return self.scaler is not None and scaler_update_is_due(self.scaler)
+
+    def scaler_state(self, update_is_due: bool) -> dict[str, Any] | None:
+        return None if self.scaler is None else scaler_state(self.scaler, update_is_due)
+
+    def counts(self) -> tuple[int, ...]:
+        return tuple([scheduler.count() for scheduler in self.schedulers])
+
+    def restore_shared(
+        self, document: Mapping[str, Json], tensors: Mapping[str, Tensor], whole: bool
+    ) -> None:
+        """Put back optimizers, schedulers and scaler, and step schedulers as often as the save says is due.
+
+        whole: all of the optimizers, not only what they keep on the host.
+
+        Raises CheckpointError if there are more or fewer of them, or they are not alike.
+        """
+        progress = tree_codec.decode(document["progress"], tensors)
+        if whole or self.optimizers:  # else they were found as they made their first step
+            _check_count("optimizers", len(self.optimizers), len(document["optimizers"]))
+            for optimizer, tree, groups in zip(
+                self.optimizers, document["optimizers"], progress["groups"], strict=True
+            ):
+                optimizer.restore(tree, tensors, groups, whole)
+        _check_count("schedulers", len(self.schedulers), len(progress["schedulers"]))
+        for scheduler, state in zip(self.schedulers, progress["schedulers"], strict=True):
+            scheduler.scheduler.load_state_dict(state)
+        for scheduler, due in zip(self.schedulers, document["scheduler_steps_due"], strict=True):
+            scheduler.step(due)
+        saved_scaler = document["scaler"]
+        if (saved_scaler is None) != (self.scaler is None):
+            there, here = ("no", "one") if saved_scaler is None else ("a", "none")
+            raise CheckpointError(f"The save has {there} gradient scaler; jitckpt.init was given {here}.")
+        if saved_scaler:
+            self.scaler.load_state_dict(saved_scaler)
+
+    def restore_progress(self, progress: Encoded) -> None:
+        """Put hyperparameters and schedulers back to what `progress` said."""
+        said = tree_codec.decode(progress.tree, progress.tensors)
+        for state, groups in zip(self.optimizers, said["groups"], strict=True):
+            for group, own in zip(state.optimizer.param_groups, groups, strict=True):
+                group.update({key: value for key, value in own.items() if key != "parameters"})
+        for scheduler, saved in zip(self.schedulers, said["schedulers"], strict=True):
+            scheduler.scheduler.load_state_dict(saved)
+
+    def restore_local(self, parts: Mapping[str, Any]) -> None:
+        """Put back the rank-local state, random numbers last."""
+        if (self.extra is None) != ("extra" not in parts):
+            there, here = ("none", "an") if "extra" not in parts else ("some", "no")
+            raise CheckpointError(
+                f"The save has {there} state of `extra`; jitckpt.init was given {here} extra."
+            )
+        if self.model is not None:
+            self.model.restore_buffers(parts.get("buffers", {}))
+            self.model.restore_extra_states(parts.get("modules", {}))
+        if self.extra is not None:
+            self.extra.load_state_dict(parts["extra"])
+        self.random.restore(parts["random"])
+
+
+def differ_by_hand(
+    before: Sequence[Sequence[Mapping[str, Any]]],
+    after: Sequence[Sequence[Mapping[str, Any]]],
+    *,
+    scheduled: bool,
+) -> bool:
+    """Whether groups' hyperparameters differ by more than a scheduler sets; scheduled: one was stepped.
+
+    In doubt they do: of a tensor only its device could tell.
+    """
+    then, now = [*chain(*before)], [*chain(*after)]
+    if len(then) != len(now):
+        return True
+    for old, new in zip(then, now, strict=True):
+        if old.keys() != new.keys():
+            return True
+        for key, value in old.items():
+            other = new[key]
+            if value is other and type(value) in PLAIN:
+                continue
+            if not (scheduled and key in SCHEDULED) and not _is_kept(value, other):
+                return True
+    return False
+
+
+def _is_kept(before: object, after: object) -> bool:
+    if isinstance(before, tuple) and isinstance(after, tuple):  # a list could be changed in its place
+        return len(before) == len(after) and all(map(_is_kept, before, after))
+    return type(before) is type(after) and type(before) in PLAIN and before == after
+
+
+def local_parts(
+    document: Mapping[str, Any], tensors: Mapping[str, Tensor], device: torch.device | None
+) -> dict[str, Any]:
+    """Return the named parts of a saved rank-local state."""
+    return {name: tree_codec.decode(tree, tensors, device) for name, tree in document["trees"].items()}
+
+
+def spelled_out(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return a saved document as a user's save function gets it, in SaveContext.host_state."""
+    progress = tree_codec.decode(document["progress"], tensors)
+    optimizers = zip(document["optimizers"], progress["groups"], strict=True)
+    return local_parts(document["local"], tensors, None) | {
+        "optimizers": [
+            {"state": on_host(tree, tensors, None), "param_groups": groups} for tree, groups in optimizers
+        ],
+        "schedulers": progress["schedulers"],
+        "scheduler_steps_due": list(document["scheduler_steps_due"]),
+        "scaler": document["scaler"],
+    }
+
+
+def fingerprint(model: nn.Module | None, optimizers: Sequence[Optimizer]) -> str:
+    """Return what tells this rank's part of a model and its optimizers from all others; "" for none."""
+    if model is None and not optimizers:
+        return ""
+    return parallel.digest(parallel.pieces(model and unwrapped(model), optimizers))
+
+
+def _mark(buffer: Tensor | None) -> object:
+    """Return what changes when a buffer is changed."""
+    return None if buffer is None else (id(buffer), buffer._version)
+
+
+def _check_alike(what: str, name: str, own: Tensor, saved: Tensor) -> None:
+    if own.shape != saved.shape or own.dtype != saved.dtype:
+        raise CheckpointError(
+            f"{name} of the {what} is {own.dtype} of shape {list(own.shape)}; in the save it is "
+            f"{saved.dtype} of shape {list(saved.shape)}."
+        )
+
+
+def _check_names(what: str, own: Mapping[str, object], saved: Mapping[str, object]) -> None:
+    lacking, unknown = sorted(own.keys() - saved.keys()), sorted(saved.keys() - own.keys())
+    if lacking or unknown:
+        parts = [f"lacks {', '.join(lacking[:5])}"] if lacking else []
+        parts += [f"has {', '.join(unknown[:5])}, which the model has not"] if unknown else []
+        raise CheckpointError(f"The save does not fit the model: of its {what} it {' and '.join(parts)}.")
+
+
+def _check_count(what: str, own: int, saved: int) -> None:
+    if own != saved:
+        raise CheckpointError(f"The save has {saved} {what}; jitckpt.init was given {own}.")

@@ -1,0 +1,1 @@
+"""What the operating system lends: processes, descriptors, signals, threads for slow disks."""

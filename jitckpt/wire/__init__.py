@@ -1,0 +1,1 @@
+"""Plain data that crosses a border of processes."""

@@ -1,0 +1,112 @@
+"""The descriptors that the agent gives a worker by number, in its environment: which numbers are still those.
+
+Programs between the two may close what they inherit (sudo, conda run, a daemon), and the training may start
+processes that inherit the variables, but not the descriptors. Then the number is some file of somebody
+else's, which must not be touched. So beside the numbers the environment says what they are: device and inode,
+by which an open file is known for as long as it is open anywhere.
+"""
+
+import json
+import multiprocessing
+import os
+import socket
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jitckpt.errors import JitckptError
+from jitckpt.system import lifeline
+
+AGENT = "JITCKPT_AGENT_FD"  # the socket to the agent
+STATE = "JITCKPT_STATE_FD"  # the memory of what this rank alone knows
+LIFELINE = lifeline.DESCRIPTOR
+COPIES = "JITCKPT_COPIES_FD"  # there are several hosts, and this one's agent has copies made on another
+PROOF = "JITCKPT_DESCRIPTORS"  # JSON: the worker's rank, and of each of these its device and inode
+
+_SOCKETS = (AGENT, COPIES)
+
+
+class NotOursError(JitckptError):
+    """The numbers in the environment are not the agent's descriptors, or not this process's to use."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the agent has given this process. copies: None where there is one host."""
+
+    rank: int
+    agent: int
+    state: int
+    lifeline: int | None
+    copies: int | None
+
+
+def proof(rank: int, descriptors: Mapping[str, int]) -> str:
+    """Return the value of PROOF for descriptors that stand under these names in the rank's environment."""
+    return json.dumps({"rank": rank} | {name: _identity(number) for name, number in descriptors.items()})
+
+
+def given(environment: Mapping[str, str] = os.environ) -> Given | None:
+    """Return what the agent has given this process; None if it has no agent. Only looks at it.
+
+    Raises NotOursError, with why the descriptors can't be used.
+    """
+    if AGENT not in environment and STATE not in environment:
+        return None
+    if multiprocessing.parent_process() is not None:
+        raise NotOursError(
+            "This process was not started by jitckpt's agent, but by a training process of its (mp.spawn, a "
+            "notebook launcher, a worker of multiprocessing)."
+        )
+    try:
+        told = json.loads(environment.get(PROOF, "{}"))
+        return Given(
+            int(told["rank"]),
+            _checked(AGENT, environment, told),
+            _checked(STATE, environment, told),
+            _checked(LIFELINE, environment, told) if LIFELINE in told else None,
+            _checked(COPIES, environment, told) if COPIES in told else None,
+        )
+    except (KeyError, TypeError, ValueError, OSError) as error:
+        raise NotOursError(
+            "What the agent gave this process under the numbers in JITCKPT_AGENT_FD and JITCKPT_STATE_FD is "
+            f"not there ({error}): a program between them has closed it (sudo, conda run, a daemon), or the "
+            "training has started this process itself."
+        ) from error
+
+
+def claim(rank: int) -> Given | None:
+    """Return what the agent has given this process, which is the rank's only one to use it from now on.
+
+    Programs that it starts do not inherit it any more. Raises NotOursError.
+    """
+    found = given()
+    if found is None:
+        return None
+    if found.rank != rank:
+        raise NotOursError(f"This process is rank {rank}, and was started as rank {found.rank}.")
+    if found.lifeline is not None and not lifeline.hold(found.lifeline):
+        raise NotOursError(f"Another process of rank {rank}, which may have started this one, is protected.")
+    for number in (found.agent, found.state, found.lifeline, found.copies):
+        if number is not None:
+            os.set_inheritable(number, False)
+    return found
+
+
+def _checked(name: str, environment: Mapping[str, str], told: Mapping[str, object]) -> int:
+    """Return the number of a descriptor that is what it was. Raises OSError, KeyError or ValueError."""
+    number = int(environment[name])
+    if _identity(number) != told[name]:
+        raise ValueError(f"descriptor {number} is another file")
+    if name in _SOCKETS:
+        with socket.socket(fileno=os.dup(number)) as one:
+            if (one.family, one.type) != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
+                raise ValueError(f"descriptor {number} is another socket")
+    elif not os.readlink(f"/proc/self/fd/{number}").startswith("/memfd:jitckpt-"):
+        raise ValueError(f"descriptor {number} is no memory of jitckpt's")
+    return number
+
+
+def _identity(number: int) -> list[int]:
+    status = os.fstat(number)
+    return [stat.S_IFMT(status.st_mode), status.st_dev, status.st_ino]

@@ -1,0 +1,1 @@
+"""The worker's side: a training under protection, its saves and its end."""

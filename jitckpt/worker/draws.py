@@ -1,0 +1,86 @@
+"""Notices a training that draws data or random numbers where a restart could not make that again."""
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from jitckpt.data.random_state import RandomState
+from jitckpt.hooks import torch_loaders
+
+LOOKED_AT = 3  # minibatches in which random numbers are looked at; a loop does in each what it does in these
+TWO_LINES = "`for epoch in job.epochs(n):` and in it `for batch in job.batches(loader):`"
+
+
+class Draws:
+    """Of one job; `warn` gets a sentence, each one once."""
+
+    def __init__(
+        self, model: nn.Module | None, has_boundaries: Callable[[], bool], warn: Callable[[str], None]
+    ) -> None:
+        """has_boundaries: whether the loop is one that tells its boundaries."""
+        self._model, self._has_boundaries, self._warn = model, has_boundaries, warn
+        self._random = RandomState(None)
+        self._behind_forward: tuple[Any, ...] | None = None
+        self._steps = 0
+        self._trains: list[tuple[weakref.ref[Iterator[Any]], str]] = []  # iterators of training data
+        self._evaluates = ""  # a loader that was iterated besides since the last step
+        self._said: set[str] = set()
+        self.end = torch_loaders.watch(self._iterated)
+
+    def forward_ended(self) -> None:
+        if self._steps < LOOKED_AT:
+            self._behind_forward = self._drawn()
+
+    def step_begins(self) -> None:
+        """The optimizer is about to make a step."""
+        self._steps += 1
+        if self._behind_forward is not None:
+            if self._behind_forward != self._drawn():
+                self._say(
+                    "The script draws random numbers between forward pass and optimizer step: if they "
+                    "make the next batch, it is left out after a failure. Draw each batch at the top of the "
+                    f"loop: write {TWO_LINES}, or next() as the first thing in an iteration."
+                )
+            self._behind_forward = None
+        if self._trains:
+            self._look_at_loaders()
+        if self._evaluates:
+            self._say(
+                f"A DataLoader over {self._evaluates} is iterated between two steps, and draws its workers' "
+                "seed from torch's generator; a failure shortly after it would change the random numbers "
+                f"from there on. Write {TWO_LINES}; or give it a generator of its own (generator=...)."
+            )
+            self._evaluates = ""
+
+    def _look_at_loaders(self) -> None:
+        alive = [(of, name) for of, name in self._trains if of() is not None]
+        for of, name in alive:
+            if getattr(of(), "_num_yielded", 0):
+                self._say(
+                    f"The training draws from a DataLoader over {name} that is iterated outside of "
+                    "job.batches, so a restart would give it other batches and random numbers than an "
+                    f"undisturbed run. Write {TWO_LINES}."
+                )
+                alive = []
+        self._trains = alive
+
+    def _iterated(self, loader: DataLoader[Any], iterator: Iterator[Any]) -> None:
+        name = type(loader.dataset).__name__
+        if torch.is_grad_enabled() and (self._model is None or self._model.training):
+            self._trains.append((weakref.ref(iterator), name))
+        elif self._steps and loader.generator is None and not self._has_boundaries():
+            self._evaluates = name
+
+    def _drawn(self) -> tuple[Any, ...]:
+        captured = self._random.capture()
+        tensors: Mapping[str, torch.Tensor] = captured.tensors
+        return captured.tree, {name: one.numpy().tobytes() for name, one in tensors.items()}
+
+    def _say(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._warn(text)

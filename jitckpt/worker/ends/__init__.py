@@ -1,0 +1,1 @@
+"""How a rank's program ends, and what it tells the agent of it."""

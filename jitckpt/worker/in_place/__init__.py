@@ -1,0 +1,1 @@
+"""Transparent mode in a worker: minibatches that can be made again."""

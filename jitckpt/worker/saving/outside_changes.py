@@ -1,0 +1,235 @@
+"""Sees what a training changes of its state outside of its optimizer steps, and says what a save may hold.
+
+torch counts what is written to a tensor; what is written through `data` it does not, so taking that counts,
+too. What is seen in a minibatch is of one of two kinds:
+
+- before its forward pass: masters that are copied into the model, weights that are clamped, an average in the
+  weights' place. Where the loop's boundary is known (`job.steps`, `job.batches`), or the same happens
+  after every step and did not before the first, it belongs to the step before. Else nobody can tell.
+- from then on until its optimizer step: a perturbation that is taken back. The state after the step before is
+  what it was when the minibatch began, which is copied from then on (mirror.py).
+
+What can't be told is never saved: a save then fails with a sentence, and an older one serves.
+"""
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from jitckpt import _seen
+from jitckpt.console import show_size
+from jitckpt.worker.saving.mirror import Mirror
+
+LOOK_BYTES = 16  # a tensor: how often it was written to, and where it lies
+KEPT_STEPS = 128  # of whose minibatches it is known what happened; the host is never so far ahead
+
+HEAD = (
+    "Parameters or optimizer state are changed between an optimizer step and the next forward pass, and "
+    "jitckpt can't tell whether that ends one minibatch or begins the next. If a failure comes right then, "
+    "the job goes back to an older save. Write the loop as `for step in job.steps(n):`, and it is exact."
+)
+INSIDE = (
+    "Parameters or optimizer state are changed in the middle of a minibatch, outside of the optimizer step "
+    "(or may have been: a parameter's `data` was taken). From now on they are copied to the host, {size}, as "
+    "each minibatch begins; until the next one has begun, a failure takes the job back to an older save."
+)
+CLOSURE = (
+    "An optimizer calls its closure several times in one step. Its state is copied to the host, {size}, as "
+    "each minibatch begins, from the second one on."
+)
+Saved = Callable[[], Mapping[str, Tensor]]
+
+
+@dataclass
+class _Minibatch:
+    """What was seen in one. names: of what was changed from its forward pass on."""
+
+    before: bool = False  # changed before that
+    inside: bool = False
+    unknown: bool = False  # when it was changed
+    counted: bool = True  # `before` belongs to the step before
+    names: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """What a save of a step holds in the place of what the device has. problem: why it can't be saved."""
+
+    copies: Mapping[str, Tensor]
+    problem: str | None = None
+
+
+class OutsideChanges:
+    """Told of the training by its thread; `replacement` is asked by the saver."""
+
+    def __init__(self, mirror: Mirror, warn: Callable[[str], None]) -> None:
+        self._mirror, self._warn = mirror, warn
+        self._watched: Sequence[Mapping[str, Tensor]] = ()  # of which the next two are
+        self._names: Sequence[str] = ()
+        self._tensors: list[Tensor] = []
+        self._saved: Saved = dict
+        self._versions = b""
+        self._data_taken = False
+        self._in_step = False
+        self._minibatches: dict[int, _Minibatch] = {}
+        self._base = self._newest = 0  # the steps after which the job began, and that has ended
+        self._tells_apart = False  # changes were seen: look when the forward pass begins, too
+        self._after_every_step = True  # as far as was looked, and not before the first
+        self._mirrored: frozenset[str] = frozenset()
+        self.whole = False  # all is copied: the state of a step is there even while the next one is made
+        self._said: set[str] = set()
+
+    def begins(self, step: int, parameters: Mapping[str, Tensor]) -> None:
+        """The job begins, or goes on, after `step`; parameters: by their names in a save."""
+        self._base = self._newest = step
+        self._watch([parameters])
+        self._versions = _versions_of(self._tensors)
+        self._minibatches.clear()
+        self._data_taken = False
+
+    def taken(self) -> None:
+        """The script takes a parameter's `data`, and may write there uncounted."""
+        self._data_taken = True
+
+    def minibatch_begun(self, step: int, *, look: bool = False, boundary: bool = False) -> bool:
+        """The device is given the forward pass of `step`, or the loop says that its minibatch begins.
+
+        look: somebody has taken the state after the step before, and wants to know whether that is still so.
+        Returns whether it is another now; `is_counted` says whose the change is.
+        """
+        first = self._newest == self._base
+        if not (first or self._tells_apart or self.whole or look):
+            return False
+        changed = bool(self._take_changes())
+        if first:  # that state is on the disk, or the script builds it again
+            self._after_every_step = not changed
+            return False
+        if changed:
+            self._after_every_step &= self._tells_apart
+            seen = self._minibatch(step)
+            seen.before, seen.counted = True, boundary or self._after_every_step
+            if not seen.counted:
+                self._say(HEAD)
+        elif self._tells_apart:
+            self._after_every_step = False
+        saved = self._saved()
+        names = saved.keys() if self.whole else self._mirrored
+        if self.whole:
+            self._say(CLOSURE, names)
+        self._mirror.take(step - 1, {name: saved[name] for name in names if name in saved})
+        return changed
+
+    def is_counted(self, step: int) -> bool:
+        """Whether what was changed before the forward pass of `step` belongs to the step before."""
+        return self._minibatch(step).counted
+
+    @property
+    def tells_apart(self) -> bool:
+        """Whether anything was changed outside of a step by now."""
+        return self._tells_apart or self.whole
+
+    def step_begun(self, step: int) -> bool:
+        """The device is given the optimizer step. Returns whether nobody knows when something was changed."""
+        self._in_step = True
+        changes = self._take_changes()
+        if not changes:
+            return False
+        seen = self._minibatch(step)
+        if not self._tells_apart:
+            self._tells_apart = seen.unknown = True
+            return True
+        seen.inside, seen.names = True, frozenset(changes)
+        self._mirrored |= seen.names
+        self._say(INSIDE, self._mirrored)
+        return False
+
+    def closure_again(self, step: int) -> None:
+        """A step calls its closure once more, with parameters that are no more those of the step before."""
+        seen, saved = self._minibatch(step), self._saved()
+        seen.inside, seen.names = True, frozenset(saved)
+        self.whole = True
+
+    def ended(self, step: int, watched: Sequence[Mapping[str, Tensor]], saved: Saved) -> None:
+        """The step is enqueued. watched: tensors by their names; saved: returns all that a save takes."""
+        self._newest, self._saved = step, saved
+        self._watch(watched)
+        self._versions = _versions_of(self._tensors)
+        self._data_taken = self._in_step = False
+        self._minibatches.pop(step - KEPT_STEPS, None)
+
+    def replacement(self, step: int) -> Replacement:
+        """Return what a save of `step` takes from elsewhere than the device, which has ended it and rests.
+
+        Called by the saver, while the training thread waits or runs on the host alone.
+        """
+        seen = self._minibatches.get(step + 1, _Minibatch())
+        if step == self._newest and not self._in_step and (changes := self._changes()):
+            seen = _Minibatch(seen.before, True, seen.unknown, seen.counted, frozenset(changes))
+        if not (seen.before or seen.inside or seen.unknown):
+            return Replacement({})
+        copies = self._mirror.of(step)
+        whole = copies is not None and seen.names <= copies.keys()
+        if copies is None or not whole or seen.unknown or (seen.before and not seen.counted):
+            return Replacement(
+                {},
+                f"The script has changed parameters or optimizer state since optimizer step {step}, outside "
+                "of the step, so what the device holds is the state of no minibatch.",
+            )
+        return Replacement(copies if seen.inside else {})
+
+    def has_all_of(self, step: int) -> bool:
+        """Whether the whole state after `step` is in copies, however far the device is with the next one."""
+        return self.whole and self._mirror.of(step) is not None
+
+    def _watch(self, watched: Sequence[Mapping[str, Tensor]]) -> None:
+        """Take what is watched from now on: the same mappings have the same tensors."""
+        if len(watched) == len(self._watched) and all(map(operator.is_, watched, self._watched)):
+            return
+        self._watched = [*watched]
+        found = [(name, tensor) for one in watched for name, tensor in one.items() if _has_memory(tensor)]
+        self._names, self._tensors = [name for name, _ in found], [tensor for _, tensor in found]
+
+    def _minibatch(self, step: int) -> _Minibatch:
+        return self._minibatches.setdefault(step, _Minibatch())
+
+    def _changes(self) -> set[str]:
+        """Return the names of what has changed since it was looked at last."""
+        taken = {name for name in self._names if name.startswith("model.")} if self._data_taken else set()
+        now = _versions_of(self._tensors)
+        if now == self._versions:
+            return taken
+        places = range(0, len(now), LOOK_BYTES)
+        return taken | {
+            name
+            for name, place in zip(self._names, places, strict=False)
+            if now[place : place + LOOK_BYTES] != self._versions[place : place + LOOK_BYTES]
+        }
+
+    def _take_changes(self) -> set[str]:
+        changes = self._changes()
+        if changes:
+            self._versions = _versions_of(self._tensors)
+            self._data_taken = False
+        return changes
+
+    def _say(self, text: str, copied: Iterable[str] = ()) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            saved = self._saved()
+            size = 2 * sum(saved[name].nbytes for name in copied if name in saved)
+            self._warn(text.format(size=show_size(size)))
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    """Whether torch can tell where it lies; of FSDP1 some parts have no memory now and then."""
+    try:
+        _seen.versions([tensor])
+    except (RuntimeError, TypeError, ValueError, BufferError, AttributeError):
+        return False
+    return True
+
+
+def _versions_of(tensors: list[Tensor]) -> bytes:
+    return _seen.versions(tensors) if tensors else b""

@@ -1,0 +1,1 @@
+"""Whether what a save would hold is enough to bring a training back."""

@@ -1,0 +1,232 @@
+"""The house's laws: which room may use which, and what is reached from one place only.
+
+The rooms are those of docs/how-it-works/architecture.md. A new arrow is a line in this table, or a mistake.
+"""
+
+import ast
+import importlib
+import re
+from collections.abc import Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# From the top of the house down. What has no room, such as errors.py, stands by itself.
+PYTHON = {
+    "cli": "rehearsal agent agent/processes worker/in_place worker/self_check doctor reports hosts saves "
+    "decisions events planning bindings encoding faults device console errors",
+    "rehearsal": "agent/proxies reports saves events faults errors",
+    "agent": "agent/proxies agent/processes ring hosts saves decisions events wire faults console errors "
+    "system",
+    "agent/proxies": "agent/processes hosts decisions/transparent decisions events wire _step_barrier system "
+    "agent/processes hosts decisions/transparent decisions events wire _step_barrier system",
+    "agent/processes": "worker wire console system",
+    "jitckpt": "worker worker/saving",  # the package's own names, imported when first asked for
+    "worker": "worker/in_place worker/self_check worker/ends worker/saving ring hooks saves state data "
+    "events wire bindings encoding faults console errors system",
+    "worker/in_place": "worker/ends hooks state decisions/transparent wire bindings faults device "
+    "_seen errors",
+    "worker/self_check": "worker/saving state wire encoding",
+    "worker/ends": "ring wire errors",
+    "worker/saving": "ring saves state data wire bindings encoding console _seen errors system",
+    "ring": "hosts saves state bindings encoding errors",
+    "doctor": "hosts saves events device console",
+    "reports": "saves events planning console errors",
+    "hosts": "saves decisions console errors",
+    "hooks": "state _seen errors",
+    "saves": "state encoding console errors",
+    "state": "data encoding _seen errors",
+    "decisions/transparent": "wire errors",
+    "decisions": "wire errors",
+    "data": "encoding _seen errors",
+    "events": "console system",
+    "planning": "_algorithms errors",
+    "wire": "errors system",
+    "bindings": "errors",
+    "encoding": "errors",
+    "faults": "errors system",
+    "device": "errors",
+    "console": "system",
+    "errors": "",
+    "system": "",
+}
+
+# A decision knows no process, no device and no clock.
+PURE = {"decisions", "decisions/transparent", "wire", "errors"}
+PURE_LIBRARIES = {"collections", "dataclasses", "enum", "math", "typing"}
+
+# What torch calls private and we can't do without; a new torch may take it away.
+RENDEZVOUS = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
+PRIVATE_NAMES = {
+    "torch.numa.binding._maybe_wrap_command_args_with_numa_binding": "agent/agent.py",
+    "torch.cuda._lazy_call": "worker/in_place/keeper.py",
+    "torch.distributed.distributed_c10d._get_default_store": "worker/job.py",
+    "torch._foreach_copy_": "ring/local_state.py",
+    "torch.utils.data._utils.pin_memory.pin_memory": "data/loader_workers.py",
+    "torch.utils.data._utils.signal_handling": "system/signals.py",
+    "torch.utils.data.dataloader._MultiProcessingDataLoaderIter": "data/loader_workers.py",
+    "torch._neg_view": "encoding/tensor_file.py",
+    "torch._C._cuda_getCurrentRawStream": "bindings/interpose.py",
+    "torch._amp_update_scale_": "state/host_state.py",
+    "torch._C._current_graph_task_id": "hooks/torch_steps.py",
+    "torch.autograd.graph._engine_run_backward": "worker/saving/history.py",
+    f"{RENDEZVOUS}._BackendRendezvousStateHolder": "hosts/rendezvous_state.py",
+    f"{RENDEZVOUS}._NodeDesc": "hosts/rendezvous_state.py",
+    f"{RENDEZVOUS}._RendezvousState": "hosts/rendezvous_state.py",
+}
+
+
+def packages(root: Path) -> dict[str, Path]:
+    """Return the rooms of the tree in this folder, by the names of the table."""
+    inner = {
+        init.parent.relative_to(root / "jitckpt").as_posix(): init.parent
+        for init in (root / "jitckpt").rglob("__init__.py")
+        if not init.parent.is_symlink()
+    }
+    inner.pop(".", None)
+    inner.pop("hooks", None)  # it is mapped into the package from the top of the tree
+    return inner | {"hooks": root / "hooks"}
+
+
+def files_of(root: Path) -> Iterator[tuple[str, Path]]:
+    """Yield every file of the package with its room, or its name if it has none."""
+    rooms = packages(root)
+    for name, folder in rooms.items():
+        yield from ((name, file) for file in sorted(folder.glob("*.py")))
+    for file in sorted((root / "jitckpt").glob("*.py")):
+        yield ("jitckpt" if file.stem == "__init__" else file.stem), file
+
+
+def imports(file: Path) -> Iterator[str]:
+    """Yield the dotted name of all that a file imports, wherever it does."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def room_of(name: str, rooms: Iterable[str]) -> str | None:
+    """Return the room of a dotted name, the longest that fits; None if it is not of this package."""
+    words = name.split(".")
+    if words[0] != "jitckpt" or name == "jitckpt":  # the package itself imports nothing
+        return None
+    inner = "/".join(words[1:])
+    fitting = [room for room in rooms if inner == room or inner.startswith(f"{room}/")]
+    return max(fitting, key=len) if fitting else words[1]
+
+
+def arrows(root: Path) -> dict[tuple[str, str], list[str]]:
+    """Return the arrows between the rooms of this tree, with the files that they come from."""
+    rooms = packages(root)
+    found: dict[tuple[str, str], list[str]] = {}
+    for room, file in files_of(root):
+        for name in imports(file):
+            other = room_of(name, rooms)
+            if other not in (None, room):
+                found.setdefault((room, str(other)), []).append(f"{file.relative_to(root)} imports {name}")
+    return found
+
+
+def forbidden(found: dict[tuple[str, str], list[str]]) -> list[str]:
+    return [
+        line
+        for (room, other), lines in sorted(found.items())
+        if other not in PYTHON.get(room, "").split()
+        for line in lines
+    ]
+
+
+def test_every_arrow_between_rooms_is_in_the_table() -> None:
+    assert forbidden(arrows(ROOT)) == []
+
+
+def test_every_arrow_of_the_table_is_used() -> None:
+    used = arrows(ROOT)
+    assert [
+        f"{room} -> {other}"
+        for room, others in PYTHON.items()
+        for other in others.split()
+        if (room, other) not in used
+    ] == []
+
+
+def test_the_rooms_have_no_circle_and_the_table_is_in_their_order() -> None:
+    try:
+        TopologicalSorter({room: others.split() for room, others in PYTHON.items()}).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+    order = list(PYTHON)
+    upward = [
+        f"{room} -> {other}"
+        for room, others in PYTHON.items()
+        for other in others.split()
+        if other in PYTHON and order.index(other) < order.index(room)
+    ]
+    assert upward == []
+
+
+def test_few_modules_have_no_room() -> None:
+    assert len(list((ROOT / "jitckpt").glob("*.py"))) <= 10
+
+
+def test_a_planted_arrow_is_found(tmp_path: Path) -> None:
+    for room in ("decisions", "worker"):
+        (tmp_path / "jitckpt" / room).mkdir(parents=True)
+        (tmp_path / "jitckpt" / room / "__init__.py").touch()
+    (tmp_path / "jitckpt" / "__init__.py").touch()
+    (tmp_path / "jitckpt" / "worker" / "job.py").write_text("import jitckpt.errors\n")
+    planted = tmp_path / "jitckpt" / "decisions" / "hang.py"
+    planted.write_text("def look() -> None:\n    from jitckpt.worker import job\n")
+    (tmp_path / "hooks").mkdir()
+    assert forbidden(arrows(tmp_path)) == ["jitckpt/decisions/hang.py imports jitckpt.worker.job"]
+
+
+def test_decisions_are_pure() -> None:
+    rooms = packages(ROOT)
+    impure = [
+        f"{file.relative_to(ROOT)} imports {name}"
+        for room, file in files_of(ROOT)
+        if room.startswith("decisions")
+        for name in imports(file)
+        if room_of(name, rooms) not in PURE and name.partition(".")[0] not in PURE_LIBRARIES
+    ]
+    assert impure == []
+
+
+PRIVATE = re.compile(r"\btorch(?:\.\w+)*?\._[a-zA-Z]\w*(?:\.\w+)*")
+# Modules that are only named, to be told from others; they need not be there.
+NAMED_ONLY = {"torch._dynamo", "torch._inductor"}
+
+
+def private_names(file: Path) -> set[str]:
+    """Return the names of torch in a file's code that begin with one underscore."""
+    tree = ast.parse(file.read_text())
+    named = {name for name in imports(file) if name.startswith("torch.")}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            named.add(ast.unparse(node).partition(".__")[0])
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and " " not in node.value:
+            named.add(node.value)
+    found = {name for name in named if PRIVATE.fullmatch(name)} - NAMED_ONLY
+    return {name for name in found if not any(other.startswith(f"{name}.") for other in found)}
+
+
+def test_torchs_private_names_are_those_of_the_table() -> None:
+    seen: dict[str, set[str]] = {}
+    for _, file in files_of(ROOT):
+        for name in private_names(file):
+            seen.setdefault(name, set()).add(file.relative_to(ROOT).as_posix().removeprefix("jitckpt/"))
+    assert seen == {name: {file} for name, file in PRIVATE_NAMES.items()}
+
+
+@pytest.mark.parametrize("name", PRIVATE_NAMES)
+def test_this_torch_has_the_private_name(name: str) -> None:
+    module, _, attribute = name.rpartition(".")
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        assert hasattr(importlib.import_module(module), attribute), f"torch has taken {name} away"
