@@ -118,6 +118,7 @@ def _run(arguments: list[str]) -> int:
                 **fault_folder,
                 **_self_check(args.self_check),
                 "JITCKPT_MODE": args.mode,
+                "JITCKPT_FRAMEWORKS": str(int(args.frameworks)),
                 "JITCKPT_VALIDATE_EVERY": str(args.validate_every),
                 STATE_ON_DEVICE: ("1" if args.state_on_device else WITHOUT_INIT) if state_on_device else "0",
             },
@@ -458,6 +459,13 @@ def _parser() -> argparse.ArgumentParser:
         help="after the first steps restore what a save would hold into copies of the training's objects and "
         "compare, and let replicas compare theirs; a warning names what differs (default: on, or as "
         "JITCKPT_SELF_CHECK says)",
+    )
+    ours.add_argument(
+        "--frameworks",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="in user mode: protect the trainings of transformers' Trainer, Accelerate, Lightning, DeepSpeed and "
+        "Megatron-core by themselves, without a line in the script (default: on)",
     )
     ours.add_argument(
         "--exclude-suspect",

@@ -1,14 +1,24 @@
 """What `import torch` runs because jitckpt is installed (entry point group torch.backends)."""
 
 import ctypes
+import importlib
 import os
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 
+from jitckpt.console import say
 from jitckpt.system import signals
+from jitckpt.system.imports import when_imported
 from jitckpt.worker.ends import mistakes
 
 # The variables that `begin` goes by.
-VARIABLES = ("JITCKPT_STEPS_RECORD", "JITCKPT_MODE")
+VARIABLES = ("JITCKPT_STEPS_RECORD", "JITCKPT_MODE", "JITCKPT_FRAMEWORKS")
+# By the module that a framework's training needs: what protects it, imported when that is. They stand above this
+# room, which so has them by name alone, as if they were entry points of other packages.
+FRAMEWORKS = {
+    "transformers.trainer": "jitckpt.frameworks.transformers",
+}
 
 
 def load() -> None:
@@ -30,10 +40,21 @@ def begin() -> None:
         from jitckpt.worker.in_place import step_record
 
         step_record.begin(Path(folder))
-    if os.environ.get("JITCKPT_MODE") == "transparent":
+    mode = os.environ.get("JITCKPT_MODE")
+    if mode == "user" and os.environ.get("JITCKPT_FRAMEWORKS") == "1":
+        when_imported({name: partial(_protect, adapter) for name, adapter in FRAMEWORKS.items()})
+    if mode == "transparent":
         from jitckpt.worker.in_place import keeper
 
         keeper.begin()
+
+
+def _protect(adapter: str, framework: ModuleType) -> None:
+    """Let what protects a framework's trainings get in place; the framework is there in any case."""
+    try:
+        importlib.import_module(adapter).install(framework)
+    except Exception as error:  # a framework of another version may lack anything
+        say(f"trainings of {framework.__name__} are not protected, as this version of it is not known: {error!r}")
 
 
 def _load_operators() -> None:
