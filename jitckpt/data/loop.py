@@ -149,6 +149,11 @@ class Loop:
             self._put_back()
 
     @property
+    def is_repeating(self) -> bool:
+        """Whether a restart is in passes that are done: the state is put back behind them."""
+        return self._goes_on_at is not None
+
+    @property
     def epoch(self) -> int:
         """The epoch in which the job is."""
         return self._epoch

@@ -72,6 +72,10 @@ class Protection:
         """All that belongs to the last optimizer step is done: counted, logged, evaluated."""
         self.job.loop.minibatch_is_over()
 
+    def changed(self) -> None:
+        """What this rank alone knows is another since the forward pass, and the others may step without it."""
+        self.job.write_before_step()
+
     def go_on_now(self) -> None:
         """Put random numbers and the like back: what the framework does now is no repetition any more."""
         self.job.loop.go_on_now()

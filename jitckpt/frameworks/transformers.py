@@ -21,6 +21,12 @@ from jitckpt.frameworks.protection import Managed, Protection
 
 NEEDED = ("_init_training_state", "_prepare_for_training", "_run_epoch", "_maybe_log_save_evaluate")
 _TRAINING = "_jitckpt_training"
+_NUMBERS = (
+    "_total_loss_scalar",
+    "_globalstep_last_logged",
+    "_initial_global_step",
+    "_initial_num_input_tokens_seen",
+)
 _installed: ModuleType | None = None
 
 
@@ -50,7 +56,7 @@ def install(trainer: ModuleType) -> None:
         kind._get_grad_norm,
         kind._load_rng_state,
     )
-    skip = trainer.skip_first_batches
+    skip, train_step = trainer.skip_first_batches, kind.training_step
 
     def _init_training_state(self: Any, *args: Any, **kwargs: Any) -> tuple[Any, int]:
         training = Training(self, lambda resume: _original_state(resume))
@@ -94,6 +100,11 @@ def install(trainer: ModuleType) -> None:
         if training is None or checkpoint is None or checkpoint != training.folder:
             load_random(self, checkpoint)
 
+    def training_step(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if _TRAINING in vars(self):
+            vars(self)[_TRAINING].inputs = inputs
+        return train_step(self, model, inputs, *args, **kwargs)
+
     def skip_first_batches(loader: Any, number: int = 0) -> Any:
         return loader.skip(number, skip) if isinstance(loader, _Loader) else skip(loader, number)
 
@@ -104,6 +115,7 @@ def install(trainer: ModuleType) -> None:
         _maybe_log_save_evaluate,
         _get_grad_norm,
         _load_rng_state,
+        training_step,
     ):
         setattr(kind, function.__name__, function)
     trainer.skip_first_batches = skip_first_batches  # type: ignore[attr-defined]
@@ -143,9 +155,11 @@ class Training:
         self.first_epoch = 0
         self.folder: str | None = None  # the checkpoint that was written to resume from
         self.grad_norm: Any = None
+        self.inputs: Any = None  # of the newest micro-batch
         self.learning_rate: float | None = None
         self._protection: Protection | None = None
         self._loader: _Loader | None = None
+        self._coming: torch.Tensor | None = None  # a loss whose backward pass is made, not yet among the others
         self._in_step = False  # the optimizer step is about to be made, or is, and its end not yet
         self._pending = False  # what belongs to the restored step is not done
         self._resumes = False
@@ -163,21 +177,31 @@ class Training:
         return {
             "state": json.dumps(self._trainer_state()),
             "log": self._log_bytes(),
-            "tr_loss": getattr(trainer, "_tr_loss", None),
+            "tr_loss": self._losses(),
+            "in_step": self._in_step,
             "grad_norm": self.grad_norm,
             "learning_rate": rate,
-            "numbers": {
-                name: getattr(trainer, name, 0)
-                for name in (
-                    "_total_loss_scalar",
-                    "_globalstep_last_logged",
-                    "_initial_global_step",
-                    "_initial_num_input_tokens_seen",
-                    "current_flos",
-                )
-            },
+            "numbers": {name: getattr(trainer, name, 0) for name in _NUMBERS} | {"current_flos": self._operations()},
             "before": [self._epochs_before, self._steps_before, 0 if self._loader is None else self._loader.skipped],
         }
+
+    def _losses(self) -> torch.Tensor | None:
+        """Return the Trainer's sum of losses as it is once the loss is added whose backward pass is made."""
+        trainer, coming = self.trainer, self._coming
+        losses: torch.Tensor | None = getattr(trainer, "_tr_loss", None)
+        if losses is None or coming is None:
+            return losses
+        if trainer.args.logging_nan_inf_filter:
+            steps = 1 + trainer.state.global_step - trainer._globalstep_last_logged
+            coming = torch.where(torch.isfinite(coming), coming, losses / steps)
+        return losses + coming
+
+    def _operations(self) -> float:
+        """Return what the Trainer counts of floating point operations, with those of such a loss."""
+        known = float(getattr(self.trainer, "current_flos", 0))
+        if self._coming is None or self.inputs is None:
+            return known
+        return known + float(self.trainer.floating_point_ops(self.inputs))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self._loaded is None:  # what is put back later is not the Trainer's
@@ -236,6 +260,13 @@ class Training:
         if self._protection is None:
             return loader
         trainer.callback_handler.callbacks.insert(0, _callback(self))
+        backward = trainer.accelerator.backward
+
+        def watched_backward(loss: torch.Tensor, **kwargs: Any) -> None:
+            self.backward_begins(loss)
+            backward(loss, **kwargs)
+
+        trainer.accelerator.backward = watched_backward
         self._loader = _Loader(self._protection.job, loader)
         if self._protection.restored:
             self._resume()
@@ -250,7 +281,10 @@ class Training:
         restored = self._protection.restored
         self._epochs_before, self._steps_before, skipped = loaded["before"]
         own = {"state": json.loads(loaded["state"]), "log": json.loads(bytes(loaded["log"].tolist()) or b"[]")}
-        own["numbers"] = loaded["numbers"]
+        norm = loaded["grad_norm"]
+        own |= {"numbers": loaded["numbers"], "in_step": loaded["in_step"]}
+        own |= {"grad_norm": norm.item() if isinstance(norm, torch.Tensor) else norm}
+        own |= {"learning_rate": loaded["learning_rate"]}
         # Some ranks came to the end of the step's logs and others did not: what one did is done for all.
         furthest = max(protection.agree(own), key=_how_far)
         if _how_far(furthest) > _how_far(own):
@@ -276,7 +310,7 @@ class Training:
         trainer._save_scaler(self.folder)
         trainer._save_rng_state(self.folder)
         trainer.state.global_step = state["global_step"]
-        self.grad_norm, self.learning_rate = loaded["grad_norm"], loaded["learning_rate"]
+        self.grad_norm, self.learning_rate = furthest["grad_norm"], furthest["learning_rate"]
         self.first_epoch = self._epochs_before + self._protection.epoch
         if skipped and self._protection.epoch == 0:
             assert _installed is not None
@@ -337,7 +371,18 @@ class Training:
             learning_rate=self.learning_rate,
         )
 
+    def backward_begins(self, loss: torch.Tensor) -> None:
+        """This loss is the rank's own; the other ranks may get the gradients, and make the step, without it."""
+        if self._protection is not None:
+            self._coming = loss.detach()
+            self._protection.changed()
+
+    def backward_ended(self) -> None:
+        """The loss is among the others."""
+        self._coming = self.inputs = None
+
     def optimizer_begins(self) -> None:
+        self.backward_ended()
         self._in_step = True
 
     def step_ended(self, learning_rate: float | None) -> None:
@@ -370,14 +415,18 @@ def _callback(training: Training) -> Any:
         def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
             training.optimizer_begins()
 
+        def on_substep_end(self, *args: Any, **kwargs: Any) -> None:
+            training.backward_ended()
+
         def on_epoch_end(self, *args: Any, **kwargs: Any) -> None:
             training.epoch_ends()
 
     return JitckptCallback()
 
 
-def _how_far(said: Mapping[str, Any]) -> tuple[int, int, int]:
-    return said["state"]["global_step"], said["numbers"]["_globalstep_last_logged"], len(said["log"])
+def _how_far(said: Mapping[str, Any]) -> tuple[int, int, int, bool]:
+    logged = said["numbers"]["_globalstep_last_logged"]
+    return said["state"]["global_step"], logged, len(said["log"]), said["in_step"]
 
 
 def _put_back_callbacks(callbacks: list[Any], states: Mapping[str, list[dict[str, Any]]]) -> None:

@@ -17,6 +17,7 @@ VARIABLES = ("JITCKPT_STEPS_RECORD", "JITCKPT_MODE", "JITCKPT_FRAMEWORKS")
 # By the module that a framework's training needs: what protects it, imported when that is. They stand above this
 # room, which so has them by name alone, as if they were entry points of other packages.
 FRAMEWORKS = {
+    "accelerate.accelerator": "jitckpt.frameworks.accelerate",
     "transformers.trainer": "jitckpt.frameworks.transformers",
 }
 

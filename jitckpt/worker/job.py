@@ -574,6 +574,11 @@ class Job:
         if self._copies is not None and self._barrier is None:
             self._copies.wait(step)  # the next collective may be the last that the others need
 
+    def write_before_step(self) -> None:
+        """Write what this rank alone knows of the minibatch once more; for who knows more after the forward pass."""
+        if self._hooks is not None:
+            self.forward_ended(self._hooks.step + 1)
+
     def step_begun(self, step: int) -> None:
         assert self._native is not None
         self._step_begins(step)

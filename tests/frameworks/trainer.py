@@ -1,12 +1,12 @@
 """A training with transformers' Trainer: a tiny GPT-2, dropout, shuffling, evaluation, data that are random too."""
 
-import hashlib
 import json
 import os
 import sys
 
 import torch
 import transformers
+from ends import digest, may_be_killed
 from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
@@ -21,26 +21,6 @@ class Texts(Dataset):
         text = torch.randint(60, (12,))  # another one each time: random numbers of the data
         text[0] = index
         return {"input_ids": text, "labels": text}
-
-
-def digest(*parts):
-    found = hashlib.sha256()
-
-    def walk(part):
-        if isinstance(part, torch.Tensor):
-            found.update(part.detach().cpu().contiguous().numpy().tobytes())
-        elif isinstance(part, dict):
-            for key in sorted(part, key=str):
-                found.update(str(key).encode())
-                walk(part[key])
-        elif isinstance(part, list | tuple):
-            for one in part:
-                walk(one)
-        else:
-            found.update(repr(part).encode())
-
-    walk(parts)
-    return found.hexdigest()[:16]
 
 
 def main():
@@ -80,4 +60,5 @@ def main():
     torch.distributed.destroy_process_group()
 
 
+may_be_killed()
 main()
