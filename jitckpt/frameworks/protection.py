@@ -76,6 +76,10 @@ class Protection:
         """What this rank alone knows is another since the forward pass, and the others may step without it."""
         self.job.write_before_step()
 
+    def put_back(self) -> None:
+        """Put back what this rank alone knows, however often, as it was after the restored step."""
+        self.job.put_back()
+
     def go_on_now(self) -> None:
         """Put random numbers and the like back: what the framework does now is no repetition any more."""
         self.job.loop.go_on_now()

@@ -19,6 +19,8 @@ VARIABLES = ("JITCKPT_STEPS_RECORD", "JITCKPT_MODE", "JITCKPT_FRAMEWORKS")
 FRAMEWORKS = {
     "accelerate.accelerator": "jitckpt.frameworks.accelerate",
     "transformers.trainer": "jitckpt.frameworks.transformers",
+    "lightning.pytorch.trainer.trainer": "jitckpt.frameworks.lightning",
+    "pytorch_lightning.trainer.trainer": "jitckpt.frameworks.lightning",
 }
 
 

@@ -574,6 +574,11 @@ class Job:
         if self._copies is not None and self._barrier is None:
             self._copies.wait(step)  # the next collective may be the last that the others need
 
+    def put_back(self) -> None:
+        """Put back once more what this rank alone knew after the restored step."""
+        if self._restored_parts is not None:
+            self._host.restore_local(self._restored_parts)
+
     def write_before_step(self) -> None:
         """Write what this rank alone knows of the minibatch once more; for who knows more after the forward pass."""
         if self._hooks is not None:
