@@ -1,13 +1,7 @@
-"""Hugging Face Accelerate: what was prepared is the state, and the loop is the script's own.
-
-Nobody knows that loop's position but its loaders: so a restart runs the script from its beginning, a pass over
-the training batches that was done comes again without batches, and the one in which the job failed goes on
-behind the last batch. What the script does beside its batches in epochs that are done it does again; what
-Accelerate would write then (checkpoints, logs) is left out, as it is there already.
-"""
+"""Hugging Face Accelerate: what was prepared is the state, and the loop is the script's own."""
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -16,10 +10,10 @@ from torch import nn
 
 from jitckpt.data import data_pass
 from jitckpt.data.loop import Iteration
-from jitckpt.frameworks import protection, read_ahead
+from jitckpt.frameworks import protection, read_ahead, script_loops
 from jitckpt.frameworks.protection import Protection
 
-# Methods of an Accelerator that write what is there already while a restart runs through epochs that are done.
+# Methods of an Accelerator that write what is there already where an epoch is done.
 WRITES = ("save_state", "save_model", "save", "log")
 
 _accelerators: "weakref.WeakSet[Any]" = weakref.WeakSet()
@@ -53,17 +47,7 @@ def install(accelerator: ModuleType) -> None:
         return iterate(self) if iteration is None else iteration
 
     kind.prepare, shard.__iter__ = prepare, __iter__
-    for name in WRITES:
-        setattr(kind, name, _unless_repeated(getattr(kind, name)))
-
-
-def _unless_repeated(method: Callable[..., Any]) -> Callable[..., Any]:
-    def write(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _training is not None and _training.is_repeating:
-            return None
-        return method(self, *args, **kwargs)
-
-    return write
+    script_loops.unless_repeated(kind, WRITES)
 
 
 def _begin_pass(loader: Any) -> Iteration | None:
@@ -104,14 +88,8 @@ class Training:
             schedulers=[getattr(one, "scheduler", one) for one in accelerator._schedulers],
             scaler=accelerator.scaler,
             progress=self,
-            left_out="variables of the script's own loop, such as counters; evaluations in epochs that are done "
-            "are made again",
+            left_out=script_loops.LEFT_OUT,
         )
-
-    @property
-    def is_repeating(self) -> bool:
-        """Whether the script is in epochs that are done."""
-        return self.protection is not None and self.protection.job.loop.is_repeating
 
     def state_dict(self) -> dict[str, Any]:
         accelerator = self.accelerator

@@ -24,6 +24,7 @@ from jitckpt.state.host_state import Stateful
 from jitckpt.worker import job as jobs
 from jitckpt.worker.job import Job
 
+_current: "Protection | None" = None
 _taken = ""  # the framework that has taken this process's training in hand, or was refused
 
 
@@ -117,13 +118,15 @@ def begin(
     scaler: Any = None,
     progress: Stateful,
     left_out: str = "",
+    shard: tuple[int, int] | None = None,
 ) -> Protection | None:
     """Protect a training and bring it back; None, with a line, if that can't be.
 
-    framework: its name and version. left_out: a clause that names what a restart does not bring back.
+    framework: its name and version. left_out: a clause that names what a restart does not bring back. shard: which
+    part of the state this rank holds alone, and how many there are, where nothing else tells.
     Raises CheckpointError if there are saves but none can be used: nothing ever starts over silently.
     """
-    global _taken  # noqa: PLW0603
+    global _current, _taken  # noqa: PLW0603
     if _taken:
         _say_first(f"{framework}: only the first training of a process is protected, and this is another one.")
         return None
@@ -138,6 +141,8 @@ def begin(
             scheduler=list(schedulers),
             scaler=scaler,
             extra=progress,
+            shard=None if shard is None else shard[0],
+            shards=None if shard is None else shard[1],
         )
     except CheckpointError:
         raise
@@ -151,7 +156,13 @@ def begin(
     without = f"; not: {left_out}" if left_out else ""
     if job.is_protected:
         _say_first(f"{framework}: recognised. Protected: {', '.join(parts)}{without}.")
-    return Protection(job, job.restore())
+    _current = Protection(job, job.restore())
+    return _current
+
+
+def current() -> Protection | None:
+    """Return the training of this process that is under protection."""
+    return _current
 
 
 def inner(optimizer: Any) -> Any:

@@ -20,6 +20,7 @@ FRAMEWORKS = {
     "accelerate.accelerator": "jitckpt.frameworks.accelerate",
     "transformers.trainer": "jitckpt.frameworks.transformers",
     "lightning.pytorch.trainer.trainer": "jitckpt.frameworks.lightning",
+    "deepspeed.runtime.engine": "jitckpt.frameworks.deepspeed",
     "pytorch_lightning.trainer.trainer": "jitckpt.frameworks.lightning",
 }
 

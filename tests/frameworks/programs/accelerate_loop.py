@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """A training with Accelerate: dropout, a shuffled loader, a scheduler, accumulation, and an evaluation per epoch."""
 
 import json

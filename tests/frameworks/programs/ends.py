@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """What the trainings here say of their ends, to be compared bit for bit."""
 
 import hashlib

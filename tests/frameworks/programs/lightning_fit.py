@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """A training with Lightning: dropout, shuffling, validation, a scheduler by step, logs by step and by epoch."""
 
 import json

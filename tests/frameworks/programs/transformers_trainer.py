@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """A training with transformers' Trainer: a tiny GPT-2, dropout, shuffling, evaluation, data that are random too."""
 
 import json
