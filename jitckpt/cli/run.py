@@ -119,6 +119,7 @@ def _run(arguments: list[str]) -> int:
                 **_self_check(args.self_check),
                 "JITCKPT_MODE": args.mode,
                 "JITCKPT_FRAMEWORKS": str(int(args.frameworks)),
+                **({} if args.save_every is None else {"JITCKPT_SAVE_EVERY": str(args.save_every)}),
                 "JITCKPT_VALIDATE_EVERY": str(args.validate_every),
                 STATE_ON_DEVICE: ("1" if args.state_on_device else WITHOUT_INIT) if state_on_device else "0",
             },
@@ -466,6 +467,13 @@ def _parser() -> argparse.ArgumentParser:
         default=True,
         help="in user mode: protect the trainings of transformers' Trainer, Accelerate, Lightning, DeepSpeed and "
         "Megatron-core by themselves, without a line in the script (default: on)",
+    )
+    ours.add_argument(
+        "--save-every",
+        type=_steps,
+        metavar="STEPS",
+        help="of trainings that --frameworks protects, save after each so many optimizer steps as well, for "
+        "failures that no replica survives (default: never)",
     )
     ours.add_argument(
         "--exclude-suspect",

@@ -89,6 +89,9 @@ class Training:
             left_out=script_loops.LEFT_OUT + ("; a lost rank's part of the optimizer" if is_sharded else ""),
             shard=(rank, ranks) if is_sharded else None,
         )
+        if self.protection is not None and not isinstance(engine.optimizer, torch.optim.Optimizer):
+            # It copies its master weights into the model, and gathers them, after torch's own step.
+            self.protection.job.end_steps_at_boundary()
 
     def state_dict(self) -> dict[str, Any]:
         engine = self.engine

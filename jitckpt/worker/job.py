@@ -574,6 +574,11 @@ class Job:
         if self._copies is not None and self._barrier is None:
             self._copies.wait(step)  # the next collective may be the last that the others need
 
+    def end_steps_at_boundary(self) -> None:
+        """A minibatch ends as the loop goes on, not with the optimizers' own steps; for what is around them."""
+        if self._hooks is not None:
+            self._hooks.only_at_boundary = True
+
     def put_back(self) -> None:
         """Put back once more what this rank alone knew after the restored step."""
         if self._restored_parts is not None:
