@@ -465,8 +465,8 @@ def _parser() -> argparse.ArgumentParser:
         "--frameworks",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="in user mode: protect the trainings of transformers' Trainer, Accelerate, Lightning, DeepSpeed and "
-        "Megatron-core by themselves, without a line in the script (default: on)",
+        help="in user mode: protect the trainings of transformers' Trainer, Accelerate, Lightning and "
+        "DeepSpeed by themselves, without a line in the script (default: on)",
     )
     ours.add_argument(
         "--save-every",

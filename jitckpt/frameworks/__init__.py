@@ -1,1 +1,1 @@
-"""Training frameworks whose unchanged programs are protected: one file each, behind the contract of protection.py."""
+"""Frameworks whose unchanged programs are protected: one file each, behind the contract of protection.py."""

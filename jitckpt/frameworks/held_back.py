@@ -1,7 +1,8 @@
-"""A pass whose last batch counts as not handed out yet, for a loop that a restart lets do that batch's end again.
+"""A pass whose last batch counts as not handed out yet, for a loop that a restart lets do that batch's end
+again.
 
-What is saved is the state before the last draw, with the process's generators then: a restart draws that batch
-first, with those.
+What is saved is the state before the last draw, with the process's generators then: a restart draws that
+batch first, with those.
 """
 
 import dataclasses
@@ -49,7 +50,9 @@ class HeldBackPass(Pass):
         if self._ahead:
             self._generators.restore(packed.unpack(self._ahead))
         now = self._inner.state
-        before = dataclasses.replace(now, at_start=dict(now.at_start), now=dict(now.now), ahead=self._ahead or host)
+        before = dataclasses.replace(
+            now, at_start=dict(now.at_start), now=dict(now.now), ahead=self._ahead or host
+        )
         try:
             batch = self._inner.next()
         finally:

@@ -1,10 +1,11 @@
 """Lightning: goes on in the middle of the minibatch at which the job failed, by its own loops' restart.
 
-Lightning's loops can begin again with a batch, but not behind its optimizer step. So what is kept is how loops
-and callbacks were before the batch, what its training step returned and logged, and the random numbers behind
-it. A restart does that batch once more, as Lightning restarts one: but its backward pass and optimizer step are
-left out, as model and optimizer have them already, and what it returned and logged is put in the place of what
-it does now. What comes after the step (schedulers, callbacks, logs, validation) is so Lightning's own business.
+Lightning's loops can begin again with a batch, but not behind its optimizer step. So what is kept is how
+loops and callbacks were before the batch, what its training step returned and logged, and the random numbers
+behind it. A restart does that batch once more, as Lightning restarts one: but its backward pass and optimizer
+step are left out, as model and optimizer have them already, and what it returned and logged is put in the
+place of what it does now. What comes after the step (schedulers, callbacks, logs, validation) is so
+Lightning's own business.
 """
 
 import importlib
@@ -27,8 +28,8 @@ _LOGGED = "_jitckpt_logged"
 SCHEDULED = ("lr", "initial_lr", "momentum", "betas", "weight_decay")
 
 
-def Callback() -> Any:  # noqa: N802  # it stands in a list of callbacks
-    """Return a callback for `Trainer(callbacks=[...])` of a program that `jitckpt run` does not start itself."""
+def Callback() -> Any:  # it stands in a list of callbacks
+    """Return one for `Trainer(callbacks=[...])`, of a program that `jitckpt run` does not start itself."""
     from lightning.pytorch.trainer import trainer
 
     install(trainer)
@@ -140,7 +141,9 @@ class Training:
         self._before: dict[str, Any] = {}  # loops and callbacks as the newest batch began
         self._returned: dict[str, Any] = {}  # by its training step
         self._newest: dict[str, Any] = {}
-        self._kept: dict[str, Any] | None = None  # what was said as the optimizer step ended, till the next batch
+        self._kept: dict[str, Any] | None = (
+            None  # what was said as the optimizer step ended, till the next batch
+        )
         self._managed: list[Managed] = []
         self._loaded: dict[str, Any] | None = None
         self._again = False  # the restored batch is made once more
@@ -215,7 +218,7 @@ class Training:
     @contextmanager
     def loaders_managed(self, loop: Any) -> Iterator[None]:
         """Have the loaders that are set up meanwhile iterated by passes that go on."""
-        fetcher = importlib.import_module(type(loop).__module__)
+        fetcher: Any = importlib.import_module(type(loop).__module__)
         select = fetcher._select_data_fetcher
 
         def selected(*args: Any, **kwargs: Any) -> Any:
@@ -262,7 +265,7 @@ class Training:
         return result
 
     def has_stepped(self, result: Any) -> Any:
-        """The training step has returned; the other ranks may get the gradients, and step, without this one."""
+        """The training step has returned; from now on the others may step without this rank."""
         assert self.protection is not None
         if self._again:
             assert self._loaded is not None
@@ -317,7 +320,11 @@ def _metric(one: Any) -> dict[str, Any]:
     """Return the state of what was logged under one key."""
     if not one.is_tensor:
         states = {name: getattr(one.value, name) for name in getattr(one.value, "_defaults", {})}
-        return {"states": states, "count": getattr(one.value, "_update_count", 0), "cache": one._forward_cache}
+        return {
+            "states": states,
+            "count": getattr(one.value, "_update_count", 0),
+            "cache": one._forward_cache,
+        }
     found = {"value": one.value, "cache": one._forward_cache}
     if one.meta.is_mean_reduction:
         found["size"] = one.cumulated_batch_size

@@ -575,7 +575,7 @@ class Job:
             self._copies.wait(step)  # the next collective may be the last that the others need
 
     def end_steps_at_boundary(self) -> None:
-        """A minibatch ends as the loop goes on, not with the optimizers' own steps; for what is around them."""
+        """A minibatch ends as the loop goes on, and not with the optimizers' own steps."""
         if self._hooks is not None:
             self._hooks.only_at_boundary = True
 
@@ -585,7 +585,7 @@ class Job:
             self._host.restore_local(self._restored_parts)
 
     def write_before_step(self) -> None:
-        """Write what this rank alone knows of the minibatch once more; for who knows more after the forward pass."""
+        """Write what this rank alone knows once more: it knows more since the forward pass."""
         if self._hooks is not None:
             self.forward_ended(self._hooks.step + 1)
 

@@ -36,7 +36,17 @@ Ends = dict[str, Any]
 def run(program: Path, folder: Path, *flags: str, **environment: str) -> tuple[Ends, str]:
     """Run a program on two ranks of softgpu; return what each says of its end, and all that was printed."""
     (folder / "out").mkdir(parents=True)
-    command = [sys.executable, "-c", MAIN, "run", "--standalone", "--nproc-per-node", "2", "--device", "softgpu"]
+    command = [
+        sys.executable,
+        "-c",
+        MAIN,
+        "run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "--device",
+        "softgpu",
+    ]
     # It may be slow on its way to the first step; who waits for it must not take that for a hang.
     command += ["--hang-timeout", "60", *flags, str(program), "out"]
     with subprocess.Popen(

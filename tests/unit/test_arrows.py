@@ -25,6 +25,7 @@ PYTHON = {
     "agent/processes hosts decisions/transparent decisions events wire _step_barrier system",
     "agent/processes": "worker wire console system",
     "jitckpt": "worker worker/saving",  # the package's own names, imported when first asked for
+    "frameworks": "worker data encoding state console errors",
     "worker": "worker/in_place worker/self_check worker/ends worker/saving ring hooks saves state data "
     "events wire bindings encoding faults console errors system",
     "worker/in_place": "worker/ends hooks state decisions/transparent wire bindings faults device "

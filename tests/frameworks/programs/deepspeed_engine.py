@@ -49,7 +49,9 @@ def main():
             engine.step()
     end = {
         "parameters": digest(engine.module.state_dict()),
-        "optimizer": digest(torch.optim.Optimizer.state_dict(getattr(optimizer, "optimizer", optimizer))["state"]),
+        "optimizer": digest(
+            torch.optim.Optimizer.state_dict(getattr(optimizer, "optimizer", optimizer))["state"]
+        ),
         "scheduler": scheduler.state_dict()["last_epoch"],
         "random": digest(torch.get_rng_state(), torch.cuda.get_rng_state()),
         "steps": [engine.global_steps, engine.micro_steps, engine.global_samples],

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""A training with Lightning: dropout, shuffling, validation, a scheduler by step, logs by step and by epoch."""
+"""A training with Lightning: dropout, shuffling, validation, a scheduler, logs by step and by epoch."""
 
 import json
 import os
@@ -50,7 +50,10 @@ class Log(pl.Callback):
         self.seen = {}
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        self.seen[str(trainer.global_step)] = [outputs["loss"].item(), trainer.lr_scheduler_configs[0].scheduler.last_epoch]
+        self.seen[str(trainer.global_step)] = [
+            outputs["loss"].item(),
+            trainer.lr_scheduler_configs[0].scheduler.last_epoch,
+        ]
 
     def on_train_epoch_end(self, trainer, module):
         self.seen[f"epoch {trainer.current_epoch}"] = {
