@@ -62,7 +62,7 @@ def why_not(frame: FrameType | None) -> str | None:
     by_hand = doing.startswith("CALL") and {"iter", "cycle"} & {*frame.f_code.co_names}
     if by_hand or frame.f_code.co_flags & inspect.CO_GENERATOR:
         return (
-            "the script draws its batches by next(), and its own loop alone knows how many steps are done. Write "
+            "the script draws its batches by next(), and its own loop alone counts the steps. Write "
             "`for batch in loader:`, or call jitckpt.init and take job.steps (docs/guides/user-level.md)."
         )
     return None
