@@ -78,9 +78,9 @@ class Training:
         is_sharded = stage > 0 and ranks > 1
         if is_sharded:
             protection.tell(
-                f"with ZeRO stage {stage} each rank's part of the optimizer's state has no replica. If a rank "
-                "is lost, the job goes back to the newest periodic save (jitckpt run --save-every N); where there "
-                "is none it ends. Stage 0 has replicas."
+                f"with ZeRO stage {stage} each rank's part of the optimizer's state has no replica. If a "
+                "rank is lost, the job goes back to the newest periodic save (jitckpt run --save-every N); "
+                "where there is none it ends. Stage 0 has replicas."
             )
         scheduler = engine.lr_scheduler
         self.protection = protection.begin(
