@@ -194,6 +194,11 @@ class Training:
         datamodule = {} if trainer.datamodule is None else trainer.datamodule.state_dict()
         return {"loops": loops, "callbacks": callbacks, "datamodule": datamodule}
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether the restored batch is still to be made once more."""
+        return self._again
+
     # What Lightning's loops tell.
 
     def resume(self) -> None:
@@ -260,6 +265,9 @@ class Training:
                     result = call()
         finally:
             del strategy.backward, strategy.optimizer_step
+            if hasattr(model, "require_forward_param_sync"):
+                # As behind the pass that was synchronised: then DDP's next one sends the buffers around.
+                model.require_forward_param_sync = True
         self._again = False
         self._put_back()
         return result
@@ -308,12 +316,19 @@ class _Loader(Managed):
     def __init__(self, training: Training, loader: Any, is_first: bool) -> None:
         assert training.protection is not None
         super().__init__(training.protection.job, HeldBack(loader))
-        self._protection, self._is_first = training.protection, is_first
+        self._training, self._protection, self._is_first = training, training.protection, is_first
 
     def __iter__(self) -> Iterator[Any]:
+        # Samplers are told the epoch after this; a pass that goes on draws from them as it begins.
+        return self._late() if self._training.goes_on else self._begun()
+
+    def _begun(self) -> Iterator[Any]:
         if self._is_first:
             self._protection.begin_epoch()
         return super().__iter__()
+
+    def _late(self) -> Iterator[Any]:
+        yield from self._begun()
 
 
 def _metric(one: Any) -> dict[str, Any]:
