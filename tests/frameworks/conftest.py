@@ -31,11 +31,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         return
     columns = [*dict.fromkeys(name for results in _results.values() for name in results)]
     lines = [f"| user mode, 2 ranks | {' | '.join(columns)} |", f"| --- |{' --- |' * len(columns)}"]
+    before, _, rest = document.read_text().partition(BEGIN)
+    kept, _, after = rest.partition(END)
+    tried = tuple(f"| {framework} " for framework in _results)
+    if kept.strip().startswith(lines[0]):  # of frameworks that were left out this time
+        lines += [line for line in kept.strip().splitlines()[2:] if not line.startswith(tried)]
     for framework, results in _results.items():
         cells = [results.get(name, "not tried") for name in columns]
         lines.append(f"| {framework} {_version(framework)} | {' | '.join(cells)} |")
-    before, _, rest = document.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
     document.write_text(f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n\n{END}{after}")
 
 
