@@ -98,7 +98,10 @@ class Investigation:
 
     def name_group(self, group: protocol.Group) -> None:
         """Take note of what the training calls a group of ranks."""
-        self._groups.setdefault(frozenset(group.ranks), set()).add(group.name)
+        names = self._groups.setdefault(frozenset(group.ranks), set())
+        if group.name not in names:
+            names.add(group.name)
+            self._log.write("group", name=group.name, ranks=group.ranks)
 
     def hear(self, rank: int, answer: protocol.Progress) -> None:
         """Take note of an answer."""
