@@ -35,7 +35,6 @@ UNDER_WAY = 0.5  # of a minibatch, on average, is lost with the one that a failu
 MOST_RANKS = 1 << 20
 KEPT_WARNINGS = 20
 KEPT_REPORTS = 50
-KEPT_RECOVERIES = 200
 
 # What an event of a rank's says about it from then on.
 _STATES = {
@@ -360,7 +359,7 @@ class JobModel:
             protected=len(safe) / self._world_size if self._world_size else 0.0,
             seconds=self._at + waited,
             spent=spent,
-            recoveries=tuple(incident.now() for incident in self._incidents[-KEPT_RECOVERIES:]),
+            recoveries=tuple(incident.now() for incident in self._incidents),
             repeated=self._repeated,
             suspects=tuple(self._suspects.values()),
             hang_reports=tuple(self._hang_reports[-KEPT_REPORTS:]),

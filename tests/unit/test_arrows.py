@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 # From the top of the house down. What has no room, such as errors.py, stands by itself.
 PYTHON = {
-    "cli": "rehearsal agent agent/processes worker/in_place worker/self_check doctor reports hosts saves "
+    "cli": "rehearsal agent agent/processes worker/in_place worker/self_check doctor web reports hosts saves "
     "decisions events planning bindings encoding faults device console errors",
     "rehearsal": "agent/proxies reports saves events faults errors",
     "agent": "agent/proxies agent/processes ring hosts saves decisions events wire faults console errors "
@@ -34,6 +34,7 @@ PYTHON = {
     "worker/saving": "ring saves state data wire bindings encoding console _seen errors system",
     "ring": "hosts saves state bindings encoding errors",
     "doctor": "hosts saves events device console",
+    "web": "reports console errors",
     "reports": "saves events planning console errors",
     "hosts": "saves decisions console errors",
     "hooks": "state _seen errors",
