@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,7 @@ class Follower:
 
     def _known_until(self, now: float) -> float:
         progress = self._of_this_job()
-        if progress is None or not self.events:
+        if progress is None or not self.events or self.events[-1]["event"] == "job_ended":
             return now
         last = max(self.events[-1]["time"], progress.time)
         return now if now - last <= SILENT_AFTER else float(last)
@@ -124,8 +124,3 @@ def _progress(path: Path) -> Progress | None:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None  # being replaced, or not ours
-
-
-def directory_with_events(directories: Sequence[Path]) -> Path | None:
-    """Return the first of these directories in which there are events."""
-    return next((one for one in directories if (one / FILE_NAME).is_file()), None)

@@ -144,8 +144,10 @@ class Suspect:
 class Present:
     """What is known of a job. spent: seconds by cause; their sum is `seconds`, all since `started`.
 
-    state: starting, training, late, recovering, ending, or how it ended. safe_step: the newest that lies
-    whole on the disk; None if none does. protected: the share of the ranks that have a living replica.
+    segments: the same in its order: cause, begin, end, in seconds since the start (what was done again is not
+    told apart there). state: starting, training, late, recovering, ending, or how it ended. safe_step: the
+    newest that lies whole on the disk; None if none does. protected: the share of the ranks that have a
+    living replica.
     """
 
     started: float
@@ -163,6 +165,7 @@ class Present:
     protected: float
     seconds: float
     spent: Mapping[str, float]
+    segments: tuple[tuple[str, float, float], ...]
     recoveries: tuple[RecoveryNow, ...]
     repeated: int
     suspects: tuple[Suspect, ...]
@@ -268,6 +271,7 @@ class JobModel:
         self._begun = 0.0
         self._doing = "starting"
         self._spent = dict.fromkeys(CAUSES, 0.0)
+        self._segments: list[tuple[str, float, float]] = []
         self._outcome: str | None = None
         self._restart = self._max_restarts = self._world_size = 0
         self._states: dict[int, str] = {}
@@ -359,6 +363,7 @@ class JobModel:
             protected=len(safe) / self._world_size if self._world_size else 0.0,
             seconds=self._at + waited,
             spent=spent,
+            segments=tuple(self._segments_until(self._at + waited)),
             recoveries=tuple(incident.now() for incident in self._incidents),
             repeated=self._repeated,
             suspects=tuple(self._suspects.values()),
@@ -373,6 +378,7 @@ class JobModel:
     # Where the time goes.
 
     def _pass(self, seconds: float) -> None:
+        self._segments = self._segments_until(self._at + seconds)
         self._at += seconds
         self._spent[self._cause_of_now()] += seconds
 
@@ -380,11 +386,29 @@ class JobModel:
         incident = self._under_way()
         return self._doing if incident is None else incident.cause
 
-    def _move(self, cause: str, seconds: float) -> None:
-        """What was taken for useful was lost to this cause."""
+    def _segments_until(self, at: float) -> list[tuple[str, float, float]]:
+        cause, segments = self._cause_of_now(), self._segments
+        if at <= self._at:
+            return segments
+        if segments and segments[-1][0] == cause and segments[-1][2] == self._at:
+            return [*segments[:-1], (cause, segments[-1][1], at)]
+        return [*segments, (cause, self._at, at)]
+
+    def _move(self, cause: str, seconds: float) -> float:
+        """What was taken for useful was lost to this cause; return the seconds."""
         moved = min(max(0.0, seconds), self._spent[USEFUL])
         self._spent[USEFUL] -= moved
         self._spent[cause] += moved
+        return moved
+
+    def _move_last(self, cause: str, seconds: float) -> None:
+        """The same of the time until now."""
+        if not self._segments or self._segments[-1][0] != USEFUL:
+            return
+        _, begin, end = self._segments[-1]
+        moved = self._move(cause, min(seconds, end - begin))
+        if moved > 0:
+            self._segments[-1:] = [(USEFUL, begin, end - moved), (cause, end - moved, end)]
 
     def _under_way(self) -> _Incident | None:
         last = self._incidents[-1] if self._incidents else None
@@ -465,7 +489,7 @@ class JobModel:
             self._doing = "late"
             since = min(max(self._training_since, self._hanging_since), self._at)
             if not self._late_since:
-                self._move("late", self._at - since)
+                self._move_last("late", self._at - since)
             for rank in event["ranks"]:
                 self._late_since.setdefault(rank, since)
                 self._states[rank] = "late"
@@ -491,7 +515,7 @@ class JobModel:
         self._nobody_is_late()
         if event["cause"] == "hang":
             began = max(self._training_since, min(began, self._hanging_since))
-            self._move("hang", self._at - began)
+            self._move_last("hang", self._at - began)
         self._new_incident("restart", event["cause"], event, event["text"], ranks=ranks, began=began)
 
     def _hear_device_alarm(self, event: Event) -> None:

@@ -119,15 +119,15 @@ def _recovery(earlier: Sequence[Event], later: Sequence[Event]) -> Recovery:
     detected = later[0]
     found, restart = detected["clock"], detected["restart"]
 
+    index: dict[tuple[str, int, int | None], list[float]] = {}
+    for event in (*earlier, *later):
+        for whose in {None, event.get("rank")}:
+            key = (event["event"], event["restart"], whose)
+            index.setdefault(key, []).append(event["clock"] - found)
+
     def times(name: str, start: int, rank: int | None = None) -> list[float]:
         """When an event came, seconds since the failure was found."""
-        return [
-            event["clock"] - found
-            for event in (*earlier, *later)
-            if event["event"] == name
-            and event["restart"] == start
-            and (rank is None or event.get("rank") == rank)
-        ]
+        return index.get((name, start, rank), [])
 
     faults = [e for e in earlier if e["event"] == "fault" and e["restart"] == restart]
     hangs = [e["clock"] - found - e["seconds"] for e in (*earlier, *later) if e["event"] == "hang"]

@@ -93,24 +93,24 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
     _places = threading.BoundedSemaphore(MOST_CONNECTIONS)
 
-    def process_request(self, request: object, client_address: object) -> None:
+    def process_request(self, request: Any, client_address: Any) -> None:
         if not self._places.acquire(blocking=False):
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
 
-    def process_request_thread(self, request: object, client_address: object) -> None:
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._places.release()
 
-    def handle_error(self, request: object, client_address: object) -> None:
+    def handle_error(self, request: Any, client_address: Any) -> None:
         """A scraper that goes away is no affair of the job's terminal."""
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = PATIENCE  # type: ignore[assignment]
+    timeout = PATIENCE
 
     def log_message(self, format: str, *args: object) -> None:
         """The job's terminal is not for requests."""

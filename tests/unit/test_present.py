@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jitckpt.reports.document import as_document, from_document
 from jitckpt.reports.following import SILENT_AFTER, Follower
 from jitckpt.reports.present import CAUSES, JobModel, Present, Progress, model_of
 
@@ -111,6 +112,7 @@ def test_a_hang_begins_when_its_collective_stopped() -> None:
     seen = after(hang, 22)
     assert seen.spent["hang"] == 8
     assert seen.spent["useful"] == 10
+    assert seen.segments == (("starting", 0, 4), ("useful", 4, 14), ("hang", 14, 22))
     assert seen.recoveries[0].phases == {"detect": 6}
 
 
@@ -222,6 +224,11 @@ def test_of_any_log_the_parts_of_the_time_are_all_of_it(
     assert seen == other.present(now)
     assert set(seen.spent) == set(CAUSES)
     assert min(seen.spent.values()) >= 0
+    edges = [edge for _, begin, end in seen.segments for edge in (begin, end)]
+    assert edges == sorted(edges)
+    assert math.isclose(sum(end - begin for _, begin, end in seen.segments), seen.seconds, abs_tol=1e-6)
+    shown, silent, problem = from_document(json.loads(json.dumps(as_document(seen, 3.0, "p"))))
+    assert (shown, silent, problem) == (seen, 3.0, "p")
     assert math.isclose(sum(seen.spent.values()), seen.seconds, abs_tol=1e-6)
     assert 0 <= seen.protected <= 1
     assert len(seen.ranks) == seen.world_size
