@@ -130,7 +130,7 @@ def _recovery(earlier: Sequence[Event], later: Sequence[Event]) -> Recovery:
         return index.get((name, start, rank), [])
 
     faults = [e for e in earlier if e["event"] == "fault" and e["restart"] == restart]
-    hangs = [e["clock"] - found - e["seconds"] for e in (*earlier, *later) if e["event"] == "hang"]
+    hangs = [e["clock"] - found - e["seconds"] for e in (*earlier, *later) if _is(e, "hang", restart)]
     ranks = sorted({e["rank"] for e in (*earlier, *later) if "rank" in e and e["rank"] is not None})
     began = min([fault["clock"] - found for fault in faults] + hangs, default=None)
     ordered, restarted = _last(times("save_ordered", restart)), _last(times("restart", restart + 1))
@@ -185,6 +185,10 @@ def _lane(
         if begin is not None and end is not None and end > begin
     ]
     return Lane(name, tuple(phases), failed)
+
+
+def _is(event: Event, name: str, restart: int) -> bool:
+    return bool(event["event"] == name and event["restart"] == restart)
 
 
 def _last(times: Sequence[float]) -> float | None:

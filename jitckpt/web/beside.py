@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from urllib.parse import quote
 
 from jitckpt.console import say
 from jitckpt.errors import JitckptError
@@ -60,12 +61,12 @@ def url_of(listening: socket.socket, token: str | None = None) -> str:
     """Return the address to open."""
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
+    return f"http://{shown}:{port}/" + (f"?token={quote(token)}" if token else "")
 
 
 def token_for(host: str) -> str | None:
-    """Return what a client has to know: nothing on loopback, else the user's token or a new one."""
-    return None if is_loopback(host) else os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(24)
+    """Return what a client has to know: the user's token, else nothing on loopback, else a new one."""
+    return os.environ.get(TOKEN_VARIABLE) or (None if is_loopback(host) else secrets.token_urlsafe(24))
 
 
 @contextmanager
