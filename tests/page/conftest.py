@@ -18,9 +18,14 @@ Serve = Callable[..., str]
 
 
 @pytest.fixture
-def serve() -> Iterator[Serve]:
+def processes() -> list["subprocess.Popen[str]"]:
+    """Those that serve pages."""
+    return []
+
+
+@pytest.fixture
+def serve(processes: list["subprocess.Popen[str]"]) -> Iterator[Serve]:
     """Serve the page of a directory; gives its address."""
-    started: list[subprocess.Popen[str]] = []
 
     def serve_(directory: Path, address: str = "0", token: str = "") -> str:
         environment = os.environ | ({"JITCKPT_PAGE_TOKEN": token} if token else {})
@@ -31,14 +36,14 @@ def serve() -> Iterator[Serve]:
             text=True,
             env=environment,
         )
-        started.append(process)
+        processes.append(process)
         assert process.stdout is not None
         line = process.stdout.readline()
         assert "http://" in line, process.communicate(timeout=LIMIT)
         return line.split()[-1]
 
     yield serve_
-    for process in started:
+    for process in processes:
         assert process.poll() is None, process.communicate(timeout=LIMIT)
         process.terminate()
         _, said = process.communicate(timeout=LIMIT)
