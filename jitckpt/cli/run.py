@@ -40,7 +40,7 @@ from jitckpt.hosts.rendezvous import own_address
 from jitckpt.hosts.stores import has_calls_out
 from jitckpt.reports.timeline import in_words
 from jitckpt.saves.start_record import note_finished
-from jitckpt.web.beside import parse_address, served
+from jitckpt.web.beside import parse_address, served, traced
 from jitckpt.worker.in_place.keeper import STATE_ON_DEVICE, WITHOUT_INIT
 from jitckpt.worker.self_check.comparison import (
     FULL_SELF_CHECK,
@@ -137,6 +137,7 @@ def _run(arguments: list[str]) -> int:
         with (
             served("metrics", args.metrics, lambda: log.directory),
             served("page", args.page, lambda: log.directory),
+            traced(lambda: log.directory if log.leading else None),
         ):
             status = _launch(settings, log, config, command, command_arguments)
         if status == 0 and temporary is not None:

@@ -18,8 +18,14 @@ from jitckpt.errors import JitckptError
 
 LOOPBACK = "127.0.0.1"
 LOOK_SECONDS = 0.5  # between two looks whether the checkpoint directory is known
-LAST_SECONDS = 2.0  # that the process has for its end
-NEEDED = {"metrics": ("prometheus_client",), "page": ("starlette", "uvicorn")}
+LAST_SECONDS = 6.0  # that the process has for its end, in which it sends the last spans
+NEEDED = {
+    "metrics": ("prometheus_client",),
+    "page": ("starlette", "uvicorn"),
+    "spans": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
+}
+SPANS_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+SPANS_OFF = ("OTEL_SDK_DISABLED", "true")  # a variable of OpenTelemetry's, and its value
 TOKEN_VARIABLE = "JITCKPT_PAGE_TOKEN"
 
 
@@ -41,11 +47,22 @@ def is_loopback(host: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
+def missing(what: str) -> list[str]:
+    """Return the modules that are not there, of those that serve this."""
+    return [name for name in NEEDED[what] if not _is_installed(name)]
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # what it is in
+        return False
+
+
 def check_installed(what: str) -> None:
     """Raise WebError if what serves this is not there."""
-    missing = [name for name in NEEDED[what] if importlib.util.find_spec(name) is None]
-    if missing:
-        raise WebError(f"--{what} needs {' and '.join(missing)}: pip install 'jitckpt[{what}]'")
+    if names := missing(what):
+        raise WebError(f"--{what} needs {' and '.join(names)}: pip install 'jitckpt[{what}]'")
 
 
 def listen(what: str, address: tuple[str, int]) -> socket.socket:
@@ -83,17 +100,43 @@ def served(
     check_installed(what)
     token = token_for(address[0]) if what == "page" else None
     with listen(what, address) as listening:
-        environment = {name: text for name, text in os.environ.items() if name != TOKEN_VARIABLE}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "jitckpt.web.serve", what, str(listening.fileno())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            pass_fds=(listening.fileno(),),
-            env=environment | ({} if token is None else {TOKEN_VARIABLE: token}),
-            process_group=0,  # Ctrl-C is for the job; of the agent's session, else it would be an orphan
-        )
+        process = _start(what, listening, {} if token is None else {TOKEN_VARIABLE: token})
         url = url_of(listening, token)
     say(f"{what}: {url + 'metrics' if what == 'metrics' else url}")
+    with _told(process, directory):
+        yield
+
+
+@contextmanager
+def traced(directory: Callable[[], Path | None]) -> Iterator[None]:
+    """Send spans of the job's recoveries meanwhile, if OpenTelemetry's own variables say where to."""
+    name, value = SPANS_OFF
+    if not any(map(os.environ.get, SPANS_VARIABLES)) or os.environ.get(name, "").lower() == value:
+        yield
+    elif names := missing("spans"):  # the variables may be there for the training alone
+        say(f"no spans of recoveries are sent, without {' and '.join(names)}: pip install 'jitckpt[spans]'.")
+        yield
+    else:
+        with _told(_start("spans", None, {}), directory):
+            yield
+
+
+def _start(what: str, listening: socket.socket | None, more: dict[str, str]) -> "subprocess.Popen[bytes]":
+    environment = {name: text for name, text in os.environ.items() if name != TOKEN_VARIABLE}
+    descriptors = () if listening is None else (listening.fileno(),)
+    return subprocess.Popen(
+        [sys.executable, "-m", "jitckpt.web.serve", what, *map(str, descriptors or (-1,))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        pass_fds=descriptors,
+        env=environment | more,
+        process_group=0,  # Ctrl-C is for the job; of the agent's session, else it would be an orphan
+    )
+
+
+@contextmanager
+def _told(process: "subprocess.Popen[bytes]", directory: Callable[[], Path | None]) -> Iterator[None]:
+    """Tell a process the directory once it is known, and end it afterwards."""
     over = threading.Event()
     teller = threading.Thread(target=_tell, args=(process, directory, over), daemon=True)
     teller.start()

@@ -3,7 +3,8 @@
 It inherits a socket that listens. On its standard input it is told the checkpoint directory, as soon as that
 is known; the end of that input is the end of the job, and of this process. Nobody waits for what it does.
 
-Arguments: what to serve (metrics, page), the socket's descriptor; standard input: JSON objects, one a line.
+Arguments: what to serve (metrics, page, spans), the socket's descriptor (-1 for spans, which are sent);
+standard input: JSON objects, one a line.
 """
 
 import json
@@ -12,7 +13,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from socketserver import ThreadingMixIn
 from typing import Any
@@ -20,6 +21,8 @@ from wsgiref.simple_server import ServerHandler, WSGIRequestHandler, WSGIServer
 
 from jitckpt.reports.following import Follower
 
+SPANS_SECONDS = 2.0  # between two looks for recoveries that are over
+LAST_SECONDS = 1.0  # for the look that is under way as the job ends
 NICENESS = 10  # the training comes first
 MOST_CONNECTIONS = 64  # of scrapers at a time
 # A scheduler sends them to all processes of a job; the agent then saves, which is worth a look.
@@ -39,12 +42,13 @@ class Told:
         with self._lock:
             return self._follower
 
-    def listen(self) -> None:
+    def listen(self, at_end: Callable[[], None] = lambda: None) -> None:
         """Hear the agent until it has ended; then end this process."""
         for line in sys.stdin:
             directory = Path(json.loads(line)["directory"])
             with self._lock:
                 self._follower = Follower(directory)
+        at_end()
         os._exit(0)
 
 
@@ -55,6 +59,9 @@ def main(arguments: list[str]) -> None:
     for number in ENDED_BY_THE_AGENT_ALONE:
         signal.signal(number, signal.SIG_IGN)
     told = Told()
+    if what == "spans":
+        send_spans(told)
+        return
     threading.Thread(target=told.listen, daemon=True).start()
     listening = socket.socket(fileno=int(descriptor))
     if what == "metrics":
@@ -63,6 +70,34 @@ def main(arguments: list[str]) -> None:
         from jitckpt.web.page import serve_page
 
         serve_page(told.follower, listening, token=os.environ.get("JITCKPT_PAGE_TOKEN"))
+
+
+def send_spans(told: Told) -> None:
+    """Send a job's recoveries until it has ended."""
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    from jitckpt.web.spans import RecoverySpans
+
+    spans = RecoverySpans(OTLPSpanExporter())
+
+    def send() -> None:
+        if (follower := told.follower()) is not None:
+            spans.send_new(follower)
+
+    def send_last() -> None:
+        over.set()
+        sender.join(LAST_SECONDS)
+        send()
+        spans.close()
+
+    def send_all() -> None:
+        while not over.wait(SPANS_SECONDS):
+            send()
+
+    over = threading.Event()
+    sender = threading.Thread(target=send_all, daemon=True)
+    sender.start()
+    told.listen(send_last)
 
 
 def serve_metrics(told: Told, listening: socket.socket) -> None:

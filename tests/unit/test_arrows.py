@@ -34,7 +34,7 @@ PYTHON = {
     "worker/saving": "ring saves state data wire bindings encoding console _seen errors system",
     "ring": "hosts saves state bindings encoding errors",
     "doctor": "hosts saves events device console",
-    "web": "reports console errors",
+    "web": "reports console errors system",
     "reports": "saves events planning console errors",
     "hosts": "saves decisions console errors",
     "hooks": "state _seen errors",
