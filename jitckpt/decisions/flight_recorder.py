@@ -34,34 +34,39 @@ def dumps(diagnosis: Diagnosis, ranks: Collection[int], now: float) -> dict[int,
     that and the tool takes them for mismatches.
     """
     waits = [wait for wait in diagnosis.waits if wait.operation in OPERATIONS]
-    members = {wait.communicator: sorted({*wait.ranks, *wait.late, wait.rank}) for wait in waits}
-    for wait in waits:  # each rank knows of its communicator what others have told
-        members[wait.communicator] = sorted({*members[wait.communicator], *wait.ranks, *wait.late})
+    members: dict[str, set[int]] = {}
     names = {wait.communicator: wait.dimension for wait in waits}
+    arrived: dict[tuple[str, int], set[int]] = {}  # at an operation that somebody waits in
+    longest: dict[tuple[str, int], Waiting] = {}
+    for wait in sorted(waits, key=lambda wait: wait.seconds):
+        members.setdefault(wait.communicator, {wait.rank}).update(wait.ranks, wait.late)
+        operation = (wait.communicator, wait.sequence)
+        longest[operation] = wait
+        arrived.setdefault(operation, {wait.rank}).update(set(wait.ranks) - set(wait.late))
     return {
         rank: {
             "version": VERSION,
             "pg_config": {
-                one: {"name": one, "desc": names[one] or "undefined", "ranks": str(those)}
+                one: {"name": one, "desc": names[one] or "undefined", "ranks": str(sorted(those))}
                 for one, those in members.items()
                 if rank in those
             },
             "pg_status": {},
             "entries": [
-                _entry(number, wait, names[wait.communicator], now)
-                for number, wait in enumerate(one for one in waits if one.rank == rank)
+                _entry(number, longest[operation], now)
+                for number, operation in enumerate(one for one in sorted(arrived) if rank in arrived[one])
             ],
         }
         for rank in sorted({*ranks, *(one for those in members.values() for one in those)})
     }
 
 
-def _entry(number: int, wait: Waiting, name: str, now: float) -> Dump:
+def _entry(number: int, wait: Waiting, now: float) -> Dump:
     begun = int((now - wait.seconds) * NANOSECONDS)
     return {
         "record_id": number,
         "pg_id": 0,
-        "process_group": (wait.communicator, name or "undefined"),
+        "process_group": (wait.communicator, wait.dimension or "undefined"),
         "collective_seq_id": wait.sequence,
         "p2p_seq_id": 0,
         "op_id": wait.sequence,
