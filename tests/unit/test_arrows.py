@@ -16,42 +16,42 @@ ROOT = Path(__file__).parents[2]
 
 # From the top of the house down. What has no room, such as errors.py, stands by itself.
 PYTHON = {
-    "cli": "rehearsal agent agent/processes worker/in_place worker/self_check doctor reports hosts saves "
-    "decisions events planning bindings encoding faults device console errors",
-    "rehearsal": "agent/proxies reports saves events faults errors",
-    "agent": "agent/proxies agent/processes ring hosts saves decisions events wire faults console errors "
-    "system",
-    "agent/proxies": "agent/processes hosts decisions/transparent decisions events wire _step_barrier system "
-    "agent/processes hosts decisions/transparent decisions events wire _step_barrier system",
-    "agent/processes": "worker wire console system",
+    "cli": "rehearsal agent agent/processes worker/in_place worker/self_check doctor reports hosts "
+    "saves decisions events planning bindings encoding faults device console wire errors",
+    "rehearsal": "agent/proxies reports saves events faults wire errors",
+    "agent": "agent/proxies agent/processes ring hosts saves decisions events faults console system wire "
+    "errors",
+    "agent/proxies": "agent/processes hosts decisions/transparent decisions events system wire _step_barrier "
+    "agent/processes hosts decisions/transparent decisions events system wire _step_barrier",
+    "agent/processes": "worker console system wire",
     "jitckpt": "worker worker/saving",  # the package's own names, imported when first asked for
     "worker": "worker/in_place worker/self_check worker/ends worker/saving ring hooks saves state data "
-    "events wire bindings encoding faults console errors system",
-    "worker/in_place": "worker/ends hooks state decisions/transparent wire bindings faults device "
-    "_seen errors",
-    "worker/self_check": "worker/saving state wire encoding",
-    "worker/ends": "ring wire errors",
-    "worker/saving": "ring saves state data wire bindings encoding console _seen errors system",
+    "events bindings encoding faults console system wire errors",
+    "worker/in_place": "worker/ends hooks state decisions/transparent bindings faults device system wire "
+    "errors _seen",
+    "worker/self_check": "worker/saving state encoding wire",
+    "worker/ends": "ring system wire errors",
+    "worker/saving": "ring saves state data bindings encoding console system wire errors _seen",
     "ring": "hosts saves state bindings encoding errors",
     "doctor": "hosts saves events device console",
     "reports": "saves events planning console errors",
     "hosts": "saves decisions console errors",
-    "hooks": "state _seen errors",
+    "hooks": "state errors _seen",
     "saves": "state encoding console errors",
-    "state": "data encoding _seen errors",
+    "state": "data encoding wire errors _seen",
     "decisions/transparent": "wire errors",
     "decisions": "wire errors",
-    "data": "encoding _seen errors",
+    "data": "encoding errors _seen",
     "events": "console system",
-    "planning": "_algorithms errors",
-    "wire": "errors system",
+    "planning": "errors _algorithms",
     "bindings": "errors",
     "encoding": "errors",
-    "faults": "errors system",
-    "device": "errors",
+    "faults": "system wire errors",
+    "device": "wire errors",
     "console": "system",
+    "system": "wire errors",
+    "wire": "errors",
     "errors": "",
-    "system": "",
 }
 
 # A decision knows no process, no device and no clock.

@@ -13,6 +13,7 @@
 #include <set>
 #include <string>
 
+#include "environment.h"
 #include "images.h"
 #include "real_calls.h"
 #include "server.h"
@@ -28,8 +29,7 @@ bool overlap(uint64_t one, uint64_t bytes, uint64_t other, uint64_t more) {
 // Longer than two hangs in a row take to be found, the second of which counts as one after twice the time:
 // what is behind those is recovered from. So it is no hang.
 std::chrono::duration<double> patience() {
-  const char* const seconds = std::getenv("JITCKPT_HANG_TIMEOUT");
-  return std::chrono::duration<double>(3 * (seconds ? std::atof(seconds) : 60));
+  return std::chrono::duration<double>(3 * read(environment::hang_timeout));
 }
 
 // A part of a file of another process, as long as it lives.
