@@ -1,10 +1,10 @@
-#include "job.h"
+#include "interpose/job.h"
 
 #include <algorithm>
 #include <chrono>
 #include <thread>
 
-#include "gate.h"
+#include "interpose/gate.h"
 
 namespace jitckpt::interpose {
 namespace {

@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "layout.h"
-#include "libraries.h"
+#include "device_api/libraries.h"
+#include "proxy/transport/layout.h"
 
 namespace jitckpt::proxy {
 

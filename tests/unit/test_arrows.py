@@ -54,6 +54,20 @@ PYTHON = {
     "errors": "",
 }
 
+# The same for native/, from the quoted includes, which name the room; what is generated has none.
+NATIVE = {
+    "torch_memory": "proxy/client",
+    "proxy/client": "proxy proxy/transport ground",
+    "proxy/server": "proxy proxy/transport ground",
+    "proxy": "proxy/transport device_api",
+    "proxy/transport": "ground",
+    "interpose": "watchdog",
+    "softgpu/aten": "softgpu",
+    "softgpu/host": "softgpu",
+    "softgpu/nccl": "softgpu/runtime",
+    "softgpu/runtime": "softgpu",
+}
+
 # A decision knows no process, no device and no clock.
 PURE = {"decisions", "decisions/transparent", "wire", "errors"}
 PURE_LIBRARIES = {"collections", "dataclasses", "enum", "math", "typing"}
@@ -167,6 +181,55 @@ def test_the_rooms_have_no_circle_and_the_table_is_in_their_order() -> None:
         if other in PYTHON and order.index(other) < order.index(room)
     ]
     assert upward == []
+
+
+def native_arrows(native: Path) -> dict[tuple[str, str], list[str]]:
+    """Return the arrows between the rooms of native/, without tests, benchmarks and fuzzers."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for file in sorted(native.rglob("*")):
+        inner = file.relative_to(native)
+        if file.suffix not in {".h", ".cpp"} or {"tests", "bench", "fuzz"} & {*inner.parts}:
+            continue
+        room = inner.parent.as_posix()
+        for name in re.findall(r'^#include "([^"]+)"', file.read_text(), re.MULTILINE):
+            other = Path(name).parent.as_posix()
+            if other not in (".", room):
+                found.setdefault((room, other), []).append(f"native/{inner} includes {name}")
+    return found
+
+
+def test_every_include_between_native_rooms_is_in_the_table() -> None:
+    used = native_arrows(ROOT / "native")
+    table = {(room, other) for room, others in NATIVE.items() for other in others.split()}
+    assert [line for arrow in set(used) - table for line in used[arrow]] == []
+    assert table - set(used) == set()
+    TopologicalSorter({room: others.split() for room, others in NATIVE.items()}).prepare()
+
+
+def test_an_include_names_its_room() -> None:
+    generated = {
+        "entry_points.cpp",
+        "environment_table.h",
+        "hand_written.h",
+        "proxy_by_hand.h",
+        "proxy_calls.h",
+        "proxy_services.h",
+        "real_calls.h",
+    }
+    nameless = [
+        f"{file.relative_to(ROOT)} includes {name}"
+        for file in (ROOT / "native").rglob("*")
+        if file.suffix in {".h", ".cpp"}
+        for name in re.findall(r'^#include "([^"]+)"', file.read_text(), re.MULTILINE)
+        if name not in generated and not (ROOT / "native" / name).is_file()
+    ]
+    assert nameless == []
+
+
+def test_a_planted_include_is_found(tmp_path: Path) -> None:
+    (tmp_path / "softgpu").mkdir()
+    (tmp_path / "softgpu" / "fault.h").write_text('#include "proxy/wire.h"\n')
+    assert native_arrows(tmp_path) == {("softgpu", "proxy"): ["native/softgpu/fault.h includes proxy/wire.h"]}
 
 
 def test_few_modules_have_no_room() -> None:

@@ -14,9 +14,9 @@
 #include <string>
 #include <thread>
 
-#include "fake_device.h"
-#include "gate.h"
-#include "jitckpt.h"
+#include "interpose/gate.h"
+#include "interpose/jitckpt.h"
+#include "interpose/tests/fake_device.h"
 
 // Declared by the headers only for code that is compiled with a default stream for each thread.
 extern "C" cudaError_t cudaMemcpy_ptds(void*, const void*, size_t, cudaMemcpyKind);

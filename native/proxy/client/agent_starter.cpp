@@ -1,4 +1,4 @@
-#include "agent_starter.h"
+#include "proxy/client/agent_starter.h"
 
 #include <fcntl.h>
 #include <sys/socket.h>
@@ -14,9 +14,9 @@
 #include <memory>
 #include <stdexcept>
 
-#include "environment.h"
-#include "shared_file.h"
-#include "unix_socket.h"
+#include "ground/environment.h"
+#include "proxy/client/unix_socket.h"
+#include "proxy/transport/shared_file.h"
 
 namespace jitckpt::proxy::client {
 namespace {

@@ -1,4 +1,4 @@
-#include "server_process.h"
+#include "proxy/client/server_process.h"
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -19,7 +19,7 @@
 #include <thread>
 #include <vector>
 
-#include "environment.h"
+#include "ground/environment.h"
 
 extern char** environ;
 

@@ -1,10 +1,10 @@
-#include "settings.h"
+#include "proxy/client/settings.h"
 
 #include <stdexcept>
 #include <string>
 
-#include "environment.h"
-#include "spin.h"
+#include "ground/environment.h"
+#include "proxy/transport/spin.h"
 
 namespace jitckpt::proxy::client {
 

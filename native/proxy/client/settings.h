@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <string>
 
-#include "layout.h"
+#include "proxy/transport/layout.h"
 
 namespace jitckpt::proxy::client {
 

@@ -22,13 +22,13 @@
 #include <thread>
 #include <utility>
 
-#include "answer.h"
-#include "cores.h"
-#include "environment.h"
+#include "ground/environment.h"
+#include "proxy/server/server.h"
+#include "proxy/transport/answer.h"
+#include "proxy/transport/cores.h"
+#include "proxy/transport/shared_file.h"
+#include "proxy/transport/spin.h"
 #include "real_calls.h"
-#include "server.h"
-#include "shared_file.h"
-#include "spin.h"
 
 namespace jitckpt::proxy {
 namespace {

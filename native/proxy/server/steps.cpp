@@ -1,4 +1,4 @@
-#include "steps.h"
+#include "proxy/server/steps.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -13,11 +13,11 @@
 #include <set>
 #include <string>
 
-#include "environment.h"
-#include "images.h"
+#include "ground/environment.h"
+#include "proxy/server/images.h"
+#include "proxy/server/server.h"
+#include "proxy/server/services.h"
 #include "real_calls.h"
-#include "server.h"
-#include "services.h"
 
 namespace jitckpt::proxy {
 namespace {

@@ -1,4 +1,4 @@
-#include "together.h"
+#include "proxy/transport/together.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -12,8 +12,8 @@
 #include <span>
 #include <stdexcept>
 
-#include "environment.h"
-#include "futex.h"
+#include "ground/environment.h"
+#include "proxy/transport/futex.h"
 
 namespace jitckpt::proxy {
 
