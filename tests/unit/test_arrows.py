@@ -61,7 +61,7 @@ NATIVE = {
     "proxy/server": "proxy proxy/transport ground",
     "proxy": "proxy/transport device_api",
     "proxy/transport": "ground",
-    "interpose": "watchdog",
+    "interpose": "watchdog device_api",
     "softgpu/aten": "softgpu",
     "softgpu/host": "softgpu",
     "softgpu/nccl": "softgpu/runtime",

@@ -267,6 +267,18 @@ TEST_F(Interpose, a_call_that_fails_waits_for_the_save_before_the_application_he
   host.join();
 }
 
+TEST_F(Interpose, a_result_of_a_newer_NCCL_is_the_machines_fault_as_in_the_proxy) {
+  start_job();
+  const auto timeout = static_cast<ncclResult_t>(ncclInProgress + 1);  // ncclTimeout of NCCL 2.30
+  fake::answer_nccl_calls(timeout);
+  std::thread host([&] { EXPECT_EQ(all_reduce(), timeout); });
+  EXPECT_NE(hear("nccl_error").find(R"("operation":"ncclAllReduce")"), std::string::npos);
+  order_save();
+  EXPECT_TRUE(comes([] { return saves == 1; }));
+  resume();
+  host.join();
+}
+
 TEST_F(Interpose, an_asynchronous_error_without_an_agent_saves_and_ends_the_process) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto fail_alone = [this] {
