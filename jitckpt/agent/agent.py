@@ -5,7 +5,6 @@ first; everything else (rendezvous, the workers' environment, logs, restarts) st
 """
 
 import inspect
-import json
 import os
 import secrets
 import signal
@@ -42,7 +41,6 @@ from jitckpt.agent.processes.workers import Worker
 from jitckpt.agent.progress import ProgressTeller
 from jitckpt.agent.proxies.control import ControlSocket, Proxies
 from jitckpt.agent.proxies.state_transfer import Transfers
-from jitckpt.agent.proxies.step_barrier import VARIABLE as STEP_BARRIER
 from jitckpt.agent.proxies.step_barrier import Messenger, StepBarrier
 from jitckpt.agent.supervisor import Reports, Supervisor
 from jitckpt.console import say, show_size
@@ -62,10 +60,10 @@ from jitckpt.hosts.stores import Apart, LastingRendezvous, StoreGone
 from jitckpt.ring import local_state
 from jitckpt.ring.copies import Copier
 from jitckpt.saves import directory_lock, folders
-from jitckpt.saves.layout import FIRST_DIRECTORIES, Identity, Kind
-from jitckpt.system import descriptor_limit, process_tree
+from jitckpt.saves.layout import Identity, Kind
+from jitckpt.system import descriptor_limit
 from jitckpt.system.disk_thread import waited_for
-from jitckpt.system.signals import AGENT_PID
+from jitckpt.wire import environment as variables
 from jitckpt.wire import protocol
 from jitckpt.wire.protocol import Message
 
@@ -143,7 +141,7 @@ class Agent(LocalElasticAgent):
         self._armed = [fault.with_phase() for fault in settings.faults]
         several = config.max_nodes > 1
         self._run = f"{config.rdzv_endpoint}/{config.run_id}" if several else uuid.uuid4().hex
-        self._first_directories: dict[str, str] = {}  # see layout.FIRST_DIRECTORIES
+        self._first_directories: dict[str, str] = {}  # see environment.FIRST_DIRECTORIES
         self._spares = Spares(settings.warm_spares)
         self._suspects = Suspects()
         self._devices = list(settings.devices)
@@ -600,24 +598,25 @@ class WorkerProcesses(PContext):
 
     def _prepare_worker(self, local_rank: int) -> None:
         environment = {**os.environ, **self.envs[local_rank], **self._settings.device_environment}
-        environment["JITCKPT_HANG_TIMEOUT"] = str(self._settings.hang_timeout)
-        environment["JITCKPT_HANG_FLOOR"] = str(self._settings.hang_floor)
+        environment |= variables.HANG_TIMEOUT.to(self._settings.hang_timeout)
+        environment |= variables.HANG_FLOOR.to(self._settings.hang_floor)
         if tuple(self._devices) != self._settings.devices:
             environment[VARIABLE] = ",".join(self._devices)
         if self._control is not None:
             environment |= self._control.variables
             if self._barrier is not None:
-                environment[STEP_BARRIER] = self._barrier.of(local_rank)
-            environment.setdefault("JITCKPT_PROXY_SPARE", str(min(1, self._spares.wanted(len(self.args)))))
-        environment[AGENT_PID] = str(os.getpid())
-        environment[directory_lock.RUN] = self._run
-        environment[process_tree.MARK] = self._children.mark
-        environment["JITCKPT_STAGING"] = str(self._settings.staging)
-        environment[FIRST_DIRECTORIES] = json.dumps(self._first_directories)
-        environment["JITCKPT_RESTART"] = str(self._log.restart)
-        environment["JITCKPT_FAULTS"] = injection.to_environment(self._armed)
+                environment |= variables.PROXY_TOGETHER.to(self._barrier.of(local_rank))
+            if not variables.PROXY_SPARE.is_set(environment):
+                environment |= variables.PROXY_SPARE.to(self._spares.wanted(len(self.args)) > 0)
+        environment |= variables.AGENT_PID.to(os.getpid())
+        environment |= variables.RUN.to(self._run)
+        environment |= variables.JOB_PROCESSES.to(self._children.mark)
+        environment |= variables.STAGING.to(self._settings.staging)
+        environment |= variables.FIRST_DIRECTORIES.to(self._first_directories)
+        environment |= variables.RESTART.to(self._log.restart)
+        environment |= variables.FAULTS.to(injection.to_environment(self._armed))
         if self._settings.checkpoint_dir is not None:
-            environment["JITCKPT_CHECKPOINT_DIR"] = str(self._settings.checkpoint_dir)
+            environment |= variables.CHECKPOINT_DIR.to(str(self._settings.checkpoint_dir))
         command = (str(self.entrypoint), *(str(argument) for argument in self.args[local_rank]))
         if self._numa_options is not None:
             from torch.numa.binding import _maybe_wrap_command_args_with_numa_binding

@@ -41,12 +41,12 @@ from jitckpt.hosts.stores import has_calls_out
 from jitckpt.reports.timeline import in_words
 from jitckpt.saves.start_record import note_finished
 from jitckpt.web.beside import parse_address, served, traced
-from jitckpt.worker.in_place.keeper import STATE_ON_DEVICE, WITHOUT_INIT
+from jitckpt.wire import environment
+from jitckpt.worker.in_place.keeper import WITHOUT_INIT
 from jitckpt.worker.self_check.comparison import (
     FULL_SELF_CHECK,
     NO_SELF_CHECK,
     SAMPLED_SELF_CHECK,
-    SELF_CHECK,
 )
 
 DEFAULT_MAX_RESTARTS = 3
@@ -118,9 +118,11 @@ def _run(arguments: list[str]) -> int:
                 **device_environment(kind, config.nproc_per_node, LIBRARY_DIR, os.environ, proxy=transparent),
                 **fault_folder,
                 **_self_check(args.self_check),
-                "JITCKPT_MODE": args.mode,
-                "JITCKPT_VALIDATE_EVERY": str(args.validate_every),
-                STATE_ON_DEVICE: ("1" if args.state_on_device else WITHOUT_INIT) if state_on_device else "0",
+                **environment.MODE.to(args.mode),
+                **environment.VALIDATE_EVERY.to(args.validate_every),
+                **environment.STATE_ON_DEVICE.to(
+                    ("1" if args.state_on_device else WITHOUT_INIT) if state_on_device else "0"
+                ),
             },
             faults=tuple(args.fault),
             host_timeout=args.host_timeout,
@@ -147,9 +149,9 @@ def _run(arguments: list[str]) -> int:
 
 def _self_check(wanted: bool | None) -> dict[str, str]:
     """Return the variable that tells the workers, if it is not left to the environment."""
-    if wanted is None or (wanted and os.environ.get(SELF_CHECK) == FULL_SELF_CHECK):
+    if wanted is None or (wanted and environment.SELF_CHECK.get() == FULL_SELF_CHECK):
         return {}
-    return {SELF_CHECK: SAMPLED_SELF_CHECK if wanted else NO_SELF_CHECK}
+    return environment.SELF_CHECK.to(SAMPLED_SELF_CHECK if wanted else NO_SELF_CHECK)
 
 
 def _launch(
@@ -177,7 +179,7 @@ def _launch(
         registered = next((event for event in log.events if event["event"] == "registered"), None)
         log.write("job_ended", outcome=outcome)
         # Without either, what ran was no affair of jitckpt's.
-        transparent = settings.device_environment["JITCKPT_MODE"] == "transparent"
+        transparent = environment.MODE.get(settings.device_environment) == "transparent"
         if (registered is not None or transparent) and log.leading:
             if outcome == "succeeded" and registered is not None:
                 log.aside(partial(_note_finished, Path(registered["checkpoint_dir"])))
@@ -463,7 +465,7 @@ def _parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         help="after the first steps restore what a save would hold into copies of the training's objects and "
         "compare, and let replicas compare theirs; a warning names what differs (default: on, or as "
-        "JITCKPT_SELF_CHECK says)",
+        f"{environment.SELF_CHECK.name} says)",
     )
     ours.add_argument(
         "--exclude-suspect",

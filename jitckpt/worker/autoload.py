@@ -1,14 +1,14 @@
 """What `import torch` runs because jitckpt is installed (entry point group torch.backends)."""
 
 import ctypes
-import os
 from pathlib import Path
 
 from jitckpt.system import signals
+from jitckpt.wire import environment
 from jitckpt.worker.ends import mistakes
 
 # The variables that `begin` goes by.
-VARIABLES = ("JITCKPT_STEPS_RECORD", "JITCKPT_MODE")
+VARIABLES = (environment.STEPS_RECORD.name, environment.MODE.name)
 
 
 def load() -> None:
@@ -26,11 +26,11 @@ def begin() -> None:
     signals.hold_still()
     signals.hold_still_in_loaders()
     mistakes.watch()
-    if folder := os.environ.get("JITCKPT_STEPS_RECORD"):
+    if folder := environment.STEPS_RECORD.get():
         from jitckpt.worker.in_place import step_record
 
-        step_record.begin(Path(folder))
-    if os.environ.get("JITCKPT_MODE") == "transparent":
+        step_record.begin(folder)
+    if environment.MODE.get() == "transparent":
         from jitckpt.worker.in_place import keeper
 
         keeper.begin()

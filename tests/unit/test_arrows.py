@@ -16,43 +16,57 @@ ROOT = Path(__file__).parents[2]
 
 # From the top of the house down. What has no room, such as errors.py, stands by itself.
 PYTHON = {
-    "cli": "rehearsal agent agent/processes worker/in_place worker/self_check doctor web reports hosts saves "
-    "decisions events planning bindings encoding faults device console errors",
-    "rehearsal": "agent/proxies reports saves events faults errors",
-    "agent": "agent/proxies agent/processes ring hosts saves decisions events wire faults console errors "
-    "system",
-    "agent/proxies": "agent/processes hosts decisions/transparent decisions events wire _step_barrier system "
-    "agent/processes hosts decisions/transparent decisions events wire _step_barrier system",
-    "agent/processes": "worker wire console system",
+    "cli": "rehearsal agent agent/processes worker/in_place worker/self_check doctor web reports hosts "
+    "saves decisions events planning bindings encoding faults device console wire errors",
+    "rehearsal": "agent/proxies reports saves events faults wire errors",
+    "agent": "agent/proxies agent/processes ring hosts saves decisions events faults console system wire "
+    "errors",
+    "agent/proxies": "agent/processes hosts decisions/transparent decisions events system wire _step_barrier "
+    "agent/processes hosts decisions/transparent decisions events system wire _step_barrier",
+    "agent/processes": "worker console system wire",
     "jitckpt": "worker worker/saving",  # the package's own names, imported when first asked for
     "worker": "worker/in_place worker/self_check worker/ends worker/saving ring hooks saves state data "
-    "events wire bindings encoding faults console errors system",
-    "worker/in_place": "worker/ends hooks state decisions/transparent wire bindings faults device "
-    "_seen errors",
-    "worker/self_check": "worker/saving state wire encoding",
-    "worker/ends": "ring wire errors",
-    "worker/saving": "ring saves state data wire bindings encoding console _seen errors system",
+    "events bindings encoding faults console system wire errors",
+    "worker/in_place": "worker/ends hooks state decisions/transparent bindings faults device system wire "
+    "errors _seen",
+    "worker/self_check": "worker/saving state encoding wire",
+    "worker/ends": "ring system wire errors",
+    "worker/saving": "ring saves state data bindings encoding console system wire errors _seen",
     "ring": "hosts saves state bindings encoding errors",
     "doctor": "hosts saves events device console",
-    "web": "reports console errors system",
+    "web": "reports console system wire errors",
     "reports": "saves events planning console errors",
     "hosts": "saves decisions console errors",
-    "hooks": "state _seen errors",
+    "hooks": "state errors _seen",
     "saves": "state encoding console errors",
-    "state": "data encoding _seen errors",
+    "state": "data encoding wire errors _seen",
     "decisions/transparent": "wire errors",
     "decisions": "wire errors",
-    "data": "encoding _seen errors",
+    "data": "encoding errors _seen",
     "events": "console system",
-    "planning": "_algorithms errors",
-    "wire": "errors system",
+    "planning": "errors _algorithms",
     "bindings": "errors",
     "encoding": "errors",
-    "faults": "errors system",
-    "device": "errors",
+    "faults": "system wire errors",
+    "device": "wire errors",
     "console": "system",
+    "system": "wire errors",
+    "wire": "errors",
     "errors": "",
-    "system": "",
+}
+
+# The same for native/, from the quoted includes, which name the room; what is generated has none.
+NATIVE = {
+    "torch_memory": "proxy/client",
+    "proxy/client": "proxy proxy/transport ground",
+    "proxy/server": "proxy proxy/transport ground",
+    "proxy": "proxy/transport device_api",
+    "proxy/transport": "ground",
+    "interpose": "watchdog device_api",
+    "softgpu/aten": "softgpu",
+    "softgpu/host": "softgpu",
+    "softgpu/nccl": "softgpu/runtime",
+    "softgpu/runtime": "softgpu",
 }
 
 # A decision knows no process, no device and no clock.
@@ -168,6 +182,55 @@ def test_the_rooms_have_no_circle_and_the_table_is_in_their_order() -> None:
         if other in PYTHON and order.index(other) < order.index(room)
     ]
     assert upward == []
+
+
+def native_arrows(native: Path) -> dict[tuple[str, str], list[str]]:
+    """Return the arrows between the rooms of native/, without tests, benchmarks and fuzzers."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for file in sorted(native.rglob("*")):
+        inner = file.relative_to(native)
+        if file.suffix not in {".h", ".cpp"} or {"tests", "bench", "fuzz"} & {*inner.parts}:
+            continue
+        room = inner.parent.as_posix()
+        for name in re.findall(r'^#include "([^"]+)"', file.read_text(), re.MULTILINE):
+            other = Path(name).parent.as_posix()
+            if other not in (".", room):
+                found.setdefault((room, other), []).append(f"native/{inner} includes {name}")
+    return found
+
+
+def test_every_include_between_native_rooms_is_in_the_table() -> None:
+    used = native_arrows(ROOT / "native")
+    table = {(room, other) for room, others in NATIVE.items() for other in others.split()}
+    assert [line for arrow in set(used) - table for line in used[arrow]] == []
+    assert table - set(used) == set()
+    TopologicalSorter({room: others.split() for room, others in NATIVE.items()}).prepare()
+
+
+def test_an_include_names_its_room() -> None:
+    generated = {
+        "entry_points.cpp",
+        "environment_table.h",
+        "hand_written.h",
+        "proxy_by_hand.h",
+        "proxy_calls.h",
+        "proxy_services.h",
+        "real_calls.h",
+    }
+    nameless = [
+        f"{file.relative_to(ROOT)} includes {name}"
+        for file in (ROOT / "native").rglob("*")
+        if file.suffix in {".h", ".cpp"}
+        for name in re.findall(r'^#include "([^"]+)"', file.read_text(), re.MULTILINE)
+        if name not in generated and not (ROOT / "native" / name).is_file()
+    ]
+    assert nameless == []
+
+
+def test_a_planted_include_is_found(tmp_path: Path) -> None:
+    (tmp_path / "softgpu").mkdir()
+    (tmp_path / "softgpu" / "fault.h").write_text('#include "proxy/wire.h"\n')
+    assert native_arrows(tmp_path) == {("softgpu", "proxy"): ["native/softgpu/fault.h includes proxy/wire.h"]}
 
 
 def test_few_modules_have_no_room() -> None:

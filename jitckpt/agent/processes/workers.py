@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from jitckpt.agent.processes.children import Children, starting, waited_for
 from jitckpt.agent.processes.spare_template import ForkedProcess, Spare
-from jitckpt.system import descriptor_limit, process_tree
+from jitckpt.system import descriptor_limit, descriptors, process_tree
 from jitckpt.system.lifeline import Lifeline
-from jitckpt.wire import descriptors, protocol
+from jitckpt.wire import protocol
 from jitckpt.wire.protocol import Message, ProtocolError
 
 PF_EXITING = 4  # of a task's flags in /proc/PID/stat, see proc(5)

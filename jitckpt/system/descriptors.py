@@ -16,12 +16,11 @@ from dataclasses import dataclass
 
 from jitckpt.errors import JitckptError
 from jitckpt.system import lifeline
+from jitckpt.wire.environment import AGENT_FD, COPIES_FD, DESCRIPTORS, LIFELINE_FD, STATE_FD
 
-AGENT = "JITCKPT_AGENT_FD"  # the socket to the agent
-STATE = "JITCKPT_STATE_FD"  # the memory of what this rank alone knows
-LIFELINE = lifeline.DESCRIPTOR
-COPIES = "JITCKPT_COPIES_FD"  # there are several hosts, and this one's agent has copies made on another
-PROOF = "JITCKPT_DESCRIPTORS"  # JSON: the worker's rank, and of each of these its device and inode
+AGENT, STATE, LIFELINE, COPIES, PROOF = (
+    variable.name for variable in (AGENT_FD, STATE_FD, LIFELINE_FD, COPIES_FD, DESCRIPTORS)
+)
 
 _SOCKETS = (AGENT, COPIES)
 
@@ -69,7 +68,7 @@ def given(environment: Mapping[str, str] = os.environ) -> Given | None:
         )
     except (KeyError, TypeError, ValueError, OSError) as error:
         raise NotOursError(
-            "What the agent gave this process under the numbers in JITCKPT_AGENT_FD and JITCKPT_STATE_FD is "
+            f"What the agent gave this process under the numbers in {AGENT} and {STATE} is "
             f"not there ({error}): a program between them has closed it (sudo, conda run, a daemon), or the "
             "training has started this process itself."
         ) from error
