@@ -294,7 +294,8 @@ class JobModel:
         self._suspects: dict[str, Suspect] = {}
         self._hang_reports: list[HangReport] = []
         self._warnings: list[str] = []
-        self._hang_text, self._hanging_since = "", 0.0
+        self._hang_text = ""
+        self._hanging_since: float | None = None
         self._checkpoint_dir = self._fingerprint = ""
         self._log_bytes = self._image_bytes = 0
 
@@ -433,6 +434,7 @@ class JobModel:
         self._world_size, self._max_restarts = event["world_size"], event["max_restarts"]
         self._states, self._steps, self._late_since = {}, {}, {}
         self._trained, self._doing, self._replicas = set(), "starting", []
+        self._hanging_since = None
 
     def _hear_registered(self, event: Event) -> None:
         self._shard_of[event["rank"]] = event["shard"]
@@ -487,15 +489,21 @@ class JobModel:
     def _hear_straggler(self, event: Event) -> None:
         if self._under_way() is None and self._doing in (USEFUL, "late"):
             self._doing = "late"
-            since = min(max(self._training_since, self._hanging_since), self._at)
+            since = self._hang_began()
             if not self._late_since:
                 self._move_last("late", self._at - since)
             for rank in event["ranks"]:
                 self._late_since.setdefault(rank, since)
                 self._states[rank] = "late"
 
+    def _hang_began(self) -> float:
+        """Return when the collective that does not end began, as far as that was told."""
+        since = self._at if self._hanging_since is None else self._hanging_since
+        return min(max(self._training_since, since), self._at)
+
     def _hear_hang_over(self, event: Event) -> None:
         self._nobody_is_late()
+        self._hanging_since = None
 
     def _nobody_is_late(self) -> None:
         for rank in self._late_since:
@@ -514,7 +522,7 @@ class JobModel:
         began = self._at
         self._nobody_is_late()
         if event["cause"] == "hang":
-            began = max(self._training_since, min(began, self._hanging_since))
+            began = self._hang_began()
             self._move_last("hang", self._at - began)
         self._new_incident("restart", event["cause"], event, event["text"], ranks=ranks, began=began)
 

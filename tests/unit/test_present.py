@@ -116,6 +116,12 @@ def test_a_hang_begins_when_its_collective_stopped() -> None:
     assert seen.recoveries[0].phases == {"detect": 6}
 
 
+def test_a_hang_that_no_rank_has_reported_begins_when_it_is_found() -> None:
+    found = event("detected", 20, cause="hang", text="rank 1 does not answer", first=True, ranks=[1])
+    seen = after([*KILLED[:5], found], 22)
+    assert (seen.spent["hang"], seen.recoveries[0].phases) == (2, {"detect": 0})
+
+
 def test_a_late_rank_is_waited_for_and_comes() -> None:
     late = [
         *KILLED[:5],

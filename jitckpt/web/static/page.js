@@ -258,7 +258,8 @@ function showProtection() {
   if (job.shards.length) {
     const fewest = Math.min(...job.shards.map((one) => one.living.length));
     text = bare.length
-      ? `${bare.length} of ${job.shards.length} shards have no second living copy: a failure now goes back to `
+      ? `${job.shards.length === 1 ? "The state has" : `${bare.length} of ${job.shards.length} shards have`} no second `
+        + "living copy: a failure now goes back to "
         + (job.safe_step === null ? "step 0." : `step ${job.safe_step} or what was saved last.`)
       : `${job.shards.length === 1 ? "The state" : `Each of ${job.shards.length} shards`} is held by ${fewest} or more `
         + "ranks: any one may fail, and at most the minibatch under way is done again.";
@@ -270,7 +271,7 @@ function showProtection() {
   if ($("placement").dataset.told === told) return;
   $("placement").dataset.told = told;
   $("placement").replaceChildren(...job.shards.map((one) => make("span",
-    `shard ${one.number}: ${one.living.length} of ${one.ranks.length} copies` + (one.ranks.length > 8 ? "" : ` (ranks ${few(one.living)})`),
+    `shard ${one.number}: ${one.living.length} of ${one.ranks.length} copies` + (one.ranks.length > 8 ? "" : ` (${one.living.length === 1 ? "rank" : "ranks"} ${few(one.living)})`),
     one.protected ? "kept" : "bare")));
 }
 
