@@ -30,6 +30,7 @@ from jitckpt.bindings import softgpu
 from jitckpt.cli.exec import DEFAULT_DEVICES, add_device_argument
 from jitckpt.cli.parser import Parser
 from jitckpt.console import said_aside, say
+from jitckpt.decisions.limits import Limits, conflicts
 from jitckpt.decisions.suspects import visible_devices
 from jitckpt.device import LIBRARY_DIR, check_libraries, choose_device, device_environment
 from jitckpt.encoding.staging import DEFAULT_BYTES
@@ -104,6 +105,14 @@ def _run(arguments: list[str]) -> int:
         # One rank alone has nobody to get its state from.
         several = config.nproc_per_node * config.max_nodes > 1
         state_on_device = transparent and several and args.state_on_device is not False
+        limits = Limits(
+            args.hang_timeout or (DEFAULT_HANG_TIMEOUT if transparent else None),
+            args.stall_timeout,
+            args.save_deadline,
+            args.recovery_deadline if transparent else None,
+        )
+        for sentence in conflicts(limits):
+            say(sentence)
         settings = Settings(
             checkpoint_dir=args.checkpoint_dir,
             save_deadline=args.save_deadline,
