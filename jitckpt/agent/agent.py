@@ -38,6 +38,7 @@ from torch.distributed.launcher import api as launcher
 from jitckpt.agent.processes.children import Children
 from jitckpt.agent.processes.spares import Spares
 from jitckpt.agent.processes.workers import Worker
+from jitckpt.agent.progress import ProgressTeller
 from jitckpt.agent.proxies.control import ControlSocket, Proxies
 from jitckpt.agent.proxies.state_transfer import Transfers
 from jitckpt.agent.proxies.step_barrier import Messenger, StepBarrier
@@ -476,6 +477,7 @@ class WorkerProcesses(PContext):
         self._control: ControlSocket | None = None
         self._barrier: StepBarrier | None = None
         self._messenger: Messenger | None = None
+        self._progress: ProgressTeller | None = None
 
     def start(self) -> None:
         """Start the workers and what copies their logs; signals, unlike in torch, are the agent's affair."""
@@ -553,6 +555,9 @@ class WorkerProcesses(PContext):
             proxies=self._proxies(),
         )
         self.supervisor.start()
+        host = 0 if self._hosts is None else self._hosts.index
+        self._progress = ProgressTeller({w.rank: w.ring_fd for w in workers}, self._log, host)
+        self._progress.start()
         if self._copier is not None:
             self._copier.start()
         self._open = True
@@ -728,6 +733,8 @@ class WorkerProcesses(PContext):
             return
         self._open = False
         self.supervisor.stop(death_sig)
+        if self._progress is not None:
+            self._progress.stop()
         if self._messenger is not None:
             self._messenger.close()
         if self._copier is not None:

@@ -41,6 +41,7 @@ from jitckpt.hosts.rendezvous import own_address
 from jitckpt.hosts.stores import has_calls_out
 from jitckpt.reports.timeline import in_words
 from jitckpt.saves.start_record import note_finished
+from jitckpt.web.beside import parse_address, served, traced
 from jitckpt.wire import environment
 from jitckpt.worker.in_place.keeper import WITHOUT_INIT
 from jitckpt.worker.self_check.comparison import (
@@ -144,7 +145,12 @@ def _run(arguments: list[str]) -> int:
             temporary=temporary,
         )
         log = EventLog(args.checkpoint_dir, aside=True)
-        status = _launch(settings, log, config, command, command_arguments)
+        with (
+            served("metrics", args.metrics, lambda: log.directory),
+            served("page", args.page, lambda: log.directory),
+            traced(lambda: log.directory if log.leading else None),
+        ):
+            status = _launch(settings, log, config, command, command_arguments)
         if status == 0 and temporary is not None:
             shutil.rmtree(temporary)
     return status
@@ -476,6 +482,20 @@ def _parser() -> argparse.ArgumentParser:
         help="restart without devices on which a rank has failed twice, if others are free; else end the job",
     )
     ours.add_argument(
+        "--metrics",
+        type=_address,
+        metavar="[HOST:]PORT",
+        help="serve Prometheus metrics there, from a process of their own (default host 127.0.0.1; needs "
+        "jitckpt[metrics])",
+    )
+    ours.add_argument(
+        "--page",
+        type=_address,
+        metavar="[HOST:]PORT",
+        help="serve a live view of the job there, as `jitckpt watch --page` does (default host 127.0.0.1; "
+        "elsewhere a token is needed; needs jitckpt[page])",
+    )
+    ours.add_argument(
         "--fault",
         type=_fault,
         action="append",
@@ -529,6 +549,13 @@ def _secret(text: str) -> bytes:
     if found.st_uid not in (0, os.geteuid()):
         raise argparse.ArgumentTypeError(f"{text} belongs to another user, who can read it; make your own")
     return secret
+
+
+def _address(text: str) -> tuple[str, int]:
+    try:
+        return parse_address(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _mebibytes(text: str) -> int:

@@ -16,17 +16,17 @@ ROOT = Path(__file__).parents[2]
 
 # From the top of the house down. What has no room, such as errors.py, stands by itself.
 PYTHON = {
-    "cli": "rehearsal agent agent/processes worker/in_place worker/self_check doctor reports hosts "
-    "saves decisions events planning bindings encoding faults device console wire errors",
-    "rehearsal": "agent/proxies reports saves events faults wire errors",
-    "agent": "agent/proxies agent/processes ring hosts saves decisions events faults console system wire "
+    "cli": "rehearsal agent agent/processes worker/in_place worker/self_check doctor web reports "
+    "hosts saves decisions events planning bindings encoding faults device console wire "
     "errors",
-    "agent/proxies": "agent/processes hosts decisions/transparent decisions events system wire _step_barrier "
-    "agent/processes hosts decisions/transparent decisions events system wire _step_barrier",
+    "rehearsal": "agent/proxies reports saves events faults wire errors",
+    "agent": "agent/proxies agent/processes ring hosts saves decisions events faults console "
+    "system wire errors",
+    "agent/proxies": "agent/processes hosts decisions/transparent decisions events system wire _step_barrier",
     "agent/processes": "worker console system wire",
     "jitckpt": "worker worker/saving",  # the package's own names, imported when first asked for
-    "worker": "worker/in_place worker/self_check worker/ends worker/saving ring hooks saves state data "
-    "events bindings encoding faults console system wire errors",
+    "worker": "worker/in_place worker/self_check worker/ends worker/saving ring hooks saves state "
+    "data events bindings encoding faults console system wire errors",
     "worker/in_place": "worker/ends hooks state decisions/transparent bindings faults device system wire "
     "errors _seen",
     "worker/self_check": "worker/saving state encoding wire",
@@ -34,6 +34,7 @@ PYTHON = {
     "worker/saving": "ring saves state data bindings encoding console system wire errors _seen",
     "ring": "hosts saves state bindings encoding errors",
     "doctor": "hosts saves events device console",
+    "web": "reports console system errors",
     "reports": "saves events planning console errors",
     "hosts": "saves decisions console errors",
     "hooks": "state errors _seen",
