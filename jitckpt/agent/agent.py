@@ -36,9 +36,11 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher import api as launcher
 
+from jitckpt.agent.memory_tier import MemoryTier, Wanted
 from jitckpt.agent.processes.children import Children
 from jitckpt.agent.processes.spares import Spares
 from jitckpt.agent.processes.workers import Worker
+from jitckpt.agent.protection import Protection
 from jitckpt.agent.proxies.control import ControlSocket, Proxies
 from jitckpt.agent.proxies.state_transfer import Transfers
 from jitckpt.agent.proxies.step_barrier import VARIABLE as STEP_BARRIER
@@ -95,6 +97,7 @@ class Settings:
     fixed_place: int | None  # of this host among all (--node-rank)
     silent_hosts_are_dead: bool  # the user knows that none is only cut off
     secret: bytes | None  # of this job, for agents on several hosts; None: one is made
+    memory: Wanted | None = None  # of the memory tier
 
 
 def launch(
@@ -152,6 +155,7 @@ class Agent(LocalElasticAgent):
         self._last: Supervisor | None = None  # of the newest start
         self._worker_store: Any = None  # torch's TCPStore
         self._hosts: Hosts | None = None
+        self._memory: MemoryTier | None = None
         self._meetings = 0  # in this round of the rendezvous, after the first
 
     def run(self, *args: Any, **kwargs: Any) -> RunResult:
@@ -163,6 +167,17 @@ class Agent(LocalElasticAgent):
             before[signal.SIGUSR2] = signal.signal(signal.SIGUSR2, self._on_notice)
         self._children = Children(self._settings.save_deadline, self._settings.temporary)
         try:
+            if self._settings.memory is not None:
+                directory = self._settings.checkpoint_dir
+                job = json.dumps(
+                    [
+                        os.getcwd(),
+                        str(directory),
+                        self._worker_group.spec.entrypoint,
+                        *map(str, self._worker_group.spec.args),
+                    ]
+                )
+                self._memory = MemoryTier(self._settings.memory, job, self._log)
             result: RunResult = super().run(*args, **kwargs)
             self._tell_what_never_happened()
             return result
@@ -171,6 +186,8 @@ class Agent(LocalElasticAgent):
             self._children.close()
             if self._hosts is not None:
                 self._hosts.close()
+            if self._memory is not None:
+                self._memory.close(end=True)
             if self._lasting is not None:
                 self._lasting.close()
             for number, handler in before.items():
@@ -320,6 +337,8 @@ class Agent(LocalElasticAgent):
         timeout = self._settings.host_timeout
         connected = Hosts(index, met, listener, secret, timeout)
         connected.answers[fetch.VISIT] = partial(fetch.serve, directory)
+        if self._memory is not None:
+            self._memory.answer_others(connected)
         connected.connect(connections.PATIENCE * timeout)
         try:
             lasting.begin(connected, self._settings.silent_hosts_are_dead)
@@ -332,6 +351,8 @@ class Agent(LocalElasticAgent):
         self._log.leading = index == 0
         if directory is not None:
             self._fetch(self._hosts, directory)
+        if self._memory is not None:
+            self._memory.gather(self._hosts)
 
     def _directory(self) -> str:
         """Return the checkpoint directory, as far as it is known."""
@@ -419,6 +440,7 @@ class Agent(LocalElasticAgent):
                 restarts_left=self._remaining_restarts,
                 mistakes_before=frozenset() if self._last is None else self._last.mistakes,
                 hosts=self._hosts,
+                memory=self._memory,
                 **torch_arguments,
             )
             processes.start()
@@ -450,6 +472,7 @@ class WorkerProcesses(PContext):
         restarts_left: int,
         mistakes_before: frozenset[str],
         hosts: Hosts | None,
+        memory: MemoryTier | None = None,
         numa_options: Any = None,
         **torch_arguments: Any,
     ) -> None:
@@ -466,6 +489,9 @@ class WorkerProcesses(PContext):
         self._restarts_left = restarts_left
         self._mistakes_before = mistakes_before
         self._hosts = hosts
+        self._memory = memory
+        self._memories: dict[int, int] = {}  # of this host's ranks
+        self._protection: Protection | None = None
         self._numa_options = numa_options
         self._workers: dict[int, Worker] = {}
         self._failures: dict[int, ProcessFailure] = {}
@@ -535,6 +561,8 @@ class WorkerProcesses(PContext):
             raise
         workers = list(self._workers.values())
         self._copier = self._copier_of_rings()
+        if self._memory is not None:
+            self._protection = Protection(self._memory, self._memories, self._hosts, self._log)
         self.supervisor = Supervisor(
             workers=workers,
             log=self._log,
@@ -553,8 +581,11 @@ class WorkerProcesses(PContext):
             mistakes_before=self._mistakes_before,
             hosts=self._hosts,
             proxies=self._proxies(),
+            protection=self._protection,
         )
         self.supervisor.start()
+        if self._protection is not None:
+            self._protection.start()
         if self._copier is not None:
             self._copier.start()
         self._open = True
@@ -610,6 +641,10 @@ class WorkerProcesses(PContext):
         environment["JITCKPT_STAGING"] = str(self._settings.staging)
         environment[FIRST_DIRECTORIES] = json.dumps(self._first_directories)
         environment["JITCKPT_RESTART"] = str(self._log.restart)
+        if self._memory is not None:
+            rank = int(environment["RANK"])
+            self._memories[rank] = self._memory.given(rank)
+            environment |= self._memory.variables(self.nprocs)
         environment["JITCKPT_FAULTS"] = injection.to_environment(self._armed)
         if self._settings.checkpoint_dir is not None:
             environment["JITCKPT_CHECKPOINT_DIR"] = str(self._settings.checkpoint_dir)
@@ -633,6 +668,7 @@ class WorkerProcesses(PContext):
             stdout=self.stdouts[local_rank],
             stderr=self.stderrs[local_rank],
             is_copied=self._hosts is not None,
+            memory_fd=self._memories.get(int(environment["RANK"])),
             children=self._children,
         )
         spare = self._spares.take(local_rank)
@@ -729,6 +765,8 @@ class WorkerProcesses(PContext):
             return
         self._open = False
         self.supervisor.stop(death_sig)
+        if self._protection is not None:
+            self._protection.stop()
         if self._messenger is not None:
             self._messenger.close()
         if self._copier is not None:

@@ -88,7 +88,8 @@ class Job:
     interrupted: the agent was asked to end (preemption); impatient: asked again. save_ordered_at, whole_at,
     ending_since: when the first save was ordered, when a step was first whole, when the agent began to end
     the ranks. local_state_begun_at: when the writing of the rank-local states began; local_state_written:
-    they lie in the checkpoint directory. mistakes_before: those of the start before this one.
+    they lie in the checkpoint directory. mistakes_before: those of the start before this one. in_memory: the
+    step that the memory tier has of all ranks, on hosts that are not lost.
     """
 
     ranks: tuple[Rank, ...]
@@ -105,6 +106,13 @@ class Job:
     local_state_begun_at: float | None = None
     local_state_written: bool = False
     mistakes_before: frozenset[str] = frozenset()
+    in_memory: int | None = None
+
+    def can_be_saved(self) -> bool:
+        """Return whether some rank of each shard still has it: a save can be whole."""
+        ranks = [rank for rank in self.ranks if rank.registered]
+        held = {rank.shard for rank in ranks if rank.save == "ended" or rank.can_save}
+        return held >= set(range(max((rank.shards for rank in ranks), default=1)))
 
 
 class Outcome(Enum):
@@ -236,8 +244,8 @@ def _let_end(job: Job) -> Action | None:
 
 def _save(job: Job) -> Action | None:
     """What is still to do for the save; None if there is no more to wait for."""
-    if job.impatient:
-        return None
+    if job.impatient or (job.in_memory is not None and not job.can_be_saved()):
+        return None  # what can be saved would be of no use, and the memory tier has the state
     able = [rank for rank in job.ranks if rank.can_save and job.now < _patience_with(rank)]
     if whole := whole_steps(job.ranks):
         return _save_of_newer_step(job, able, max(whole))

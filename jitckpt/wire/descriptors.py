@@ -20,6 +20,7 @@ from jitckpt.system import lifeline
 AGENT = "JITCKPT_AGENT_FD"  # the socket to the agent
 STATE = "JITCKPT_STATE_FD"  # the memory of what this rank alone knows
 LIFELINE = lifeline.DESCRIPTOR
+MEMORY = "JITCKPT_MEMORY_FD"  # the memory tier's memory of this rank
 COPIES = "JITCKPT_COPIES_FD"  # there are several hosts, and this one's agent has copies made on another
 PROOF = "JITCKPT_DESCRIPTORS"  # JSON: the worker's rank, and of each of these its device and inode
 
@@ -32,13 +33,14 @@ class NotOursError(JitckptError):
 
 @dataclass(frozen=True)
 class Given:
-    """What the agent has given this process. copies: None where there is one host."""
+    """What the agent has given this process. copies: None where there is one host. memory: or no tier."""
 
     rank: int
     agent: int
     state: int
     lifeline: int | None
     copies: int | None
+    memory: int | None = None
 
 
 def proof(rank: int, descriptors: Mapping[str, int]) -> str:
@@ -66,6 +68,7 @@ def given(environment: Mapping[str, str] = os.environ) -> Given | None:
             _checked(STATE, environment, told),
             _checked(LIFELINE, environment, told) if LIFELINE in told else None,
             _checked(COPIES, environment, told) if COPIES in told else None,
+            _checked(MEMORY, environment, told) if MEMORY in told else None,
         )
     except (KeyError, TypeError, ValueError, OSError) as error:
         raise NotOursError(
@@ -87,7 +90,7 @@ def claim(rank: int) -> Given | None:
         raise NotOursError(f"This process is rank {rank}, and was started as rank {found.rank}.")
     if found.lifeline is not None and not lifeline.hold(found.lifeline):
         raise NotOursError(f"Another process of rank {rank}, which may have started this one, is protected.")
-    for number in (found.agent, found.state, found.lifeline, found.copies):
+    for number in (found.agent, found.state, found.lifeline, found.copies, found.memory):
         if number is not None:
             os.set_inheritable(number, False)
     return found

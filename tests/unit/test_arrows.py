@@ -19,31 +19,32 @@ PYTHON = {
     "cli": "rehearsal agent agent/processes worker/in_place worker/self_check doctor reports hosts saves "
     "decisions events planning bindings encoding faults device console errors",
     "rehearsal": "agent/proxies reports saves events faults errors",
-    "agent": "agent/proxies agent/processes ring hosts saves decisions events wire faults console errors "
-    "system",
+    "agent": "agent/proxies agent/processes ring tiers hosts saves decisions events wire faults console "
+    "errors system",
     "agent/proxies": "agent/processes hosts decisions/transparent decisions events wire _step_barrier system "
     "agent/processes hosts decisions/transparent decisions events wire _step_barrier system",
     "agent/processes": "worker wire console system",
     "jitckpt": "worker worker/saving",  # the package's own names, imported when first asked for
-    "worker": "worker/in_place worker/self_check worker/ends worker/saving ring hooks saves state data "
+    "worker": "worker/in_place worker/self_check worker/ends worker/saving ring tiers hooks saves state data "
     "events wire bindings encoding faults console errors system",
     "worker/in_place": "worker/ends hooks state decisions/transparent wire bindings faults device "
     "_seen errors",
     "worker/self_check": "worker/saving state wire encoding",
     "worker/ends": "ring wire errors",
-    "worker/saving": "ring saves state data wire bindings encoding console _seen errors system",
+    "worker/saving": "ring tiers saves state data wire bindings encoding console _seen errors system",
     "ring": "hosts saves state bindings encoding errors",
+    "tiers": "hosts saves encoding errors",
     "doctor": "hosts saves events device console",
-    "reports": "saves events planning console errors",
+    "reports": "saves events planning decisions console errors",
     "hosts": "saves decisions console errors",
     "hooks": "state _seen errors",
-    "saves": "state encoding console errors",
+    "saves": "state decisions encoding console errors",
     "state": "data encoding _seen errors",
+    "planning": "decisions _algorithms",
     "decisions/transparent": "wire errors",
     "decisions": "wire errors",
     "data": "encoding _seen errors",
     "events": "console system",
-    "planning": "_algorithms errors",
     "wire": "errors system",
     "bindings": "errors",
     "encoding": "errors",
@@ -56,7 +57,7 @@ PYTHON = {
 
 # A decision knows no process, no device and no clock.
 PURE = {"decisions", "decisions/transparent", "wire", "errors"}
-PURE_LIBRARIES = {"collections", "dataclasses", "enum", "math", "typing"}
+PURE_LIBRARIES = {"collections", "dataclasses", "enum", "functools", "heapq", "math", "typing"}
 
 # What torch calls private and we can't do without; a new torch may take it away.
 RENDEZVOUS = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
