@@ -105,6 +105,8 @@ class KeptMemory:
                     [sys.executable, "-I", "-S", "-c", _PROGRAM, root, str(keep_seconds)],
                     stdin=listener.fileno(),
                     stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,  # who reads the agent's does not wait for this process's end
+                    cwd="/",
                     env=environment,
                     start_new_session=True,
                 )

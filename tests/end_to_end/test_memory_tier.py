@@ -1,4 +1,4 @@
-"""Jobs without replicas under `jitckpt run --memory-tier`: what is lost comes back from memory, without files."""
+"""Jobs without replicas under `jitckpt run --memory-tier`: what is lost comes back from memory."""
 
 import json
 import os
