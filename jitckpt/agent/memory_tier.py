@@ -103,7 +103,7 @@ class MemoryTier:
                     if source.host == hosts.index:
                         host_memory.check(self.memory.of(rank), source.step)
                         continue
-                    self.memory.put(tiers[source.host].get(rank, source.step, source.timeline))
+                    self.memory.put(tiers[source.host].get(rank, source.step, _within_job(source.timeline)))
                     self._hold(rank)
                     fetched += source.bytes
                 except (LinkError, SaveError) as error:
@@ -163,6 +163,10 @@ class MemoryTier:
     def _warn(self, text: str) -> None:
         self._log.write("warning", text=text)
         say(text)
+
+
+def _within_job(timeline: str) -> str:
+    return timeline.rpartition("/")[2]
 
 
 def holders_of(hosts: Hosts, copies: int) -> tuple[tuple[int, ...], ...]:

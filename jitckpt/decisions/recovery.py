@@ -1,5 +1,6 @@
 """What the agent does when a rank fails: a pure function from what is known to the next action."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -109,10 +110,15 @@ class Job:
     in_memory: int | None = None
 
     def can_be_saved(self) -> bool:
-        """Return whether some rank of each shard still has it: a save can be whole."""
+        """Return whether a save can be expected to be whole: some rank of each shard still has it.
+
+        A failure of which nobody knows yet whose it is may be that of a shard's only rank.
+        """
         ranks = [rank for rank in self.ranks if rank.registered]
         held = {rank.shard for rank in ranks if rank.save == "ended" or rank.can_save}
-        return held >= set(range(max((rank.shards for rank in ranks), default=1)))
+        replicas = Counter(rank.shard for rank in ranks)
+        spread = self.interrupted or all(count > 1 for count in replicas.values())
+        return spread and held >= set(range(max((rank.shards for rank in ranks), default=1)))
 
 
 class Outcome(Enum):

@@ -32,9 +32,7 @@ def events(launcher: Launcher, name: str) -> list[dict[str, object]]:
     return [event for event in map(json.loads, lines) if event["event"] == name]
 
 
-def test_a_killed_rank_comes_back_from_memory_and_no_file(
-    launcher: Launcher, undisturbed: list[str]
-) -> None:
+def test_a_killed_rank_comes_back_from_memory_and_no_file(launcher: Launcher, undisturbed: list[str]) -> None:
     fault = "rank=1 step=5 phase=backward kind=kill"
     result = launcher.run(*RUN, "--memory-tier", "peer", "--fault", fault, TRAINING, "full", *PAUSE)
     assert result.status == 0, result.err
