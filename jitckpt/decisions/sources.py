@@ -88,7 +88,10 @@ def decide(
         for seconds, chosen in [_cheapest(needed, by_group[step, timeline], rates)]
     ]
     seconds, timeline, chosen = min(found, key=lambda one: one[:2])
-    lost = {step: group for (step, _), group in by_group.items() if step > newest}
+    lost: dict[int, Mapping[int, object]] = {}
+    for (step, _), group in sorted(by_group.items()):
+        if step > newest and len(group) > len(lost.get(step, ())):
+            lost[step] = group
     return Plan(newest, timeline, chosen, seconds, _reason(newest, chosen, needed, lost, out))
 
 
