@@ -64,9 +64,10 @@ class Keeper:
             if wait is not None and wait <= 0:
                 return
             ready, _, _ = select.select(watched, [], [], wait)
-            if self._agent in ready and not self._hear():
-                return
-            if self._listener in ready:
+            if self._agent in ready:
+                if not self._hear():
+                    return
+            elif self._listener in ready:  # only once all is heard, the end of an agent before, too
                 self._let_in()
 
     def _let_in(self) -> None:
