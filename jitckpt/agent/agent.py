@@ -48,7 +48,7 @@ from jitckpt.agent.proxies.step_barrier import Messenger, StepBarrier
 from jitckpt.agent.supervisor import Reports, Supervisor
 from jitckpt.console import say, show_size
 from jitckpt.decisions import quorum
-from jitckpt.decisions.recovery import Outcome
+from jitckpt.decisions.recovery import SAME_ENDS, Outcome, brings_no_progress
 from jitckpt.decisions.suspects import VARIABLE, NoDeviceError, Suspects, without
 from jitckpt.errors import HostsError, JitckptError
 from jitckpt.events import EventLog
@@ -155,6 +155,7 @@ class Agent(LocalElasticAgent):
         self._last: Supervisor | None = None  # of the newest start
         self._worker_store: Any = None  # torch's TCPStore
         self._hosts: Hosts | None = None
+        self._ends: list[tuple[int, str]] = []  # of the starts so far
         self._memory: MemoryTier | None = None
         self._meetings = 0  # in this round of the rendezvous, after the first
 
@@ -180,7 +181,12 @@ class Agent(LocalElasticAgent):
                 self._memory = MemoryTier(self._settings.memory, job, self._log)
             result: RunResult = super().run(*args, **kwargs)
             self._tell_what_never_happened()
+            if result.is_failed():
+                self._write_what_memory_has()
             return result
+        except SignalException:
+            self._write_what_memory_has()
+            raise
         finally:
             self._spares.close()
             self._children.close()
@@ -192,6 +198,16 @@ class Agent(LocalElasticAgent):
                 self._lasting.close()
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def _write_what_memory_has(self) -> None:
+        """The job ends without success: what no file has yet is not to end with it."""
+        if self._memory is None or self._last is None or not self._directory():
+            return
+        step = self._last.kept_in_memory
+        saved = [event["step"] for event in self._log.events if event["event"] == "saved"]
+        if step is not None and step > max(saved, default=0):
+            own = {worker.global_rank for worker in self._worker_group.workers}
+            self._memory.write_saves(Path(self._directory()), own, step)
 
     def _tell_what_never_happened(self) -> None:
         """Say which rehearsed failures of this host's ranks never came: the rehearsal has shown nothing."""
@@ -399,6 +415,14 @@ class Agent(LocalElasticAgent):
         assert self._processes is not None
         if self._processes.supervisor.result() is Outcome.FAILED:
             self._remaining_restarts = 0
+        self._ends.append(self._processes.supervisor.end)
+        if self._remaining_restarts > 0 and brings_no_progress(self._ends):
+            self._remaining_restarts = 0
+            step, failure = self._ends[-1]
+            text = f"{SAME_ENDS} starts have come to step {step} and failed alike ({failure})"
+            self._log.write("no_progress", text=text)
+            if self._log.leading:
+                say(f"the job ends here, with no restart: {text}.")
         if self._remaining_restarts > 0 and self._settings.exclude_suspect:
             self._leave_out_suspects(worker_group.spec.local_world_size)
         return result

@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from jitckpt.agent.keeping import KeptMemory
 from jitckpt.console import say, show_size
@@ -19,7 +20,7 @@ from jitckpt.events import EventLog
 from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.link import LinkError
 from jitckpt.system.free_memory import free_memory
-from jitckpt.tiers import host_memory, peers
+from jitckpt.tiers import host_memory, own_shard, peers
 from jitckpt.tiers.host_memory import WORDS, HostMemory
 from jitckpt.tiers.peers import PeerMemory
 from jitckpt.tiers.tier import Held
@@ -121,6 +122,22 @@ class MemoryTier:
                         f"{show_size(fetched)} in {seconds:.2f} s."
                     )
                 break
+
+    def write_saves(self, directory: Path, ranks: Collection[int], step: int) -> None:
+        """The job ends: write what memory has of these ranks to files, from which another job can go on."""
+        size = 0
+        begun = time.monotonic()
+        try:
+            for rank in sorted(ranks):
+                size += own_shard.write_save(self.memory.of(rank), directory, step)[1]
+        except (SaveError, OSError) as error:
+            self._warn(f"step {step}, which is in memory alone, could not be written to {directory}: {error}")
+            return
+        self._log.write("memory_written", step=step, bytes=size, seconds=time.monotonic() - begun)
+        say(
+            f"the state after step {step}, which was in memory alone, lies in {directory} now: "
+            f"{show_size(size)}; the same command goes on from there."
+        )
 
     def close(self, *, end: bool) -> None:
         """Free the memory; end: no later agent goes on from it."""

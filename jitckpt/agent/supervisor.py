@@ -109,6 +109,7 @@ class Supervisor(threading.Thread):
         self._registrations: dict[int, protocol.Registered] = {}
         self._hangs: dict[int, protocol.Hang] = {}  # that are transparent mode's affair first
         self._trouble: str | None = None
+        self._newest_begun = 0
         self._nonsense = 0  # messages that could not be acted on
         self._investigation = Investigation(
             self._workers,
@@ -522,6 +523,16 @@ class Supervisor(threading.Thread):
         know of it in the next start, is gone."""
         return frozenset() if self.gone_hosts else mistakes(self._job.ranks)
 
+    @property
+    def kept_in_memory(self) -> int | None:
+        """The step that the memory tier had of all ranks as the first of them failed."""
+        return self._job.in_memory
+
+    @property
+    def end(self) -> tuple[int, str]:
+        """The newest step that was begun here, and the first failure that was heard of."""
+        return self._newest_begun, self._trouble or ""
+
     def _leads(self) -> bool:
         return self._hosts is None or self._leader() == self._hosts.index
 
@@ -653,6 +664,7 @@ class Supervisor(threading.Thread):
     def _end(self, kill: tuple[int, ...], terminate: tuple[int, ...]) -> None:
         if self._job.ending_since is None:
             self._job = replace(self._job, ending_since=time.monotonic())
+            self._newest_begun = self._newest_step() or 0
             self._tell_what_is_saved()
         self._log.write("ranks_ended", kill=kill, terminate=terminate)
         for rank in kill:

@@ -54,6 +54,7 @@ DEFAULT_HANG_TIMEOUT = 60.0
 DEFAULT_VALIDATE_EVERY = 1000
 HANG_FLOOR = 5.0
 LEAST_SECRET, MOST_SECRET = 16, 1 << 16  # bytes
+NO_PROGRESS = 93  # exit status
 NO_MASTER = "127.0.0.1"  # where --master-addr is not given
 MASTER_PORT = 29500  # where --master-port is not given
 # Of two jobs that begin at one time both would find the port free. So who takes it has this name, in the
@@ -158,7 +159,7 @@ def _launch(
         return 0
     except ChildFailedError as error:
         print(f"{type(error).__module__}.{type(error).__qualname__}: {error}", file=sys.stderr)
-        return 1
+        return NO_PROGRESS if any(event["event"] == "no_progress" for event in log.events) else 1
     except HostsError as error:
         say(str(error))
         return 1

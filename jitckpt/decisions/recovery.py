@@ -1,7 +1,7 @@
 """What the agent does when a rank fails: a pure function from what is known to the next action."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from math import inf
@@ -15,6 +15,8 @@ NEWER_STEP_GRACE = 0.25
 STOPPED_GRACE = 2.0
 # Seconds that the writing of rank-local states gets at least.
 LOCAL_STATE_SECONDS = 10.0
+# So many starts that end alike at one step, and no further one is made.
+SAME_ENDS = 3
 
 
 @dataclass(frozen=True)
@@ -215,6 +217,15 @@ def incurable(job: Job) -> str | None:
         if rank.mistake in job.mistakes_before:
             return f"rank {rank.rank} has ended as in the start before, and before any step ({rank.mistake})"
     return None
+
+
+def brings_no_progress(ends: Sequence[tuple[int, str]]) -> bool:
+    """Return whether the newest starts have all come to the same step and failed alike there.
+
+    ends: of each start, the newest step that was begun, and the first failure.
+    """
+    newest = ends[-SAME_ENDS:]
+    return len(newest) == SAME_ENDS and len(set(newest)) == 1 and newest[0][0] > 0
 
 
 def mistakes(ranks: Iterable[Rank]) -> frozenset[str]:

@@ -1,6 +1,7 @@
 """Trainings whose state is spread over ranks, run by test_shards.py under `jitckpt run`.
 
 usage: sharded_training.py FORM... [--unprotected] [--save-every N] [--pause SECONDS]
+                           [--dies-in STEP]
 
 Each rank prints a digest of what it holds in the end: parameters, optimizer state, random numbers.
 """
@@ -9,6 +10,7 @@ import argparse
 import hashlib
 import os
 import random
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -231,7 +233,9 @@ def train(form: str, options: argparse.Namespace) -> None:
             save_every=options.save_every,
         )
         start = job.restore()
-    for _ in range(start, STEPS):
+    for step in range(start, STEPS):
+        if (step, rank) == (options.dies_in, 1):
+            os.kill(os.getpid(), signal.SIGKILL)
         training.backward(*batches.next())
         for optimizer in training.optimizers:
             optimizer.step()
@@ -247,6 +251,7 @@ def main() -> None:
     parser.add_argument("forms", nargs="+", choices=FORMS)
     parser.add_argument("--unprotected", action="store_true")
     parser.add_argument("--save-every", type=int)
+    parser.add_argument("--dies-in", type=int, metavar="STEP", help="rank 1 does, in each start")
     parser.add_argument("--pause", type=float, default=PAUSE)
     options = parser.parse_args()
     globals()["PAUSE"] = options.pause

@@ -54,6 +54,23 @@ def test_auto_protects_what_has_no_replica_and_nothing_else(launcher: Launcher) 
     assert events(launcher, "memory_safe") != []
 
 
+def test_a_job_that_makes_no_progress_ends_and_leaves_what_memory_has_in_files(
+    launcher: Launcher, undisturbed: list[str]
+) -> None:
+    command = [*RUN, "--max-restarts", "9", "--memory-tier", "peer", TRAINING, "full", *PAUSE]
+    first = launcher.run(*command, "--dies-in", "4")
+    assert first.status == 93, first.err
+    assert "3 starts have come to step 4 and failed alike (rank 1 was killed by SIGKILL)" in first.err
+    assert "the state after step 4, which was in memory alone, lies in" in first.err
+    assert len(events(launcher, "restart")) == 2
+    second = launcher.run(*command)
+    assert second.status == 0, second.err
+    assert digests(second.out) == undisturbed
+    restored = [(event["step"], event["in_memory"]) for event in events(launcher, "restored")]
+    assert restored[-2:] == [(4, "")] * 2
+    assert launcher.survivors() == []
+
+
 def test_the_same_command_goes_on_when_the_agent_was_killed_with_its_ranks(
     launcher: Launcher, undisturbed: list[str]
 ) -> None:
