@@ -25,6 +25,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
 from jitckpt.agent.agent import Settings, launch
+from jitckpt.agent.memory_tier import Wanted
 from jitckpt.agent.processes.guardian import remove_if_empty
 from jitckpt.bindings import softgpu
 from jitckpt.cli.exec import DEFAULT_DEVICES, add_device_argument
@@ -55,6 +56,7 @@ DEFAULT_HANG_TIMEOUT = 60.0
 DEFAULT_VALIDATE_EVERY = 1000
 HANG_FLOOR = 5.0
 LEAST_SECRET, MOST_SECRET = 16, 1 << 16  # bytes
+NO_PROGRESS = 93  # exit status
 NO_MASTER = "127.0.0.1"  # where --master-addr is not given
 MASTER_PORT = 29500  # where --master-port is not given
 # Of two jobs that begin at one time both would find the port free. So who takes it has this name, in the
@@ -143,6 +145,7 @@ def _run(arguments: list[str]) -> int:
             devices=_devices(kind, config.nproc_per_node),
             exclude_suspect=args.exclude_suspect,
             temporary=temporary,
+            memory=_memory(args),
         )
         log = EventLog(args.checkpoint_dir, aside=True)
         with (
@@ -173,7 +176,7 @@ def _launch(
         return 0
     except ChildFailedError as error:
         print(f"{type(error).__module__}.{type(error).__qualname__}: {error}", file=sys.stderr)
-        return 1
+        return NO_PROGRESS if any(event["event"] == "no_progress" for event in log.events) else 1
     except HostsError as error:
         say(str(error))
         return 1
@@ -246,6 +249,13 @@ def _check(args: argparse.Namespace, kind: str) -> None:
     _check_hosts(args)
     if args.state_on_device and args.mode != "transparent":
         raise ValueError("--state-on-device: only --mode transparent keeps copies of the device's memory")
+    if args.memory_tier is not None and args.mode == "transparent":
+        raise ValueError(
+            "--memory-tier: in transparent mode the device proxies' servers have the state in host memory "
+            "already, and no other host has; without --mode transparent the memory tier protects it"
+        )
+    if args.memory_every < 1:
+        raise ValueError("--memory-every must be at least 1")
     if args.nproc_per_node in ("gpu", "auto") and kind == "softgpu":
         args.nproc_per_node = os.environ.get("SOFTGPU_DEVICES", str(DEFAULT_DEVICES))
     if args.monitor_interval <= 0:
@@ -451,6 +461,36 @@ def _parser() -> argparse.ArgumentParser:
         "the others through that store)",
     )
     ours.add_argument(
+        "--memory-tier",
+        type=_memory_tier,
+        default=None,
+        metavar="auto|off|peer[=M]",
+        help="keep each rank's whole state in host memory, too, for jobs without replicas. peer: with M "
+        "copies (default 2), its own host's and those on other hosts; auto: the same, only where some rank's "
+        "state has no replica on another host (default off)",
+    )
+    ours.add_argument(
+        "--memory-every",
+        type=_steps,
+        default=1,
+        metavar="STEPS",
+        help="a snapshot for the memory tier after every so many steps (default 1)",
+    )
+    ours.add_argument(
+        "--memory-limit",
+        type=_mebibytes,
+        metavar="MIB",
+        help="host memory that the memory tier may take on this host (default: four fifths of what is free)",
+    )
+    ours.add_argument(
+        "--memory-keep",
+        type=_seconds,
+        default=60.0,
+        metavar="SECONDS",
+        help="how long the memory tier's memory stays when the agent was killed, for the same command to "
+        "go on from (default 60)",
+    )
+    ours.add_argument(
         "--staging",
         type=_mebibytes,
         default=DEFAULT_BYTES >> 20,
@@ -531,6 +571,26 @@ def _steps(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps")
     return int(text)
+
+
+def _memory_tier(text: str) -> tuple[str, int] | None:
+    mode, _, copies = text.partition("=")
+    if text == "off":
+        return None
+    if mode == "auto" and not copies:
+        return mode, 2
+    if mode == "peer" and (not copies or (copies.isascii() and copies.isdigit() and 1 <= int(copies) <= 16)):
+        return mode, int(copies or 2)
+    raise argparse.ArgumentTypeError(f"{text!r} is none of auto, off, peer and peer=M, with M from 1 to 16")
+
+
+def _memory(args: argparse.Namespace) -> Wanted | None:
+    """Return what is wanted of the memory tier, if it is."""
+    if args.memory_tier is None:
+        return None
+    mode, copies = args.memory_tier
+    limit = None if args.memory_limit is None else args.memory_limit << 20
+    return Wanted(mode, copies, args.memory_every, limit, args.memory_keep)
 
 
 def _secret(text: str) -> bytes:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jitckpt.console import show_size
+from jitckpt.decisions.check import InvalidInput
 from jitckpt.events import Event
-from jitckpt.planning.check import InvalidInput
 from jitckpt.reports.timeline import incidents
 from jitckpt.reports.timeline_transparent import TransparentRecovery, transparent_recoveries
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 from jitckpt.errors import JitckptError
 from jitckpt.system import lifeline
-from jitckpt.wire.environment import AGENT_FD, COPIES_FD, DESCRIPTORS, LIFELINE_FD, STATE_FD
+from jitckpt.wire.environment import AGENT_FD, COPIES_FD, DESCRIPTORS, LIFELINE_FD, MEMORY_FD, STATE_FD
 
-AGENT, STATE, LIFELINE, COPIES, PROOF = (
-    variable.name for variable in (AGENT_FD, STATE_FD, LIFELINE_FD, COPIES_FD, DESCRIPTORS)
+AGENT, STATE, LIFELINE, MEMORY, COPIES, PROOF = (
+    variable.name for variable in (AGENT_FD, STATE_FD, LIFELINE_FD, MEMORY_FD, COPIES_FD, DESCRIPTORS)
 )
 
 _SOCKETS = (AGENT, COPIES)
@@ -31,13 +31,14 @@ class NotOursError(JitckptError):
 
 @dataclass(frozen=True)
 class Given:
-    """What the agent has given this process. copies: None where there is one host."""
+    """What the agent has given this process. copies: None where there is one host. memory: or no tier."""
 
     rank: int
     agent: int
     state: int
     lifeline: int | None
     copies: int | None
+    memory: int | None = None
 
 
 def proof(rank: int, descriptors: Mapping[str, int]) -> str:
@@ -65,6 +66,7 @@ def given(environment: Mapping[str, str] = os.environ) -> Given | None:
             _checked(STATE, environment, told),
             _checked(LIFELINE, environment, told) if LIFELINE in told else None,
             _checked(COPIES, environment, told) if COPIES in told else None,
+            _checked(MEMORY, environment, told) if MEMORY in told else None,
         )
     except (KeyError, TypeError, ValueError, OSError) as error:
         raise NotOursError(
@@ -86,7 +88,7 @@ def claim(rank: int) -> Given | None:
         raise NotOursError(f"This process is rank {rank}, and was started as rank {found.rank}.")
     if found.lifeline is not None and not lifeline.hold(found.lifeline):
         raise NotOursError(f"Another process of rank {rank}, which may have started this one, is protected.")
-    for number in (found.agent, found.state, found.lifeline, found.copies):
+    for number in (found.agent, found.state, found.lifeline, found.copies, found.memory):
         if number is not None:
             os.set_inheritable(number, False)
     return found

@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from jitckpt.console import say
 from jitckpt.errors import JitckptError
+from jitckpt.wire.environment import PAGE_TOKEN
 
 LOOPBACK = "127.0.0.1"
 LOOK_SECONDS = 0.5  # between two looks whether the checkpoint directory is known
@@ -26,7 +27,6 @@ NEEDED = {
 }
 SPANS_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 SPANS_OFF = ("OTEL_SDK_DISABLED", "true")  # a variable of OpenTelemetry's, and its value
-TOKEN_VARIABLE = "JITCKPT_PAGE_TOKEN"
 
 
 class WebError(JitckptError):
@@ -83,7 +83,7 @@ def url_of(listening: socket.socket, token: str | None = None) -> str:
 
 def token_for(host: str) -> str | None:
     """Return what a client has to know: the user's token, else nothing on loopback, else a new one."""
-    return os.environ.get(TOKEN_VARIABLE) or (None if is_loopback(host) else secrets.token_urlsafe(24))
+    return PAGE_TOKEN.get() or (None if is_loopback(host) else secrets.token_urlsafe(24))
 
 
 @contextmanager
@@ -100,7 +100,7 @@ def served(
     check_installed(what)
     token = token_for(address[0]) if what == "page" else None
     with listen(what, address) as listening:
-        process = _start(what, listening, {} if token is None else {TOKEN_VARIABLE: token})
+        process = _start(what, listening, {} if token is None else PAGE_TOKEN.to(token))
         url = url_of(listening, token)
     say(f"{what}: {url + 'metrics' if what == 'metrics' else url}")
     with _told(process, directory):
@@ -122,7 +122,7 @@ def traced(directory: Callable[[], Path | None]) -> Iterator[None]:
 
 
 def _start(what: str, listening: socket.socket | None, more: dict[str, str]) -> "subprocess.Popen[bytes]":
-    environment = {name: text for name, text in os.environ.items() if name != TOKEN_VARIABLE}
+    environment = {name: text for name, text in os.environ.items() if name != PAGE_TOKEN.name}
     descriptors = () if listening is None else (listening.fileno(),)
     return subprocess.Popen(
         [sys.executable, "-m", "jitckpt.web.serve", what, *map(str, descriptors or (-1,))],

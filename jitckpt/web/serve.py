@@ -20,6 +20,7 @@ from typing import Any
 from wsgiref.simple_server import ServerHandler, WSGIRequestHandler, WSGIServer
 
 from jitckpt.reports.following import Follower
+from jitckpt.wire.environment import PAGE_TOKEN
 
 SPANS_SECONDS = 2.0  # between two looks for recoveries that are over
 LAST_SECONDS = 1.0  # for the look that is under way as the job ends
@@ -69,7 +70,7 @@ def main(arguments: list[str]) -> None:
     else:
         from jitckpt.web.page import serve_page
 
-        serve_page(told.follower, listening, token=os.environ.get("JITCKPT_PAGE_TOKEN"))
+        serve_page(told.follower, listening, token=PAGE_TOKEN.get())
 
 
 def send_spans(told: Told) -> None:

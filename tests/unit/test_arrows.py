@@ -17,38 +17,39 @@ ROOT = Path(__file__).parents[2]
 # From the top of the house down. What has no room, such as errors.py, stands by itself.
 PYTHON = {
     "cli": "rehearsal agent agent/processes worker/in_place worker/self_check doctor web reports "
-    "hosts saves decisions events planning bindings encoding faults device console wire "
+    "events planning bindings faults device hosts saves decisions encoding console wire "
     "errors",
-    "rehearsal": "agent/proxies reports saves events faults wire errors",
-    "agent": "agent/proxies agent/processes ring hosts saves decisions events faults console "
+    "rehearsal": "agent/proxies reports events faults saves wire errors",
+    "agent": "agent/proxies agent/processes ring events faults tiers hosts saves decisions console "
     "system wire errors",
-    "agent/proxies": "agent/processes hosts decisions/transparent decisions events system wire _step_barrier",
+    "agent/proxies": "agent/processes decisions/transparent events hosts decisions system wire _step_barrier",
     "agent/processes": "worker console system wire",
     "jitckpt": "worker worker/saving",  # the package's own names, imported when first asked for
-    "worker": "worker/in_place worker/self_check worker/ends worker/saving ring hooks saves state "
-    "data events bindings encoding faults console system wire errors",
-    "worker/in_place": "worker/ends hooks state decisions/transparent bindings faults device system wire "
+    "worker": "worker/in_place worker/self_check worker/ends worker/saving ring hooks events "
+    "bindings faults tiers saves state data encoding console system wire errors",
+    "worker/in_place": "worker/ends hooks decisions/transparent bindings faults device state system wire "
     "errors _seen",
     "worker/self_check": "worker/saving state encoding wire",
     "worker/ends": "ring system wire errors",
-    "worker/saving": "ring saves state data bindings encoding console system wire errors _seen",
-    "ring": "hosts saves state bindings encoding errors",
-    "doctor": "hosts saves events device console",
-    "web": "reports console system errors",
-    "reports": "saves events planning console errors",
-    "hosts": "saves decisions console errors",
+    "worker/saving": "ring bindings tiers saves state data encoding console system wire errors _seen",
+    "ring": "bindings hosts saves state encoding errors",
+    "doctor": "events device hosts saves console",
+    "web": "reports console system wire errors",
+    "reports": "events planning tiers saves decisions console errors",
     "hooks": "state errors _seen",
-    "saves": "state encoding console errors",
-    "state": "data encoding wire errors _seen",
     "decisions/transparent": "wire errors",
-    "decisions": "wire errors",
-    "data": "encoding errors _seen",
     "events": "console system",
-    "planning": "errors _algorithms",
+    "planning": "decisions _algorithms",
     "bindings": "errors",
-    "encoding": "errors",
     "faults": "system wire errors",
     "device": "wire errors",
+    "tiers": "hosts saves encoding errors",
+    "hosts": "saves decisions console errors",
+    "saves": "state decisions encoding console errors",
+    "state": "data encoding wire errors _seen",
+    "decisions": "wire errors",
+    "data": "encoding errors _seen",
+    "encoding": "errors",
     "console": "system",
     "system": "wire errors",
     "wire": "errors",
@@ -71,7 +72,7 @@ NATIVE = {
 
 # A decision knows no process, no device and no clock.
 PURE = {"decisions", "decisions/transparent", "wire", "errors"}
-PURE_LIBRARIES = {"collections", "dataclasses", "enum", "math", "typing"}
+PURE_LIBRARIES = {"collections", "dataclasses", "enum", "functools", "heapq", "math", "typing"}
 
 # What torch calls private and we can't do without; a new torch may take it away.
 RENDEZVOUS = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
