@@ -33,7 +33,7 @@ PYTHON = {
     "worker/ends": "ring wire errors",
     "worker/saving": "ring saves state data wire bindings encoding console _seen errors system",
     "ring": "hosts saves state bindings encoding errors",
-    "doctor": "hosts saves events device console",
+    "doctor": "hosts saves events bindings device console",
     "reports": "saves events planning console errors",
     "hosts": "saves decisions console errors",
     "hooks": "state _seen errors",
