@@ -26,7 +26,7 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from jitckpt.agent.agent import Settings, launch
 from jitckpt.agent.processes.guardian import remove_if_empty
-from jitckpt.bindings import softgpu
+from jitckpt.bindings import criu, softgpu
 from jitckpt.cli.exec import DEFAULT_DEVICES, add_device_argument
 from jitckpt.cli.parser import Parser
 from jitckpt.console import said_aside, say
@@ -35,7 +35,14 @@ from jitckpt.device import LIBRARY_DIR, check_libraries, choose_device, device_e
 from jitckpt.encoding.staging import DEFAULT_BYTES
 from jitckpt.errors import HostsError, NotNeeded, SaveError
 from jitckpt.events import EventLog
-from jitckpt.faults.injection import DEVICE_KINDS, PROXY_KINDS, FaultError, FaultSpec, parse_fault
+from jitckpt.faults.injection import (
+    DEVICE_KINDS,
+    LASTING_KINDS,
+    PROXY_KINDS,
+    FaultError,
+    FaultSpec,
+    parse_fault,
+)
 from jitckpt.hosts.rendezvous import own_address
 from jitckpt.hosts.stores import has_calls_out
 from jitckpt.reports.timeline import in_words
@@ -130,6 +137,8 @@ def _run(arguments: list[str]) -> int:
             secret=args.secret_file,
             devices=_devices(kind, config.nproc_per_node),
             exclude_suspect=args.exclude_suspect,
+            exchange_broken=args.broken_device != "restart",
+            criu=criu.find() if args.broken_device == "move" else None,
             temporary=temporary,
         )
         log = EventLog(args.checkpoint_dir, aside=True)
@@ -239,10 +248,14 @@ def _check(args: argparse.Namespace, kind: str) -> None:
     if args.standalone or _needs_another_port(args):
         args.rdzv_backend, args.rdzv_endpoint, args.rdzv_id = "c10d", f"{NO_MASTER}:0", str(uuid.uuid4())
     for fault in args.fault:
-        if fault.kind in DEVICE_KINDS and kind != "softgpu":
+        if fault.kind in (*DEVICE_KINDS, *LASTING_KINDS) and kind != "softgpu":
             raise ValueError(f"--fault '{fault}': only softgpu fails on order (--device softgpu)")
-        if fault.kind in PROXY_KINDS and args.mode != "transparent":
+        if fault.kind in (*PROXY_KINDS, *LASTING_KINDS) and args.mode != "transparent":
             raise ValueError(f"--fault '{fault}': only --mode transparent has a server that it could befall")
+    if args.broken_device != "restart" and args.mode != "transparent":
+        raise ValueError(
+            f"--broken-device {args.broken_device}: only --mode transparent goes on without a restart"
+        )
     _check_script(args)
 
 
@@ -463,6 +476,14 @@ def _parser() -> argparse.ArgumentParser:
         "--exclude-suspect",
         action="store_true",
         help="restart without devices on which a rank has failed twice, if others are free; else end the job",
+    )
+    ours.add_argument(
+        "--broken-device",
+        choices=("restart", "exchange", "move"),
+        default="restart",
+        help="in transparent mode, what is done about a device that fails with a new server, too. restart: "
+        "the job starts again; exchange: the rank goes on with a device of its host that no rank has; move: "
+        "the same, in a process that CRIU makes anew of its own (default restart)",
     )
     ours.add_argument(
         "--fault",

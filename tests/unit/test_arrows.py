@@ -19,8 +19,9 @@ PYTHON = {
     "cli": "rehearsal agent agent/processes worker/in_place worker/self_check doctor reports hosts saves "
     "decisions events planning bindings encoding faults device console errors",
     "rehearsal": "agent/proxies reports saves events faults errors",
-    "agent": "agent/proxies agent/processes ring hosts saves decisions events wire faults console errors "
-    "system",
+    "agent": "agent/migration agent/proxies agent/processes ring hosts saves decisions events wire bindings "
+    "faults console errors system",
+    "agent/migration": "agent/proxies agent/processes bindings decisions events console errors system",
     "agent/proxies": "agent/processes hosts decisions/transparent decisions events wire _step_barrier system "
     "agent/processes hosts decisions/transparent decisions events wire _step_barrier system",
     "agent/processes": "worker wire console system",
@@ -56,7 +57,7 @@ PYTHON = {
 
 # A decision knows no process, no device and no clock.
 PURE = {"decisions", "decisions/transparent", "wire", "errors"}
-PURE_LIBRARIES = {"collections", "dataclasses", "enum", "math", "typing"}
+PURE_LIBRARIES = {"collections", "dataclasses", "enum", "math", "re", "typing"}
 
 # What torch calls private and we can't do without; a new torch may take it away.
 RENDEZVOUS = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
