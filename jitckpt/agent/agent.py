@@ -579,8 +579,12 @@ class WorkerProcesses(PContext):
         exchange = None
         if self._settings.exchange_broken:
             self._mover = self._make_mover()
-            move = None if self._mover is None else self._mover.move
-            exchange = Exchange(tuple(self._devices), injection.OF_A_BROKEN_DEVICE, move)
+            exchange = Exchange(
+                tuple(self._devices),
+                injection.OF_A_BROKEN_DEVICE,
+                move=None if self._mover is None else self._mover.move,
+                check=None if self._mover is None else self._mover.check,
+            )
         proxies = Proxies(
             self._control,
             sessions,

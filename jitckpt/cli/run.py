@@ -256,6 +256,14 @@ def _check(args: argparse.Namespace, kind: str) -> None:
         raise ValueError(
             f"--broken-device {args.broken_device}: only --mode transparent goes on without a restart"
         )
+    if (
+        args.broken_device == "move"
+        and not args.standalone
+        and torchrun.parse_min_max_nnodes(args.nnodes)[1] > 1
+    ):
+        raise ValueError(
+            "--broken-device move: only with one host; exchange needs no CRIU and has no such limit"
+        )
     _check_script(args)
 
 

@@ -32,6 +32,8 @@ from jitckpt.wire.proxy_messages import FromProxy, MessageError, ToProxy
 VARIABLE = "JITCKPT_PROXY_CONTROL"  # the socket's path, in the workers
 LONGEST_PATH = 107  # bytes, of a socket
 MOST_STRANGERS = 64  # that have connected and not said who they are
+# Events by which the trainings are under way: what a worker has to its first step it has by then.
+CHECKED_AFTER = ("validated", "state_stays", "state_in_images")
 LEADER = 0  # the host whose agent does the agreeing
 
 
@@ -122,6 +124,7 @@ class Proxies:
         leads = hosts is None or hosts.index == LEADER
         self._agreement = Agreement(ranks, deadline, self._tell, self._note) if leads else None
         self.recovers = True  # until that is given up
+        self._checked = False  # whether this host's workers could be moved
         self._left_out = False  # whether it was said that a validation was
         self.stragglers: set[int] = set()  # ranks that have let others wait for long
 
@@ -354,6 +357,9 @@ class Proxies:
 
     def _note(self, event: str, **details: object) -> None:
         self._log.write(event, **details)
+        if event in CHECKED_AFTER and self._exchange is not None and not self._checked:
+            self._checked = True
+            self._exchange.check()
         match event:
             case "device_alarm":
                 self._alarm = f"{details['text']} (rank {details['rank']})"

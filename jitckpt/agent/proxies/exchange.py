@@ -14,12 +14,13 @@ class Settings:
     """What is done about devices that are broken. names: this host's devices, as in CUDA_VISIBLE_DEVICES.
 
     rehearsed: what a server finds in its environment on a device that is broken in a rehearsal. move: makes
-    the rank's worker process anew, too; None: it stays.
+    the rank's worker process anew, too; None: it stays. check: says what would keep it from doing so.
     """
 
     names: tuple[str, ...]
     rehearsed: Mapping[str, str]
     move: Callable[[int], None] | None = None
+    check: Callable[[int], None] | None = None
 
 
 class Exchange:
@@ -46,6 +47,12 @@ class Exchange:
     def rehearse(self, rank: int) -> None:
         """The rank's device is broken for good from now on, in a rehearsal."""
         self._rehearsed.add(self._devices.of[rank])
+
+    def check(self) -> None:
+        """Say what would keep ranks from being moved, as soon as their trainings are under way."""
+        for rank in self._devices.of:
+            if self._settings.check is not None:
+                self._settings.check(rank)
 
     def hear(self, rank: int, stopped: Stopped) -> bool:
         """Take note of how a rank has come to rest; return whether it goes on with another device."""
