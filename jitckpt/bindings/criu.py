@@ -11,8 +11,8 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -52,7 +52,7 @@ class Options:
 
     folder: a descriptor of the directory of the images. external: what is not in the images, such as
     unix[INODE]. inherit: at a restore, descriptors of this process with what they stand for. ghosts: bytes of
-    the largest file without a name. seconds: the limit.
+    the largest file without a name. seconds: the limit. variables: more of CRIU's own environment.
     """
 
     folder: int
@@ -60,6 +60,7 @@ class Options:
     external: Sequence[str] = ()
     inherit: Sequence[tuple[int, str]] = ()
     ghosts: int = SOONEST_GHOST
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 def find() -> Criu:
@@ -99,6 +100,11 @@ def restore(criu: Criu, options: Options) -> int:
     All numbers have to be free. Raises CriuError; then some of the processes may be left.
     """
     return _ask(criu, "restore", 0, options)
+
+
+def locks(folder: int) -> set[str]:
+    """Return the tables of nftables by which the dump into this folder has locked connections."""
+    return set(re.findall(r"\binet (CRIU-[\w-]+)", _read(folder, "dump.log")))
 
 
 def last_error(log: str) -> str:
@@ -176,6 +182,7 @@ def _by_rpc(criu: Criu, what: str, pid: int, options: Options) -> int:
         process = subprocess.Popen(
             [str(criu.program), "swrk", str(theirs.fileno())],
             pass_fds=files,
+            env={**os.environ, **options.variables},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -214,6 +221,7 @@ def _by_command(criu: Criu, what: str, pid: int, options: Options) -> int:
     ended = subprocess.run(
         words,
         pass_fds=tuple(number for number, _ in options.inherit),
+        env={**os.environ, **options.variables},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from jitckpt.bindings import criu
 from jitckpt.doctor import moved_process
 from jitckpt.events import Event, read_events
 from jitckpt.rehearsal.runs import lasting_shared_memory
+from jitckpt.system import network_lock
 
 # Plain DDP with processes that load the data, pinned memory, and the job's store in use at every moment.
 SCRIPT = """
@@ -126,7 +126,7 @@ def finished(
 ) -> tuple[Result, list[Event]]:
     result = launcher.finish(process)
     assert launcher.survivors() == [], result.err
-    return result, read_events(folder)[0]
+    return result, read_events(folder)[0] if folder.exists() else []
 
 
 def finals(result: Result) -> list[str]:
@@ -239,11 +239,13 @@ def test_a_criu_that_fails(launcher: Launcher, program: str, plain: list[str], w
     """A dump that fails leaves the worker as it was; after the dump it is lost, and the job starts again."""
     broken = Path(launcher.script(f'#!/bin/sh\n[ $1 != {what} ] || exit 3\nexec {program} "$@"\n', "broken"))
     broken.chmod(0o700)
+    locks = network_lock.tables()
     result, events = job(
         launcher, "--broken-device", "move", "--fault", LOST, *PLAIN, program=str(broken), restarts=1
     )
     assert result.status == 0, result.err
     assert finals(result) == plain
+    assert network_lock.tables() <= locks
     (failed,) = of(events, "move_failed")
     assert re.match(rf"criu can't {what} the process.*: it has ended with status 3\.", failed["text"])
     assert {event["restart"] for event in events} == ({0} if what == "dump" else {0, 1})
@@ -253,7 +255,7 @@ def test_a_criu_that_fails(launcher: Launcher, program: str, plain: list[str], w
 def test_nothing_is_left_of_a_launcher_that_is_killed_while_it_moves_a_worker(
     launcher: Launcher, program: str, what: str
 ) -> None:
-    before = set(os.listdir("/dev/shm"))
+    before, locks = set(os.listdir("/dev/shm")), network_lock.tables()
     seen = launcher.directory / "seen"
     text = f'#!/bin/sh\nif [ $1 = {what} ]; then touch {seen}; sleep 1; fi\nexec {program} "$@"\n'
     slow = Path(launcher.script(text, "slow"))
@@ -269,6 +271,6 @@ def test_nothing_is_left_of_a_launcher_that_is_killed_while_it_moves_a_worker(
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     launcher.wait_until(lambda: not launcher.survivors())
-    time.sleep(0.1)
+    launcher.wait_until(lambda: network_lock.tables() <= locks)
     assert lasting_shared_memory(before) == []
     assert not list(launcher.directory.glob("jitckpt-images-*"))

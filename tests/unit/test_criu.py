@@ -13,7 +13,12 @@ from jitckpt.bindings import criu
 from jitckpt.bindings.criu import Criu, CriuError, Options
 from jitckpt.bindings.nameless_folder import nameless_folder
 from jitckpt.doctor import moved_process
+from jitckpt.system import network_lock
 
+CONNECTED = (
+    "import socket\na = socket.create_server(('127.0.0.1', 0))\n"
+    "b = socket.create_connection(a.getsockname())\nc = a.accept()[0]; print(flush=True); c.recv(1)"
+)
 COUNTS = "import time\nfor i in range(3000): print(i, flush=True); time.sleep(0.01)"
 
 
@@ -121,6 +126,30 @@ def test_a_dump_that_fails_leaves_the_process_as_it_was(found: Criu, folder: int
     finally:
         process.stdin.close()
         process.wait()
+
+
+def test_connections_of_processes_that_are_never_restored_do_not_stay_locked(
+    found: Criu, folder: int
+) -> None:
+    before = network_lock.tables()
+    process = subprocess.Popen(
+        [sys.executable, "-c", CONNECTED],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    output = f"pipe:[{os.fstat(process.stdout.fileno()).st_ino}]"
+    criu.dump(found, process.pid, Options(folder, 10, external=[output]))
+    process.communicate()
+    names = criu.locks(folder)
+    assert len(names) == 1
+    assert names <= network_lock.tables() - before
+    network_lock.unlock(names)
+    network_lock.unlock(names)  # it is not there any more
+    assert not names & network_lock.tables()
 
 
 def test_doctor_dumps_and_restores_a_small_process(found: Criu) -> None:

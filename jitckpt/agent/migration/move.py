@@ -7,6 +7,7 @@ the agent's supervisor thread, which alone reads and writes those sockets.
 import array
 import contextlib
 import fcntl
+import itertools
 import os
 import selectors
 import socket
@@ -27,6 +28,7 @@ from jitckpt.decisions import belongings
 from jitckpt.decisions.belongings import Carried, Process, Surroundings
 from jitckpt.errors import JitckptError
 from jitckpt.events import EventLog
+from jitckpt.system import network_lock
 from jitckpt.system.lifeline import Lifeline
 
 LIMIT = 120.0  # seconds for a dump, and for a restore: 2 and 3 s for 1 GB on two cores
@@ -89,13 +91,14 @@ class Mover:
         try:
             processes, what = self._look(rank)
             self._wait_until_read(rank)
-            with nameless_folder() as folder:
-                dumped = self._dump(rank, folder, what)
-                size = sum(os.stat(name, dir_fd=folder).st_size for name in os.listdir(folder))
-                _reap(processes)
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(CLOCKS, dir_fd=folder)
-                restored = self._restore(rank, folder, processes, what)
+            with self._workers[rank].being_made_again(), nameless_folder() as folder:
+                try:
+                    dumped = self._dump(rank, folder, what)
+                    size = sum(os.stat(name, dir_fd=folder).st_size for name in os.listdir(folder))
+                    restored = self._restore(rank, folder, processes, what)
+                except (CriuError, OSError):
+                    network_lock.unlock(criu.locks(folder))
+                    raise
         except (MoveError, CriuError, OSError) as error:
             self._log.write("move_failed", rank=rank, text=str(error))
             self._say(f"the worker process of rank {rank} was not moved: {error}")
@@ -129,6 +132,8 @@ class Mover:
         )
         if what.obstacles:
             raise MoveError(what.obstacles[0])
+        if missing := self._sockets(rank).keys() - {end.name for end in what.sockets}:
+            raise MoveError(f"It has closed its socket to the launcher ({min(missing)}).")
         needed, free = sum(process.memory for process in processes), _available_memory()
         if needed > free:
             raise MoveError(f"Its image needs {show_size(needed)} of memory, and {show_size(free)} are free.")
@@ -146,50 +151,76 @@ class Mover:
             time.sleep(0.001)
 
     def _dump(self, rank: int, folder: int, what: Carried) -> float:
+        """Return the seconds. Raises CriuError; then the worker runs on as it was."""
         external = [*(f"unix[{end.inode}]" for end in what.sockets), *what.terminals]
         ghosts = max(what.ghosts, criu.SOONEST_GHOST)
-        begun = time.monotonic()
-        criu.dump(self._criu, self._workers[rank].pid, Options(folder, LIMIT, external, ghosts=ghosts))
+        worker, begun = self._workers[rank], time.monotonic()
+        criu.dump(
+            self._criu,
+            worker.pid,
+            Options(folder, LIMIT, external, ghosts=ghosts, variables=worker.mark),
+        )
         return time.monotonic() - begun
 
     def _restore(self, rank: int, folder: int, processes: Sequence[Process], what: Carried) -> float:
-        """Make the dumped processes again; return the seconds. Raises CriuError if the worker has ended."""
-        worker, before = self._workers[rank], self._sockets(rank)
-        on_their_way = {name: _drained(one) for name, one in before.items()}
+        """Make the dumped processes again; return the seconds.
+
+        Raises CriuError or OSError; then the worker counts as killed.
+        """
         begun = time.monotonic()
-        for attempt in range(1, ATTEMPTS + 1):
-            ends: dict[str, socket.socket] = {}
-            with contextlib.ExitStack() as stack:
-                inherit = list(self._inherited(rank, what, stack))
+        _reap(processes)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(CLOCKS, dir_fd=folder)
+        before = self._sockets(rank)
+        on_their_way = {name: _drained(one) for name, one in before.items()}
+        try:
+            for attempt in range(1, ATTEMPTS + 1):
+                try:
+                    ends = self._restored(rank, folder, what, on_their_way)
+                    break
+                except CriuError:
+                    _end_what_is_left(processes)
+                    if attempt == ATTEMPTS:
+                        raise
+            self._adopt(rank, before, ends)
+        except (CriuError, OSError):
+            _end_what_is_left(processes)
+            self._workers[rank].not_made_again()
+            raise
+        finally:
+            for message in itertools.chain(*on_their_way.values()):
+                for file in message.files:
+                    os.close(file)
+        return time.monotonic() - begun
+
+    def _restored(
+        self, rank: int, folder: int, what: Carried, on_their_way: Mapping[str, Sequence[_Message]]
+    ) -> dict[str, socket.socket]:
+        """Restore once; return the agent's ends of the new sockets. Raises CriuError or OSError."""
+        ends: dict[str, socket.socket] = {}
+        with contextlib.ExitStack() as stack:
+            inherit = list(self._inherited(rank, what, stack))
+            try:
                 for end in what.sockets:
-                    ours, theirs = socket.socketpair(socket.AF_UNIX, end.kind)
+                    ends[end.name], theirs = socket.socketpair(socket.AF_UNIX, end.kind)
                     stack.callback(theirs.close)
-                    ends[end.name] = ours
                     inherit.append((theirs.fileno(), f"socket:[{end.inode}]"))
                     for message in on_their_way[end.name]:  # said again, as the last that it had said
                         socket.send_fds(theirs, [message.data], message.files)
-                try:
-                    criu.restore(self._criu, Options(folder, LIMIT, inherit=inherit))
-                    break
-                except CriuError:
-                    for ours in ends.values():
-                        ours.close()
-                    _end_what_is_left(processes)
-                    if attempt == ATTEMPTS:
-                        worker.not_made_again()
-                        raise
-        for messages in on_their_way.values():
-            for message in messages:
-                for file in message.files:
-                    os.close(file)
-        self._adopt(rank, before, ends)
-        return time.monotonic() - begun
+                options = Options(folder, LIMIT, inherit=inherit, variables=self._workers[rank].mark)
+                criu.restore(self._criu, options)
+            except BaseException:
+                for ours in ends.values():
+                    ours.close()
+                raise
+        return ends
 
     def _inherited(self, rank: int, what: Carried, stack: contextlib.ExitStack) -> Iterator[tuple[int, str]]:
         """Yield files of this process that the restored ones get, with what CRIU calls them."""
         memory = {**self._shared, "jitckpt-local-state": self._workers[rank].ring_fd}
         for name in what.memory:
-            yield memory[name], f"/memfd:{name}"
+            if name in memory:
+                yield memory[name], f"/memfd:{name}"
         for key, number in what.outputs:
             copy = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, FIRST_FREE)
             stack.callback(os.close, copy)

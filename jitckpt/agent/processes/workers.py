@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from jitckpt.agent.processes.children import Children, starting, waited_for
 from jitckpt.agent.processes.spare_template import ForkedProcess, Spare
-from jitckpt.system import descriptor_limit, process_tree
+from jitckpt.system import descriptor_limit, network_lock, process_tree
 from jitckpt.system.lifeline import Lifeline
 from jitckpt.wire import descriptors, protocol
 from jitckpt.wire.protocol import Message, ProtocolError
@@ -136,6 +136,22 @@ class Worker:
         before[1].close()
         os.close(before[2])
         os.close(before[3])
+
+    @property
+    def mark(self) -> Mapping[str, str]:
+        """The variable by which whatever is started for this worker is found when all is to end."""
+        return {} if self._children is None else {process_tree.MARK: self._children.mark}
+
+    @contextlib.contextmanager
+    def being_made_again(self) -> Iterator[None]:
+        """See to it that no lock of CRIU's stays, should this process be killed in here."""
+        if self._children is not None:
+            self._children.note_locks(sorted(network_lock.tables()))
+        try:
+            yield
+        finally:
+            if self._children is not None:
+                self._children.note_locks(None)
 
     def not_made_again(self) -> None:
         """The process was ended and waited for, and could not be made again: it counts as killed."""
