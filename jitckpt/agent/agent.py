@@ -37,15 +37,18 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher import api as launcher
 
 from jitckpt.agent.memory_tier import MemoryTier, Wanted
+from jitckpt.agent.migration.move import Mover
 from jitckpt.agent.processes.children import Children
 from jitckpt.agent.processes.spares import Spares
 from jitckpt.agent.processes.workers import Worker
 from jitckpt.agent.progress import ProgressTeller
 from jitckpt.agent.protection import Protection
 from jitckpt.agent.proxies.control import ControlSocket, Proxies
+from jitckpt.agent.proxies.exchange import Settings as Exchange
 from jitckpt.agent.proxies.state_transfer import Transfers
 from jitckpt.agent.proxies.step_barrier import Messenger, StepBarrier
 from jitckpt.agent.supervisor import Reports, Supervisor
+from jitckpt.bindings.criu import Criu
 from jitckpt.console import say, show_size
 from jitckpt.decisions import quorum
 from jitckpt.decisions.recovery import SAME_ENDS, Outcome, brings_no_progress
@@ -89,6 +92,8 @@ class Settings:
     warm_start: bool  # fork all workers from one process that has loaded torch, those of the first start too
     devices: tuple[str, ...]  # of this host, as in CUDA_VISIBLE_DEVICES
     exclude_suspect: bool
+    exchange_broken: bool  # in transparent mode: devices that no new server cures, for others of this host
+    criu: Criu | None  # by which the worker of such a rank is made anew, too
     temporary: Path | None  # a folder of the launcher's that goes with it
     faults: tuple[FaultSpec, ...]
     host_timeout: float
@@ -529,6 +534,8 @@ class WorkerProcesses(PContext):
         self._barrier: StepBarrier | None = None
         self._messenger: Messenger | None = None
         self._progress: ProgressTeller | None = None
+        self._device_proxies: Proxies | None = None
+        self._mover: Mover | None = None
 
     def start(self) -> None:
         """Start the workers and what copies their logs; signals, unlike in torch, are the agent's affair."""
@@ -588,6 +595,7 @@ class WorkerProcesses(PContext):
         self._copier = self._copier_of_rings()
         if self._memory is not None:
             self._protection = Protection(self._memory, self._memories, self._hosts, self._log)
+        self._device_proxies = self._proxies()
         self.supervisor = Supervisor(
             workers=workers,
             log=self._log,
@@ -605,7 +613,7 @@ class WorkerProcesses(PContext):
             restarts_left=self._restarts_left,
             mistakes_before=self._mistakes_before,
             hosts=self._hosts,
-            proxies=self._proxies(),
+            proxies=self._device_proxies,
             protection=self._protection,
         )
         self.supervisor.start()
@@ -627,7 +635,16 @@ class WorkerProcesses(PContext):
         transfers = None
         if self._barrier is not None and self._hosts is not None:
             self._messenger, transfers = Messenger(self._barrier, self._hosts), Transfers(self._hosts)
-        return Proxies(
+        exchange = None
+        if self._settings.exchange_broken:
+            self._mover = self._make_mover()
+            exchange = Exchange(
+                tuple(self._devices),
+                injection.OF_A_BROKEN_DEVICE,
+                move=None if self._mover is None else self._mover.move,
+                check=None if self._mover is None else self._mover.check,
+            )
+        proxies = Proxies(
             self._control,
             sessions,
             self._log,
@@ -636,7 +653,18 @@ class WorkerProcesses(PContext):
             hosts=self._hosts,
             messenger=self._messenger,
             transfers=transfers,
+            exchange=exchange,
         )
+        if self._mover is not None:
+            self._mover.begin(proxies)
+        return proxies
+
+    def _make_mover(self) -> Mover | None:
+        if self._settings.criu is None:
+            return None
+        shared = {} if self._barrier is None else {"jitckpt-steps": self._barrier.file}
+        workers = {worker.rank: worker for worker in self._workers.values()}
+        return Mover(self._settings.criu, workers, self._log, say, shared)
 
     def _copier_of_rings(self) -> Copier | None:
         """Return what has another host keep copies of the rings."""
@@ -749,6 +777,8 @@ class WorkerProcesses(PContext):
                 self._children.kill_guardian()
             elif fired.kind == "template":
                 self._spares.kill_template()
+            elif fired.kind in injection.LASTING_KINDS and self._device_proxies is not None:
+                self._device_proxies.break_device(fired.rank)
 
     def _blamed(self, worker: Worker) -> None:
         local_rank = self._local_rank(worker)

@@ -27,7 +27,7 @@ from torch.distributed.launcher.api import LaunchConfig
 from jitckpt.agent.agent import Settings, launch
 from jitckpt.agent.memory_tier import Wanted
 from jitckpt.agent.processes.guardian import remove_if_empty
-from jitckpt.bindings import softgpu
+from jitckpt.bindings import criu, softgpu
 from jitckpt.cli.exec import DEFAULT_DEVICES, add_device_argument
 from jitckpt.cli.parser import Parser
 from jitckpt.console import said_aside, say
@@ -37,7 +37,14 @@ from jitckpt.device import LIBRARY_DIR, check_libraries, choose_device, device_e
 from jitckpt.encoding.staging import DEFAULT_BYTES
 from jitckpt.errors import HostsError, NotNeeded, SaveError
 from jitckpt.events import EventLog
-from jitckpt.faults.injection import DEVICE_KINDS, PROXY_KINDS, FaultError, FaultSpec, parse_fault
+from jitckpt.faults.injection import (
+    DEVICE_KINDS,
+    LASTING_KINDS,
+    PROXY_KINDS,
+    FaultError,
+    FaultSpec,
+    parse_fault,
+)
 from jitckpt.hosts.rendezvous import own_address
 from jitckpt.hosts.stores import has_calls_out
 from jitckpt.reports.timeline import in_words
@@ -144,6 +151,8 @@ def _run(arguments: list[str]) -> int:
             secret=args.secret_file,
             devices=_devices(kind, config.nproc_per_node),
             exclude_suspect=args.exclude_suspect,
+            exchange_broken=args.broken_device != "restart",
+            criu=criu.find() if args.broken_device == "move" else None,
             temporary=temporary,
             memory=_memory(args),
         )
@@ -247,15 +256,9 @@ def _fault_folder(needed: bool) -> Iterator[dict[str, str]]:
 def _check(args: argparse.Namespace, kind: str) -> None:
     """Refuse, by ValueError, what torch would find out too late; fill in what depends on the device."""
     _check_hosts(args)
+    _check_modes(args)
     if args.state_on_device and args.mode != "transparent":
         raise ValueError("--state-on-device: only --mode transparent keeps copies of the device's memory")
-    if args.memory_tier is not None and args.mode == "transparent":
-        raise ValueError(
-            "--memory-tier: in transparent mode the device proxies' servers have the state in host memory "
-            "already, and no other host has; without --mode transparent the memory tier protects it"
-        )
-    if args.memory_every < 1:
-        raise ValueError("--memory-every must be at least 1")
     if args.nproc_per_node in ("gpu", "auto") and kind == "softgpu":
         args.nproc_per_node = os.environ.get("SOFTGPU_DEVICES", str(DEFAULT_DEVICES))
     if args.monitor_interval <= 0:
@@ -266,11 +269,34 @@ def _check(args: argparse.Namespace, kind: str) -> None:
     if args.standalone or _needs_another_port(args):
         args.rdzv_backend, args.rdzv_endpoint, args.rdzv_id = "c10d", f"{NO_MASTER}:0", str(uuid.uuid4())
     for fault in args.fault:
-        if fault.kind in DEVICE_KINDS and kind != "softgpu":
+        if fault.kind in (*DEVICE_KINDS, *LASTING_KINDS) and kind != "softgpu":
             raise ValueError(f"--fault '{fault}': only softgpu fails on order (--device softgpu)")
-        if fault.kind in PROXY_KINDS and args.mode != "transparent":
+        if fault.kind in (*PROXY_KINDS, *LASTING_KINDS) and args.mode != "transparent":
             raise ValueError(f"--fault '{fault}': only --mode transparent has a server that it could befall")
     _check_script(args)
+
+
+def _check_modes(args: argparse.Namespace) -> None:
+    """Refuse what is for another mode of protection."""
+    if args.memory_tier is not None and args.mode == "transparent":
+        raise ValueError(
+            "--memory-tier: in transparent mode the device proxies' servers have the state in host memory "
+            "already, and no other host has; without --mode transparent the memory tier protects it"
+        )
+    if args.memory_every < 1:
+        raise ValueError("--memory-every must be at least 1")
+    if args.broken_device != "restart" and args.mode != "transparent":
+        raise ValueError(
+            f"--broken-device {args.broken_device}: only --mode transparent goes on without a restart"
+        )
+    if (
+        args.broken_device == "move"
+        and not args.standalone
+        and torchrun.parse_min_max_nnodes(args.nnodes)[1] > 1
+    ):
+        raise ValueError(
+            "--broken-device move: only with one host; exchange needs no CRIU and has no such limit"
+        )
 
 
 def _check_hosts(args: argparse.Namespace) -> None:
@@ -534,6 +560,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="[HOST:]PORT",
         help="serve a live view of the job there, as `jitckpt watch --page` does (default host 127.0.0.1; "
         "elsewhere a token is needed; needs jitckpt[page])",
+    )
+    ours.add_argument(
+        "--broken-device",
+        choices=("restart", "exchange", "move"),
+        default="restart",
+        help="in transparent mode, what is done about a device that fails with a new server, too. restart: "
+        "the job starts again; exchange: the rank goes on with a device of its host that no rank has; move: "
+        "the same, in a process that CRIU makes anew of its own (default restart)",
     )
     ours.add_argument(
         "--fault",

@@ -229,6 +229,15 @@ PROXY_SERVER = _text(
     kind="a file",
 )
 
+CRIU = _text(
+    "JITCKPT_CRIU",
+    "you",
+    "agent, `jitckpt doctor`",
+    "CRIU's program, if it is in none of the usual places",
+    default="",
+    kind="a file",
+)
+
 # What the agent tells its workers.
 
 MODE = _one_of(

@@ -16,15 +16,20 @@ ROOT = Path(__file__).parents[2]
 
 # From the top of the house down. What has no room, such as errors.py, stands by itself.
 PYTHON = {
-    "cli": "rehearsal agent agent/processes worker/in_place worker/self_check doctor web reports "
-    "events planning bindings faults device hosts saves decisions encoding console wire "
-    "errors",
-    "rehearsal": "agent/proxies reports events faults saves wire errors",
-    "agent": "agent/proxies agent/processes ring events faults tiers hosts saves decisions console "
-    "system wire errors",
+    "cli": "rehearsal agent doctor web reports planning agent/processes worker/in_place "
+    "worker/self_check events bindings faults device hosts saves decisions encoding "
+    "console wire errors",
+    "rehearsal": "reports agent/proxies events faults saves wire errors",
+    "agent": "agent/migration agent/proxies agent/processes ring events bindings faults tiers "
+    "hosts saves decisions console system wire errors",
+    "jitckpt": "worker worker/saving",  # the package's own names, imported when first asked for
+    "doctor": "events bindings device hosts saves console",
+    "web": "reports console system wire errors",
+    "reports": "planning events tiers saves decisions console errors",
+    "planning": "decisions _algorithms",
+    "agent/migration": "agent/proxies agent/processes events bindings decisions console system errors",
     "agent/proxies": "agent/processes decisions/transparent events hosts decisions system wire _step_barrier",
     "agent/processes": "worker console system wire",
-    "jitckpt": "worker worker/saving",  # the package's own names, imported when first asked for
     "worker": "worker/in_place worker/self_check worker/ends worker/saving ring hooks events "
     "bindings faults tiers saves state data encoding console system wire errors",
     "worker/in_place": "worker/ends hooks decisions/transparent bindings faults device state system wire "
@@ -33,14 +38,10 @@ PYTHON = {
     "worker/ends": "ring system wire errors",
     "worker/saving": "ring bindings tiers saves state data encoding console system wire errors _seen",
     "ring": "bindings hosts saves state encoding errors",
-    "doctor": "events device hosts saves console",
-    "web": "reports console system wire errors",
-    "reports": "events planning tiers saves decisions console errors",
     "hooks": "state errors _seen",
     "decisions/transparent": "wire errors",
     "events": "console system",
-    "planning": "decisions _algorithms",
-    "bindings": "errors",
+    "bindings": "wire errors",
     "faults": "system wire errors",
     "device": "wire errors",
     "tiers": "hosts saves encoding errors",
