@@ -137,6 +137,7 @@ def _run(arguments: list[str]) -> int:
                 **fault_folder,
                 **_self_check(args.self_check),
                 **environment.MODE.to(args.mode),
+                **environment.FRAMEWORKS.to(args.frameworks),
                 **environment.VALIDATE_EVERY.to(args.validate_every),
                 **environment.STATE_ON_DEVICE.to(
                     ("1" if args.state_on_device else WITHOUT_INIT) if state_on_device else "0"
@@ -541,6 +542,13 @@ def _parser() -> argparse.ArgumentParser:
         help="after the first steps restore what a save would hold into copies of the training's objects and "
         "compare, and let replicas compare theirs; a warning names what differs (default: on, or as "
         f"{environment.SELF_CHECK.name} says)",
+    )
+    ours.add_argument(
+        "--frameworks",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="in user mode: protect the trainings of transformers' Trainer, Accelerate, Lightning, DeepSpeed and "
+        "Megatron-core by themselves, without a line in the script (default: on)",
     )
     ours.add_argument(
         "--exclude-suspect",

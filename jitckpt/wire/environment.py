@@ -308,6 +308,12 @@ FIRST_DIRECTORIES = Variable[dict[str, str]](
     _texts_by_name,
     json.dumps,
 )
+FRAMEWORKS = _switch(
+    "JITCKPT_FRAMEWORKS",
+    "agent",
+    "worker",
+    "trainings of the frameworks that jitckpt knows protect themselves",
+)
 VALIDATE_EVERY = _whole(
     "JITCKPT_VALIDATE_EVERY",
     "agent",

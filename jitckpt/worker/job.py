@@ -38,7 +38,7 @@ from jitckpt.state import host_state, parallel
 from jitckpt.state.host_state import HostState, ModelState, Stateful
 from jitckpt.state.module_numbers import ModuleNumbers
 from jitckpt.state.parallel import StepBarrier
-from jitckpt.state.shards import Layout, agree, any_rank, hear_first
+from jitckpt.state.shards import Layout, agree, any_rank, hear_first, through_first
 from jitckpt.system import descriptors
 from jitckpt.system.signals import comes_from_signal
 from jitckpt.system.stacks import stack_writer
@@ -245,6 +245,30 @@ def jit_get_checkpoint_path(checkpoint_dir: str | os.PathLike[str]) -> Checkpoin
     return CheckpointPath(choice.save.path)
 
 
+def is_current() -> bool:
+    """Whether this process has a job that is not closed."""
+    return _current is not None
+
+
+def all_say(said: Any) -> list[Any]:
+    """Return what all ranks say here, by rank: each has to call it. For plain values that JSON holds."""
+    rank, world_size = _place()
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return [said]
+    store = torch.distributed.distributed_c10d._get_default_store()
+    told: list[Any] = json.loads(
+        through_first(
+            store,
+            "said by all",
+            rank,
+            world_size,
+            value=json.dumps(said),
+            decide=lambda values: json.dumps([json.loads(value) for value in values]),
+        )
+    )
+    return told
+
+
 def _harmless(method: Callable[Concatenate["Job", P], None]) -> Callable[Concatenate["Job", P], None]:
     """Have whatever fails in a method fail jitckpt alone: the training goes on without it.
 
@@ -365,6 +389,16 @@ class Job:
             self._barrier = StepBarrier()
         self._start(native, model, optimizers, scaler, local_state_limit)
         self._watch_from(self._base)
+
+    @property
+    def loop(self) -> Loop:
+        """Where the training's loops are; for a framework, which has loops of its own."""
+        return self._loop
+
+    @property
+    def is_protected(self) -> bool:
+        """Whether there is a device and a library to protect it."""
+        return self._native is not None
 
     def steps(self, number: int) -> Iterator[int]:
         """Iterate range(number) from where the job is, after `restore` if the script has not called it.
@@ -559,6 +593,16 @@ class Job:
             self._write_local(step, final=False)
         if self._copies is not None and self._barrier is None:
             self._copies.wait(step)  # the next collective may be the last that the others need
+
+    def put_back(self) -> None:
+        """Put back once more what this rank alone knew after the restored step."""
+        if self._restored_parts is not None:
+            self._host.restore_local(self._restored_parts)
+
+    def write_before_step(self) -> None:
+        """Write what this rank alone knows of the minibatch once more; for who knows more after the forward pass."""
+        if self._hooks is not None:
+            self.forward_ended(self._hooks.step + 1)
 
     def step_begun(self, step: int) -> None:
         assert self._native is not None
