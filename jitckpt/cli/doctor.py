@@ -18,7 +18,7 @@ from jitckpt.cli.exec import add_device_argument, positive_number
 from jitckpt.cli.parser import Parser
 from jitckpt.cli.verify import script_of
 from jitckpt.device import LIBRARY_DIR, check_libraries, choose_device
-from jitckpt.doctor import checks, facts
+from jitckpt.doctor import checks, facts, moved_process
 from jitckpt.doctor.checks import Disk, Row
 from jitckpt.events import Event
 from jitckpt.rehearsal.runs import CHECKPOINTS, OUTPUT, end_in_order_on_sigterm, run_job
@@ -94,7 +94,7 @@ def look_at_machine(kind: str, ranks: int, disk: Disk) -> list[Row]:
         *checks.check_network(os.environ, facts.interfaces(), *facts.store_address(os.environ)),
         *checks.check_environment(os.environ),
         *checks.check_disk(disk),
-        checks.check_criu(facts.criu_version()),
+        checks.check_criu(moved_process.try_it()),
         checks.check_clock(facts.clock_is_synchronised()),
     ]
 

@@ -11,10 +11,11 @@ from rich.table import Table
 
 from jitckpt.cli.parser import Parser, did_you_mean
 from jitckpt.cli.tables import show
-from jitckpt.planning.check import InvalidInput
+from jitckpt.decisions.check import InvalidInput
+from jitckpt.decisions.sizes import show_bytes
 from jitckpt.planning.cluster import EXAMPLE, Description, read_description
 from jitckpt.planning.plan import USUAL_POLICIES, Analysis, Recommendation, Refused, compare, recommend
-from jitckpt.planning.units import show_bytes, show_seconds
+from jitckpt.planning.units import show_seconds
 
 # What a policy is put together from.
 TIERS = ("none", "periodic", "checkfreq", "user-jit", "transparent-jit", "gemini", "reft")

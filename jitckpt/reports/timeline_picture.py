@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jitckpt.console import show_size
+from jitckpt.decisions.check import InvalidInput
 from jitckpt.events import Event
-from jitckpt.planning.check import InvalidInput
 from jitckpt.reports.timeline import incidents
 from jitckpt.reports.timeline_transparent import TransparentRecovery, transparent_recoveries
 
@@ -30,6 +30,8 @@ LOOKS = {
 # Of a recovery in transparent mode; what is white there is waiting for other ranks.
 IN_PLACE_LOOKS = {
     "stop": ("0.8", ""),
+    "dump": ("0.7", "---"),
+    "restore": ("0.95", "---"),
     "ending": ("0.6", "xxx"),
     "starting": ("1.0", "///"),
     "handles": ("0.85", "\\\\\\"),
@@ -46,6 +48,7 @@ MEANINGS = {
     "restore": "restoring",
     "first step": "first new step",
     "stop": "coming to rest",
+    "dump": "dumping the process",
     "ending": "aborting",
     "starting": "starting a new server",
     "handles": "making streams, events, memory, kernels",

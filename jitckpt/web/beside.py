@@ -100,7 +100,7 @@ def served(
     check_installed(what)
     token = token_for(address[0]) if what == "page" else None
     with listen(what, address) as listening:
-        process = _start(what, listening, PAGE_TOKEN.to(token or ""))
+        process = _start(what, listening, {} if token is None else PAGE_TOKEN.to(token))
         url = url_of(listening, token)
     say(f"{what}: {url + 'metrics' if what == 'metrics' else url}")
     with _told(process, directory):
@@ -122,13 +122,14 @@ def traced(directory: Callable[[], Path | None]) -> Iterator[None]:
 
 
 def _start(what: str, listening: socket.socket | None, more: dict[str, str]) -> "subprocess.Popen[bytes]":
+    environment = {name: text for name, text in os.environ.items() if name != PAGE_TOKEN.name}
     descriptors = () if listening is None else (listening.fileno(),)
     return subprocess.Popen(
         [sys.executable, "-m", "jitckpt.web.serve", what, *map(str, descriptors or (-1,))],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         pass_fds=descriptors,
-        env=os.environ | PAGE_TOKEN.to("") | more,
+        env=environment | more,
         process_group=0,  # Ctrl-C is for the job; of the agent's session, else it would be an orphan
     )
 

@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> None:
     else:
         from jitckpt.web.page import serve_page
 
-        serve_page(told.follower, listening, token=PAGE_TOKEN.get() or None)
+        serve_page(told.follower, listening, token=PAGE_TOKEN.get())
 
 
 def send_spans(told: Told) -> None:

@@ -228,11 +228,13 @@ PROXY_SERVER = _text(
     default="",
     kind="a file",
 )
-PAGE_TOKEN = _text(
-    "JITCKPT_PAGE_TOKEN",
+CRIU = _text(
+    "JITCKPT_CRIU",
     "you",
-    "`jitckpt watch`, `jitckpt run`",
-    "what a browser has to know to see the page; by default nothing on loopback, else a new one",
+    "agent, `jitckpt doctor`",
+    "CRIU's program, if it is in none of the usual places",
+    default="",
+    kind="a file",
 )
 
 # What the agent tells its workers.
@@ -269,6 +271,7 @@ AGENT_FD = _descriptor("JITCKPT_AGENT_FD", "the socket to the agent")
 STATE_FD = _descriptor("JITCKPT_STATE_FD", "the memory of what this rank alone knows")
 LIFELINE_FD = _descriptor("JITCKPT_LIFELINE_FD", "the file whose lock goes with the worker")
 COPIES_FD = _descriptor("JITCKPT_COPIES_FD", "with several hosts: for when another host has this rank's copy")
+MEMORY_FD = _descriptor("JITCKPT_MEMORY_FD", "the memory tier's memory of this rank")
 DESCRIPTORS = _text(
     "JITCKPT_DESCRIPTORS",
     "agent",
@@ -304,6 +307,12 @@ FIRST_DIRECTORIES = Variable[dict[str, str]](
     _texts_by_name,
     json.dumps,
 )
+FRAMEWORKS = _switch(
+    "JITCKPT_FRAMEWORKS",
+    "agent",
+    "worker",
+    "trainings of the frameworks that jitckpt knows protect themselves",
+)
 VALIDATE_EVERY = _whole(
     "JITCKPT_VALIDATE_EVERY",
     "agent",
@@ -319,6 +328,40 @@ STATE_ON_DEVICE = _one_of(
     "worker",
     "in transparent mode: whether the state stays there between steps",
     choices=("0", "1", "without-init"),
+)
+MEMORY_TIER = _one_of(
+    "JITCKPT_MEMORY_TIER",
+    "agent",
+    "worker",
+    "whose state is kept in host memory: of ranks without replicas, of all, of none",
+    choices=("", "auto", "peer", "off"),
+)
+MEMORY_EVERY = _whole(
+    "JITCKPT_MEMORY_EVERY",
+    "agent",
+    "worker",
+    "steps from one state in host memory to the next",
+    default=1,
+    least=1,
+    most=1 << 31,
+)
+MEMORY_LIMIT = Variable[float](
+    "JITCKPT_MEMORY_LIMIT",
+    "a number of bytes",
+    math.inf,
+    "agent",
+    "worker",
+    "the most that a rank's states may take of host memory",
+    float,
+)
+PAGE_TOKEN = Variable[str | None](
+    "JITCKPT_PAGE_TOKEN",
+    "a text",
+    None,
+    "agent or you",
+    "the page's server",
+    "who shows it may see the job's page; by default drawn, where others could reach the page",
+    str,
 )
 FAULTS = _text(
     "JITCKPT_FAULTS", "agent", "worker", "rehearsed failures that are still to come", default="", kind="JSON"

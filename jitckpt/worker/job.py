@@ -38,10 +38,11 @@ from jitckpt.state import host_state, parallel
 from jitckpt.state.host_state import HostState, ModelState, Stateful
 from jitckpt.state.module_numbers import ModuleNumbers
 from jitckpt.state.parallel import StepBarrier
-from jitckpt.state.shards import Layout, agree, any_rank, hear_first
+from jitckpt.state.shards import Layout, agree, any_rank, hear_first, through_first
 from jitckpt.system import descriptors
 from jitckpt.system.signals import comes_from_signal
 from jitckpt.system.stacks import stack_writer
+from jitckpt.tiers.own_shard import OwnShard
 from jitckpt.wire import environment, protocol
 from jitckpt.worker import spare
 from jitckpt.worker.checkpoint_path import CheckpointPath
@@ -49,13 +50,15 @@ from jitckpt.worker.draws import TWO_LINES, Draws
 from jitckpt.worker.ends import at_end
 from jitckpt.worker.ends.exceptions import ExceptionHook, ExitHook
 from jitckpt.worker.in_place import proxy_faults
-from jitckpt.worker.saving import found
+from jitckpt.worker.saving import found, snapshots
+from jitckpt.worker.saving.beside import BesideTraining
 from jitckpt.worker.saving.found import Found, several_optimizers
 from jitckpt.worker.saving.history import History
 from jitckpt.worker.saving.mirror import Mirror
 from jitckpt.worker.saving.outside_changes import OutsideChanges
 from jitckpt.worker.saving.periodic import PeriodicSaver, Settings
 from jitckpt.worker.saving.saver import SaveFunction, Saver
+from jitckpt.worker.saving.snapshots import Snapshots
 from jitckpt.worker.self_check.checker import SelfChecker
 from jitckpt.worker.self_check.comparison import (
     FULL_SELF_CHECK,
@@ -197,12 +200,19 @@ def init(
         periodic=Settings(save_every, keep, layout is None or layout.shards.index(shard) == rank),
         local_state_limit=local_state_limit,
         self_check=_self_check(self_check),
+        needs_memory=environment.MEMORY_TIER.get() != "auto" or _lacks_replicas(layout, shards),
     )
     if _base_of_next_job is not None:
         _current.set_base(*_base_of_next_job)
         _base_of_next_job = None
     if layout is not None and rank == 0 and save_every is None and layout.alone():
-        _current._warn(_without_replicas(layout))
+        if descriptors.MEMORY not in os.environ:
+            _current._warn(_without_replicas(layout))
+        elif save_checkpoint is not None:
+            _current._warn(
+                "The memory tier can't protect a job that has a save function of its own: it keeps what "
+                "jitckpt's own saver saves. Give jitckpt.init model and optimizer in its place."
+            )
     return _current
 
 
@@ -235,6 +245,30 @@ def jit_get_checkpoint_path(checkpoint_dir: str | os.PathLike[str]) -> Checkpoin
     return CheckpointPath(choice.save.path)
 
 
+def is_current() -> bool:
+    """Whether this process has a job that is not closed."""
+    return _current is not None
+
+
+def all_say(said: Any) -> list[Any]:
+    """Return what all ranks say here, by rank: each has to call it. For plain values that JSON holds."""
+    rank, world_size = _place()
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return [said]
+    store = torch.distributed.distributed_c10d._get_default_store()
+    told: list[Any] = json.loads(
+        through_first(
+            store,
+            "said by all",
+            rank,
+            world_size,
+            value=json.dumps(said),
+            decide=lambda values: json.dumps([json.loads(value) for value in values]),
+        )
+    )
+    return told
+
+
 def _harmless(method: Callable[Concatenate["Job", P], None]) -> Callable[Concatenate["Job", P], None]:
     """Have whatever fails in a method fail jitckpt alone: the training goes on without it.
 
@@ -262,6 +296,8 @@ class Job:
     """A protected training job, as `init` returns it."""
 
     _module_numbers: ModuleNumbers | None = None
+    _snapshots: Snapshots | None = None
+    _beside: Sequence[BesideTraining] = ()  # what saves while the training goes on
     _interrupted: str | None = None  # a signal's handler has raised in the middle of a hook
     given_step: int | None = None  # by jit_get_checkpoint_path: what the script has loaded
 
@@ -282,8 +318,12 @@ class Job:
         periodic: Settings,
         local_state_limit: int,
         self_check: str = NO_SELF_CHECK,
+        needs_memory: bool = True,
     ) -> None:
-        """step_barrier: None for where what the device keeps has to be on another host before the step."""
+        """step_barrier: None for where what the device keeps has to be on another host before the step.
+
+        needs_memory: the memory tier is to be used, if there is one.
+        """
         self.root, self.identity = root, identity
         self._named_directory = named_directory
         self._save_function = save_function
@@ -299,7 +339,7 @@ class Job:
         self._periodic_settings = periodic
         self._periodic: PeriodicSaver | None = None
         self._base = 0
-        self._given = _given_by_agent(identity.rank)
+        self._given = _given_by_agent(identity.rank, needs_memory)
         self._agent_fd = -1 if self._given is None else self._given.agent
         self._events = EventLog(root)
         self._events.restart = environment.RESTART.get()
@@ -350,6 +390,16 @@ class Job:
         self._start(native, model, optimizers, scaler, local_state_limit)
         self._watch_from(self._base)
 
+    @property
+    def loop(self) -> Loop:
+        """Where the training's loops are; for a framework, which has loops of its own."""
+        return self._loop
+
+    @property
+    def is_protected(self) -> bool:
+        """Whether there is a device and a library to protect it."""
+        return self._native is not None
+
     def steps(self, number: int) -> Iterator[int]:
         """Iterate range(number) from where the job is, after `restore` if the script has not called it.
 
@@ -393,7 +443,8 @@ class Job:
         """
         begun = time.monotonic()
         self._is_restored = True
-        choice = _choice(self.root, self.identity, several_hosts=_on_several_hosts())
+        memory = None if self._snapshots is None else self._snapshots.found(self.identity)
+        choice = _choice(self.root, self.identity, several_hosts=_on_several_hosts(), memory=memory)
         if self.given_step is not None and self.given_step != (choice.step if choice else 0):
             raise CheckpointError(
                 f"jit_get_checkpoint_path gave rank {self.identity.rank} step {self.given_step}, but of that "
@@ -403,6 +454,8 @@ class Job:
         self._tell_start(choice)
         if choice is None:
             folders.set_aside_after(self.root, 0, self.identity.rank)  # what an earlier try left
+            if self._snapshots is not None:
+                self._snapshots.restored(0)
             return 0
         for reason in choice.reasons:
             self._warn(f"A save was passed over: {reason}")
@@ -418,10 +471,13 @@ class Job:
         except (SaveError, TreeError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise CheckpointError(f"{choice.save.path} can't be restored: {error}") from error
         folders.set_aside_after(self.root, choice.step, self.identity.rank)
-        self.set_base(choice.step, choice.save.path)
+        self.set_base(choice.step, None if choice.in_memory else choice.save.path)
+        if self._snapshots is not None:
+            self._snapshots.restored(choice.step if choice.in_memory else 0)
         seconds = time.monotonic() - begun
         path, source = str(choice.save.path), choice.save.rank
-        self._report(protocol.Restored(self.identity.rank, choice.step, path, source, seconds))
+        rank = self.identity.rank
+        self._report(protocol.Restored(rank, choice.step, path, source, seconds, choice.reason))
         return choice.step
 
     def _tell_start(self, choice: Choice | None) -> None:
@@ -438,8 +494,8 @@ class Job:
         except (OSError, SaveError) as error:
             self._warn(f"How this start was made can't be noted in {self.root}: {error}")
 
-    def set_base(self, step: int, path: Path) -> None:
-        """Count the steps on from `step`, whose state was loaded from the save in the folder `path`."""
+    def set_base(self, step: int, path: Path | None) -> None:
+        """Count the steps on from `step`, whose state was loaded from the save in `path`, or from memory."""
         self._base = step
         if self._native is not None and self._hooks is not None and self._saver is not None:
             self._saver.restored(step, path)
@@ -463,9 +519,9 @@ class Job:
         if self._native is None or self._hooks is None:
             return
         atexit.unregister(self._at_exit)
-        if self._periodic is not None:
-            self._periodic.settled(self._hooks.step)
-            self._periodic.wait()
+        for one in self._beside:
+            one.settled(self._hooks.step)
+            one.wait()
         if self._checker is not None:
             self._checker.settled(self._hooks.step)
             self._last_check = self._checker
@@ -506,21 +562,21 @@ class Job:
 
     @_harmless
     def minibatch_begun(self, step: int) -> None:
-        pending = self._periodic is not None and self._periodic.is_pending(step - 1)
+        pending = any(one.is_pending(step - 1) for one in self._beside)
         changed = self._outside.minibatch_begun(step, look=pending)
         self._history.settle(step - 1)
         if changed and self._host.model is not None:
             self._history.hold(step - 1, self._host.model.held())
         if self._found is not None:
             self._found.settle(step - 1)
-        if self._periodic is not None:
-            if pending and changed and self._outside.is_counted(step):
-                self._periodic.copy_again(self._history.shared(step - 1))
-            elif pending and changed:
-                self._periodic.cancel(step - 1)
+        for one in self._beside:
+            if one.is_pending(step - 1) and changed and self._outside.is_counted(step):
+                one.copy_again(self._history.shared(step - 1))
+            elif one.is_pending(step - 1) and changed:
+                one.cancel(step - 1)
             if self._outside.tells_apart:
-                self._periodic.step_begins()  # what comes now may change what it copies
-            self._periodic.settled(step - 1)
+                one.step_begins()  # what comes now may change what it copies
+            one.settled(step - 1)
         self._settle_check(step - 1)
         if self._history.is_irregular:
             self._warn_once(IRREGULAR)
@@ -537,6 +593,16 @@ class Job:
             self._write_local(step, final=False)
         if self._copies is not None and self._barrier is None:
             self._copies.wait(step)  # the next collective may be the last that the others need
+
+    def put_back(self) -> None:
+        """Put back once more what this rank alone knew after the restored step."""
+        if self._restored_parts is not None:
+            self._host.restore_local(self._restored_parts)
+
+    def write_before_step(self) -> None:
+        """Write what this rank alone knows of the minibatch once more; for who knows more after the forward pass."""
+        if self._hooks is not None:
+            self.forward_ended(self._hooks.step + 1)
 
     def step_begun(self, step: int) -> None:
         assert self._native is not None
@@ -556,10 +622,10 @@ class Job:
         if self._save_function is not None:
             self._find(step)
         is_unknown = self._outside.step_begun(step)
-        if self._periodic is not None:
-            self._periodic.step_begins()
+        for one in self._beside:
+            one.step_begins()
             if is_unknown:
-                self._periodic.cancel(step - 1)
+                one.cancel(step - 1)
         if self._checker is not None:
             self._checker.step_begins()
             if self._checker.is_done:
@@ -668,10 +734,10 @@ class Job:
             self._history.hold(step, self._host.model.held())
         self._write_at_boundary(step)
         self._save_periodically(step)
-        if self._periodic is not None:
+        for one in self._beside:
             if self._outside.tells_apart:
-                self._periodic.step_begins()  # what comes now may change what it copies
-            self._periodic.settled(step)
+                one.step_begins()  # what comes now may change what it copies
+            one.settled(step)
         if self._found is not None:
             self._found.settle(step)
         self._settle_check(step)
@@ -744,8 +810,9 @@ class Job:
             self._host.restore_progress(self._progress_as_loop_began)
 
     def _save_periodically(self, step: int) -> None:
-        if self._periodic is not None and self._periodic.is_due(step):
-            self._periodic.step_ended(step, self._host.local(), self._history.shared(step))
+        for one in self._beside:
+            if one.is_due(step):
+                one.step_ended(step, self._host.local(), self._history.shared(step))
 
     def _find(self, step: int) -> None:
         """Find what a save function may read although init was not given it; optimizers make steps."""
@@ -842,6 +909,7 @@ class Job:
             report=self._report,
             keep=self._periodic_settings.keep,
             why_not=self._why_not_call,
+            memory=None if self._given is None else self._given.memory,
         )
         if self._save_function is None:
             self._periodic = PeriodicSaver(
@@ -855,6 +923,8 @@ class Job:
                 report=self._report,
                 warn=self._warn,
             )
+            self._beside = [self._periodic]
+            self._begin_snapshots(native)
             if model is not None and self._self_check != NO_SELF_CHECK:
                 self._checker = SelfChecker(
                     model=model,
@@ -913,8 +983,27 @@ class Job:
         self._exception_hook = ExceptionHook(self._report_exception)
         self._exit_hook = ExitHook()
 
+    def _begin_snapshots(self, native: Native) -> None:
+        """Use the memory tier, if the agent has given one."""
+        if self._given is None or self._given.memory is None:
+            return
+        timeline = uuid.uuid4().hex
+        if torch.distributed.is_initialized():
+            store = torch.distributed.distributed_c10d._get_default_store()
+            timeline = hear_first(store, "timeline", self.identity.rank, timeline)
+        self._snapshots = Snapshots(
+            snapshots.given(self._given.memory),
+            identity=self.identity,
+            timeline=timeline,
+            host=self._host,
+            history=self._history,
+            write_word=native.write_word,
+            warn=self._warn,
+        )
+        self._beside = [*self._beside, self._snapshots]
+
     def _load(self, choice: Choice) -> None:
-        saved = folders.read(choice.save)
+        saved = choice.in_memory or folders.read(choice.save)
         document, tensors = saved.document, saved.tensors
         tensors = strides.all_laid_out(tensors, document["strides"])
         builtin = choice.save.metadata is not None and choice.save.metadata.saver == "builtin"
@@ -1192,15 +1281,17 @@ def _run_id(rank: int) -> str:
     return run or uuid.uuid4().hex
 
 
-def _choice(root: Path, identity: Identity, *, several_hosts: bool) -> Choice | None:
+def _choice(
+    root: Path, identity: Identity, *, several_hosts: bool, memory: OwnShard | None = None
+) -> Choice | None:
     """Return what this rank goes on from; None for a fresh start. Raises CheckpointError.
 
     Where what this rank could see does not decide for all, they agree: then every rank has to call it.
     """
     initialised = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if initialised and (identity.shards > 1 or several_hosts):
+    if initialised and (identity.shards > 1 or several_hosts or memory is not None):
         store = torch.distributed.distributed_c10d._get_default_store()
-        return same_step.together(store, root, identity)
+        return same_step.together(store, root, identity, memory)
     if identity.shards > 1:
         return selection.choose(folders.find(root), identity, folders.verify)
     return same_step.alone(root, identity)
@@ -1244,15 +1335,29 @@ def _without_replicas(layout: Layout) -> str:
     return (
         f"Part of this job's state has no replica: {len(ranks)} of its {len(layout.shards)} ranks ({shown}) "
         f"hold alone what they hold ({layout.text}). When one of these is lost, its part can't be saved any "
-        "more, and the job goes back to an older step: give jitckpt.init save_every=..., so that there is "
-        "one."
+        "more, and the job goes back to an older step: start it with `jitckpt run --memory-tier auto`, which "
+        "keeps it in host memory after each step, or give jitckpt.init save_every=..., so that there is one."
     )
 
 
-def _given_by_agent(rank: int) -> descriptors.Given | None:
+def _lacks_replicas(layout: Layout | None, shards: int) -> bool:
+    """Return whether some rank's state has no replica (on another host, where there are several)."""
+    if layout is None:
+        return shards > 1
+    count = len(layout.shards)
+    hosts = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
+    each = count // hosts if hosts > 1 and count % hosts == 0 else 1
+    places: dict[int, set[int]] = {}
+    for rank, shard in enumerate(layout.shards):
+        places.setdefault(shard, set()).add(rank // each)
+    return any(len(on) == 1 for on in places.values())
+
+
+def _given_by_agent(rank: int, needs_memory: bool) -> descriptors.Given | None:
     """Return what the agent has given this process; None, with a warning, if that is not there to be used."""
     try:
-        return descriptors.claim(rank)
+        given = descriptors.claim(rank)
+        return given if given is None or needs_memory else replace(given, memory=None)
     except descriptors.NotOursError as error:
         warnings.warn(
             f"jitckpt: {error} So rank {rank} runs as without an agent: it saves by itself when it is sent "
