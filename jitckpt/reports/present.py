@@ -332,7 +332,7 @@ class JobModel:
         spent[self._cause_of_now()] += waited
         told = progress if progress is not None and progress.restart == self._restart else None
         steps = dict(self._steps)
-        if told is not None and self._outcome is None:
+        if told is not None:
             for rank, step in told.steps.items():
                 steps[rank] = max(step, steps.get(rank, 0))
         newest = max(steps.values(), default=None)
@@ -572,6 +572,9 @@ class JobModel:
         for rank in event["ranks"]:
             self._states[rank] = "held"
 
+    def _hear_save_begun(self, event: Event) -> None:
+        self._steps[event["rank"]] = event["step"]
+
     def _hear_save_ended(self, event: Event) -> None:
         self._steps[event["rank"]] = event["step"]
         self._shard_saved(event["step"], event["shard"])
@@ -749,6 +752,7 @@ _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "detected": {"cause": str, "text": str, "first": bool},
     "device_alarm": {"rank": int, "text": str},
     "save_ordered": {"ranks": list},
+    "save_begun": {"rank": int, "step": int},
     "save_ended": {"rank": int, "step": int, "shard": int},
     "periodic_save": {"rank": int, "step": int, "shard": int},
     "saved": {"step": int},
