@@ -58,9 +58,9 @@ def test_a_job_that_makes_no_progress_ends_and_leaves_what_memory_has_in_files(
     launcher: Launcher, undisturbed: list[str]
 ) -> None:
     command = [*RUN, "--max-restarts", "9", "--memory-tier", "peer", TRAINING, "full", *PAUSE]
-    first = launcher.run(*command, "--dies-in", "4")
+    first = launcher.run(*command, "--dies-in", "5")
     assert first.status == 93, first.err
-    assert "3 starts have come to step 4 and failed alike (rank 1 was killed by SIGKILL)" in first.err
+    assert "3 starts have come to step 5 and failed alike (rank 1 was killed by SIGKILL)" in first.err
     assert "the state after step 4, which was in memory alone, lies in" in first.err
     assert len(events(launcher, "restart")) == 2
     second = launcher.run(*command)
