@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PYTHON = {
     "cli": "rehearsal agent agent/processes worker/in_place worker/self_check doctor reports hosts saves "
     "decisions events planning bindings encoding faults device console errors",
-    "rehearsal": "agent/proxies reports saves events faults errors",
+    "rehearsal": "agent/proxies reports tiers saves events faults errors",
     "agent": "agent/proxies agent/processes ring tiers hosts saves decisions events wire faults console "
     "errors system",
     "agent/proxies": "agent/processes hosts decisions/transparent decisions events wire _step_barrier system "
