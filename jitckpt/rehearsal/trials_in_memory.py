@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jitckpt.faults.injection import phases_of
-from jitckpt.rehearsal.runs import Run, is_worker
+from jitckpt.rehearsal.runs import Run
 from jitckpt.rehearsal.runs_on_hosts import HOSTS, HostStrike, JobOnHosts
 from jitckpt.rehearsal.trials import Trial, Verdict, differences
 from jitckpt.tiers import host_memory
@@ -35,7 +35,8 @@ class MemoryStrike(HostStrike):
     def befall(self, job: JobOnHosts) -> None:
         """Let it happen."""
         processes = job.hosts.processes(self.rank)
-        workers = [pid for pid in processes if is_worker(pid, self.rank)]
+        registered = [event["pid"] for event in job.events() if event["event"] == "registered"]
+        workers = [pid for pid in processes if pid in registered]
         keepers = [pid for pid in processes if KEEPER_PROGRAM in _command(pid)]
         if self.what == STOPPED:
             agent = job.agents[self.rank].pid
