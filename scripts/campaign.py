@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
 
@@ -25,8 +26,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from jitckpt.doctor import moved_process
 from jitckpt.events import FILE_NAME
-from jitckpt.faults.injection import FATAL_KINDS, TRANSPARENT_KINDS
+from jitckpt.faults.injection import FATAL_KINDS, LASTING_KINDS, TRANSPARENT_KINDS
 from jitckpt.rehearsal import trials_in_memory, trials_in_place, trials_on_hosts
 from jitckpt.rehearsal.runs import CHECKPOINTS, OUTPUT, Run, end_in_order_on_sigterm, kill_running, run_job
 from jitckpt.rehearsal.runs_on_hosts import HOSTS, run_on_hosts
@@ -149,7 +151,9 @@ def parse_arguments() -> argparse.Namespace:
         parser.error("--state-on-device: only in --mode transparent")
     own_kinds = TRANSPARENT_KINDS if transparent else trials_on_hosts.HOST_KINDS if on_hosts else None
     own_kinds = trials_in_memory.MEMORY_KINDS if in_memory else own_kinds
-    known = own_kinds or (*TRIAL_KINDS, *FATAL_KINDS)
+    known = (
+        (*own_kinds, *(LASTING_KINDS if transparent else ())) if own_kinds else (*TRIAL_KINDS, *FATAL_KINDS)
+    )
     args.kinds = args.kinds or own_kinds or USER_KINDS
     if unknown := set(args.kinds) - set(known):
         parser.error(f"--kinds: {', '.join(sorted(unknown))} is none of {', '.join(known)}")
@@ -283,6 +287,11 @@ class Campaign:
 class CampaignInPlace(Campaign):
     """Of transparent mode, and of a script that itself prints what it ends with."""
 
+    @cached_property
+    def has_criu(self) -> bool:
+        """Whether workers can be moved here."""
+        return "error" not in moved_process.try_it()
+
     def ended(self, run: Run, folder: Path) -> Run:
         printed = (folder / OUTPUT).read_text()
         return replace(run, final=trials_in_place.final_as_printed(printed, run.restarts))
@@ -306,6 +315,10 @@ class CampaignInPlace(Campaign):
         options = ["--mode", "transparent", "--warm-spares", "0"]
         options += ["--checkpoint-dir", str(folder / CHECKPOINTS)]
         options += ["--no-state-on-device"] if self.args.state_on_device is False else []
+        variables = {"JITCKPT_PROXY_SPARE": str(trial.number // 2 % 2)}
+        if trial.kind in LASTING_KINDS:
+            options += ["--broken-device", "move" if self.has_criu else "exchange"]
+            variables["SOFTGPU_DEVICES"] = str(ranks + len(trial.faults))
         run = run_job(
             self.command(example, options),
             folder,
@@ -315,7 +328,7 @@ class CampaignInPlace(Campaign):
             hang_timeout=SILENT_IN_PLACE if is_silent(trial.kind) else 60.0,
             time_limit=TIME_LIMIT,
             # By turns, without the spares of workers, which are not replaced in this mode.
-            variables={"JITCKPT_PROXY_SPARE": str(trial.number // 2 % 2)},
+            variables=variables,
         )
         if trials_in_place.came_too_late(trial, run):
             return None

@@ -37,15 +37,18 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher import api as launcher
 
 from jitckpt.agent.memory_tier import MemoryTier, Wanted
+from jitckpt.agent.migration.move import Mover
 from jitckpt.agent.processes.children import Children
 from jitckpt.agent.processes.spares import Spares
 from jitckpt.agent.processes.workers import Worker
+from jitckpt.agent.progress import ProgressTeller
 from jitckpt.agent.protection import Protection
 from jitckpt.agent.proxies.control import ControlSocket, Proxies
+from jitckpt.agent.proxies.exchange import Settings as Exchange
 from jitckpt.agent.proxies.state_transfer import Transfers
-from jitckpt.agent.proxies.step_barrier import VARIABLE as STEP_BARRIER
 from jitckpt.agent.proxies.step_barrier import Messenger, StepBarrier
 from jitckpt.agent.supervisor import Reports, Supervisor
+from jitckpt.bindings.criu import Criu
 from jitckpt.console import say, show_size
 from jitckpt.decisions import quorum
 from jitckpt.decisions.recovery import SAME_ENDS, Outcome, brings_no_progress
@@ -63,10 +66,10 @@ from jitckpt.hosts.stores import Apart, LastingRendezvous, StoreGone
 from jitckpt.ring import local_state
 from jitckpt.ring.copies import Copier
 from jitckpt.saves import directory_lock, folders
-from jitckpt.saves.layout import FIRST_DIRECTORIES, Identity, Kind
-from jitckpt.system import descriptor_limit, process_tree
+from jitckpt.saves.layout import Identity, Kind
+from jitckpt.system import descriptor_limit
 from jitckpt.system.disk_thread import waited_for
-from jitckpt.system.signals import AGENT_PID
+from jitckpt.wire import environment as variables
 from jitckpt.wire import protocol
 from jitckpt.wire.protocol import Message
 
@@ -89,6 +92,8 @@ class Settings:
     warm_start: bool  # fork all workers from one process that has loaded torch, those of the first start too
     devices: tuple[str, ...]  # of this host, as in CUDA_VISIBLE_DEVICES
     exclude_suspect: bool
+    exchange_broken: bool  # in transparent mode: devices that no new server cures, for others of this host
+    criu: Criu | None  # by which the worker of such a rank is made anew, too
     temporary: Path | None  # a folder of the launcher's that goes with it
     faults: tuple[FaultSpec, ...]
     host_timeout: float
@@ -145,7 +150,7 @@ class Agent(LocalElasticAgent):
         self._armed = [fault.with_phase() for fault in settings.faults]
         several = config.max_nodes > 1
         self._run = f"{config.rdzv_endpoint}/{config.run_id}" if several else uuid.uuid4().hex
-        self._first_directories: dict[str, str] = {}  # see layout.FIRST_DIRECTORIES
+        self._first_directories: dict[str, str] = {}  # see environment.FIRST_DIRECTORIES
         self._spares = Spares(settings.warm_spares)
         self._suspects = Suspects()
         self._devices = list(settings.devices)
@@ -530,6 +535,9 @@ class WorkerProcesses(PContext):
         self._control: ControlSocket | None = None
         self._barrier: StepBarrier | None = None
         self._messenger: Messenger | None = None
+        self._progress: ProgressTeller | None = None
+        self._device_proxies: Proxies | None = None
+        self._mover: Mover | None = None
 
     def start(self) -> None:
         """Start the workers and what copies their logs; signals, unlike in torch, are the agent's affair."""
@@ -589,6 +597,7 @@ class WorkerProcesses(PContext):
         self._copier = self._copier_of_rings()
         if self._memory is not None:
             self._protection = Protection(self._memory, self._memories, self._hosts, self._log)
+        self._device_proxies = self._proxies()
         self.supervisor = Supervisor(
             workers=workers,
             log=self._log,
@@ -606,10 +615,13 @@ class WorkerProcesses(PContext):
             restarts_left=self._restarts_left,
             mistakes_before=self._mistakes_before,
             hosts=self._hosts,
-            proxies=self._proxies(),
+            proxies=self._device_proxies,
             protection=self._protection,
         )
         self.supervisor.start()
+        host = 0 if self._hosts is None else self._hosts.index
+        self._progress = ProgressTeller({w.rank: w.ring_fd for w in workers}, self._log, host)
+        self._progress.start()
         if self._protection is not None:
             self._protection.start()
         if self._copier is not None:
@@ -625,7 +637,16 @@ class WorkerProcesses(PContext):
         transfers = None
         if self._barrier is not None and self._hosts is not None:
             self._messenger, transfers = Messenger(self._barrier, self._hosts), Transfers(self._hosts)
-        return Proxies(
+        exchange = None
+        if self._settings.exchange_broken:
+            self._mover = self._make_mover()
+            exchange = Exchange(
+                tuple(self._devices),
+                injection.OF_A_BROKEN_DEVICE,
+                move=None if self._mover is None else self._mover.move,
+                check=None if self._mover is None else self._mover.check,
+            )
+        proxies = Proxies(
             self._control,
             sessions,
             self._log,
@@ -634,7 +655,18 @@ class WorkerProcesses(PContext):
             hosts=self._hosts,
             messenger=self._messenger,
             transfers=transfers,
+            exchange=exchange,
         )
+        if self._mover is not None:
+            self._mover.begin(proxies)
+        return proxies
+
+    def _make_mover(self) -> Mover | None:
+        if self._settings.criu is None:
+            return None
+        shared = {} if self._barrier is None else {"jitckpt-steps": self._barrier.file}
+        workers = {worker.rank: worker for worker in self._workers.values()}
+        return Mover(self._settings.criu, workers, self._log, say, shared)
 
     def _copier_of_rings(self) -> Copier | None:
         """Return what has another host keep copies of the rings."""
@@ -652,28 +684,29 @@ class WorkerProcesses(PContext):
 
     def _prepare_worker(self, local_rank: int) -> None:
         environment = {**os.environ, **self.envs[local_rank], **self._settings.device_environment}
-        environment["JITCKPT_HANG_TIMEOUT"] = str(self._settings.hang_timeout)
-        environment["JITCKPT_HANG_FLOOR"] = str(self._settings.hang_floor)
+        environment |= variables.HANG_TIMEOUT.to(self._settings.hang_timeout)
+        environment |= variables.HANG_FLOOR.to(self._settings.hang_floor)
         if tuple(self._devices) != self._settings.devices:
             environment[VARIABLE] = ",".join(self._devices)
         if self._control is not None:
             environment |= self._control.variables
             if self._barrier is not None:
-                environment[STEP_BARRIER] = self._barrier.of(local_rank)
-            environment.setdefault("JITCKPT_PROXY_SPARE", str(min(1, self._spares.wanted(len(self.args)))))
-        environment[AGENT_PID] = str(os.getpid())
-        environment[directory_lock.RUN] = self._run
-        environment[process_tree.MARK] = self._children.mark
-        environment["JITCKPT_STAGING"] = str(self._settings.staging)
-        environment[FIRST_DIRECTORIES] = json.dumps(self._first_directories)
-        environment["JITCKPT_RESTART"] = str(self._log.restart)
+                environment |= variables.PROXY_TOGETHER.to(self._barrier.of(local_rank))
+            if not variables.PROXY_SPARE.is_set(environment):
+                environment |= variables.PROXY_SPARE.to(self._spares.wanted(len(self.args)) > 0)
+        environment |= variables.AGENT_PID.to(os.getpid())
+        environment |= variables.RUN.to(self._run)
+        environment |= variables.JOB_PROCESSES.to(self._children.mark)
+        environment |= variables.STAGING.to(self._settings.staging)
+        environment |= variables.FIRST_DIRECTORIES.to(self._first_directories)
+        environment |= variables.RESTART.to(self._log.restart)
         if self._memory is not None:
             rank = int(environment["RANK"])
             self._memories[rank] = self._memory.given(rank)
             environment |= self._memory.variables(self.nprocs)
-        environment["JITCKPT_FAULTS"] = injection.to_environment(self._armed)
+        environment |= variables.FAULTS.to(injection.to_environment(self._armed))
         if self._settings.checkpoint_dir is not None:
-            environment["JITCKPT_CHECKPOINT_DIR"] = str(self._settings.checkpoint_dir)
+            environment |= variables.CHECKPOINT_DIR.to(str(self._settings.checkpoint_dir))
         command = (str(self.entrypoint), *(str(argument) for argument in self.args[local_rank]))
         if self._numa_options is not None:
             from torch.numa.binding import _maybe_wrap_command_args_with_numa_binding
@@ -746,6 +779,8 @@ class WorkerProcesses(PContext):
                 self._children.kill_guardian()
             elif fired.kind == "template":
                 self._spares.kill_template()
+            elif fired.kind in injection.LASTING_KINDS and self._device_proxies is not None:
+                self._device_proxies.break_device(fired.rank)
 
     def _blamed(self, worker: Worker) -> None:
         local_rank = self._local_rank(worker)
@@ -791,6 +826,8 @@ class WorkerProcesses(PContext):
             return
         self._open = False
         self.supervisor.stop(death_sig)
+        if self._progress is not None:
+            self._progress.stop()
         if self._protection is not None:
             self._protection.stop()
         if self._messenger is not None:

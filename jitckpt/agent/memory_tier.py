@@ -25,9 +25,9 @@ from jitckpt.tiers import host_memory, own_shard, peers
 from jitckpt.tiers.host_memory import WORDS, HostMemory
 from jitckpt.tiers.peers import PeerMemory
 from jitckpt.tiers.tier import Held
+from jitckpt.wire.environment import MEMORY_EVERY, MEMORY_LIMIT, MEMORY_TIER
 
 FREE_PART = 0.8
-EVERY, LIMIT, MODE = "JITCKPT_MEMORY_EVERY", "JITCKPT_MEMORY_LIMIT", "JITCKPT_MEMORY_TIER"  # variables
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,11 @@ class MemoryTier:
     def variables(self, ranks: int) -> dict[str, str]:
         """Return what the workers, so many on this host, are told."""
         limit = self.limit / (ranks * self.wanted.copies)
-        return {MODE: self.wanted.mode, EVERY: str(self.wanted.every), LIMIT: str(limit)}
+        return {
+            **MEMORY_TIER.to(self.wanted.mode),
+            **MEMORY_EVERY.to(self.wanted.every),
+            **MEMORY_LIMIT.to(limit),
+        }
 
     def given(self, rank: int) -> int:
         """Return the memfd of a rank that is about to start, with nothing said of it yet."""

@@ -340,7 +340,9 @@ class Supervisor(threading.Thread):
             case protocol.Progress():
                 self._investigation.hear(rank, message)
             case protocol.NcclError():
-                self._alarm("nccl_error", f"{message.operation} of rank {rank} failed: {message.text}")
+                self._alarm(
+                    "nccl_error", f"{message.operation} of rank {rank} failed: {message.text}", [rank]
+                )
             case protocol.SaveBegun(save_id=self._save_id):
                 self._change(rank, saving_step=message.step)
             case protocol.SaveEnded(save_id=self._save_id):
@@ -411,15 +413,15 @@ class Supervisor(threading.Thread):
         if self._job.whole_at is None and whole_steps(self._job.ranks):
             self._job = replace(self._job, whole_at=time.monotonic())
 
-    def _alarm(self, cause: str, text: str) -> None:
-        self._detected(cause, text)
+    def _alarm(self, cause: str, text: str, ranks: Sequence[int] = ()) -> None:
+        self._detected(cause, text, ranks)
         self._job = replace(self._job, alarmed=True)
 
     def _tell_alarm(self, cause: str, text: str, blamed: Sequence[int] = ()) -> None:
         """Raise an alarm on all hosts about what only this one knows; blamed: the ranks that caused it."""
         if self._hosts is not None:
             self._hosts.broadcast({"alarm": cause, "text": text, "blamed": list(blamed)})
-        self._alarm(cause, text)
+        self._alarm(cause, text, blamed)
         self._blame(blamed)
 
     def _watch_lifeline(self, worker: Worker) -> None:
@@ -487,7 +489,7 @@ class Supervisor(threading.Thread):
         if rank in self._workers and rank in self._registrations and not in_memory:
             self._at_death.write(rank, self._workers[rank].ring_fd, self._directory())
         first = self._trouble is None
-        self._detected("died", f"rank {rank} {_how_it_ended(exit_code)}")
+        self._detected("died", f"rank {rank} {_how_it_ended(exit_code)}", [rank])
         if first:  # the others may have ended because of it
             self._blame([rank])
 
@@ -497,10 +499,10 @@ class Supervisor(threading.Thread):
             if rank in self._workers and known.mistake is None and known.refused is None:
                 self._reports.blamed(self._workers[rank])
 
-    def _detected(self, cause: str, text: str) -> None:
+    def _detected(self, cause: str, text: str, ranks: Sequence[int] = ()) -> None:
         """Log a failure; tell the user of the first, the others usually follow from it."""
         text = protocol.shortened(text, MOST_TEXT)  # it goes into orders
-        self._log.write("detected", cause=cause, text=text, first=self._trouble is None)
+        self._log.write("detected", cause=cause, text=text, first=self._trouble is None, ranks=list(ranks))
         if self._trouble is None:
             self._trouble = text
             self._say(f"{text}.")
@@ -588,7 +590,7 @@ class Supervisor(threading.Thread):
     def _hear_alarm(self, host: int, cause: str, text: str, blamed: Sequence[int]) -> None:
         if cause == "signal":
             self.leaving.add(host)
-        self._alarm(cause, text)
+        self._alarm(cause, text, blamed)
         self._blame(blamed)
 
     def _pass_on(self, worker: Worker, order: Message, host: int) -> None:
@@ -625,7 +627,7 @@ class Supervisor(threading.Thread):
             self._log.leading, self._trouble = True, None  # what this host noticed before, nobody has heard
         elif self._trouble is not None:
             self._say(f"{text}.")
-        self._detected("host", text)
+        self._detected("host", text, ranks)
         if self._proxies is not None:
             self._proxies.lose_host(lost.host)
         for rank in ranks:

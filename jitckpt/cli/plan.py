@@ -54,10 +54,11 @@ def main(arguments: list[str]) -> int:
     for text in parsed.policy or ():
         check_tiers(text)
     description = read_description(parsed.cluster)
-    rows = compare(description, parsed.policy or USUAL_POLICIES)
-    if reasons := refusals(rows):
-        raise InvalidInput(". ".join(reasons))
-    advice = recommend(description, rows)
+    with Console(stderr=True).status("comparing"):
+        rows = compare(description, parsed.policy or USUAL_POLICIES)
+        if reasons := refusals(rows):
+            raise InvalidInput(". ".join(reasons))
+        advice = recommend(description, rows)
     if parsed.plot:
         from jitckpt.planning.pictures import draw_plan
 
@@ -202,7 +203,8 @@ def _reproduce(arguments: list[str]) -> int:
     )
     parsed = parser.parse_args(arguments)
     if parsed.trace is None:
-        reproduction = REPRODUCTIONS[parsed.name]()
+        with Console(stderr=True).status("computing"):
+            reproduction = REPRODUCTIONS[parsed.name]()
     elif parsed.name == "collab-fig6":
         reproduction = collab_of_trace(str(parsed.trace), read_trace(parsed.trace))
     else:

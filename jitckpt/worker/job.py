@@ -22,7 +22,7 @@ from jitckpt.bindings.interpose import Native, current_stream
 from jitckpt.console import say
 from jitckpt.data.loop import Batches, Loop
 from jitckpt.encoding import strides
-from jitckpt.encoding.staging import DEFAULT_BYTES, Staging
+from jitckpt.encoding.staging import Staging
 from jitckpt.encoding.tree_codec import Encoded
 from jitckpt.errors import CheckpointError, JitckptError, NativeError, SaveError, TreeError
 from jitckpt.events import EventLog
@@ -32,17 +32,18 @@ from jitckpt.hooks.torch_training import TrainingHooks
 from jitckpt.ring import local_state
 from jitckpt.ring.copies import Asker
 from jitckpt.saves import directory_lock, final_state, folders, same_step, selection, start_record
-from jitckpt.saves.layout import FIRST_DIRECTORIES, Identity
+from jitckpt.saves.layout import Identity
 from jitckpt.saves.selection import Choice
 from jitckpt.state import host_state, parallel
 from jitckpt.state.host_state import HostState, ModelState, Stateful
 from jitckpt.state.module_numbers import ModuleNumbers
 from jitckpt.state.parallel import StepBarrier
-from jitckpt.state.shards import Layout, agree, any_rank, hear_first
+from jitckpt.state.shards import Layout, agree, any_rank, hear_first, through_first
+from jitckpt.system import descriptors
 from jitckpt.system.signals import comes_from_signal
 from jitckpt.system.stacks import stack_writer
 from jitckpt.tiers.own_shard import OwnShard
-from jitckpt.wire import descriptors, protocol
+from jitckpt.wire import environment, protocol
 from jitckpt.worker import spare
 from jitckpt.worker.checkpoint_path import CheckpointPath
 from jitckpt.worker.draws import TWO_LINES, Draws
@@ -63,7 +64,6 @@ from jitckpt.worker.self_check.comparison import (
     FULL_SELF_CHECK,
     NO_SELF_CHECK,
     SAMPLED_SELF_CHECK,
-    SELF_CHECK,
 )
 
 MAX_AHEAD = (32, 8)  # steps that the host may be ahead of the device: the most for which memory is there
@@ -73,10 +73,8 @@ SETTLE_SECONDS = 0.05  # a device that moves on after all only costs another sav
 LAST_LOOK_SECONDS = 1.0
 LAST_CHECK_SECONDS = 10.0
 # Where no agent asks the other ranks: shortly before c10d's own watchdog would end the process.
-DEFAULT_HANG_TIMEOUT = 540.0
 DEFAULT_DIRECTORY = "ckpt"
 # Set by whoever tries a job out: its saves go there, whatever the script says, and its final state's digests.
-REHEARSAL_DIR = "JITCKPT_REHEARSAL_DIR"
 
 SHOWN_NAMES = 5
 DEEPEST_WRAPPER = 5
@@ -202,7 +200,7 @@ def init(
         periodic=Settings(save_every, keep, layout is None or layout.shards.index(shard) == rank),
         local_state_limit=local_state_limit,
         self_check=_self_check(self_check),
-        needs_memory=os.environ.get("JITCKPT_MEMORY_TIER") != "auto" or _lacks_replicas(layout, shards),
+        needs_memory=environment.MEMORY_TIER.get() != "auto" or _lacks_replicas(layout, shards),
     )
     if _base_of_next_job is not None:
         _current.set_base(*_base_of_next_job)
@@ -245,6 +243,30 @@ def jit_get_checkpoint_path(checkpoint_dir: str | os.PathLike[str]) -> Checkpoin
     else:
         _base_of_next_job = choice.step, choice.save.path
     return CheckpointPath(choice.save.path)
+
+
+def is_current() -> bool:
+    """Whether this process has a job that is not closed."""
+    return _current is not None
+
+
+def all_say(said: Any) -> list[Any]:
+    """Return what all ranks say here, by rank: each has to call it. For plain values that JSON holds."""
+    rank, world_size = _place()
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return [said]
+    store = torch.distributed.distributed_c10d._get_default_store()
+    told: list[Any] = json.loads(
+        through_first(
+            store,
+            "said by all",
+            rank,
+            world_size,
+            value=json.dumps(said),
+            decide=lambda values: json.dumps([json.loads(value) for value in values]),
+        )
+    )
+    return told
 
 
 def _harmless(method: Callable[Concatenate["Job", P], None]) -> Callable[Concatenate["Job", P], None]:
@@ -320,7 +342,7 @@ class Job:
         self._given = _given_by_agent(identity.rank, needs_memory)
         self._agent_fd = -1 if self._given is None else self._given.agent
         self._events = EventLog(root)
-        self._events.restart = int(os.environ.get("JITCKPT_RESTART", "0"))
+        self._events.restart = environment.RESTART.get()
         self._off: str | None = None  # why no state is saved any more
         self._said: set[str] = set()
         self._first_step_reported = self._is_restored = self._has_named_unexpected = False
@@ -367,6 +389,16 @@ class Job:
             self._barrier = StepBarrier()
         self._start(native, model, optimizers, scaler, local_state_limit)
         self._watch_from(self._base)
+
+    @property
+    def loop(self) -> Loop:
+        """Where the training's loops are; for a framework, which has loops of its own."""
+        return self._loop
+
+    @property
+    def is_protected(self) -> bool:
+        """Whether there is a device and a library to protect it."""
+        return self._native is not None
 
     def steps(self, number: int) -> Iterator[int]:
         """Iterate range(number) from where the job is, after `restore` if the script has not called it.
@@ -500,7 +532,7 @@ class Job:
         while self._hooks.step > self._base and not self._first_step_reported and time.monotonic() < until:
             self._report_first_step()
             time.sleep(0.01)
-        if rehearsal := os.environ.get(REHEARSAL_DIR):
+        if rehearsal := environment.REHEARSAL_DIR.get():
             state = final_state.of(self._hooks.step, self._host)
             final_state.write(Path(rehearsal) / final_state.FOLDER, self.identity.rank, state)
         if at_exit and self._agent_fd >= 0 and self.identity.world_size > 1:
@@ -561,6 +593,16 @@ class Job:
             self._write_local(step, final=False)
         if self._copies is not None and self._barrier is None:
             self._copies.wait(step)  # the next collective may be the last that the others need
+
+    def put_back(self) -> None:
+        """Put back once more what this rank alone knew after the restored step."""
+        if self._restored_parts is not None:
+            self._host.restore_local(self._restored_parts)
+
+    def write_before_step(self) -> None:
+        """Write what this rank alone knows of the minibatch once more; for who knows more after the forward pass."""
+        if self._hooks is not None:
+            self.forward_ended(self._hooks.step + 1)
 
     def step_begun(self, step: int) -> None:
         assert self._native is not None
@@ -863,7 +905,7 @@ class Job:
             replacement=self._outside.replacement,
             has_whole_copies=self._outside.has_all_of,
             refused=lambda: self._off,
-            staging=Staging(int(os.environ.get("JITCKPT_STAGING", DEFAULT_BYTES)), pinned=True),
+            staging=Staging(environment.STAGING.get(), pinned=True),
             report=self._report,
             keep=self._periodic_settings.keep,
             why_not=self._why_not_call,
@@ -899,8 +941,8 @@ class Job:
                 )
         native.start(
             agent_fd=self._agent_fd,
-            hang_timeout=float(os.environ.get("JITCKPT_HANG_TIMEOUT", DEFAULT_HANG_TIMEOUT)),
-            hang_floor=float(os.environ.get("JITCKPT_HANG_FLOOR", "0")),
+            hang_timeout=environment.HANG_TIMEOUT.get(),
+            hang_floor=environment.HANG_FLOOR.get(),
             settle=SETTLE_SECONDS,
             max_ahead=self._max_ahead,
             save=self._saver,
@@ -1025,7 +1067,7 @@ class Job:
             )
 
     def _injector(self, native: Native) -> Callable[[int, str], None] | None:
-        specs = injection.from_environment(os.environ.get("JITCKPT_FAULTS", ""), self.identity.rank)
+        specs = injection.from_environment(environment.FAULTS.get(), self.identity.rank)
         if not specs:
             return None
         arm_device = proxy_faults.taken_over() or injection.arm_device
@@ -1047,10 +1089,10 @@ class Job:
 
     def _report_loaded(self) -> None:
         modules = spare.importable_modules(sys.modules)
-        environment = [list(pair) for pair in spare.changed_environment(os.environ).items()]
+        changed = [list(pair) for pair in spare.changed_environment(os.environ).items()]
         for begin in range(0, len(modules), spare.MODULES_IN_A_MESSAGE):
             part = modules[begin : begin + spare.MODULES_IN_A_MESSAGE]
-            self._report(protocol.Loaded(self.identity.rank, part, environment if begin == 0 else []))
+            self._report(protocol.Loaded(self.identity.rank, part, changed if begin == 0 else []))
 
     def _report(self, message: protocol.Message) -> None:
         """Tell the agent; without one, or after its death, the checkpoint directory's events."""
@@ -1086,7 +1128,7 @@ class Job:
 
 def _max_ahead(local_bytes: int, limit: int) -> int:
     """Return how many steps the host may be ahead: what this rank alone knows is kept for each of them."""
-    if os.environ.get("JITCKPT_FAULTS"):
+    if environment.FAULTS.get():
         return MAX_AHEAD[-1]  # the steps of rehearsed failures are the host's: it stays near to its device
     return next(
         (
@@ -1176,7 +1218,7 @@ def _check_arguments(
 
 def _self_check(given: bool | None) -> str:
     """Return which check to make; a rehearsal asks for all of it."""
-    wanted = os.environ.get(SELF_CHECK, SAMPLED_SELF_CHECK)
+    wanted = environment.SELF_CHECK.get()
     if given is None or (given and wanted == FULL_SELF_CHECK):
         return wanted
     return SAMPLED_SELF_CHECK if given else NO_SELF_CHECK
@@ -1184,16 +1226,15 @@ def _self_check(given: bool | None) -> str:
 
 def _root(checkpoint_dir: str | os.PathLike[str] | None) -> Path:
     """Return the checkpoint directory to use."""
-    if rehearsal := os.environ.get(REHEARSAL_DIR):
-        return Path(rehearsal).absolute() / DEFAULT_DIRECTORY
+    if rehearsal := environment.REHEARSAL_DIR.get():
+        return rehearsal.absolute() / DEFAULT_DIRECTORY
     named = _named_directory(checkpoint_dir)
     # A script may make each start a working directory of its own.
-    first: dict[str, str] = json.loads(os.environ.get(FIRST_DIRECTORIES, "{}"))
-    return Path(first.get(named, named)).absolute()
+    return Path(environment.FIRST_DIRECTORIES.get().get(named, named)).absolute()
 
 
 def _named_directory(checkpoint_dir: str | os.PathLike[str] | None) -> str:
-    return os.fspath(checkpoint_dir or os.environ.get("JITCKPT_CHECKPOINT_DIR") or DEFAULT_DIRECTORY)
+    return os.fspath(checkpoint_dir or environment.CHECKPOINT_DIR.get())
 
 
 def _check_directory(root: Path, rank: int) -> None:
@@ -1229,7 +1270,7 @@ def _job_id(root: Path, rank: int) -> str:
 
 def _run_id(rank: int) -> str:
     """Return which run this process is of, as all its ranks and agents call it."""
-    run = os.environ.get(directory_lock.RUN)
+    run = environment.RUN.get()
     if run is None and torch.distributed.is_available() and torch.distributed.is_initialized():
         store = torch.distributed.distributed_c10d._get_default_store()
         run = hear_first(store, "run", rank, uuid.uuid4().hex)
@@ -1270,7 +1311,7 @@ def _told_by_first(what: str, rank: int, value: str) -> str | None:
 
 def _on_some_rank(identity: Identity, value: bool) -> bool:
     """Return whether it is so on some rank, where there are several hosts."""
-    if descriptors.COPIES not in os.environ or not torch.distributed.is_initialized():
+    if not environment.COPIES_FD.is_set() or not torch.distributed.is_initialized():
         return False
     store = torch.distributed.distributed_c10d._get_default_store()
     return any_rank(store, "a device keeps a state of its own", identity.rank, identity.world_size, value)

@@ -14,7 +14,7 @@ from test_host_memory import made
 from jitckpt.agent.memory_tier import MemoryTier, Wanted
 from jitckpt.agent.protection import Protection
 from jitckpt.events import EventLog
-from jitckpt.hosts import connections
+from jitckpt.hosts import connections, link
 from jitckpt.hosts.connections import Arrived, Host, Hosts
 from jitckpt.saves.layout import Identity
 from jitckpt.tiers import host_memory, peers, shard
@@ -219,8 +219,8 @@ def test_nobody_else_has_a_host_keep_something(agents: Agents) -> None:
 def test_what_makes_no_sense_is_answered_with_why(agents: Agents) -> None:
     async def nonsense(header: dict[str, Any]) -> str:
         async with agents.hosts[1].visit(0, peers.VISIT) as (reader, writer):
-            writer.write(peers.link.encode(header))
-            answer, _ = await peers.link.receive(reader)
+            writer.write(link.encode(header))
+            answer, _ = await link.receive(reader)
             return str(answer.get("error"))
 
     assert "without its seal" in asyncio.run(nonsense({"put": 0, "slot": 1}))

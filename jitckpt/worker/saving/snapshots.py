@@ -24,6 +24,7 @@ from jitckpt.state.host_state import HostState, Shared
 from jitckpt.tiers import host_memory, shard
 from jitckpt.tiers.host_memory import BEGUN, OFF, READY, SAFE, SETTLED, SKIPPED, SLOTS, WAITED
 from jitckpt.tiers.own_shard import OwnShard
+from jitckpt.wire.environment import MEMORY_EVERY, MEMORY_LIMIT
 from jitckpt.worker.saving.beside import Begun, BesideTraining
 from jitckpt.worker.saving.history import History
 from jitckpt.worker.saving.host_copies import HostCopies
@@ -32,7 +33,6 @@ LOOK_SECONDS = 0.001
 # So long the training waits for a snapshot to be whole everywhere, before it leaves the next one out.
 PATIENCE_SECONDS = 5.0
 REASON = "memory"
-EVERY, LIMIT = "JITCKPT_MEMORY_EVERY", "JITCKPT_MEMORY_LIMIT"  # variables
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ def given(descriptor: int) -> Given:
     """Return what the agent has said, beside this memory."""
     return Given(
         descriptor,
-        int(os.environ.get(EVERY, "1")),
-        float(os.environ.get(LIMIT, inf)),
+        MEMORY_EVERY.get(),
+        MEMORY_LIMIT.get(),
     )
 
 
