@@ -19,7 +19,7 @@ PYTHON = {
     "cli": "rehearsal agent doctor web reports planning agent/processes worker/in_place "
     "worker/self_check events bindings faults device hosts saves decisions encoding "
     "console wire errors",
-    "rehearsal": "reports agent/proxies events faults saves wire errors",
+    "rehearsal": "reports agent/proxies events faults tiers saves wire errors",
     "agent": "agent/migration agent/proxies agent/processes ring events bindings faults tiers "
     "hosts saves decisions console system wire errors",
     "jitckpt": "worker worker/saving",  # the package's own names, imported when first asked for
