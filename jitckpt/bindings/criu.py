@@ -18,8 +18,8 @@ from types import ModuleType
 from typing import Any
 
 from jitckpt.errors import JitckptError
+from jitckpt.wire.environment import CRIU
 
-VARIABLE = "JITCKPT_CRIU"  # the program, if it is in none of the usual places
 LEAST_VERSION = (4, 2)  # older ones can't read what newer kernels say of sockets and of the vDSO
 ADVICE = "scripts/setup --criu brings criu 4.2.1"
 SOONEST_GHOST = 1 << 20  # bytes: files without a name up to this size go into the images by themselves
@@ -65,7 +65,7 @@ class Options:
 
 def find() -> Criu:
     """Return the CRIU of this machine. Raises CriuError with what to install."""
-    named = os.environ.get(VARIABLE)
+    named = CRIU.get()
     beside = Path(sys.prefix, "lib", "criu", "criu")  # where scripts/setup unpacks it
     program = named or (str(beside) if beside.exists() else shutil.which("criu"))
     if program is None:

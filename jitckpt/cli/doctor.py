@@ -22,7 +22,8 @@ from jitckpt.doctor import checks, facts, moved_process
 from jitckpt.doctor.checks import Disk, Row
 from jitckpt.events import Event
 from jitckpt.rehearsal.runs import CHECKPOINTS, OUTPUT, end_in_order_on_sigterm, run_job
-from jitckpt.worker.self_check.comparison import FULL_SELF_CHECK, SELF_CHECK
+from jitckpt.wire.environment import SELF_CHECK
+from jitckpt.worker.self_check.comparison import FULL_SELF_CHECK
 
 SHOWN_OUTPUT = 4000  # characters
 SELF_CHECK_SECONDS = 20.0  # after the first step
@@ -142,7 +143,7 @@ def try_script(script: list[str], kind: str, args: argparse.Namespace, disk: Dis
                 time_limit=args.time_limit,
                 cwd=Path.cwd(),
                 end_when=may_end,
-                variables={SELF_CHECK: FULL_SELF_CHECK},
+                variables=SELF_CHECK.to(FULL_SELF_CHECK),
             )
             events = run.events
             if not first_steps_done(events):

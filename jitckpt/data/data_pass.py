@@ -34,7 +34,8 @@ class PassState:
     batches: handed out. ended: it has come to its end, or was left with break. digest: of their indices.
     begun: the generators' states as the sampler began, packed. seed: the workers'. at_start, now: packed
     states of workers by number, as the pass began and behind the batches that were handed out. own: what the
-    loader's state_dict said, packed.
+    loader's state_dict said, packed. ahead: the process's generators, packed, before the one batch was drawn that
+    is not handed out yet, where the loader reads ahead.
     """
 
     batches: int = 0
@@ -46,10 +47,11 @@ class PassState:
     at_start: dict[int, bytes] = field(default_factory=dict)
     now: dict[int, bytes] = field(default_factory=dict)
     own: bytes = b""
+    ahead: bytes = b""
 
     def forget(self) -> None:
         """Nothing but that it has ended is still to be known."""
-        self.begun, self.own, self.at_start, self.now = b"", b"", {}, {}
+        self.begun, self.own, self.ahead, self.at_start, self.now = b"", b"", b"", {}, {}
 
 
 class Loader:
@@ -61,7 +63,8 @@ class Loader:
         self.states: dict[int, bytes] = {}  # theirs
         self.seed: int | None = None
         self.is_new = True  # no pass over it has begun in this process
-        if not is_plain(loader) and has_own_state(loader) and getattr(loader, "num_workers", None):
+        known = any(fits(loader) for fits, _ in OTHER_KINDS)
+        if not known and not is_plain(loader) and has_own_state(loader) and getattr(loader, "num_workers", 0):
             warn(
                 f"A {type(loader).__name__} goes on by its own state, which as a rule does not hold its "
                 "workers' random numbers: what these draw for each sample would differ after a failure. With "
@@ -71,6 +74,9 @@ class Loader:
     def begin(self, saved: PassState | None = None) -> "Pass":
         """Begin a pass, or go on with a saved one: then the caller puts the process's generators back."""
         self.is_new = False
+        for fits, begin in OTHER_KINDS:
+            if fits(self.loader):
+                return begin(self, saved)
         if not is_plain(self.loader):
             return _OtherPass(self, saved)
         if isinstance(self.loader.dataset, IterableDataset):  # type: ignore[attr-defined]
@@ -305,6 +311,10 @@ class _Indices:
 
     def __len__(self) -> int:
         return len(self._sampler)
+
+
+# Loaders of frameworks: whether one is of the kind, and what begins a pass over it.
+OTHER_KINDS: list[tuple[Callable[[Any], bool], Callable[[Loader, PassState | None], Pass]]] = []
 
 
 def is_plain(loader: Iterable[Any]) -> bool:

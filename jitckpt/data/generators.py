@@ -80,6 +80,10 @@ def _restore_own(keeper: Any, state: dict[str, Any]) -> None:
             keeper.load_state_dict(saved)
         elif isinstance(value, torch.Generator):
             value.set_state(saved)
+        elif isinstance(saved, torch.Tensor):  # of a generator that the sampler makes with its first draw
+            made = torch.Generator()
+            made.set_state(saved)
+            setattr(keeper, name, made)
         elif isinstance(value, random.Random):
             value.setstate(saved)
         elif isinstance(value, numpy.random.Generator):

@@ -62,6 +62,7 @@ class Loop:
         self._epoch = 0
         self._in_epochs = self._in_steps = False
         self._went_on = False
+        self._driven: Iterator[int] | None = None
         self._warned = False
         self._passes: list[PassState] = []  # of this epoch, in the order in which they began
         self._of: list[Loader] = []  # theirs
@@ -128,6 +129,44 @@ class Loop:
 
     def batches(self, loader: Iterable[Any]) -> "Batches":
         return Batches(self, loader)
+
+    # For a framework's own loop, which calls these in the place of the script's for statements.
+
+    def begin_epoch(self) -> int:
+        """Go on to the next epoch, or to that in which the job is; returns its number."""
+        if self._driven is None:
+            self._driven = self.epochs(sys.maxsize)
+        return next(self._driven)
+
+    def minibatch_is_over(self) -> None:
+        """All that belongs to the optimizer steps since the last call is done."""
+        self._reached()
+
+    def go_on_now(self) -> None:
+        """Put the state back here, and not with the first batch: what comes now belongs to the next step."""
+        if self._goes_on_at is not None:
+            self._goes_on_at = None
+            self._put_back()
+
+    @property
+    def is_repeating(self) -> bool:
+        """Whether a restart is in passes that are done: the state is put back behind them."""
+        return self._goes_on_at is not None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in which the job is."""
+        return self._epoch
+
+    @property
+    def batches_done(self) -> int:
+        """How many batches of the newest pass in the restored epoch were handed out."""
+        return self._saved[-1].batches if self._saved else 0
+
+    @property
+    def is_at_epochs_end(self) -> bool:
+        """Whether the restored epoch has no batches left."""
+        return bool(self._saved) and self._saved[-1].ended
 
     def done_of_next(self) -> int:
         """Return how many batches the next pass to begin leaves out."""
@@ -221,6 +260,7 @@ class Loop:
             for name, data in (
                 ("begun", one.begun),
                 ("own", one.own),
+                ("ahead", one.ahead),
                 *((f"start.{worker}", data) for worker, data in one.at_start.items()),
                 *((f"now.{worker}", data) for worker, data in one.now.items()),
             )
@@ -325,7 +365,7 @@ class Batches:
                 self._loop.warn_of_count("enumerate", "enumerate(batches, batches.first)")
             elif "islice" in names:
                 self._loop.warn_of_count("islice", "islice(batches, n - batches.first)")
-        return _Batches(self._loop, self._loader)
+        return Iteration(self._loop, self._loader)
 
     @property
     def first(self) -> int:
@@ -336,7 +376,7 @@ class Batches:
         return len(self._loader)  # type: ignore[arg-type]
 
 
-class _Batches:
+class Iteration:
     """One pass, as the script iterates it."""
 
     def __init__(self, loop: Loop, loader: Iterable[Any]) -> None:
@@ -344,7 +384,7 @@ class _Batches:
         self._loop = loop
         self._pass, self._number = loop.begin_pass(loader)
 
-    def __iter__(self) -> "_Batches":
+    def __iter__(self) -> "Iteration":
         return self
 
     def __next__(self) -> Any:
@@ -355,6 +395,13 @@ class _Batches:
         except StopIteration:
             self._pass = None
             raise
+
+    def leave(self) -> None:
+        """Nothing more is asked for: for who does not leave a for statement."""
+        if self._pass is not None:
+            if not self._pass.state.ended:
+                self._loop.leave(self._pass)
+            self._pass = None
 
     def __del__(self) -> None:
         if self._pass is not None and not self._pass.state.ended:
@@ -403,6 +450,7 @@ def _tree_of(at: int, one: PassState) -> Json:
         "seed": one.seed,
         "begun": {"$tensor": f"loop.{at}.begun"},
         "own": {"$tensor": f"loop.{at}.own"},
+        "ahead": {"$tensor": f"loop.{at}.ahead"},
         "start": workers("start", one.at_start),
         "now": workers("now", one.now),
     }
@@ -420,4 +468,5 @@ def _pass_of(saved: Mapping[str, Any], numbers: list[int]) -> PassState:
         at_start={worker: state.numpy().tobytes() for worker, state in saved["start"]},
         now={worker: state.numpy().tobytes() for worker, state in saved["now"]},
         own=saved["own"].numpy().tobytes(),
+        ahead=saved["ahead"].numpy().tobytes() if "ahead" in saved else b"",
     )

@@ -17,6 +17,7 @@ from math import isfinite
 
 from jitckpt.errors import JitckptError, RehearsedFailure
 from jitckpt.faults import processes
+from jitckpt.wire import environment
 
 PHASES = ("forward", "backward", "allreduce", "optimizer", "between")
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "abort": signal.SIGABRT}
@@ -155,18 +156,18 @@ def parse_fault(text: str) -> FaultSpec:
 
 
 def to_environment(specs: Sequence[FaultSpec]) -> str:
-    """Return the value of JITCKPT_FAULTS that arms these faults; none is an empty one."""
+    """Return the value of environment.FAULTS that arms these faults; none is an empty one."""
     return json.dumps([str(spec) for spec in specs]) if specs else ""
 
 
 def from_environment(value: str, rank: int) -> list[FaultSpec]:
-    """Return the faults of `rank` that JITCKPT_FAULTS holds. Raises FaultError."""
+    """Return the faults of `rank` that environment.FAULTS holds. Raises FaultError."""
     try:
         texts = json.loads(value or "[]")
     except ValueError:
         texts = None
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise FaultError(f"JITCKPT_FAULTS must be a JSON list of texts, not {value!r}.")
+        raise FaultError(f"{environment.FAULTS.name} must be a JSON list of texts, not {value!r}.")
     return [spec.with_phase() for spec in map(parse_fault, texts) if spec.rank == rank]
 
 

@@ -30,6 +30,7 @@ from jitckpt.rehearsal.runs import (
 )
 from jitckpt.saves import final_state
 from jitckpt.saves.final_state import FinalState
+from jitckpt.wire.environment import REHEARSAL_DIR
 
 HOSTS = 3
 STRIKE_SECONDS = 0.03  # between two looks at what the job tells
@@ -74,7 +75,7 @@ class JobOnHosts:
         temporary.mkdir(exist_ok=True)
         variables = {
             MARK: self.mark.removeprefix(f"{MARK}="),
-            "JITCKPT_REHEARSAL_DIR": str(place),
+            **REHEARSAL_DIR.to(place),
             "TMPDIR": str(temporary),
             "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "torch-cache"),
             "OMP_NUM_THREADS": "1",  # as torchrun has it where a host has several ranks: sums depend on it

@@ -12,7 +12,6 @@ import mmap
 import os
 import threading
 
-DESCRIPTOR = "JITCKPT_LIFELINE_FD"
 _PTHREAD_PROCESS_SHARED = 1
 _PTHREAD_MUTEX_ROBUST = 1
 _ATTRIBUTES_BYTES = 64  # larger than pthread_mutexattr_t

@@ -1,14 +1,30 @@
 """What `import torch` runs because jitckpt is installed (entry point group torch.backends)."""
 
 import ctypes
-import os
+import importlib
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 
+from jitckpt.console import say
 from jitckpt.system import signals
+from jitckpt.system.imports import when_imported
+from jitckpt.wire import environment
 from jitckpt.worker.ends import mistakes
 
 # The variables that `begin` goes by.
-VARIABLES = ("JITCKPT_STEPS_RECORD", "JITCKPT_MODE")
+VARIABLES = tuple(
+    variable.name for variable in (environment.STEPS_RECORD, environment.MODE, environment.FRAMEWORKS)
+)
+# By the module that a framework's training needs: what protects it, imported when that is. They stand above this
+# room, which so has them by name alone, as if they were entry points of other packages.
+FRAMEWORKS = {
+    "accelerate.accelerator": "jitckpt.frameworks.accelerate",
+    "transformers.trainer": "jitckpt.frameworks.transformers",
+    "lightning.pytorch.trainer.trainer": "jitckpt.frameworks.lightning",
+    "deepspeed.runtime.engine": "jitckpt.frameworks.deepspeed",
+    "pytorch_lightning.trainer.trainer": "jitckpt.frameworks.lightning",
+}
 
 
 def load() -> None:
@@ -26,14 +42,27 @@ def begin() -> None:
     signals.hold_still()
     signals.hold_still_in_loaders()
     mistakes.watch()
-    if folder := os.environ.get("JITCKPT_STEPS_RECORD"):
+    if folder := environment.STEPS_RECORD.get():
         from jitckpt.worker.in_place import step_record
 
-        step_record.begin(Path(folder))
-    if os.environ.get("JITCKPT_MODE") == "transparent":
+        step_record.begin(folder)
+    mode = environment.MODE.get()
+    if mode == "user" and environment.FRAMEWORKS.get():
+        when_imported({name: partial(_protect, adapter) for name, adapter in FRAMEWORKS.items()})
+    if mode == "transparent":
         from jitckpt.worker.in_place import keeper
 
         keeper.begin()
+
+
+def _protect(adapter: str, framework: ModuleType) -> None:
+    """Let what protects a framework's trainings get in place; the framework is there in any case."""
+    try:
+        importlib.import_module(adapter).install(framework)
+    except Exception as error:  # a framework of another version may lack anything
+        say(
+            f"trainings of {framework.__name__} are not protected, as this version of it is not known: {error!r}"
+        )
 
 
 def _load_operators() -> None:

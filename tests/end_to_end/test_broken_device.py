@@ -14,6 +14,7 @@ from jitckpt.doctor import moved_process
 from jitckpt.events import Event, read_events
 from jitckpt.rehearsal.runs import lasting_shared_memory
 from jitckpt.system import network_lock
+from jitckpt.wire import environment
 
 # Plain DDP with processes that load the data, pinned memory, and the job's store in use at every moment.
 SCRIPT = """
@@ -115,7 +116,7 @@ def begun(
     launcher: Launcher, *words: str, devices: int, program: str, restarts: int
 ) -> tuple["subprocess.Popen[str]", Path]:
     folder = launcher.directory / f"ck-{len(launcher.started)}"
-    variables = [f"SOFTGPU_DEVICES={devices}", f"{criu.VARIABLE}={program}"]
+    variables = [f"SOFTGPU_DEVICES={devices}", f"{environment.CRIU.name}={program}"]
     command = [*JITCKPT_RUN, "--nproc-per-node", "2", "--device", "softgpu", "--mode", "transparent"]
     command += ["--max-restarts", str(restarts), "--checkpoint-dir", str(folder), *words]
     return launcher.start("env", *(one for one in variables if not one.endswith("=")), *command), folder

@@ -14,6 +14,7 @@ from jitckpt.bindings.criu import Criu, CriuError, Options
 from jitckpt.bindings.nameless_folder import nameless_folder
 from jitckpt.doctor import moved_process
 from jitckpt.system import network_lock
+from jitckpt.wire import environment
 
 CONNECTED = (
     "import socket\na = socket.create_server(('127.0.0.1', 0))\n"
@@ -56,18 +57,18 @@ def test_the_reason_of_a_failure_is_the_logs_last_error() -> None:
 def test_a_criu_that_is_missing_old_or_silent_is_told_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(criu.VARIABLE, str(tmp_path / "none"))
+    monkeypatch.setenv(environment.CRIU.name, str(tmp_path / "none"))
     with pytest.raises(CriuError, match="none can't be run"):
         criu.find()
-    monkeypatch.setenv(criu.VARIABLE, fake(tmp_path / "old", "echo Version: 3.17.1"))
+    monkeypatch.setenv(environment.CRIU.name, fake(tmp_path / "old", "echo Version: 3.17.1"))
     with pytest.raises(
         CriuError, match=r"is criu 3\.17\.1, and at least 4\.2 is needed: scripts/setup --criu"
     ):
         criu.find()
-    monkeypatch.setenv(criu.VARIABLE, fake(tmp_path / "silent", "echo broken >&2"))
+    monkeypatch.setenv(environment.CRIU.name, fake(tmp_path / "silent", "echo broken >&2"))
     with pytest.raises(CriuError, match="does not say which version it is: 'broken'"):
         criu.find()
-    monkeypatch.delenv(criu.VARIABLE)
+    monkeypatch.delenv(environment.CRIU.name)
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     with pytest.raises(CriuError, match="There is no criu on this machine"):

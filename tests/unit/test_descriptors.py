@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from jitckpt.ring import local_state
+from jitckpt.system import descriptors
+from jitckpt.system.descriptors import AGENT, COPIES, LIFELINE, PROOF, STATE, Given, NotOursError
 from jitckpt.system.lifeline import Lifeline
-from jitckpt.wire import descriptors
-from jitckpt.wire.descriptors import AGENT, COPIES, LIFELINE, PROOF, STATE, Given, NotOursError
 
 Environment = dict[str, str]
 

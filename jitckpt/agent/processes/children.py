@@ -154,8 +154,9 @@ class Children:
         self._reaper.join()
         _of_spares.clear()
         self.end_all()
-        self._socket.close()
+        # In this order: whoever guards takes the end of the socket for the agent's, and cleans up behind it.
         self._end_guardian()
+        self._socket.close()
 
     # The guardian.
 

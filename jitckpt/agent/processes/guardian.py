@@ -36,7 +36,8 @@ def remove_if_empty(folder: str) -> None:
     """Remove a folder with the folders in it, unless there is a file anywhere."""
     if not any(files for _, _, files in os.walk(folder)):
         for path, _, _ in os.walk(folder, topdown=False):
-            os.rmdir(path)
+            with contextlib.suppress(FileNotFoundError):  # another may clean up, too
+                os.rmdir(path)
 
 
 def listen(agent: socket.socket) -> tuple[dict[int, Guarded], set[str] | None]:

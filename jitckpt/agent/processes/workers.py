@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from jitckpt.agent.processes.children import Children, starting, waited_for
 from jitckpt.agent.processes.spare_template import ForkedProcess, Spare
-from jitckpt.system import descriptor_limit, network_lock, process_tree
+from jitckpt.system import descriptor_limit, descriptors, network_lock, process_tree
 from jitckpt.system.lifeline import Lifeline
-from jitckpt.wire import descriptors, protocol
+from jitckpt.wire import protocol
 from jitckpt.wire.protocol import Message, ProtocolError
 
 PF_EXITING = 4  # of a task's flags in /proc/PID/stat, see proc(5)
@@ -38,12 +38,14 @@ class Worker:
         stderr: str | None,
         warm: Spare | None = None,
         is_copied: bool = False,
+        memory_fd: int | None = None,
         children: Children | None = None,
     ) -> None:
         """Start `command`; stdout and stderr are files to write to, empty or None for the agent's own.
 
         ring_fd: a memfd, which this object closes in the end. warm: a spare that runs the command instead of
-        a new process. is_copied: another host keeps a copy of the ring. children: among which it is guarded
+        a new process. is_copied: another host keeps a copy of the ring. memory_fd: the memory tier's,
+        which stays the caller's. children: among which it is guarded
         from its first moment on. Raises OSError if there is no such program, or the spare has died.
         """
         self.rank = rank
@@ -64,6 +66,8 @@ class Worker:
             self.copies.setblocking(False)
             given.append(asked)
             numbers[descriptors.COPIES] = asked.fileno()
+        if memory_fd is not None:
+            numbers[descriptors.MEMORY] = memory_fd
         environment = {**environment, descriptors.PROOF: descriptors.proof(rank, numbers)}
         self._process: subprocess.Popen[bytes] | ForkedProcess
         try:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jitckpt.agent.proxies import servers
 from jitckpt.agent.proxies.agreement import Agreement
 from jitckpt.agent.proxies.exchange import Exchange
 from jitckpt.agent.proxies.exchange import Settings as ExchangeSettings
@@ -27,9 +26,9 @@ from jitckpt.hosts.connections import Arrived, Hosts
 from jitckpt.system.door import Door
 from jitckpt.wire import proxy_messages
 from jitckpt.wire.communicators import FOREVER
+from jitckpt.wire.environment import PROXY_CONTROL, PROXY_SERVERS
 from jitckpt.wire.proxy_messages import FromProxy, MessageError, ToProxy
 
-VARIABLE = "JITCKPT_PROXY_CONTROL"  # the socket's path, in the workers
 LONGEST_PATH = 107  # bytes, of a socket
 MOST_STRANGERS = 64  # that have connected and not said who they are
 # Events by which the trainings are under way: what a worker has to its first step it has by then.
@@ -57,7 +56,7 @@ class ControlSocket:
     @property
     def variables(self) -> dict[str, str]:
         """What the workers' environment needs."""
-        return {VARIABLE: str(self.path), servers.VARIABLE: str(self.servers_path)}
+        return PROXY_CONTROL.to(str(self.path)) | PROXY_SERVERS.to(str(self.servers_path))
 
 
 def _listening(path: Path) -> socket.socket:

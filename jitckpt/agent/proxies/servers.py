@@ -24,7 +24,6 @@ from jitckpt.events import EventLog
 from jitckpt.system import descriptor_limit
 from jitckpt.system.door import Door
 
-VARIABLE = "JITCKPT_PROXY_SERVERS"  # the socket's path, in the workers
 MAX_BYTES = 8192  # of a question
 MAX_ANSWER = 4096
 MOST_ASKERS = 32  # of one rank

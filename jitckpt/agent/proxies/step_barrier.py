@@ -16,7 +16,6 @@ from jitckpt._step_barrier import MAGIC, STEP_BITS, Memory
 from jitckpt.decisions.step_tree import Come, Place
 from jitckpt.hosts.connections import Arrived, Hosts
 
-VARIABLE = "JITCKPT_PROXY_TOGETHER"  # in a worker: the file's path and, behind #, which of its ranks it is
 HEADER = "step_barrier"  # of a message between agents
 HEAD_BYTES = 4096
 RANK_BYTES = 64
@@ -34,7 +33,7 @@ class StepBarrier:
         self.path = f"/proc/{os.getpid()}/fd/{self.file}"
 
     def of(self, local_rank: int) -> str:
-        """Return what VARIABLE is for one of this host's ranks."""
+        """Return what environment.PROXY_TOGETHER is for one of this host's ranks."""
         return f"{self.path}#{local_rank}"
 
     def close(self) -> None:

@@ -18,12 +18,11 @@ from dataclasses import dataclass
 
 from jitckpt.errors import JitckptError
 from jitckpt.system import lifeline
+from jitckpt.wire.environment import AGENT_FD, COPIES_FD, DESCRIPTORS, LIFELINE_FD, MEMORY_FD, STATE_FD
 
-AGENT = "JITCKPT_AGENT_FD"  # the socket to the agent
-STATE = "JITCKPT_STATE_FD"  # the memory of what this rank alone knows
-LIFELINE = lifeline.DESCRIPTOR
-COPIES = "JITCKPT_COPIES_FD"  # there are several hosts, and this one's agent has copies made on another
-PROOF = "JITCKPT_DESCRIPTORS"  # JSON: the worker's rank, and of each of these its device and inode
+AGENT, STATE, LIFELINE, MEMORY, COPIES, PROOF = (
+    variable.name for variable in (AGENT_FD, STATE_FD, LIFELINE_FD, MEMORY_FD, COPIES_FD, DESCRIPTORS)
+)
 
 _SOCKETS = (AGENT, COPIES)
 _MAKER = "agent"  # in PROOF: the number of the process that has made the sockets
@@ -36,13 +35,14 @@ class NotOursError(JitckptError):
 
 @dataclass(frozen=True)
 class Given:
-    """What the agent has given this process. copies: None where there is one host."""
+    """What the agent has given this process. copies: None where there is one host. memory: or no tier."""
 
     rank: int
     agent: int
     state: int
     lifeline: int | None
     copies: int | None
+    memory: int | None = None
 
 
 def proof(rank: int, descriptors: Mapping[str, int]) -> str:
@@ -71,10 +71,11 @@ def given(environment: Mapping[str, str] = os.environ) -> Given | None:
             _checked(STATE, environment, told),
             _checked(LIFELINE, environment, told) if LIFELINE in told else None,
             _checked(COPIES, environment, told) if COPIES in told else None,
+            _checked(MEMORY, environment, told) if MEMORY in told else None,
         )
     except (KeyError, TypeError, ValueError, OSError) as error:
         raise NotOursError(
-            "What the agent gave this process under the numbers in JITCKPT_AGENT_FD and JITCKPT_STATE_FD is "
+            f"What the agent gave this process under the numbers in {AGENT} and {STATE} is "
             f"not there ({error}): a program between them has closed it (sudo, conda run, a daemon), or the "
             "training has started this process itself."
         ) from error
@@ -92,7 +93,7 @@ def claim(rank: int) -> Given | None:
         raise NotOursError(f"This process is rank {rank}, and was started as rank {found.rank}.")
     if found.lifeline is not None and not lifeline.hold(found.lifeline):
         raise NotOursError(f"Another process of rank {rank}, which may have started this one, is protected.")
-    for number in (found.agent, found.state, found.lifeline, found.copies):
+    for number in (found.agent, found.state, found.lifeline, found.copies, found.memory):
         if number is not None:
             os.set_inheritable(number, False)
     return found

@@ -1,0 +1,109 @@
+"""Hugging Face Accelerate: what was prepared is the state, and the loop is the script's own."""
+
+import weakref
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from jitckpt.data import data_pass
+from jitckpt.data.loop import Iteration
+from jitckpt.frameworks import protection, read_ahead, script_loops
+from jitckpt.frameworks.protection import Protection
+
+# Methods of an Accelerator that write what is there already where an epoch is done.
+WRITES = ("save_state", "save_model", "save", "log")
+
+_accelerators: "weakref.WeakSet[Any]" = weakref.WeakSet()
+_training: "Training | None" = None
+
+
+def protect() -> None:
+    """For programs that `jitckpt run` does not start itself: call it before Accelerator.prepare."""
+    from accelerate import accelerator
+
+    install(accelerator)
+
+
+@protection.once
+def install(accelerator: ModuleType) -> None:
+    """Have every Accelerator protect the training with what it has prepared."""
+    from accelerate import data_loader
+
+    kind, shard = accelerator.Accelerator, data_loader.DataLoaderShard
+    if (read_ahead.is_read_ahead, read_ahead.begin) not in data_pass.OTHER_KINDS:
+        data_pass.OTHER_KINDS.append((read_ahead.is_read_ahead, read_ahead.begin))
+    prepare_one, iterate = kind.prepare, shard.__iter__
+    setattr(shard, read_ahead.ORIGINAL, iterate)
+
+    def prepare(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _accelerators.add(self)
+        return prepare_one(self, *args, **kwargs)
+
+    def __iter__(self: Any) -> Iterator[Any]:
+        iteration = _begin_pass(self)
+        return iterate(self) if iteration is None else iteration
+
+    kind.prepare, shard.__iter__ = prepare, __iter__
+    script_loops.unless_repeated(kind, WRITES)
+
+
+def _begin_pass(loader: Any) -> Iteration | None:
+    """Return the pass over a loader of training batches; None for another one, and without protection."""
+    global _training  # noqa: PLW0603
+    if not torch.is_grad_enabled():
+        return None
+    of = next((one for one in _accelerators if any(loader is known for known in one._dataloaders)), None)
+    if of is None or not any(model.training for model in of._models):
+        return None
+    if _training is None and not protection.is_taken():
+        _training = Training(of)
+    if _training is None or _training.protection is None or _training.accelerator is not of:
+        return None
+    return Iteration(_training.protection.job.loop, loader)
+
+
+class Training:
+    """The training of one Accelerator; as `extra` of the job, what the Accelerator itself counts."""
+
+    def __init__(self, accelerator: Any) -> None:
+        import accelerate
+
+        self.accelerator = accelerator
+        self.protection: Protection | None = None
+        name = f"accelerate {accelerate.__version__}"
+        if accelerator.distributed_type == "DEEPSPEED" or not (
+            accelerator._models and accelerator._optimizers
+        ):
+            protection.refuse(
+                f"{name}: recognised, but not protected: Accelerator.prepare was given no model and optimizer "
+                "that train by themselves."
+            )
+            return
+        models = accelerator._models
+        self.protection = protection.begin(
+            name,
+            model=models[0] if len(models) == 1 else nn.ModuleList(models),
+            optimizers=[protection.inner(one) for one in accelerator._optimizers],
+            schedulers=[getattr(one, "scheduler", one) for one in accelerator._schedulers],
+            scaler=accelerator.scaler,
+            progress=self,
+            left_out=script_loops.LEFT_OUT,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        accelerator = self.accelerator
+        return {
+            "step": accelerator.step,
+            "sync_gradients": accelerator.gradient_state.sync_gradients,
+            "custom": [one.state_dict() for one in accelerator._custom_objects],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        accelerator = self.accelerator
+        accelerator.step = state["step"]
+        accelerator.gradient_state._set_sync_gradients(state["sync_gradients"])
+        for one, of_one in zip(accelerator._custom_objects, state["custom"], strict=True):
+            one.load_state_dict(of_one)

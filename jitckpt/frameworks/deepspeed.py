@@ -1,0 +1,107 @@
+"""DeepSpeed: its engine's module and optimizer are the state, and the loop is the script's own.
+
+From ZeRO stage 1 on each rank holds another part of the optimizer's state, which nobody else has: then each rank
+is a shard of its own, and what is saved of it is never taken for another's.
+"""
+
+import weakref
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from jitckpt.data.loop import Iteration
+from jitckpt.frameworks import protection, script_loops
+from jitckpt.frameworks.protection import Protection
+
+COUNTERS = ("global_steps", "micro_steps", "global_samples", "skipped_steps")
+
+_engines: "weakref.WeakSet[Any]" = weakref.WeakSet()
+_training: "Training | None" = None
+
+
+def protect() -> None:
+    """For programs that `jitckpt run` does not start itself: call it before deepspeed.initialize."""
+    from deepspeed.runtime import engine
+
+    install(engine)
+
+
+@protection.once
+def install(engine: ModuleType) -> None:
+    """Have every engine protect the training that it makes."""
+    kind = engine.DeepSpeedEngine
+    initialise = kind.__init__
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        initialise(self, *args, **kwargs)
+        _engines.add(self)
+
+    script_loops.unless_repeated(kind, ("save_checkpoint", "save_16bit_model"))
+    kind.__init__ = __init__
+    script_loops.when_iterated(_begin_pass)
+
+
+def _begin_pass(loader: Any) -> Iterator[Any] | None:
+    global _training  # noqa: PLW0603
+    engine = next((one for one in _engines if one.module.training and one.optimizer is not None), None)
+    if engine is None:
+        return None
+    if _training is None and not protection.is_taken():
+        _training = Training(engine)
+    if _training is None or _training.protection is None or _training.engine is not engine:
+        return None
+    return Iteration(_training.protection.job.loop, loader)
+
+
+class Training:
+    """The training of one engine; as `extra` of the job, what the engine itself counts."""
+
+    def __init__(self, engine: Any) -> None:
+        import deepspeed
+
+        self.engine = engine
+        self.protection: Protection | None = None
+        name = f"deepspeed {deepspeed.__version__}"
+        stage = engine.zero_optimization_stage()
+        if stage > 2 or engine.zero_offload_optimizer() is not None:
+            protection.refuse(
+                f"{name}: recognised, but not protected: with ZeRO stage 3 or an optimizer on the host the "
+                "parameters are not where a save could take them. Use DeepSpeed's own checkpoints."
+            )
+            return
+        rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        is_sharded = stage > 0 and ranks > 1
+        if is_sharded:
+            protection.tell(
+                f"with ZeRO stage {stage} each rank's part of the optimizer's state has no replica: if a rank is "
+                "lost, nothing of its last steps can be saved, and the job goes back to the newest save of all "
+                "ranks, or to its beginning. Stage 0 has replicas."
+            )
+        scheduler = engine.lr_scheduler
+        self.protection = protection.begin(
+            name,
+            model=engine.module,
+            optimizers=[engine.optimizer],
+            schedulers=[scheduler] if hasattr(scheduler, "state_dict") and hasattr(scheduler, "step") else [],
+            progress=self,
+            left_out=script_loops.LEFT_OUT + ("; a lost rank's part of the optimizer" if is_sharded else ""),
+            shard=(rank, ranks) if is_sharded else None,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        engine = self.engine
+        scaler = getattr(engine.optimizer, "loss_scaler", None)
+        scale = (
+            {name: value for name, value in vars(scaler).items() if isinstance(value, int | float)}
+            if scaler
+            else {}
+        )
+        return {"counters": {name: int(getattr(engine, name)) for name in COUNTERS}, "scale": scale}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, value in state["counters"].items():
+            setattr(self.engine, name, value)
+        for name, value in state["scale"].items():
+            setattr(self.engine.optimizer.loss_scaler, name, value)

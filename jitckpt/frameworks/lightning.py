@@ -1,0 +1,342 @@
+"""Lightning: goes on in the middle of the minibatch at which the job failed, by its own loops' restart.
+
+Lightning's loops can begin again with a batch, but not behind its optimizer step. So what is kept is how loops
+and callbacks were before the batch, what its training step returned and logged, and the random numbers behind
+it. A restart does that batch once more, as Lightning restarts one: but its backward pass and optimizer step are
+left out, as model and optimizer have them already, and what it returned and logged is put in the place of what
+it does now. What comes after the step (schedulers, callbacks, logs, validation) is so Lightning's own business.
+"""
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from jitckpt.data import data_pass
+from jitckpt.data.random_state import RandomState
+from jitckpt.encoding import packed
+from jitckpt.frameworks import protection
+from jitckpt.frameworks.held_back import HeldBack, HeldBackPass, is_held_back
+from jitckpt.frameworks.protection import Managed, Protection
+
+_TRAINING = "_jitckpt_training"
+_LOGGED = "_jitckpt_logged"
+SCHEDULED = ("lr", "initial_lr", "momentum", "betas", "weight_decay")
+
+
+def Callback() -> Any:  # it stands in a list of callbacks
+    """Return a callback for `Trainer(callbacks=[...])` of a program that `jitckpt run` does not start itself."""
+    from lightning.pytorch.trainer import trainer
+
+    install(trainer)
+    return importlib.import_module("lightning.pytorch").Callback()
+
+
+@protection.once
+def install(trainer: ModuleType) -> None:
+    """Have every Trainer protect its fit."""
+    package = trainer.__name__.removesuffix(".trainer.trainer")
+
+    def module(name: str) -> Any:
+        return importlib.import_module(f"{package}.{name}")
+
+    if (is_held_back, HeldBackPass) not in data_pass.OTHER_KINDS:
+        data_pass.OTHER_KINDS.append((is_held_back, HeldBackPass))
+    connector = module("trainer.connectors.checkpoint_connector")._CheckpointConnector
+    results = module("trainer.connectors.logger_connector.result")._ResultCollection
+    fit, epoch = module("loops.fit_loop")._FitLoop, module("loops.training_epoch_loop")._TrainingEpochLoop
+    automatic = module("loops.optimization.automatic")._AutomaticOptimization
+    manual = module("loops.optimization.manual")._ManualOptimization
+    version = f"{package.partition('.')[0]} {importlib.import_module(package).__version__}"
+
+    changes = [
+        _around(connector, "restore_training_state", lambda call, self: _begin(call, self, version)),
+        _around(fit, "setup_data", _set_up),
+        _around(fit, "on_advance_end", _epoch_ends),
+        _around(epoch, "advance", _batch_begins),
+        _around(automatic, "run", _optimizes),
+        _around(manual, "run", _optimizes),
+        _around(automatic, "_training_step", _has_stepped),
+        _around(results, "update_metrics", _logs),
+    ]
+    for kind, name, method in changes:
+        setattr(kind, name, method)
+
+
+def _around(kind: type, name: str, function: Callable[..., Any]) -> tuple[type, str, Callable[..., Any]]:
+    """Return what to put in a method's place: the function, which gets what calls that, and the arguments."""
+    original = getattr(kind, name)
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(lambda: original(self, *args, **kwargs), self, *args)
+
+    method.__name__ = name
+    return kind, name, method
+
+
+def _of(loop: Any) -> "Training | None":
+    found: Training | None = vars(loop.trainer).get(_TRAINING)
+    return found
+
+
+def _begin(call: Callable[[], Any], connector: Any, version: str) -> None:
+    call()
+    trainer = connector.trainer
+    if str(trainer.state.fn) == "fit" or getattr(trainer.state.fn, "value", "") == "fit":
+        training = Training(trainer, version)
+        if training.protection is not None:
+            vars(trainer)[_TRAINING] = training
+            training.resume()
+
+
+def _set_up(call: Callable[[], Any], loop: Any) -> None:
+    before = loop._combined_loader
+    training = _of(loop)
+    if training is not None:
+        with training.loaders_managed(loop):
+            call()
+    else:
+        call()
+    assert before is None or loop._combined_loader is not None
+
+
+def _epoch_ends(call: Callable[[], Any], loop: Any) -> None:
+    if (training := _of(loop)) is not None:
+        training.epoch_ends()
+    call()
+
+
+def _batch_begins(call: Callable[[], Any], loop: Any, fetcher: Any) -> None:
+    if (training := _of(loop)) is not None:
+        training.batch_begins()
+    call()
+
+
+def _optimizes(call: Callable[[], Any], loop: Any, *_: Any) -> Any:
+    training = _of(loop)
+    return call() if training is None else training.optimize(call)
+
+
+def _has_stepped(call: Callable[[], Any], loop: Any, *_: Any) -> Any:
+    result, training = call(), _of(loop)
+    return result if training is None else training.has_stepped(result)
+
+
+def _logs(call: Callable[[], Any], collection: Any, key: str, *_: Any) -> None:
+    if (logged := vars(collection).get(_LOGGED)) is not None and key in logged:
+        _put_metric(collection[key], logged.pop(key))
+    call()
+
+
+class Training:
+    """One fit; as `extra` of the job, what Lightning alone knows."""
+
+    def __init__(self, trainer: Any, version: str) -> None:
+        self.trainer = trainer
+        self.protection: Protection | None = None
+        self._before: dict[str, Any] = {}  # loops and callbacks as the newest batch began
+        self._returned: dict[str, Any] = {}  # by its training step
+        self._newest: dict[str, Any] = {}
+        self._kept: dict[str, Any] | None = (
+            None  # what was said as the optimizer step ended, till the next batch
+        )
+        self._managed: list[Managed] = []
+        self._loaded: dict[str, Any] | None = None
+        self._again = False  # the restored batch is made once more
+        strategy = type(trainer.strategy).__name__
+        if strategy == "DeepSpeedStrategy" or not trainer.optimizers:
+            protection.refuse(f"{version}: recognised, but not protected: it trains with {strategy}.")
+            return
+        parameter = next(trainer.model.parameters())
+        self._random = RandomState(parameter.device if parameter.device.type == "cuda" else None)
+        self._before = self._take()
+        self.protection = protection.begin(
+            version,
+            model=trainer.model,
+            optimizers=trainer.optimizers,
+            schedulers=[config.scheduler for config in trainer.lr_scheduler_configs],
+            scaler=getattr(trainer.precision_plugin, "scaler", None),
+            progress=self,
+            left_out="what on_save_checkpoint of the module adds",
+        )
+
+    # As `extra` of the job.
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._kept is not None:
+            return self._kept
+        trainer = self.trainer
+        self._newest = self._before | {
+            "returned": self._returned,
+            "logged": {key: _metric(one) for key, one in trainer.fit_loop.epoch_loop._results.items()},
+            "schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
+            "rates": [
+                [{key: group[key] for key in SCHEDULED if key in group} for group in one.param_groups]
+                for one in trainer.optimizers
+            ],
+            "random": torch.frombuffer(bytearray(packed.pack(self._random.capture())), dtype=torch.uint8),
+        }
+        return self._newest
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self._loaded is None:
+            self._loaded = state
+
+    def _take(self) -> dict[str, Any]:
+        trainer = self.trainer
+        loops = {"fit_loop": trainer.fit_loop.state_dict()}
+        loops["fit_loop"].get("state_dict", {}).pop("combined_loader", None)  # its passes know better
+        callbacks = {one.state_key: state for one in trainer.callbacks if (state := one.state_dict())}
+        datamodule = {} if trainer.datamodule is None else trainer.datamodule.state_dict()
+        return {"loops": loops, "callbacks": callbacks, "datamodule": datamodule}
+
+    # What Lightning's loops tell.
+
+    def resume(self) -> None:
+        """Let the loops begin again with the batch of the restored step."""
+        assert self.protection is not None
+        if not self.protection.restored:
+            return
+        loaded, trainer = self._loaded, self.trainer
+        assert loaded is not None
+        trainer.fit_loop.load_state_dict(loaded["loops"]["fit_loop"])
+        for one in trainer.callbacks:
+            if one.state_key in loaded["callbacks"]:
+                one.load_state_dict(loaded["callbacks"][one.state_key])
+        if trainer.datamodule is not None and loaded["datamodule"]:
+            trainer.datamodule.load_state_dict(loaded["datamodule"])
+        self._before = {name: loaded[name] for name in ("loops", "callbacks", "datamodule")}
+        self._put_back()
+        folder = self.protection.native_folder("lightning", f"step={self.protection.restored}")
+        trainer.save_checkpoint(folder / "lightning.ckpt")
+        self._again = True
+
+    @contextmanager
+    def loaders_managed(self, loop: Any) -> Iterator[None]:
+        """Have the loaders that are set up meanwhile iterated by passes that go on."""
+        fetcher = importlib.import_module(type(loop).__module__)
+        select = fetcher._select_data_fetcher
+
+        def selected(*args: Any, **kwargs: Any) -> Any:
+            assert self.protection is not None
+            combined = loop._combined_loader
+            self._managed = [_Loader(self, one, at == 0) for at, one in enumerate(combined.flattened)]
+            combined.flattened = self._managed
+            return select(*args, **kwargs)
+
+        fetcher._select_data_fetcher = selected
+        try:
+            yield
+        finally:
+            fetcher._select_data_fetcher = select
+
+    def batch_begins(self) -> None:
+        assert self.protection is not None
+        self.protection.step_is_over()
+        self._kept = None
+        if not self._again:
+            self._before, self._returned = self._take(), {}
+
+    def optimize(self, call: Callable[[], Any]) -> Any:
+        """Make the training step, and the optimizer's; of the restored batch without the latter."""
+        if not self._again:
+            result = call()
+            self._kept = self._newest
+            return result
+        strategy = self.trainer.strategy
+        model = strategy.model
+        without_sync = model.no_sync() if hasattr(model, "no_sync") else None
+        strategy.backward = lambda *_, **__: None
+        strategy.optimizer_step = lambda optimizer, closure, *_, **__: closure()
+        try:
+            if without_sync is None:
+                result = call()
+            else:
+                with without_sync:
+                    result = call()
+        finally:
+            del strategy.backward, strategy.optimizer_step
+        self._again = False
+        self._put_back()
+        return result
+
+    def has_stepped(self, result: Any) -> Any:
+        """The training step has returned; the other ranks may get the gradients, and step, without this one."""
+        assert self.protection is not None
+        if self._again:
+            assert self._loaded is not None
+            returned = self._loaded["returned"]
+            result.loss = returned.get("loss", result.loss)
+            result.extra = {name: value for name, value in returned.items() if name != "loss"}
+            self._returned = returned
+        else:
+            self._returned = {} if result.loss is None else dict(result.asdict())
+            self.protection.changed()
+        return result
+
+    def _put_back(self) -> None:
+        """Put back what the restored step's end begins with."""
+        assert self.protection is not None
+        assert self._loaded is not None
+        trainer, loaded = self.trainer, self._loaded
+        self.protection.put_back()
+        for config, state in zip(trainer.lr_scheduler_configs, loaded["schedulers"], strict=True):
+            config.scheduler.load_state_dict(state)
+        for optimizer, groups in zip(trainer.optimizers, loaded["rates"], strict=True):
+            for group, rates in zip(optimizer.param_groups, groups, strict=True):
+                group.update(rates)
+        collection = trainer.fit_loop.epoch_loop._results
+        logged = dict(loaded["logged"])
+        for key in [*logged]:
+            if key in collection:
+                _put_metric(collection[key], logged.pop(key))
+        vars(collection)[_LOGGED] = logged  # what comes later, at an epoch's end
+        self._random.restore(packed.unpack(bytes(loaded["random"].cpu().numpy().tobytes())))
+
+    def epoch_ends(self) -> None:
+        for one in self._managed:
+            one.leave()
+
+
+class _Loader(Managed):
+    """One of the training's loaders; with the first of them an epoch begins."""
+
+    def __init__(self, training: Training, loader: Any, is_first: bool) -> None:
+        assert training.protection is not None
+        super().__init__(training.protection.job, HeldBack(loader))
+        self._protection, self._is_first = training.protection, is_first
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._is_first:
+            self._protection.begin_epoch()
+        return super().__iter__()
+
+
+def _metric(one: Any) -> dict[str, Any]:
+    """Return the state of what was logged under one key."""
+    if not one.is_tensor:
+        states = {name: getattr(one.value, name) for name in getattr(one.value, "_defaults", {})}
+        return {
+            "states": states,
+            "count": getattr(one.value, "_update_count", 0),
+            "cache": one._forward_cache,
+        }
+    found = {"value": one.value, "cache": one._forward_cache}
+    if one.meta.is_mean_reduction:
+        found["size"] = one.cumulated_batch_size
+    return found | {"has_reset": one.has_reset, "count": getattr(one, "_update_count", 0)}
+
+
+def _put_metric(one: Any, state: Mapping[str, Any]) -> None:
+    one._forward_cache, one._computed = state["cache"], None
+    if not one.is_tensor:
+        for name, value in state["states"].items():
+            setattr(one.value, name, value)
+        one.value._update_count = state["count"]
+        return
+    one.value, one.has_reset, one._update_count = state["value"], state["has_reset"], state["count"]
+    if "size" in state:
+        one.cumulated_batch_size = state["size"]

@@ -1,0 +1,214 @@
+"""The contract between jitckpt and a training framework, which is three answers.
+
+What is the state: the arguments of `begin`; `progress` says what only the framework knows (its counters, logs,
+callbacks), as a rank's own state. When has a step ended: `Protection.step_is_over`; where the framework knows no
+such moment, when it asks for its next batch. How is the native resume fed: the framework iterates `batches`,
+which go on after the last one that is done, and is told the rest by its own means, from what `progress` got back.
+
+Nothing here harms a training that could not be protected: it goes on as without jitckpt, and a line says so.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from jitckpt.console import say
+from jitckpt.data.loop import Iteration
+from jitckpt.errors import CheckpointError, JitckptError
+from jitckpt.state.host_state import Stateful
+from jitckpt.worker import job as jobs
+from jitckpt.worker.job import Job
+
+_current: "Protection | None" = None
+_taken = ""  # the framework that has taken this process's training in hand, or was refused
+
+
+class Protection:
+    """A framework's training under protection. `restored`: how many optimizer steps it goes on from."""
+
+    def __init__(self, job: Job, restored: int) -> None:
+        self.job, self.restored = job, restored
+
+    def begin_epoch(self) -> int:
+        """Tell that the framework begins an epoch; returns its number, of the restored one to begin with."""
+        return self.job.loop.begin_epoch()
+
+    def batches(self, loader: Iterable[Any]) -> "Managed":
+        """Return what the framework iterates in the loader's place."""
+        return Managed(self.job, loader)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in which the training is, as it was restored."""
+        return self.job.loop.epoch
+
+    @property
+    def batches_done(self) -> int:
+        """How many batches of the restored epoch were handed out."""
+        return self.job.loop.batches_done
+
+    @property
+    def is_at_epochs_end(self) -> bool:
+        """Whether the restored epoch has no batches left."""
+        return self.job.loop.is_at_epochs_end
+
+    def native_folder(self, framework: str, name: str) -> Path:
+        """Return an empty folder for the framework's own checkpoint of the restored step, the only one of its kind.
+
+        The first rank of each host makes it.
+        """
+        above = self.job.root / framework
+        if int(os.environ.get("LOCAL_RANK", "0")) == 0:
+            shutil.rmtree(above, ignore_errors=True)
+            (above / name).mkdir(parents=True)
+        agree(None)
+        return above / name
+
+    def step_is_over(self) -> None:
+        """All that belongs to the last optimizer step is done: counted, logged, evaluated."""
+        self.job.loop.minibatch_is_over()
+
+    def changed(self) -> None:
+        """What this rank alone knows is another since the forward pass, and the others may step without it."""
+        self.job.write_before_step()
+
+    def put_back(self) -> None:
+        """Put back what this rank alone knows, however often, as it was after the restored step."""
+        self.job.put_back()
+
+    def go_on_now(self) -> None:
+        """Put random numbers and the like back: what the framework does now is no repetition any more."""
+        self.job.loop.go_on_now()
+
+
+class Managed:
+    """A loader whose position is kept. In all else it is that loader."""
+
+    def __init__(self, job: Job, loader: Iterable[Any]) -> None:
+        self._job, self.loader = job, loader
+        self.iteration: Iteration | None = None  # the newest
+
+    def __iter__(self) -> Iterator[Any]:
+        self.iteration = Iteration(self._job.loop, self.loader)
+        return self.iteration
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
+
+    def leave(self) -> None:
+        """The framework asks for no more batches in this epoch."""
+        if self.iteration is not None:
+            self.iteration.leave()
+
+
+def begin(
+    framework: str,
+    *,
+    model: nn.Module,
+    optimizers: Sequence[Any],
+    schedulers: Sequence[Stateful] = (),
+    scaler: Any = None,
+    progress: Stateful,
+    left_out: str = "",
+    shard: tuple[int, int] | None = None,
+) -> Protection | None:
+    """Protect a training and bring it back; None, with a line, if that can't be.
+
+    framework: its name and version. left_out: a clause that names what a restart does not bring back. shard: which
+    part of the state this rank holds alone, and how many there are, where nothing else tells.
+    Raises CheckpointError if there are saves but none can be used: nothing ever starts over silently.
+    """
+    global _current, _taken  # noqa: PLW0603
+    if _taken:
+        _say_first(
+            f"{framework}: only the first training of a process is protected, and this is another one."
+        )
+        return None
+    _taken = framework
+    if jobs.is_current():
+        _say_first(f"{framework}: the script calls jitckpt.init itself, so this is left to it.")
+        return None
+    try:
+        job = jobs.init(
+            model=model,
+            optimizer=list(optimizers),
+            scheduler=list(schedulers),
+            scaler=scaler,
+            extra=progress,
+            shard=None if shard is None else shard[0],
+            shards=None if shard is None else shard[1],
+        )
+    except CheckpointError:
+        raise
+    except (JitckptError, TypeError, ValueError) as error:
+        _say_first(f"{framework}: recognised, but not protected: {error}")
+        return None
+    parts = ["model", f"{len(optimizers)} optimizers" if len(optimizers) > 1 else "optimizer"]
+    parts += ["learning rates"] if schedulers else []
+    parts += ["loss scale"] if scaler is not None else []
+    parts += ["random numbers", "data position", "the framework's own progress"]
+    without = f"; not: {left_out}" if left_out else ""
+    if job.is_protected:
+        _say_first(f"{framework}: recognised. Protected: {', '.join(parts)}{without}.")
+    _current = Protection(job, job.restore())
+    return _current
+
+
+def current() -> Protection | None:
+    """Return the training of this process that is under protection."""
+    return _current
+
+
+def inner(optimizer: Any) -> Any:
+    """Return torch's optimizer inside of Accelerate's, which keeps nothing that a restart would need."""
+    while type(optimizer).__name__ == "AcceleratedOptimizer":
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def refuse(text: str) -> None:
+    """Say that a training is not protected, and why; no other framework takes it, either."""
+    global _taken  # noqa: PLW0603
+    _taken = text
+    _say_first(text)
+
+
+def tell(text: str) -> None:
+    """Say something once, on the first rank."""
+    _say_first(text)
+
+
+def is_taken() -> bool:
+    """Whether a framework has this process's training in hand, or was refused."""
+    return bool(_taken)
+
+
+def agree(said: Any) -> list[Any]:
+    """Return what all ranks say, by rank; every rank has to call it. For plain values that JSON holds."""
+    return jobs.all_say(said)
+
+
+def once(install: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Let a function change a module's classes a single time."""
+    done: set[str] = set()
+
+    def guarded(module: Any) -> None:
+        if module.__name__ not in done:
+            done.add(module.__name__)
+            install(module)
+
+    return guarded
+
+
+def _say_first(text: str) -> None:
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if not distributed or torch.distributed.get_rank() == 0:
+        say(text)

@@ -1,0 +1,60 @@
+# mypy: ignore-errors
+"""A training with Accelerate: dropout, a shuffled loader, a scheduler, accumulation, and an evaluation per epoch."""
+
+import json
+import os
+import sys
+
+import torch
+from accelerate import Accelerator
+from ends import digest, may_be_killed
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+EPOCHS = 3
+
+
+class Points(Dataset):
+    def __len__(self):
+        return 7 * 2 * int(os.environ["WORLD_SIZE"])
+
+    def __getitem__(self, index):
+        return torch.randn(16) + index, torch.tensor(index % 4)  # random numbers of the data
+
+
+def main():
+    torch.manual_seed(5)
+    accelerator = Accelerator(gradient_accumulation_steps=2)
+    model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Dropout(0.2), nn.GELU(), nn.Linear(32, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    loader = DataLoader(Points(), batch_size=2, shuffle=True, num_workers=int(os.environ.get("WORKERS", "0")))
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
+    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+    log = open(f"{sys.argv[1]}/log-{accelerator.process_index}", "a")
+    for _ in range(EPOCHS):
+        model.train()
+        for points, labels in loader:
+            with accelerator.accumulate(model):
+                loss = nn.functional.cross_entropy(model(points), labels)
+                accelerator.backward(loss)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+            if accelerator.sync_gradients:
+                print(loss.item(), file=log, flush=True)
+        model.eval()
+        with torch.no_grad():
+            model(torch.randn(8, 16, device=accelerator.device))
+    end = {
+        "parameters": digest(accelerator.unwrap_model(model).state_dict()),
+        "optimizer": digest(optimizer.state_dict()["state"]),
+        "scheduler": scheduler.state_dict()["last_epoch"],
+        "random": digest(torch.get_rng_state(), torch.cuda.get_rng_state()),
+    }
+    with open(f"{sys.argv[1]}/end-{accelerator.process_index}.json", "w") as file:
+        json.dump(end, file, indent=1)
+    accelerator.end_training()
+
+
+may_be_killed()
+main()

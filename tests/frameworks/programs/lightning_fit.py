@@ -1,0 +1,106 @@
+# mypy: ignore-errors
+"""A training with Lightning: dropout, shuffling, validation, a scheduler by step, logs by step and by epoch."""
+
+import json
+import os
+import sys
+
+import lightning.pytorch as pl
+import torch
+from ends import digest, may_be_killed
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+EPOCHS = 3
+
+
+class Points(Dataset):
+    def __len__(self):
+        return 4 * 2 * int(os.environ["WORLD_SIZE"])
+
+    def __getitem__(self, index):
+        return torch.randn(16) + index, torch.tensor(index % 4)  # random numbers of the data
+
+
+class Model(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Dropout(0.2), nn.GELU(), nn.Linear(32, 4)
+        )
+
+    def training_step(self, batch, batch_idx):
+        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.log("checked", nn.functional.cross_entropy(self.net(batch[0]), batch[1]), sync_dist=True)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+class Log(pl.Callback):
+    """Keeps what was logged at each step, as a state of its own."""
+
+    def __init__(self):
+        self.seen = {}
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        self.seen[str(trainer.global_step)] = [
+            outputs["loss"].item(),
+            trainer.lr_scheduler_configs[0].scheduler.last_epoch,
+        ]
+
+    def on_train_epoch_end(self, trainer, module):
+        self.seen[f"epoch {trainer.current_epoch}"] = {
+            name: value.item() for name, value in trainer.callback_metrics.items()
+        }
+
+    def state_dict(self):
+        return {"seen": dict(self.seen)}
+
+    def load_state_dict(self, state):
+        self.seen = dict(state["seen"])
+
+
+def main():
+    pl.seed_everything(3)
+    model, log = Model(), Log()
+    trainer = pl.Trainer(
+        accelerator="cuda",
+        devices=int(os.environ["LOCAL_WORLD_SIZE"]),
+        strategy="ddp",
+        max_epochs=EPOCHS,
+        callbacks=[log],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        accumulate_grad_batches=int(os.environ.get("ACCUMULATE", "1")),
+        use_distributed_sampler=True,
+    )
+    workers = int(os.environ.get("WORKERS", "0"))
+    trainer.fit(
+        model,
+        DataLoader(Points(), batch_size=2, shuffle=True, num_workers=workers),
+        DataLoader(Points(), batch_size=2),
+    )
+    end = {
+        "parameters": digest(model.state_dict()),
+        "optimizer": digest(trainer.optimizers[0].state_dict()["state"]),
+        "random": digest(torch.get_rng_state(), torch.cuda.get_rng_state()),
+        "steps": trainer.global_step,
+        "epoch": trainer.current_epoch,
+        "batches": trainer.fit_loop.epoch_loop.batch_progress.total.completed,
+        "logs": log.seen,
+    }
+    with open(f"{sys.argv[1]}/end-{trainer.global_rank}.json", "w") as file:
+        json.dump(end, file, indent=1, sort_keys=True)
+
+
+may_be_killed()
+main()

@@ -1,0 +1,65 @@
+# mypy: ignore-errors
+"""A training with transformers' Trainer: a tiny GPT-2, dropout, shuffling, evaluation, data that are random too."""
+
+import json
+import os
+import sys
+
+import torch
+import transformers
+from ends import digest, may_be_killed
+from torch.utils.data import Dataset
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+STEPS_IN_EPOCH, EPOCHS = 4, 3
+
+
+class Texts(Dataset):
+    def __len__(self):
+        return 4 * 2 * int(os.environ["WORLD_SIZE"])
+
+    def __getitem__(self, index):
+        text = torch.randint(60, (12,))  # another one each time: random numbers of the data
+        text[0] = index
+        return {"input_ids": text, "labels": text}
+
+
+def main():
+    transformers.set_seed(3)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=1, n_head=2))
+    arguments = TrainingArguments(
+        output_dir=sys.argv[1],
+        num_train_epochs=EPOCHS,
+        per_device_train_batch_size=2,
+        learning_rate=1e-2,
+        logging_steps=1,
+        eval_strategy="epoch",
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        gradient_accumulation_steps=int(os.environ.get("ACCUMULATE", "1")),
+        dataloader_num_workers=int(os.environ.get("WORKERS", "0")),
+    )
+    trainer = Trainer(model=model, args=arguments, train_dataset=Texts(), eval_dataset=Texts())
+    trainer.train()
+    logs = [
+        {key: value for key, value in one.items() if "runtime" not in key and "per_second" not in key}
+        for one in trainer.state.log_history
+    ]
+    rank = int(os.environ["RANK"])
+    end = {
+        "parameters": digest(model.state_dict()),
+        "optimizer": digest(trainer.optimizer.state_dict()["state"]),
+        "scheduler": trainer.lr_scheduler.state_dict()["last_epoch"],
+        "random": digest(torch.get_rng_state(), torch.cuda.get_rng_state()),
+        "steps": trainer.state.global_step,
+        "epoch": trainer.state.epoch,
+        "logs": logs,
+    }
+    with open(f"{sys.argv[1]}/end-{rank}.json", "w") as file:
+        json.dump(end, file, indent=1)
+    torch.distributed.destroy_process_group()
+
+
+may_be_killed()
+main()
