@@ -159,6 +159,26 @@ def test_doctor_dumps_and_restores_a_small_process(found: Criu) -> None:
     assert 0 < said["seconds"] < moved_process.SECONDS
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_who_is_not_allowed_to_is_told_what_is_needed(found: Criu, alone: bool) -> None:
+    """Not even a PID namespace; with three capabilities of a user's own it works."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can have another user's rights")
+    capabilities = "+checkpoint_restore,+setpcap,+net_admin"
+    rights = ["--inh-caps", capabilities, "--ambient-caps", capabilities] if not alone else []
+    python = "/usr/bin/python3"  # which any user can run
+    text = (
+        f"import sys; sys.path.insert(0, {str(Path(moved_process.__file__).parents[2])!r})\n"
+        "from jitckpt.doctor import moved_process; print(moved_process.try_it())"
+    )
+    command = ["setpriv", "--reuid", "nobody", "--clear-groups", *rights, python, "-c", text]
+    said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    if not said:
+        pytest.skip("another user can't read this installation")
+    assert (criu.RIGHTS in said) is alone, said
+    assert ("seconds" in said) is not alone, said
+
+
 def test_a_nameless_folder_goes_with_its_descriptor() -> None:
     with nameless_folder() as folder:
         os.close(os.open("file", os.O_CREAT | os.O_WRONLY, 0o600, dir_fd=folder))
