@@ -103,6 +103,12 @@ def restore(criu: Criu, options: Options) -> int:
     return _ask(criu, "restore", 0, options)
 
 
+def processes(folder: int) -> list[int]:
+    """Return the numbers of the processes whose images are in this folder."""
+    found = (re.fullmatch(r"ids-(\d+)\.img", name) for name in os.listdir(folder))
+    return sorted(int(match[1]) for match in found if match)
+
+
 def locks(folder: int) -> set[str]:
     """Return the tables of nftables by which the dump into this folder has locked connections."""
     return set(re.findall(r"\binet (CRIU-[\w-]+)", _read(folder, "dump.log")))

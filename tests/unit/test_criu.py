@@ -103,6 +103,7 @@ def test_a_process_goes_on_where_it_was(found: Criu, folder: int, way: str) -> N
         assert said.readline() == b"0\n"
         criu.dump(found, process.pid, Options(folder, 10))
         assert process.wait() == -9
+        assert criu.processes(folder) == [process.pid]
         key = f"pipe:[{os.fstat(writes).st_ino}]"
         assert criu.restore(found, Options(folder, 10, inherit=[(writes, key)])) == process.pid
         os.close(writes)
