@@ -28,12 +28,14 @@ from jitckpt.agent.agent import Settings, launch
 from jitckpt.agent.memory_tier import Wanted
 from jitckpt.agent.processes.guardian import remove_if_empty
 from jitckpt.bindings import criu, softgpu
+from jitckpt.bindings.criu import Criu, CriuError
 from jitckpt.cli.exec import DEFAULT_DEVICES, add_device_argument
 from jitckpt.cli.parser import Parser
 from jitckpt.console import said_aside, say
 from jitckpt.decisions.limits import Limits, conflicts
 from jitckpt.decisions.suspects import visible_devices
 from jitckpt.device import LIBRARY_DIR, check_libraries, choose_device, device_environment
+from jitckpt.doctor import moved_process
 from jitckpt.encoding.staging import DEFAULT_BYTES
 from jitckpt.errors import HostsError, NotNeeded, SaveError
 from jitckpt.events import EventLog
@@ -153,7 +155,7 @@ def _run(arguments: list[str]) -> int:
             devices=_devices(kind, config.nproc_per_node),
             exclude_suspect=args.exclude_suspect,
             exchange_broken=args.broken_device != "restart",
-            criu=criu.find() if args.broken_device == "move" else None,
+            criu=_criu() if args.broken_device == "move" else None,
             temporary=temporary,
             memory=_memory(args),
         )
@@ -167,6 +169,14 @@ def _run(arguments: list[str]) -> int:
         if status == 0 and temporary is not None:
             shutil.rmtree(temporary)
     return status
+
+
+def _criu() -> Criu:
+    """Return the CRIU by which workers are moved. Raises CriuError if they can't be here."""
+    trial = moved_process.try_it()
+    if "error" in trial:
+        raise CriuError(f"--broken-device move: {trial['error']}")
+    return criu.find()
 
 
 def _self_check(wanted: bool | None) -> dict[str, str]:

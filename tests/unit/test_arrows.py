@@ -23,7 +23,7 @@ PYTHON = {
     "agent": "agent/migration agent/proxies agent/processes ring events bindings faults tiers "
     "hosts saves decisions console system wire errors",
     "jitckpt": "worker worker/saving",  # the package's own names, imported when first asked for
-    "doctor": "events bindings device hosts saves console",
+    "doctor": "events bindings device hosts saves console system",
     "web": "reports console system wire errors",
     "reports": "planning events tiers saves decisions console errors",
     "planning": "decisions _algorithms",
