@@ -30,7 +30,7 @@ PYTHON = {
     "agent/migration": "agent/proxies agent/processes events bindings decisions console system errors",
     "agent/proxies": "agent/processes decisions/transparent events hosts decisions system wire _step_barrier",
     "agent/processes": "worker console system wire",
-    "frameworks": "worker state data encoding console errors",
+    "frameworks": "worker state data encoding console wire errors",
     "worker": "worker/in_place worker/self_check worker/ends worker/saving ring hooks events "
     "bindings faults tiers saves state data encoding console system wire errors",
     "worker/in_place": "worker/ends hooks decisions/transparent bindings faults device state system wire "
