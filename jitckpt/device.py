@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from jitckpt.errors import JitckptError
+from jitckpt.wire.environment import PROXY_LIBRARY_PATH, PROXY_ONE_CORE, PROXY_PRELOAD
 
 KINDS = ("auto", "softgpu", "cuda")
 LIBRARY_DIR = Path(__file__).parent / "lib"
@@ -35,10 +36,12 @@ def device_environment(
         variables["SOFTGPU_DEVICES"] = environment.get("SOFTGPU_DEVICES", str(devices))
         if proxy:
             ours += [library_dir / "libjitckpt_proxy.so", library_dir / "libsoftgpu_host.so"]
-            variables["JITCKPT_PROXY_PRELOAD"] = str(library_dir / "libsoftgpu.so")
-            variables["JITCKPT_PROXY_LIBRARY_PATH"] = ":".join([driver, *_torch_folders(), *others_folders])
+            variables |= PROXY_PRELOAD.to(str(library_dir / "libsoftgpu.so"))
+            variables |= PROXY_LIBRARY_PATH.to(":".join([driver, *_torch_folders(), *others_folders]))
             # Its kernels run in the server's threads.
-            variables["JITCKPT_PROXY_ONE_CORE"] = environment.get("JITCKPT_PROXY_ONE_CORE", "1")
+            variables |= PROXY_ONE_CORE.to(
+                not PROXY_ONE_CORE.is_set(environment) or PROXY_ONE_CORE.get(environment)
+            )
         else:
             ours.append(library_dir / "libsoftgpu.so")
     first = [str(library) for library in ours]

@@ -43,6 +43,11 @@ class EventLog:
             self._directory = self._directory or directory
             self._flush()
 
+    @property
+    def directory(self) -> Path | None:
+        """Where events are written, None while that is not known."""
+        return self._directory
+
     def write(self, event: str, **details: object) -> None:
         """Add an event. What can't be written is said on stderr: a full disk must not stop a recovery."""
         line = {"event": event, "time": time.time(), "clock": time.monotonic(), "restart": self.restart}
@@ -96,15 +101,21 @@ def read_events(directory: Path) -> tuple[list[Event], list[str]]:
     events: list[Event] = []
     damages = []
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-        try:
-            event = json.loads(line)
-            whole = isinstance(event["event"], str) and all(
-                isinstance(event[name], int | float) for name in ("time", "clock", "restart")
-            )
-        except (ValueError, KeyError, TypeError):
-            whole = False
-        if whole:
+        event = parse_event(line)
+        if event is not None:
             events.append(event)
         else:
             damages.append(f"Line {number} of {path} is damaged and passed over.")
     return events, damages
+
+
+def parse_event(line: bytes) -> Event | None:
+    """Return the event of a line, None if it is damaged."""
+    try:
+        event: Event = json.loads(line)
+        whole = isinstance(event["event"], str) and all(
+            isinstance(event[name], int | float) for name in ("time", "clock", "restart")
+        )
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return event if whole else None

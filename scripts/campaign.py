@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
 
@@ -25,9 +26,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from jitckpt.doctor import moved_process
 from jitckpt.events import FILE_NAME
-from jitckpt.faults.injection import FATAL_KINDS, TRANSPARENT_KINDS
-from jitckpt.rehearsal import trials_in_place, trials_on_hosts
+from jitckpt.faults.injection import FATAL_KINDS, LASTING_KINDS, TRANSPARENT_KINDS
+from jitckpt.rehearsal import trials_in_memory, trials_in_place, trials_on_hosts
 from jitckpt.rehearsal.runs import CHECKPOINTS, OUTPUT, Run, end_in_order_on_sigterm, kill_running, run_job
 from jitckpt.rehearsal.runs_on_hosts import HOSTS, run_on_hosts
 from jitckpt.rehearsal.trials import (
@@ -48,6 +50,9 @@ from jitckpt.saves import folders
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = tuple(ROOT / "examples" / f"train_{name}.py" for name in ("gpt", "loop_without_sync", "convnet"))
+UNREPLICATED = tuple(
+    ROOT / "scripts" / "campaign_trainings" / f"{name}.py" for name in ("full_shard", "zero_stage_1")
+)
 FORMS = ("gpt", "convnet", "fsdp1", "fsdp2", "tensor", "pipeline")
 # They know nothing of jitckpt, and print what they end with.
 PLAIN = (
@@ -116,9 +121,10 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--mode",
-        choices=("user", "transparent", "hosts"),
+        choices=("user", "transparent", "hosts", "memory"),
         default="user",
-        help="of protection; hosts: user-level mode on three hosts, network namespaces; `--mode hostile` has "
+        help="of protection; hosts: user-level mode on three hosts, network namespaces; memory: the same, of "
+        "jobs without replicas, which the memory tier protects; `--mode hostile` has "
         "options of its own: --mode hostile --help (default user)",
     )
     parser.add_argument(
@@ -131,8 +137,10 @@ def parse_arguments() -> argparse.Namespace:
     args = parser.parse_args(own)
     args.arguments = sys.argv[len(own) + 2 :]
     transparent, on_hosts = args.mode == "transparent", args.mode == "hosts"
-    args.example = (args.example.resolve(),) if args.example else PLAIN if transparent else EXAMPLES
-    if on_hosts:
+    in_memory = args.mode == "memory"
+    examples = UNREPLICATED if in_memory else PLAIN if transparent else EXAMPLES
+    args.example = (args.example.resolve(),) if args.example else examples
+    if on_hosts or in_memory:
         args.ranks = (HOSTS,)
     for path in args.example:
         if not path.is_file():
@@ -142,7 +150,10 @@ def parse_arguments() -> argparse.Namespace:
     if args.state_on_device is not None and not transparent:
         parser.error("--state-on-device: only in --mode transparent")
     own_kinds = TRANSPARENT_KINDS if transparent else trials_on_hosts.HOST_KINDS if on_hosts else None
-    known = own_kinds or (*TRIAL_KINDS, *FATAL_KINDS)
+    own_kinds = trials_in_memory.MEMORY_KINDS if in_memory else own_kinds
+    known = (
+        (*own_kinds, *(LASTING_KINDS if transparent else ())) if own_kinds else (*TRIAL_KINDS, *FATAL_KINDS)
+    )
     args.kinds = args.kinds or own_kinds or USER_KINDS
     if unknown := set(args.kinds) - set(known):
         parser.error(f"--kinds: {', '.join(sorted(unknown))} is none of {', '.join(known)}")
@@ -276,6 +287,11 @@ class Campaign:
 class CampaignInPlace(Campaign):
     """Of transparent mode, and of a script that itself prints what it ends with."""
 
+    @cached_property
+    def has_criu(self) -> bool:
+        """Whether workers can be moved here."""
+        return "error" not in moved_process.try_it()
+
     def ended(self, run: Run, folder: Path) -> Run:
         printed = (folder / OUTPUT).read_text()
         return replace(run, final=trials_in_place.final_as_printed(printed, run.restarts))
@@ -299,6 +315,10 @@ class CampaignInPlace(Campaign):
         options = ["--mode", "transparent", "--warm-spares", "0"]
         options += ["--checkpoint-dir", str(folder / CHECKPOINTS)]
         options += ["--no-state-on-device"] if self.args.state_on_device is False else []
+        variables = {"JITCKPT_PROXY_SPARE": str(trial.number // 2 % 2)}
+        if trial.kind in LASTING_KINDS:
+            options += ["--broken-device", "move" if self.has_criu else "exchange"]
+            variables["SOFTGPU_DEVICES"] = str(ranks + len(trial.faults))
         run = run_job(
             self.command(example, options),
             folder,
@@ -308,7 +328,7 @@ class CampaignInPlace(Campaign):
             hang_timeout=SILENT_IN_PLACE if is_silent(trial.kind) else 60.0,
             time_limit=TIME_LIMIT,
             # By turns, without the spares of workers, which are not replaced in this mode.
-            variables={"JITCKPT_PROXY_SPARE": str(trial.number // 2 % 2)},
+            variables=variables,
         )
         if trials_in_place.came_too_late(trial, run):
             return None
@@ -348,7 +368,43 @@ class CampaignOnHosts(Campaign):
         return trials_on_hosts.judge_on_hosts(trial, run, undisturbed, said, UNSEEDED)
 
 
-CAMPAIGNS = {"user": Campaign, "transparent": CampaignInPlace, "hosts": CampaignOnHosts}
+class CampaignInMemory(Campaign):
+    """Of jobs without replicas, a rank on each of three hosts, which have a checkpoint directory each."""
+
+    def choose(self, number: int, attempt: int) -> tuple[Trial, Run]:
+        undisturbed = self.reference(*self.place(number))
+        trial = trials_in_memory.choose_trial(
+            self.args.seed,
+            number,
+            steps=self.args.steps,
+            step_seconds=undisturbed.step_seconds,
+            kinds=self.args.kinds,
+        )
+        return trial, undisturbed
+
+    def attempt(self, trial: Trial, folder: Path, undisturbed: Run) -> Verdict | None:
+        example, _ = self.place(trial.number)
+        options = ["--warm-spares", "0", "--max-restarts", "2", "--memory-tier", "peer"]
+        options += ["--host-timeout", HOST_TIMEOUT, "--rdzv-conf", "keep_alive_interval=2"]
+        run = run_on_hosts(
+            self.command(example, options),
+            folder,
+            own_directories=True,
+            faults=trial.faults,
+            strikes=trial.strikes,
+            time_limit=TIME_LIMIT_ON_HOSTS,
+        )
+        if trials_in_memory.missed(trial, run):
+            return None
+        return trials_in_memory.judge(trial, run, undisturbed, folder, UNSEEDED)
+
+
+CAMPAIGNS = {
+    "user": Campaign,
+    "transparent": CampaignInPlace,
+    "hosts": CampaignOnHosts,
+    "memory": CampaignInMemory,
+}
 
 
 def tell(console: Console, campaign: Campaign, verdicts: dict[int, Verdict]) -> None:

@@ -1,4 +1,4 @@
-"""Makes the short tables of docs/ from the records in docs/data: campaigns.md and proofs.md.
+"""Makes tables of docs/: campaigns.md, proofs.md (of docs/data), environment.md (of wire/environment.py).
 
     python scripts/docs_tables.py            # writes what has changed
     python scripts/docs_tables.py --check    # only says whether something would change (status 1)
@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+
+from jitckpt.wire.environment import Variable, all_variables
 
 DOCS = Path(__file__).parents[1] / "docs"
 MODES = {"user": "user-level", "transparent": "transparent", "hosts": "three hosts"}
@@ -83,13 +85,52 @@ def anchor(heading: str) -> str:
     return re.sub(r"[^\w-]+", "-", heading.lower().replace(".", "")).strip("-")
 
 
-TABLES: dict[str, Callable[[], str]] = {"campaigns": campaigns, "proofs": proofs}
+def variables() -> str:
+    """Return the variables, those that a user may set first."""
+
+    def shown(variable: Variable[object]) -> str:
+        if variable.default in (None, "", "{}", {}):
+            return ""
+        if isinstance(variable.default, bool):
+            return str(int(variable.default))
+        return f"{variable.default}"
+
+    rows = [
+        (
+            "you" in variable.writer,
+            [
+                f"`{variable.name}`",
+                variable.meaning,
+                variable.allowed,
+                shown(variable),
+                variable.writer,
+                variable.reader,
+            ],
+        )
+        for variable in all_variables()
+    ]
+    headings = ["variable", "meaning", "value", "default", "written by", "read by"]
+    return (
+        "You may set:\n\n"
+        + table(headings, [row for users, row in rows if users])
+        + "\nJitckpt's own; don't set them:\n\n"
+        + table(headings, [row for users, row in rows if not users])
+    )
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "campaigns": campaigns,
+    "proofs": proofs,
+    "reference/environment": variables,
+}
+SOURCES = {"reference/environment": "jitckpt/wire/environment.py"}
 
 
 def page(name: str) -> tuple[Path, str]:
     """Return a page's file, and what has to stand there."""
     path = DOCS / f"{name}.md"
-    begin, end = f"<!-- made by scripts/docs_tables.py from data/{name}.jsonl -->\n", "<!-- end -->"
+    source = SOURCES.get(name, f"data/{name}.jsonl")
+    begin, end = f"<!-- made by scripts/docs_tables.py from {source} -->\n", "<!-- end -->"
     before, _, rest = path.read_text().partition(begin)
     after = rest.partition(end)[2]
     return path, f"{before}{begin}{TABLES[name]()}{end}{after}"

@@ -14,7 +14,7 @@ __all__ = ["Namespaces", "ip", "namespaces"]
 
 @contextmanager
 def namespaces(count: int = 2) -> Iterator[Namespaces]:
-    """Make so many hosts, 2 or 3."""
+    """Make so many hosts, at least 2."""
     if ip("netns list").returncode != 0:
         pytest.skip("the command ip (package iproute2) can't be used")
     made = make(count)

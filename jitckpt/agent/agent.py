@@ -36,17 +36,22 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher import api as launcher
 
+from jitckpt.agent.memory_tier import MemoryTier, Wanted
+from jitckpt.agent.migration.move import Mover
 from jitckpt.agent.processes.children import Children
 from jitckpt.agent.processes.spares import Spares
 from jitckpt.agent.processes.workers import Worker
+from jitckpt.agent.progress import ProgressTeller
+from jitckpt.agent.protection import Protection
 from jitckpt.agent.proxies.control import ControlSocket, Proxies
+from jitckpt.agent.proxies.exchange import Settings as Exchange
 from jitckpt.agent.proxies.state_transfer import Transfers
-from jitckpt.agent.proxies.step_barrier import VARIABLE as STEP_BARRIER
 from jitckpt.agent.proxies.step_barrier import Messenger, StepBarrier
 from jitckpt.agent.supervisor import Reports, Supervisor
+from jitckpt.bindings.criu import Criu
 from jitckpt.console import say, show_size
 from jitckpt.decisions import quorum
-from jitckpt.decisions.recovery import Outcome
+from jitckpt.decisions.recovery import SAME_ENDS, Outcome, brings_no_progress
 from jitckpt.decisions.suspects import VARIABLE, NoDeviceError, Suspects, without
 from jitckpt.errors import HostsError, JitckptError
 from jitckpt.events import EventLog
@@ -61,10 +66,10 @@ from jitckpt.hosts.stores import Apart, LastingRendezvous, StoreGone
 from jitckpt.ring import local_state
 from jitckpt.ring.copies import Copier
 from jitckpt.saves import directory_lock, folders
-from jitckpt.saves.layout import FIRST_DIRECTORIES, Identity, Kind
-from jitckpt.system import descriptor_limit, process_tree
+from jitckpt.saves.layout import Identity, Kind
+from jitckpt.system import descriptor_limit
 from jitckpt.system.disk_thread import waited_for
-from jitckpt.system.signals import AGENT_PID
+from jitckpt.wire import environment as variables
 from jitckpt.wire import protocol
 from jitckpt.wire.protocol import Message
 
@@ -87,6 +92,8 @@ class Settings:
     warm_start: bool  # fork all workers from one process that has loaded torch, those of the first start too
     devices: tuple[str, ...]  # of this host, as in CUDA_VISIBLE_DEVICES
     exclude_suspect: bool
+    exchange_broken: bool  # in transparent mode: devices that no new server cures, for others of this host
+    criu: Criu | None  # by which the worker of such a rank is made anew, too
     temporary: Path | None  # a folder of the launcher's that goes with it
     faults: tuple[FaultSpec, ...]
     host_timeout: float
@@ -95,6 +102,7 @@ class Settings:
     fixed_place: int | None  # of this host among all (--node-rank)
     silent_hosts_are_dead: bool  # the user knows that none is only cut off
     secret: bytes | None  # of this job, for agents on several hosts; None: one is made
+    memory: Wanted | None = None  # of the memory tier
 
 
 def launch(
@@ -142,7 +150,7 @@ class Agent(LocalElasticAgent):
         self._armed = [fault.with_phase() for fault in settings.faults]
         several = config.max_nodes > 1
         self._run = f"{config.rdzv_endpoint}/{config.run_id}" if several else uuid.uuid4().hex
-        self._first_directories: dict[str, str] = {}  # see layout.FIRST_DIRECTORIES
+        self._first_directories: dict[str, str] = {}  # see environment.FIRST_DIRECTORIES
         self._spares = Spares(settings.warm_spares)
         self._suspects = Suspects()
         self._devices = list(settings.devices)
@@ -152,6 +160,8 @@ class Agent(LocalElasticAgent):
         self._last: Supervisor | None = None  # of the newest start
         self._worker_store: Any = None  # torch's TCPStore
         self._hosts: Hosts | None = None
+        self._ends: list[tuple[int, str]] = []  # of the starts so far
+        self._memory: MemoryTier | None = None
         self._meetings = 0  # in this round of the rendezvous, after the first
 
     def run(self, *args: Any, **kwargs: Any) -> RunResult:
@@ -163,18 +173,46 @@ class Agent(LocalElasticAgent):
             before[signal.SIGUSR2] = signal.signal(signal.SIGUSR2, self._on_notice)
         self._children = Children(self._settings.save_deadline, self._settings.temporary)
         try:
+            if self._settings.memory is not None:
+                directory = self._settings.checkpoint_dir
+                job = json.dumps(
+                    [
+                        os.getcwd(),
+                        str(directory),
+                        self._worker_group.spec.entrypoint,
+                        *map(str, self._worker_group.spec.args),
+                    ]
+                )
+                self._memory = MemoryTier(self._settings.memory, job, self._log)
             result: RunResult = super().run(*args, **kwargs)
             self._tell_what_never_happened()
+            if result.is_failed():
+                self._write_what_memory_has()
             return result
+        except SignalException:
+            self._write_what_memory_has()
+            raise
         finally:
             self._spares.close()
             self._children.close()
             if self._hosts is not None:
                 self._hosts.close()
+            if self._memory is not None:
+                self._memory.close(end=True)
             if self._lasting is not None:
                 self._lasting.close()
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def _write_what_memory_has(self) -> None:
+        """The job ends without success: what no file has yet is not to end with it."""
+        if self._memory is None or self._last is None or not self._directory():
+            return
+        step = self._last.kept_in_memory
+        saved = [event["step"] for event in self._log.events if event["event"] == "saved"]
+        if step is not None and step > max(saved, default=0):
+            own = {worker.global_rank for worker in self._worker_group.workers}
+            self._memory.write_saves(Path(self._directory()), own, step)
 
     def _tell_what_never_happened(self) -> None:
         """Say which rehearsed failures of this host's ranks never came: the rehearsal has shown nothing."""
@@ -320,6 +358,8 @@ class Agent(LocalElasticAgent):
         timeout = self._settings.host_timeout
         connected = Hosts(index, met, listener, secret, timeout)
         connected.answers[fetch.VISIT] = partial(fetch.serve, directory)
+        if self._memory is not None:
+            self._memory.answer_others(connected)
         connected.connect(connections.PATIENCE * timeout)
         try:
             lasting.begin(connected, self._settings.silent_hosts_are_dead)
@@ -332,6 +372,8 @@ class Agent(LocalElasticAgent):
         self._log.leading = index == 0
         if directory is not None:
             self._fetch(self._hosts, directory)
+        if self._memory is not None:
+            self._memory.gather(self._hosts)
 
     def _directory(self) -> str:
         """Return the checkpoint directory, as far as it is known."""
@@ -378,13 +420,28 @@ class Agent(LocalElasticAgent):
         assert self._processes is not None
         if self._processes.supervisor.result() is Outcome.FAILED:
             self._remaining_restarts = 0
-        if self._remaining_restarts > 0 and self._settings.exclude_suspect:
-            self._leave_out_suspects(worker_group.spec.local_world_size)
+        self._ends.append(self._processes.supervisor.end)
+        # Of several hosts each sees another end; one that stayed away would keep the others waiting.
+        alone = self._hosts is None
+        if alone and self._remaining_restarts > 0 and brings_no_progress(self._ends):
+            self._remaining_restarts = 0
+            step, failure = self._ends[-1]
+            text = f"{SAME_ENDS} starts have come to step {step} and failed alike ({failure})"
+            self._log.write("no_progress", text=text)
+            if self._log.leading:
+                say(f"the job ends here, with no restart: {text}.")
+        if self._remaining_restarts > 0:
+            self._leave_out_devices(self._processes.broken_devices, worker_group.spec.local_world_size)
         return result
 
-    def _leave_out_suspects(self, ranks: int) -> None:
+    def _leave_out_devices(self, broken: frozenset[str], ranks: int) -> None:
+        """Have the next start do without broken devices if others are free, and without suspects anyway."""
+        suspects = self._suspects.devices if self._settings.exclude_suspect else frozenset()
         try:
-            devices = without(self._devices, self._suspects.devices, ranks)
+            try:
+                devices = without(self._devices, suspects | broken, ranks)
+            except NoDeviceError:
+                devices = without(self._devices, suspects, ranks)
         except NoDeviceError as error:
             text = f"the job can't go on here: {error} (--exclude-suspect)."
             self._log.write("no_device", text=text)
@@ -419,6 +476,7 @@ class Agent(LocalElasticAgent):
                 restarts_left=self._remaining_restarts,
                 mistakes_before=frozenset() if self._last is None else self._last.mistakes,
                 hosts=self._hosts,
+                memory=self._memory,
                 **torch_arguments,
             )
             processes.start()
@@ -450,6 +508,7 @@ class WorkerProcesses(PContext):
         restarts_left: int,
         mistakes_before: frozenset[str],
         hosts: Hosts | None,
+        memory: MemoryTier | None = None,
         numa_options: Any = None,
         **torch_arguments: Any,
     ) -> None:
@@ -466,6 +525,9 @@ class WorkerProcesses(PContext):
         self._restarts_left = restarts_left
         self._mistakes_before = mistakes_before
         self._hosts = hosts
+        self._memory = memory
+        self._memories: dict[int, int] = {}  # of this host's ranks
+        self._protection: Protection | None = None
         self._numa_options = numa_options
         self._workers: dict[int, Worker] = {}
         self._failures: dict[int, ProcessFailure] = {}
@@ -478,12 +540,20 @@ class WorkerProcesses(PContext):
         self._control: ControlSocket | None = None
         self._barrier: StepBarrier | None = None
         self._messenger: Messenger | None = None
+        self._progress: ProgressTeller | None = None
+        self._device_proxies: Proxies | None = None
+        self._mover: Mover | None = None
 
     def start(self) -> None:
         """Start the workers and what copies their logs; signals, unlike in torch, are the agent's affair."""
         self._start()
         for tail_log in self._tail_logs:
             tail_log.start()
+
+    @property
+    def broken_devices(self) -> frozenset[str]:
+        """Devices that a rank has failed on with a new server, too."""
+        return frozenset() if self._device_proxies is None else self._device_proxies.broken_devices
 
     def want_save(self) -> None:
         """Ask all workers to save after one step, and to go on."""
@@ -535,6 +605,9 @@ class WorkerProcesses(PContext):
             raise
         workers = list(self._workers.values())
         self._copier = self._copier_of_rings()
+        if self._memory is not None:
+            self._protection = Protection(self._memory, self._memories, self._hosts, self._log)
+        self._device_proxies = self._proxies()
         self.supervisor = Supervisor(
             workers=workers,
             log=self._log,
@@ -552,9 +625,15 @@ class WorkerProcesses(PContext):
             restarts_left=self._restarts_left,
             mistakes_before=self._mistakes_before,
             hosts=self._hosts,
-            proxies=self._proxies(),
+            proxies=self._device_proxies,
+            protection=self._protection,
         )
         self.supervisor.start()
+        host = 0 if self._hosts is None else self._hosts.index
+        self._progress = ProgressTeller({w.rank: w.ring_fd for w in workers}, self._log, host)
+        self._progress.start()
+        if self._protection is not None:
+            self._protection.start()
         if self._copier is not None:
             self._copier.start()
         self._open = True
@@ -568,7 +647,16 @@ class WorkerProcesses(PContext):
         transfers = None
         if self._barrier is not None and self._hosts is not None:
             self._messenger, transfers = Messenger(self._barrier, self._hosts), Transfers(self._hosts)
-        return Proxies(
+        exchange = None
+        if self._settings.exchange_broken:
+            self._mover = self._make_mover()
+            exchange = Exchange(
+                tuple(self._devices),
+                injection.OF_A_BROKEN_DEVICE,
+                move=None if self._mover is None else self._mover.move,
+                check=None if self._mover is None else self._mover.check,
+            )
+        proxies = Proxies(
             self._control,
             sessions,
             self._log,
@@ -577,7 +665,18 @@ class WorkerProcesses(PContext):
             hosts=self._hosts,
             messenger=self._messenger,
             transfers=transfers,
+            exchange=exchange,
         )
+        if self._mover is not None:
+            self._mover.begin(proxies)
+        return proxies
+
+    def _make_mover(self) -> Mover | None:
+        if self._settings.criu is None:
+            return None
+        shared = {} if self._barrier is None else {"jitckpt-steps": self._barrier.file}
+        workers = {worker.rank: worker for worker in self._workers.values()}
+        return Mover(self._settings.criu, workers, self._log, say, shared)
 
     def _copier_of_rings(self) -> Copier | None:
         """Return what has another host keep copies of the rings."""
@@ -595,24 +694,29 @@ class WorkerProcesses(PContext):
 
     def _prepare_worker(self, local_rank: int) -> None:
         environment = {**os.environ, **self.envs[local_rank], **self._settings.device_environment}
-        environment["JITCKPT_HANG_TIMEOUT"] = str(self._settings.hang_timeout)
-        environment["JITCKPT_HANG_FLOOR"] = str(self._settings.hang_floor)
+        environment |= variables.HANG_TIMEOUT.to(self._settings.hang_timeout)
+        environment |= variables.HANG_FLOOR.to(self._settings.hang_floor)
         if tuple(self._devices) != self._settings.devices:
             environment[VARIABLE] = ",".join(self._devices)
         if self._control is not None:
             environment |= self._control.variables
             if self._barrier is not None:
-                environment[STEP_BARRIER] = self._barrier.of(local_rank)
-            environment.setdefault("JITCKPT_PROXY_SPARE", str(min(1, self._spares.wanted(len(self.args)))))
-        environment[AGENT_PID] = str(os.getpid())
-        environment[directory_lock.RUN] = self._run
-        environment[process_tree.MARK] = self._children.mark
-        environment["JITCKPT_STAGING"] = str(self._settings.staging)
-        environment[FIRST_DIRECTORIES] = json.dumps(self._first_directories)
-        environment["JITCKPT_RESTART"] = str(self._log.restart)
-        environment["JITCKPT_FAULTS"] = injection.to_environment(self._armed)
+                environment |= variables.PROXY_TOGETHER.to(self._barrier.of(local_rank))
+            if not variables.PROXY_SPARE.is_set(environment):
+                environment |= variables.PROXY_SPARE.to(self._spares.wanted(len(self.args)) > 0)
+        environment |= variables.AGENT_PID.to(os.getpid())
+        environment |= variables.RUN.to(self._run)
+        environment |= variables.JOB_PROCESSES.to(self._children.mark)
+        environment |= variables.STAGING.to(self._settings.staging)
+        environment |= variables.FIRST_DIRECTORIES.to(self._first_directories)
+        environment |= variables.RESTART.to(self._log.restart)
+        if self._memory is not None:
+            rank = int(environment["RANK"])
+            self._memories[rank] = self._memory.given(rank)
+            environment |= self._memory.variables(self.nprocs)
+        environment |= variables.FAULTS.to(injection.to_environment(self._armed))
         if self._settings.checkpoint_dir is not None:
-            environment["JITCKPT_CHECKPOINT_DIR"] = str(self._settings.checkpoint_dir)
+            environment |= variables.CHECKPOINT_DIR.to(str(self._settings.checkpoint_dir))
         command = (str(self.entrypoint), *(str(argument) for argument in self.args[local_rank]))
         if self._numa_options is not None:
             from torch.numa.binding import _maybe_wrap_command_args_with_numa_binding
@@ -633,6 +737,7 @@ class WorkerProcesses(PContext):
             stdout=self.stdouts[local_rank],
             stderr=self.stderrs[local_rank],
             is_copied=self._hosts is not None,
+            memory_fd=self._memories.get(int(environment["RANK"])),
             children=self._children,
         )
         spare = self._spares.take(local_rank)
@@ -684,6 +789,8 @@ class WorkerProcesses(PContext):
                 self._children.kill_guardian()
             elif fired.kind == "template":
                 self._spares.kill_template()
+            elif fired.kind in injection.LASTING_KINDS and self._device_proxies is not None:
+                self._device_proxies.break_device(fired.rank)
 
     def _blamed(self, worker: Worker) -> None:
         local_rank = self._local_rank(worker)
@@ -729,6 +836,10 @@ class WorkerProcesses(PContext):
             return
         self._open = False
         self.supervisor.stop(death_sig)
+        if self._progress is not None:
+            self._progress.stop()
+        if self._protection is not None:
+            self._protection.stop()
         if self._messenger is not None:
             self._messenger.close()
         if self._copier is not None:

@@ -1,5 +1,6 @@
 """Looks into a collective that does not end: asks the ranks where they are, says whether it is a failure."""
 
+import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import BinaryIO
 
 from jitckpt.agent.processes.workers import Worker
 from jitckpt.console import say
-from jitckpt.decisions import hang
+from jitckpt.decisions import flight_recorder, hang
 from jitckpt.decisions.hang import Diagnosis, diagnose
 from jitckpt.events import EventLog
 from jitckpt.system.stacks import ask_for_stacks, read_stacks
@@ -98,7 +99,10 @@ class Investigation:
 
     def name_group(self, group: protocol.Group) -> None:
         """Take note of what the training calls a group of ranks."""
-        self._groups.setdefault(frozenset(group.ranks), set()).add(group.name)
+        names = self._groups.setdefault(frozenset(group.ranks), set())
+        if group.name not in names:
+            names.add(group.name)
+            self._log.write("group", name=group.name, ranks=group.ranks)
 
     def hear(self, rank: int, answer: protocol.Progress) -> None:
         """Take note of an answer."""
@@ -189,7 +193,8 @@ class Investigation:
         self._report = None
         stacks = report.stacks | dict.fromkeys(report.awaited, "")
         path = report.directory / f"hang-{self._log.restart}-{self._questions}.txt"
-        self._log.aside(partial(_write_report, path, hang.report(report.diagnosis, stacks), self._log))
+        dumps = flight_recorder.dumps(report.diagnosis, self._workers, time.time())
+        self._log.aside(partial(_write_report, path, hang.report(report.diagnosis, stacks), dumps, self._log))
 
     def _ask(self, reported: str, patience: float, askable: Sequence[int]) -> None:
         self._questions += 1
@@ -201,9 +206,14 @@ class Investigation:
                 self._log.write("warning", rank=rank, text=f"rank {rank} can't be asked: {problem}")
 
 
-def _write_report(path: Path, text: str, log: EventLog) -> None:
+def _write_report(path: Path, text: str, dumps: Mapping[int, flight_recorder.Dump], log: EventLog) -> None:
+    """Write what people read, and beside it what torch's tool for flight recorders reads."""
     try:
         path.write_text(text, errors="backslashreplace")
+        folder = path.with_suffix("")
+        folder.mkdir(exist_ok=True)
+        for rank, dump in dumps.items():
+            (folder / f"rank_{rank}").write_bytes(pickle.dumps(dump))
     except OSError as error:
         say(f"the report of the hang can't be written to {path}: {error.strerror}.")
         return

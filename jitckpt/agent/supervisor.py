@@ -13,6 +13,7 @@ from typing import Any
 from jitckpt.agent.investigation import STACK_SECONDS, Investigation, stacks_of
 from jitckpt.agent.local_state_writer import LocalStateWriter
 from jitckpt.agent.processes.workers import Worker
+from jitckpt.agent.protection import Protection
 from jitckpt.agent.proxies.control import Proxies
 from jitckpt.agent.states_at_death import StatesAtDeath
 from jitckpt.console import say
@@ -81,18 +82,20 @@ class Supervisor(threading.Thread):
         hosts: Hosts | None = None,
         proxies: Proxies | None = None,
         mistakes_before: frozenset[str] = frozenset(),
+        protection: Protection | None = None,
     ) -> None:
         """stall_timeout: seconds that a live rank may keep the others waiting in a collective.
 
         answer_within: seconds in which every live rank says where it is. hosts: where there are several.
-        proxies: of the workers in transparent mode. mistakes_before: those of the start before this one.
+        proxies: of the workers in transparent mode. protection: by the memory tier.
+        mistakes_before: those of the start before this one.
         """
         super().__init__(name="jitckpt-supervisor", daemon=True)
         self._workers = {worker.rank: worker for worker in workers}
         self._log = log
         self._reports = reports
         self._save_id = save_id
-        self._hosts, self._proxies = hosts, proxies
+        self._hosts, self._proxies, self._protection = hosts, proxies, protection
         self._lost_hosts: set[int] = set()
         self.leaving: set[int] = set()  # hosts whose agents were asked to end
         self._local_states: LocalStateWriter | None = None
@@ -106,6 +109,7 @@ class Supervisor(threading.Thread):
         self._registrations: dict[int, protocol.Registered] = {}
         self._hangs: dict[int, protocol.Hang] = {}  # that are transparent mode's affair first
         self._trouble: str | None = None
+        self._newest_begun = 0
         self._nonsense = 0  # messages that could not be acted on
         self._investigation = Investigation(
             self._workers,
@@ -187,7 +191,11 @@ class Supervisor(threading.Thread):
                 )
                 self._tell_alarm("signal", f"{agent} was sent {_signal_name(self.interrupts[0])}")
             self._job = replace(
-                self._job, now=time.monotonic(), interrupted=interrupts > 0, impatient=interrupts > 1
+                self._job,
+                now=time.monotonic(),
+                interrupted=interrupts > 0,
+                impatient=interrupts > 1,
+                in_memory=self._in_memory(),
             )
             self._hear_of_local_states()
             self._look_into_hangs()
@@ -332,7 +340,9 @@ class Supervisor(threading.Thread):
             case protocol.Progress():
                 self._investigation.hear(rank, message)
             case protocol.NcclError():
-                self._alarm("nccl_error", f"{message.operation} of rank {rank} failed: {message.text}")
+                self._alarm(
+                    "nccl_error", f"{message.operation} of rank {rank} failed: {message.text}", [rank]
+                )
             case protocol.SaveBegun(save_id=self._save_id):
                 self._change(rank, saving_step=message.step)
             case protocol.SaveEnded(save_id=self._save_id):
@@ -403,15 +413,15 @@ class Supervisor(threading.Thread):
         if self._job.whole_at is None and whole_steps(self._job.ranks):
             self._job = replace(self._job, whole_at=time.monotonic())
 
-    def _alarm(self, cause: str, text: str) -> None:
-        self._detected(cause, text)
+    def _alarm(self, cause: str, text: str, ranks: Sequence[int] = ()) -> None:
+        self._detected(cause, text, ranks)
         self._job = replace(self._job, alarmed=True)
 
     def _tell_alarm(self, cause: str, text: str, blamed: Sequence[int] = ()) -> None:
         """Raise an alarm on all hosts about what only this one knows; blamed: the ranks that caused it."""
         if self._hosts is not None:
             self._hosts.broadcast({"alarm": cause, "text": text, "blamed": list(blamed)})
-        self._alarm(cause, text)
+        self._alarm(cause, text, blamed)
         self._blame(blamed)
 
     def _watch_lifeline(self, worker: Worker) -> None:
@@ -475,10 +485,11 @@ class Supervisor(threading.Thread):
             self._proxies.ended(rank, failed, f"its worker process {_how_it_ended(exit_code)}")
 
     def _died(self, rank: int, exit_code: int) -> None:
-        if rank in self._workers and rank in self._registrations:
+        in_memory = self._in_memory() is not None
+        if rank in self._workers and rank in self._registrations and not in_memory:
             self._at_death.write(rank, self._workers[rank].ring_fd, self._directory())
         first = self._trouble is None
-        self._detected("died", f"rank {rank} {_how_it_ended(exit_code)}")
+        self._detected("died", f"rank {rank} {_how_it_ended(exit_code)}", [rank])
         if first:  # the others may have ended because of it
             self._blame([rank])
 
@@ -488,10 +499,10 @@ class Supervisor(threading.Thread):
             if rank in self._workers and known.mistake is None and known.refused is None:
                 self._reports.blamed(self._workers[rank])
 
-    def _detected(self, cause: str, text: str) -> None:
+    def _detected(self, cause: str, text: str, ranks: Sequence[int] = ()) -> None:
         """Log a failure; tell the user of the first, the others usually follow from it."""
         text = protocol.shortened(text, MOST_TEXT)  # it goes into orders
-        self._log.write("detected", cause=cause, text=text, first=self._trouble is None)
+        self._log.write("detected", cause=cause, text=text, first=self._trouble is None, ranks=list(ranks))
         if self._trouble is None:
             self._trouble = text
             self._say(f"{text}.")
@@ -513,6 +524,16 @@ class Supervisor(threading.Thread):
         """What the ranks' programs did wrong before their first step; none where a host, which would not
         know of it in the next start, is gone."""
         return frozenset() if self.gone_hosts else mistakes(self._job.ranks)
+
+    @property
+    def kept_in_memory(self) -> int | None:
+        """The step that the memory tier had of all ranks as the first of them failed."""
+        return self._job.in_memory
+
+    @property
+    def end(self) -> tuple[int, str]:
+        """The newest step that was begun here, and the first failure that was heard of."""
+        return self._newest_begun, self._trouble or ""
 
     def _leads(self) -> bool:
         return self._hosts is None or self._leader() == self._hosts.index
@@ -548,21 +569,28 @@ class Supervisor(threading.Thread):
                 self._investigation.hear_stopped(self._rank(rank).rank)
             case {"ring": int(rank), "size": int(size), "at": int(place)}:
                 self._copies.write(self._rank(rank).rank, size, place, arrived.data)
+            case {"memory": dict(said)} if self._protection is not None:
+                self._protection.hear(arrived.host, said)
             case {"want_save": int(step)} if 0 < step < local_state.LAST_STEP:
                 local_state.want_save_after([worker.ring_fd for worker in self._workers.values()], step)
             case {"alarm": str(cause), "text": str(text), "blamed": list(blamed)}:
                 self._hear_alarm(arrived.host, cause, text, [self._rank(rank).rank for rank in blamed])
+            case unknown:
+                self._hear_of_stacks(arrived.host, unknown, arrived.data)
+
+    def _hear_of_stacks(self, host: int, header: dict[str, Any], data: bytes) -> None:
+        match header:
             case {"stacks_wanted": int(rank)}:
-                self._send_stacks(arrived.host, self._workers[rank])
+                self._send_stacks(host, self._workers[rank])
             case {"stacks_of": int(rank)}:
-                self._investigation.hear_stacks(self._rank(rank).rank, arrived.data.decode())
+                self._investigation.hear_stacks(self._rank(rank).rank, data.decode())
             case unknown:
                 raise ValueError(f"{unknown!r:.200}")
 
     def _hear_alarm(self, host: int, cause: str, text: str, blamed: Sequence[int]) -> None:
         if cause == "signal":
             self.leaving.add(host)
-        self._alarm(cause, text)
+        self._alarm(cause, text, blamed)
         self._blame(blamed)
 
     def _pass_on(self, worker: Worker, order: Message, host: int) -> None:
@@ -599,7 +627,7 @@ class Supervisor(threading.Thread):
             self._log.leading, self._trouble = True, None  # what this host noticed before, nobody has heard
         elif self._trouble is not None:
             self._say(f"{text}.")
-        self._detected("host", text)
+        self._detected("host", text, ranks)
         if self._proxies is not None:
             self._proxies.lose_host(lost.host)
         for rank in ranks:
@@ -638,6 +666,7 @@ class Supervisor(threading.Thread):
     def _end(self, kill: tuple[int, ...], terminate: tuple[int, ...]) -> None:
         if self._job.ending_since is None:
             self._job = replace(self._job, ending_since=time.monotonic())
+            self._newest_begun = self._newest_step() or 0
             self._tell_what_is_saved()
         self._log.write("ranks_ended", kill=kill, terminate=terminate)
         for rank in kill:
@@ -649,9 +678,16 @@ class Supervisor(threading.Thread):
                 self._workers[rank].signal(self.interrupts[0] if self.interrupts else signal.SIGTERM)
             self._change(rank, told="terminate")
 
+    def _in_memory(self) -> int | None:
+        """Return the step that the memory tier has of all ranks, without the hosts that are lost."""
+        return None if self._protection is None else self._protection.step_that_stays(self._lost_hosts)
+
     def _tell_what_is_saved(self) -> None:
         steps = whole_steps(self._job.ranks)
-        if steps:
+        if not steps and not training_is_over(self._job.ranks) and self._job.in_memory is not None:
+            self._log.write("kept_in_memory", step=self._job.in_memory, newest=self._newest_step())
+            self._say(f"the state after step {self._job.in_memory} is in memory; no file is needed.")
+        elif steps:
             self._log.write("saved", step=max(steps))
             self._say(f"the state after step {max(steps)} is saved.")
         elif training_is_over(self._job.ranks):

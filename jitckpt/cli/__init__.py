@@ -16,6 +16,7 @@ GROUPS = {
         "lib": "print the library to preload where another launcher is used",
     },
     "Look at it": {
+        "watch": "show a job while it runs: its ranks, what protects it, its recoveries",
         "timeline": "show what happened to a job and what it cost",
         "inspect": "show what is saved in a checkpoint directory, and what a restart would take",
         "steps": "say what is seen of a script's optimizer steps, with no word of the script about it",
@@ -32,7 +33,7 @@ GROUPS = {
 }
 COMMANDS = {name: what for group in GROUPS.values() for name, what in group.items()}
 # They only print, so a broken pipe is that of their reader (`jitckpt plan ... | head`).
-PRINTERS = ("timeline", "inspect", "plan", "simulate")
+PRINTERS = ("watch", "timeline", "inspect", "plan", "simulate")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

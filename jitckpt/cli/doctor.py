@@ -18,11 +18,12 @@ from jitckpt.cli.exec import add_device_argument, positive_number
 from jitckpt.cli.parser import Parser
 from jitckpt.cli.verify import script_of
 from jitckpt.device import LIBRARY_DIR, check_libraries, choose_device
-from jitckpt.doctor import checks, facts
+from jitckpt.doctor import checks, facts, moved_process
 from jitckpt.doctor.checks import Disk, Row
 from jitckpt.events import Event
 from jitckpt.rehearsal.runs import CHECKPOINTS, OUTPUT, end_in_order_on_sigterm, run_job
-from jitckpt.worker.self_check.comparison import FULL_SELF_CHECK, SELF_CHECK
+from jitckpt.wire.environment import SELF_CHECK
+from jitckpt.worker.self_check.comparison import FULL_SELF_CHECK
 
 SHOWN_OUTPUT = 4000  # characters
 SELF_CHECK_SECONDS = 20.0  # after the first step
@@ -93,7 +94,7 @@ def look_at_machine(kind: str, ranks: int, disk: Disk) -> list[Row]:
         *checks.check_network(os.environ, facts.interfaces(), *facts.store_address(os.environ)),
         *checks.check_environment(os.environ),
         *checks.check_disk(disk),
-        checks.check_criu(facts.criu_version()),
+        checks.check_criu(moved_process.try_it()),
         *checks.check_frameworks(facts.frameworks()),
         checks.check_clock(facts.clock_is_synchronised()),
     ]
@@ -143,7 +144,7 @@ def try_script(script: list[str], kind: str, args: argparse.Namespace, disk: Dis
                 time_limit=args.time_limit,
                 cwd=Path.cwd(),
                 end_when=may_end,
-                variables={SELF_CHECK: FULL_SELF_CHECK},
+                variables=SELF_CHECK.to(FULL_SELF_CHECK),
             )
             events = run.events
             if not first_steps_done(events):

@@ -2,9 +2,11 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
+from time import time
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
@@ -12,7 +14,9 @@ from rich.table import Table
 
 from jitckpt.cli.parser import Parser
 from jitckpt.console import show_size
+from jitckpt.reports import memory_inspection
 from jitckpt.reports.inspection import Inspection, bytes_to_read, inspect
+from jitckpt.reports.memory_inspection import KeptShard
 
 SHOWN_RANKS = 8
 
@@ -23,10 +27,19 @@ def main(arguments: list[str]) -> int:
         prog="jitckpt inspect",
         description="Show what is saved in a checkpoint directory, and what a restart would take.",
     )
-    parser.add_argument("directory", type=Path, help="the job's checkpoint directory")
+    parser.add_argument("directory", type=Path, nargs="?", help="the job's checkpoint directory")
+    parser.add_argument(
+        "--memory",
+        action="store_true",
+        help="show what the memory tiers of your jobs have on this host, in the place of a directory",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
     parser.add_argument("--verify", action="store_true", help="read every byte and compare the checksums")
     parsed = parser.parse_args(arguments)
+    if parsed.memory:
+        return _show_memory(in_json=parsed.json, verify=parsed.verify)
+    if parsed.directory is None:
+        parser.error("give the job's checkpoint directory, or --memory")
     if not parsed.directory.is_dir():
         parser.error(f"there is no directory {parsed.directory}")
     if parsed.verify:
@@ -45,6 +58,31 @@ def main(arguments: list[str]) -> int:
     for sentence in in_words(found):
         console.print(sentence, markup=False, highlight=False)
     return found.status
+
+
+def _show_memory(*, in_json: bool, verify: bool) -> int:
+    """Print what is in this host's memory; return 0 if something is whole, 1 if nothing is there."""
+    found = memory_inspection.inspect(verify=verify)
+    if in_json:
+        print(json.dumps([asdict(one) for one in found], indent=1))
+    elif found:
+        Console(soft_wrap=not sys.stdout.isatty()).print(memory_table(found))
+    else:
+        print("No memory tier of yours has anything on this host.")
+    return 0 if any(not one.problem for one in found) else 1
+
+
+def memory_table(found: Sequence[KeptShard]) -> Table:
+    """Return what is kept as a table."""
+    result = Table("job", "rank", "step", "size", "age", "kept for", "state", pad_edge=False)
+    result.columns[3].justify = result.columns[4].justify = "right"
+    for one in found:
+        age = f"{max(0.0, time() - one.time):.1f} s" if one.time else ""
+        state = one.problem or ("whole everywhere" if one.safe else "whole here")
+        whom = "this host" if one.own else "another host"
+        rank = f"{one.rank} of {one.world_size}" if one.world_size else ""
+        result.add_row(one.job[:8], rank, str(one.step), show_size(one.bytes), age, whom, state)
+    return result
 
 
 def table(found: Inspection) -> Table:

@@ -11,10 +11,11 @@ from rich.table import Table
 
 from jitckpt.cli.parser import Parser, did_you_mean
 from jitckpt.cli.tables import show
-from jitckpt.planning.check import InvalidInput
+from jitckpt.decisions.check import InvalidInput
+from jitckpt.decisions.sizes import show_bytes
 from jitckpt.planning.cluster import EXAMPLE, Description, read_description
 from jitckpt.planning.plan import USUAL_POLICIES, Analysis, Recommendation, Refused, compare, recommend
-from jitckpt.planning.units import show_bytes, show_seconds
+from jitckpt.planning.units import show_seconds
 
 # What a policy is put together from.
 TIERS = ("none", "periodic", "checkfreq", "user-jit", "transparent-jit", "gemini", "reft")
@@ -53,10 +54,11 @@ def main(arguments: list[str]) -> int:
     for text in parsed.policy or ():
         check_tiers(text)
     description = read_description(parsed.cluster)
-    rows = compare(description, parsed.policy or USUAL_POLICIES)
-    if reasons := refusals(rows):
-        raise InvalidInput(". ".join(reasons))
-    advice = recommend(description, rows)
+    with Console(stderr=True).status("comparing"):
+        rows = compare(description, parsed.policy or USUAL_POLICIES)
+        if reasons := refusals(rows):
+            raise InvalidInput(". ".join(reasons))
+        advice = recommend(description, rows)
     if parsed.plot:
         from jitckpt.planning.pictures import draw_plan
 
@@ -201,7 +203,8 @@ def _reproduce(arguments: list[str]) -> int:
     )
     parsed = parser.parse_args(arguments)
     if parsed.trace is None:
-        reproduction = REPRODUCTIONS[parsed.name]()
+        with Console(stderr=True).status("computing"):
+            reproduction = REPRODUCTIONS[parsed.name]()
     elif parsed.name == "collab-fig6":
         reproduction = collab_of_trace(str(parsed.trace), read_trace(parsed.trace))
     else:

@@ -25,27 +25,39 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
 from jitckpt.agent.agent import Settings, launch
+from jitckpt.agent.memory_tier import Wanted
 from jitckpt.agent.processes.guardian import remove_if_empty
-from jitckpt.bindings import softgpu
+from jitckpt.bindings import criu, softgpu
+from jitckpt.bindings.criu import Criu, CriuError
 from jitckpt.cli.exec import DEFAULT_DEVICES, add_device_argument
 from jitckpt.cli.parser import Parser
 from jitckpt.console import said_aside, say
+from jitckpt.decisions.limits import Limits, conflicts
 from jitckpt.decisions.suspects import visible_devices
 from jitckpt.device import LIBRARY_DIR, check_libraries, choose_device, device_environment
+from jitckpt.doctor import moved_process
 from jitckpt.encoding.staging import DEFAULT_BYTES
 from jitckpt.errors import HostsError, NotNeeded, SaveError
 from jitckpt.events import EventLog
-from jitckpt.faults.injection import DEVICE_KINDS, PROXY_KINDS, FaultError, FaultSpec, parse_fault
+from jitckpt.faults.injection import (
+    DEVICE_KINDS,
+    LASTING_KINDS,
+    PROXY_KINDS,
+    FaultError,
+    FaultSpec,
+    parse_fault,
+)
 from jitckpt.hosts.rendezvous import own_address
 from jitckpt.hosts.stores import has_calls_out
 from jitckpt.reports.timeline import in_words
 from jitckpt.saves.start_record import note_finished
-from jitckpt.worker.in_place.keeper import STATE_ON_DEVICE, WITHOUT_INIT
+from jitckpt.web.beside import parse_address, served, traced
+from jitckpt.wire import environment
+from jitckpt.worker.in_place.keeper import WITHOUT_INIT
 from jitckpt.worker.self_check.comparison import (
     FULL_SELF_CHECK,
     NO_SELF_CHECK,
     SAMPLED_SELF_CHECK,
-    SELF_CHECK,
 )
 
 DEFAULT_MAX_RESTARTS = 3
@@ -53,6 +65,7 @@ DEFAULT_HANG_TIMEOUT = 60.0
 DEFAULT_VALIDATE_EVERY = 1000
 HANG_FLOOR = 5.0
 LEAST_SECRET, MOST_SECRET = 16, 1 << 16  # bytes
+NO_PROGRESS = 93  # exit status
 NO_MASTER = "127.0.0.1"  # where --master-addr is not given
 MASTER_PORT = 29500  # where --master-port is not given
 # Of two jobs that begin at one time both would find the port free. So who takes it has this name, in the
@@ -104,6 +117,14 @@ def _run(arguments: list[str]) -> int:
         # One rank alone has nobody to get its state from.
         several = config.nproc_per_node * config.max_nodes > 1
         state_on_device = transparent and several and args.state_on_device is not False
+        limits = Limits(
+            args.hang_timeout or (DEFAULT_HANG_TIMEOUT if transparent else None),
+            args.stall_timeout,
+            args.save_deadline,
+            args.recovery_deadline if transparent else None,
+        )
+        for sentence in conflicts(limits):
+            say(sentence)
         settings = Settings(
             checkpoint_dir=args.checkpoint_dir,
             save_deadline=args.save_deadline,
@@ -117,11 +138,13 @@ def _run(arguments: list[str]) -> int:
                 **device_environment(kind, config.nproc_per_node, LIBRARY_DIR, os.environ, proxy=transparent),
                 **fault_folder,
                 **_self_check(args.self_check),
-                "JITCKPT_MODE": args.mode,
-                "JITCKPT_FRAMEWORKS": str(int(args.frameworks)),
-                **({} if args.save_every is None else {"JITCKPT_SAVE_EVERY": str(args.save_every)}),
-                "JITCKPT_VALIDATE_EVERY": str(args.validate_every),
-                STATE_ON_DEVICE: ("1" if args.state_on_device else WITHOUT_INIT) if state_on_device else "0",
+                **environment.MODE.to(args.mode),
+                **environment.FRAMEWORKS.to(args.frameworks),
+                **({} if args.save_every is None else environment.SAVE_EVERY.to(args.save_every)),
+                **environment.VALIDATE_EVERY.to(args.validate_every),
+                **environment.STATE_ON_DEVICE.to(
+                    ("1" if args.state_on_device else WITHOUT_INIT) if state_on_device else "0"
+                ),
             },
             faults=tuple(args.fault),
             host_timeout=args.host_timeout,
@@ -132,20 +155,36 @@ def _run(arguments: list[str]) -> int:
             secret=args.secret_file,
             devices=_devices(kind, config.nproc_per_node),
             exclude_suspect=args.exclude_suspect,
+            exchange_broken=args.broken_device != "restart",
+            criu=_criu() if args.broken_device == "move" else None,
             temporary=temporary,
+            memory=_memory(args),
         )
         log = EventLog(args.checkpoint_dir, aside=True)
-        status = _launch(settings, log, config, command, command_arguments)
+        with (
+            served("metrics", args.metrics, lambda: log.directory),
+            served("page", args.page, lambda: log.directory),
+            traced(lambda: log.directory if log.leading else None),
+        ):
+            status = _launch(settings, log, config, command, command_arguments)
         if status == 0 and temporary is not None:
             shutil.rmtree(temporary)
     return status
 
 
+def _criu() -> Criu:
+    """Return the CRIU by which workers are moved. Raises CriuError if they can't be here."""
+    trial = moved_process.try_it()
+    if "error" in trial:
+        raise CriuError(f"--broken-device move: {trial['error']}")
+    return criu.find()
+
+
 def _self_check(wanted: bool | None) -> dict[str, str]:
     """Return the variable that tells the workers, if it is not left to the environment."""
-    if wanted is None or (wanted and os.environ.get(SELF_CHECK) == FULL_SELF_CHECK):
+    if wanted is None or (wanted and environment.SELF_CHECK.get() == FULL_SELF_CHECK):
         return {}
-    return {SELF_CHECK: SAMPLED_SELF_CHECK if wanted else NO_SELF_CHECK}
+    return environment.SELF_CHECK.to(SAMPLED_SELF_CHECK if wanted else NO_SELF_CHECK)
 
 
 def _launch(
@@ -158,7 +197,7 @@ def _launch(
         return 0
     except ChildFailedError as error:
         print(f"{type(error).__module__}.{type(error).__qualname__}: {error}", file=sys.stderr)
-        return 1
+        return NO_PROGRESS if any(event["event"] == "no_progress" for event in log.events) else 1
     except HostsError as error:
         say(str(error))
         return 1
@@ -173,7 +212,7 @@ def _launch(
         registered = next((event for event in log.events if event["event"] == "registered"), None)
         log.write("job_ended", outcome=outcome)
         # Without either, what ran was no affair of jitckpt's.
-        transparent = settings.device_environment["JITCKPT_MODE"] == "transparent"
+        transparent = environment.MODE.get(settings.device_environment) == "transparent"
         if (registered is not None or transparent) and log.leading:
             if outcome == "succeeded" and registered is not None:
                 log.aside(partial(_note_finished, Path(registered["checkpoint_dir"])))
@@ -229,6 +268,7 @@ def _fault_folder(needed: bool) -> Iterator[dict[str, str]]:
 def _check(args: argparse.Namespace, kind: str) -> None:
     """Refuse, by ValueError, what torch would find out too late; fill in what depends on the device."""
     _check_hosts(args)
+    _check_modes(args)
     if args.state_on_device and args.mode != "transparent":
         raise ValueError("--state-on-device: only --mode transparent keeps copies of the device's memory")
     if args.nproc_per_node in ("gpu", "auto") and kind == "softgpu":
@@ -241,11 +281,34 @@ def _check(args: argparse.Namespace, kind: str) -> None:
     if args.standalone or _needs_another_port(args):
         args.rdzv_backend, args.rdzv_endpoint, args.rdzv_id = "c10d", f"{NO_MASTER}:0", str(uuid.uuid4())
     for fault in args.fault:
-        if fault.kind in DEVICE_KINDS and kind != "softgpu":
+        if fault.kind in (*DEVICE_KINDS, *LASTING_KINDS) and kind != "softgpu":
             raise ValueError(f"--fault '{fault}': only softgpu fails on order (--device softgpu)")
-        if fault.kind in PROXY_KINDS and args.mode != "transparent":
+        if fault.kind in (*PROXY_KINDS, *LASTING_KINDS) and args.mode != "transparent":
             raise ValueError(f"--fault '{fault}': only --mode transparent has a server that it could befall")
     _check_script(args)
+
+
+def _check_modes(args: argparse.Namespace) -> None:
+    """Refuse what is for another mode of protection."""
+    if args.memory_tier is not None and args.mode == "transparent":
+        raise ValueError(
+            "--memory-tier: in transparent mode the device proxies' servers have the state in host memory "
+            "already, and no other host has; without --mode transparent the memory tier protects it"
+        )
+    if args.memory_every < 1:
+        raise ValueError("--memory-every must be at least 1")
+    if args.broken_device != "restart" and args.mode != "transparent":
+        raise ValueError(
+            f"--broken-device {args.broken_device}: only --mode transparent goes on without a restart"
+        )
+    if (
+        args.broken_device == "move"
+        and not args.standalone
+        and torchrun.parse_min_max_nnodes(args.nnodes)[1] > 1
+    ):
+        raise ValueError(
+            "--broken-device move: only with one host; exchange needs no CRIU and has no such limit"
+        )
 
 
 def _check_hosts(args: argparse.Namespace) -> None:
@@ -436,6 +499,36 @@ def _parser() -> argparse.ArgumentParser:
         "the others through that store)",
     )
     ours.add_argument(
+        "--memory-tier",
+        type=_memory_tier,
+        default=None,
+        metavar="auto|off|peer[=M]",
+        help="keep each rank's whole state in host memory, too, for jobs without replicas. peer: with M "
+        "copies (default 2), its own host's and those on other hosts; auto: the same, only where some rank's "
+        "state has no replica on another host (default off)",
+    )
+    ours.add_argument(
+        "--memory-every",
+        type=_steps,
+        default=1,
+        metavar="STEPS",
+        help="a snapshot for the memory tier after every so many steps (default 1)",
+    )
+    ours.add_argument(
+        "--memory-limit",
+        type=_mebibytes,
+        metavar="MIB",
+        help="host memory that the memory tier may take on this host (default: four fifths of what is free)",
+    )
+    ours.add_argument(
+        "--memory-keep",
+        type=_seconds,
+        default=60.0,
+        metavar="SECONDS",
+        help="how long the memory tier's memory stays when the agent was killed, for the same command to "
+        "go on from (default 60)",
+    )
+    ours.add_argument(
         "--staging",
         type=_mebibytes,
         default=DEFAULT_BYTES >> 20,
@@ -459,7 +552,7 @@ def _parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         help="after the first steps restore what a save would hold into copies of the training's objects and "
         "compare, and let replicas compare theirs; a warning names what differs (default: on, or as "
-        "JITCKPT_SELF_CHECK says)",
+        f"{environment.SELF_CHECK.name} says)",
     )
     ours.add_argument(
         "--frameworks",
@@ -479,6 +572,28 @@ def _parser() -> argparse.ArgumentParser:
         "--exclude-suspect",
         action="store_true",
         help="restart without devices on which a rank has failed twice, if others are free; else end the job",
+    )
+    ours.add_argument(
+        "--metrics",
+        type=_address,
+        metavar="[HOST:]PORT",
+        help="serve Prometheus metrics there, from a process of their own (default host 127.0.0.1; needs "
+        "jitckpt[metrics])",
+    )
+    ours.add_argument(
+        "--page",
+        type=_address,
+        metavar="[HOST:]PORT",
+        help="serve a live view of the job there, as `jitckpt watch --page` does (default host 127.0.0.1; "
+        "elsewhere a token is needed; needs jitckpt[page])",
+    )
+    ours.add_argument(
+        "--broken-device",
+        choices=("restart", "exchange", "move"),
+        default="restart",
+        help="in transparent mode, what is done about a device that fails with a new server, too. restart: "
+        "the job starts again; exchange: the rank goes on with a device of its host that no rank has; move: "
+        "the same, in a process that CRIU makes anew of its own (default restart)",
     )
     ours.add_argument(
         "--fault",
@@ -518,6 +633,26 @@ def _steps(text: str) -> int:
     return int(text)
 
 
+def _memory_tier(text: str) -> tuple[str, int] | None:
+    mode, _, copies = text.partition("=")
+    if text == "off":
+        return None
+    if mode == "auto" and not copies:
+        return mode, 2
+    if mode == "peer" and (not copies or (copies.isascii() and copies.isdigit() and 1 <= int(copies) <= 16)):
+        return mode, int(copies or 2)
+    raise argparse.ArgumentTypeError(f"{text!r} is none of auto, off, peer and peer=M, with M from 1 to 16")
+
+
+def _memory(args: argparse.Namespace) -> Wanted | None:
+    """Return what is wanted of the memory tier, if it is."""
+    if args.memory_tier is None:
+        return None
+    mode, copies = args.memory_tier
+    limit = None if args.memory_limit is None else args.memory_limit << 20
+    return Wanted(mode, copies, args.memory_every, limit, args.memory_keep)
+
+
 def _secret(text: str) -> bytes:
     try:
         with open(text, "rb") as file:
@@ -534,6 +669,13 @@ def _secret(text: str) -> bytes:
     if found.st_uid not in (0, os.geteuid()):
         raise argparse.ArgumentTypeError(f"{text} belongs to another user, who can read it; make your own")
     return secret
+
+
+def _address(text: str) -> tuple[str, int]:
+    try:
+        return parse_address(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _mebibytes(text: str) -> int:

@@ -17,6 +17,7 @@ from jitckpt.cli.parser import Parser
 from jitckpt.cli.verify import script_of
 from jitckpt.errors import JitckptError
 from jitckpt.rehearsal.runs import JITCKPT
+from jitckpt.wire import environment
 
 if TYPE_CHECKING:
     from jitckpt.worker.in_place.step_record import Record
@@ -90,11 +91,11 @@ def _run(
     whole = [*JITCKPT, "run", "--standalone", "--nproc-per-node", str(ranks), "--device", device]
     whole += ["--max-restarts", "0", "--warm-spares", "0", *command]
     # A script that calls jitckpt.init saves there, and neither goes on from its real saves nor adds to them.
-    environment = os.environ | {
-        "JITCKPT_STEPS_RECORD": str(folder),
-        "JITCKPT_REHEARSAL_DIR": str(folder / "job"),
+    variables = os.environ | {
+        **environment.STEPS_RECORD.to(folder),
+        **environment.REHEARSAL_DIR.to(folder / "job"),
     }
-    status = subprocess.run(whole, env=environment, stdout=output, check=False).returncode
+    status = subprocess.run(whole, env=variables, stdout=output, check=False).returncode
     if status != 0:
         raise StepsError(f"The script ended with status {status}; only what runs to its end is judged.")
     from jitckpt.worker.in_place.step_record import read

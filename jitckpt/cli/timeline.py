@@ -19,6 +19,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("directory", type=Path, help="the job's checkpoint directory")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the recoveries (.png, .svg, .pdf)")
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="write a trace that ui.perfetto.dev and chrome://tracing show",
+    )
     parsed = parser.parse_args(arguments)
     try:
         events, damages = read_events(parsed.directory)
@@ -30,6 +36,13 @@ def main(arguments: list[str]) -> int:
         from jitckpt.reports.timeline_picture import draw
 
         draw(jobs(events)[-1] if events else [], parsed.plot)
+    if parsed.trace:
+        from jitckpt.reports.trace import trace
+
+        try:
+            parsed.trace.write_text(json.dumps(trace(jobs(events))))
+        except OSError as error:
+            parser.error(f"{parsed.trace} can't be written: {error.strerror}")
     if parsed.json:
         document = [
             {

@@ -20,7 +20,8 @@ from jitckpt.faults.injection import FATAL_KINDS
 from jitckpt.rehearsal.runs import OUTPUT, Run, Strike, end_in_order_on_sigterm, run_job
 from jitckpt.rehearsal.trials import FROM_OUTSIDE, Verdict, choose_trial, differing_parts, judge, steps_of
 from jitckpt.saves.final_state import RANDOM
-from jitckpt.worker.self_check.comparison import FULL_SELF_CHECK, SELF_CHECK
+from jitckpt.wire.environment import SELF_CHECK
+from jitckpt.worker.self_check.comparison import FULL_SELF_CHECK
 
 LEAST_STEPS = 3
 SHOWN_OUTPUT = 4000  # characters
@@ -177,7 +178,7 @@ def _run(
         hang_timeout=args.hang_timeout,
         time_limit=args.time_limit,
         cwd=Path.cwd(),
-        variables={SELF_CHECK: FULL_SELF_CHECK},
+        variables=SELF_CHECK.to(FULL_SELF_CHECK),
     )
     # Temporary files are the script's own affair.
     return replace(run, left_behind=tuple(t for t in run.left_behind if not t.startswith(str(folder))))

@@ -1,6 +1,7 @@
 """What the agent does when a rank fails: a pure function from what is known to the next action."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from math import inf
@@ -14,6 +15,8 @@ NEWER_STEP_GRACE = 0.25
 STOPPED_GRACE = 2.0
 # Seconds that the writing of rank-local states gets at least.
 LOCAL_STATE_SECONDS = 10.0
+# So many starts that end alike at one step, and no further one is made.
+SAME_ENDS = 3
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,8 @@ class Job:
     interrupted: the agent was asked to end (preemption); impatient: asked again. save_ordered_at, whole_at,
     ending_since: when the first save was ordered, when a step was first whole, when the agent began to end
     the ranks. local_state_begun_at: when the writing of the rank-local states began; local_state_written:
-    they lie in the checkpoint directory. mistakes_before: those of the start before this one.
+    they lie in the checkpoint directory. mistakes_before: those of the start before this one. in_memory: the
+    step that the memory tier has of all ranks, on hosts that are not lost.
     """
 
     ranks: tuple[Rank, ...]
@@ -105,6 +109,18 @@ class Job:
     local_state_begun_at: float | None = None
     local_state_written: bool = False
     mistakes_before: frozenset[str] = frozenset()
+    in_memory: int | None = None
+
+    def can_be_saved(self) -> bool:
+        """Return whether a save can be expected to be whole: some rank of each shard still has it.
+
+        A failure of which nobody knows yet whose it is may be that of a shard's only rank.
+        """
+        ranks = [rank for rank in self.ranks if rank.registered]
+        held = {rank.shard for rank in ranks if rank.save == "ended" or rank.can_save}
+        replicas = Counter(rank.shard for rank in ranks)
+        spread = self.interrupted or all(count > 1 for count in replicas.values())
+        return spread and held >= set(range(max((rank.shards for rank in ranks), default=1)))
 
 
 class Outcome(Enum):
@@ -203,6 +219,15 @@ def incurable(job: Job) -> str | None:
     return None
 
 
+def brings_no_progress(ends: Sequence[tuple[int, str]]) -> bool:
+    """Return whether the newest starts have all come to the same step and failed alike there.
+
+    ends: of each start, the newest step that was begun, and the first failure.
+    """
+    newest = ends[-SAME_ENDS:]
+    return len(newest) == SAME_ENDS and len(set(newest)) == 1 and newest[0][0] > 0
+
+
 def mistakes(ranks: Iterable[Rank]) -> frozenset[str]:
     """Return what the ranks' programs have done wrong before their first step."""
     return frozenset(rank.mistake for rank in ranks if rank.mistake is not None)
@@ -236,8 +261,8 @@ def _let_end(job: Job) -> Action | None:
 
 def _save(job: Job) -> Action | None:
     """What is still to do for the save; None if there is no more to wait for."""
-    if job.impatient:
-        return None
+    if job.impatient or (job.in_memory is not None and not job.can_be_saved()):
+        return None  # what can be saved would be of no use, and the memory tier has the state
     able = [rank for rank in job.ranks if rank.can_save and job.now < _patience_with(rank)]
     if whole := whole_steps(job.ranks):
         return _save_of_newer_step(job, able, max(whole))

@@ -127,14 +127,6 @@ def frameworks() -> dict[str, str]:
     return found
 
 
-def criu_version() -> str | None:
-    program = shutil.which("criu")
-    if program is None:
-        return None
-    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False, timeout=10)
-    return said.stdout.strip().splitlines()[0] if said.stdout.strip() else program
-
-
 def clock_is_synchronised() -> bool | None:
     """Ask the kernel; None if it does not say."""
     libc = ctypes.CDLL(None, use_errno=True)

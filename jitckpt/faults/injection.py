@@ -17,6 +17,7 @@ from math import isfinite
 
 from jitckpt.errors import JitckptError, RehearsedFailure
 from jitckpt.faults import processes
+from jitckpt.wire import environment
 
 PHASES = ("forward", "backward", "allreduce", "optimizer", "between")
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "abort": signal.SIGABRT}
@@ -26,9 +27,13 @@ FAILURES_OF_THE_NETWORK = ("collective-hang", "collective-error", "network-cut")
 DEVICE_KINDS = (*FAILURES_OF_THE_DEVICE, *FAILURES_OF_MEMORY, *FAILURES_OF_THE_NETWORK, "slow", "heal")
 # Of transparent mode alone: they befall the server that has the rank's device.
 PROXY_KINDS = ("proxy-kill", "driver-suspect")
+# The same, and the device fails every server that is started on it from then on.
+LASTING_KINDS = ("device-lost-hard",)
+# What has a new server find that out.
+OF_A_BROKEN_DEVICE = {"SOFTGPU_FAULTS": "kind=device-lost"}
 # Of processes beside the rank, or of the rank's whole process.
 PROCESS_KINDS = (*processes.BY_KIND, *processes.AGENTS_KINDS)
-KINDS = (*SIGNALS, "exception", "exit", *PROCESS_KINDS, *DEVICE_KINDS, *PROXY_KINDS)
+KINDS = (*SIGNALS, "exception", "exit", *PROCESS_KINDS, *DEVICE_KINDS, *PROXY_KINDS, *LASTING_KINDS)
 # Those that transparent mode brings a rank back from.
 TRANSPARENT_KINDS = (*PROXY_KINDS, *FAILURES_OF_THE_NETWORK, *FAILURES_OF_THE_DEVICE)
 # Those after which a job can't go on as it is, and those of them that only the hang timeout finds.
@@ -83,13 +88,14 @@ class FaultSpec:
     def for_the_device(self) -> str:
         """Return the text that arms it in softgpu, when its phase begins."""
         suspect = self.kind == "driver-suspect"  # NCCL says so by a system call that fails
-        values: dict[str, object] = {"kind": "collective-error" if suspect else self.kind}
+        kind = "collective-error" if suspect else self.kind.removesuffix("-hard")
+        values: dict[str, object] = {"kind": kind}
         values |= {key: getattr(self, key) for key in ("call", "peer", "part", "factor", "result")}
         values |= {"result": "system"} if suspect else {}
         if self.phase == "allreduce":
             # It waits for the next NCCL call.
             values["call"] = self.call or 1
-            if self.kind in FAILURES_OF_THE_DEVICE:
+            if kind in FAILURES_OF_THE_DEVICE:
                 values["at"] = "collective"
         return " ".join(f"{key}={value}" for key, value in values.items() if value is not None)
 
@@ -99,7 +105,8 @@ def phases_of(kind: str) -> tuple[str, ...]:
 
     At an NCCL call only what the preloaded libraries do can: signals, and the device's failures.
     """
-    at_collectives = (*SIGNALS, *FAILURES_OF_THE_DEVICE, *FAILURES_OF_THE_NETWORK, "driver-suspect")
+    of_devices = (*FAILURES_OF_THE_DEVICE, *LASTING_KINDS)
+    at_collectives = (*SIGNALS, *of_devices, *FAILURES_OF_THE_NETWORK, "driver-suspect")
     return PHASES if kind in at_collectives else tuple(phase for phase in PHASES if phase != "allreduce")
 
 
@@ -149,18 +156,18 @@ def parse_fault(text: str) -> FaultSpec:
 
 
 def to_environment(specs: Sequence[FaultSpec]) -> str:
-    """Return the value of JITCKPT_FAULTS that arms these faults; none is an empty one."""
+    """Return the value of environment.FAULTS that arms these faults; none is an empty one."""
     return json.dumps([str(spec) for spec in specs]) if specs else ""
 
 
 def from_environment(value: str, rank: int) -> list[FaultSpec]:
-    """Return the faults of `rank` that JITCKPT_FAULTS holds. Raises FaultError."""
+    """Return the faults of `rank` that environment.FAULTS holds. Raises FaultError."""
     try:
         texts = json.loads(value or "[]")
     except ValueError:
         texts = None
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise FaultError(f"JITCKPT_FAULTS must be a JSON list of texts, not {value!r}.")
+        raise FaultError(f"{environment.FAULTS.name} must be a JSON list of texts, not {value!r}.")
     return [spec.with_phase() for spec in map(parse_fault, texts) if spec.rank == rank]
 
 
@@ -191,7 +198,7 @@ class Injector:
             if spec.phase == phase or at_next_collective:
                 self._armed.remove(spec)
                 self._report(spec)
-                if spec.kind in (*DEVICE_KINDS, *PROXY_KINDS):
+                if spec.kind in (*DEVICE_KINDS, *PROXY_KINDS, *LASTING_KINDS):
                     self._arm_device(spec)
                 elif at_next_collective:
                     self._arm_signal(SIGNALS[spec.kind])
@@ -244,7 +251,7 @@ _KEYS = tuple(f.name for f in fields(FaultSpec))
 
 def keys_of(kind: str) -> tuple[str, ...]:
     """Return the keys for the device that go with a kind."""
-    if kind not in (*DEVICE_KINDS, "driver-suspect") or kind == "heal":
+    if kind not in (*DEVICE_KINDS, *LASTING_KINDS, "driver-suspect") or kind == "heal":
         return ()
     more = {"network-cut": ("peer",), "slow": ("peer", "part", "factor"), "collective-error": ("result",)}
     return "call", *more.get(kind, ())

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jitckpt.system import process_tree
-from jitckpt.system.signals import AGENT_PID
+from jitckpt.wire import environment
 
 # These befall what the agent has beside the ranks, and so are the agent's to do.
 AGENTS_KINDS = ("guardian", "template")
@@ -51,12 +51,12 @@ def close_descriptors() -> None:
 
 def signal_all() -> None:
     """Have SIGTERM sent to all processes of the job at once, by one that is none of them, as scancel does."""
-    agent = os.environ.get(AGENT_PID)
+    agent = environment.AGENT_PID.get()
     if agent is None:
         return
     root = str(Path(__file__).parents[2])
     subprocess.run(
-        [sys.executable, "-I", "-S", "-c", _SIGNALS_ALL, root, agent], start_new_session=True, check=True
+        [sys.executable, "-I", "-S", "-c", _SIGNALS_ALL, root, str(agent)], start_new_session=True, check=True
     )
 
 

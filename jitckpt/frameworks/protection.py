@@ -22,10 +22,9 @@ from jitckpt.console import say
 from jitckpt.data.loop import Iteration
 from jitckpt.errors import CheckpointError, JitckptError
 from jitckpt.state.host_state import Stateful
+from jitckpt.wire import environment
 from jitckpt.worker import job as jobs
 from jitckpt.worker.job import Job
-
-SAVE_EVERY = "JITCKPT_SAVE_EVERY"
 
 _current: "Protection | None" = None
 _taken = ""  # the framework that has taken this process's training in hand, or was refused
@@ -149,7 +148,7 @@ def begin(
             extra=progress,
             shard=None if shard is None else shard[0],
             shards=None if shard is None else shard[1],
-            save_every=int(os.environ.get(SAVE_EVERY, "0")) or None,
+            save_every=environment.SAVE_EVERY.get(),
             self_check=None if shard is None else False,  # it restores no shards
         )
     except CheckpointError:

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jitckpt.planning.check import InvalidInput, number, positive, whole
+from jitckpt.decisions.check import InvalidInput, number, positive, whole
+from jitckpt.decisions.sizes import show_bytes
 from jitckpt.planning.mesh import Mesh
-from jitckpt.planning.units import BYTES, BYTES_PER_SECOND, DAY_SECONDS, SECONDS, quantity, show_bytes
+from jitckpt.planning.units import BYTES, BYTES_PER_SECOND, DAY_SECONDS, SECONDS, quantity
 
 SCOPES = ("gpu", "machine", "rack", "switch", "power", "job")
 TAKES = ("nothing", "process", "gpu", "machine")

@@ -7,7 +7,7 @@ They count every failure alone (none during a recovery); `jitckpt.planning.exact
 import math
 from dataclasses import dataclass
 
-from jitckpt.planning.check import InvalidInput, number, positive, whole
+from jitckpt.decisions.check import InvalidInput, number, positive, whole
 from jitckpt.planning.units import DAY_SECONDS, MONTH_DAYS
 
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
-from jitckpt.planning.check import InvalidInput, whole
+from jitckpt.decisions.check import InvalidInput, whole
 from jitckpt.planning.overlaps import Overlapping
 
 

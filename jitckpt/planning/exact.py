@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from jitckpt.planning.check import InvalidInput, number, positive, whole
+from jitckpt.decisions.check import InvalidInput, number, positive, whole
 
 
 @dataclass(frozen=True)

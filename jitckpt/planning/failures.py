@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jitckpt.planning.check import InvalidInput, number, positive
+from jitckpt.decisions.check import InvalidInput, number, positive
 from jitckpt.planning.cluster import Description, FailureMode
 from jitckpt.planning.survival import Weibull
 from jitckpt.planning.units import DAY_SECONDS

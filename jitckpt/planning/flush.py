@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jitckpt.planning.check import InvalidInput, number, positive
-from jitckpt.planning.max_flow import FlowNetwork
+from jitckpt.decisions.check import InvalidInput, number, positive
+from jitckpt.decisions.max_flow import FlowNetwork
 from jitckpt.planning.topology import GPU, STORE, SWITCH, Topology
 
 _CRUMB_SHARE = 1e-13  # of all bytes; what rounding leaves on a full edge

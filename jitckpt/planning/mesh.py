@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from jitckpt.planning.check import InvalidInput, whole
+from jitckpt.decisions.check import InvalidInput, whole
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from jitckpt.planning.check import InvalidInput
+from jitckpt.decisions.check import InvalidInput
 
 _MOST_TERMS = 1 << 16
 _MOST_PRODUCTS = 1 << 22  # of terms, for one merger

@@ -8,14 +8,15 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from jitckpt.decisions.check import InvalidInput
+from jitckpt.decisions.sizes import show_bytes
 from jitckpt.planning import cost, flush
-from jitckpt.planning.check import InvalidInput
 from jitckpt.planning.counting import recovery_probability
 from jitckpt.planning.flush import Flush
 from jitckpt.planning.survival import Weibull, job_survival
 from jitckpt.planning.topology import Topology, all_to_all, dgx1
 from jitckpt.planning.traces import Trace, seismic_trace, synthetic_trace
-from jitckpt.planning.units import DAY_SECONDS, HOUR_SECONDS, show_bytes
+from jitckpt.planning.units import DAY_SECONDS, HOUR_SECONDS
 
 
 @dataclass(frozen=True)

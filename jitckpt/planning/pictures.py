@@ -8,7 +8,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jitckpt.planning.check import InvalidInput
+from jitckpt.decisions.check import InvalidInput
 from jitckpt.planning.papers import Reproduction
 from jitckpt.planning.plan import Analysis
 from jitckpt.planning.simulator import CAUSES, TRAINING, Result

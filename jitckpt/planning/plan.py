@@ -4,12 +4,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jitckpt.decisions.check import InvalidInput
+from jitckpt.decisions.sizes import show_bytes
 from jitckpt.planning import exact
-from jitckpt.planning.check import InvalidInput
 from jitckpt.planning.cluster import Description, FailureMode
 from jitckpt.planning.cost import money_per_month
 from jitckpt.planning.policies import Files, Policy, Tier, lost_by, parse_policy
-from jitckpt.planning.units import DAY_SECONDS, show_bytes, show_seconds
+from jitckpt.planning.units import DAY_SECONDS, show_seconds
 
 # From the least to the most that has to be set up; a later one must be clearly better to be recommended.
 USUAL_POLICIES = (

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
+from jitckpt.decisions.check import InvalidInput
+from jitckpt.decisions.placement import BUFFERS, Machine, Placement, place
+from jitckpt.decisions.sizes import show_bytes
 from jitckpt.planning import redundancy
-from jitckpt.planning.check import InvalidInput
 from jitckpt.planning.cluster import Description
 from jitckpt.planning.mesh import loses_a_shard
-from jitckpt.planning.placement import BUFFERS, Machine, Placement, place
-from jitckpt.planning.units import SECONDS, quantity, show_bytes
+from jitckpt.planning.units import SECONDS, quantity
 
 GEMINI_BUFFER_BYTES = 128 * 2**20  # device memory that receives checkpoint chunks
 

@@ -18,7 +18,7 @@ from the layout itself.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from jitckpt.planning.check import InvalidInput, number, whole
+from jitckpt.decisions.check import InvalidInput, number, whole
 from jitckpt.planning.mesh import Mesh
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from random import Random
 
-from jitckpt.planning.check import positive, whole
+from jitckpt.decisions.check import positive, whole
 from jitckpt.planning.cluster import Description
 from jitckpt.planning.failures import Failure
 from jitckpt.planning.policies import Lost, Policy, Tier, lost_by

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jitckpt.planning.check import InvalidInput, number, positive, whole
+from jitckpt.decisions.check import InvalidInput, number, positive, whole
 
 
 @dataclass(frozen=True)

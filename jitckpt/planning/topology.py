@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from jitckpt.planning.check import InvalidInput, number, positive, whole
+from jitckpt.decisions.check import InvalidInput, number, positive, whole
 from jitckpt.planning.units import BYTES, BYTES_PER_SECOND, quantity
 
 if TYPE_CHECKING:

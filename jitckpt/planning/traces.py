@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jitckpt.planning.check import InvalidInput, number, whole
+from jitckpt.decisions.check import InvalidInput, number, whole
 
 Trace = tuple[tuple[float, ...], ...]  # by snapshot, by GPU: bytes
 

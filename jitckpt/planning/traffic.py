@@ -16,7 +16,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jitckpt.planning.check import InvalidInput, number, positive, whole
+from jitckpt.decisions.check import InvalidInput, number, positive, whole
 
 
 @dataclass(frozen=True)

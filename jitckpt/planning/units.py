@@ -7,7 +7,7 @@ seconds, bytes or bytes per second.
 import re
 from collections.abc import Mapping
 
-from jitckpt.planning.check import InvalidInput, number
+from jitckpt.decisions.check import InvalidInput, number
 
 MINUTE_SECONDS = 60.0
 HOUR_SECONDS = 3600.0
@@ -53,11 +53,3 @@ def show_seconds(seconds: float) -> str:
         if abs(seconds) >= SECONDS[unit]:
             return f"{seconds / SECONDS[unit]:.3g} {unit}"
     return "0 s" if seconds == 0 else f"{seconds / SECONDS['us']:.3g} us"
-
-
-def show_bytes(size: float) -> str:
-    """A size for people, in binary units."""
-    for unit in ("TiB", "GiB", "MiB", "KiB"):
-        if abs(size) >= BYTES[unit]:
-            return f"{size / BYTES[unit]:.3g} {unit}"
-    return f"{size:.0f} B"

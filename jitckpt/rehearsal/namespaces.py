@@ -50,7 +50,7 @@ class Namespaces:
 
 @contextmanager
 def namespaces(count: int = 2) -> Iterator[Namespaces]:
-    """Make so many hosts, 2 or 3; of three, host 1 is also the switch between the others.
+    """Make so many hosts, at least 2; of more, host 1 is also the switch between the others.
 
     Raises HostsError where they can't be made.
     """
@@ -84,9 +84,8 @@ def _do(step: str) -> None:
 def _steps(names: Sequence[str]) -> list[str]:
     first, second, *others = names
     if others:
-        (third,) = others
         steps = [f"-n {second} link add cable type bridge"]
-        for number, name in ((0, first), (2, third)):
+        for number, name in ((0, first), *enumerate(others, 2)):
             steps += [
                 f"link add cable netns {name} type veth peer name port{number} netns {second}",
                 f"-n {second} link set port{number} master cable up",

@@ -18,12 +18,13 @@ from jitckpt.events import FILE_NAME, Event, read_events
 from jitckpt.reports.timeline import Recovery, recoveries
 from jitckpt.saves import final_state
 from jitckpt.saves.final_state import FinalState
+from jitckpt.wire.environment import AGENT_FD, REHEARSAL, REHEARSAL_DIR
 
 # Not the `jitckpt` on PATH, which may be another one; -P: a source tree in the current folder is no package.
 JITCKPT = [sys.executable, "-P", "-c", "import sys; from jitckpt.cli import main; sys.exit(main())"]
 STEP_LINE = re.compile(r"step (\d+) of (\d+)")
 # In the environment of every process of a run, so that those that it leaves behind are found.
-MARK = "JITCKPT_REHEARSAL"
+MARK = REHEARSAL.name
 SERVER = "jitckpt-proxy-s"  # the name of a device proxy's server, as the kernel keeps it
 LAUNCHER = -1  # in the place of a rank: `jitckpt run` itself
 NOBODY = -2  # in the place of a rank: what happens befalls no process
@@ -204,7 +205,7 @@ def run_job(
     note_running(mark)
     own_variables = {
         MARK: mark.removeprefix(f"{MARK}="),
-        "JITCKPT_REHEARSAL_DIR": str(folder),
+        **REHEARSAL_DIR.to(folder),
         "TMPDIR": str(temporary),
         # torch itself makes this folder in TMPDIR and leaves it there.
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "torch-cache"),
@@ -403,7 +404,9 @@ def is_worker(pid: int, rank: int) -> bool:
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return False
-    return b"RANK=%d" % rank in variables and any(v.startswith(b"JITCKPT_AGENT_FD=") for v in variables)
+    return b"RANK=%d" % rank in variables and any(
+        v.startswith(f"{AGENT_FD.name}=".encode()) for v in variables
+    )
 
 
 def _start_time(pid: int) -> int:

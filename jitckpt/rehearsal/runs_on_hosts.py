@@ -30,6 +30,7 @@ from jitckpt.rehearsal.runs import (
 )
 from jitckpt.saves import final_state
 from jitckpt.saves.final_state import FinalState
+from jitckpt.wire.environment import REHEARSAL_DIR
 
 HOSTS = 3
 STRIKE_SECONDS = 0.03  # between two looks at what the job tells
@@ -40,6 +41,11 @@ NEVER_CAME_SECONDS = 120.0  # that a host waits for others which have ended
 @dataclass(frozen=True)
 class HostStrike(Strike):
     """All processes of a host are killed at once, and the same command is started there. rank: the host."""
+
+    def befall(self, job: "JobOnHosts") -> None:
+        """Let it happen."""
+        job.lose(self.rank)
+        job.start(self.rank)
 
     def _what(self) -> str:
         return "dies"
@@ -74,7 +80,7 @@ class JobOnHosts:
         temporary.mkdir(exist_ok=True)
         variables = {
             MARK: self.mark.removeprefix(f"{MARK}="),
-            "JITCKPT_REHEARSAL_DIR": str(place),
+            **REHEARSAL_DIR.to(place),
             "TMPDIR": str(temporary),
             "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "torch-cache"),
             "OMP_NUM_THREADS": "1",  # as torchrun has it where a host has several ranks: sums depend on it
@@ -150,9 +156,9 @@ class JobOnHosts:
             if any((e["event"], e["restart"]) == (what.event, what.restart) for e in self.events()):
                 if self.over.wait(what.delay) or any(e["event"] == "finished" for e in self.events()):
                     return
-                self.lose(what.rank)
+                assert isinstance(what, HostStrike)
                 self.struck.append(what)
-                self.start(what.rank)
+                what.befall(self)
                 return
 
     def end(self) -> None:

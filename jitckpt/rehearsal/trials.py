@@ -208,14 +208,14 @@ def judge_resumed(
 
 
 def _was_over(run: Run) -> bool:
-    """Return whether the last failure came when all ranks had ended their training."""
+    """Return whether the last failure came when all ranks had ended their training.
+
+    That a rank dies may be heard before its last words, in which it says that its script is at its end.
+    """
     last = [event for event in run.events if event["restart"] == run.restarts]
-    detected = [index for index, event in enumerate(last) if event["event"] == "detected"]
-    finished = (
-        {event["rank"] for event in last[: detected[0]] if event["event"] in ("at_end", "finished")}
-        if detected
-        else set()
-    )
+    if not any(event["event"] == "detected" for event in last):
+        return False
+    finished = {event["rank"] for event in last if event["event"] in ("at_end", "finished")}
     return bool(finished) and finished == run.final.keys()
 
 

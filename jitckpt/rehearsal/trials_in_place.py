@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from jitckpt.agent.proxies.agreement import NOT_YET
 from jitckpt.events import Event
-from jitckpt.faults.injection import FAILURES_OF_THE_DEVICE, keys_of, parse_fault, phases_of
+from jitckpt.faults.injection import FAILURES_OF_THE_DEVICE, LASTING_KINDS, keys_of, parse_fault, phases_of
 from jitckpt.rehearsal.runs import Run, ServerStrike, Strike
 from jitckpt.rehearsal.trials import Trial, Verdict, differences, is_silent
 from jitckpt.reports.timeline_transparent import transparent_recoveries
@@ -42,7 +42,7 @@ def choose_trial(
     # makes no sound is found from the first whole step on.
     step = chance.randint(2 if is_silent(kind) else 1, max(2, steps // 2) if second else steps - 3)
     phase = chance.choice(phases_of(kind))
-    most = 12 if kind in FAILURES_OF_THE_DEVICE else 2
+    most = 12 if kind in (*FAILURES_OF_THE_DEVICE, *LASTING_KINDS) else 2
     counts = "call" in keys_of(kind) and phase != "allreduce"
     call = f" call={chance.randint(1, most)}" if counts else ""
     faults: tuple[str, ...] = (f"rank={rank} step={step} phase={phase} kind={kind}{call}",)

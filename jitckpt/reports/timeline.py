@@ -36,7 +36,8 @@ class Recovery:
     that the job went on from, or would go on from. redone: at most so many minibatches were done again, the
     one under way included. lost: the same where nothing could be saved. went_on: ranks were back in their
     training. directory: theirs, where it was another than before. first_step_seconds: from the finding
-    until the slowest rank's first new step was done.
+    until the slowest rank's first new step was done. kept_step: what the memory tier had of all ranks.
+    from_memory: why the ranks went on from that, and where each had it; "" if they did not.
     """
 
     restart: int
@@ -55,6 +56,8 @@ class Recovery:
     went_on: bool
     directory: str | None
     first_step_seconds: float | None
+    kept_step: int | None = None
+    from_memory: str = ""
 
 
 def jobs(events: Iterable[Event]) -> list[list[Event]]:
@@ -100,7 +103,10 @@ def _recovery(earlier: Sequence[Event], events: Sequence[Event]) -> Recovery:
     elif first_steps:
         step = first_steps[0]["step"] - 1
     newest = max((event["step"] for event in ended), default=None)
-    begun = not_saved[0].get("step") if not_saved else None
+    kept = _of(before, "kept_in_memory")
+    begun = not_saved[0].get("step") if not_saved else kept[0]["newest"] if kept else None
+    gathered = _of([*before, *after], "memory_sources")
+    in_memory = restored[0].get("in_memory", "") if restored else ""
     return Recovery(
         restart=detected["restart"],
         cause=detected["text"],
@@ -118,6 +124,8 @@ def _recovery(earlier: Sequence[Event], events: Sequence[Event]) -> Recovery:
         went_on=bool(restored or first_steps),
         directory=min(directories[1] - directories[0], default=None),
         first_step_seconds=first_steps[-1]["clock"] - detected["clock"] if first_steps else None,
+        kept_step=kept[0]["step"] if kept else None,
+        from_memory=gathered[-1]["reason"] if in_memory and gathered else in_memory,
     )
 
 
@@ -140,6 +148,8 @@ def _told(recovery: Recovery) -> list[str]:
         )
     elif recovery.not_saved is not None:
         sentences.append(f"No whole state could be saved: {recovery.not_saved}.")
+    elif recovery.kept_step is not None:
+        sentences.append(f"The state after step {recovery.kept_step} was in memory, so no file was written.")
     if recovery.went_on:
         number = recovery.redone or recovery.lost
         redone = "" if not number else f", with {_minibatches(number)} done again"
@@ -151,6 +161,8 @@ def _told(recovery: Recovery) -> list[str]:
             where = f", in {recovery.directory}" if recovery.directory else ""
             how = f"did not go on from the state after step {saved}, but from step {step}{where}"
         sentences.append(f"Restart {recovery.restart + 1} {how}{redone}{told}.")
+        if recovery.from_memory:
+            sentences.append(f"That was in memory: {recovery.from_memory}.")
     return sentences
 
 

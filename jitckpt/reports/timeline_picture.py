@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jitckpt.console import show_size
+from jitckpt.decisions.check import InvalidInput
 from jitckpt.events import Event
-from jitckpt.planning.check import InvalidInput
 from jitckpt.reports.timeline import incidents
 from jitckpt.reports.timeline_transparent import TransparentRecovery, transparent_recoveries
 
@@ -30,6 +30,8 @@ LOOKS = {
 # Of a recovery in transparent mode; what is white there is waiting for other ranks.
 IN_PLACE_LOOKS = {
     "stop": ("0.8", ""),
+    "dump": ("0.7", "---"),
+    "restore": ("0.95", "---"),
     "ending": ("0.6", "xxx"),
     "starting": ("1.0", "///"),
     "handles": ("0.85", "\\\\\\"),
@@ -46,6 +48,7 @@ MEANINGS = {
     "restore": "restoring",
     "first step": "first new step",
     "stop": "coming to rest",
+    "dump": "dumping the process",
     "ending": "aborting",
     "starting": "starting a new server",
     "handles": "making streams, events, memory, kernels",
@@ -87,14 +90,14 @@ class Recovery:
     left_out: int
 
 
-def recoveries(events: Sequence[Event]) -> list[Recovery]:
-    """Return what is to be drawn of one job."""
-    found = [_recovery(earlier, later) for earlier, later in incidents(events)]
-    found += [_recovery_in_place(events, one) for one in transparent_recoveries(events)]
+def recoveries(events: Sequence[Event], most_ranks: int = SHOWN_RANKS) -> list[Recovery]:
+    """Return what is to be drawn of one job, of so many ranks at most."""
+    found = [_recovery(earlier, later, most_ranks) for earlier, later in incidents(events)]
+    found += [_recovery_in_place(events, one, most_ranks) for one in transparent_recoveries(events)]
     return sorted(found, key=lambda one: one.found)
 
 
-def _recovery_in_place(events: Sequence[Event], recovery: TransparentRecovery) -> Recovery:
+def _recovery_in_place(events: Sequence[Event], recovery: TransparentRecovery, most_ranks: int) -> Recovery:
     failed, at = recovery.rank, recovery.clock
     for event in events:
         if (
@@ -104,7 +107,7 @@ def _recovery_in_place(events: Sequence[Event], recovery: TransparentRecovery) -
         ):
             failed, at = event["rank"], event["clock"]
     lanes = []
-    for one in recovery.ranks[:SHOWN_RANKS]:
+    for one in recovery.ranks[:most_ranks]:
         steps = [(step.name, step.begin - recovery.clock, step.seconds) for step in one.steps]
         phases = [Phase(name, begin, begin + seconds) for name, begin, seconds in steps if seconds > 0]
         if one.rank == failed and at < recovery.clock:
@@ -112,25 +115,25 @@ def _recovery_in_place(events: Sequence[Event], recovery: TransparentRecovery) -
         lanes.append(
             Lane(f"rank {one.rank}", tuple(phases), at - recovery.clock if one.rank == failed else None)
         )
-    return Recovery(recovery.clock, recovery.cause, tuple(lanes), max(0, len(recovery.ranks) - SHOWN_RANKS))
+    return Recovery(recovery.clock, recovery.cause, tuple(lanes), max(0, len(recovery.ranks) - most_ranks))
 
 
-def _recovery(earlier: Sequence[Event], later: Sequence[Event]) -> Recovery:
+def _recovery(earlier: Sequence[Event], later: Sequence[Event], most_ranks: int) -> Recovery:
     detected = later[0]
     found, restart = detected["clock"], detected["restart"]
 
+    index: dict[tuple[str, int, int | None], list[float]] = {}
+    for event in (*earlier, *later):
+        for whose in {None, event.get("rank")}:
+            key = (event["event"], event["restart"], whose)
+            index.setdefault(key, []).append(event["clock"] - found)
+
     def times(name: str, start: int, rank: int | None = None) -> list[float]:
         """When an event came, seconds since the failure was found."""
-        return [
-            event["clock"] - found
-            for event in (*earlier, *later)
-            if event["event"] == name
-            and event["restart"] == start
-            and (rank is None or event.get("rank") == rank)
-        ]
+        return index.get((name, start, rank), [])
 
     faults = [e for e in earlier if e["event"] == "fault" and e["restart"] == restart]
-    hangs = [e["clock"] - found - e["seconds"] for e in (*earlier, *later) if e["event"] == "hang"]
+    hangs = [e["clock"] - found - e["seconds"] for e in (*earlier, *later) if _is(e, "hang", restart)]
     ranks = sorted({e["rank"] for e in (*earlier, *later) if "rank" in e and e["rank"] is not None})
     began = min([fault["clock"] - found for fault in faults] + hangs, default=None)
     ordered, restarted = _last(times("save_ordered", restart)), _last(times("restart", restart + 1))
@@ -150,7 +153,7 @@ def _recovery(earlier: Sequence[Event], later: Sequence[Event]) -> Recovery:
             [_last(times(name, restart + 1)) for name in after],
         )
     ]
-    for rank in ranks[:SHOWN_RANKS]:
+    for rank in ranks[:most_ranks]:
         begun, saved = (_last(times(f"save_{what}", restart, rank)) for what in ("begun", "ended"))
         failed = [fault["clock"] - found for fault in faults if fault["rank"] == rank]
         # A replica that another one was faster than is ended while it saves.
@@ -162,7 +165,7 @@ def _recovery(earlier: Sequence[Event], later: Sequence[Event]) -> Recovery:
         lanes.append(_lane(f"rank {rank}", _last(failed), before, restarted, new))
     saved_bytes = sum(event["bytes"] for event in later if event["event"] == "save_ended")
     size = f", {show_size(saved_bytes)} saved" if saved_bytes else ""
-    return Recovery(found, f"{detected['text']}{size}", tuple(lanes), max(0, len(ranks) - SHOWN_RANKS))
+    return Recovery(found, f"{detected['text']}{size}", tuple(lanes), max(0, len(ranks) - most_ranks))
 
 
 def _lane(
@@ -185,6 +188,10 @@ def _lane(
         if begin is not None and end is not None and end > begin
     ]
     return Lane(name, tuple(phases), failed)
+
+
+def _is(event: Event, name: str, restart: int) -> bool:
+    return bool(event["event"] == name and event["restart"] == restart)
 
 
 def _last(times: Sequence[float]) -> float | None:

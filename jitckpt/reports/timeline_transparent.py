@@ -18,9 +18,12 @@ STEPS = {
     "communicators": "for communicators",
     "replay": "for the calls since then",
 }
+# What the worker of a rank whose device is broken goes through before the others, where CRIU makes it anew.
+MOVE_STEPS = {"dump": "to be dumped", "restore": "to be restored"}
 # The steps between an order to a rank and the event that says that it is carried out.
 _PARTS = {
     "rank_stopped": ("stop",),
+    "worker_moved": ("dump", "restore"),
     "server_restarted": ("ending", "starting"),
     "calls_made_again": ("handles", "image", "communicators", "replay"),
 }
@@ -28,7 +31,7 @@ _PARTS = {
 
 @dataclass(frozen=True)
 class Step:
-    """One of STEPS, of a rank. begin: by the launcher's monotonic clock."""
+    """One of STEPS or MOVE_STEPS, of a rank. begin: by the launcher's monotonic clock."""
 
     name: str
     begin: float
@@ -53,7 +56,8 @@ class TransparentRecovery:
 
     found: wall time. attempts: how often it was begun anew, failures during it included. state: the optimizer
     steps after which the ranks went on; None if they gave up. steps: what the slowest rank took for each of
-    STEPS in the last attempt. replaced: the ranks whose servers were ended in it. clock: the launcher's
+    STEPS, and of MOVE_STEPS if there were any, in the last attempt. replaced: the ranks whose servers were
+    ended in it. exchanged: for each rank that has another device since, a sentence. clock: the launcher's
     monotonic clock when the failure was found.
     """
 
@@ -69,6 +73,7 @@ class TransparentRecovery:
     steps: dict[str, float]
     ranks: list[RankSteps]
     replaced: list[int]
+    exchanged: list[str]
     given_up: str | None
 
 
@@ -93,10 +98,12 @@ def _recovery(events: Sequence[Event], fault: str | None) -> TransparentRecovery
     first, last = events[0], events[-1]
     begun = [event for event in events if event["event"] == "recovery_begun"]
     newest = begun[-1]["recovery"] if begun else None
-    ranks = _ranks([event for event in events if event.get("recovery") == newest])
+    last_attempt = events[events.index(begun[-1]) :] if begun else []
+    of_it = ("worker_moved",)
+    ranks = _ranks([one for one in last_attempt if one.get("recovery") == newest or one["event"] in of_it])
     steps = {
         name: max((step.seconds for one in ranks for step in one.steps if step.name == name), default=0.0)
-        for name in STEPS
+        for name in _names(ranks)
     }
     recovered = last["event"] == "recovered"
     return TransparentRecovery(
@@ -112,8 +119,21 @@ def _recovery(events: Sequence[Event], fault: str | None) -> TransparentRecovery
         steps=steps,
         ranks=ranks,
         replaced=[one.rank for one in ranks if one.replaced],
+        exchanged=[
+            f"Rank {event['rank']} has device {event['device']} in the place of device {event['broken']}, "
+            "which is broken"
+            for event in events
+            if event["event"] == "device_exchanged"
+        ],
         given_up=None if recovered else last["text"],
     )
+
+
+def _names(ranks: Sequence[RankSteps]) -> list[str]:
+    """Return the steps that ranks may have made, in their order."""
+    made = {step.name for one in ranks for step in one.steps}
+    moved = [name for name in MOVE_STEPS if name in made]
+    return ["stop", *moved, *(name for name in STEPS if name != "stop")]
 
 
 def _ranks(events: Sequence[Event]) -> list[RankSteps]:
@@ -138,13 +158,14 @@ def _ranks(events: Sequence[Event]) -> list[RankSteps]:
 def steps_table(recovery: TransparentRecovery) -> Table:
     """Return the seconds of each rank and step, a rank a row."""
     title = f"Recovery after {recovery.cause}, seconds"
-    result = Table("rank", *STEPS, "server", title=title, title_justify="left", box=None, pad_edge=False)
+    names = _names(recovery.ranks)
+    result = Table("rank", *names, "server", title=title, title_justify="left", box=None, pad_edge=False)
     for column in result.columns[:-1]:
         column.justify = "right"
     for one in recovery.ranks:
         seconds = {step.name: f"{step.seconds:.3f}" for step in one.steps}
         server = "new" if one.replaced else "same"
-        result.add_row(str(one.rank), *(seconds.get(name, "") for name in STEPS), server)
+        result.add_row(str(one.rank), *(seconds.get(name, "") for name in names), server)
     return result
 
 
@@ -157,12 +178,14 @@ def told(recovery: TransparentRecovery) -> list[str]:
     if recovery.given_up is not None:
         return [begun, recovery.given_up]
     again = f", at attempt {recovery.attempts}" if recovery.attempts > 1 else ""
-    parts = ", ".join(f"{seconds:.2f} s {STEPS[name]}" for name, seconds in recovery.steps.items())
+    words = STEPS | MOVE_STEPS
+    parts = ", ".join(f"{seconds:.2f} s {words[name]}" for name, seconds in recovery.steps.items())
     return [
         begun,
         f"All ranks went on from the state after step {recovery.state} in the same processes, "
         f"{recovery.seconds:.2f} s later{again}. The slowest rank took {parts}. "
         f"{_servers(recovery.replaced)}.",
+        *(f"{sentence}." for sentence in recovery.exchanged),
     ]
 
 

@@ -623,6 +623,20 @@ def newest_step(descriptors: Sequence[int]) -> int:
     return max((_newest_step(descriptor) for descriptor in descriptors), default=0)
 
 
+def begun_step(descriptor: int) -> int:
+    """Return the newest step that a rank has begun by a look at the heads alone; 0 if none.
+
+    What a rank writes just now may be taken for written. Raises SaveError if the memory is damaged.
+    """
+    header = _read_header(descriptor)
+    if header is None:
+        return 0
+    _, slots, area_bytes = header
+    places = [_host_area(slot, version, slots, area_bytes) for slot in range(slots) for version in (0, 1)]
+    heads = [_BLOB_HEADER.unpack(os.pread(descriptor, _BLOB_HEADER.size, place)) for place in places]
+    return max((step for _, sequence, step, _ in heads if sequence and step < LAST_STEP), default=0)
+
+
 def _newest_step(descriptor: int) -> int:
     header = _read_header(descriptor)
     if header is None:

@@ -20,7 +20,6 @@ from jitckpt.errors import CheckpointError, SaveError
 from jitckpt.saves import layout
 
 LOCK_FILE = "job.lock"
-RUN = "JITCKPT_RUN"  # a variable: the run that a process is of, the same on all hosts
 PATIENCE_SECONDS = 30.0  # in which a job that was killed a moment ago may end
 LOOK_SECONDS = 0.1
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)

@@ -22,7 +22,6 @@ from jitckpt.errors import SaveError
 FORMAT = 3
 # A variable: where each relative checkpoint directory, by the name that the script gave it, lay in the job's
 # first start.
-FIRST_DIRECTORIES = "JITCKPT_FIRST_DIRECTORIES"
 JOB_FILE = "job.json"
 EVENTS_FILE = "events.jsonl"
 METADATA_FILE = "metadata.json"

@@ -10,10 +10,11 @@ waiting here, until its agent ends them; the next start's words have other keys.
 
 import json
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from jitckpt.decisions.sources import Kind, Plan, Source, decide
 from jitckpt.errors import CheckpointError, JitckptError
 from jitckpt.saves import folders
 from jitckpt.saves.folders import SaveRecord
@@ -27,10 +28,17 @@ class Offer:
     """What one rank could load, as far as names and metadata tell.
 
     newest: the newest step of which it has seen a finished save, of use or not; 0 if there is none.
+    in_memory: of each step in the memory tier, of which start's minibatches it is.
     """
 
     steps: tuple[int, ...]
     newest: int
+    in_memory: tuple[tuple[int, str], ...] = ()
+
+    def sources(self, rank: int) -> Iterator[Source]:
+        """Yield what this rank, which has said it, could load."""
+        yield from (Source(rank, step, Kind.FILES) for step in self.steps)
+        yield from (Source(rank, step, Kind.OWN_MEMORY, timeline) for step, timeline in self.in_memory)
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,8 @@ class Verdict:
     decided: bool
     lost: Sequence[str]
     newest: int
+    in_memory: bool = False  # it is to be loaded from there
+    reason: str = ""
 
 
 class Decision:
@@ -53,7 +63,8 @@ class Decision:
         self._shards = shards
         self._offers: Sequence[Offer] = ()
         self._refused: dict[int, set[int]] = {}  # by step: the shards whose saves were damaged
-        self._step: int | None = None
+        self._failed: list[Source] = []
+        self._plan: Plan | None = None
 
     def hear_offers(self, offers: Sequence[Offer]) -> Verdict:
         """Return what to check first."""
@@ -62,26 +73,36 @@ class Decision:
 
     def hear_checks(self, whole: Sequence[bool]) -> Verdict:
         """Return what follows from each rank's check of the last verdict's step."""
-        assert self._step is not None
-        damaged = {shard for shard, good in zip(self._shards, whole, strict=True) if not good}
+        assert self._plan is not None
+        damaged = [rank for rank, good in enumerate(whole) if not good]
         if not damaged:
             return self._verdict(decided=True)
-        self._refused[self._step] = damaged
+        self._failed += [self._plan.sources[rank] for rank in damaged]
+        if not self._in_memory:
+            self._refused[self._plan.step] = {self._shards[rank] for rank in damaged}
         return self._next()
 
     def _next(self) -> Verdict:
-        common = set.intersection(*(set(offer.steps) for offer in self._offers)) - self._refused.keys()
-        self._step = max(common, default=None)
-        return self._verdict(decided=self._step is None)
+        sources = [source for rank, offer in enumerate(self._offers) for source in offer.sources(rank)]
+        self._plan = decide(range(len(self._offers)), sources, self._failed)
+        return self._verdict(decided=self._plan is None)
+
+    @property
+    def _in_memory(self) -> bool:
+        """Of one timeline all come from memory, or all from files."""
+        return self._plan is not None and self._plan.sources[0].kind is Kind.OWN_MEMORY
 
     def _verdict(self, *, decided: bool) -> Verdict:
         newest = max(offer.newest for offer in self._offers)
-        return Verdict(self._step, decided, tuple(self._lost()) if decided else (), newest)
+        step = None if self._plan is None else self._plan.step
+        lost = tuple(self._lost()) if decided else ()
+        reason = "" if self._plan is None or not self._in_memory else self._plan.reason
+        return Verdict(step, decided, lost, newest, self._in_memory, reason)
 
     def _lost(self) -> Iterator[str]:
         some = {step for offer in self._offers for step in offer.steps}
         for step in sorted(some, reverse=True):
-            if self._step is not None and step <= self._step:
+            if self._plan is not None and step <= self._plan.step:
                 return
             missing = {
                 shard
@@ -89,6 +110,25 @@ class Decision:
                 if step not in offer.steps
             }
             yield f"Step {step} has {no_whole_save(sorted(missing | self._refused.get(step, set())))}."
+
+
+class InMemory(Protocol):
+    """What the memory tier has of a rank. newest: the newest step that a start must not pass over.
+
+    reasons: see OwnSaves.
+    """
+
+    newest: int
+    reasons: list[str]
+
+    def offer(self) -> tuple[tuple[int, str], ...]:
+        """Return the steps that are of use, each with its timeline."""
+
+    def check(self, step: int) -> bool:
+        """Read the state of that step; return whether it is whole."""
+
+    def choice(self, step: int) -> Choice:
+        """Return what to load of a step that was checked."""
 
 
 class OwnSaves:
@@ -178,14 +218,15 @@ def alone(root: Path, identity: Identity) -> Choice | None:
     return None
 
 
-def together(store: Store, root: Path, identity: Identity) -> Choice | None:
+def together(store: Store, root: Path, identity: Identity, memory: InMemory | None = None) -> Choice | None:
     """Return what this rank loads of the step that all go on from. Every rank has to call it.
 
-    The directory may be this host's own. None if no rank has a finished save. Raises CheckpointError on all
-    ranks if there are some but no step that all can load, JitckptError if a rank does not come.
+    memory: what the memory tier has of this rank. The directory may be this host's own. None if no rank has
+    anything to go on from. Raises CheckpointError on all ranks if there are finished saves, or steps in
+    memory, but none that all can load; JitckptError if a rank does not come.
     """
     try:
-        return _together(store, root, identity)
+        return _together(store, root, identity, memory)
     except RuntimeError as error:  # torch's DistStoreError, which names no class of ours
         raise JitckptError(
             f"Rank {identity.rank} did not hear from the others which step to go on from: {error}. Where "
@@ -193,7 +234,7 @@ def together(store: Store, root: Path, identity: Identity) -> Choice | None:
         ) from error
 
 
-def _together(store: Store, root: Path, identity: Identity) -> Choice | None:
+def _together(store: Store, root: Path, identity: Identity, memory: InMemory | None) -> Choice | None:
     rank, world_size = identity.rank, identity.world_size
 
     def through_rank_0(what: str, value: object, decide: Callable[[list[Any]], object]) -> Any:
@@ -212,19 +253,33 @@ def _together(store: Store, root: Path, identity: Identity) -> Choice | None:
     decision = Decision(shards)
 
     def hear_offers(told: list[dict[str, Any]]) -> object:
-        return asdict(decision.hear_offers([Offer(tuple(one["steps"]), one["newest"]) for one in told]))
+        return asdict(decision.hear_offers([_offer(one) for one in told]))
 
     def hear_checks(told: list[bool]) -> object:
         return asdict(decision.hear_checks(told))
 
-    verdict = Verdict(**through_rank_0("steps to load", asdict(own.offer), hear_offers))
+    offer = own.offer
+    if memory is not None:
+        in_memory = memory.offer()
+        newest = max([offer.newest, memory.newest])
+        offer = replace(offer, in_memory=in_memory, newest=newest)
+    verdict = Verdict(**through_rank_0("steps to load", asdict(offer), hear_offers))
     while not verdict.decided:
         assert verdict.step is not None
-        whole = own.check(verdict.step)
+        from_memory = memory if verdict.in_memory else None
+        whole = (from_memory or own).check(verdict.step)
         verdict = Verdict(**through_rank_0(f"check of step {verdict.step}", whole, hear_checks))
     if rank == 0 or verdict.step is None:
         own.reasons += verdict.lost
+    own.reasons += [] if memory is None else memory.reasons
     if verdict.step is not None:
+        if verdict.in_memory and memory is not None:
+            return replace(
+                memory.choice(verdict.step),
+                reasons=tuple(own.reasons),
+                newest=verdict.newest,
+                reason=verdict.reason,
+            )
         return own.choice(verdict.step, verdict.newest)
     if verdict.newest:
         raise CheckpointError(
@@ -232,3 +287,8 @@ def _together(store: Store, root: Path, identity: Identity) -> Choice | None:
             "run` --checkpoint-dir, so that each can fetch what it lacks."
         )
     return None
+
+
+def _offer(told: dict[str, Any]) -> Offer:
+    in_memory = tuple((step, timeline) for step, timeline in told["in_memory"])
+    return Offer(tuple(told["steps"]), told["newest"], in_memory)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from jitckpt.errors import CheckpointError
-from jitckpt.saves.folders import SaveRecord
+from jitckpt.saves.folders import SavedState, SaveRecord
 from jitckpt.saves.layout import Identity
 
 SHOWN_REASONS = 8
@@ -21,7 +21,8 @@ class Choice:
     """The step to go on from. `local`: whose folder gives the rank-local state: the rank's own, else None.
 
     `reasons`: one sentence for each save that was passed over. newest: the newest step of which there is any
-    finished save.
+    finished save. in_memory: the state itself, where it comes from the memory tier, and `save` tells of it;
+    reason: why.
     """
 
     step: int
@@ -29,6 +30,8 @@ class Choice:
     local: SaveRecord | None
     reasons: tuple[str, ...]
     newest: int
+    in_memory: SavedState | None = None
+    reason: str = ""
 
 
 def choose(

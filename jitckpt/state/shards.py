@@ -6,7 +6,6 @@ mix up states.
 """
 
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
@@ -16,6 +15,7 @@ import xxhash
 
 from jitckpt.encoding.tree_codec import Json
 from jitckpt.errors import JitckptError
+from jitckpt.wire import environment
 
 REPLICATE = "Replicate()"
 LONGEST_TEXT = 300  # characters of a layout's description
@@ -178,7 +178,7 @@ def agree(store: Store, rank: int, world_size: int, holding: Holding) -> Layout:
 def hear_first(store: Store, what: str, rank: int, value: str) -> str:
     """Return what rank 0 gives as `value`. Every rank has to call it; JitckptError if rank 0 does not."""
     _Agreements.made += 1
-    key = f"jitckpt/{os.environ.get('JITCKPT_RESTART', '0')}/{what}-{_Agreements.made}"
+    key = f"jitckpt/{environment.RESTART.get()}/{what}-{_Agreements.made}"
     try:
         if rank == 0:
             store.set(key, value)
@@ -207,7 +207,7 @@ def through_first(
     Raises RuntimeError, which is torch's, if a rank does not come.
     """
     _Agreements.made += 1
-    prefix = f"jitckpt/{os.environ.get('JITCKPT_RESTART', '0')}/{what}-{_Agreements.made}"
+    prefix = f"jitckpt/{environment.RESTART.get()}/{what}-{_Agreements.made}"
     if rank > 0:
         store.set(f"{prefix}/{rank}", value)
     else:

@@ -12,7 +12,6 @@ import mmap
 import os
 import threading
 
-DESCRIPTOR = "JITCKPT_LIFELINE_FD"
 _PTHREAD_PROCESS_SHARED = 1
 _PTHREAD_MUTEX_ROBUST = 1
 _ATTRIBUTES_BYTES = 64  # larger than pthread_mutexattr_t
@@ -32,18 +31,30 @@ class Lifeline:
     descriptor: a memfd for the worker. released: an eventfd, readable once whoever held the lock let it go.
     """
 
-    def __init__(self) -> None:
-        """Raises OSError."""
-        self.descriptor = os.memfd_create("jitckpt-lifeline", os.MFD_CLOEXEC)
-        os.ftruncate(self.descriptor, mmap.PAGESIZE)
+    def __init__(self, descriptor: int | None = None) -> None:
+        """descriptor: of a lock that a worker may hold already; None: one is made. Raises OSError."""
+        self._watcher: threading.Thread | None = None
+        if descriptor is None:
+            self.descriptor = os.memfd_create("jitckpt-lifeline", os.MFD_CLOEXEC)
+            os.ftruncate(self.descriptor, mmap.PAGESIZE)
+        else:
+            self.descriptor = descriptor
         self.released = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._mutex = _map(self.descriptor)
+        if descriptor is None:
+            self._make_lock()
+
+    def _make_lock(self) -> None:
         attributes = ctypes.create_string_buffer(_ATTRIBUTES_BYTES)
         _libc.pthread_mutexattr_init(attributes)
         _libc.pthread_mutexattr_setpshared(attributes, _PTHREAD_PROCESS_SHARED)
         _libc.pthread_mutexattr_setrobust(attributes, _PTHREAD_MUTEX_ROBUST)
         _libc.pthread_mutex_init(self._mutex, attributes)
-        self._watcher: threading.Thread | None = None
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether `watch` was called."""
+        return self._watcher is not None
 
     def watch(self) -> None:
         """Make `released` readable as soon as the worker, which holds the lock by now, dies."""

@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
-MARK = "JITCKPT_JOB_PROCESSES"  # in the environment of all that an agent starts for its job
+from jitckpt.wire.environment import JOB_PROCESSES
+
+MARK = JOB_PROCESSES.name  # in the environment of all that an agent starts for its job
 # What cleans up in /dev/shm behind processes that were killed, and ends by itself then.
 TIDIERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 LOOK_SECONDS = 0.01

@@ -5,13 +5,13 @@ and the guardian. The agent is sent them, too, and decides.
 """
 
 import ctypes
-import os
 import signal
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-AGENT_PID = "JITCKPT_AGENT_PID"  # in all processes of the job
+from jitckpt.wire.environment import AGENT_PID
+
 HELD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2)
 
 
@@ -24,7 +24,7 @@ def hold_still() -> None:
 
 def hold_still_in_loaders() -> None:
     """Have the workers of torch's DataLoader do so, too: they set a handler, which ends them."""
-    if AGENT_PID not in os.environ:
+    if not AGENT_PID.is_set():
         return
     signal_handling: Any = import_module("torch.utils.data._utils.signal_handling")
     original: Callable[[], None] = signal_handling._set_worker_signal_handlers
@@ -40,7 +40,7 @@ def hold_still_in_loaders() -> None:
 
 
 def _hold(number: int) -> None:
-    agent, process = os.environ.get(AGENT_PID), _process()
+    agent, process = AGENT_PID.get(), _process()
     if agent is not None and process is not None and process.jitckpt_hold_still(int(number), int(agent)) != 0:
         raise OSError(f"Signal {number} can't be left to the agent.")
 

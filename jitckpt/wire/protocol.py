@@ -233,7 +233,10 @@ class SaveFailed(Message):
 
 @dataclass(frozen=True)
 class Restored(Message):
-    """The rank has loaded the state after `step` from the folder `path`, which `source_rank` wrote."""
+    """The rank has loaded the state after `step` from the folder `path`, which `source_rank` wrote.
+
+    in_memory: from the memory tier, for this reason (a clause); "" from files.
+    """
 
     type = "restored"
     rank: int
@@ -241,6 +244,10 @@ class Restored(Message):
     path: str
     source_rank: int
     seconds: float
+    in_memory: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "in_memory", shortened(self.in_memory, 2000))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 import ctypes
 import importlib
-import os
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -10,10 +9,13 @@ from types import ModuleType
 from jitckpt.console import say
 from jitckpt.system import signals
 from jitckpt.system.imports import when_imported
+from jitckpt.wire import environment
 from jitckpt.worker.ends import mistakes
 
 # The variables that `begin` goes by.
-VARIABLES = ("JITCKPT_STEPS_RECORD", "JITCKPT_MODE", "JITCKPT_FRAMEWORKS")
+VARIABLES = tuple(
+    variable.name for variable in (environment.STEPS_RECORD, environment.MODE, environment.FRAMEWORKS)
+)
 # By the module that a framework's training needs: what protects it, imported when that is. They stand above
 # this room, which so has them by name alone, as if they were entry points of other packages.
 FRAMEWORKS = {
@@ -40,12 +42,12 @@ def begin() -> None:
     signals.hold_still()
     signals.hold_still_in_loaders()
     mistakes.watch()
-    if folder := os.environ.get("JITCKPT_STEPS_RECORD"):
+    if folder := environment.STEPS_RECORD.get():
         from jitckpt.worker.in_place import step_record
 
-        step_record.begin(Path(folder))
-    mode = os.environ.get("JITCKPT_MODE")
-    if mode == "user" and os.environ.get("JITCKPT_FRAMEWORKS") == "1":
+        step_record.begin(folder)
+    mode = environment.MODE.get()
+    if mode == "user" and environment.FRAMEWORKS.get():
         when_imported({name: partial(_protect, adapter) for name, adapter in FRAMEWORKS.items()})
     if mode == "transparent":
         from jitckpt.worker.in_place import keeper

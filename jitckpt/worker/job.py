@@ -22,7 +22,7 @@ from jitckpt.bindings.interpose import Native, current_stream
 from jitckpt.console import say
 from jitckpt.data.loop import Batches, Loop
 from jitckpt.encoding import strides
-from jitckpt.encoding.staging import DEFAULT_BYTES, Staging
+from jitckpt.encoding.staging import Staging
 from jitckpt.encoding.tree_codec import Encoded
 from jitckpt.errors import CheckpointError, JitckptError, NativeError, SaveError, TreeError
 from jitckpt.events import EventLog
@@ -32,35 +32,38 @@ from jitckpt.hooks.torch_training import TrainingHooks
 from jitckpt.ring import local_state
 from jitckpt.ring.copies import Asker
 from jitckpt.saves import directory_lock, final_state, folders, same_step, selection, start_record
-from jitckpt.saves.layout import FIRST_DIRECTORIES, Identity
+from jitckpt.saves.layout import Identity
 from jitckpt.saves.selection import Choice
 from jitckpt.state import host_state, parallel
 from jitckpt.state.host_state import HostState, ModelState, Stateful
 from jitckpt.state.module_numbers import ModuleNumbers
 from jitckpt.state.parallel import StepBarrier
 from jitckpt.state.shards import Layout, agree, any_rank, hear_first, through_first
+from jitckpt.system import descriptors
 from jitckpt.system.signals import comes_from_signal
 from jitckpt.system.stacks import stack_writer
-from jitckpt.wire import descriptors, protocol
+from jitckpt.tiers.own_shard import OwnShard
+from jitckpt.wire import environment, protocol
 from jitckpt.worker import spare
 from jitckpt.worker.checkpoint_path import CheckpointPath
 from jitckpt.worker.draws import TWO_LINES, Draws
 from jitckpt.worker.ends import at_end
 from jitckpt.worker.ends.exceptions import ExceptionHook, ExitHook
 from jitckpt.worker.in_place import proxy_faults
-from jitckpt.worker.saving import found
+from jitckpt.worker.saving import found, snapshots
+from jitckpt.worker.saving.beside import BesideTraining
 from jitckpt.worker.saving.found import Found, several_optimizers
 from jitckpt.worker.saving.history import History
 from jitckpt.worker.saving.mirror import Mirror
 from jitckpt.worker.saving.outside_changes import OutsideChanges
 from jitckpt.worker.saving.periodic import PeriodicSaver, Settings
 from jitckpt.worker.saving.saver import SaveFunction, Saver
+from jitckpt.worker.saving.snapshots import Snapshots
 from jitckpt.worker.self_check.checker import SelfChecker
 from jitckpt.worker.self_check.comparison import (
     FULL_SELF_CHECK,
     NO_SELF_CHECK,
     SAMPLED_SELF_CHECK,
-    SELF_CHECK,
 )
 
 MAX_AHEAD = (32, 8)  # steps that the host may be ahead of the device: the most for which memory is there
@@ -70,10 +73,8 @@ SETTLE_SECONDS = 0.05  # a device that moves on after all only costs another sav
 LAST_LOOK_SECONDS = 1.0
 LAST_CHECK_SECONDS = 10.0
 # Where no agent asks the other ranks: shortly before c10d's own watchdog would end the process.
-DEFAULT_HANG_TIMEOUT = 540.0
 DEFAULT_DIRECTORY = "ckpt"
 # Set by whoever tries a job out: its saves go there, whatever the script says, and its final state's digests.
-REHEARSAL_DIR = "JITCKPT_REHEARSAL_DIR"
 
 SHOWN_NAMES = 5
 DEEPEST_WRAPPER = 5
@@ -199,12 +200,19 @@ def init(
         periodic=Settings(save_every, keep, layout is None or layout.shards.index(shard) == rank),
         local_state_limit=local_state_limit,
         self_check=_self_check(self_check),
+        needs_memory=environment.MEMORY_TIER.get() != "auto" or _lacks_replicas(layout, shards),
     )
     if _base_of_next_job is not None:
         _current.set_base(*_base_of_next_job)
         _base_of_next_job = None
     if layout is not None and rank == 0 and save_every is None and layout.alone():
-        _current._warn(_without_replicas(layout))
+        if descriptors.MEMORY not in os.environ:
+            _current._warn(_without_replicas(layout))
+        elif save_checkpoint is not None:
+            _current._warn(
+                "The memory tier can't protect a job that has a save function of its own: it keeps what "
+                "jitckpt's own saver saves. Give jitckpt.init model and optimizer in its place."
+            )
     return _current
 
 
@@ -288,6 +296,8 @@ class Job:
     """A protected training job, as `init` returns it."""
 
     _module_numbers: ModuleNumbers | None = None
+    _snapshots: Snapshots | None = None
+    _beside: Sequence[BesideTraining] = ()  # what saves while the training goes on
     _interrupted: str | None = None  # a signal's handler has raised in the middle of a hook
     given_step: int | None = None  # by jit_get_checkpoint_path: what the script has loaded
 
@@ -308,8 +318,12 @@ class Job:
         periodic: Settings,
         local_state_limit: int,
         self_check: str = NO_SELF_CHECK,
+        needs_memory: bool = True,
     ) -> None:
-        """step_barrier: None for where what the device keeps has to be on another host before the step."""
+        """step_barrier: None for where what the device keeps has to be on another host before the step.
+
+        needs_memory: the memory tier is to be used, if there is one.
+        """
         self.root, self.identity = root, identity
         self._named_directory = named_directory
         self._save_function = save_function
@@ -325,10 +339,10 @@ class Job:
         self._periodic_settings = periodic
         self._periodic: PeriodicSaver | None = None
         self._base = 0
-        self._given = _given_by_agent(identity.rank)
+        self._given = _given_by_agent(identity.rank, needs_memory)
         self._agent_fd = -1 if self._given is None else self._given.agent
         self._events = EventLog(root)
-        self._events.restart = int(os.environ.get("JITCKPT_RESTART", "0"))
+        self._events.restart = environment.RESTART.get()
         self._off: str | None = None  # why no state is saved any more
         self._said: set[str] = set()
         self._first_step_reported = self._is_restored = self._has_named_unexpected = False
@@ -429,7 +443,8 @@ class Job:
         """
         begun = time.monotonic()
         self._is_restored = True
-        choice = _choice(self.root, self.identity, several_hosts=_on_several_hosts())
+        memory = None if self._snapshots is None else self._snapshots.found(self.identity)
+        choice = _choice(self.root, self.identity, several_hosts=_on_several_hosts(), memory=memory)
         if self.given_step is not None and self.given_step != (choice.step if choice else 0):
             raise CheckpointError(
                 f"jit_get_checkpoint_path gave rank {self.identity.rank} step {self.given_step}, but of that "
@@ -439,6 +454,8 @@ class Job:
         self._tell_start(choice)
         if choice is None:
             folders.set_aside_after(self.root, 0, self.identity.rank)  # what an earlier try left
+            if self._snapshots is not None:
+                self._snapshots.restored(0)
             return 0
         for reason in choice.reasons:
             self._warn(f"A save was passed over: {reason}")
@@ -454,10 +471,13 @@ class Job:
         except (SaveError, TreeError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise CheckpointError(f"{choice.save.path} can't be restored: {error}") from error
         folders.set_aside_after(self.root, choice.step, self.identity.rank)
-        self.set_base(choice.step, choice.save.path)
+        self.set_base(choice.step, None if choice.in_memory else choice.save.path)
+        if self._snapshots is not None:
+            self._snapshots.restored(choice.step if choice.in_memory else 0)
         seconds = time.monotonic() - begun
         path, source = str(choice.save.path), choice.save.rank
-        self._report(protocol.Restored(self.identity.rank, choice.step, path, source, seconds))
+        rank = self.identity.rank
+        self._report(protocol.Restored(rank, choice.step, path, source, seconds, choice.reason))
         return choice.step
 
     def _tell_start(self, choice: Choice | None) -> None:
@@ -474,8 +494,8 @@ class Job:
         except (OSError, SaveError) as error:
             self._warn(f"How this start was made can't be noted in {self.root}: {error}")
 
-    def set_base(self, step: int, path: Path) -> None:
-        """Count the steps on from `step`, whose state was loaded from the save in the folder `path`."""
+    def set_base(self, step: int, path: Path | None) -> None:
+        """Count the steps on from `step`, whose state was loaded from the save in `path`, or from memory."""
         self._base = step
         if self._native is not None and self._hooks is not None and self._saver is not None:
             self._saver.restored(step, path)
@@ -499,9 +519,9 @@ class Job:
         if self._native is None or self._hooks is None:
             return
         atexit.unregister(self._at_exit)
-        if self._periodic is not None:
-            self._periodic.settled(self._hooks.step)
-            self._periodic.wait()
+        for one in self._beside:
+            one.settled(self._hooks.step)
+            one.wait()
         if self._checker is not None:
             self._checker.settled(self._hooks.step)
             self._last_check = self._checker
@@ -512,7 +532,7 @@ class Job:
         while self._hooks.step > self._base and not self._first_step_reported and time.monotonic() < until:
             self._report_first_step()
             time.sleep(0.01)
-        if rehearsal := os.environ.get(REHEARSAL_DIR):
+        if rehearsal := environment.REHEARSAL_DIR.get():
             state = final_state.of(self._hooks.step, self._host)
             final_state.write(Path(rehearsal) / final_state.FOLDER, self.identity.rank, state)
         if at_exit and self._agent_fd >= 0 and self.identity.world_size > 1:
@@ -542,21 +562,21 @@ class Job:
 
     @_harmless
     def minibatch_begun(self, step: int) -> None:
-        pending = self._periodic is not None and self._periodic.is_pending(step - 1)
+        pending = any(one.is_pending(step - 1) for one in self._beside)
         changed = self._outside.minibatch_begun(step, look=pending)
         self._history.settle(step - 1)
         if changed and self._host.model is not None:
             self._history.hold(step - 1, self._host.model.held())
         if self._found is not None:
             self._found.settle(step - 1)
-        if self._periodic is not None:
-            if pending and changed and self._outside.is_counted(step):
-                self._periodic.copy_again(self._history.shared(step - 1))
-            elif pending and changed:
-                self._periodic.cancel(step - 1)
+        for one in self._beside:
+            if one.is_pending(step - 1) and changed and self._outside.is_counted(step):
+                one.copy_again(self._history.shared(step - 1))
+            elif one.is_pending(step - 1) and changed:
+                one.cancel(step - 1)
             if self._outside.tells_apart:
-                self._periodic.step_begins()  # what comes now may change what it copies
-            self._periodic.settled(step - 1)
+                one.step_begins()  # what comes now may change what it copies
+            one.settled(step - 1)
         self._settle_check(step - 1)
         if self._history.is_irregular:
             self._warn_once(IRREGULAR)
@@ -607,10 +627,10 @@ class Job:
         if self._save_function is not None:
             self._find(step)
         is_unknown = self._outside.step_begun(step)
-        if self._periodic is not None:
-            self._periodic.step_begins()
+        for one in self._beside:
+            one.step_begins()
             if is_unknown:
-                self._periodic.cancel(step - 1)
+                one.cancel(step - 1)
         if self._checker is not None:
             self._checker.step_begins()
             if self._checker.is_done:
@@ -719,10 +739,10 @@ class Job:
             self._history.hold(step, self._host.model.held())
         self._write_at_boundary(step)
         self._save_periodically(step)
-        if self._periodic is not None:
+        for one in self._beside:
             if self._outside.tells_apart:
-                self._periodic.step_begins()  # what comes now may change what it copies
-            self._periodic.settled(step)
+                one.step_begins()  # what comes now may change what it copies
+            one.settled(step)
         if self._found is not None:
             self._found.settle(step)
         self._settle_check(step)
@@ -795,8 +815,9 @@ class Job:
             self._host.restore_progress(self._progress_as_loop_began)
 
     def _save_periodically(self, step: int) -> None:
-        if self._periodic is not None and self._periodic.is_due(step):
-            self._periodic.step_ended(step, self._host.local(), self._history.shared(step))
+        for one in self._beside:
+            if one.is_due(step):
+                one.step_ended(step, self._host.local(), self._history.shared(step))
 
     def _find(self, step: int) -> None:
         """Find what a save function may read although init was not given it; optimizers make steps."""
@@ -889,10 +910,11 @@ class Job:
             replacement=self._outside.replacement,
             has_whole_copies=self._outside.has_all_of,
             refused=lambda: self._off,
-            staging=Staging(int(os.environ.get("JITCKPT_STAGING", DEFAULT_BYTES)), pinned=True),
+            staging=Staging(environment.STAGING.get(), pinned=True),
             report=self._report,
             keep=self._periodic_settings.keep,
             why_not=self._why_not_call,
+            memory=None if self._given is None else self._given.memory,
         )
         if self._save_function is None:
             self._periodic = PeriodicSaver(
@@ -906,6 +928,8 @@ class Job:
                 report=self._report,
                 warn=self._warn,
             )
+            self._beside = [self._periodic]
+            self._begin_snapshots(native)
             if model is not None and self._self_check != NO_SELF_CHECK:
                 self._checker = SelfChecker(
                     model=model,
@@ -922,8 +946,8 @@ class Job:
                 )
         native.start(
             agent_fd=self._agent_fd,
-            hang_timeout=float(os.environ.get("JITCKPT_HANG_TIMEOUT", DEFAULT_HANG_TIMEOUT)),
-            hang_floor=float(os.environ.get("JITCKPT_HANG_FLOOR", "0")),
+            hang_timeout=environment.HANG_TIMEOUT.get(),
+            hang_floor=environment.HANG_FLOOR.get(),
             settle=SETTLE_SECONDS,
             max_ahead=self._max_ahead,
             save=self._saver,
@@ -964,8 +988,27 @@ class Job:
         self._exception_hook = ExceptionHook(self._report_exception)
         self._exit_hook = ExitHook()
 
+    def _begin_snapshots(self, native: Native) -> None:
+        """Use the memory tier, if the agent has given one."""
+        if self._given is None or self._given.memory is None:
+            return
+        timeline = uuid.uuid4().hex
+        if torch.distributed.is_initialized():
+            store = torch.distributed.distributed_c10d._get_default_store()
+            timeline = hear_first(store, "timeline", self.identity.rank, timeline)
+        self._snapshots = Snapshots(
+            snapshots.given(self._given.memory),
+            identity=self.identity,
+            timeline=timeline,
+            host=self._host,
+            history=self._history,
+            write_word=native.write_word,
+            warn=self._warn,
+        )
+        self._beside = [*self._beside, self._snapshots]
+
     def _load(self, choice: Choice) -> None:
-        saved = folders.read(choice.save)
+        saved = choice.in_memory or folders.read(choice.save)
         document, tensors = saved.document, saved.tensors
         tensors = strides.all_laid_out(tensors, document["strides"])
         builtin = choice.save.metadata is not None and choice.save.metadata.saver == "builtin"
@@ -1029,7 +1072,7 @@ class Job:
             )
 
     def _injector(self, native: Native) -> Callable[[int, str], None] | None:
-        specs = injection.from_environment(os.environ.get("JITCKPT_FAULTS", ""), self.identity.rank)
+        specs = injection.from_environment(environment.FAULTS.get(), self.identity.rank)
         if not specs:
             return None
         arm_device = proxy_faults.taken_over() or injection.arm_device
@@ -1051,10 +1094,10 @@ class Job:
 
     def _report_loaded(self) -> None:
         modules = spare.importable_modules(sys.modules)
-        environment = [list(pair) for pair in spare.changed_environment(os.environ).items()]
+        changed = [list(pair) for pair in spare.changed_environment(os.environ).items()]
         for begin in range(0, len(modules), spare.MODULES_IN_A_MESSAGE):
             part = modules[begin : begin + spare.MODULES_IN_A_MESSAGE]
-            self._report(protocol.Loaded(self.identity.rank, part, environment if begin == 0 else []))
+            self._report(protocol.Loaded(self.identity.rank, part, changed if begin == 0 else []))
 
     def _report(self, message: protocol.Message) -> None:
         """Tell the agent; without one, or after its death, the checkpoint directory's events."""
@@ -1090,7 +1133,7 @@ class Job:
 
 def _max_ahead(local_bytes: int, limit: int) -> int:
     """Return how many steps the host may be ahead: what this rank alone knows is kept for each of them."""
-    if os.environ.get("JITCKPT_FAULTS"):
+    if environment.FAULTS.get():
         return MAX_AHEAD[-1]  # the steps of rehearsed failures are the host's: it stays near to its device
     return next(
         (
@@ -1180,7 +1223,7 @@ def _check_arguments(
 
 def _self_check(given: bool | None) -> str:
     """Return which check to make; a rehearsal asks for all of it."""
-    wanted = os.environ.get(SELF_CHECK, SAMPLED_SELF_CHECK)
+    wanted = environment.SELF_CHECK.get()
     if given is None or (given and wanted == FULL_SELF_CHECK):
         return wanted
     return SAMPLED_SELF_CHECK if given else NO_SELF_CHECK
@@ -1188,16 +1231,15 @@ def _self_check(given: bool | None) -> str:
 
 def _root(checkpoint_dir: str | os.PathLike[str] | None) -> Path:
     """Return the checkpoint directory to use."""
-    if rehearsal := os.environ.get(REHEARSAL_DIR):
-        return Path(rehearsal).absolute() / DEFAULT_DIRECTORY
+    if rehearsal := environment.REHEARSAL_DIR.get():
+        return rehearsal.absolute() / DEFAULT_DIRECTORY
     named = _named_directory(checkpoint_dir)
     # A script may make each start a working directory of its own.
-    first: dict[str, str] = json.loads(os.environ.get(FIRST_DIRECTORIES, "{}"))
-    return Path(first.get(named, named)).absolute()
+    return Path(environment.FIRST_DIRECTORIES.get().get(named, named)).absolute()
 
 
 def _named_directory(checkpoint_dir: str | os.PathLike[str] | None) -> str:
-    return os.fspath(checkpoint_dir or os.environ.get("JITCKPT_CHECKPOINT_DIR") or DEFAULT_DIRECTORY)
+    return os.fspath(checkpoint_dir or environment.CHECKPOINT_DIR.get())
 
 
 def _check_directory(root: Path, rank: int) -> None:
@@ -1233,7 +1275,7 @@ def _job_id(root: Path, rank: int) -> str:
 
 def _run_id(rank: int) -> str:
     """Return which run this process is of, as all its ranks and agents call it."""
-    run = os.environ.get(directory_lock.RUN)
+    run = environment.RUN.get()
     if run is None and torch.distributed.is_available() and torch.distributed.is_initialized():
         store = torch.distributed.distributed_c10d._get_default_store()
         run = hear_first(store, "run", rank, uuid.uuid4().hex)
@@ -1244,15 +1286,17 @@ def _run_id(rank: int) -> str:
     return run or uuid.uuid4().hex
 
 
-def _choice(root: Path, identity: Identity, *, several_hosts: bool) -> Choice | None:
+def _choice(
+    root: Path, identity: Identity, *, several_hosts: bool, memory: OwnShard | None = None
+) -> Choice | None:
     """Return what this rank goes on from; None for a fresh start. Raises CheckpointError.
 
     Where what this rank could see does not decide for all, they agree: then every rank has to call it.
     """
     initialised = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if initialised and (identity.shards > 1 or several_hosts):
+    if initialised and (identity.shards > 1 or several_hosts or memory is not None):
         store = torch.distributed.distributed_c10d._get_default_store()
-        return same_step.together(store, root, identity)
+        return same_step.together(store, root, identity, memory)
     if identity.shards > 1:
         return selection.choose(folders.find(root), identity, folders.verify)
     return same_step.alone(root, identity)
@@ -1272,7 +1316,7 @@ def _told_by_first(what: str, rank: int, value: str) -> str | None:
 
 def _on_some_rank(identity: Identity, value: bool) -> bool:
     """Return whether it is so on some rank, where there are several hosts."""
-    if descriptors.COPIES not in os.environ or not torch.distributed.is_initialized():
+    if not environment.COPIES_FD.is_set() or not torch.distributed.is_initialized():
         return False
     store = torch.distributed.distributed_c10d._get_default_store()
     return any_rank(store, "a device keeps a state of its own", identity.rank, identity.world_size, value)
@@ -1296,15 +1340,29 @@ def _without_replicas(layout: Layout) -> str:
     return (
         f"Part of this job's state has no replica: {len(ranks)} of its {len(layout.shards)} ranks ({shown}) "
         f"hold alone what they hold ({layout.text}). When one of these is lost, its part can't be saved any "
-        "more, and the job goes back to an older step: give jitckpt.init save_every=..., so that there is "
-        "one."
+        "more, and the job goes back to an older step: start it with `jitckpt run --memory-tier auto`, which "
+        "keeps it in host memory after each step, or give jitckpt.init save_every=..., so that there is one."
     )
 
 
-def _given_by_agent(rank: int) -> descriptors.Given | None:
+def _lacks_replicas(layout: Layout | None, shards: int) -> bool:
+    """Return whether some rank's state has no replica (on another host, where there are several)."""
+    if layout is None:
+        return shards > 1
+    count = len(layout.shards)
+    hosts = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
+    each = count // hosts if hosts > 1 and count % hosts == 0 else 1
+    places: dict[int, set[int]] = {}
+    for rank, shard in enumerate(layout.shards):
+        places.setdefault(shard, set()).add(rank // each)
+    return any(len(on) == 1 for on in places.values())
+
+
+def _given_by_agent(rank: int, needs_memory: bool) -> descriptors.Given | None:
     """Return what the agent has given this process; None, with a warning, if that is not there to be used."""
     try:
-        return descriptors.claim(rank)
+        given = descriptors.claim(rank)
+        return given if given is None or needs_memory else replace(given, memory=None)
     except descriptors.NotOursError as error:
         warnings.warn(
             f"jitckpt: {error} So rank {rank} runs as without an agent: it saves by itself when it is sent "

@@ -1,4 +1,4 @@
-#include "flush_network.h"
+#include "algorithms/flush_network.h"
 
 #include <algorithm>
 #include <cmath>

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "flush_network.h"
+#include "algorithms/flush_network.h"
 
 namespace py = pybind11;
 using jitckpt::algorithms::FlushNetwork;

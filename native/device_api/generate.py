@@ -15,7 +15,7 @@ from typing import Any
 
 from clang import cindex  # type: ignore[import-untyped]
 
-HEADERS = '#include "libraries.h"\n'
+HEADERS = '#include "device_api/libraries.h"\n'
 GATED = {"enqueue", "synchronous", "collective", "rendezvous"}
 # nccl.h includes these types without using them, and they need more headers than torch's wheels bring.
 UNUSED_HEADERS = ["-D__CUDA_FP16_H__", "-D__CUDA_BF16_H__", "-D__CUDA_FP8_H__"]
@@ -89,7 +89,7 @@ def read_prototypes(include: list[str], extra: str, defines: list[str]) -> dict[
     """Every function that the headers declare, by name; `extra` are declarations that they lack."""
     source = HEADERS + 'extern "C" {\n' + extra + "}\n"
     arguments = ["-x", "c++", "-std=c++20", *UNUSED_HEADERS, *defines]
-    for folder in [str(Path(__file__).parent), *include]:  # libraries.h lies here
+    for folder in [str(Path(__file__).parents[1]), *include]:  # native/, where includes begin
         arguments += ["-isystem", folder]
     unit = cindex.Index.create().parse("calls.cpp", args=arguments, unsaved_files=[("calls.cpp", source)])
     problems = [str(d) for d in unit.diagnostics if d.severity >= cindex.Diagnostic.Error]
@@ -208,7 +208,7 @@ def real_calls(calls: list[Call]) -> str:
     lines = [
         DO_NOT_EDIT,
         "#pragma once",
-        HEADERS + '#include "real_symbols.h"\n',
+        HEADERS + '#include "device_api/real_symbols.h"\n',
         "namespace jitckpt::real {",
     ]
     for call in calls:
@@ -315,7 +315,8 @@ def definition(declaration: str, body: list[str]) -> str:
 def entry_points(calls: list[Call]) -> str:
     lines = [
         DO_NOT_EDIT,
-        '#include "entry.h"\n#include "observers.h"\n#include "real_calls.h"\n#include "save_calls.h"\n',
+        *(f'#include "interpose/{name}.h"\n' for name in ("entry", "observers", "save_calls")),
+        '#include "real_calls.h"\n',
         "namespace real = jitckpt::real;\nusing namespace jitckpt::interpose;\n",
         '#pragma GCC visibility push(default)\nextern "C" {',
     ]

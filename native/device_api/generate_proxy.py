@@ -183,7 +183,7 @@ def agreed(table: Table, hash_of_more: bytes) -> str:
     text = "\n".join(body)
     digest = hashlib.sha256(text.encode() + hash_of_more).hexdigest()[:16]
     return (
-        f'{DO_NOT_EDIT}#pragma once\n{HEADERS}#include "wire_parts.h"\n\nnamespace jitckpt::proxy {{\n'
+        f'{DO_NOT_EDIT}#pragma once\n{HEADERS}#include "proxy/wire_parts.h"\n\nnamespace jitckpt::proxy {{\n'
         f"inline constexpr uint64_t table_hash = 0x{digest}u;\n{text}\n}}  // namespace jitckpt::proxy\n"
     )
 
@@ -278,7 +278,7 @@ def client(table: Table) -> str:
     lines = [
         DO_NOT_EDIT,
         "#include <cstring>\n",
-        *(f'#include "{name}.h"' for name in ("blas", "kernels", "objects", "requests")),
+        *(f'#include "proxy/client/{name}.h"' for name in ("blas", "kernels", "objects", "requests")),
         'using namespace jitckpt::proxy;\n#pragma GCC visibility push(default)\nextern "C" {',
     ]
     lines += [client_entry(call) for call in table.carried]
@@ -351,7 +351,7 @@ def service(call: Carried) -> str:
 def server(table: Table) -> str:
     lines = [
         DO_NOT_EDIT,
-        '#include "real_calls.h"\n#include "server.h"\n#include "services.h"\n',
+        '#include "proxy/server/server.h"\n#include "proxy/server/services.h"\n#include "real_calls.h"\n',
         "namespace real = jitckpt::real;\nnamespace jitckpt::proxy {\nnamespace {",
     ]
     lines += [service(call) for call in table.carried]

@@ -1,4 +1,4 @@
-#include "real_symbols.h"
+#include "device_api/real_symbols.h"
 
 #include <dlfcn.h>
 

@@ -4,7 +4,7 @@
 #include <atomic>
 #include <type_traits>
 
-#include "libraries.h"
+#include "device_api/libraries.h"
 
 namespace jitckpt::real {
 

@@ -2,7 +2,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "messages.h"
+#include "interpose/messages.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
   using namespace jitckpt::interpose::messages;

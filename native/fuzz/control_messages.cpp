@@ -1,5 +1,5 @@
 // What the agent and the device proxy say to each other: refused, or read as what it says and nothing else.
-#include "control_messages.h"
+#include "proxy/client/control_messages.h"
 
 #include <algorithm>
 #include <cstdlib>

@@ -2,7 +2,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "runtime/fault.h"
+#include "softgpu/runtime/fault.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
   using namespace softgpu;

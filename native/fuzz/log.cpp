@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "log_reader.h"
+#include "proxy/transport/log_reader.h"
 
 namespace {
 

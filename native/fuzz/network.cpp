@@ -1,6 +1,6 @@
 // What a rank of another host sends to softgpu's NCCL: nothing is written but to slots and counters of its
 // own.
-#include "nccl/network.h"
+#include "softgpu/nccl/network.h"
 
 #include <sys/socket.h>
 #include <unistd.h>

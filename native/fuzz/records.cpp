@@ -5,10 +5,10 @@
 #include <cstring>
 #include <string_view>
 
-#include "failure.h"
-#include "real_symbols.h"
-#include "server.h"
-#include "services.h"
+#include "device_api/real_symbols.h"
+#include "proxy/server/failure.h"
+#include "proxy/server/server.h"
+#include "proxy/server/services.h"
 
 namespace jitckpt::real {
 

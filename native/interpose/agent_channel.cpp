@@ -1,4 +1,4 @@
-#include "agent_channel.h"
+#include "interpose/agent_channel.h"
 
 #include <fcntl.h>
 #include <poll.h>

@@ -1,4 +1,4 @@
-#include "communicators.h"
+#include "interpose/communicators.h"
 
 #include <unistd.h>
 

@@ -10,7 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "watch_list.h"
+#include "watchdog/watch_list.h"
 
 namespace jitckpt::interpose {
 

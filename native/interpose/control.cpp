@@ -1,4 +1,4 @@
-#include "control.h"
+#include "interpose/control.h"
 
 #include <poll.h>
 #include <signal.h>
@@ -12,12 +12,12 @@
 #include <thread>
 #include <utility>
 
-#include "gate.h"
-#include "messages.h"
-#include "own_thread.h"
+#include "interpose/gate.h"
+#include "interpose/messages.h"
+#include "interpose/save_calls.h"
+#include "interpose/termination.h"
 #include "real_calls.h"
-#include "save_calls.h"
-#include "termination.h"
+#include "watchdog/own_thread.h"
 
 namespace jitckpt::interpose {
 namespace {

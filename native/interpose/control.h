@@ -11,11 +11,11 @@
 #include <string>
 #include <thread>
 
-#include "agent_channel.h"
-#include "jitckpt.h"
-#include "library.h"
-#include "rest.h"
-#include "saver.h"
+#include "interpose/agent_channel.h"
+#include "interpose/jitckpt.h"
+#include "interpose/library.h"
+#include "interpose/saver.h"
+#include "watchdog/rest.h"
 
 namespace jitckpt::interpose {
 

@@ -1,4 +1,4 @@
-#include "entry.h"
+#include "interpose/entry.h"
 
 namespace jitckpt::interpose {
 

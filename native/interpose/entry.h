@@ -1,6 +1,6 @@
 // What every generated entry point does first.
 #pragma once
-#include "gate.h"
+#include "interpose/gate.h"
 
 namespace jitckpt::interpose {
 

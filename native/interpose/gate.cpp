@@ -1,4 +1,4 @@
-#include "gate.h"
+#include "interpose/gate.h"
 
 #include <dirent.h>
 #include <sys/types.h>
@@ -7,7 +7,7 @@
 #include <mutex>
 #include <unordered_set>
 
-#include "futex.h"
+#include "watchdog/futex.h"
 
 namespace jitckpt::interpose {
 

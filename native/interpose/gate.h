@@ -7,8 +7,8 @@
 #include <atomic>
 #include <cstdint>
 
-#include "gil.h"
-#include "threads.h"
+#include "watchdog/gil.h"
+#include "watchdog/threads.h"
 
 namespace jitckpt::interpose {
 

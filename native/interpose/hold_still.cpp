@@ -1,5 +1,5 @@
 #pragma GCC visibility push(default)
-#include "hold_still.h"
+#include "interpose/hold_still.h"
 #pragma GCC visibility pop
 
 #include <signal.h>

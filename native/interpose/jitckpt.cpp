@@ -1,6 +1,6 @@
 // The C functions of jitckpt.h.
 #pragma GCC visibility push(default)
-#include "jitckpt.h"
+#include "interpose/jitckpt.h"
 #pragma GCC visibility pop
 
 #include <algorithm>
@@ -8,13 +8,13 @@
 #include <memory>
 #include <string>
 
-#include "device.h"
-#include "entry.h"
-#include "job.h"
-#include "library.h"
-#include "messages.h"
-#include "observers.h"
+#include "interpose/entry.h"
+#include "interpose/job.h"
+#include "interpose/library.h"
+#include "interpose/messages.h"
+#include "interpose/observers.h"
 #include "real_calls.h"
+#include "watchdog/device.h"
 
 using namespace jitckpt;
 using namespace jitckpt::interpose;

@@ -1,6 +1,6 @@
 // What the preloaded library offers to the process that it is preloaded into: the C functions that
-// jitckpt/bindings/interpose.py calls through cffi (dlopen(NULL)). Plain C, so that cffi can read it; everything below
-// this line is its whole surface.
+// jitckpt/bindings/interpose.py calls through cffi (dlopen(NULL)). Plain C, so that cffi can read it;
+// everything below this line is its whole surface.
 //
 // Steps are counted from 1: step k is the k-th optimizer step of the job, 0 means "none yet". "Device"
 // progress is what the device has really finished, which may be many steps behind the host.

@@ -1,10 +1,11 @@
-#include "job.h"
+#include "interpose/job.h"
 
 #include <algorithm>
 #include <chrono>
 #include <thread>
 
-#include "gate.h"
+#include "device_api/results.h"
+#include "interpose/gate.h"
 
 namespace jitckpt::interpose {
 namespace {
@@ -31,11 +32,7 @@ bool Job::stop() {
 }
 
 void Job::call_failed(const char* name, ncclResult_t result) {
-  // Others are the caller's mistakes (ncclInvalidArgument ...) and no sign of a failed rank.
-  if (result != ncclRemoteError && result != ncclSystemError && result != ncclInternalError &&
-      result != ncclUnhandledCudaError) {
-    return;
-  }
+  if (!is_of_the_machine(result)) return;
   control_.nccl_failed(name, result);
   watchdog::Thread& thread = watchdog::this_thread();
   watchdog::without_gil(gil(), [this] {

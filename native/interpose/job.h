@@ -2,10 +2,10 @@
 #pragma once
 #include <memory>
 
-#include "control.h"
-#include "jitckpt.h"
-#include "library.h"
-#include "poller.h"
+#include "interpose/control.h"
+#include "interpose/jitckpt.h"
+#include "interpose/library.h"
+#include "watchdog/poller.h"
 
 namespace jitckpt::interpose {
 

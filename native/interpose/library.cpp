@@ -1,13 +1,13 @@
-#include "library.h"
+#include "interpose/library.h"
 
 #include <pthread.h>
 #include <unistd.h>
 
-#include "gate.h"
-#include "job.h"
-#include "observers.h"
-#include "termination.h"
-#include "threads.h"
+#include "interpose/gate.h"
+#include "interpose/job.h"
+#include "interpose/observers.h"
+#include "interpose/termination.h"
+#include "watchdog/threads.h"
 
 namespace jitckpt::interpose {
 namespace {

@@ -6,9 +6,9 @@
 #include <mutex>
 #include <vector>
 
-#include "communicators.h"
-#include "poller.h"
-#include "step_thread.h"
+#include "interpose/communicators.h"
+#include "interpose/step_thread.h"
+#include "watchdog/poller.h"
 
 namespace jitckpt::interpose {
 

@@ -1,4 +1,4 @@
-#include "messages.h"
+#include "interpose/messages.h"
 
 #include <chrono>
 #include <cstdio>

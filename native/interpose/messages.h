@@ -6,9 +6,9 @@
 #include <string_view>
 #include <vector>
 
-#include "communicators.h"
-#include "rest.h"
-#include "watch_list.h"
+#include "interpose/communicators.h"
+#include "watchdog/rest.h"
+#include "watchdog/watch_list.h"
 
 namespace jitckpt::interpose::messages {
 

@@ -1,4 +1,4 @@
-#include "observers.h"
+#include "interpose/observers.h"
 
 #include <signal.h>
 #include <unistd.h>
@@ -8,9 +8,9 @@
 #include <string_view>
 #include <vector>
 
-#include "entry.h"
-#include "job.h"
-#include "library.h"
+#include "interpose/entry.h"
+#include "interpose/job.h"
+#include "interpose/library.h"
 #include "real_calls.h"
 
 namespace jitckpt::interpose::observe {

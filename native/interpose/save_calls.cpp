@@ -1,4 +1,4 @@
-#include "save_calls.h"
+#include "interpose/save_calls.h"
 
 #include <cstdio>
 #include <functional>
@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "device.h"
 #include "real_calls.h"
+#include "watchdog/device.h"
 
 namespace jitckpt::interpose {
 namespace {

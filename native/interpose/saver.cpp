@@ -1,4 +1,4 @@
-#include "saver.h"
+#include "interpose/saver.h"
 
 #include <pthread.h>
 #include <sys/syscall.h>
@@ -7,8 +7,8 @@
 #include <thread>
 #include <utility>
 
-#include "device.h"
-#include "threads.h"
+#include "watchdog/device.h"
+#include "watchdog/threads.h"
 
 namespace jitckpt::interpose {
 

@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "gil.h"
+#include "watchdog/gil.h"
 
 namespace jitckpt::interpose {
 

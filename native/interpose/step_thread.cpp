@@ -1,4 +1,4 @@
-#include "step_thread.h"
+#include "interpose/step_thread.h"
 
 namespace jitckpt::interpose {
 

@@ -4,7 +4,7 @@
 #include <memory>
 #include <mutex>
 
-#include "threads.h"
+#include "watchdog/threads.h"
 
 namespace jitckpt::interpose {
 

@@ -1,4 +1,4 @@
-#include "termination.h"
+#include "interpose/termination.h"
 
 #include <signal.h>
 #include <unistd.h>

@@ -1,10 +1,10 @@
-// Which failures are those of a device, a driver or the network, and so may be gone with another server.
+// The results of the three libraries that a server calls, as one kind of number.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
-#include "layout.h"
-#include "libraries.h"
+#include "device_api/results.h"
+#include "proxy/transport/layout.h"
 
 namespace jitckpt::proxy {
 
@@ -19,46 +19,16 @@ constexpr int32_t in_words_of(Library library, cudaError_t cudart, ncclResult_t 
                                     : int32_t{cublas};
 }
 
-// Others are the program's own (a wrong argument), or it can deal with them (memory that is not there).
-// For CUDA those of which its reference says that only another process can go on (Runtime API, "Data types
-// used by CUDA Runtime"), and cudaErrorUnknown, which is what a lost device gives.
 constexpr bool is_of_the_machine(Library library, int32_t result) {
-  if (library == Library::nccl) {
-    switch (result) {
-      case ncclUnhandledCudaError:
-      case ncclSystemError:
-      case ncclInternalError:
-      case ncclRemoteError:
-        return true;
-      default:
-        return result > ncclInProgress;  // of a newer NCCL: ncclTimeout
-    }
+  switch (library) {
+    case Library::nccl:
+      return jitckpt::is_of_the_machine(static_cast<ncclResult_t>(result));
+    case Library::cublas:
+      return jitckpt::is_of_the_machine(static_cast<cublasStatus_t>(result));
+    case Library::cudart:
+      break;
   }
-  if (library == Library::cublas) {
-    return result == CUBLAS_STATUS_EXECUTION_FAILED || result == CUBLAS_STATUS_INTERNAL_ERROR ||
-           result == CUBLAS_STATUS_MAPPING_ERROR;
-  }
-  switch (result) {
-    case cudaErrorDevicesUnavailable:
-    case cudaErrorECCUncorrectable:
-    case cudaErrorNvlinkUncorrectable:
-    case cudaErrorContained:
-    case cudaErrorIllegalAddress:
-    case cudaErrorLaunchTimeout:
-    case cudaErrorAssert:
-    case cudaErrorHardwareStackError:
-    case cudaErrorIllegalInstruction:
-    case cudaErrorMisalignedAddress:
-    case cudaErrorInvalidAddressSpace:
-    case cudaErrorInvalidPc:
-    case cudaErrorLaunchFailure:
-    case cudaErrorTensorMemoryLeak:
-    case cudaErrorExternalDevice:
-    case cudaErrorUnknown:
-      return true;
-    default:
-      return false;
-  }
+  return jitckpt::is_of_the_machine(static_cast<cudaError_t>(result));
 }
 
 }  // namespace jitckpt::proxy

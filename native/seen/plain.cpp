@@ -1,4 +1,4 @@
-#include "plain.h"
+#include "seen/plain.h"
 
 namespace jitckpt::seen {
 

@@ -10,8 +10,8 @@
 #include <variant>
 #include <vector>
 
-#include "dlpack.h"
-#include "plain.h"
+#include "seen/dlpack.h"
+#include "seen/plain.h"
 
 namespace {
 

@@ -4,7 +4,7 @@
 #include <exception>
 #include <string>
 
-#include "jitckpt_proxy.h"
+#include "proxy/client/jitckpt_proxy.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "buckets.h"
+#include "torch_memory/buckets.h"
 
 #include <pybind11/detail/common.h>
 #include <torch/version.h>

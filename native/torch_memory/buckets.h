@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "jitckpt_proxy.h"
+#include "proxy/client/jitckpt_proxy.h"
 
 namespace jitckpt::torch_memory {
 

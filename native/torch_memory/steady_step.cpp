@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "buckets.h"
-#include "jitckpt_proxy.h"
+#include "proxy/client/jitckpt_proxy.h"
+#include "torch_memory/buckets.h"
 
 namespace {
 

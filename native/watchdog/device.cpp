@@ -1,4 +1,4 @@
-#include "device.h"
+#include "watchdog/device.h"
 
 #include "real_calls.h"
 

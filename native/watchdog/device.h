@@ -3,7 +3,7 @@
 #pragma once
 #include <cuda_runtime_api.h>
 
-#include "event.h"
+#include "watchdog/event.h"
 
 namespace jitckpt::watchdog {
 

@@ -1,4 +1,4 @@
-#include "event_pool.h"
+#include "watchdog/event_pool.h"
 
 #include "real_calls.h"
 

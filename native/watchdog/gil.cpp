@@ -1,4 +1,4 @@
-#include "gil.h"
+#include "watchdog/gil.h"
 
 #include <dirent.h>
 #include <signal.h>
@@ -13,7 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "threads.h"
+#include "watchdog/threads.h"
 
 namespace jitckpt::watchdog {
 namespace {

@@ -1,13 +1,13 @@
-#include "poller.h"
+#include "watchdog/poller.h"
 
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 
-#include "device.h"
-#include "futex.h"
-#include "own_thread.h"
+#include "watchdog/device.h"
+#include "watchdog/futex.h"
+#include "watchdog/own_thread.h"
 
 namespace jitckpt::watchdog {
 namespace {

@@ -13,13 +13,13 @@
 #include <thread>
 #include <vector>
 
-#include "awake_clock.h"
-#include "event_pool.h"
-#include "rest.h"
-#include "step_markers.h"
-#include "step_pace.h"
-#include "streams.h"
-#include "watch_list.h"
+#include "watchdog/awake_clock.h"
+#include "watchdog/event_pool.h"
+#include "watchdog/rest.h"
+#include "watchdog/step_markers.h"
+#include "watchdog/step_pace.h"
+#include "watchdog/streams.h"
+#include "watchdog/watch_list.h"
 
 namespace jitckpt::watchdog {
 

@@ -1,4 +1,4 @@
-#include "rest.h"
+#include "watchdog/rest.h"
 
 namespace jitckpt::watchdog {
 

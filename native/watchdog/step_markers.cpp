@@ -1,4 +1,4 @@
-#include "step_markers.h"
+#include "watchdog/step_markers.h"
 
 namespace jitckpt::watchdog {
 

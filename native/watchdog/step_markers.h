@@ -8,7 +8,7 @@
 #include <functional>
 #include <mutex>
 
-#include "event.h"
+#include "watchdog/event.h"
 
 namespace jitckpt::watchdog {
 

@@ -1,4 +1,4 @@
-#include "streams.h"
+#include "watchdog/streams.h"
 
 #include <algorithm>
 

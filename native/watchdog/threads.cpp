@@ -1,4 +1,4 @@
-#include "threads.h"
+#include "watchdog/threads.h"
 
 #include <sys/syscall.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-#include "watch_list.h"
+#include "watchdog/watch_list.h"
 
 #include <algorithm>
 #include <utility>

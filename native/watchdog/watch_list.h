@@ -18,7 +18,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "event.h"
+#include "watchdog/event.h"
 
 namespace jitckpt::watchdog {
 

@@ -19,13 +19,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from jitckpt.decisions.placement import Machine, place, ring_placement
 from jitckpt.planning import exact, flush
 from jitckpt.planning.cluster import EXAMPLE, Description, parse_description
 from jitckpt.planning.counting import recovery_probability, surviving_losses
 from jitckpt.planning.failures import exponential_failures
 from jitckpt.planning.flush import Flush
 from jitckpt.planning.pictures import draw_curves, new_figure, save_figure
-from jitckpt.planning.placement import Machine, place, ring_placement
 from jitckpt.planning.plan import analyse
 from jitckpt.planning.policies import parse_policy
 from jitckpt.planning.simulator import simulate

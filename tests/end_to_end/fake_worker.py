@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from jitckpt.system import lifeline
+from jitckpt.system import descriptors, lifeline
 from jitckpt.system.stacks import stack_writer
 from jitckpt.wire import protocol
 from jitckpt.wire.protocol import Message, Save
@@ -28,7 +28,7 @@ def say(message: Message) -> None:
 def register(shard: int = 0, shards: int = 1) -> None:
     directory = os.environ["JITCKPT_CHECKPOINT_DIR"]
     stacks = stack_writer()
-    lifeline.hold(int(os.environ[lifeline.DESCRIPTOR]))
+    lifeline.hold(int(os.environ[descriptors.LIFELINE]))
     say(
         protocol.Registered(
             RANK,

@@ -1,6 +1,7 @@
 """Trainings whose state is spread over ranks, run by test_shards.py under `jitckpt run`.
 
-usage: sharded_training.py FORM... [--unprotected] [--save-every N]
+usage: sharded_training.py FORM... [--unprotected] [--save-every N] [--pause SECONDS]
+                           [--dies-in STEP]
 
 Each rank prints a digest of what it holds in the end: parameters, optimizer state, random numbers.
 """
@@ -9,6 +10,8 @@ import argparse
 import hashlib
 import os
 import random
+import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -26,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import jitckpt
 
+PAUSE = 0.0  # seconds in each minibatch
 STEPS, BATCH, MICROBATCHES, INPUTS, OUTPUTS = 8, 8, 2, 8, 6
 
 
@@ -54,7 +58,9 @@ def mesh_of(**sizes: int) -> DeviceMesh:
 
 def simple(model: nn.Module, optimizer: torch.optim.Optimizer, data_index: int) -> Training:
     def backward(batch: Tensor, target: Tensor) -> None:
-        loss(model(batch), target).backward()
+        output = model(batch)
+        time.sleep(PAUSE)
+        loss(output, target).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
 
     return Training(model, [optimizer], backward, data_index)
@@ -67,6 +73,16 @@ def fsdp2() -> Training:
         if isinstance(layer, nn.Linear):
             fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
+    return simple(model, torch.optim.AdamW(model.parameters(), lr=0.01, amsgrad=True), dist.get_rank())
+
+
+def full() -> Training:
+    """As many shards as ranks: no replica anywhere."""
+    model = body()
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer)
+    fully_shard(model)
     return simple(model, torch.optim.AdamW(model.parameters(), lr=0.01, amsgrad=True), dist.get_rank())
 
 
@@ -158,7 +174,7 @@ def zero() -> Training:
     return simple(model, optimizer, dist.get_rank())
 
 
-FORMS = {one.__name__: one for one in (fsdp2, fsdp1, tensor, pipeline, three, zero)}
+FORMS = {one.__name__: one for one in (fsdp2, full, fsdp1, tensor, pipeline, three, zero)}
 
 
 class Batches:
@@ -217,8 +233,10 @@ def train(form: str, options: argparse.Namespace) -> None:
             save_every=options.save_every,
         )
         start = job.restore()
-    for _ in range(start, STEPS):
+    for step in range(start, STEPS):
         training.backward(*batches.next())
+        if (step + 1, rank) == (options.dies_in, 1):
+            os.kill(os.getpid(), signal.SIGKILL)
         for optimizer in training.optimizers:
             optimizer.step()
             optimizer.zero_grad()
@@ -233,7 +251,10 @@ def main() -> None:
     parser.add_argument("forms", nargs="+", choices=FORMS)
     parser.add_argument("--unprotected", action="store_true")
     parser.add_argument("--save-every", type=int)
+    parser.add_argument("--dies-in", type=int, metavar="STEP", help="rank 1 does, in each start")
+    parser.add_argument("--pause", type=float, default=PAUSE)
     options = parser.parse_args()
+    globals()["PAUSE"] = options.pause
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
     for form in options.forms:

@@ -17,7 +17,8 @@ import pytest
 from jitckpt import device
 from jitckpt.ring import local_state
 from jitckpt.saves import folders, layout
-from jitckpt.wire import descriptors, protocol
+from jitckpt.system import descriptors
+from jitckpt.wire import protocol
 from jitckpt.wire.protocol import Message
 
 TRAINING = Path(__file__).parent / "training.py"

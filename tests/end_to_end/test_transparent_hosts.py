@@ -90,3 +90,21 @@ def test_a_state_that_leaves_the_devices_leaves_those_of_all_hosts(
     ways = [event["ways"] for event in events if event["event"] == "recovery_planned"]
     assert ways[-1] == ["image", "image"]
     assert not [event for event in events if event["event"] in ("restart", "recovery_given_up")]
+
+
+def test_a_host_exchanges_its_broken_device_and_the_other_one_notices_a_pause(
+    launcher: Launcher, hosts: Namespaces
+) -> None:
+    """The first host's agent decides, but only the other one knows that it has another device."""
+    undisturbed = launcher.run(*JITCKPT_RUN, "--nproc-per-node", "2", *OPTIONS[:4], *TRAINING)
+    fault = ["--fault", "rank=1 step=8 phase=backward kind=device-lost-hard", "--broken-device", "exchange"]
+    options = ["--mode", "transparent", "--nproc-per-node", "1", *OPTIONS, *fault]
+    command = ["env", "OMP_NUM_THREADS=1", "SOFTGPU_DEVICES=2", *JITCKPT, "run", *MEET, *options, *TRAINING]
+    started = [launcher.start(*hosts.on(host), *command) for host in range(2)]
+    ended = [launcher.finish(process) for process in started]
+    assert [one.status for one in ended] == [0, 0], ended[0].err + ended[1].err
+    assert digests(ended[0].out) | digests(ended[1].out) == digests(undisturbed.out)
+    told = "device 0 of rank 1 is broken; the rank goes on with device 1."
+    assert [told in one.err for one in ended].count(True) == 1
+    events, _ = read_events(launcher.directory / "ckpt")
+    assert not [event for event in events if event["event"] == "restart"]

@@ -82,7 +82,9 @@ def test_failures_of_two_ranks(
     monkeypatch.setenv("SOFTGPU_DEVICES", "4")
     folder = tmp_path / "job"
     run = train(
-        *(folder, 2, *STEPS, *story.arguments),
+        folder,
+        2,
+        *(*STEPS, *story.arguments),
         options=story.options,
         faults=list(story.failures),
         hang_timeout=2,

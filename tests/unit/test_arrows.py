@@ -16,48 +16,65 @@ ROOT = Path(__file__).parents[2]
 
 # From the top of the house down. What has no room, such as errors.py, stands by itself.
 PYTHON = {
-    "cli": "rehearsal agent agent/processes worker/in_place worker/self_check doctor reports hosts saves "
-    "decisions events planning bindings encoding faults device console errors",
-    "rehearsal": "agent/proxies reports saves events faults errors",
-    "agent": "agent/proxies agent/processes ring hosts saves decisions events wire faults console errors "
-    "system",
-    "agent/proxies": "agent/processes hosts decisions/transparent decisions events wire _step_barrier system "
-    "agent/processes hosts decisions/transparent decisions events wire _step_barrier system",
-    "agent/processes": "worker wire console system",
+    "cli": "rehearsal agent doctor web reports planning agent/processes worker/in_place "
+    "worker/self_check events bindings faults device hosts saves decisions encoding "
+    "console wire errors",
+    "rehearsal": "reports agent/proxies events faults tiers saves wire errors",
+    "agent": "agent/migration agent/proxies agent/processes ring events bindings faults tiers "
+    "hosts saves decisions console system wire errors",
     "jitckpt": "worker worker/saving",  # the package's own names, imported when first asked for
-    "frameworks": "worker data encoding state console errors",
-    "worker": "worker/in_place worker/self_check worker/ends worker/saving ring hooks saves state data "
-    "events wire bindings encoding faults console errors system",
-    "worker/in_place": "worker/ends hooks state decisions/transparent wire bindings faults device "
-    "_seen errors",
-    "worker/self_check": "worker/saving state wire encoding",
-    "worker/ends": "ring wire errors",
-    "worker/saving": "ring saves state data wire bindings encoding console _seen errors system",
-    "ring": "hosts saves state bindings encoding errors",
-    "doctor": "hosts saves events device console",
-    "reports": "saves events planning console errors",
-    "hosts": "saves decisions console errors",
-    "hooks": "state _seen errors",
-    "saves": "state encoding console errors",
-    "state": "data encoding _seen errors",
+    "doctor": "events bindings device hosts saves console system",
+    "web": "reports console system wire errors",
+    "reports": "planning events tiers saves decisions console errors",
+    "planning": "decisions _algorithms",
+    "agent/migration": "agent/proxies agent/processes events bindings decisions console system errors",
+    "agent/proxies": "agent/processes decisions/transparent events hosts decisions system wire _step_barrier",
+    "agent/processes": "worker console system wire",
+    "frameworks": "worker state data encoding console wire errors",
+    "worker": "worker/in_place worker/self_check worker/ends worker/saving ring hooks events "
+    "bindings faults tiers saves state data encoding console system wire errors",
+    "worker/in_place": "worker/ends hooks decisions/transparent bindings faults device state system wire "
+    "errors _seen",
+    "worker/self_check": "worker/saving state encoding wire",
+    "worker/ends": "ring system wire errors",
+    "worker/saving": "ring bindings tiers saves state data encoding console system wire errors _seen",
+    "ring": "bindings hosts saves state encoding errors",
+    "hooks": "state errors _seen",
     "decisions/transparent": "wire errors",
-    "decisions": "wire errors",
-    "data": "encoding _seen errors",
     "events": "console system",
-    "planning": "_algorithms errors",
-    "wire": "errors system",
-    "bindings": "errors",
+    "bindings": "wire errors",
+    "faults": "system wire errors",
+    "device": "wire errors",
+    "tiers": "hosts saves encoding errors",
+    "hosts": "saves decisions console errors",
+    "saves": "state decisions encoding console errors",
+    "state": "data encoding wire errors _seen",
+    "decisions": "wire errors",
+    "data": "encoding errors _seen",
     "encoding": "errors",
-    "faults": "errors system",
-    "device": "errors",
     "console": "system",
+    "system": "wire errors",
+    "wire": "errors",
     "errors": "",
-    "system": "",
+}
+
+# The same for native/, from the quoted includes, which name the room; what is generated has none.
+NATIVE = {
+    "torch_memory": "proxy/client",
+    "proxy/client": "proxy proxy/transport ground",
+    "proxy/server": "proxy proxy/transport ground",
+    "proxy": "proxy/transport device_api",
+    "proxy/transport": "ground",
+    "interpose": "watchdog device_api",
+    "softgpu/aten": "softgpu",
+    "softgpu/host": "softgpu",
+    "softgpu/nccl": "softgpu/runtime",
+    "softgpu/runtime": "softgpu",
 }
 
 # A decision knows no process, no device and no clock.
 PURE = {"decisions", "decisions/transparent", "wire", "errors"}
-PURE_LIBRARIES = {"collections", "dataclasses", "enum", "math", "typing"}
+PURE_LIBRARIES = {"collections", "dataclasses", "enum", "functools", "heapq", "math", "re", "typing"}
 
 # What torch calls private and we can't do without; a new torch may take it away.
 RENDEZVOUS = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
@@ -168,6 +185,64 @@ def test_the_rooms_have_no_circle_and_the_table_is_in_their_order() -> None:
         if other in PYTHON and order.index(other) < order.index(room)
     ]
     assert upward == []
+
+
+def native_arrows(native: Path) -> dict[tuple[str, str], list[str]]:
+    """Return the arrows between the rooms of native/, without tests, benchmarks and fuzzers."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for file in sorted(native.rglob("*")):
+        inner = file.relative_to(native)
+        if file.suffix not in {".h", ".cpp"} or {"tests", "bench", "fuzz"} & {*inner.parts}:
+            continue
+        room = inner.parent.as_posix()
+        for name in re.findall(r'^#include "([^"]+)"', file.read_text(), re.MULTILINE):
+            other = Path(name).parent.as_posix()
+            if other not in (".", room):
+                found.setdefault((room, other), []).append(f"native/{inner} includes {name}")
+    return found
+
+
+def test_every_include_between_native_rooms_is_in_the_table() -> None:
+    used = native_arrows(ROOT / "native")
+    table = {(room, other) for room, others in NATIVE.items() for other in others.split()}
+    assert [line for arrow in set(used) - table for line in used[arrow]] == []
+    assert table - set(used) == set()
+    TopologicalSorter({room: others.split() for room, others in NATIVE.items()}).prepare()
+
+
+def test_an_include_names_its_room() -> None:
+    generated = {
+        "entry_points.cpp",
+        "environment_table.h",
+        "hand_written.h",
+        "proxy_by_hand.h",
+        "proxy_calls.h",
+        "proxy_services.h",
+        "real_calls.h",
+    }
+    nameless = [
+        f"{file.relative_to(ROOT)} includes {name}"
+        for file in (ROOT / "native").rglob("*")
+        if file.suffix in {".h", ".cpp"}
+        for name in re.findall(r'^#include "([^"]+)"', file.read_text(), re.MULTILINE)
+        if name not in generated and not (ROOT / "native" / name).is_file()
+    ]
+    assert nameless == []
+
+
+def test_a_planted_include_is_found(tmp_path: Path) -> None:
+    (tmp_path / "softgpu").mkdir()
+    (tmp_path / "softgpu" / "fault.h").write_text('#include "proxy/wire.h"\n')
+    assert native_arrows(tmp_path) == {("softgpu", "proxy"): ["native/softgpu/fault.h includes proxy/wire.h"]}
+
+
+def test_the_house_is_drawn_with_all_its_rooms() -> None:
+    text = (ROOT / "docs" / "how-it-works" / "architecture.md").read_text()
+    drawn = set(re.findall(r"^ +(\w+)/  ", text, re.MULTILINE))
+    rooms = {Path(room).name for room in packages(ROOT)} - {"transparent"}  # named in the line of decisions/
+    native = {file.parent.name for file in (ROOT / "native").glob("*/CMakeLists.txt")} - {"fuzz"}
+    assert (rooms | native) - drawn == set()
+    assert drawn - (rooms | native) == set()
 
 
 def test_few_modules_have_no_room() -> None:

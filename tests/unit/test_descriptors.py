@@ -1,5 +1,6 @@
 """Numbers of descriptors in the environment: only the agent's own are used, by one process of the rank."""
 
+import json
 import multiprocessing
 import os
 import socket
@@ -9,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from jitckpt.ring import local_state
+from jitckpt.system import descriptors
+from jitckpt.system.descriptors import AGENT, COPIES, LIFELINE, PROOF, STATE, Given, NotOursError
 from jitckpt.system.lifeline import Lifeline
-from jitckpt.wire import descriptors
-from jitckpt.wire.descriptors import AGENT, COPIES, LIFELINE, PROOF, STATE, Given, NotOursError
 
 Environment = dict[str, str]
 
@@ -23,7 +24,8 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[Environment]:
     lifeline, state = Lifeline(), local_state.create()
     numbers = {AGENT: theirs.fileno(), STATE: state, LIFELINE: lifeline.descriptor}
     variables = {name: str(number) for name, number in numbers.items()}
-    variables[PROOF] = descriptors.proof(3, numbers)
+    proof = json.loads(descriptors.proof(3, numbers))
+    variables[PROOF] = json.dumps(proof | {"agent": os.getppid()})  # here it would be the same process
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     yield variables
@@ -68,6 +70,28 @@ def test_memory_and_sockets_of_others_are_not_touched(environment: Environment) 
     with pytest.raises(NotOursError, match="is another file"):
         descriptors.given(environment | {AGENT: str(pair[0].fileno())})
     for end in pair:
+        end.close()
+
+
+def test_a_worker_that_was_made_anew_knows_its_new_files(environment: Environment, tmp_path: Path) -> None:
+    """CRIU restores it with other sockets of the same agent, and with memory of its own."""
+    told = json.loads(environment[PROOF])
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    lifeline = Lifeline()
+    changed = environment | {AGENT: str(theirs.fileno()), LIFELINE: str(lifeline.descriptor)}
+    with pytest.raises(NotOursError, match="is another file"):
+        descriptors.given(changed)
+    changed[PROOF] = json.dumps(told | {"agent": os.getpid()})
+    found = descriptors.given(changed)
+    assert found is not None
+    assert (found.agent, found.lifeline) == (theirs.fileno(), lifeline.descriptor)
+    with (tmp_path / "file").open("w") as file, pytest.raises(NotOursError, match="no memory of jitckpt's"):
+        descriptors.given(changed | {STATE: str(file.fileno())})
+    stream = socket.socketpair()
+    with pytest.raises(NotOursError, match="is another socket"):
+        descriptors.given(changed | {AGENT: str(stream[0].fileno())})
+    lifeline.close()
+    for end in (ours, theirs, *stream):
         end.close()
 
 

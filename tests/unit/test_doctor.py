@@ -119,8 +119,10 @@ def test_disk(changes: dict[str, object], found: list[str]) -> None:
 def test_memory_criu_and_clock() -> None:
     assert checks.check_memory(1 << 30).state == "warning"
     assert checks.check_memory(64 * GIB).state == "ok"
-    assert checks.check_criu("Version: 4.1").found.startswith("Version: 4.1;")
-    assert checks.check_criu(None).state == "ok"
+    row = checks.check_criu({"criu": "criu 4.2.1 (pycriu)", "seconds": 0.25})
+    assert row == Row("CRIU", "ok", "criu 4.2.1 (pycriu): a small process was dumped and restored in 0.2 s")
+    row = checks.check_criu({"criu": None, "error": "There is no criu on this machine: install it."})
+    assert row.found == "none: worker processes can't be moved. There is no criu on this machine: install it."
     assert [checks.check_clock(value).state for value in (True, False, None)] == ["ok", "warning", "warning"]
 
 

@@ -12,7 +12,8 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 
 from jitckpt.errors import CheckpointError, HostsError, RehearsedFailure, SaveError, TreeError
 from jitckpt.ring import local_state
-from jitckpt.wire import descriptors, protocol
+from jitckpt.system import descriptors
+from jitckpt.wire import protocol
 from jitckpt.worker.ends.mistakes import may_pass, refusal
 
 PROLOGUE = """

@@ -15,6 +15,7 @@ import pytest
 from transparent_proxies import Proxy
 
 from jitckpt.agent.proxies.control import ControlSocket, Proxies
+from jitckpt.agent.proxies.exchange import Settings
 from jitckpt.events import EventLog
 from jitckpt.hosts.connections import Arrived
 from jitckpt.wire import proxy_messages
@@ -24,14 +25,20 @@ from jitckpt.wire.proxy_messages import Hello, decode, encode
 class Host:
     """An agent's proxies, and clients that connect to them. sent: what is on its way to other hosts."""
 
-    def __init__(self, ranks: dict[int, int], others: Any = None) -> None:
+    def __init__(self, ranks: dict[int, int], others: Any = None, exchange: Settings | None = None) -> None:
         self.control = ControlSocket()
         self.path = self.control.path
         self.log = EventLog()
         self.said: list[str] = []
         self.sent: list[tuple[int, dict[str, Any], bytes]] = []
         self.proxies = Proxies(
-            self.control, ranks, self.log, say=self.said.append, deadline=60.0, hosts=others and others(self)
+            self.control,
+            ranks,
+            self.log,
+            say=self.said.append,
+            deadline=60.0,
+            hosts=others and others(self),
+            exchange=exchange,
         )
         self.selector = selectors.DefaultSelector()
         self.proxies.watch(self.selector)
@@ -188,25 +195,27 @@ class Cable:
         self._host.sent.append((host, header, data))
 
 
+def run_together(hosts: list[Host], proxies: list[Proxy]) -> None:
+    """Let the hosts hear each other, and their proxies do what they are told, until nothing is left."""
+    while any(host.sent for host in hosts):
+        for index, host in enumerate(hosts):
+            sent, host.sent = host.sent, []
+            for to, header, data in sent:
+                hosts[to].proxies.hear_host(Arrived(index, header, data))
+        for host, proxy in zip(hosts, proxies, strict=True):
+            if host.clients[proxy.rank].fileno() >= 0:
+                play(host, [proxy])
+
+
 def test_two_hosts_agree_through_the_first() -> None:
     hosts = [Host({rank: os.getsid(0)}, lambda host, rank=rank: Cable(rank, host)) for rank in (0, 1)]
     proxies = [Proxy(0, 2), Proxy(1, 2)]
-
-    def exchange() -> None:
-        while any(host.sent for host in hosts):
-            for index, host in enumerate(hosts):
-                sent, host.sent = host.sent, []
-                for to, header, data in sent:
-                    hosts[to].proxies.hear_host(Arrived(index, header, data))
-            for host, proxy in zip(hosts, proxies, strict=True):
-                if host.clients[proxy.rank].fileno() >= 0:
-                    play(host, [proxy])
 
     for host, proxy in zip(hosts, proxies, strict=True):
         host.clients[proxy.rank] = host.connect(encode(proxy.hello()))
     hosts[1].clients[1].send(encode(proxies[1].alarm()))
     hosts[1].listen()
-    exchange()
+    run_together(hosts, proxies)
     assert [(proxy.state, proxy.held, proxy.server) for proxy in proxies] == [(7, False, 0)] * 2
     assert "recovered" in hosts[0].events()
     assert hosts[1].proxies.next_look is None
@@ -218,11 +227,50 @@ def test_two_hosts_agree_through_the_first() -> None:
     hosts[1].clients[1].close()
     hosts[1].listen()
     assert hosts[1].sent == [(0, {"proxy": 1, "gone": "its device proxy has hung up"}, b"")]
-    exchange()
+    run_together(hosts, proxies)
     hosts[0].clients[0].send(encode(proxies[0].alarm()))
     hosts[0].listen()
     play(hosts[0], proxies[:1])
     assert "rank 1 is gone: its device proxy has hung up" in proxies[0].given_up
+    for host in hosts:
+        host.close()
+
+
+@pytest.mark.parametrize("free", [True, False])
+@pytest.mark.parametrize("leads", [True, False])
+def test_a_rank_has_another_device_before_its_error_is_delivered(leads: bool, free: bool) -> None:
+    """Its calls fail with the new server as before. Nobody but its own host knows which devices there are."""
+    rank = 0 if leads else 1
+    proxies = [Proxy(0, 2), Proxy(1, 2)]
+    moved = []
+
+    def move(rank: int) -> None:  # as another device: the calls do not fail there
+        moved.append(rank)
+        proxies[rank].failing = None
+
+    exchange = Settings(("0", "1") if free else ("0",), {}, move)
+    hosts = [
+        Host({own: os.getsid(0)}, lambda host, own=own: Cable(own, host), exchange if own == rank else None)
+        for own in (0, 1)
+    ]
+    for host, proxy in zip(hosts, proxies, strict=True):
+        host.clients[proxy.rank] = host.connect(encode(proxy.hello()))
+    run_together(hosts, proxies)
+    lost = (40, "CUDA error 999: unknown error")
+    proxies[rank].failing = lost
+    hosts[rank].clients[rank].send(encode(proxies[rank].alarm(*lost)))
+    hosts[rank].listen()
+    run_together(hosts, proxies)
+    assert [(proxy.state, proxy.held) for proxy in proxies] == [(7, False)] * 2
+    assert proxies[rank].got_error is not free
+    assert moved == ([rank] if free else [])
+    said = f"device 0 of rank {rank} is broken"
+    told = (
+        f"{said}; the rank goes on with device 1."
+        if free
+        else f"{said}: it fails with a new server, too. No other device of this host is free."
+    )
+    assert told in hosts[rank].said
     for host in hosts:
         host.close()
 

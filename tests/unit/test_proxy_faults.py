@@ -16,7 +16,8 @@ from torch import nn
 
 from jitckpt.faults.injection import FaultError, parse_fault, to_environment
 from jitckpt.ring import local_state
-from jitckpt.wire import descriptors, protocol
+from jitckpt.system import descriptors
+from jitckpt.wire import protocol
 from jitckpt.worker.in_place import proxy_faults
 from jitckpt.worker.in_place.proxy_faults import Server
 

@@ -10,13 +10,13 @@ from jitckpt.cli import run
 from jitckpt.doctor import checks
 from jitckpt.encoding import tensor_file
 from jitckpt.wire import protocol
+from jitckpt.wire.environment import SELF_CHECK
 from jitckpt.worker import job
 from jitckpt.worker.self_check import checker
 from jitckpt.worker.self_check.comparison import (
     FULL_SELF_CHECK,
     NO_SELF_CHECK,
     SAMPLED_SELF_CHECK,
-    SELF_CHECK,
 )
 
 TENSORS = {
@@ -59,18 +59,18 @@ def test_a_file_that_loses_something_is_named(monkeypatch: pytest.MonkeyPatch) -
 def test_the_script_decides_before_the_environment(
     given: bool | None, variable: str | None, wanted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(SELF_CHECK, raising=False)
+    monkeypatch.delenv(SELF_CHECK.name, raising=False)
     if variable is not None:
-        monkeypatch.setenv(SELF_CHECK, variable)
+        monkeypatch.setenv(SELF_CHECK.name, variable)
     assert job._self_check(given) == wanted
 
 
 def test_the_launchers_option_decides_before_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(SELF_CHECK, raising=False)
+    monkeypatch.delenv(SELF_CHECK.name, raising=False)
     assert run._self_check(None) == {}
-    assert run._self_check(True) == {SELF_CHECK: SAMPLED_SELF_CHECK}
-    assert run._self_check(False) == {SELF_CHECK: NO_SELF_CHECK}
-    monkeypatch.setenv(SELF_CHECK, FULL_SELF_CHECK)
+    assert run._self_check(True) == {SELF_CHECK.name: SAMPLED_SELF_CHECK}
+    assert run._self_check(False) == {SELF_CHECK.name: NO_SELF_CHECK}
+    monkeypatch.setenv(SELF_CHECK.name, FULL_SELF_CHECK)
     assert run._self_check(True) == {}, "a rehearsal has asked for all of it"
 
 

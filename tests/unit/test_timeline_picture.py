@@ -146,3 +146,15 @@ def test_without_a_failure_there_is_nothing_to_draw(
     (tmp_path / FILE_NAME).write_text(json.dumps(event("job_started", 0.0)) + "\n")
     assert main(["timeline", "--plot", str(tmp_path / "p.png"), str(tmp_path)]) == 2
     assert "there is no recovery to draw" in capsys.readouterr().err
+
+
+def test_the_hang_of_an_earlier_start_is_not_this_failures_beginning() -> None:
+    hung = [
+        event("hang", 3.0, seconds=2.0, rank=0),
+        event("detected", 3.0, cause="hang", text="a hang", first=True),
+        event("restart", 4.0, 1),
+    ]
+    later = [{**one, "restart": one["restart"] + 1} for one in killed()[1:]]
+    second = recoveries([event("job_started", 0.0), *hung, *later])[1]
+    agent = second.lanes[0]
+    assert agent.phases[0] == Phase("detect", -0.5, 0.0)  # since the fault of this start

@@ -146,6 +146,8 @@ def test_after_the_training_a_failure_costs_nothing_but_the_exit_status() -> Non
     run = replace(GOOD, status=1, events=(*EVENTS[:3], *finished, EVENTS[3]))
     assert judge(TRIAL, run, GOOD).reason == ""
     assert "differ" in judge(TRIAL, replace(run, final=final_of(1, digests={})), GOOD).reason
+    heard_late = replace(run, events=(*EVENTS[:3], finished[0], EVENTS[3], finished[1]))
+    assert judge(TRIAL, heard_late, GOOD).reason == "", "a death may be heard before the last words"
     one = replace(run, events=(*EVENTS[:3], finished[0], EVENTS[3]))
     assert "ended with status 1" in judge(TRIAL, one, GOOD).reason
 

@@ -10,9 +10,10 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jitckpt.console import say
 from jitckpt.system import process_tree
@@ -126,6 +127,14 @@ class Children:
             if self._known.pop(pid, None) is not None:
                 self._tell({"forget": pid})
 
+    def note_locks(self, known: Sequence[str] | None) -> None:
+        """CRIU is about to lock connections of a worker; these locks are there already. None: it has ended.
+
+        Should the agent be killed meanwhile, its guardian takes them away.
+        """
+        with _lock:
+            self._tell({"locks": None if known is None else [*known]})
+
     def kill_guardian(self) -> None:
         """For rehearsed failures: it is replaced within a second."""
         self._guardian.kill()
@@ -145,8 +154,9 @@ class Children:
         self._reaper.join()
         _of_spares.clear()
         self.end_all()
-        self._socket.close()
+        # In this order: whoever guards takes the end of the socket for the agent's, and cleans up behind it.
         self._end_guardian()
+        self._socket.close()
 
     # The guardian.
 
@@ -193,7 +203,7 @@ class Children:
         self._guardian.wait()
         waited_for(self._guardian.pid)
 
-    def _tell(self, message: dict[str, int | bool], descriptor: int | None = None) -> None:
+    def _tell(self, message: dict[str, Any], descriptor: int | None = None) -> None:
         rights = [] if descriptor is None else [array.array("i", [descriptor]).tobytes()]
         try:
             self._socket.sendmsg(

@@ -18,9 +18,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from jitckpt.system import process_tree
+from jitckpt.system import network_lock, process_tree
 
-MAX_BYTES = 256
+MAX_BYTES = 1 << 16
 
 
 @dataclass
@@ -36,12 +36,17 @@ def remove_if_empty(folder: str) -> None:
     """Remove a folder with the folders in it, unless there is a file anywhere."""
     if not any(files for _, _, files in os.walk(folder)):
         for path, _, _ in os.walk(folder, topdown=False):
-            os.rmdir(path)
+            with contextlib.suppress(FileNotFoundError):  # another may clean up, too
+                os.rmdir(path)
 
 
-def listen(agent: socket.socket) -> dict[int, Guarded]:
-    """Hear of workers until the agent has died; return those that it had last."""
+def listen(agent: socket.socket) -> tuple[dict[int, Guarded], set[str] | None]:
+    """Hear of workers until the agent has died; return those that it had last.
+
+    And the locks of connections that were there before one of them was dumped; None: none was being moved.
+    """
     guarded: dict[int, Guarded] = {}
+    locks: set[str] | None = None
     room = socket.CMSG_SPACE(array.array("i").itemsize)
     while True:
         try:
@@ -49,7 +54,7 @@ def listen(agent: socket.socket) -> dict[int, Guarded]:
         except ConnectionError:
             data, ancillary = b"", []
         if not data:
-            return guarded
+            return guarded, locks
         given = array.array("i")
         for _, _, content in ancillary:
             given.frombytes(content)
@@ -61,6 +66,10 @@ def listen(agent: socket.socket) -> dict[int, Guarded]:
                 guarded[pid].registered = True
             case {"forget": int(pid)} if pid in guarded:
                 os.close(guarded.pop(pid).pidfd)
+            case {"locks": list(names)}:
+                locks = set(names)
+            case {"locks": None}:
+                locks = None
 
 
 def has_ended(worker: Guarded) -> bool:
@@ -73,7 +82,8 @@ def main() -> None:
             number, signal.SIG_IGN
         )  # sent to all processes of the job; the agent decides about them
     seconds_to_save, temporary, mark = float(sys.argv[1]), sys.argv[2], sys.argv[3]
-    guarded = list(listen(socket.socket(fileno=0)).values())
+    workers, locks = listen(socket.socket(fileno=0))
+    guarded = list(workers.values())
     deadline = time.monotonic() + seconds_to_save
     alive = [worker for worker in guarded if not has_ended(worker)]
     unregistered = {worker.pid for worker in alive if not worker.registered}
@@ -92,6 +102,8 @@ def main() -> None:
             left -= 1
     sessions = {worker.pid for worker in alive}
     process_tree.end(lambda: process_tree.of_job(mark, sessions))
+    if locks is not None:
+        network_lock.unlock(network_lock.tables() - locks)
     if temporary:
         with contextlib.suppress(OSError):
             remove_if_empty(temporary)

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from jitckpt.agent.processes.children import Children, starting, waited_for
 from jitckpt.agent.processes.spare_template import ForkedProcess, Spare
-from jitckpt.system import descriptor_limit, process_tree
+from jitckpt.system import descriptor_limit, descriptors, network_lock, process_tree
 from jitckpt.system.lifeline import Lifeline
-from jitckpt.wire import descriptors, protocol
+from jitckpt.wire import protocol
 from jitckpt.wire.protocol import Message, ProtocolError
 
 PF_EXITING = 4  # of a task's flags in /proc/PID/stat, see proc(5)
@@ -38,12 +38,14 @@ class Worker:
         stderr: str | None,
         warm: Spare | None = None,
         is_copied: bool = False,
+        memory_fd: int | None = None,
         children: Children | None = None,
     ) -> None:
         """Start `command`; stdout and stderr are files to write to, empty or None for the agent's own.
 
         ring_fd: a memfd, which this object closes in the end. warm: a spare that runs the command instead of
-        a new process. is_copied: another host keeps a copy of the ring. children: among which it is guarded
+        a new process. is_copied: another host keeps a copy of the ring. memory_fd: the memory tier's,
+        which stays the caller's. children: among which it is guarded
         from its first moment on. Raises OSError if there is no such program, or the spare has died.
         """
         self.rank = rank
@@ -64,6 +66,8 @@ class Worker:
             self.copies.setblocking(False)
             given.append(asked)
             numbers[descriptors.COPIES] = asked.fileno()
+        if memory_fd is not None:
+            numbers[descriptors.MEMORY] = memory_fd
         environment = {**environment, descriptors.PROOF: descriptors.proof(rank, numbers)}
         self._process: subprocess.Popen[bytes] | ForkedProcess
         try:
@@ -93,6 +97,7 @@ class Worker:
                 if file is not None:
                     file.close()
         self.pid = self._process.pid
+        self._is_lost = False
         self._hold()
         self._children = children
         if children is not None:
@@ -102,9 +107,7 @@ class Worker:
         """Have what tells of the process, and reaches it, whoever gets its number later. Raises OSError."""
         descriptor_limit.give_back(self.pid)
         try:
-            self.pidfd = os.pidfd_open(self.pid)
-            # Kept open: when it is read the agent may have no descriptor left.
-            self._stat = os.open(f"/proc/{self.pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+            self._open()
         except OSError:
             os.killpg(self.pid, signal.SIGKILL)
             self._process.wait()
@@ -113,6 +116,50 @@ class Worker:
             self.lifeline.close()
             os.close(self.ring_fd)
             raise
+
+    def _open(self) -> None:
+        self.pidfd = os.pidfd_open(self.pid)
+        # Kept open: when it is read the agent may have no descriptor left.
+        self._stat = os.open(f"/proc/{self.pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+
+    def made_again(self, own: socket.socket, lifeline: Lifeline) -> None:
+        """The process was ended and waited for, and made again with its number as a child of this one.
+
+        own: the agent's end of the new socket to it. Raises OSError.
+        """
+        before = self.socket, self.lifeline, self.pidfd, self._stat
+        self._open()
+        self.socket, self.lifeline = own, lifeline
+        own.setblocking(False)
+        if self._children is not None:
+            self._children.forget(self.pid)
+            self._children.guard(self.pid, self.pidfd)
+            if lifeline.is_watched:
+                self._children.note_registered(self.pid)
+        before[0].close()
+        before[1].close()
+        os.close(before[2])
+        os.close(before[3])
+
+    @property
+    def mark(self) -> Mapping[str, str]:
+        """The variable by which whatever is started for this worker is found when all is to end."""
+        return {} if self._children is None else {process_tree.MARK: self._children.mark}
+
+    @contextlib.contextmanager
+    def being_made_again(self) -> Iterator[None]:
+        """See to it that no lock of CRIU's stays, should this process be killed in here."""
+        if self._children is not None:
+            self._children.note_locks(sorted(network_lock.tables()))
+        try:
+            yield
+        finally:
+            if self._children is not None:
+                self._children.note_locks(None)
+
+    def not_made_again(self) -> None:
+        """The process was ended and waited for, and could not be made again: it counts as killed."""
+        self._is_lost = True
 
     def send(self, message: Message) -> str | None:
         """Send an order; return why it could not be sent, or None. Never blocks."""
@@ -161,6 +208,8 @@ class Worker:
 
         SIGKILL is for the worker alone: what cleans up behind the others must outlive them.
         """
+        if self._is_lost:
+            return
         try:
             if signum != signal.SIGKILL:
                 os.killpg(self.pid, signum)
@@ -174,13 +223,14 @@ class Worker:
 
         What has gone to other sessions is ended with the job's start (children.Children).
         """
-        os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
+        if not self._is_lost:
+            os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
         with contextlib.suppress(OSError):  # no descriptor left to look: they end with the job's start
             for process in process_tree.everybody():
                 left = process.session == self.pid and process.pid != self.pid and not process.dead
                 if left and not process_tree.is_tidier(process.pid):
                     process_tree.kill(process.pid)
-        status = self._process.wait()
+        status = -signal.SIGKILL if self._is_lost else self._process.wait()
         waited_for(self.pid)
         if self._children is not None:
             self._children.forget(self.pid)

@@ -108,6 +108,10 @@ class Agreement:
         self._coordinator = self._coordinator.lose(rank, why)
         self._agree(now)
 
+    def forget_failure(self, rank: int) -> None:
+        """A rank gets another device: if its calls fail as before, that is for the first time there."""
+        self._ranks[rank].failure = None
+
     def can_restart(self) -> None:
         """All ranks have registered how to save and restore, which helps where there is no recovery."""
         self._coordinator = replace(self._coordinator, restorable=True)

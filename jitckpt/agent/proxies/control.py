@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jitckpt.agent.proxies import servers
 from jitckpt.agent.proxies.agreement import Agreement
+from jitckpt.agent.proxies.exchange import Exchange
+from jitckpt.agent.proxies.exchange import Settings as ExchangeSettings
 from jitckpt.agent.proxies.servers import Servers, peer_of, session_of
 from jitckpt.agent.proxies.state_transfer import Transfers
 from jitckpt.agent.proxies.step_barrier import Messenger
@@ -25,11 +26,13 @@ from jitckpt.hosts.connections import Arrived, Hosts
 from jitckpt.system.door import Door
 from jitckpt.wire import proxy_messages
 from jitckpt.wire.communicators import FOREVER
+from jitckpt.wire.environment import PROXY_CONTROL, PROXY_SERVERS
 from jitckpt.wire.proxy_messages import FromProxy, MessageError, ToProxy
 
-VARIABLE = "JITCKPT_PROXY_CONTROL"  # the socket's path, in the workers
 LONGEST_PATH = 107  # bytes, of a socket
 MOST_STRANGERS = 64  # that have connected and not said who they are
+# Events by which the trainings are under way: what a worker has to its first step it has by then.
+CHECKED_AFTER = ("validated", "state_stays", "state_in_images")
 LEADER = 0  # the host whose agent does the agreeing
 
 
@@ -53,7 +56,7 @@ class ControlSocket:
     @property
     def variables(self) -> dict[str, str]:
         """What the workers' environment needs."""
-        return {VARIABLE: str(self.path), servers.VARIABLE: str(self.servers_path)}
+        return PROXY_CONTROL.to(str(self.path)) | PROXY_SERVERS.to(str(self.servers_path))
 
 
 def _listening(path: Path) -> socket.socket:
@@ -82,7 +85,12 @@ class _Connection:
 
 
 class Proxies:
-    """The device proxies of one start of the workers. Used by the supervisor's thread alone."""
+    """The device proxies of one start of the workers. Used by the supervisor's thread alone.
+
+    selector: once `watch` was called, that of whoever waits for what comes from the workers.
+    """
+
+    selector: selectors.BaseSelector
 
     def __init__(
         self,
@@ -95,14 +103,17 @@ class Proxies:
         hosts: Hosts | None = None,
         messenger: Messenger | None = None,
         transfers: Transfers | None = None,
+        exchange: ExchangeSettings | None = None,
     ) -> None:
         """sessions: of each rank here the session that its worker leads. say: tells the user a sentence.
 
         deadline: seconds for each order of a recovery. messenger, transfers: of several hosts whose
-        ranks' states stay.
+        ranks' states stay. exchange: how, if ranks get other devices in the place of broken ones.
         """
         self._control, self._sessions, self._log, self._say = control, dict(sessions), log, say
-        self._servers = Servers(control.servers, sessions, log)
+        self._exchange = None if exchange is None else Exchange(exchange, list(sessions), log, say)
+        variables = {} if self._exchange is None else {"variables": self._exchange.variables}
+        self._servers = Servers(control.servers, sessions, log, **variables)
         self._hosts, self._messenger, self._transfers = hosts, messenger, transfers
         self._connections: dict[int, _Connection] = {}  # by rank
         self._open: list[_Connection] = []  # those of strangers too
@@ -112,6 +123,7 @@ class Proxies:
         leads = hosts is None or hosts.index == LEADER
         self._agreement = Agreement(ranks, deadline, self._tell, self._note) if leads else None
         self.recovers = True  # until that is given up
+        self._checked = False  # whether this host's workers could be moved
         self._left_out = False  # whether it was said that a validation was
         self.stragglers: set[int] = set()  # ranks that have let others wait for long
 
@@ -124,7 +136,7 @@ class Proxies:
 
     def watch(self, selector: selectors.BaseSelector) -> None:
         """Have the selector's owner call what it finds as data when something comes."""
-        self._selector = selector
+        self.selector = selector
         self._door = Door(self._control.socket, selector, self._accept)
         self._servers.watch(selector)
         if self._transfers is not None:
@@ -145,6 +157,37 @@ class Proxies:
         self._servers.look()
         if self._agreement is not None:
             self._agreement.look(time.monotonic())
+
+    def break_device(self, rank: int) -> None:
+        """A rank's device is lost for good, in a rehearsal: every server from now on finds it so."""
+        if self._exchange is not None:
+            self._exchange.rehearse(rank)
+            self._servers.end_spare(rank)  # which does not know it
+
+    def sockets(self, rank: int) -> dict[str, socket.socket]:
+        """Return the agent's ends of the sockets to a rank's device proxy, with what each is for."""
+        asked = self._servers.sockets(rank)
+        found = {f"servers {number}": one for number, one in enumerate(asked)}
+        if rank in self._connections:
+            found["control"] = self._connections[rank].socket
+        return found
+
+    def server_processes(self, rank: int) -> set[int]:
+        """Return the servers of a rank."""
+        return self._servers.processes(rank)
+
+    def replace(self, rank: int, before: socket.socket, now: socket.socket) -> None:
+        """A rank's worker was made again, with another socket in the place of one of `sockets`."""
+        connection = self._connections.get(rank)
+        if connection is not None and connection.socket is before:
+            connection.socket = now
+        else:
+            self._servers.replace(before, now)
+
+    @property
+    def broken_devices(self) -> frozenset[str]:
+        """This host's devices that no new server cures."""
+        return frozenset() if self._exchange is None else self._exchange.broken
 
     def can_restart(self) -> None:
         """Take note that all ranks have registered how to save and restore."""
@@ -169,6 +212,8 @@ class Proxies:
             case {"proxy": int(rank), "gone": str(why)} if self._agreement is not None:
                 self._agreement.leave(rank, why, time.monotonic())
             case {"proxy": int(rank)} if self._agreement is not None:
+                if arrived.header.get("new_device"):
+                    self._agreement.forget_failure(rank)
                 self._hear(rank, arrived.data)
             case {"proxy": int(rank)}:
                 self._give(rank, arrived.data)
@@ -189,7 +234,7 @@ class Proxies:
             self._hang_up(strangers[0])  # who has had the longest time to say who it is
         connection = _Connection(accepted)
         self._open.append(connection)
-        self._selector.register(connection.socket, selectors.EVENT_READ, lambda: self._receive(connection))
+        self.selector.register(connection.socket, selectors.EVENT_READ, lambda: self._receive(connection))
 
     def _receive(self, connection: _Connection) -> None:
         while True:
@@ -232,7 +277,7 @@ class Proxies:
         return hello.rank
 
     def _hang_up(self, connection: _Connection) -> None:
-        self._selector.unregister(connection.socket)
+        self.selector.unregister(connection.socket)
         self._open.remove(connection)
         connection.socket.close()
         if connection.rank is not None:
@@ -244,16 +289,21 @@ class Proxies:
                 self._to_leader({"proxy": connection.rank, "gone": why})
 
     def _pass_on(self, rank: int, data: bytes) -> None:
-        if self._transfers is not None:
-            match proxy_messages.decode(data):
-                case proxy_messages.Ids(recovery, copy=(copy,)):
-                    self._transfers.offer(recovery, copy)
-                case proxy_messages.Done():
-                    self._transfers.end(rank)
-        if self._agreement is not None:
-            self._hear(rank, data)
-        else:
-            self._to_leader({"proxy": rank}, data)
+        header: dict[str, Any] = {"proxy": rank}
+        match proxy_messages.decode(data):
+            case proxy_messages.Ids(recovery, copy=(copy,)) if self._transfers is not None:
+                self._transfers.offer(recovery, copy)
+            case proxy_messages.Done() if self._transfers is not None:
+                self._transfers.end(rank)
+            case proxy_messages.Stopped() as stopped if self._exchange is not None:
+                if self._exchange.hear(rank, stopped):
+                    header["new_device"] = True
+        if self._agreement is None:
+            self._to_leader(header, data)
+            return
+        if "new_device" in header:
+            self._agreement.forget_failure(rank)
+        self._hear(rank, data)
 
     def _hear(self, rank: int, data: bytes) -> None:
         assert self._agreement is not None
@@ -287,6 +337,11 @@ class Proxies:
                     return
                 case proxy_messages.Stop() | proxy_messages.GiveUp():
                     self._transfers.break_off(rank)
+        exchange = self._exchange
+        restarts = isinstance(proxy_messages.decode(data), proxy_messages.Restart)
+        if restarts and exchange is not None and exchange.is_due(rank):
+            self._servers.end_now(rank)
+            exchange.carry_out(rank)
         self._send(rank, data)
 
     def _go_on(self) -> None:
@@ -306,6 +361,9 @@ class Proxies:
 
     def _note(self, event: str, **details: object) -> None:
         self._log.write(event, **details)
+        if event in CHECKED_AFTER and self._exchange is not None and not self._checked:
+            self._checked = True
+            self._exchange.check()
         match event:
             case "device_alarm":
                 self._alarm = f"{details['text']} (rank {details['rank']})"

@@ -14,8 +14,9 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from jitckpt.agent.processes import children
@@ -23,7 +24,6 @@ from jitckpt.events import EventLog
 from jitckpt.system import descriptor_limit
 from jitckpt.system.door import Door
 
-VARIABLE = "JITCKPT_PROXY_SERVERS"  # the socket's path, in the workers
 MAX_BYTES = 8192  # of a question
 MAX_ANSWER = 4096
 MOST_ASKERS = 32  # of one rank
@@ -55,9 +55,18 @@ class _Asker:
 class Servers:
     """Those of one start of this host's workers. Used by the supervisor's thread alone."""
 
-    def __init__(self, listener: socket.socket, sessions: Mapping[int, int], log: EventLog) -> None:
-        """listener: where the workers connect. sessions: of each rank here the one that its worker leads."""
-        self._listener, self._log = listener, log
+    def __init__(
+        self,
+        listener: socket.socket,
+        sessions: Mapping[int, int],
+        log: EventLog,
+        variables: Callable[[int, Mapping[str, str]], Mapping[str, str]] = lambda rank, environment: {},
+    ) -> None:
+        """listener: where the workers connect. sessions: of each rank here the one that its worker leads.
+
+        variables: what the environment of a rank's server has beside, or in the place of, its worker's.
+        """
+        self._listener, self._log, self._variables = listener, log, variables
         self._ranks = {session: rank for rank, session in sessions.items()}
         self._askers: list[_Asker] = []
 
@@ -84,6 +93,35 @@ class Servers:
         for asker in self._askers:
             if asker.rank == rank:
                 _kill(asker)
+
+    def end_now(self, rank: int) -> None:
+        """End those of a rank, and wait for that."""
+        self.end(rank)
+        for asker in self._askers:
+            for server in asker.servers.values():
+                if asker.rank == rank and not server.end and _wait(server, ENDING_SECONDS):
+                    self._note_end(asker, server)
+
+    def sockets(self, rank: int) -> list[socket.socket]:
+        """Return the agent's ends of the sockets over which a rank's worker asks for servers."""
+        return [one.socket for one in self._askers if one.rank == rank and one.socket.fileno() >= 0]
+
+    def processes(self, rank: int) -> set[int]:
+        """Return a rank's servers that live."""
+        mine = (server for one in self._askers if one.rank == rank for server in one.servers.values())
+        return {server.process for server in mine if not server.end}
+
+    def replace(self, before: socket.socket, now: socket.socket) -> None:
+        """A worker was made again: it asks over another socket, whose end is `now`."""
+        asker = next(one for one in self._askers if one.socket is before)
+        asker.socket = now
+
+    def end_spare(self, rank: int) -> None:
+        """End the one that waits to take the place of the rank's server: the newest, where there are two."""
+        for asker in self._askers:
+            living = [server for server in asker.servers.values() if not server.end]
+            if asker.rank == rank and len(living) > 1:
+                signal.pidfd_send_signal(living[-1].file, signal.SIGKILL)
 
     def close(self) -> None:
         """End all that there are, and wait for that; the selector may be closed by then."""
@@ -139,7 +177,9 @@ class Servers:
         match question.split(b" ", 1):
             case [b"start", path] if len(files) == _FILES:
                 try:
-                    server = _start(os.fsdecode(path), asker.process, files)
+                    server = _start(
+                        os.fsdecode(path), asker.process, files, partial(self._variables, asker.rank)
+                    )
                 except (OSError, ValueError) as error:
                     return getattr(error, "strerror", None) or str(error), []
                 asker.servers[server.process] = server
@@ -156,9 +196,12 @@ class Servers:
 
     def _has_ended(self, asker: _Asker, server: _Server) -> None:
         if not server.end and _wait(server, 0):
-            self._selector.unregister(server.file)
-            os.close(server.file)
-            self._log.write("server_ended", rank=asker.rank, pid=server.process, how=server.end)
+            self._note_end(asker, server)
+
+    def _note_end(self, asker: _Asker, server: _Server) -> None:
+        self._selector.unregister(server.file)
+        os.close(server.file)
+        self._log.write("server_ended", rank=asker.rank, pid=server.process, how=server.end)
 
 
 def _kill(asker: _Asker) -> None:
@@ -212,11 +255,14 @@ def _received(connection: socket.socket) -> Iterator[tuple[bytes, list[int]]]:
             os.close(file)
 
 
-def _start(path: str, client: int, files: list[int]) -> _Server:
-    """Start a server for that process with its files. Raises OSError or ValueError."""
+def _start(
+    path: str, client: int, files: list[int], more: Callable[[Mapping[str, str]], Mapping[str, str]]
+) -> _Server:
+    """Start a server for that process with its files, and `more` variables. Raises OSError or ValueError."""
     *theirs, variables = files
-    lines = os.pread(variables, os.fstat(variables).st_size, 0).split(b"\0")
-    environment = {name: value for name, _, value in (line.partition(b"=") for line in lines) if name}
+    lines = os.fsdecode(os.pread(variables, os.fstat(variables).st_size, 0)).split("\0")
+    environment = {name: value for name, _, value in (line.partition("=") for line in lines) if name}
+    environment |= more(environment)
     with contextlib.ExitStack() as copies:
         actions: list[tuple[Any, ...]] = [(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)]
         for place, file in enumerate(theirs, 1):

@@ -16,7 +16,6 @@ from jitckpt._step_barrier import MAGIC, STEP_BITS, Memory
 from jitckpt.decisions.step_tree import Come, Place
 from jitckpt.hosts.connections import Arrived, Hosts
 
-VARIABLE = "JITCKPT_PROXY_TOGETHER"  # in a worker: the file's path and, behind #, which of its ranks it is
 HEADER = "step_barrier"  # of a message between agents
 HEAD_BYTES = 4096
 RANK_BYTES = 64
@@ -24,24 +23,22 @@ LONGEST_WAIT = 1000  # milliseconds
 
 
 class StepBarrier:
-    """Of one start of this host's ranks. path: of the file, while this object lives."""
+    """Of one start of this host's ranks. file, path: of the memory, while this object lives."""
 
     def __init__(self, ranks: int, hosts: int = 1) -> None:
-        self._file = os.memfd_create("jitckpt-steps", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self._file, HEAD_BYTES + ranks * RANK_BYTES)
-        os.pwrite(self._file, struct.pack("<QQQ", MAGIC, ranks, hosts), 0)
-        fcntl.fcntl(
-            self._file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-        )
-        self.path = f"/proc/{os.getpid()}/fd/{self._file}"
+        self.file = os.memfd_create("jitckpt-steps", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self.file, HEAD_BYTES + ranks * RANK_BYTES)
+        os.pwrite(self.file, struct.pack("<QQQ", MAGIC, ranks, hosts), 0)
+        fcntl.fcntl(self.file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        self.path = f"/proc/{os.getpid()}/fd/{self.file}"
 
     def of(self, local_rank: int) -> str:
-        """Return what VARIABLE is for one of this host's ranks."""
+        """Return what environment.PROXY_TOGETHER is for one of this host's ranks."""
         return f"{self.path}#{local_rank}"
 
     def close(self) -> None:
         """Who has it mapped keeps it."""
-        os.close(self._file)
+        os.close(self.file)
 
 
 class Messenger:

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable
 
 from jitckpt.ring import local_state
-from jitckpt.wire import descriptors, protocol
+from jitckpt.system import descriptors
+from jitckpt.wire import protocol
 from jitckpt.worker.ends.exceptions import ExitHook, flush_output
 
 LOOK_SECONDS = 0.01  # between two looks whether all ranks are at their ends

@@ -10,7 +10,8 @@ import socket
 from collections.abc import Iterator
 
 from jitckpt.errors import JitckptError
-from jitckpt.wire import descriptors, protocol
+from jitckpt.system import descriptors
+from jitckpt.wire import protocol
 from jitckpt.worker.ends.exceptions import ExceptionHook, ExitHook
 
 # Classes of exceptions, by name, that may come from the surroundings, or from another process's end: they may

@@ -19,16 +19,14 @@ from jitckpt.bindings.proxy_memory import Memory
 from jitckpt.decisions.transparent import validation
 from jitckpt.errors import RecoveryError
 from jitckpt.hooks.torch_steps import OptimizerSteps, State
-from jitckpt.wire import proxy_messages
+from jitckpt.wire import environment, proxy_messages
 from jitckpt.worker.ends import at_end
 from jitckpt.worker.in_place import naming, proxy_faults, torch_memory
 from jitckpt.worker.in_place.blocks import Again, Seen, SwitchOff, Valid, judge
 from jitckpt.worker.in_place.state_on_device import SeenOf, StateOnDevice, digest, error_text
 
-VARIABLE = "JITCKPT_MODE"  # "transparent" in the workers of `jitckpt run --mode transparent`
-VALIDATE_EVERY = "JITCKPT_VALIDATE_EVERY"
-STATE_ON_DEVICE = "JITCKPT_STATE_ON_DEVICE"  # it stays there once that is safe: "1" or,
-WITHOUT_INIT = "without-init"  # unless the script calls jitckpt.init
+# A value of environment.STATE_ON_DEVICE: unless the script calls jitckpt.init.
+WITHOUT_INIT = "without-init"
 
 
 # What jitckpt_proxy_validate returns, and `found` says of a block that differs.
@@ -254,8 +252,8 @@ def begin() -> None:
         process.jitckpt_proxy_given_up.restype = ctypes.c_char_p
         process.jitckpt_proxy_image_bytes.restype = ctypes.c_uint64
         torch.cuda._lazy_call(_tell_what_is_free)  # the allocator is there once a device is used
-        on_device = os.environ.get(STATE_ON_DEVICE, "0")
-        keeper = MinibatchKeeper(process, int(os.environ.get(VALIDATE_EVERY, "0")), on_device)
+        on_device = environment.STATE_ON_DEVICE.get()
+        keeper = MinibatchKeeper(process, environment.VALIDATE_EVERY.get(), on_device)
         # A server that is told of a fault is waited for, which is to be outside of the keeper's steps.
         rehearsal = proxy_faults.begin(process)
         steps = OptimizerSteps(keeper)

@@ -15,7 +15,8 @@ from jitckpt.bindings.interpose import Native
 from jitckpt.faults import injection
 from jitckpt.faults.injection import FaultError, FaultSpec, Injector
 from jitckpt.hooks.torch_training import TrainingHooks
-from jitckpt.wire import descriptors, protocol
+from jitckpt.system import descriptors
+from jitckpt.wire import environment, protocol
 
 
 class _Nobody:
@@ -51,7 +52,7 @@ _begun: "tuple[TrainingHooks, Server] | None" = None
 def begin(process: Any) -> TrainingHooks | None:
     """Have this rank's faults happen. process: the symbols of this process, as ctypes has them."""
     global _begun  # noqa: PLW0603
-    text = os.environ.get("JITCKPT_FAULTS")
+    text = environment.FAULTS.get()
     specs = injection.from_environment(text, int(os.environ["RANK"])) if text else []
     if not specs:
         return None

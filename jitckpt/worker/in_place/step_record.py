@@ -19,7 +19,6 @@ from torch.optim import Optimizer
 
 from jitckpt.hooks.torch_steps import OptimizerSteps, State, named_buffers
 
-VARIABLE = "JITCKPT_STEPS_RECORD"  # the folder into which every process that makes steps writes a file
 COMPARED_STEPS = 6
 
 

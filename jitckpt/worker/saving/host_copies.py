@@ -16,9 +16,18 @@ ALIGNMENT = 16  # bytes; no element is wider
 class HostCopies:
     """Page-locked host memory for one set of copies at a time; called by the training thread."""
 
-    def __init__(self, device: torch.device | None, write_word: Callable[[int, int, int], None]) -> None:
-        """write_word(address, value, stream): have the device write 8 bytes in the order of the stream."""
+    def __init__(
+        self,
+        device: torch.device | None,
+        write_word: Callable[[int, int, int], None],
+        room: Callable[[int], Tensor] | None = None,
+    ) -> None:
+        """write_word(address, value, stream): have the device write 8 bytes in the order of the stream.
+
+        room: gives the page-locked memory, of at least so many bytes, for the next set of copies.
+        """
         self._device, self._write_word = device, write_word
+        self._room = room
         self._staging = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._number = 0
         self._done: Tensor | None = None  # the number of the newest set that is there
@@ -33,7 +42,9 @@ class HostCopies:
         Returns the number of the set and the copies, which are there once `are_there` says so.
         """
         size = sum(_aligned(tensor.nbytes) for tensor in (*first.values(), *others.values()))
-        if self._staging.numel() != size:
+        if self._room is not None:
+            self._staging = self._room(size)
+        elif self._staging.numel() != size:
             self._staging = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
         if self._stream is None or self._done is None:
             self._done = torch.zeros(1, dtype=torch.int64, device="cpu", pin_memory=True)

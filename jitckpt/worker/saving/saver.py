@@ -28,6 +28,7 @@ from jitckpt.saves.layout import Identity
 from jitckpt.state import host_state
 from jitckpt.state.host_state import HostState
 from jitckpt.system.stacks import code_of
+from jitckpt.tiers import own_shard
 from jitckpt.wire import protocol
 from jitckpt.worker.saving import main_thread, presented
 from jitckpt.worker.saving.found import Found
@@ -95,8 +96,13 @@ class Saver:
         report: Callable[[protocol.Message], None],
         keep: int,
         why_not: Callable[[int], str | None] = lambda step: None,
+        memory: int | None = None,
     ) -> None:
-        """why_not: tells why a save function can't be called for the state after a step, if so."""
+        """why_not: tells why a save function can't be called for the state after a step, if so.
+
+        memory: the memory tier's of this rank.
+        """
+        self._memory = memory
         self._why_not = why_not
         self.found: Found | None = None  # what a save function may read beside what the job was given
         self._root, self._identity, self._native, self._host = root, identity, native, host
@@ -105,12 +111,12 @@ class Saver:
         self._kept = KeptSaves(root, identity)
         self._replacement, self._has_whole_copies, self._refused = replacement, has_whole_copies, refused
         self._staging = staging
-        self._restored: tuple[int, Path] = (0, root)
+        self._restored: tuple[int, Path | None] = (0, root)
         self._optimizers_given = bool(host.optimizers)
         self._is_held = False  # the thread that trains, by us
 
-    def restored(self, step: int, path: Path) -> None:
-        """The job went on from this save: until a minibatch is done it serves again."""
+    def restored(self, step: int, path: Path | None) -> None:
+        """The job went on from this save: until a minibatch is done it serves again. None: from memory."""
         self._restored = step, path
 
     def __call__(self, order_json: bytes) -> int:
@@ -192,7 +198,7 @@ class Saver:
         changed what a later snapshot says.
         """
         if step == self._restored[0]:
-            return self._restored[1], 0
+            return (self._restored[1], 0) if self._restored[1] else self._write_from_memory(step)
         replacement = self._replacement(step)
         if replacement.problem is not None:
             raise SaveError(replacement.problem)
@@ -213,6 +219,12 @@ class Saver:
                 return None  # it is half-way through a scheduler's step
             self._is_held = came is not None
             return self._write_files(step, order, runs, {})
+
+    def _write_from_memory(self, step: int) -> tuple[Path, int]:
+        """No minibatch is done since the job went on from this step in the memory tier: write that."""
+        if self._memory is None:
+            raise SaveError(f"Step {step} is in memory that this rank does not have.")
+        return own_shard.write_save(self._memory, self._root, step)
 
     def _write_files(
         self, step: int, order: protocol.Save, runs: bool, copies: Mapping[str, Tensor]

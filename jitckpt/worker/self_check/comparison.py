@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from jitckpt.encoding import tensor_file
 
-SELF_CHECK = "JITCKPT_SELF_CHECK"  # in the environment: one of these
+# Values of environment.SELF_CHECK.
 NO_SELF_CHECK, SAMPLED_SELF_CHECK, FULL_SELF_CHECK = "0", "1", "full"
 # How the names of tensors begin.
 PARAMETER, BUFFER, NON_PERSISTENT, STATE = "parameter ", "buffer ", "non-persistent buffer ", "state of "

@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include "jitckpt.h"
+#include "interpose/jitckpt.h"
 
 namespace {
 

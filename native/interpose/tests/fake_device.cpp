@@ -1,4 +1,4 @@
-#include "fake_device.h"
+#include "interpose/tests/fake_device.h"
 
 #include <atomic>
 #include <condition_variable>

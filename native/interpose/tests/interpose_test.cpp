@@ -14,9 +14,9 @@
 #include <string>
 #include <thread>
 
-#include "fake_device.h"
-#include "gate.h"
-#include "jitckpt.h"
+#include "interpose/gate.h"
+#include "interpose/jitckpt.h"
+#include "interpose/tests/fake_device.h"
 
 // Declared by the headers only for code that is compiled with a default stream for each thread.
 extern "C" cudaError_t cudaMemcpy_ptds(void*, const void*, size_t, cudaMemcpyKind);
@@ -263,6 +263,18 @@ TEST_F(Interpose, a_call_that_fails_waits_for_the_save_before_the_application_he
   order_save();
   EXPECT_TRUE(comes([] { return saves == 1; }));
   EXPECT_FALSE(returned);
+  resume();
+  host.join();
+}
+
+TEST_F(Interpose, a_result_of_a_newer_NCCL_is_the_machines_fault_as_in_the_proxy) {
+  start_job();
+  const auto timeout = static_cast<ncclResult_t>(ncclInProgress + 1);  // ncclTimeout of NCCL 2.30
+  fake::answer_nccl_calls(timeout);
+  std::thread host([&] { EXPECT_EQ(all_reduce(), timeout); });
+  EXPECT_NE(hear("nccl_error").find(R"("operation":"ncclAllReduce")"), std::string::npos);
+  order_save();
+  EXPECT_TRUE(comes([] { return saves == 1; }));
   resume();
   host.join();
 }

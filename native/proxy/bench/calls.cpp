@@ -10,7 +10,7 @@
 #include <cstring>
 #include <vector>
 
-#include "kernels.h"
+#include "proxy/tests/kernels.h"
 
 namespace {
 

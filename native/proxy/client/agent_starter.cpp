@@ -1,4 +1,4 @@
-#include "agent_starter.h"
+#include "proxy/client/agent_starter.h"
 
 #include <fcntl.h>
 #include <sys/socket.h>
@@ -14,8 +14,9 @@
 #include <memory>
 #include <stdexcept>
 
-#include "shared_file.h"
-#include "unix_socket.h"
+#include "ground/environment.h"
+#include "proxy/client/unix_socket.h"
+#include "proxy/transport/shared_file.h"
 
 namespace jitckpt::proxy::client {
 namespace {
@@ -23,8 +24,8 @@ namespace {
 constexpr timeval longest_answer{60, 0};  // an agent that says nothing for so long is as good as gone
 
 AgentStarter* connected() {
-  const char* const path = std::getenv("JITCKPT_PROXY_SERVERS");
-  const int socket = path && *path ? connect_to(path) : -1;
+  const char* const path = read(environment::proxy_servers);
+  const int socket = path ? connect_to(path) : -1;
   if (socket < 0) return nullptr;
   setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &longest_answer, sizeof longest_answer);
   return new AgentStarter(socket);

@@ -1,4 +1,4 @@
-#include "blas.h"
+#include "proxy/client/blas.h"
 
 #include <link.h>
 
@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "objects.h"
+#include "proxy/client/objects.h"
 #include "proxy_by_hand.h"
 
 namespace jitckpt::proxy::client {

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "requests.h"
+#include "proxy/client/requests.h"
 
 namespace jitckpt::proxy::client {
 

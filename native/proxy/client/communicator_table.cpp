@@ -1,10 +1,10 @@
-#include "communicator_table.h"
+#include "proxy/client/communicator_table.h"
 
 #include <algorithm>
 #include <iterator>
 #include <stdexcept>
 
-#include "requests.h"
+#include "proxy/client/requests.h"
 
 namespace jitckpt::proxy::client {
 namespace {

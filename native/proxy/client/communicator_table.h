@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "control_messages.h"
-#include "log_writer.h"
-#include "wire.h"
+#include "proxy/client/control_messages.h"
+#include "proxy/transport/log_writer.h"
+#include "proxy/wire.h"
 
 namespace jitckpt::proxy::client {
 

@@ -4,10 +4,10 @@
 #include <cstring>
 #include <iterator>
 
-#include "connection.h"
+#include "proxy/client/connection.h"
+#include "proxy/client/requests.h"
+#include "proxy/client/thread.h"
 #include "proxy_by_hand.h"
-#include "requests.h"
-#include "thread.h"
 
 namespace jitckpt::proxy::client {
 

@@ -1,4 +1,4 @@
-#include "connection.h"
+#include "proxy/client/connection.h"
 
 #include <pthread.h>
 
@@ -10,7 +10,7 @@
 #include <thread>
 #include <utility>
 
-#include "thread.h"
+#include "proxy/client/thread.h"
 
 namespace jitckpt::proxy::client {
 namespace {

@@ -13,22 +13,22 @@
 #include <unordered_map>
 #include <vector>
 
-#include "communicator_table.h"
-#include "control_thread.h"
-#include "copy_flags.h"
-#include "errors.h"
-#include "free_memory.h"
-#include "hold.h"
-#include "jitckpt_proxy.h"
-#include "log_writer.h"
-#include "objects.h"
-#include "pinned_memory.h"
-#include "pinned_reads.h"
-#include "server_process.h"
-#include "settings.h"
-#include "state_watch.h"
-#include "together.h"
-#include "validation.h"
+#include "proxy/client/communicator_table.h"
+#include "proxy/client/control_thread.h"
+#include "proxy/client/copy_flags.h"
+#include "proxy/client/errors.h"
+#include "proxy/client/free_memory.h"
+#include "proxy/client/hold.h"
+#include "proxy/client/jitckpt_proxy.h"
+#include "proxy/client/objects.h"
+#include "proxy/client/pinned_memory.h"
+#include "proxy/client/pinned_reads.h"
+#include "proxy/client/server_process.h"
+#include "proxy/client/settings.h"
+#include "proxy/client/state_watch.h"
+#include "proxy/client/validation.h"
+#include "proxy/transport/log_writer.h"
+#include "proxy/transport/together.h"
 
 namespace jitckpt::proxy::client {
 

@@ -1,4 +1,4 @@
-#include "control_messages.h"
+#include "proxy/client/control_messages.h"
 
 #include <cstdlib>
 #include <cstring>

@@ -12,7 +12,7 @@
 #include <variant>
 #include <vector>
 
-#include "identity.h"
+#include "proxy/identity.h"
 
 namespace jitckpt::proxy::client::control {
 

@@ -1,4 +1,4 @@
-#include "control_thread.h"
+#include "proxy/client/control_thread.h"
 
 #include <poll.h>
 #include <signal.h>
@@ -15,8 +15,8 @@
 #include <stdexcept>
 #include <utility>
 
-#include "connection.h"
-#include "unix_socket.h"
+#include "proxy/client/connection.h"
+#include "proxy/client/unix_socket.h"
 
 namespace jitckpt::proxy::client {
 namespace {

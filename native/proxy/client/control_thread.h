@@ -6,8 +6,8 @@
 #include <string>
 #include <thread>
 
-#include "control_messages.h"
-#include "hang_watch.h"
+#include "proxy/client/control_messages.h"
+#include "proxy/client/hang_watch.h"
 
 namespace jitckpt::proxy::client {
 

@@ -6,11 +6,11 @@
 #include <functional>
 #include <optional>
 
-#include "connection.h"
-#include "digest.h"
+#include "proxy/client/connection.h"
+#include "proxy/client/requests.h"
+#include "proxy/client/thread.h"
+#include "proxy/transport/digest.h"
 #include "proxy_by_hand.h"
-#include "requests.h"
-#include "thread.h"
 
 using namespace jitckpt::proxy;
 using namespace jitckpt::proxy::client;

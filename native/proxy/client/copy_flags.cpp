@@ -1,4 +1,4 @@
-#include "copy_flags.h"
+#include "proxy/client/copy_flags.h"
 
 namespace jitckpt::proxy::client {
 namespace {

@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "layout.h"
+#include "proxy/transport/layout.h"
 
 namespace jitckpt::proxy::client {
 

@@ -1,6 +1,6 @@
 // cudaMalloc, whose address is part of what the program knows: it is put into the call's record.
-#include "jitckpt_proxy.h"
-#include "objects.h"
+#include "proxy/client/jitckpt_proxy.h"
+#include "proxy/client/objects.h"
 #include "proxy_by_hand.h"
 
 using namespace jitckpt::proxy;

@@ -4,10 +4,10 @@
 #include <cstring>
 #include <utility>
 
-#include "connection.h"
+#include "proxy/client/connection.h"
+#include "proxy/client/requests.h"
+#include "proxy/client/thread.h"
 #include "proxy_by_hand.h"
-#include "requests.h"
-#include "thread.h"
 
 using namespace jitckpt::proxy;
 using namespace jitckpt::proxy::client;

@@ -1,4 +1,4 @@
-#include "errors.h"
+#include "proxy/client/errors.h"
 
 #include <cstdio>
 #include <cstring>
@@ -7,10 +7,10 @@
 #include <set>
 #include <string>
 
-#include "answer.h"
-#include "connection.h"
+#include "proxy/client/connection.h"
+#include "proxy/client/requests.h"
+#include "proxy/transport/answer.h"
 #include "proxy_by_hand.h"
-#include "requests.h"
 
 namespace jitckpt::proxy::client {
 namespace {

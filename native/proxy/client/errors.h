@@ -4,8 +4,8 @@
 #include <string>
 #include <string_view>
 
-#include "failures.h"
-#include "wire.h"
+#include "proxy/failures.h"
+#include "proxy/wire.h"
 
 namespace jitckpt::proxy::client {
 

@@ -1,12 +1,12 @@
-#include "free_memory.h"
+#include "proxy/client/free_memory.h"
 
 #include <algorithm>
 #include <bit>
 #include <iterator>
 #include <utility>
 
-#include "connection.h"
-#include "jitckpt_proxy.h"
+#include "proxy/client/connection.h"
+#include "proxy/client/jitckpt_proxy.h"
 
 namespace jitckpt::proxy::client {
 namespace {

@@ -1,4 +1,4 @@
-#include "hang_watch.h"
+#include "proxy/client/hang_watch.h"
 
 #include <algorithm>
 

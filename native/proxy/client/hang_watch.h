@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <map>
 
-#include "layout.h"
+#include "proxy/transport/layout.h"
 
 namespace jitckpt::proxy::client {
 

@@ -1,4 +1,4 @@
-#include "hold.h"
+#include "proxy/client/hold.h"
 
 #include <utility>
 

@@ -3,10 +3,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "connection.h"
-#include "jitckpt_proxy.h"
+#include "proxy/client/connection.h"
+#include "proxy/client/jitckpt_proxy.h"
+#include "proxy/client/requests.h"
 #include "proxy_by_hand.h"
-#include "requests.h"
 
 using namespace jitckpt::proxy;
 using namespace jitckpt::proxy::client;

@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "connection.h"
+#include "proxy/client/connection.h"
 
 namespace jitckpt::proxy::client {
 namespace {

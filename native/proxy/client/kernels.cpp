@@ -1,4 +1,4 @@
-#include "kernels.h"
+#include "proxy/client/kernels.h"
 
 #include <dlfcn.h>
 
@@ -11,9 +11,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "objects.h"
+#include "proxy/client/objects.h"
+#include "proxy/client/requests.h"
 #include "proxy_by_hand.h"
-#include "requests.h"
 
 namespace jitckpt::proxy::client {
 namespace {

@@ -1,10 +1,10 @@
-#include "objects.h"
+#include "proxy/client/objects.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "connection.h"
-#include "thread.h"
+#include "proxy/client/connection.h"
+#include "proxy/client/thread.h"
 
 namespace jitckpt::proxy::client {
 namespace {

@@ -10,9 +10,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "free_memory.h"
-#include "log_writer.h"
-#include "requests.h"
+#include "proxy/client/free_memory.h"
+#include "proxy/client/requests.h"
+#include "proxy/transport/log_writer.h"
 
 namespace jitckpt::proxy::client {
 

@@ -3,7 +3,7 @@
 // first step.
 #include <cstdint>
 
-#include "errors.h"
+#include "proxy/client/errors.h"
 
 namespace {
 

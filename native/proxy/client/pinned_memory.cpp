@@ -1,4 +1,4 @@
-#include "pinned_memory.h"
+#include "proxy/client/pinned_memory.h"
 
 #include <fcntl.h>
 

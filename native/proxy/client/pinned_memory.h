@@ -4,7 +4,7 @@
 #include <map>
 #include <mutex>
 
-#include "shared_file.h"
+#include "proxy/transport/shared_file.h"
 
 namespace jitckpt::proxy::client {
 

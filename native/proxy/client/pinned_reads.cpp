@@ -1,4 +1,4 @@
-#include "pinned_reads.h"
+#include "proxy/client/pinned_reads.h"
 
 #include <algorithm>
 #include <cstring>

@@ -9,8 +9,8 @@
 #include <optional>
 #include <vector>
 
-#include "copy_flags.h"
-#include "pinned_memory.h"
+#include "proxy/client/copy_flags.h"
+#include "proxy/client/pinned_memory.h"
 
 namespace jitckpt::proxy::client {
 

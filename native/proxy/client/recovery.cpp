@@ -7,11 +7,11 @@
 #include <set>
 #include <utility>
 
-#include "answer.h"
-#include "connection.h"
-#include "jitckpt_proxy.h"
+#include "proxy/client/connection.h"
+#include "proxy/client/jitckpt_proxy.h"
+#include "proxy/client/thread.h"
+#include "proxy/transport/answer.h"
 #include "proxy_by_hand.h"
-#include "thread.h"
 
 namespace jitckpt::proxy::client {
 namespace {

@@ -1,13 +1,13 @@
-#include "requests.h"
+#include "proxy/client/requests.h"
 
 #include <algorithm>
 #include <atomic>
 #include <functional>
 #include <optional>
 
-#include "answer.h"
-#include "connection.h"
-#include "thread.h"
+#include "proxy/client/connection.h"
+#include "proxy/client/thread.h"
+#include "proxy/transport/answer.h"
 
 namespace jitckpt::proxy::client {
 namespace {

@@ -4,8 +4,8 @@
 #include <cstring>
 #include <span>
 
-#include "communicator_table.h"
-#include "errors.h"
+#include "proxy/client/communicator_table.h"
+#include "proxy/client/errors.h"
 
 namespace jitckpt::proxy::client {
 

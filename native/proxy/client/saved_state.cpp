@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "connection.h"
-#include "requests.h"
+#include "proxy/client/connection.h"
+#include "proxy/client/requests.h"
 
 namespace jitckpt::proxy::client {
 namespace {

@@ -1,4 +1,4 @@
-#include "server_process.h"
+#include "proxy/client/server_process.h"
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -19,6 +19,8 @@
 #include <thread>
 #include <vector>
 
+#include "ground/environment.h"
+
 extern char** environ;
 
 namespace jitckpt::proxy::client {
@@ -26,7 +28,7 @@ namespace {
 
 // Beside this library, unless somebody says otherwise.
 std::string program() {
-  if (const char* path = std::getenv("JITCKPT_PROXY_SERVER")) return path;
+  if (const char* path = read(environment::proxy_server)) return path;
   Dl_info info;
   if (dladdr(reinterpret_cast<const void*>(&program), &info) == 0 || !info.dli_fname)
     throw std::runtime_error("The device proxy's server can't be found: set JITCKPT_PROXY_SERVER.");
@@ -41,9 +43,9 @@ std::vector<std::string> make_environment() {
     if (!text.starts_with("LD_PRELOAD=") && !text.starts_with("LD_LIBRARY_PATH="))
       variables.emplace_back(text);
   }
-  if (const char* libraries = std::getenv("JITCKPT_PROXY_PRELOAD"))
+  if (const char* libraries = read(environment::proxy_preload))
     variables.push_back(std::string("LD_PRELOAD=") + libraries);
-  if (const char* folders = std::getenv("JITCKPT_PROXY_LIBRARY_PATH"))
+  if (const char* folders = read(environment::proxy_library_path))
     variables.push_back(std::string("LD_LIBRARY_PATH=") + folders);
   return variables;
 }

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "agent_starter.h"
-#include "wire.h"
+#include "proxy/client/agent_starter.h"
+#include "proxy/wire.h"
 
 namespace jitckpt::proxy::client {
 

@@ -4,17 +4,17 @@
 #include <cstddef>
 #include <string>
 
-#include "layout.h"
+#include "proxy/transport/layout.h"
 
 namespace jitckpt::proxy::client {
 
 struct Settings {
-  Geometry log;                         // JITCKPT_PROXY_SEGMENT_BYTES, JITCKPT_PROXY_LOG_BYTES
-  std::size_t pinned_bytes;             // JITCKPT_PROXY_PINNED_BYTES: most pinned memory at one time
-  std::chrono::microseconds spin_time;  // JITCKPT_PROXY_SPIN_US
-  std::chrono::milliseconds hang_time;  // JITCKPT_HANG_TIMEOUT, in seconds
-  std::string control;                  // JITCKPT_PROXY_CONTROL: the agent's socket; empty: none
-  bool spare_server;                    // JITCKPT_PROXY_SPARE: whether one waits to take the server's place
+  Geometry log;
+  std::size_t pinned_bytes;  // most pinned memory at one time
+  std::chrono::microseconds spin_time;
+  std::chrono::milliseconds hang_time;
+  std::string control;  // the agent's socket; empty: none
+  bool spare_server;    // whether one waits to take the server's place
 };
 
 // Throws std::runtime_error with a sentence for a value that makes no sense.

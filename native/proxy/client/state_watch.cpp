@@ -1,4 +1,4 @@
-#include "state_watch.h"
+#include "proxy/client/state_watch.h"
 
 #include <algorithm>
 #include <cstring>

@@ -10,8 +10,8 @@
 #include <unordered_set>
 #include <vector>
 
-#include "free_memory.h"
-#include "jitckpt_proxy.h"
+#include "proxy/client/free_memory.h"
+#include "proxy/client/jitckpt_proxy.h"
 
 namespace jitckpt::proxy::client {
 

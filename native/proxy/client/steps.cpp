@@ -7,10 +7,10 @@
 #include <cstdio>
 #include <stdexcept>
 
-#include "connection.h"
-#include "jitckpt_proxy.h"
-#include "requests.h"
-#include "thread.h"
+#include "proxy/client/connection.h"
+#include "proxy/client/jitckpt_proxy.h"
+#include "proxy/client/requests.h"
+#include "proxy/client/thread.h"
 
 namespace jitckpt::proxy::client {
 namespace {

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "communicator_table.h"
-#include "log_writer.h"
+#include "proxy/client/communicator_table.h"
+#include "proxy/transport/log_writer.h"
 
 namespace jitckpt::proxy::client {
 

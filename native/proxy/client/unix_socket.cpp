@@ -1,4 +1,4 @@
-#include "unix_socket.h"
+#include "proxy/client/unix_socket.h"
 
 #include <sys/socket.h>
 #include <sys/un.h>

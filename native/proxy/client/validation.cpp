@@ -1,12 +1,12 @@
-#include "validation.h"
+#include "proxy/client/validation.h"
 
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
-#include "connection.h"
-#include "jitckpt_proxy.h"
-#include "requests.h"
+#include "proxy/client/connection.h"
+#include "proxy/client/jitckpt_proxy.h"
+#include "proxy/client/requests.h"
 
 namespace jitckpt::proxy::client {
 

@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "control_messages.h"
-#include "jitckpt_proxy.h"
-#include "log_writer.h"
-#include "wire.h"
+#include "proxy/client/control_messages.h"
+#include "proxy/client/jitckpt_proxy.h"
+#include "proxy/transport/log_writer.h"
+#include "proxy/wire.h"
 
 namespace jitckpt::proxy::client {
 

@@ -4,9 +4,9 @@
 #include <cstring>
 #include <string>
 
+#include "proxy/server/server.h"
+#include "proxy/server/services.h"
 #include "real_calls.h"
-#include "server.h"
-#include "services.h"
 
 namespace jitckpt::proxy {
 

@@ -3,9 +3,9 @@
 #include <cstring>
 #include <vector>
 
-#include "images.h"
+#include "proxy/server/images.h"
+#include "proxy/server/services.h"
 #include "real_calls.h"
-#include "services.h"
 
 namespace jitckpt::proxy {
 namespace {

@@ -1,9 +1,9 @@
 #include <utility>
 
-#include "failure.h"
+#include "proxy/server/failure.h"
+#include "proxy/server/server.h"
+#include "proxy/server/services.h"
 #include "real_calls.h"
-#include "server.h"
-#include "services.h"
 
 namespace jitckpt::proxy {
 namespace {

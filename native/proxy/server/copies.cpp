@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "digest.h"
-#include "failure.h"
+#include "proxy/server/failure.h"
+#include "proxy/server/server.h"
+#include "proxy/server/services.h"
+#include "proxy/transport/digest.h"
 #include "real_calls.h"
-#include "server.h"
-#include "services.h"
 
 namespace jitckpt::proxy {
 namespace {

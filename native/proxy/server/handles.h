@@ -8,7 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "failure.h"
+#include "proxy/server/failure.h"
 
 namespace jitckpt::proxy {
 

@@ -1,6 +1,6 @@
 // Images: copies of the device's memory as it is between two minibatches, in memory that outlives this
 // process.
-#include "images.h"
+#include "proxy/server/images.h"
 
 #include <chrono>
 #include <future>
@@ -9,10 +9,10 @@
 #include <thread>
 #include <vector>
 
-#include "failure.h"
+#include "proxy/server/failure.h"
+#include "proxy/server/server.h"
+#include "proxy/server/services.h"
 #include "real_calls.h"
-#include "server.h"
-#include "services.h"
 
 namespace jitckpt::proxy {
 

@@ -4,8 +4,8 @@
 #include <set>
 #include <vector>
 
-#include "failure.h"
-#include "server.h"
+#include "proxy/server/failure.h"
+#include "proxy/server/server.h"
 
 namespace jitckpt::proxy {
 

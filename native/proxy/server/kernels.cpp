@@ -1,4 +1,4 @@
-#include "kernels.h"
+#include "proxy/server/kernels.h"
 
 #include <dlfcn.h>
 #include <link.h>
@@ -8,10 +8,10 @@
 #include <cstring>
 #include <span>
 
-#include "failure.h"
+#include "proxy/server/failure.h"
+#include "proxy/server/server.h"
+#include "proxy/server/services.h"
 #include "real_calls.h"
-#include "server.h"
-#include "services.h"
 
 namespace jitckpt::proxy {
 namespace {

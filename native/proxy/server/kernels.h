@@ -5,7 +5,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "wire.h"
+#include "proxy/wire.h"
 
 namespace jitckpt::proxy {
 

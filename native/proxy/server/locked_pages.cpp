@@ -1,4 +1,4 @@
-#include "locked_pages.h"
+#include "proxy/server/locked_pages.h"
 
 #include <iterator>
 

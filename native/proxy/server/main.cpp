@@ -22,12 +22,13 @@
 #include <thread>
 #include <utility>
 
-#include "answer.h"
-#include "cores.h"
+#include "ground/environment.h"
+#include "proxy/server/server.h"
+#include "proxy/transport/answer.h"
+#include "proxy/transport/cores.h"
+#include "proxy/transport/shared_file.h"
+#include "proxy/transport/spin.h"
 #include "real_calls.h"
-#include "server.h"
-#include "shared_file.h"
-#include "spin.h"
 
 namespace jitckpt::proxy {
 namespace {
@@ -173,8 +174,7 @@ void be_like(pid_t client) {
 // it for them: with a core for all, the one's cache has what the other has written, and to wake each other up
 // takes a fifth of what it takes across cores. Where cores are scarce, others have use for the rest.
 void stay_on_one_core() {
-  const char* const wanted = std::getenv("JITCKPT_PROXY_ONE_CORE");
-  if (!wanted || std::strcmp(wanted, "1") != 0) return;
+  if (read(environment::proxy_one_core) != 1) return;
   const std::optional<int> core = core_of_rank(allowed_cores(), ranks_here(), rank_here());
   if (!core) return;
   cpu_set_t one;
@@ -187,7 +187,7 @@ void stay_on_one_core() {
 
 // Serves one log after the other, each from its own beginning; the process lives on between them.
 [[noreturn]] void serve(const Log& log, int client_process) {
-  const char* const spin = std::getenv("JITCKPT_PROXY_SPIN_US");  // which the client has checked
+  const std::chrono::microseconds spin(read(environment::proxy_spin_us, usual_spin_time().count()));
   Kept kept;
   for (;;) {
     prepare(client_process, kept);
@@ -195,7 +195,7 @@ void stay_on_one_core() {
     uint32_t word = 0;
     std::thread listener(listen, client_process, std::ref(*server), std::ref(word));
     try {
-      server->run(std::chrono::microseconds(spin ? std::atoi(spin) : usual_spin_time().count()));
+      server->run(spin);
     } catch (const std::exception& error) {
       fail(error);
     }

@@ -7,10 +7,10 @@
 #include <set>
 #include <thread>
 
-#include "futex.h"
-#include "images.h"
+#include "proxy/server/images.h"
+#include "proxy/server/server.h"
+#include "proxy/transport/futex.h"
 #include "real_calls.h"
-#include "server.h"
 
 namespace jitckpt::proxy {
 namespace {

@@ -1,4 +1,4 @@
-#include "server.h"
+#include "proxy/server/server.h"
 
 #include <unistd.h>
 
@@ -9,9 +9,9 @@
 #include <thread>
 #include <vector>
 
-#include "answer.h"
+#include "proxy/server/services.h"
+#include "proxy/transport/answer.h"
 #include "real_calls.h"
-#include "services.h"
 
 namespace jitckpt::proxy {
 namespace {

@@ -12,18 +12,18 @@
 #include <span>
 #include <thread>
 
-#include "failure.h"
-#include "failures.h"
-#include "handles.h"
-#include "identity.h"
-#include "kernels.h"
-#include "locked_pages.h"
-#include "log_reader.h"
-#include "steps.h"
-#include "stream_waits.h"
-#include "streams.h"
-#include "task_thread.h"
-#include "wire.h"
+#include "proxy/failures.h"
+#include "proxy/identity.h"
+#include "proxy/server/failure.h"
+#include "proxy/server/handles.h"
+#include "proxy/server/kernels.h"
+#include "proxy/server/locked_pages.h"
+#include "proxy/server/steps.h"
+#include "proxy/server/stream_waits.h"
+#include "proxy/server/streams.h"
+#include "proxy/server/task_thread.h"
+#include "proxy/transport/log_reader.h"
+#include "proxy/wire.h"
 
 namespace jitckpt::proxy {
 

@@ -1,8 +1,8 @@
 // What the server can do, by number of the call.
 #pragma once
-#include "failures.h"
+#include "proxy/failures.h"
+#include "proxy/wire.h"
 #include "proxy_services.h"
-#include "wire.h"
 
 namespace jitckpt::proxy {
 

@@ -1,4 +1,4 @@
-#include "steps.h"
+#include "proxy/server/steps.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -13,10 +13,11 @@
 #include <set>
 #include <string>
 
-#include "images.h"
+#include "ground/environment.h"
+#include "proxy/server/images.h"
+#include "proxy/server/server.h"
+#include "proxy/server/services.h"
 #include "real_calls.h"
-#include "server.h"
-#include "services.h"
 
 namespace jitckpt::proxy {
 namespace {
@@ -28,8 +29,7 @@ bool overlap(uint64_t one, uint64_t bytes, uint64_t other, uint64_t more) {
 // Longer than two hangs in a row take to be found, the second of which counts as one after twice the time:
 // what is behind those is recovered from. So it is no hang.
 std::chrono::duration<double> patience() {
-  const char* const seconds = std::getenv("JITCKPT_HANG_TIMEOUT");
-  return std::chrono::duration<double>(3 * (seconds ? std::atof(seconds) : 60));
+  return std::chrono::duration<double>(3 * read(environment::hang_timeout));
 }
 
 // A part of a file of another process, as long as it lives.

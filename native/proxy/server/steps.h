@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "log_reader.h"
-#include "together.h"
-#include "wire.h"
+#include "proxy/transport/log_reader.h"
+#include "proxy/transport/together.h"
+#include "proxy/wire.h"
 
 namespace jitckpt::proxy {
 

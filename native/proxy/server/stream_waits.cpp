@@ -1,9 +1,9 @@
-#include "stream_waits.h"
+#include "proxy/server/stream_waits.h"
 
 #include <algorithm>
 
+#include "proxy/server/server.h"
 #include "real_calls.h"
-#include "server.h"
 
 namespace jitckpt::proxy {
 

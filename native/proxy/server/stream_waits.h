@@ -7,7 +7,7 @@
 #include <mutex>
 #include <vector>
 
-#include "log_reader.h"
+#include "proxy/transport/log_reader.h"
 
 namespace jitckpt::proxy {
 

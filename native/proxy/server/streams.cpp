@@ -1,10 +1,10 @@
-#include "streams.h"
+#include "proxy/server/streams.h"
 
 #include <utility>
 
-#include "failure.h"
+#include "proxy/server/failure.h"
+#include "proxy/wire.h"
 #include "real_calls.h"
-#include "wire.h"
 
 namespace jitckpt::proxy {
 namespace {

@@ -1,4 +1,4 @@
-#include "task_thread.h"
+#include "proxy/server/task_thread.h"
 
 #include <utility>
 

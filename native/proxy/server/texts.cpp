@@ -1,8 +1,8 @@
 // Small answers in words.
-#include "answer.h"
+#include "proxy/server/server.h"
+#include "proxy/server/services.h"
+#include "proxy/transport/answer.h"
 #include "real_calls.h"
-#include "server.h"
-#include "services.h"
 
 namespace jitckpt::proxy {
 

@@ -1,5 +1,5 @@
 // Servers that an agent starts: what it is given, what it says, and what happens without it.
-#include "agent_starter.h"
+#include "proxy/client/agent_starter.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -17,8 +17,8 @@
 #include <stdexcept>
 #include <thread>
 
-#include "support.h"
-#include "unix_socket.h"
+#include "proxy/client/unix_socket.h"
+#include "proxy/tests/support.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "blas_driver.h"
+#include "proxy/tests/blas_driver.h"
 
 #include <dlfcn.h>
 

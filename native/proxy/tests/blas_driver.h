@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "libraries.h"
+#include "device_api/libraries.h"
 
 namespace driver {
 

@@ -1,4 +1,4 @@
-#include "blas_echo.h"
+#include "proxy/tests/blas_echo.h"
 
 #include <fcntl.h>
 #include <unistd.h>

@@ -7,7 +7,7 @@
 #include <string>
 #include <type_traits>
 
-#include "libraries.h"
+#include "device_api/libraries.h"
 
 namespace echo {
 

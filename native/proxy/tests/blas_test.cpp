@@ -1,5 +1,5 @@
 // cuBLAS through the proxy: each call arrives as it was made, and a new server has what the old one had.
-#include "blas.h"
+#include "proxy/client/blas.h"
 
 #include <dlfcn.h>
 #include <signal.h>
@@ -11,9 +11,9 @@
 #include <functional>
 #include <sstream>
 
-#include "blas_driver.h"
-#include "jitckpt_proxy.h"
-#include "support.h"
+#include "proxy/client/jitckpt_proxy.h"
+#include "proxy/tests/blas_driver.h"
+#include "proxy/tests/support.h"
 
 namespace {
 

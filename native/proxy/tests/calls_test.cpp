@@ -13,8 +13,8 @@
 #include <thread>
 #include <tuple>
 
-#include "jitckpt_proxy.h"
-#include "support.h"
+#include "proxy/client/jitckpt_proxy.h"
+#include "proxy/tests/support.h"
 
 namespace {
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <thread>
 
-#include "support.h"
+#include "proxy/tests/support.h"
 
 namespace {
 

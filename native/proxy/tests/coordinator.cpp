@@ -1,4 +1,4 @@
-#include "coordinator.h"
+#include "proxy/tests/coordinator.h"
 
 #include <poll.h>
 #include <signal.h>
@@ -15,7 +15,7 @@
 #include <set>
 #include <stdexcept>
 
-#include "together.h"
+#include "proxy/transport/together.h"
 
 using jitckpt::proxy::no_key;
 

@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "control_messages.h"
+#include "proxy/client/control_messages.h"
 
 namespace control = jitckpt::proxy::client::control;
 

@@ -9,9 +9,9 @@
 #include <random>
 #include <thread>
 
-#include "copy_programs.h"
-#include "jitckpt_proxy.h"
-#include "ranks_job.h"
+#include "proxy/client/jitckpt_proxy.h"
+#include "proxy/tests/copy_programs.h"
+#include "proxy/tests/ranks_job.h"
 
 namespace {
 

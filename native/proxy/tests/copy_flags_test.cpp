@@ -1,5 +1,5 @@
 // Which copies count that a device makes while it is being stopped.
-#include "copy_flags.h"
+#include "proxy/client/copy_flags.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "shared_file.h"
+#include "proxy/transport/shared_file.h"
 
 namespace jitckpt::proxy::client {
 namespace {

@@ -1,4 +1,4 @@
-#include "copy_programs.h"
+#include "proxy/tests/copy_programs.h"
 
 #include <algorithm>
 #include <atomic>
@@ -6,7 +6,7 @@
 #include <thread>
 #include <utility>
 
-#include "support.h"
+#include "proxy/tests/support.h"
 
 namespace {
 

@@ -1,8 +1,8 @@
 // The same random programs on a device without the proxy: what their model says is what a device does.
 #include <cstdlib>
 
-#include "copy_programs.h"
-#include "support.h"
+#include "proxy/tests/copy_programs.h"
+#include "proxy/tests/support.h"
 
 int main(int argc, char** argv) {
   setenv("SOFTGPU_DEVICES", "1", 1);

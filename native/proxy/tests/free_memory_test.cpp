@@ -1,5 +1,5 @@
 // Sets of addresses against the same by single addresses, and what of memory is held.
-#include "free_memory.h"
+#include "proxy/client/free_memory.h"
 
 #include <gtest/gtest.h>
 

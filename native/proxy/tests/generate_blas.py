@@ -119,10 +119,10 @@ def main(argv: list[str]) -> int:
         driven = [call for call in driven if call.name not in BY_HAND - {"cublasLtMatmulDescSetAttribute"}]
         rows = "\n".join(f"      drive_{call.name}," for call in driven)
         return {
-            "blas_echo_calls.cpp": f'{DO_NOT_EDIT}#include "blas_echo.h"\n\nextern "C" {{\n'
+            "blas_echo_calls.cpp": f'{DO_NOT_EDIT}#include "proxy/tests/blas_echo.h"\n\nextern "C" {{\n'
             + "\n".join(echoes)
             + "\n}\n",
-            "blas_drives.cpp": f'{DO_NOT_EDIT}#include "blas_driver.h"\n\nnamespace {{\n'
+            "blas_drives.cpp": f'{DO_NOT_EDIT}#include "proxy/tests/blas_driver.h"\n\nnamespace {{\n'
             + "\n".join(map(drive, driven))
             + "\n}\nconst std::vector<driver::Call>& driver::calls() {\n"
             + f"  static const std::vector<Call> all{{\n{rows}\n  }};\n  return all;\n}}\n",

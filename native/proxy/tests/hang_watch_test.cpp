@@ -1,5 +1,5 @@
 // When a replay stands still: played with numbers.
-#include "hang_watch.h"
+#include "proxy/client/hang_watch.h"
 
 #include <gtest/gtest.h>
 

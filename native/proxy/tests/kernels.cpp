@@ -1,10 +1,10 @@
-#include "kernels.h"
+#include "proxy/tests/kernels.h"
 
 #include <atomic>
 #include <chrono>
 #include <thread>
 
-#include "../../softgpu/module.h"
+#include "softgpu/module.h"
 
 extern "C" {
 void** __cudaRegisterFatBinary(void* wrapper);

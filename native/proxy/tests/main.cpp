@@ -13,7 +13,7 @@
 #include <iterator>
 #include <thread>
 
-#include "support.h"
+#include "proxy/tests/support.h"
 
 namespace {
 std::string program;

@@ -10,12 +10,12 @@
 #include <sstream>
 #include <thread>
 
-#include "cores.h"
-#include "jitckpt_proxy.h"
-#include "layout.h"
-#include "log_reader.h"
+#include "proxy/client/jitckpt_proxy.h"
+#include "proxy/tests/support.h"
+#include "proxy/transport/cores.h"
+#include "proxy/transport/layout.h"
+#include "proxy/transport/log_reader.h"
 #include "proxy_calls.h"
-#include "support.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "ranks_job.h"
+#include "proxy/tests/ranks_job.h"
 
 #include <signal.h>
 #include <sys/socket.h>
@@ -13,7 +13,7 @@
 #include <sstream>
 #include <thread>
 
-#include "jitckpt_proxy.h"
+#include "proxy/client/jitckpt_proxy.h"
 
 int number_of(const char* variable, int otherwise) {
   const char* const text = std::getenv(variable);

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "coordinator.h"
-#include "support.h"
+#include "proxy/tests/coordinator.h"
+#include "proxy/tests/support.h"
 
 int number_of(const char* variable, int otherwise = 0);
 

@@ -16,8 +16,8 @@
 #include <thread>
 #include <utility>
 
-#include "jitckpt_proxy.h"
-#include "ranks_job.h"
+#include "proxy/client/jitckpt_proxy.h"
+#include "proxy/tests/ranks_job.h"
 
 namespace {
 

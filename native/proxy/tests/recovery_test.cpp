@@ -13,9 +13,9 @@
 #include <random>
 #include <thread>
 
-#include "jitckpt_proxy.h"
-#include "layout.h"
-#include "support.h"
+#include "proxy/client/jitckpt_proxy.h"
+#include "proxy/tests/support.h"
+#include "proxy/transport/layout.h"
 
 namespace {
 

@@ -9,8 +9,8 @@
 #include <random>
 #include <thread>
 
-#include "jitckpt_proxy.h"
-#include "ranks_job.h"
+#include "proxy/client/jitckpt_proxy.h"
+#include "proxy/tests/ranks_job.h"
 
 namespace {
 thread_local bool holds_python = false;

@@ -1,5 +1,5 @@
 // Which calls may write to the state, by what their records say.
-#include "state_watch.h"
+#include "proxy/client/state_watch.h"
 
 #include <gtest/gtest.h>
 

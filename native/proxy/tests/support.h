@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels.h"
+#include "proxy/tests/kernels.h"
 
 inline void ok(cudaError_t error, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   if (error != cudaSuccess)

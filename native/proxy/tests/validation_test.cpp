@@ -1,5 +1,5 @@
 // What the program's thread hears at its place of a validation, whatever comes late.
-#include "validation.h"
+#include "proxy/client/validation.h"
 
 #include <gtest/gtest.h>
 

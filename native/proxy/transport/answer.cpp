@@ -1,9 +1,9 @@
-#include "answer.h"
+#include "proxy/transport/answer.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "futex.h"
+#include "proxy/transport/futex.h"
 
 namespace jitckpt::proxy {
 

@@ -4,7 +4,7 @@
 #include <functional>
 #include <string_view>
 
-#include "layout.h"
+#include "proxy/transport/layout.h"
 
 namespace jitckpt::proxy {
 

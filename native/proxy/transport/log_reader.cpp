@@ -1,9 +1,9 @@
-#include "log_reader.h"
+#include "proxy/transport/log_reader.h"
 
 #include <cstring>
 #include <string>
 
-#include "futex.h"
+#include "proxy/transport/futex.h"
 
 namespace jitckpt::proxy {
 

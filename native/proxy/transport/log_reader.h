@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "layout.h"
+#include "proxy/transport/layout.h"
 
 namespace jitckpt::proxy {
 

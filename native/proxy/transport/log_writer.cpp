@@ -1,4 +1,4 @@
-#include "log_writer.h"
+#include "proxy/transport/log_writer.h"
 
 #include <sys/mman.h>
 
@@ -8,7 +8,7 @@
 #include <numeric>
 #include <thread>
 
-#include "futex.h"
+#include "proxy/transport/futex.h"
 
 namespace jitckpt::proxy {
 namespace {

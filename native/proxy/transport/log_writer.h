@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "layout.h"
+#include "proxy/transport/layout.h"
 
 namespace jitckpt::proxy {
 

@@ -5,13 +5,14 @@
 #include <memory>
 #include <string>
 
-#include "together.h"
+#include "proxy/transport/together.h"
 
 namespace py = pybind11;
 using jitckpt::proxy::Together;
 
 PYBIND11_MODULE(_step_barrier, module) {
-  module.doc() = "The step barrier's memory, for an agent. Use it through jitckpt.agent.proxies.step_barrier.";
+  module.doc() =
+      "The step barrier's memory, for an agent. Use it through jitckpt.agent.proxies.step_barrier.";
   module.attr("MAGIC") = Together::magic;
   module.attr("STEP_BITS") = Together::step_bits;
   py::class_<Together>(module, "Memory")

@@ -1,4 +1,4 @@
-#include "shared_file.h"
+#include "proxy/transport/shared_file.h"
 
 #include <sys/mman.h>
 #include <sys/stat.h>

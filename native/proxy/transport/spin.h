@@ -3,7 +3,7 @@
 #include <chrono>
 #include <cstddef>
 
-#include "cores.h"
+#include "proxy/transport/cores.h"
 
 namespace jitckpt::proxy {
 

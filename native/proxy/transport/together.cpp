@@ -1,4 +1,4 @@
-#include "together.h"
+#include "proxy/transport/together.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -12,7 +12,8 @@
 #include <span>
 #include <stdexcept>
 
-#include "futex.h"
+#include "ground/environment.h"
+#include "proxy/transport/futex.h"
 
 namespace jitckpt::proxy {
 
@@ -26,19 +27,20 @@ constexpr uint64_t next_recovery(uint64_t recovery_and_step) {
 }  // namespace
 
 std::unique_ptr<Together> Together::of_environment() {
-  const char* const value = std::getenv("JITCKPT_PROXY_TOGETHER");
-  if (!value || !*value) return nullptr;
+  const char* const value = read(environment::proxy_together);
+  if (!value) return nullptr;
   const std::string text = value;
   const std::size_t mark = text.rfind('#');
   if (mark == std::string::npos)
-    throw std::runtime_error("JITCKPT_PROXY_TOGETHER=" + text + " does not say which rank this is.");
+    throw std::runtime_error(std::string(environment::proxy_together.name) + "=" + text +
+                             " does not say which rank this is.");
   return std::make_unique<Together>(text.substr(0, mark), std::strtoull(value + mark + 1, nullptr, 10));
 }
 
 Together::Together(const std::string& path, uint64_t rank) : rank_(rank) {
   const auto failed = [&](const std::string& why) {
-    return std::runtime_error("The step barrier can't be used at JITCKPT_PROXY_TOGETHER=" + path + ": " +
-                              why + ".");
+    return std::runtime_error(std::string("The step barrier can't be used at ") +
+                              environment::proxy_together.name + "=" + path + ": " + why + ".");
   };
   const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (file < 0) throw failed(std::strerror(errno));

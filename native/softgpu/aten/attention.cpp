@@ -9,7 +9,7 @@
 
 #include <mutex>
 
-#include "special.h"
+#include "softgpu/aten/special.h"
 
 namespace softgpu::aten {
 namespace {

@@ -1,4 +1,4 @@
-#include "call.h"
+#include "softgpu/aten/call.h"
 
 #include <ATen/Context.h>
 #include <ATen/cuda/EmptyTensor.h>
@@ -8,10 +8,10 @@
 
 #include <algorithm>
 
-#include "launch.h"
-#include "pack.h"
-#include "record.h"
-#include "rehearse.h"
+#include "softgpu/aten/launch.h"
+#include "softgpu/aten/pack.h"
+#include "softgpu/aten/record.h"
+#include "softgpu/aten/rehearse.h"
 
 namespace softgpu::aten {
 namespace {

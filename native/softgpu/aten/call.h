@@ -3,7 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
 
-#include "operators.h"
+#include "softgpu/aten/operators.h"
 
 namespace softgpu::aten {
 

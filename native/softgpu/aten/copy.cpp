@@ -3,8 +3,8 @@
 #include <ATen/ops/copy_native.h>
 #include <ATen/ops/empty_like.h>
 
-#include "call.h"
-#include "special.h"
+#include "softgpu/aten/call.h"
+#include "softgpu/aten/special.h"
 
 namespace softgpu::aten {
 namespace {

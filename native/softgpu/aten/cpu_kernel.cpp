@@ -1,4 +1,4 @@
-#include "cpu_kernel.h"
+#include "softgpu/aten/cpu_kernel.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/record_function.h>

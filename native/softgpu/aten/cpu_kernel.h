@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "operators.h"
+#include "softgpu/aten/operators.h"
 
 namespace softgpu::aten {
 

@@ -3,7 +3,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones_like.h>
 
-#include "special.h"
+#include "softgpu/aten/special.h"
 
 namespace softgpu::aten {
 namespace {

@@ -1,4 +1,4 @@
-#include "execute.h"
+#include "softgpu/aten/execute.h"
 
 #include <c10/util/Exception.h>
 
@@ -6,11 +6,11 @@
 #include <string>
 #include <unordered_map>
 
-#include "cpu_kernel.h"
-#include "output_memory.h"
-#include "pack.h"
-#include "record.h"
-#include "unpack.h"
+#include "softgpu/aten/cpu_kernel.h"
+#include "softgpu/aten/output_memory.h"
+#include "softgpu/aten/pack.h"
+#include "softgpu/aten/record.h"
+#include "softgpu/aten/unpack.h"
 
 namespace softgpu::aten {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "../module.h"
+#include "softgpu/module.h"
 
 namespace softgpu::aten {
 

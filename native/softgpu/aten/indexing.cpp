@@ -1,7 +1,7 @@
 // Indexing accepts indices from the host, and masks, whose number of results only the device knows.
 #include <ATen/core/List.h>
 
-#include "special.h"
+#include "softgpu/aten/special.h"
 
 namespace softgpu::aten {
 namespace {

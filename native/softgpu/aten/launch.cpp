@@ -1,13 +1,13 @@
-#include "launch.h"
+#include "softgpu/aten/launch.h"
 
 #include <ATen/cuda/EmptyTensor.h>
 #include <c10/cuda/CUDAException.h>
 
 #include <array>
 
-#include "../module.h"
-#include "execute.h"
-#include "record.h"
+#include "softgpu/aten/execute.h"
+#include "softgpu/aten/record.h"
+#include "softgpu/module.h"
 
 // What nvcc's output calls; declared by CUDA only for nvcc's own use.
 extern "C" {

@@ -1,4 +1,4 @@
-#include "layout_cache.h"
+#include "softgpu/aten/layout_cache.h"
 
 #include <cstring>
 

@@ -5,11 +5,11 @@
 
 #include <unordered_set>
 
-#include "call.h"
-#include "launch.h"
-#include "operators.h"
-#include "output_memory.h"
-#include "special.h"
+#include "softgpu/aten/call.h"
+#include "softgpu/aten/launch.h"
+#include "softgpu/aten/operators.h"
+#include "softgpu/aten/output_memory.h"
+#include "softgpu/aten/special.h"
 
 namespace softgpu::aten {
 namespace {

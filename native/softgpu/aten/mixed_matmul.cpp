@@ -4,7 +4,7 @@
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/mm.h>
 
-#include "special.h"
+#include "softgpu/aten/special.h"
 
 namespace softgpu::aten {
 namespace {

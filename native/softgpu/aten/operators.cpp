@@ -1,4 +1,4 @@
-#include "operators.h"
+#include "softgpu/aten/operators.h"
 
 #include <algorithm>
 #include <array>

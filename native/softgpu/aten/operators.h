@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "layout_cache.h"
+#include "softgpu/aten/layout_cache.h"
 
 namespace softgpu::aten {
 

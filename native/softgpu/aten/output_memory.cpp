@@ -1,4 +1,4 @@
-#include "output_memory.h"
+#include "softgpu/aten/output_memory.h"
 
 #include <c10/core/CPUAllocator.h>
 

@@ -1,4 +1,4 @@
-#include "pack.h"
+#include "softgpu/aten/pack.h"
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/List.h>

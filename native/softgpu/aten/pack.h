@@ -5,8 +5,8 @@
 
 #include <optional>
 
-#include "operators.h"
-#include "record.h"
+#include "softgpu/aten/operators.h"
+#include "softgpu/aten/record.h"
 
 namespace softgpu::aten {
 

@@ -1,7 +1,7 @@
 // The cells that torch's recurrent layers use on CUDA, built from elementary operators.
 #include <ATen/ops/add.h>
 
-#include "special.h"
+#include "softgpu/aten/special.h"
 
 namespace softgpu::aten {
 namespace {

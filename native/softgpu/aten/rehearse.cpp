@@ -1,10 +1,10 @@
-#include "rehearse.h"
+#include "softgpu/aten/rehearse.h"
 
 #include <c10/util/Exception.h>
 #include <sys/mman.h>
 
-#include "cpu_kernel.h"
-#include "unpack.h"
+#include "softgpu/aten/cpu_kernel.h"
+#include "softgpu/aten/unpack.h"
 
 namespace softgpu::aten {
 namespace {

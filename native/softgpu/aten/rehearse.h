@@ -3,8 +3,8 @@
 #pragma once
 #include <memory>
 
-#include "layout_cache.h"
-#include "pack.h"
+#include "softgpu/aten/layout_cache.h"
+#include "softgpu/aten/pack.h"
 
 namespace softgpu::aten {
 

@@ -1,7 +1,7 @@
 // CUDA's softmax can take half precision and return single; the CPU's cannot, so the conversion is an
 // operator of its own here.
-#include "call.h"
-#include "special.h"
+#include "softgpu/aten/call.h"
+#include "softgpu/aten/special.h"
 
 namespace softgpu::aten {
 namespace {

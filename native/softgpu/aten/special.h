@@ -5,7 +5,7 @@
 #include <string>
 #include <unordered_set>
 
-#include "operators.h"
+#include "softgpu/aten/operators.h"
 
 namespace softgpu::aten {
 

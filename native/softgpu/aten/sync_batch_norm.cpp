@@ -3,7 +3,7 @@
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/var_mean.h>
 
-#include "special.h"
+#include "softgpu/aten/special.h"
 
 namespace softgpu::aten {
 namespace {

@@ -1,4 +1,4 @@
-#include "unpack.h"
+#include "softgpu/aten/unpack.h"
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/List.h>

@@ -4,8 +4,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
 
-#include "operators.h"
-#include "record.h"
+#include "softgpu/aten/operators.h"
+#include "softgpu/aten/record.h"
 
 namespace softgpu::aten {
 

@@ -8,8 +8,8 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "call.h"
-#include "special.h"
+#include "softgpu/aten/call.h"
+#include "softgpu/aten/special.h"
 
 namespace softgpu::aten {
 namespace {

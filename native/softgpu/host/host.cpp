@@ -3,7 +3,7 @@
 #pragma GCC visibility push(default)
 #include <cuda_runtime_api.h>
 
-#include "../module.h"
+#include "softgpu/module.h"
 
 extern "C" int softgpu_device_active(int device);
 #pragma GCC visibility pop

@@ -1,4 +1,4 @@
-#include "bell.h"
+#include "softgpu/nccl/bell.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>

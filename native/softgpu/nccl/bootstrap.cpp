@@ -1,4 +1,4 @@
-#include "bootstrap.h"
+#include "softgpu/nccl/bootstrap.h"
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -8,12 +8,12 @@
 #include <cstring>
 #include <utility>
 
-#include "failure.h"
-#include "greeting.h"
-#include "local_memory.h"
-#include "shared_segment.h"
-#include "sockets.h"
-#include "thread.h"
+#include "softgpu/nccl/failure.h"
+#include "softgpu/nccl/greeting.h"
+#include "softgpu/nccl/local_memory.h"
+#include "softgpu/nccl/shared_segment.h"
+#include "softgpu/nccl/sockets.h"
+#include "softgpu/nccl/thread.h"
 
 namespace softgpu::nccl {
 namespace {

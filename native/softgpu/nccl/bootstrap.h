@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "file_descriptor.h"
+#include "softgpu/nccl/file_descriptor.h"
 
 namespace softgpu::nccl {
 

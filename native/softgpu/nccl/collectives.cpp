@@ -1,11 +1,11 @@
-#include "collectives.h"
+#include "softgpu/nccl/collectives.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "../runtime/enqueue.h"
-#include "mismatch.h"
-#include "reduce_kernels.h"
+#include "softgpu/nccl/mismatch.h"
+#include "softgpu/nccl/reduce_kernels.h"
+#include "softgpu/runtime/enqueue.h"
 
 namespace softgpu::nccl {
 namespace {

@@ -5,8 +5,8 @@
 // takes what it needs from the others' slots). So all ranks share the work of a reduction, and a slot is used
 // again as soon as every rank has collected. Where nothing is computed, the second stage is empty.
 #pragma once
-#include "communicator.h"
-#include "operation.h"
+#include "softgpu/nccl/communicator.h"
+#include "softgpu/nccl/operation.h"
 
 namespace softgpu::nccl {
 

@@ -1,12 +1,12 @@
-#include "communicator.h"
+#include "softgpu/nccl/communicator.h"
 
 #include <algorithm>
 #include <cstdlib>
 
-#include "../runtime/enqueue.h"
-#include "bootstrap.h"
-#include "failure.h"
-#include "host.h"
+#include "softgpu/nccl/bootstrap.h"
+#include "softgpu/nccl/failure.h"
+#include "softgpu/nccl/host.h"
+#include "softgpu/runtime/enqueue.h"
 
 namespace softgpu::nccl {
 namespace {

@@ -14,10 +14,10 @@
 #include <utility>
 #include <vector>
 
-#include "../runtime/fault_registry.h"
-#include "link.h"
-#include "operation.h"
-#include "shared_segment.h"
+#include "softgpu/nccl/link.h"
+#include "softgpu/nccl/operation.h"
+#include "softgpu/nccl/shared_segment.h"
+#include "softgpu/runtime/fault_registry.h"
 
 namespace softgpu::nccl {
 

@@ -5,13 +5,13 @@
 #include <string>
 #include <vector>
 
-#include "../runtime/enqueue.h"
-#include "../runtime/fault_registry.h"
-#include "bootstrap.h"
-#include "communicator.h"
-#include "failure.h"
-#include "group.h"
-#include "membership.h"
+#include "softgpu/nccl/bootstrap.h"
+#include "softgpu/nccl/communicator.h"
+#include "softgpu/nccl/failure.h"
+#include "softgpu/nccl/group.h"
+#include "softgpu/nccl/membership.h"
+#include "softgpu/runtime/enqueue.h"
+#include "softgpu/runtime/fault_registry.h"
 
 struct ncclDevCommRequirements;
 struct ncclDevComm;

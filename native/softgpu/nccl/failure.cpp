@@ -1,4 +1,4 @@
-#include "failure.h"
+#include "softgpu/nccl/failure.h"
 
 #include <mutex>
 

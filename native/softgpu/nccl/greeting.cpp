@@ -1,4 +1,4 @@
-#include "greeting.h"
+#include "softgpu/nccl/greeting.h"
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -9,8 +9,8 @@
 #include <cstring>
 #include <type_traits>
 
-#include "failure.h"
-#include "sockets.h"
+#include "softgpu/nccl/failure.h"
+#include "softgpu/nccl/sockets.h"
 
 namespace softgpu::nccl {
 namespace {

@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "file_descriptor.h"
-#include "host.h"
-#include "secret.h"
+#include "softgpu/nccl/file_descriptor.h"
+#include "softgpu/nccl/host.h"
+#include "softgpu/nccl/secret.h"
 
 namespace softgpu::nccl {
 

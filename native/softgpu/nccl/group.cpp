@@ -1,12 +1,12 @@
-#include "group.h"
+#include "softgpu/nccl/group.h"
 
 #include <atomic>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "failure.h"
-#include "thread.h"
+#include "softgpu/nccl/failure.h"
+#include "softgpu/nccl/thread.h"
 
 namespace softgpu::nccl {
 namespace {

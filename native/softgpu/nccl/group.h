@@ -5,7 +5,7 @@
 #include <functional>
 #include <memory>
 
-#include "launch.h"
+#include "softgpu/nccl/launch.h"
 
 namespace softgpu::nccl {
 

@@ -1,4 +1,4 @@
-#include "host.h"
+#include "softgpu/nccl/host.h"
 
 #include <sys/utsname.h>
 #include <unistd.h>
@@ -7,7 +7,7 @@
 #include <fstream>
 #include <string>
 
-#include "secret.h"
+#include "softgpu/nccl/secret.h"
 
 namespace softgpu::nccl {
 namespace {

@@ -1,4 +1,4 @@
-#include "launch.h"
+#include "softgpu/nccl/launch.h"
 
 #include <algorithm>
 #include <condition_variable>
@@ -6,10 +6,10 @@
 #include <thread>
 #include <utility>
 
-#include "../runtime/enqueue.h"
-#include "failure.h"
-#include "progress.h"
-#include "thread.h"
+#include "softgpu/nccl/failure.h"
+#include "softgpu/nccl/progress.h"
+#include "softgpu/nccl/thread.h"
+#include "softgpu/runtime/enqueue.h"
 
 namespace softgpu::nccl {
 namespace {

@@ -3,8 +3,8 @@
 #include <memory>
 #include <vector>
 
-#include "communicator.h"
-#include "operation.h"
+#include "softgpu/nccl/communicator.h"
+#include "softgpu/nccl/operation.h"
 
 namespace softgpu::nccl {
 

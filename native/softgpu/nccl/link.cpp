@@ -1,4 +1,4 @@
-#include "link.h"
+#include "softgpu/nccl/link.h"
 
 namespace softgpu::nccl {
 

@@ -7,10 +7,10 @@
 #include <cstdint>
 #include <string>
 
-#include "network.h"
-#include "news.h"
-#include "operation.h"
-#include "shared_segment.h"
+#include "softgpu/nccl/network.h"
+#include "softgpu/nccl/news.h"
+#include "softgpu/nccl/operation.h"
+#include "softgpu/nccl/shared_segment.h"
 
 namespace softgpu::nccl {
 

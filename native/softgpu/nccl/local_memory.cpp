@@ -1,4 +1,4 @@
-#include "local_memory.h"
+#include "softgpu/nccl/local_memory.h"
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -7,9 +7,9 @@
 #include <cstdint>
 #include <cstring>
 
-#include "failure.h"
-#include "shared_segment.h"
-#include "sockets.h"
+#include "softgpu/nccl/failure.h"
+#include "softgpu/nccl/shared_segment.h"
+#include "softgpu/nccl/sockets.h"
 
 namespace softgpu::nccl {
 namespace {

@@ -4,9 +4,9 @@
 #pragma once
 #include <atomic>
 
-#include "file_descriptor.h"
-#include "greeting.h"
-#include "secret.h"
+#include "softgpu/nccl/file_descriptor.h"
+#include "softgpu/nccl/greeting.h"
+#include "softgpu/nccl/secret.h"
 
 namespace softgpu::nccl {
 

@@ -1,14 +1,14 @@
-#include "membership.h"
+#include "softgpu/nccl/membership.h"
 
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
 
-#include "../runtime/enqueue.h"
-#include "bootstrap.h"
-#include "communicator.h"
-#include "failure.h"
-#include "group.h"
+#include "softgpu/nccl/bootstrap.h"
+#include "softgpu/nccl/communicator.h"
+#include "softgpu/nccl/failure.h"
+#include "softgpu/nccl/group.h"
+#include "softgpu/runtime/enqueue.h"
 
 namespace softgpu::nccl {
 namespace {

@@ -1,4 +1,4 @@
-#include "mismatch.h"
+#include "softgpu/nccl/mismatch.h"
 
 #include <cstdio>
 

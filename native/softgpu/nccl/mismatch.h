@@ -1,7 +1,7 @@
 // What is said when the ranks' calls do not match.
 #pragma once
-#include "operation.h"
-#include "shared_segment.h"
+#include "softgpu/nccl/operation.h"
+#include "softgpu/nccl/shared_segment.h"
 
 namespace softgpu::nccl {
 

@@ -1,4 +1,4 @@
-#include "network.h"
+#include "softgpu/nccl/network.h"
 
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -12,8 +12,8 @@
 #include <type_traits>
 #include <utility>
 
-#include "failure.h"
-#include "thread.h"
+#include "softgpu/nccl/failure.h"
+#include "softgpu/nccl/thread.h"
 
 namespace softgpu::nccl {
 namespace {

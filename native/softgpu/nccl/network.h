@@ -16,9 +16,9 @@
 #include <thread>
 #include <vector>
 
-#include "bootstrap.h"
-#include "news.h"
-#include "shared_segment.h"
+#include "softgpu/nccl/bootstrap.h"
+#include "softgpu/nccl/news.h"
+#include "softgpu/nccl/shared_segment.h"
 
 namespace softgpu::nccl {
 

@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#include "operation.h"
+#include "softgpu/nccl/operation.h"
 
 namespace softgpu::nccl {
 

@@ -1,4 +1,4 @@
-#include "operation.h"
+#include "softgpu/nccl/operation.h"
 
 namespace softgpu::nccl {
 namespace {

@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-#include "../runtime/fault.h"
+#include "softgpu/runtime/fault.h"
 
 namespace softgpu::nccl {
 

@@ -1,10 +1,10 @@
-#include "point_to_point.h"
+#include "softgpu/nccl/point_to_point.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "../runtime/enqueue.h"
-#include "mismatch.h"
+#include "softgpu/nccl/mismatch.h"
+#include "softgpu/runtime/enqueue.h"
 
 namespace softgpu::nccl {
 

@@ -1,8 +1,8 @@
 // One send or receive, moved on chunk by chunk by whoever calls step(). A sender is done when its last chunk
 // is in the channel, whether the receiver has come or not, as with NCCL.
 #pragma once
-#include "communicator.h"
-#include "operation.h"
+#include "softgpu/nccl/communicator.h"
+#include "softgpu/nccl/operation.h"
 
 namespace softgpu::nccl {
 

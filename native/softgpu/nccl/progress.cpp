@@ -1,14 +1,14 @@
-#include "progress.h"
+#include "softgpu/nccl/progress.h"
 
 #include <algorithm>
 #include <deque>
 #include <map>
 #include <utility>
 
-#include "collectives.h"
-#include "failure.h"
-#include "point_to_point.h"
-#include "rehearsed_failure.h"
+#include "softgpu/nccl/collectives.h"
+#include "softgpu/nccl/failure.h"
+#include "softgpu/nccl/point_to_point.h"
+#include "softgpu/nccl/rehearsed_failure.h"
 
 namespace softgpu::nccl {
 namespace {

@@ -2,8 +2,8 @@
 #pragma once
 #include <vector>
 
-#include "communicator.h"
-#include "operation.h"
+#include "softgpu/nccl/communicator.h"
+#include "softgpu/nccl/operation.h"
 
 namespace softgpu::nccl {
 

@@ -1,9 +1,9 @@
-#include "reduce_kernels.h"
+#include "softgpu/nccl/reduce_kernels.h"
 
 #include <cstring>
 #include <type_traits>
 
-#include "narrow_floats.h"
+#include "softgpu/nccl/narrow_floats.h"
 
 namespace softgpu::nccl {
 namespace {

@@ -1,7 +1,7 @@
-#include "rehearsed_failure.h"
+#include "softgpu/nccl/rehearsed_failure.h"
 
-#include "../runtime/enqueue.h"
-#include "failure.h"
+#include "softgpu/nccl/failure.h"
+#include "softgpu/runtime/enqueue.h"
 
 namespace softgpu::nccl {
 

@@ -1,7 +1,7 @@
 // What happens to an operation that a fault was ordered for (runtime/fault.h).
 #pragma once
-#include "../runtime/fault.h"
-#include "communicator.h"
+#include "softgpu/nccl/communicator.h"
+#include "softgpu/runtime/fault.h"
 
 namespace softgpu::nccl {
 

@@ -1,4 +1,4 @@
-#include "secret.h"
+#include "softgpu/nccl/secret.h"
 
 #include <sys/random.h>
 
@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "failure.h"
+#include "softgpu/nccl/failure.h"
 
 namespace softgpu::nccl {
 namespace {

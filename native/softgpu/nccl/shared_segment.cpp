@@ -1,4 +1,4 @@
-#include "shared_segment.h"
+#include "softgpu/nccl/shared_segment.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "failure.h"
+#include "softgpu/nccl/failure.h"
 
 namespace softgpu::nccl {
 namespace {

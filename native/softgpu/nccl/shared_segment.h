@@ -10,10 +10,10 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "bell.h"
-#include "file_descriptor.h"
-#include "host.h"
-#include "operation.h"
+#include "softgpu/nccl/bell.h"
+#include "softgpu/nccl/file_descriptor.h"
+#include "softgpu/nccl/host.h"
+#include "softgpu/nccl/operation.h"
 
 namespace softgpu::nccl {
 

@@ -1,4 +1,4 @@
-#include "sockets.h"
+#include "softgpu/nccl/sockets.h"
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>
@@ -17,7 +17,7 @@
 #include <sstream>
 #include <vector>
 
-#include "failure.h"
+#include "softgpu/nccl/failure.h"
 
 namespace softgpu::nccl {
 namespace {

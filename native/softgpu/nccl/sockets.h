@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <string>
 
-#include "file_descriptor.h"
+#include "softgpu/nccl/file_descriptor.h"
 
 namespace softgpu::nccl {
 

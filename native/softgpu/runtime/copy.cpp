@@ -2,9 +2,9 @@
 // (pageable) is read before the call returns, or written before it does; everything else is asynchronous.
 #include <cstring>
 
-#include "device.h"
-#include "host_memory.h"
-#include "stream_functions.h"
+#include "softgpu/runtime/device.h"
+#include "softgpu/runtime/host_memory.h"
+#include "softgpu/runtime/stream_functions.h"
 
 namespace softgpu {
 namespace {

@@ -33,5 +33,5 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void*
 // context.
 int softgpu_device_active(int device);
 }
-#include "../module.h"
+#include "softgpu/module.h"
 #pragma GCC visibility pop

@@ -1,15 +1,15 @@
-#include "device.h"
+#include "softgpu/runtime/device.h"
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <thread>
 
-#include "enqueue.h"
-#include "fault_control.h"
-#include "fault_registry.h"
-#include "illegal_access.h"
-#include "process.h"
+#include "softgpu/runtime/enqueue.h"
+#include "softgpu/runtime/fault_control.h"
+#include "softgpu/runtime/fault_registry.h"
+#include "softgpu/runtime/illegal_access.h"
+#include "softgpu/runtime/process.h"
 
 namespace softgpu {
 namespace {

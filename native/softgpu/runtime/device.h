@@ -6,10 +6,10 @@
 #include <mutex>
 #include <vector>
 
-#include "device_memory.h"
-#include "error.h"
-#include "settings.h"
-#include "stream.h"
+#include "softgpu/runtime/device_memory.h"
+#include "softgpu/runtime/error.h"
+#include "softgpu/runtime/settings.h"
+#include "softgpu/runtime/stream.h"
 
 namespace softgpu {
 

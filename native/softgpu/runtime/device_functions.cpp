@@ -2,11 +2,11 @@
 #include <cstdio>
 #include <cstring>
 
-#include "device.h"
-#include "enqueue.h"
-#include "host_memory.h"
-#include "limits.h"
-#include "stream_functions.h"
+#include "softgpu/runtime/device.h"
+#include "softgpu/runtime/enqueue.h"
+#include "softgpu/runtime/host_memory.h"
+#include "softgpu/runtime/limits.h"
+#include "softgpu/runtime/stream_functions.h"
 
 namespace softgpu {
 namespace {

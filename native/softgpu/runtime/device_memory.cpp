@@ -1,12 +1,12 @@
-#include "device_memory.h"
+#include "softgpu/runtime/device_memory.h"
 
 #include <sys/mman.h>
 
 #include <atomic>
 #include <string>
 
-#include "error.h"
-#include "illegal_access.h"
+#include "softgpu/runtime/error.h"
+#include "softgpu/runtime/illegal_access.h"
 
 namespace softgpu {
 namespace {

@@ -6,8 +6,8 @@
 #include <map>
 #include <mutex>
 
-#include "range_allocator.h"
-#include "shared_file.h"
+#include "softgpu/runtime/range_allocator.h"
+#include "softgpu/runtime/shared_file.h"
 
 namespace softgpu {
 

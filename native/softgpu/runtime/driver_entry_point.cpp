@@ -1,7 +1,7 @@
 // Driver functions by name, out of softgpu's own libcuda.so.1.
 #include <dlfcn.h>
 
-#include "error.h"
+#include "softgpu/runtime/error.h"
 
 namespace softgpu {
 namespace {

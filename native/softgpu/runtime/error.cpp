@@ -1,4 +1,4 @@
-#include "error.h"
+#include "softgpu/runtime/error.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -16,7 +16,7 @@ struct KnownError {
 
 // As libcudart 13.0 names them; sorted by number.
 constexpr KnownError known_errors[] = {
-#include "known_errors.inc"
+#include "softgpu/runtime/known_errors.inc"
 };
 
 const KnownError* find_known(cudaError_t error) {

@@ -5,7 +5,7 @@
 #include <string>
 #include <system_error>
 
-#include "cudart.h"
+#include "softgpu/runtime/cudart.h"
 
 namespace softgpu {
 

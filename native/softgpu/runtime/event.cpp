@@ -3,10 +3,10 @@
 #include <cstring>
 #include <mutex>
 
-#include "device.h"
-#include "handles.h"
-#include "shared_recordings.h"
-#include "stream_functions.h"
+#include "softgpu/runtime/device.h"
+#include "softgpu/runtime/handles.h"
+#include "softgpu/runtime/shared_recordings.h"
+#include "softgpu/runtime/stream_functions.h"
 
 namespace softgpu {
 namespace {

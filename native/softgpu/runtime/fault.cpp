@@ -1,4 +1,4 @@
-#include "fault.h"
+#include "softgpu/runtime/fault.h"
 
 #include <algorithm>
 #include <charconv>

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "cudart.h"
+#include "softgpu/runtime/cudart.h"
 
 namespace softgpu {
 

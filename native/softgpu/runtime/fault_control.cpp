@@ -1,4 +1,4 @@
-#include "fault_control.h"
+#include "softgpu/runtime/fault_control.h"
 
 #include <fcntl.h>
 #include <sys/socket.h>
@@ -13,9 +13,9 @@
 #include <thread>
 #include <utility>
 
-#include "blocked_signals.h"
-#include "error.h"
-#include "fault_registry.h"
+#include "softgpu/runtime/blocked_signals.h"
+#include "softgpu/runtime/error.h"
+#include "softgpu/runtime/fault_registry.h"
 
 namespace softgpu {
 namespace {

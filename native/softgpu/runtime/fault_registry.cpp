@@ -1,5 +1,5 @@
 #pragma GCC visibility push(default)
-#include "../fault.h"
+#include "softgpu/fault.h"
 #pragma GCC visibility pop
 
 #include <algorithm>
@@ -10,8 +10,8 @@
 #include <mutex>
 #include <vector>
 
-#include "error.h"
-#include "fault_registry.h"
+#include "softgpu/runtime/error.h"
+#include "softgpu/runtime/fault_registry.h"
 
 namespace softgpu {
 namespace {

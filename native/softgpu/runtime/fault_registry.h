@@ -7,7 +7,7 @@
 #include <string_view>
 #include <thread>
 
-#include "fault.h"
+#include "softgpu/runtime/fault.h"
 
 namespace softgpu {
 

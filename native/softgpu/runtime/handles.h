@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "error.h"
+#include "softgpu/runtime/error.h"
 
 namespace softgpu {
 

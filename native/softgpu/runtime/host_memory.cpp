@@ -1,4 +1,4 @@
-#include "host_memory.h"
+#include "softgpu/runtime/host_memory.h"
 
 #include <sys/mman.h>
 

@@ -6,7 +6,7 @@
 #include <mutex>
 #include <optional>
 
-#include "device.h"
+#include "softgpu/runtime/device.h"
 
 namespace softgpu {
 

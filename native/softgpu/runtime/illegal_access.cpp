@@ -1,4 +1,4 @@
-#include "illegal_access.h"
+#include "softgpu/runtime/illegal_access.h"
 
 #include <signal.h>
 #include <sys/mman.h>

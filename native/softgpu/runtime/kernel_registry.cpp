@@ -1,4 +1,4 @@
-#include "kernel_registry.h"
+#include "softgpu/runtime/kernel_registry.h"
 
 #include <pthread.h>
 

@@ -2,7 +2,7 @@
 #pragma once
 #include <cstddef>
 
-#include "error.h"
+#include "softgpu/runtime/error.h"
 
 namespace softgpu {
 

@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "device.h"
-#include "enqueue.h"
-#include "fault_registry.h"
-#include "kernel_registry.h"
-#include "limits.h"
-#include "stream_functions.h"
+#include "softgpu/runtime/device.h"
+#include "softgpu/runtime/enqueue.h"
+#include "softgpu/runtime/fault_registry.h"
+#include "softgpu/runtime/kernel_registry.h"
+#include "softgpu/runtime/limits.h"
+#include "softgpu/runtime/stream_functions.h"
 
 namespace softgpu {
 namespace {

@@ -1,9 +1,9 @@
 // Allocation: device memory, pinned and registered host memory, and what a pointer is.
 #include <cstring>
 
-#include "device.h"
-#include "fault_registry.h"
-#include "host_memory.h"
+#include "softgpu/runtime/device.h"
+#include "softgpu/runtime/fault_registry.h"
+#include "softgpu/runtime/host_memory.h"
 
 using namespace softgpu;
 

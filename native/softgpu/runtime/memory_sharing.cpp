@@ -1,7 +1,7 @@
 // Device memory between processes (CUDA's IPC memory).
 #include <cstring>
 
-#include "device.h"
+#include "softgpu/runtime/device.h"
 
 using namespace softgpu;
 

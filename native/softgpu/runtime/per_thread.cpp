@@ -1,6 +1,6 @@
 // The twins of functions for programs built with --default-stream per-thread: null means the thread's own
 // default stream.
-#include "cudart.h"
+#include "softgpu/runtime/cudart.h"
 
 namespace {
 

@@ -1,11 +1,11 @@
-#include "process.h"
+#include "softgpu/runtime/process.h"
 
 #include <pthread.h>
 
 #include <atomic>
 #include <cstdlib>
 
-#include "error.h"
+#include "softgpu/runtime/error.h"
 
 namespace softgpu {
 namespace {

@@ -1,4 +1,4 @@
-#include "settings.h"
+#include "softgpu/runtime/settings.h"
 
 #include <algorithm>
 #include <charconv>
@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "error.h"
+#include "softgpu/runtime/error.h"
 
 namespace softgpu {
 namespace {

@@ -1,4 +1,4 @@
-#include "shared_file.h"
+#include "softgpu/runtime/shared_file.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -13,7 +13,7 @@
 #include <cstring>
 #include <string>
 
-#include "error.h"
+#include "softgpu/runtime/error.h"
 
 namespace softgpu {
 namespace {

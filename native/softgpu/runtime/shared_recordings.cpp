@@ -1,4 +1,4 @@
-#include "shared_recordings.h"
+#include "softgpu/runtime/shared_recordings.h"
 
 #include <linux/futex.h>
 #include <sys/mman.h>

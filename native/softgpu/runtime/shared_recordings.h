@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <memory>
 
-#include "device.h"
-#include "shared_file.h"
+#include "softgpu/runtime/device.h"
+#include "softgpu/runtime/shared_file.h"
 
 namespace softgpu {
 

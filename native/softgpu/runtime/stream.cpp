@@ -1,4 +1,4 @@
-#include "stream.h"
+#include "softgpu/runtime/stream.h"
 
 #include <pthread.h>
 #include <unistd.h>
@@ -8,10 +8,10 @@
 #include <string>
 #include <thread>
 
-#include "blocked_signals.h"
-#include "device.h"
-#include "error.h"
-#include "process.h"
+#include "softgpu/runtime/blocked_signals.h"
+#include "softgpu/runtime/device.h"
+#include "softgpu/runtime/error.h"
+#include "softgpu/runtime/process.h"
 
 namespace softgpu {
 namespace {

@@ -1,11 +1,11 @@
-#include "stream_functions.h"
+#include "softgpu/runtime/stream_functions.h"
 
 #include <algorithm>
 #include <map>
 
-#include "enqueue.h"
-#include "handles.h"
-#include "process.h"
+#include "softgpu/runtime/enqueue.h"
+#include "softgpu/runtime/handles.h"
+#include "softgpu/runtime/process.h"
 
 namespace softgpu {
 namespace {

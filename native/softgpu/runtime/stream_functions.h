@@ -1,7 +1,7 @@
 #pragma once
 #include <memory>
 
-#include "device.h"
+#include "softgpu/runtime/device.h"
 
 namespace softgpu {
 

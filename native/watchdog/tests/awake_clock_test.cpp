@@ -1,4 +1,4 @@
-#include "awake_clock.h"
+#include "watchdog/awake_clock.h"
 
 #include <gtest/gtest.h>
 

@@ -3,7 +3,7 @@
 #include <mutex>
 #include <set>
 
-#include "event.h"
+#include "watchdog/event.h"
 
 namespace jitckpt::watchdog {
 

@@ -1,4 +1,4 @@
-#include "rest.h"
+#include "watchdog/rest.h"
 
 #include <gtest/gtest.h>
 

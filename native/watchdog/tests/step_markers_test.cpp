@@ -1,4 +1,4 @@
-#include "step_markers.h"
+#include "watchdog/step_markers.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "fake_events.h"
+#include "watchdog/tests/fake_events.h"
 
 namespace jitckpt::watchdog {
 namespace {

@@ -1,4 +1,4 @@
-#include "step_pace.h"
+#include "watchdog/step_pace.h"
 
 #include <gtest/gtest.h>
 

@@ -1,11 +1,11 @@
-#include "watch_list.h"
+#include "watchdog/watch_list.h"
 
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <thread>
 
-#include "fake_events.h"
+#include "watchdog/tests/fake_events.h"
 
 namespace jitckpt::watchdog {
 namespace {

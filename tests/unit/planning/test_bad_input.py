@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jitckpt.cli import main
-from jitckpt.planning.check import InvalidInput
+from jitckpt.decisions.check import InvalidInput
 from jitckpt.planning.cluster import EXAMPLE, SCOPES, TAKES, parse_description
 
 # Every optional key, which the example has as comments at most.

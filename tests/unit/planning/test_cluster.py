@@ -4,9 +4,10 @@ from pathlib import Path
 import pytest
 from descriptions import describe, failure, text, triggers
 
-from jitckpt.planning.check import InvalidInput
+from jitckpt.decisions.check import InvalidInput
+from jitckpt.decisions.sizes import show_bytes
 from jitckpt.planning.cluster import EXAMPLE, Trigger, parse_description, read_description
-from jitckpt.planning.units import BYTES, BYTES_PER_SECOND, SECONDS, quantity, show_bytes, show_seconds
+from jitckpt.planning.units import BYTES, BYTES_PER_SECOND, SECONDS, quantity, show_seconds
 
 
 def test_the_example_is_read() -> None:

@@ -3,8 +3,8 @@ from dataclasses import replace
 
 import pytest
 
+from jitckpt.decisions.check import InvalidInput
 from jitckpt.planning import cost
-from jitckpt.planning.check import InvalidInput
 
 # Table 4 of the JIT paper; failures as on 992 GPUs of OPT-175B.
 BERT = cost.Job(1024, 2e-3, 5.0, 9.9, 0.418, 0.00003 / 0.418)

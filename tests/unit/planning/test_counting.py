@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jitckpt.planning.check import InvalidInput
+from jitckpt.decisions.check import InvalidInput
+from jitckpt.decisions.placement import BUFFERS, Machine, mixed_placement, place, ring_placement
 from jitckpt.planning.counting import (
     corollary_1,
     placement_recovery_probability,
@@ -17,7 +18,6 @@ from jitckpt.planning.counting import (
     surviving_losses_of_groups,
     surviving_losses_of_ring,
 )
-from jitckpt.planning.placement import BUFFERS, Machine, mixed_placement, place, ring_placement
 
 
 def brute_force(holders: tuple[tuple[int, ...], ...], machines: int) -> list[int]:

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from jitckpt.decisions.check import InvalidInput
 from jitckpt.planning import cost, exact
-from jitckpt.planning.check import InvalidInput
 from jitckpt.planning.exact import FailureKind, Schedule
 
 

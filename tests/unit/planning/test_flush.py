@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from linear_program import blocking_seconds, disagreement, random_flush
 
-from jitckpt.planning.check import InvalidInput
+from jitckpt.decisions.check import InvalidInput
 from jitckpt.planning.flush import (
     Flush,
     FlushSchedule,

@@ -12,13 +12,13 @@ from functools import partial
 import pytest
 from descriptions import describe, failure, large
 
+from jitckpt.decisions.check import InvalidInput
+from jitckpt.decisions.placement import Machine, mixed_placement, place, ring_placement
 from jitckpt.planning import cost, counting, exact, redundancy, survival
-from jitckpt.planning.check import InvalidInput
 from jitckpt.planning.failures import exponential_failures
 from jitckpt.planning.flush import Flush, FlushSchedule, baseline, greedy, min_time_max_flow
 from jitckpt.planning.flush import exact as exact_flush
 from jitckpt.planning.mesh import Mesh
-from jitckpt.planning.placement import Machine, mixed_placement, place, ring_placement
 from jitckpt.planning.plan import analyse
 from jitckpt.planning.policies import parse_policy
 from jitckpt.planning.simulator import simulate

@@ -12,10 +12,10 @@ from fractions import Fraction
 import pytest
 from test_flush import example_of_the_paper
 
+from jitckpt.decisions.placement import mixed_placement
 from jitckpt.planning import cost, flush, redundancy
 from jitckpt.planning.counting import corollary_1, recovery_probability
 from jitckpt.planning.papers import REPRODUCTIONS
-from jitckpt.planning.placement import mixed_placement
 from jitckpt.planning.traffic import Link
 from jitckpt.planning.units import DAY_SECONDS, HOUR_SECONDS
 

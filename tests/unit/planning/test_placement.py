@@ -9,9 +9,9 @@ from descriptions import text as cluster_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jitckpt.planning.check import InvalidInput
+from jitckpt.decisions.check import InvalidInput
+from jitckpt.decisions.placement import BUFFERS, Machine, mixed_placement, place, ring_placement
 from jitckpt.planning.cluster import Description, parse_description
-from jitckpt.planning.placement import BUFFERS, Machine, mixed_placement, place, ring_placement
 from jitckpt.planning.policies import Gemini, lost_by, parse_policy
 
 

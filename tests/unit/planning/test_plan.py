@@ -7,7 +7,7 @@ import pytest
 from descriptions import describe, failure, large, text, triggers
 
 from jitckpt.cli import main
-from jitckpt.planning.check import InvalidInput
+from jitckpt.decisions.check import InvalidInput
 from jitckpt.planning.cluster import EXAMPLE, Description
 from jitckpt.planning.counting import recovery_probability
 from jitckpt.planning.papers import REPRODUCTIONS

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jitckpt.decisions.check import InvalidInput
 from jitckpt.planning import redundancy
-from jitckpt.planning.check import InvalidInput
 from jitckpt.planning.mesh import Mesh, loses_a_shard
 
 

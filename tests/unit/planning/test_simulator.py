@@ -12,8 +12,8 @@ from descriptions import describe, failure, large, triggers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from jitckpt.decisions.check import InvalidInput
 from jitckpt.planning import cost, exact
-from jitckpt.planning.check import InvalidInput
 from jitckpt.planning.cluster import Description
 from jitckpt.planning.counting import recovery_probability
 from jitckpt.planning.failures import (

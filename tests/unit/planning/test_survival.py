@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from jitckpt.planning.check import InvalidInput
+from jitckpt.decisions.check import InvalidInput
 from jitckpt.planning.survival import (
     Weibull,
     group_survival,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitckpt.planning.check import InvalidInput
+from jitckpt.decisions.check import InvalidInput
 from jitckpt.planning.traffic import (
     Link,
     Span,

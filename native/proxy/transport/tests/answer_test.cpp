@@ -1,13 +1,13 @@
-#include "answer.h"
+#include "proxy/transport/answer.h"
 
 #include <gtest/gtest.h>
 
 #include <string>
 #include <thread>
 
-#include "log_reader.h"
-#include "log_writer.h"
-#include "shared_file.h"
+#include "proxy/transport/log_reader.h"
+#include "proxy/transport/log_writer.h"
+#include "proxy/transport/shared_file.h"
 
 namespace jitckpt::proxy {
 namespace {

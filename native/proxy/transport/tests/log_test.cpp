@@ -10,9 +10,9 @@
 #include <thread>
 #include <vector>
 
-#include "log_reader.h"
-#include "log_writer.h"
-#include "shared_file.h"
+#include "proxy/transport/log_reader.h"
+#include "proxy/transport/log_writer.h"
+#include "proxy/transport/shared_file.h"
 
 namespace jitckpt::proxy {
 namespace {

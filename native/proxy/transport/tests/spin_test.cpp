@@ -1,4 +1,4 @@
-#include "spin.h"
+#include "proxy/transport/spin.h"
 
 #include <gtest/gtest.h>
 

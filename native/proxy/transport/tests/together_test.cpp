@@ -1,5 +1,5 @@
 // The step barrier: who waits goes on when all have come, in this recovery, and not before.
-#include "together.h"
+#include "proxy/transport/together.h"
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>

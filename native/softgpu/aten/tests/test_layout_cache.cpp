@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "../layout_cache.h"
+#include "softgpu/aten/layout_cache.h"
 
 namespace softgpu::aten {
 namespace {

@@ -4,7 +4,7 @@
 #include <array>
 #include <thread>
 
-#include "../output_memory.h"
+#include "softgpu/aten/output_memory.h"
 
 namespace softgpu::aten {
 namespace {

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "../record.h"
+#include "softgpu/aten/record.h"
 
 namespace softgpu::aten {
 namespace {

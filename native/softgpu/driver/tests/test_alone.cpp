@@ -1,7 +1,7 @@
 // In a process without softgpu's runtime.
 #include <cuda.h>
 
-#include "driver_library.h"
+#include "softgpu/driver/tests/driver_library.h"
 
 TEST(DriverAlone, HasNoDevice) {
   int count = -1, active = -1;

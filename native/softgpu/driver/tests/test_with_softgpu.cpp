@@ -4,7 +4,7 @@
 
 #include <cstdlib>
 
-#include "driver_library.h"
+#include "softgpu/driver/tests/driver_library.h"
 
 TEST(Driver, TellsOfTheDevices) {
   EXPECT_EQ(driver_call("cuInit", 0u), CUDA_SUCCESS);

@@ -8,8 +8,8 @@
 #include <random>
 #include <string>
 
-#include "rank_processes.h"
-#include "reference.h"
+#include "softgpu/nccl/tests/rank_processes.h"
+#include "softgpu/nccl/tests/reference.h"
 
 namespace {
 

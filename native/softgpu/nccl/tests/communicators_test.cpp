@@ -9,7 +9,7 @@
 #include <string>
 #include <thread>
 
-#include "rank_processes.h"
+#include "softgpu/nccl/tests/rank_processes.h"
 
 namespace {
 

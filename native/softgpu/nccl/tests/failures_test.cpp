@@ -12,10 +12,10 @@
 #include <string>
 #include <thread>
 
-#include "../../runtime/enqueue.h"
-#include "../failure.h"
-#include "../sockets.h"
-#include "rank_processes.h"
+#include "softgpu/nccl/failure.h"
+#include "softgpu/nccl/sockets.h"
+#include "softgpu/nccl/tests/rank_processes.h"
+#include "softgpu/runtime/enqueue.h"
 
 extern "C" {  // of a header of its own, whose types softgpu has no use for
 struct ncclDevCommRequirements;

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "../../fault.h"
-#include "rank_processes.h"
+#include "softgpu/fault.h"
+#include "softgpu/nccl/tests/rank_processes.h"
 
 namespace {
 

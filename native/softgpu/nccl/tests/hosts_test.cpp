@@ -9,10 +9,10 @@
 #include <string>
 #include <thread>
 
-#include "../failure.h"
-#include "../sockets.h"
-#include "namespaces.h"
-#include "rank_processes.h"
+#include "softgpu/nccl/failure.h"
+#include "softgpu/nccl/sockets.h"
+#include "softgpu/nccl/tests/namespaces.h"
+#include "softgpu/nccl/tests/rank_processes.h"
 
 namespace {
 

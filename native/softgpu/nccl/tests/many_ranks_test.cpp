@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "rank_processes.h"
+#include "softgpu/nccl/tests/rank_processes.h"
 
 namespace {
 

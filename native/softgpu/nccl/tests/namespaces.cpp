@@ -1,4 +1,4 @@
-#include "namespaces.h"
+#include "softgpu/nccl/tests/namespaces.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

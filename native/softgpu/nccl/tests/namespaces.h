@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "../file_descriptor.h"
+#include "softgpu/nccl/file_descriptor.h"
 
 class Namespaces {
  public:

@@ -1,5 +1,5 @@
 // What is under the connections between hosts: the secret, addresses, and strangers who connect.
-#include "../network.h"
+#include "softgpu/nccl/network.h"
 
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -15,13 +15,13 @@
 #include <utility>
 #include <vector>
 
-#include "../failure.h"
-#include "../greeting.h"
-#include "../host.h"
-#include "../news.h"
-#include "../secret.h"
-#include "../sockets.h"
-#include "rank_processes.h"
+#include "softgpu/nccl/failure.h"
+#include "softgpu/nccl/greeting.h"
+#include "softgpu/nccl/host.h"
+#include "softgpu/nccl/news.h"
+#include "softgpu/nccl/secret.h"
+#include "softgpu/nccl/sockets.h"
+#include "softgpu/nccl/tests/rank_processes.h"
 
 namespace {
 

@@ -6,8 +6,8 @@
 #include <memory>
 #include <random>
 
-#include "rank_processes.h"
-#include "reference.h"
+#include "softgpu/nccl/tests/rank_processes.h"
+#include "softgpu/nccl/tests/reference.h"
 
 namespace {
 

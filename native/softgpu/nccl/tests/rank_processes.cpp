@@ -1,4 +1,4 @@
-#include "rank_processes.h"
+#include "softgpu/nccl/tests/rank_processes.h"
 
 #include <signal.h>
 #include <sys/mman.h>

@@ -1,5 +1,5 @@
 // The arithmetic of one rank, against the reference.
-#include "../reduce_kernels.h"
+#include "softgpu/nccl/reduce_kernels.h"
 
 #include <gtest/gtest.h>
 
@@ -9,9 +9,9 @@
 #include <limits>
 #include <random>
 
-#include "../narrow_floats.h"
-#include "../operation.h"
-#include "reference.h"
+#include "softgpu/nccl/narrow_floats.h"
+#include "softgpu/nccl/operation.h"
+#include "softgpu/nccl/tests/reference.h"
 
 namespace softgpu::nccl {
 namespace {

@@ -1,4 +1,4 @@
-#include "reference.h"
+#include "softgpu/nccl/tests/reference.h"
 
 #include <algorithm>
 #include <cmath>

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "rank_processes.h"
+#include "softgpu/nccl/tests/rank_processes.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "support.h"
+#include "softgpu/runtime/tests/support.h"
 
 #include <cstdlib>
 #include <memory>

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <vector>
 
-#include "../cudart.h"
+#include "softgpu/runtime/cudart.h"
 
 // Fails the test with CUDA's own words.
 void expect_success(cudaError_t error, const char* file, int line);

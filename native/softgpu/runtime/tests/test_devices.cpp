@@ -2,7 +2,7 @@
 #include <string>
 #include <thread>
 
-#include "support.h"
+#include "softgpu/runtime/tests/support.h"
 
 extern "C" int softgpu_device_active(int device);
 

@@ -3,7 +3,7 @@
 #include <string>
 #include <thread>
 
-#include "support.h"
+#include "softgpu/runtime/tests/support.h"
 
 extern "C" cudaError_t
 cudaGraphLaunch_ptsz();  // as a program sees it that was built for per-thread default streams

@@ -1,6 +1,6 @@
 #include <thread>
 
-#include "support.h"
+#include "softgpu/runtime/tests/support.h"
 
 using Numbers = std::vector<int>;
 

@@ -14,8 +14,8 @@
 #include <random>
 #include <string>
 
-#include "../fault_control.h"
-#include "support.h"
+#include "softgpu/runtime/fault_control.h"
+#include "softgpu/runtime/tests/support.h"
 
 namespace {
 

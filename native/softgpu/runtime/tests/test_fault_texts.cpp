@@ -5,7 +5,7 @@
 #include <random>
 #include <string>
 
-#include "../fault.h"
+#include "softgpu/runtime/fault.h"
 
 using softgpu::Fault;
 using softgpu::FaultKind;

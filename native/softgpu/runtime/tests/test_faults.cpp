@@ -5,9 +5,9 @@
 #include <string>
 #include <thread>
 
-#include "../../fault.h"
-#include "../fault_registry.h"
-#include "support.h"
+#include "softgpu/fault.h"
+#include "softgpu/runtime/fault_registry.h"
+#include "softgpu/runtime/tests/support.h"
 
 namespace {
 

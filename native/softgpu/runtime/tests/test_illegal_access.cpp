@@ -6,8 +6,8 @@
 #include <string>
 #include <thread>
 
-#include "../enqueue.h"
-#include "support.h"
+#include "softgpu/runtime/enqueue.h"
+#include "softgpu/runtime/tests/support.h"
 
 namespace {
 

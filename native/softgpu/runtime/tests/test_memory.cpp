@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <thread>
 
-#include "support.h"
+#include "softgpu/runtime/tests/support.h"
 
 namespace {
 

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "../range_allocator.h"
+#include "softgpu/runtime/range_allocator.h"
 
 using softgpu::RangeAllocator;
 

@@ -2,8 +2,8 @@
 
 #include <cstdlib>
 
-#include "../error.h"
-#include "../settings.h"
+#include "softgpu/runtime/error.h"
+#include "softgpu/runtime/settings.h"
 
 using softgpu::visible_devices;
 using Devices = std::vector<int>;

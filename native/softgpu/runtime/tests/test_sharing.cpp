@@ -13,7 +13,7 @@
 #include <string>
 #include <type_traits>
 
-#include "support.h"
+#include "softgpu/runtime/tests/support.h"
 
 using Numbers = std::vector<int>;
 

@@ -3,7 +3,7 @@
 #include <random>
 #include <set>
 
-#include "support.h"
+#include "softgpu/runtime/tests/support.h"
 
 namespace {
 

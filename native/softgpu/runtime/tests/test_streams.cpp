@@ -3,7 +3,7 @@
 #include <string>
 #include <thread>
 
-#include "support.h"
+#include "softgpu/runtime/tests/support.h"
 
 using Numbers = std::vector<int>;
 

@@ -3,7 +3,8 @@
 Programs between the two may close what they inherit (sudo, conda run, a daemon), and the training may start
 processes that inherit the variables, but not the descriptors. Then the number is some file of somebody
 else's, which must not be touched. So beside the numbers the environment says what they are: device and inode,
-by which an open file is known for as long as it is open anywhere.
+by which an open file is known for as long as it is open anywhere. A worker that CRIU has made anew has
+others in their places; those it knows by who made the other end of its socket.
 """
 
 import json
@@ -11,19 +12,21 @@ import multiprocessing
 import os
 import socket
 import stat
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jitckpt.errors import JitckptError
 from jitckpt.system import lifeline
+from jitckpt.wire.environment import AGENT_FD, COPIES_FD, DESCRIPTORS, LIFELINE_FD, MEMORY_FD, STATE_FD
 
-AGENT = "JITCKPT_AGENT_FD"  # the socket to the agent
-STATE = "JITCKPT_STATE_FD"  # the memory of what this rank alone knows
-LIFELINE = lifeline.DESCRIPTOR
-COPIES = "JITCKPT_COPIES_FD"  # there are several hosts, and this one's agent has copies made on another
-PROOF = "JITCKPT_DESCRIPTORS"  # JSON: the worker's rank, and of each of these its device and inode
+AGENT, STATE, LIFELINE, MEMORY, COPIES, PROOF = (
+    variable.name for variable in (AGENT_FD, STATE_FD, LIFELINE_FD, MEMORY_FD, COPIES_FD, DESCRIPTORS)
+)
 
 _SOCKETS = (AGENT, COPIES)
+_MAKER = "agent"  # in PROOF: the number of the process that has made the sockets
+_PEER = struct.Struct("iii")  # struct ucred: process, user, group
 
 
 class NotOursError(JitckptError):
@@ -32,18 +35,20 @@ class NotOursError(JitckptError):
 
 @dataclass(frozen=True)
 class Given:
-    """What the agent has given this process. copies: None where there is one host."""
+    """What the agent has given this process. copies: None where there is one host. memory: or no tier."""
 
     rank: int
     agent: int
     state: int
     lifeline: int | None
     copies: int | None
+    memory: int | None = None
 
 
 def proof(rank: int, descriptors: Mapping[str, int]) -> str:
     """Return the value of PROOF for descriptors that stand under these names in the rank's environment."""
-    return json.dumps({"rank": rank} | {name: _identity(number) for name, number in descriptors.items()})
+    identities = {name: _identity(number) for name, number in descriptors.items()}
+    return json.dumps({"rank": rank, _MAKER: os.getpid()} | identities)
 
 
 def given(environment: Mapping[str, str] = os.environ) -> Given | None:
@@ -66,10 +71,11 @@ def given(environment: Mapping[str, str] = os.environ) -> Given | None:
             _checked(STATE, environment, told),
             _checked(LIFELINE, environment, told) if LIFELINE in told else None,
             _checked(COPIES, environment, told) if COPIES in told else None,
+            _checked(MEMORY, environment, told) if MEMORY in told else None,
         )
     except (KeyError, TypeError, ValueError, OSError) as error:
         raise NotOursError(
-            "What the agent gave this process under the numbers in JITCKPT_AGENT_FD and JITCKPT_STATE_FD is "
+            f"What the agent gave this process under the numbers in {AGENT} and {STATE} is "
             f"not there ({error}): a program between them has closed it (sudo, conda run, a daemon), or the "
             "training has started this process itself."
         ) from error
@@ -87,7 +93,7 @@ def claim(rank: int) -> Given | None:
         raise NotOursError(f"This process is rank {rank}, and was started as rank {found.rank}.")
     if found.lifeline is not None and not lifeline.hold(found.lifeline):
         raise NotOursError(f"Another process of rank {rank}, which may have started this one, is protected.")
-    for number in (found.agent, found.state, found.lifeline, found.copies):
+    for number in (found.agent, found.state, found.lifeline, found.copies, found.memory):
         if number is not None:
             os.set_inheritable(number, False)
     return found
@@ -96,7 +102,7 @@ def claim(rank: int) -> Given | None:
 def _checked(name: str, environment: Mapping[str, str], told: Mapping[str, object]) -> int:
     """Return the number of a descriptor that is what it was. Raises OSError, KeyError or ValueError."""
     number = int(environment[name])
-    if _identity(number) != told[name]:
+    if _identity(number) != told[name] and not _is_made_anew(environment, told):
         raise ValueError(f"descriptor {number} is another file")
     if name in _SOCKETS:
         with socket.socket(fileno=os.dup(number)) as one:
@@ -105,6 +111,16 @@ def _checked(name: str, environment: Mapping[str, str], told: Mapping[str, objec
     elif not os.readlink(f"/proc/self/fd/{number}").startswith("/memfd:jitckpt-"):
         raise ValueError(f"descriptor {number} is no memory of jitckpt's")
     return number
+
+
+def _is_made_anew(environment: Mapping[str, str], told: Mapping[str, object]) -> bool:
+    """Return whether the socket to the agent is another of the same agent's. Raises OSError or KeyError."""
+    number = int(environment[AGENT])
+    if _identity(number) == told[AGENT] or not stat.S_ISSOCK(os.fstat(number).st_mode):
+        return False
+    with socket.socket(fileno=os.dup(number)) as one:
+        peer = one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    return _PEER.unpack(peer)[:2] == (told.get(_MAKER), os.getuid())
 
 
 def _identity(number: int) -> list[int]:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from jitckpt.planning.check import InvalidInput, number, whole
-from jitckpt.planning.max_flow import FlowNetwork
-from jitckpt.planning.units import show_bytes
+from jitckpt.decisions.check import InvalidInput, number, whole
+from jitckpt.decisions.max_flow import FlowNetwork
+from jitckpt.decisions.sizes import show_bytes
 
 BUFFERS = 2  # of each checkpoint: the last whole one and the one being written
 

@@ -1,0 +1,107 @@
+"""The agent's side of the keeper (tiers/keeper.py), which it starts, or finds as an agent before left it."""
+
+import os
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import xxhash
+
+from jitckpt.agent.processes.children import starting, waited_for
+from jitckpt.errors import JitckptError
+from jitckpt.system import process_tree
+from jitckpt.tiers import host_memory, keeper
+
+MOST_AGENTS = 64  # of one job in one network namespace
+ANSWER_SECONDS = 10.0
+END_SECONDS = 5.0
+_PROGRAM = "import sys; sys.path.append(sys.argv.pop(1)); from jitckpt.tiers.keeper import main; main()"
+
+
+class KeptMemory:
+    """A connection to the keeper. descriptors: by rank, what it has held for an agent before this one."""
+
+    def __init__(self, job: str, keep_seconds: float) -> None:
+        """job: what tells the job from others of this user on this host. Raises JitckptError or OSError."""
+        self.descriptors: dict[int, int] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+        key = xxhash.xxh3_128_hexdigest(job.encode())
+        for number in range(MOST_AGENTS):
+            name = f"\0jitckpt memory keeper {os.getuid()} {key} {number}"
+            if self._connect(name) or self._start(name, keep_seconds):
+                return
+        raise JitckptError(f"{MOST_AGENTS} agents of this job run on this host already.")
+
+    def hold(self, rank: int, descriptor: int) -> None:
+        """Have a memfd outlive this process. Raises OSError if the keeper has been killed."""
+        keeper.send(self._socket, {"hold": rank}, descriptor)
+
+    def drop(self, rank: int) -> None:
+        with suppress(OSError):
+            keeper.send(self._socket, {"drop": rank})
+
+    def close(self, *, end: bool) -> None:
+        """Let go of it; end: nothing in it is needed any more."""
+        if end:
+            with suppress(OSError):
+                keeper.send(self._socket, {"end": True})
+        self._socket.close()
+        if self._process is not None and end:
+            try:
+                self._process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            waited_for(self._process.pid)
+
+    def _connect(self, name: str) -> bool:
+        """Connect to a keeper that is there, and free. Takes no other user's for one."""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.settimeout(ANSWER_SECONDS)
+        try:
+            self._socket.connect(name)
+            if keeper.uid_of(self._socket) == os.getuid() and self._take():
+                return True
+        except OSError:  # nobody listens there, or it has just ended
+            pass
+        self._socket.close()
+        return False
+
+    def _take(self) -> bool:
+        while (heard := keeper.receive(self._socket)) is not None:
+            match heard:
+                case ({"rank": int(rank)}, int(descriptor)):
+                    if host_memory.is_one(descriptor):
+                        self.descriptors[rank] = descriptor
+                    else:
+                        os.close(descriptor)
+                case ({"held": int(_)}, _):
+                    return True
+                case _:
+                    return False
+        return False
+
+    def _start(self, name: str, keep_seconds: float) -> bool:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            try:
+                listener.bind(name)
+            except OSError:  # it is another agent's, or another user's
+                return False
+            listener.listen()
+            root = str(Path(__file__).parents[2])
+            environment = {key: value for key, value in os.environ.items() if key != process_tree.MARK}
+            with starting() as note:
+                # Without the job's mark: what ends all processes of a job whose agent was killed spares it.
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", "-c", _PROGRAM, root, str(keep_seconds)],
+                    stdin=listener.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,  # who reads the agent's does not wait for this process's end
+                    cwd="/",
+                    env=environment,
+                    start_new_session=True,
+                )
+                note(self._process.pid)
+        return self._connect(name)

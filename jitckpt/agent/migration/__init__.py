@@ -1,0 +1,1 @@
+"""Worker processes are dumped by CRIU and made again."""

@@ -1,0 +1,141 @@
+"""What /proc and the kernel's socket tables say of processes: the facts for decisions/belongings.py."""
+
+import contextlib
+import os
+import re
+import socket
+import stat
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from jitckpt.decisions.belongings import ESTABLISHED, LISTENS, OpenFile, Process, Socket
+from jitckpt.system import process_tree
+
+# From linux/sock_diag.h and linux/unix_diag.h.
+_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
+_NLM_F_REQUEST_DUMP = 0x301
+_NLMSG_ERROR, _NLMSG_DONE = 2, 3
+_UDIAG_SHOW_NAME, _UDIAG_SHOW_PEER = 1, 4
+_UNIX_DIAG_NAME, _UNIX_DIAG_PEER = 0, 2
+_HEADER = struct.Struct("=IHHII")  # nlmsghdr
+_QUESTION = struct.Struct("=BBHIIIII")  # unix_diag_req
+_ANSWER = struct.Struct("=BBBBIII")  # unix_diag_msg
+_ATTRIBUTE = struct.Struct("=HH")
+_MOST_ANSWER = 1 << 18
+_STATES = {1: ESTABLISHED, 10: LISTENS}  # as the kernel numbers those of TCP, and of all sockets
+
+
+def tree(root: int) -> list[Process]:
+    """Return a process and all below it, the first one first. Raises OSError if it has ended."""
+    found = [_process(root)]
+    for pid in sorted(process_tree.below(process_tree.everybody(), [root]) - {root}):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            found.append(_process(pid))
+    return found
+
+
+def sockets() -> dict[int, Socket]:
+    """Return the unix and the TCP sockets of this network namespace by inode. Raises OSError."""
+    return {one.inode: one for one in (*_unix_sockets(), *_tcp_sockets())}
+
+
+def sockets_of(pid: int) -> set[int]:
+    """Return the inodes of a process's sockets; none if it has ended."""
+    try:
+        return {file.identity[1] for file in _files(pid) if file.to.startswith("socket:")}
+    except (FileNotFoundError, ProcessLookupError):
+        return set()
+
+
+def _process(pid: int) -> Process:
+    folder = Path(f"/proc/{pid}")
+    status = (folder / "status").read_text(errors="replace")
+    tracer = re.search(r"^TracerPid:\t(\d+)", status, re.MULTILINE)
+    written = re.findall(r"^Rss(?:Anon|Shmem):\s+(\d+) kB", status, re.MULTILINE)
+    lines = (folder / "maps").read_text(errors="replace").splitlines()
+    mapped = frozenset(line.split(None, 5)[5] for line in lines if len(line.split(None, 5)) == 6)
+    return Process(
+        pid,
+        (folder / "comm").read_text(errors="replace").strip(),
+        tuple(_files(pid)),
+        mapped,
+        "" if not lines else os.readlink(folder / "cwd"),  # a zombie has none
+        int(tracer[1]) if tracer else 0,
+        sum(map(int, written)) << 10,
+    )
+
+
+def _files(pid: int) -> Iterator[OpenFile]:
+    folder = f"/proc/{pid}/fd"
+    for name in os.listdir(folder):
+        with contextlib.suppress(FileNotFoundError):  # it has just been closed
+            to, status = os.readlink(f"{folder}/{name}"), os.stat(f"{folder}/{name}")
+            pidfd = None
+            if to == "anon_inode:[pidfd]" or to.startswith("pidfd:"):
+                info = Path(f"/proc/{pid}/fdinfo/{name}").read_text()
+                number = re.search(r"^Pid:\t(-?\d+)", info, re.MULTILINE)
+                pidfd = int(number[1]) if number else None
+            gone = stat.S_ISREG(status.st_mode) and status.st_nlink == 0 and not to.startswith("/memfd:")
+            yield OpenFile(
+                int(name),
+                to,
+                (status.st_dev, status.st_ino),
+                status.st_rdev,
+                pidfd,
+                status.st_size if gone else 0,
+            )
+
+
+def _unix_sockets() -> Iterator[Socket]:
+    show = _UDIAG_SHOW_NAME | _UDIAG_SHOW_PEER
+    question = _QUESTION.pack(socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, show, 0, 0)
+    header = _HEADER.pack(_HEADER.size + len(question), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST_DUMP, 1, 0)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as kernel:
+        kernel.settimeout(5)
+        kernel.send(header + question)
+        while True:
+            data = kernel.recv(_MOST_ANSWER)
+            at = 0
+            while at < len(data):
+                size, kind, _, _, _ = _HEADER.unpack_from(data, at)
+                if kind == _NLMSG_DONE:
+                    return
+                if kind == _NLMSG_ERROR:
+                    raise OSError("the kernel does not tell which unix sockets belong together (UNIX_DIAG)")
+                yield _unix_socket(data[at + _HEADER.size : at + size])
+                at += size + -size % 4
+
+
+def _unix_socket(data: bytes) -> Socket:
+    _, kind, state, _, inode, _, _ = _ANSWER.unpack_from(data)
+    peer, path, at = 0, "", _ANSWER.size
+    while at + _ATTRIBUTE.size <= len(data):
+        size, attribute = _ATTRIBUTE.unpack_from(data, at)
+        content = data[at + _ATTRIBUTE.size : at + size]
+        if attribute == _UNIX_DIAG_PEER:
+            peer = int.from_bytes(content[:4], "little")
+        elif attribute == _UNIX_DIAG_NAME:
+            path = content.rstrip(b"\0").decode(errors="replace").replace("\0", "@")
+        at += size + -size % 4
+    return Socket(inode, "unix", _STATES.get(state, ""), kind, peer, path=path)
+
+
+def _tcp_sockets() -> Iterator[Socket]:
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
+            for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
+                words = line.split()
+                ends = _address(words[1]), _address(words[2])
+                yield Socket(int(words[9]), "tcp", _STATES.get(int(words[3], 16), ""), ends=ends)
+
+
+def _address(text: str) -> str:
+    """Return ADDRESS:PORT for the kernel's hexadecimal form; IPv4 in IPv6 is the same as without."""
+    digits, port = text.split(":")
+    words = [bytes.fromhex(digits[at : at + 8])[::-1] for at in range(0, len(digits), 8)]
+    raw = b"".join(words)
+    if len(raw) == 16 and raw.startswith(bytes(10) + b"\xff\xff"):
+        raw = raw[12:]
+    family = socket.AF_INET if len(raw) == 4 else socket.AF_INET6
+    return f"{socket.inet_ntop(family, raw)}:{int(port, 16)}"

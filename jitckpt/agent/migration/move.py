@@ -1,0 +1,321 @@
+"""Makes a worker's processes anew on the same host: dumped by CRIU while a recovery holds them, and restored.
+
+They have the same numbers, memory, threads and files; what leads to the agent is new. Whoever calls this is
+the agent's supervisor thread, which alone reads and writes those sockets.
+"""
+
+import array
+import contextlib
+import fcntl
+import itertools
+import os
+import selectors
+import signal
+import socket
+import struct
+import termios
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from jitckpt.agent.migration import looked_at
+from jitckpt.agent.processes.workers import Worker
+from jitckpt.agent.proxies.control import Proxies
+from jitckpt.bindings import criu
+from jitckpt.bindings.criu import Criu, CriuError, Options
+from jitckpt.bindings.nameless_folder import nameless_folder
+from jitckpt.console import show_size
+from jitckpt.decisions import belongings
+from jitckpt.decisions.belongings import Carried, Surroundings
+from jitckpt.errors import JitckptError
+from jitckpt.events import EventLog
+from jitckpt.system import network_lock
+from jitckpt.system.lifeline import Lifeline
+
+LIMIT = 120.0  # seconds for a dump, and for a restore: 2 and 3 s for 1 GB on two cores
+READING_SECONDS = 5.0  # in which a worker that is held reads what it was sent before
+ATTEMPTS = 2  # to restore
+FIRST_FREE = 3  # descriptors: after the standard ones
+MOST_BYTES = 1 << 20  # of a message
+MOST_FILES = 16  # that come with one
+# In the images, of the clocks of the host of the dump. Without it the restored processes go by this host's,
+# as their servers do: by CRIU's own way they would get a time namespace in which the pause has not been.
+CLOCKS = "timens-0.img"
+
+
+class MoveError(JitckptError):
+    """A worker could not be moved, and goes on as it was; the text is a sentence."""
+
+
+@dataclass(frozen=True)
+class _Message:
+    """What was on its way from a worker. files: that came with it."""
+
+    data: bytes
+    files: Sequence[int]
+
+
+class Mover:
+    """Of one start of this host's workers."""
+
+    def __init__(
+        self,
+        found: Criu,
+        workers: Mapping[int, Worker],
+        log: EventLog,
+        say: Callable[[str], None],
+        shared: Mapping[str, int],
+    ) -> None:
+        """workers: by rank. shared: memory of this process that all workers have mapped, by its name."""
+        self._criu, self._workers, self._log, self._say = found, workers, log, say
+        self._shared = dict(shared)
+        self._told: set[int] = set()
+
+    def begin(self, proxies: Proxies) -> None:
+        """Take note of who else speaks to the workers."""
+        self._proxies = proxies
+
+    def check(self, rank: int) -> None:
+        """Say once what keeps a rank's worker from being moved, if there is something."""
+        if rank in self._told:
+            return
+        self._told.add(rank)
+        try:
+            self._look(rank)
+        except (MoveError, OSError) as error:
+            self._log.write("not_movable", rank=rank, text=str(error))
+            self._say(f"the worker process of rank {rank} could not be moved: {error}")
+
+    def move(self, rank: int) -> None:
+        """Make the rank's worker anew. If that can't be done it stays as it was, or it has ended."""
+        begun = time.monotonic()
+        try:
+            what = self._look(rank)
+            self._wait_until_read(rank)
+            with self._workers[rank].being_made_again(), nameless_folder() as folder:
+                try:
+                    dumped = self._dump(rank, folder, what)
+                    size = sum(os.stat(name, dir_fd=folder).st_size for name in os.listdir(folder))
+                    pids = self._pids(rank, folder)
+                    restored = self._restore(rank, folder, pids, what)
+                except (CriuError, OSError):
+                    network_lock.unlock(criu.locks(folder))
+                    raise
+        except (MoveError, CriuError, OSError) as error:
+            self._log.write("move_failed", rank=rank, text=str(error))
+            self._say(f"the worker process of rank {rank} was not moved: {error}")
+            return
+        seconds = time.monotonic() - begun
+        self._log.write(
+            "worker_moved",
+            rank=rank,
+            pids=pids,
+            bytes=size,
+            dump=dumped,
+            restore=restored,
+            seconds=seconds,
+        )
+        count = f"{len(pids)} process{'es' if len(pids) > 1 else ''}"
+        self._say(f"rank {rank} was made anew by CRIU: {count}, {show_size(size)}, in {seconds:.2f} s.")
+
+    def _look(self, rank: int) -> Carried:
+        """Return how the belongings of the rank's processes are carried. Raises MoveError or OSError."""
+        processes = looked_at.tree(self._workers[rank].pid)
+        servers = self._proxies.server_processes(rank)
+        what = belongings.carried(
+            processes,
+            looked_at.sockets(),
+            Surroundings(
+                {os.fstat(one.fileno()).st_ino: name for name, one in self._sockets(rank).items()},
+                dict(reversed([(_identity(number), number) for number in range(FIRST_FREE)])),
+                servers,
+                set().union(*map(looked_at.sockets_of, servers)),
+            ),
+        )
+        if what.obstacles:
+            raise MoveError(what.obstacles[0])
+        if missing := self._sockets(rank).keys() - {end.name for end in what.sockets}:
+            raise MoveError(f"It has closed its socket to the launcher ({min(missing)}).")
+        needed, free = sum(process.memory for process in processes), _available_memory()
+        if needed > free:
+            raise MoveError(f"Its image needs {show_size(needed)} of memory, and {show_size(free)} are free.")
+        return what
+
+    def _pids(self, rank: int, folder: int) -> list[int]:
+        """Return who has been dumped, the worker first: others may have come since they were looked at."""
+        worker = self._workers[rank].pid
+        return [worker, *(pid for pid in criu.processes(folder) if pid != worker)]
+
+    def _sockets(self, rank: int) -> dict[str, socket.socket]:
+        return {"agent": self._workers[rank].socket, **self._proxies.sockets(rank)}
+
+    def _wait_until_read(self, rank: int) -> None:
+        """Wait until the worker has read what it was sent: CRIU does not keep it. Raises MoveError."""
+        until = time.monotonic() + READING_SECONDS
+        while any(map(_unread, self._sockets(rank).values())):
+            if time.monotonic() > until:
+                raise MoveError(f"It has not read what it was sent within {READING_SECONDS:g} s.")
+            time.sleep(0.001)
+
+    def _dump(self, rank: int, folder: int, what: Carried) -> float:
+        """Return the seconds. Raises CriuError; then the worker runs on as it was."""
+        external = [*(f"unix[{end.inode}]" for end in what.sockets), *what.terminals]
+        ghosts = max(what.ghosts, criu.SOONEST_GHOST)
+        worker, begun = self._workers[rank], time.monotonic()
+        criu.dump(
+            self._criu,
+            worker.pid,
+            Options(folder, LIMIT, external, ghosts=ghosts, variables=worker.mark),
+        )
+        return time.monotonic() - begun
+
+    def _restore(self, rank: int, folder: int, pids: Sequence[int], what: Carried) -> float:
+        """Make the dumped processes again; return the seconds.
+
+        Raises CriuError or OSError; then the worker counts as killed.
+        """
+        begun = time.monotonic()
+        _reap(pids)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(CLOCKS, dir_fd=folder)
+        before = self._sockets(rank)
+        on_their_way = {name: _drained(one) for name, one in before.items()}
+        try:
+            for attempt in range(1, ATTEMPTS + 1):
+                try:
+                    ends = self._restored(rank, folder, what, on_their_way)
+                    break
+                except CriuError:
+                    _end_what_is_left(pids)
+                    if attempt == ATTEMPTS:
+                        raise
+            self._adopt(rank, before, ends)
+        except (CriuError, OSError):
+            _end_what_is_left(pids)
+            self._workers[rank].not_made_again()
+            raise
+        finally:
+            for message in itertools.chain(*on_their_way.values()):
+                for file in message.files:
+                    os.close(file)
+        return time.monotonic() - begun
+
+    def _restored(
+        self, rank: int, folder: int, what: Carried, on_their_way: Mapping[str, Sequence[_Message]]
+    ) -> dict[str, socket.socket]:
+        """Restore once; return the agent's ends of the new sockets. Raises CriuError or OSError."""
+        ends: dict[str, socket.socket] = {}
+        with contextlib.ExitStack() as stack:
+            inherit = list(self._inherited(rank, what, stack))
+            try:
+                for end in what.sockets:
+                    ends[end.name], theirs = socket.socketpair(socket.AF_UNIX, end.kind)
+                    stack.callback(theirs.close)
+                    inherit.append((theirs.fileno(), f"socket:[{end.inode}]"))
+                    for message in on_their_way[end.name]:  # said again, as the last that it had said
+                        socket.send_fds(theirs, [message.data], message.files)
+                options = Options(folder, LIMIT, inherit=inherit, variables=self._workers[rank].mark)
+                criu.restore(self._criu, options)
+            except BaseException:
+                for ours in ends.values():
+                    ours.close()
+                raise
+        return ends
+
+    def _inherited(self, rank: int, what: Carried, stack: contextlib.ExitStack) -> Iterator[tuple[int, str]]:
+        """Yield files of this process that the restored ones get, with what CRIU calls them."""
+        memory = {**self._shared, "jitckpt-local-state": self._workers[rank].ring_fd}
+        for name in what.memory:
+            if name in memory:
+                yield memory[name], f"/memfd:{name}"
+        for key, number in what.outputs:
+            copy = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, FIRST_FREE)
+            stack.callback(os.close, copy)
+            yield copy, key
+
+    def _adopt(self, rank: int, before: Mapping[str, socket.socket], ends: dict[str, socket.socket]) -> None:
+        """Put what leads to the restored worker in the place of what led to the dumped one."""
+        worker, selector = self._workers[rank], self._proxies.selector
+        lifeline = _lifeline_of(worker.pid)
+        if worker.lifeline.is_watched:
+            lifeline.watch()
+        files = {name: one.fileno() for name, one in before.items()}
+        files |= {"process": worker.pidfd, "lifeline": worker.lifeline.released}
+        callbacks = {}
+        for name, file in files.items():
+            if file in selector.get_map():
+                callbacks[name] = selector.unregister(file).data
+        worker.made_again(ends["agent"], lifeline)
+        for name, old in before.items():
+            if name != "agent":
+                ends[name].setblocking(False)
+                self._proxies.replace(rank, old, ends[name])
+                old.close()
+        now = {name: one.fileno() for name, one in ends.items()}
+        now |= {"process": worker.pidfd, "lifeline": lifeline.released}
+        for name, callback in callbacks.items():
+            selector.register(now[name], selectors.EVENT_READ, callback)
+
+
+def _identity(number: int) -> tuple[int, int]:
+    status = os.fstat(number)
+    return status.st_dev, status.st_ino
+
+
+def _available_memory() -> int:
+    with open("/proc/meminfo") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:"))
+
+
+def _unread(connection: socket.socket) -> bool:
+    """Return whether the other end has still to read something."""
+    left: int = struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))[0]
+    return left > 0
+
+
+def _drained(connection: socket.socket) -> list[_Message]:
+    """Return what a worker had said last, and nobody has read."""
+    found = []
+    room = socket.CMSG_LEN(MOST_FILES * array.array("i").itemsize)
+    with contextlib.suppress(BlockingIOError, ConnectionError):
+        while True:
+            data, ancillary, _, _ = connection.recvmsg(MOST_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+            if not data:
+                break
+            files = array.array("i")
+            for level, kind, content in ancillary:
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                    files.frombytes(content[: len(content) // files.itemsize * files.itemsize])
+            found.append(_Message(data, list(files)))
+    return found
+
+
+def _reap(pids: Sequence[int]) -> None:
+    """Take note of the ends of dumped processes, or their numbers would not be free.
+
+    The root first: the others are this process's children once it has ended. Another thread may be quicker.
+    """
+    for pid in pids:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+
+
+def _end_what_is_left(pids: Sequence[int]) -> None:
+    """End what a restore that has failed may have made, with the names that it may have left."""
+    for pid in pids:
+        with contextlib.suppress(ChildProcessError):
+            if os.waitpid(pid, os.WNOHANG) == (0, 0):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+    for name in os.listdir("/dev/shm"):
+        if name.endswith(".ghost") and ".cr." in name:
+            with contextlib.suppress(OSError):  # of another restore, which has ended meanwhile
+                os.unlink(f"/dev/shm/{name}")
+
+
+def _lifeline_of(pid: int) -> Lifeline:
+    """Return the agent's end of the lock that a restored worker has: in memory of its own by now."""
+    for file in next(iter(looked_at.tree(pid))).files:
+        if file.to.startswith("/memfd:jitckpt-lifeline"):
+            return Lifeline(os.open(f"/proc/{pid}/fd/{file.number}", os.O_RDWR | os.O_CLOEXEC))
+    return Lifeline()

@@ -1,0 +1,83 @@
+"""Tells who looks at the job how far its ranks are: a small file beside the events, written anew and anew.
+
+It is read from the ranks' memory on a thread of its own, so it costs neither a rank nor the control thread
+anything, and a file system that does not answer holds up this thread alone.
+"""
+
+import json
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+
+from jitckpt.console import say
+from jitckpt.errors import JitckptError
+from jitckpt.events import EventLog
+from jitckpt.ring import local_state
+
+SECONDS = 2.0  # between two looks
+REMEMBERED = 30  # looks from which the time of a step is told
+
+
+class ProgressTeller(threading.Thread):
+    """Writes DIR/progress-HOST.json for one start of a host's workers, until it is stopped."""
+
+    def __init__(self, rings: Mapping[int, int], log: EventLog, host: int) -> None:
+        """rings: the descriptors of the ranks' rings; ours are copies, which nobody else closes."""
+        super().__init__(name="jitckpt-progress", daemon=True)
+        self._rings = {rank: os.dup(ring) for rank, ring in rings.items()}
+        self._log = log
+        self._restart = log.restart
+        self._name = f"progress-{host}.json"
+        self._seen: deque[tuple[float, int]] = deque(maxlen=REMEMBERED)
+        self._stopped = threading.Event()
+        self._said = False
+
+    def stop(self) -> None:
+        """Let it end; nobody waits for its last look."""
+        self._stopped.set()
+
+    def run(self) -> None:
+        """Look and tell, again and again."""
+        try:
+            while not self._stopped.wait(SECONDS):
+                directory = self._log.directory
+                if directory is not None:
+                    self._tell(directory)
+        finally:
+            for ring in self._rings.values():
+                os.close(ring)
+
+    def _tell(self, directory: Path) -> None:
+        try:
+            steps = {rank: local_state.begun_step(ring) for rank, ring in self._rings.items()}
+            slowest = min(steps.values())
+            if not self._seen or slowest != self._seen[-1][1]:
+                self._seen.append((time.monotonic(), slowest))
+            self._write(directory, {rank: step for rank, step in steps.items() if step})
+        except (JitckptError, OSError) as error:
+            if not self._said:
+                self._said = True
+                say(f"how far the ranks are can't be told in {directory / self._name}: {error}")
+
+    def _write(self, directory: Path, steps: Mapping[int, int]) -> None:
+        told = {
+            "time": time.time(),
+            "restart": self._restart,
+            "steps": steps,
+            "step_seconds": self._step_seconds(),
+        }
+        if self._stopped.is_set():
+            return  # the next start's is newer
+        directory.mkdir(parents=True, exist_ok=True)
+        new = directory / f".{self._name}.new"
+        new.write_text(json.dumps(told))
+        new.replace(directory / self._name)
+
+    def _step_seconds(self) -> float | None:
+        if len(self._seen) < 2:
+            return None
+        (begin, first), (end, last) = self._seen[0], self._seen[-1]
+        return (end - begin) / (last - first) if last > first else None

@@ -1,0 +1,247 @@
+"""What keeps the state of this host's ranks in memory while they run: sends snapshots, and counts them.
+
+A thread sees that a rank has a new whole snapshot in this host's memory, and has it sent to the hosts that
+are to hold it. The first host counts: a step that every rank has, and all its holders, is safe. That is told
+to all ranks, and only then does one of them give its older step up. So there is at all times one step that
+is whole everywhere.
+"""
+
+import threading
+import time
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from jitckpt.agent.memory_tier import MemoryTier, holders_of
+from jitckpt.console import say, show_size
+from jitckpt.decisions.sources import confirmed
+from jitckpt.errors import SaveError
+from jitckpt.events import EventLog
+from jitckpt.hosts.connections import Hosts
+from jitckpt.hosts.link import LinkError
+from jitckpt.tiers import host_memory
+from jitckpt.tiers.host_memory import OFF, READY, SAFE, SETTLED, SKIPPED
+from jitckpt.tiers.peers import PeerMemory
+
+LOOK_SECONDS = 0.002
+KEEPER_SECONDS = 1.0  # between two looks whether the keeper is there
+TRIES = 3  # to send a shard to a host that lives, before another one is taken in its place
+TRY_SECONDS = 0.2  # between two of them
+PATIENCE_SECONDS = 5.0  # with a host that takes nothing
+EVENT_SECONDS = 10.0  # between two events that tell of safe steps
+ROOT = 0  # the host that counts
+
+
+@dataclass
+class _Rank:
+    """A rank of this host. sent: its steps that all holders have; begun: those that are on their way, too."""
+
+    memory: int
+    begun: set[int] = field(default_factory=set)
+    sent: set[int] = field(default_factory=set)
+    skipped: int = 0
+
+
+class Protection(threading.Thread):
+    """For one start of the workers. safe: the newest step that is whole everywhere; 0 if there is none."""
+
+    def __init__(
+        self, tier: MemoryTier, memories: Mapping[int, int], hosts: Hosts | None, log: EventLog
+    ) -> None:
+        """memories: memfds of this host's ranks."""
+        super().__init__(name="jitckpt-memory", daemon=True)
+        self._tier, self._hosts, self._log = tier, hosts, log
+        self._own = {rank: _Rank(memory) for rank, memory in memories.items()}
+        self._ranks = list(memories) if hosts is None else [rank for one in hosts.all for rank in one.ranks]
+        self._placed = ((0,),) if hosts is None else holders_of(hosts, tier.wanted.copies)
+        self._index = 0 if hosts is None else hosts.index
+        self._holders = [host for host in self._placed[self._index] if host != self._index]
+        self._kept: dict[int, list[int]] = {}  # at the root: of each rank the steps that all its holders have
+        self.safe = 0
+        self._settled = 0
+        self._off: str | None = None
+        self._told = 0.0  # when an event told of a safe step
+        self._began = time.monotonic()
+        self._said: set[str] = set()
+        self._lock = threading.RLock()
+        self._stopping = threading.Event()
+        self._senders = ThreadPoolExecutor(max(1, len(memories)), "jitckpt-memory-send")
+
+    def step_that_stays(self, lost: Collection[int]) -> int | None:
+        """Return the step that is whole in memory without these hosts; None if there is none."""
+        if not self.safe or self._off is not None:
+            return None
+        alive = all(set(self._placed[host]) - set(lost) for host in lost)
+        return self.safe if alive else None
+
+    def run(self) -> None:
+        keeper_seen = time.monotonic()
+        while not self._stopping.wait(LOOK_SECONDS):
+            self.look()
+            if time.monotonic() > keeper_seen + KEEPER_SECONDS:
+                keeper_seen = time.monotonic()
+                self._tier.see_keeper()
+
+    def look(self) -> None:
+        """See what the ranks have put into this host's memory."""
+        for rank, own in self._own.items():
+            if host_memory.word(own.memory, OFF):
+                self._tell({"off": rank})
+                continue
+            if not host_memory.word(own.memory, READY):
+                continue  # what is there may be of a start before this one
+            skipped = host_memory.word(own.memory, SKIPPED)
+            if skipped > own.skipped:
+                own.skipped = skipped
+                self._tell({"skipped": skipped, "rank": rank})
+            for slot, seal in host_memory.found(own.memory):
+                if seal.step not in own.begun:
+                    own.begun = {seal.step, *sorted(own.begun)[-1:]}
+                    self._senders.submit(self._send, rank, own, slot, seal.step)
+
+    def stop(self) -> None:
+        """End the thread, and what it sends."""
+        self._stopping.set()
+        if self.is_alive():
+            self.join()
+        self._senders.shutdown(wait=True, cancel_futures=True)
+
+    def hear(self, host: int, said: Mapping[str, Any]) -> None:
+        """Take in what another host says, or this one. Raises ValueError for nonsense."""
+        with self._lock:
+            match said:
+                case {"kept": int(rank), "steps": list(steps)} if rank in self._ranks:
+                    self._kept[rank] = [step for step in steps if isinstance(step, int)]
+                    self._count()
+                case {"skipped": int(step), "rank": int(rank)}:
+                    self._warn(
+                        f"the snapshot of step {step} was left out: the one before was not whole everywhere "
+                        f"after {PATIENCE_SECONDS:g} s (rank {rank})"
+                    )
+                    self._publish({"safe": self.safe, "settled": max(self._settled, step)})
+                case {"off": int(rank)} if rank in self._ranks:
+                    if self._off is None:
+                        self._publish({"ends": rank})
+                case {"ends": int(rank)}:
+                    self._end(f"rank {rank} makes no snapshots any more")
+                case {"allow": int(rank)}:
+                    self._tier.allow(rank)
+                case {"safe": int(safe), "settled": int(settled)}:
+                    self._is_safe(safe, settled)
+                case unknown:
+                    raise ValueError(f"{unknown!r:.200} of host {host}")
+
+    # This host's ranks.
+
+    def _send(self, rank: int, own: _Rank, slot: int, step: int) -> None:
+        """Have all holders take a rank's snapshot; count it then."""
+        for holder in self._holders:
+            if not self._send_to(holder, rank, step):
+                return
+        own.sent = {step, *sorted(own.sent - {step})[-1:]}
+        self._tell({"kept": rank, "steps": sorted(own.sent)})
+
+    def _send_to(self, holder: int, rank: int, step: int) -> bool:
+        """Return whether the rank's step is where it is to be, or nowhere else to be had."""
+        assert self._hosts is not None
+        problem = ""
+        others = [host for host in range(len(self._hosts.all)) if host not in self._placed[self._index]]
+        for host in (holder, *others):
+            if host != holder:
+                self._hosts.send(host, {"memory": {"allow": rank}})
+            for _ in range(TRIES):
+                if self._stopping.is_set() or host in self._hosts.lost:
+                    break
+                try:
+                    self._put(host, rank, step)
+                except (LinkError, SaveError) as error:
+                    problem = str(error)
+                    self._stopping.wait(TRY_SECONDS)
+                else:
+                    if host != holder:
+                        self._holders[self._holders.index(holder)] = host
+                        self._warn(f"{self._hosts.name(host)} keeps rank {rank}'s state now: {problem}")
+                    return True
+        if self._stopping.is_set() or holder in self._hosts.lost:
+            return False  # the job is about to start anew
+        self._warn(f"rank {rank}'s state is less protected, in its own host's memory alone: {problem}")
+        return True
+
+    def _put(self, host: int, rank: int, step: int) -> None:
+        assert self._hosts is not None
+        memory = self._tier.memory
+        held = next((one for one in memory.has() if (one.rank, one.step) == (rank, step)), None)
+        if held is None:
+            raise SaveError(f"Step {step} of rank {rank} is in this host's memory no more, or damaged.")
+        PeerMemory(self._hosts, host, PATIENCE_SECONDS).put(memory.get(rank, step, held.timeline))
+
+    def _is_safe(self, safe: int, settled: int) -> None:
+        first = self.safe == 0 < safe
+        self.safe, self._settled = max(self.safe, safe), max(self._settled, settled)
+        if self._off is None:
+            for own in self._own.values():
+                host_memory.put_word(own.memory, SAFE, self.safe)
+                host_memory.put_word(own.memory, SETTLED, self._settled)
+        now = time.monotonic()
+        if first or now > self._told + EVENT_SECONDS:
+            self._told = now
+            self._tell_user(first)
+
+    def _tell_user(self, first: bool) -> None:
+        if self._log.leading:
+            waited = sum(host_memory.word(own.memory, host_memory.WAITED) for own in self._own.values())
+            size = sum(held.bytes for held in self._tier.memory.has() if held.step == self.safe)
+            self._log.write("memory_safe", step=self.safe, bytes=size, waited=waited / 1e6)
+            if first:
+                say(self._in_words(size))
+        if first and self._hosts is not None:
+            self._tier.forget_strangers(self._hosts)
+
+    def _in_words(self, size: int) -> str:
+        every = self._tier.wanted.every
+        steps = "every step" if every == 1 else f"every {every} steps"
+        where = "this host"
+        if self._hosts is not None:
+            where = f"its host and {len(self._holders)} other{'s' if len(self._holders) != 1 else ''}"
+        return (
+            f"memory tier: after {steps} the state of all {len(self._ranks)} ranks is kept in the memory of "
+            f"{where}, {show_size(size)} a step here; protected from step {self.safe} on."
+        )
+
+    def _end(self, reason: str) -> None:
+        """Nothing of this start is to be used any more."""
+        if self._off is None:
+            self._off = reason
+            self._warn(f"the memory tier protects this job no more: {reason}")
+            for rank in self._ranks:
+                for held in self._tier.memory.has():
+                    if held.rank == rank:
+                        self._tier.memory.drop(rank, held.step)
+
+    # The root's part, and how all hear of it.
+
+    def _count(self) -> None:
+        if self._index == ROOT and self._kept.keys() >= set(self._ranks):
+            safe = confirmed(self._kept.values())
+            if safe > self.safe:
+                self._publish({"safe": safe, "settled": max(self._settled, safe)})
+
+    def _publish(self, said: Mapping[str, Any]) -> None:
+        if self._index == ROOT:
+            if self._hosts is not None:
+                self._hosts.broadcast({"memory": said})
+            self.hear(ROOT, said)
+
+    def _tell(self, said: Mapping[str, Any]) -> None:
+        """Tell the root."""
+        if self._hosts is None or self._index == ROOT:
+            self.hear(self._index, said)
+        else:
+            self._hosts.send(ROOT, {"memory": said})
+
+    def _warn(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._log.write("warning", text=text)
+            say(f"{text}.")

@@ -1,0 +1,204 @@
+"""What a worker's processes have, and how each of it is carried when CRIU dumps them and makes them again.
+
+Or, a sentence each, what keeps them from being moved. All is judged by what /proc says of them.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+# What the kernel shows no way to look into, and CRIU none to make again.
+UNKNOWN_TO_CRIU = {
+    "anon_inode:[io_uring]": "an io_uring (torch's TCPStore server has one, libuv's loops may)",
+    "anon_inode:[perf_event]": "a performance counter (perf_event_open)",
+    "anon_inode:[userfaultfd]": "a userfaultfd",
+    "anon_inode:bpf-map": "a map of eBPF",
+    "anon_inode:bpf-prog": "a program of eBPF",
+}
+DEVICES = ("/dev/nvidia", "/dev/infiniband/", "/dev/kfd", "/dev/dri/")
+TERMINALS = re.compile(r"/dev/(pts/\d+|tty\w*|console)$")
+HUGE_PAGES = ("/anon_hugepage", "/dev/hugepages/")
+SHARED_WITH_AGENT = re.compile(r"/memfd:(jitckpt-(?:local-state|steps))\b")
+ESTABLISHED, LISTENS = "established", "listens"
+
+
+@dataclass(frozen=True)
+class OpenFile:
+    """A descriptor of a process. to: where its link in /proc/PID/fd leads.
+
+    identity: device and inode of the file. device: the number of the device that a character file is. pidfd:
+    the process that it stands for. bytes: its size, where no name leads to it any more.
+    """
+
+    number: int
+    to: str
+    identity: tuple[int, int]
+    device: int = 0
+    pidfd: int | None = None
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Process:
+    """mapped: the names of what is mapped. tracer: its debugger, 0: none. memory: bytes that are written."""
+
+    pid: int
+    name: str
+    files: tuple[OpenFile, ...] = ()
+    mapped: frozenset[str] = frozenset()
+    folder: str = "/"
+    tracer: int = 0
+    memory: int = 0
+
+
+@dataclass(frozen=True)
+class Socket:
+    """One of the whole machine.
+
+    family: unix or tcp. ends: of TCP. peer: the inode of a unix socket's other end, 0 if that is gone. kind:
+    SOCK_STREAM and its like. path: the name of one that has one.
+    """
+
+    inode: int
+    family: str
+    state: str
+    kind: int = 1
+    peer: int = 0
+    ends: tuple[str, str] = ("", "")
+    path: str = ""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Whom the processes know. agent: the inodes of the agent's sockets to them, with what each is for.
+
+    outputs: of the agent's first three files: identity and number. servers, servers_sockets: of the servers
+    of their devices, which end before the dump. elsewhere: they are to go on on another host.
+    """
+
+    agent: Mapping[int, str]
+    outputs: Mapping[tuple[int, int], int]
+    servers: Collection[int] = ()
+    servers_sockets: Collection[int] = ()
+    elsewhere: bool = False
+
+
+@dataclass(frozen=True)
+class End:
+    """A socket of theirs whose other end is the agent's, which makes a new pair. name: what it is for."""
+
+    inode: int
+    kind: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Carried:
+    """How it is done.
+
+    sockets: whose other ends are the agent's. outputs: what CRIU calls a file that is one of the agent's
+    first three, with its number there. terminals: those of them that are left out of the images. memory:
+    names of memory that is the agent's, too. ghosts: bytes of the largest file that has no name. folders:
+    that have to be there. obstacles: sentences that say why the processes can't be moved.
+    """
+
+    sockets: tuple[End, ...] = ()
+    outputs: tuple[tuple[str, int], ...] = ()
+    terminals: tuple[str, ...] = ()
+    memory: tuple[str, ...] = ()
+    ghosts: int = 0
+    folders: tuple[str, ...] = ()
+    obstacles: tuple[str, ...] = ()
+
+
+def carried(processes: Sequence[Process], sockets: Mapping[int, Socket], around: Surroundings) -> Carried:
+    """Return how all belongings of a tree of processes are carried. sockets: by inode."""
+    mine = dict(_sockets_of(processes, sockets))
+    ends, obstacles = _ends(mine, around)
+    files = [(process, file) for process in processes for file in process.files]
+    outputs: dict[str, int] = {}
+    for process, file in files:
+        if file.identity in around.outputs and not file.to.startswith(("socket:", "/dev/null")):
+            outputs[_key(file)] = around.outputs[file.identity]
+        elif reason := _obstacle(file, around, {one.pid for one in processes}):
+            obstacles.append(_sentence(process, reason))
+    for process in processes:
+        obstacles += [_sentence(process, reason) for reason in _obstacles_of(process)]
+    names = {
+        name for process in processes for name in (*process.mapped, *(file.to for file in process.files))
+    }
+    memory = {found[1] for name in names if (found := SHARED_WITH_AGENT.match(name))}
+    bound = [one.path.rpartition("/")[0] for _, one in mine.values() if one.path.startswith("/")]
+    return Carried(
+        tuple(ends),
+        tuple(outputs.items()),
+        tuple(key for key in outputs if key.startswith("tty[")),
+        tuple(sorted(memory)),
+        max((file.bytes for _, file in files), default=0),
+        tuple(sorted({*bound, *(process.folder for process in processes)} - {""})),
+        tuple(dict.fromkeys(obstacles)),
+    )
+
+
+def _sockets_of(
+    processes: Sequence[Process], sockets: Mapping[int, Socket]
+) -> Iterator[tuple[int, tuple[Process, Socket]]]:
+    for process in reversed(processes):  # of those that have one the first counts
+        for file in process.files:
+            inode = file.identity[1]
+            if file.to.startswith("socket:") and inode in sockets:
+                yield inode, (process, sockets[inode])
+
+
+def _ends(mine: Mapping[int, tuple[Process, Socket]], around: Surroundings) -> tuple[list[End], list[str]]:
+    """Return the sockets to the agent, and why others can't be carried."""
+    ends, obstacles = [], []
+    inside = {one.ends for _, one in mine.values() if one.family == "tcp"}
+    for inode, (process, one) in sorted(mine.items()):
+        if one.state != ESTABLISHED:
+            continue
+        if one.family == "tcp":
+            if around.elsewhere and one.ends[::-1] not in inside:
+                obstacles.append(_sentence(process, f"a TCP connection to {one.ends[1]}"))
+        elif one.peer in around.agent:
+            ends.append(End(inode, one.kind, around.agent[one.peer]))
+        elif one.peer and one.peer not in mine and one.peer not in around.servers_sockets:
+            where = f" at {one.path}" if one.path else ""
+            obstacles.append(_sentence(process, f"a socket{where} whose other end is a process's of its own"))
+    return ends, obstacles
+
+
+def _key(file: OpenFile) -> str:
+    """Return what CRIU calls a file that the restored process gets from outside."""
+    if TERMINALS.match(file.to):
+        return f"tty[{file.device:x}:{file.identity[0]:x}]"
+    return file.to.removeprefix("/")
+
+
+def _obstacle(file: OpenFile, around: Surroundings, inside: Collection[int]) -> str:
+    """Return why a file can't be carried, as what the process has; "" if it can."""
+    if file.to in UNKNOWN_TO_CRIU:
+        return UNKNOWN_TO_CRIU[file.to]
+    if file.to.startswith(DEVICES):
+        return f"{file.to} open, a device's own file"
+    if TERMINALS.match(file.to):
+        return f"the terminal {file.to} open"
+    if file.pidfd is not None and file.pidfd > 0 and file.pidfd not in (*inside, *around.servers):
+        return f"a file that stands for process {file.pidfd}, which is none of its own (pidfd)"
+    return ""
+
+
+def _obstacles_of(process: Process) -> Iterator[str]:
+    if process.tracer:
+        yield f"a debugger, process {process.tracer}"
+    for name in sorted(process.mapped):
+        if name in UNKNOWN_TO_CRIU:
+            yield UNKNOWN_TO_CRIU[name]
+        elif name.startswith(HUGE_PAGES):
+            yield "huge pages that it has reserved (hugetlbfs)"
+        elif name.startswith(DEVICES):
+            yield f"{name} mapped, a device's own file"
+
+
+def _sentence(process: Process, what: str) -> str:
+    return f"Process {process.pid} ({process.name}) has {what}."

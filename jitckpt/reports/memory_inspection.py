@@ -1,0 +1,95 @@
+"""What the memory tiers of this user's jobs have on this host, as their keepers hold it."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from jitckpt.errors import SaveError
+from jitckpt.tiers import host_memory
+
+KEEPER = b"jitckpt.tiers.keeper"
+
+
+@dataclass(frozen=True)
+class KeptShard:
+    """A rank's whole state after a step. keeper: the process that holds it. safe: every rank of the job has
+    that step, on all hosts that it is meant for. own: the rank ran on this host; else it is kept for another
+    one. problem: why it can't be used; "" as far as is known.
+    """
+
+    keeper: int
+    job: str
+    world_size: int
+    rank: int
+    step: int
+    bytes: int
+    time: float
+    safe: bool
+    own: bool
+    problem: str = ""
+
+
+def inspect(*, verify: bool = False) -> list[KeptShard]:
+    """Return what is kept, by keeper, rank and step. verify: read every byte."""
+    found = [one for keeper in _keepers() for one in _kept_by(keeper, verify)]
+    return sorted(found, key=lambda one: (one.keeper, one.rank, -one.step))
+
+
+def _keepers() -> Iterator[int]:
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if folder.stat().st_uid == os.getuid() and KEEPER in (folder / "cmdline").read_bytes():
+                yield int(folder.name)
+        except OSError:  # it has just ended
+            continue
+
+
+def _kept_by(keeper: int, verify: bool) -> Iterator[KeptShard]:
+    folder = Path(f"/proc/{keeper}/fd")
+    try:
+        paths = sorted(folder.iterdir())
+    except OSError:
+        return
+    for path in paths:
+        try:
+            if "jitckpt-memory-tier" not in os.readlink(path):
+                continue
+            descriptor = os.open(path, os.O_RDONLY)
+        except OSError:
+            continue
+        try:
+            if host_memory.is_one(descriptor):
+                yield from _in(keeper, descriptor, verify)
+        finally:
+            os.close(descriptor)
+
+
+def _in(keeper: int, descriptor: int, verify: bool) -> Iterator[KeptShard]:
+    for slot, seal in host_memory.found(descriptor):
+        try:
+            index = host_memory.index_in(descriptor, slot, seal)
+        except SaveError as error:
+            yield KeptShard(keeper, "", 0, -1, seal.step, seal.size, 0.0, False, False, str(error))
+            continue
+        problem = ""
+        if verify:
+            try:
+                host_memory.check(descriptor, seal.step)
+            except SaveError as error:
+                problem = str(error)
+        identity = index.identity
+        own = bool(host_memory.word(descriptor, host_memory.READY))
+        safe = own and host_memory.word(descriptor, host_memory.SAFE) == seal.step
+        yield KeptShard(
+            keeper,
+            identity.job,
+            identity.world_size,
+            identity.rank,
+            seal.step,
+            seal.size,
+            index.time,
+            safe,
+            own,
+            problem,
+        )

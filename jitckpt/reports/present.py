@@ -1,0 +1,826 @@
+"""A job as it is now, from its events: where its ranks are, what protects it, and where its time went.
+
+Events are taken in one by one, so a view that lives as long as the job reads each of them once.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from jitckpt.events import Event
+from jitckpt.reports.timeline_transparent import STEPS
+
+# What a job's time goes into, and how people call it. What is not useful was lost to that cause.
+USEFUL = "useful"
+CAUSES = {
+    USEFUL: "useful steps",
+    "starting": "starting",
+    "died": "a rank died",
+    "hang": "a hang",
+    "nccl_error": "an NCCL error",
+    "host": "a lost host",
+    "signal": "a signal",
+    "device": "a device",
+    "late": "waiting for late ranks",
+    "done_again": "minibatches done again",
+    "ending": "ending",
+}
+IN_PLACE = "device"  # the cause of recoveries in the same processes
+
+# What a recovery with a restart goes through, job-wide; the names are those of the timeline's picture.
+PHASES = ("detect", "save", "end", "restart", "restore", "first step")
+
+CLOCKS_APART = 5.0  # seconds: more between wall time and clock is another machine's clock, or a set one
+UNDER_WAY = 0.5  # of a minibatch, on average, is lost with the one that a failure breaks off
+MOST_RANKS = 1 << 20
+KEPT_WARNINGS = 20
+MEMORY_IS_OFF = "the memory tier protects this job no more"  # a warning of the agent's
+KEPT_REPORTS = 50
+
+# What an event of a rank's says about it from then on.
+_STATES = {
+    "torch_loaded": "starting",
+    "proxy_connected": "training",
+    "registered": "loading",
+    "restored": "loading",
+    "first_step": "training",
+    "held": "held",
+    "save_begun": "saving",
+    "save_ended": "saved",
+    "save_failed": "failed",
+    "raised": "failed",
+    "refused": "failed",
+    "device_alarm": "failed",
+    "rank_stopped": "held",
+    "server_restarted": "loading",
+    "calls_made_again": "loading",
+    "at_end": "done",
+    "finished": "done",
+}
+ALIVE = ("loading", "training", "late", "held", "saving", "saved", "done")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What the agents tell beside the events: the newest step of each rank, at this wall time."""
+
+    time: float
+    restart: int
+    steps: Mapping[int, int]
+    step_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class RankNow:
+    """state: starting, loading, training, late, held, saving, saved, failed, ended or done.
+
+    shard: None before the rank has registered. late: seconds that the others have waited for it.
+    """
+
+    rank: int
+    state: str
+    step: int | None
+    shard: int | None
+    late: float = 0.0
+
+
+@dataclass(frozen=True)
+class ShardNow:
+    """A part of the model that each of `ranks` has a copy of; living: those that have it now."""
+
+    number: int
+    ranks: tuple[int, ...]
+    living: tuple[int, ...]
+
+    @property
+    def protected(self) -> bool:
+        """Whether any one rank may be lost, and its state is still there after the newest step."""
+        return len(self.living) > 1
+
+
+@dataclass(frozen=True)
+class RecoveryNow:
+    """A failure and what follows. Times in seconds; found: wall time; at: since the job's start.
+
+    scope: restart, or in_place. tier: where the state came from: just_in_time, earlier_save, memory_tier,
+    in_memory (in place), or nothing; unknown while it has not come to that. phases: of the slowest rank.
+    seconds: until all ranks trained again. outcome: under way, recovered, given up (in place; then a restart
+    follows), ended.
+    """
+
+    scope: str
+    tier: str
+    cause: str
+    text: str
+    fault: str | None
+    ranks: tuple[int, ...]
+    found: float
+    at: float
+    phases: Mapping[str, float]
+    saved_step: int | None
+    step: int | None
+    redone: int | None
+    seconds: float | None
+    outcome: str
+
+
+@dataclass(frozen=True)
+class HangReport:
+    """Where it stands who waited for whom."""
+
+    at: float
+    path: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A device on which ranks have failed twice."""
+
+    device: str
+    host: str
+    rank: int
+
+
+@dataclass(frozen=True)
+class Present:
+    """What is known of a job. spent: seconds by cause; their sum is `seconds`, all since `started`.
+
+    segments: the same in its order: cause, begin, end, in seconds since the start (what was done again is not
+    told apart there). state: starting, training, late, recovering, ending, or how it ended. safe_step: the
+    newest that lies whole on the disk; None if none does. memory_step: the newest that the memory
+    tier has of all ranks; None without one. protected: the share of the ranks that have a living replica, or
+    whose state the memory tier has.
+    """
+
+    started: float
+    state: str
+    outcome: str | None
+    restart: int
+    max_restarts: int
+    world_size: int
+    ranks: tuple[RankNow, ...]
+    shards: tuple[ShardNow, ...]
+    groups: tuple[tuple[str, tuple[int, ...]], ...]
+    step: int | None
+    step_seconds: float | None
+    safe_step: int | None
+    memory_step: int | None
+    protected: float
+    seconds: float
+    spent: Mapping[str, float]
+    segments: tuple[tuple[str, float, float], ...]
+    recoveries: tuple[RecoveryNow, ...]
+    repeated: int
+    suspects: tuple[Suspect, ...]
+    hang_reports: tuple[HangReport, ...]
+    warnings: tuple[str, ...]
+    checkpoint_dir: str
+    fingerprint: str
+    log_bytes: int
+    image_bytes: int
+
+    @property
+    def goodput(self) -> float | None:
+        """The useful share of the time; None where none has passed."""
+        return self.spent[USEFUL] / self.seconds if self.seconds > 0 else None
+
+    @property
+    def late(self) -> tuple[RankNow, ...]:
+        """The ranks that others wait for."""
+        return tuple(rank for rank in self.ranks if rank.state == "late")
+
+
+@dataclass
+class _Incident:
+    """A failure on the way; times since the job's start."""
+
+    scope: str
+    cause: str
+    text: str
+    fault: str | None
+    ranks: tuple[int, ...]
+    found: float
+    at: float
+    began: float
+    restart: int
+    times: dict[str, float] = field(default_factory=dict)
+    parts: dict[str, float] = field(default_factory=dict)
+    newest: int | None = None  # step that was saved by any rank, or begun where none could
+    saved_step: int | None = None
+    kept_step: int | None = None  # in the memory tier
+    step: int | None = None
+    over_at: float | None = None
+    outcome: str = "under way"
+
+    def phases(self) -> dict[str, float]:
+        """Return the seconds of each phase that has ended."""
+        if self.scope == "in_place":
+            return {name: self.parts[name] for name in STEPS if name in self.parts}
+        times = self.times
+        limits = (
+            (self.began, self.at),
+            (times.get("ordered"), times.get("decided")),
+            (times.get("decided"), times.get("restart")),
+            (times.get("restart"), times.get("registered")),
+            (times.get("registered"), times.get("restored")),
+            (times.get("restored", times.get("registered")), times.get("first step")),
+        )
+        return {
+            name: end - begin
+            for name, (begin, end) in zip(PHASES, limits, strict=True)
+            if begin is not None and end is not None and end >= begin
+        }
+
+    def redone(self) -> int | None:
+        """At most so many minibatches were done again, the one under way included."""
+        return None if self.step is None or self.newest is None else max(0, self.newest - self.step + 1)
+
+    def tier(self) -> str:
+        if self.outcome == "given up" or self.step is None:
+            return "unknown"
+        if self.scope == "in_place":
+            return "in_memory"
+        if self.saved_step is not None and self.step >= self.saved_step:
+            return "just_in_time"
+        if self.kept_step is not None and self.step >= self.kept_step:
+            return "memory_tier"
+        return "earlier_save" if self.step > 0 else "nothing"
+
+    def now(self) -> RecoveryNow:
+        return RecoveryNow(
+            scope=self.scope,
+            tier=self.tier(),
+            cause=self.cause,
+            text=self.text,
+            fault=self.fault,
+            ranks=self.ranks,
+            found=self.found,
+            at=self.at,
+            phases=self.phases(),
+            saved_step=self.saved_step,
+            step=self.step,
+            redone=self.redone(),
+            seconds=None if self.over_at is None else self.over_at - self.at,
+            outcome=self.outcome,
+        )
+
+
+class JobModel:
+    """Takes in a job's events in order; `present` tells how it is after them."""
+
+    def __init__(self) -> None:
+        self._begin()
+        self._last: Event | None = None
+
+    def _begin(self) -> None:
+        self._at = 0.0  # seconds since the job's start, of the last event
+        self._begun = 0.0
+        self._doing = "starting"
+        self._spent = dict.fromkeys(CAUSES, 0.0)
+        self._segments: list[tuple[str, float, float]] = []
+        self._outcome: str | None = None
+        self._restart = self._max_restarts = self._world_size = 0
+        self._states: dict[int, str] = {}
+        self._steps: dict[int, int] = {}
+        self._shard_of: dict[int, int] = {}
+        self._shards = 0
+        self._replicas: list[tuple[int, ...]] = []  # in transparent mode
+        self._late_since: dict[int, float] = {}
+        self._groups: dict[tuple[str, tuple[int, ...]], None] = {}
+        self._trained: set[int] = set()  # ranks that have done a step since the last start
+        self._training_since = 0.0
+        self._first_step = 0
+        self._useful_before = 0.0  # as the ranks began to train
+        self._step_seconds: float | None = None  # as told by the events
+        self._shards_saved: dict[int, set[int]] = {}
+        self._safe_step: int | None = None
+        self._memory_step: int | None = None
+        self._incidents: list[_Incident] = []
+        self._fault: tuple[str, int, float] | None = None
+        self._repeated = 0
+        self._suspects: dict[str, Suspect] = {}
+        self._hang_reports: list[HangReport] = []
+        self._warnings: list[str] = []
+        self._hang_text = ""
+        self._hanging_since: float | None = None
+        self._checkpoint_dir = self._fingerprint = ""
+        self._log_bytes = self._image_bytes = 0
+
+    def take(self, event: Event) -> None:
+        """Take in the next event. What does not fit its name is passed over: a log may be damaged."""
+        name = event["event"]
+        if name == "job_started" or self._last is None:
+            self._begin()
+            self._begun = event["time"]
+        else:
+            self._pass(_seconds_between(self._last, event))
+        self._last = event
+        if not _whole(event):
+            return
+        if name in _STATES and "rank" in event:
+            self._states[event["rank"]] = _STATES[name]
+        hear = getattr(self, f"_hear_{name}", None)
+        if hear is not None:
+            hear(event)
+        self._log_bytes = max(self._log_bytes, int(event.get("log_bytes", 0)))
+        self._image_bytes = max(self._image_bytes, int(event.get("image_bytes", 0)))
+
+    def take_all(self, events: Iterable[Event]) -> None:
+        """Take in several events."""
+        for event in events:
+            self.take(event)
+
+    def present(self, now: float, progress: Progress | None = None) -> Present | None:
+        """Return how the job is at wall time `now`, None if it has no event; progress: told last."""
+        if self._last is None:
+            return None
+        waited = 0.0 if self._outcome is not None else max(0.0, now - self._last["time"])
+        spent = dict(self._spent)
+        spent[self._cause_of_now()] += waited
+        told = progress if progress is not None and progress.restart == self._restart else None
+        steps = dict(self._steps)
+        if told is not None:
+            for rank, step in told.steps.items():
+                steps[rank] = max(step, steps.get(rank, 0))
+        newest = max(steps.values(), default=None)
+        ranks = tuple(
+            RankNow(
+                rank,
+                self._states.get(rank, "starting"),
+                steps.get(rank),
+                self._shard_of.get(rank),
+                self._at + waited - self._late_since[rank] if rank in self._late_since else 0.0,
+            )
+            for rank in range(self._world_size)
+        )
+        shards = self._shards_now()
+        safe = {rank for shard in shards if shard.protected for rank in shard.living}
+        if self._memory_step is not None:
+            safe = set(range(self._world_size))
+        return Present(
+            started=self._begun,
+            state=self._outcome or self._state(),
+            outcome=self._outcome,
+            restart=self._restart,
+            max_restarts=self._max_restarts,
+            world_size=self._world_size,
+            ranks=ranks,
+            shards=shards,
+            groups=tuple(self._groups),
+            step=newest,
+            step_seconds=(told.step_seconds if told is not None else None) or self._step_seconds,
+            safe_step=self._safe_step,
+            memory_step=self._memory_step,
+            protected=len(safe) / self._world_size if self._world_size else 0.0,
+            seconds=self._at + waited,
+            spent=spent,
+            segments=tuple(self._segments_until(self._at + waited)),
+            recoveries=tuple(incident.now() for incident in self._incidents),
+            repeated=self._repeated,
+            suspects=tuple(self._suspects.values()),
+            hang_reports=tuple(self._hang_reports[-KEPT_REPORTS:]),
+            warnings=tuple(self._warnings[-KEPT_WARNINGS:]),
+            checkpoint_dir=self._checkpoint_dir,
+            fingerprint=self._fingerprint,
+            log_bytes=self._log_bytes,
+            image_bytes=self._image_bytes,
+        )
+
+    # Where the time goes.
+
+    def _pass(self, seconds: float) -> None:
+        self._segments = self._segments_until(self._at + seconds)
+        self._at += seconds
+        self._spent[self._cause_of_now()] += seconds
+
+    def _cause_of_now(self) -> str:
+        incident = self._under_way()
+        return self._doing if incident is None else incident.cause
+
+    def _segments_until(self, at: float) -> list[tuple[str, float, float]]:
+        cause, segments = self._cause_of_now(), self._segments
+        if at <= self._at:
+            return segments
+        if segments and segments[-1][0] == cause and segments[-1][2] == self._at:
+            return [*segments[:-1], (cause, segments[-1][1], at)]
+        return [*segments, (cause, self._at, at)]
+
+    def _move(self, cause: str, seconds: float) -> float:
+        """What was taken for useful was lost to this cause; return the seconds."""
+        moved = min(max(0.0, seconds), self._spent[USEFUL])
+        self._spent[USEFUL] -= moved
+        self._spent[cause] += moved
+        return moved
+
+    def _move_last(self, cause: str, seconds: float) -> None:
+        """The same of the time until now."""
+        if not self._segments or self._segments[-1][0] != USEFUL:
+            return
+        _, begin, end = self._segments[-1]
+        moved = self._move(cause, min(seconds, end - begin))
+        if moved > 0:
+            self._segments[-1:] = [(USEFUL, begin, end - moved), (cause, end - moved, end)]
+
+    def _under_way(self) -> _Incident | None:
+        last = self._incidents[-1] if self._incidents else None
+        return last if last is not None and last.outcome == "under way" else None
+
+    def _state(self) -> str:
+        if self._under_way() is not None:
+            return "recovering"
+        return "training" if self._doing == USEFUL else self._doing
+
+    # What the events say.
+
+    def _hear_job_started(self, event: Event) -> None:
+        self._start(event)
+
+    def _hear_restart(self, event: Event) -> None:
+        self._start(event)
+        self._note("restart")
+
+    def _start(self, event: Event) -> None:
+        self._restart = event["restart"]
+        self._world_size, self._max_restarts = event["world_size"], event["max_restarts"]
+        self._states, self._steps, self._late_since = {}, {}, {}
+        self._trained, self._doing, self._replicas = set(), "starting", []
+        self._hanging_since = None
+
+    def _hear_registered(self, event: Event) -> None:
+        self._shard_of[event["rank"]] = event["shard"]
+        self._shards = event["shards"]
+        self._checkpoint_dir, self._fingerprint = event["checkpoint_dir"], event["fingerprint"]
+        self._note("registered", restarted=True)
+
+    def _hear_proxy_connected(self, event: Event) -> None:
+        """Without jitckpt.init nothing else tells that a rank is about to train."""
+        if not self._shards:
+            self._trains(event["rank"], None)
+
+    def _hear_restored(self, event: Event) -> None:
+        self._steps[event["rank"]] = event["step"]
+        self._safe(event["step"])
+        incident = self._under_way()
+        if incident is not None:
+            incident.step = event["step"]
+        self._note("restored", restarted=True)
+
+    def _hear_first_step(self, event: Event) -> None:
+        self._steps[event["rank"]] = event["step"]
+        incident = self._under_way()
+        if incident is not None and incident.step is None:
+            incident.step = event["step"] - 1
+        self._note("first step", restarted=True)
+        self._trains(event["rank"], event["step"])
+
+    def _trains(self, rank: int, step: int | None) -> None:
+        self._trained.add(rank)
+        if len(self._trained) < self._world_size:
+            return
+        incident = self._under_way()
+        if incident is not None and (incident.scope == "in_place" or incident.restart == self._restart):
+            return  # these ranks are those that failed
+        self._begin_useful(step)
+        if incident is not None:
+            self._recovered(incident)
+
+    def _begin_useful(self, step: int | None) -> None:
+        self._doing = USEFUL
+        self._training_since, self._first_step = self._at, step or 0
+        self._useful_before = self._spent[USEFUL]
+
+    def _hear_fault(self, event: Event) -> None:
+        self._fault = (event["fault"], event["rank"], self._at)
+
+    def _hear_hang(self, event: Event) -> None:
+        self._hang_text = f"{event['operation']} made no progress for {event['seconds']:.1f} s"
+        self._hanging_since = self._at - event["seconds"]
+
+    def _hear_straggler(self, event: Event) -> None:
+        if self._under_way() is None and self._doing in (USEFUL, "late"):
+            self._doing = "late"
+            since = self._hang_began()
+            if not self._late_since:
+                self._move_last("late", self._at - since)
+            for rank in event["ranks"]:
+                self._late_since.setdefault(rank, since)
+                self._states[rank] = "late"
+
+    def _hang_began(self) -> float:
+        """Return when the collective that does not end began, as far as that was told."""
+        since = self._at if self._hanging_since is None else self._hanging_since
+        return min(max(self._training_since, since), self._at)
+
+    def _hear_hang_over(self, event: Event) -> None:
+        self._nobody_is_late()
+        self._hanging_since = None
+
+    def _nobody_is_late(self) -> None:
+        for rank in self._late_since:
+            if self._states.get(rank) == "late":
+                self._states[rank] = "training"
+        self._late_since = {}
+        if self._doing == "late":
+            self._doing = USEFUL
+
+    def _hear_detected(self, event: Event) -> None:
+        ranks = tuple(event.get("ranks", ()))
+        for rank in ranks:
+            self._states[rank] = "failed"
+        if not event["first"]:
+            return
+        began = self._at
+        self._nobody_is_late()
+        if event["cause"] == "hang":
+            began = self._hang_began()
+            self._move_last("hang", self._at - began)
+        self._new_incident("restart", event["cause"], event, event["text"], ranks=ranks, began=began)
+
+    def _hear_device_alarm(self, event: Event) -> None:
+        self._begin_in_place(event, event["text"], (event["rank"],))
+
+    def _hear_recovery_begun(self, event: Event) -> None:
+        self._begin_in_place(event, event.get("text", "a recovery was ordered"), ())
+        self._incidents[-1].parts = {}
+
+    def _begin_in_place(self, event: Event, text: str, ranks: tuple[int, ...]) -> None:
+        if self._under_way() is None:
+            self._nobody_is_late()
+            self._new_incident("in_place", IN_PLACE, event, text, ranks=ranks, began=self._at)
+
+    def _new_incident(
+        self, scope: str, cause: str, event: Event, text: str, *, ranks: tuple[int, ...], began: float
+    ) -> None:
+        fault, self._fault = self._fault, None
+        if (before := self._under_way()) is not None:
+            before.outcome, before.over_at = "ended", self._at
+        if fault is not None:
+            began = min(began, fault[2])
+        known = cause if cause in CAUSES else "died"
+        self._incidents.append(
+            _Incident(
+                scope,
+                known,
+                text,
+                None if fault is None else fault[0],
+                ranks or (() if fault is None else (fault[1],)),
+                event["time"],
+                self._at,
+                began,
+                self._restart,
+            )
+        )
+
+    def _note(self, what: str, *, restarted: bool = False) -> None:
+        """Note when something came of the recovery under way, for the last time."""
+        incident = self._under_way()
+        if incident is not None and (not restarted or self._restart > incident.restart):
+            incident.times[what] = self._at
+
+    def _hear_save_ordered(self, event: Event) -> None:
+        self._note("ordered")
+        for rank in event["ranks"]:
+            self._states[rank] = "held"
+
+    def _hear_save_begun(self, event: Event) -> None:
+        self._steps[event["rank"]] = event["step"]
+
+    def _hear_save_ended(self, event: Event) -> None:
+        self._steps[event["rank"]] = event["step"]
+        self._shard_saved(event["step"], event["shard"])
+        incident = self._under_way()
+        if incident is not None:
+            self._newest(incident, event["step"])
+
+    def _newest(self, incident: _Incident, step: int) -> None:
+        incident.newest = max(step, incident.newest or 0)
+        self._learn_step_seconds(incident.newest)
+
+    def _learn_step_seconds(self, newest: int) -> None:
+        """Take note of how long a minibatch takes, from what was done since the ranks began to train."""
+        steps = newest - self._first_step + UNDER_WAY
+        if self._shards and steps > UNDER_WAY:
+            self._step_seconds = (self._spent[USEFUL] - self._useful_before) / steps
+
+    def _hear_periodic_save(self, event: Event) -> None:
+        self._steps[event["rank"]] = max(event["step"], self._steps.get(event["rank"], 0))
+        self._learn_step_seconds(event["step"])
+        self._shard_saved(event["step"], event["shard"])
+
+    def _shard_saved(self, step: int, shard: int) -> None:
+        saved = self._shards_saved.setdefault(step, set())
+        saved.add(shard)
+        if len(saved) >= max(1, self._shards):
+            self._safe(step)
+            for older in [one for one in self._shards_saved if one <= step]:
+                del self._shards_saved[older]
+
+    def _safe(self, step: int) -> None:
+        self._safe_step = max(step, self._safe_step or 0)
+
+    def _hear_saved(self, event: Event) -> None:
+        self._safe(event["step"])
+        self._note("decided")
+        incident = self._under_way()
+        if incident is not None:
+            incident.saved_step = event["step"]
+            self._newest(incident, event["step"])
+
+    def _hear_memory_safe(self, event: Event) -> None:
+        self._memory_step = event["step"]
+
+    def _hear_kept_in_memory(self, event: Event) -> None:
+        self._note("decided")
+        self._memory_step = event["step"]
+        incident = self._under_way()
+        if incident is not None:
+            incident.kept_step = event["step"]
+            newest = event.get("newest")  # the newest that a rank has begun
+            self._newest(incident, event["step"] if newest is None else max(event["step"], newest - 1))
+
+    def _hear_not_saved(self, event: Event) -> None:
+        self._note("decided")
+        incident = self._under_way()
+        if incident is not None and event.get("step") is not None:
+            # The newest that a rank has begun, so one more than what could have been saved.
+            self._newest(incident, event["step"] - 1)
+
+    def _hear_ranks_ended(self, event: Event) -> None:
+        for rank in (*event["kill"], *event["terminate"]):
+            if self._states.get(rank) != "failed":
+                self._states[rank] = "ended"
+
+    def _hear_rank_stopped(self, event: Event) -> None:
+        if isinstance(event.get("ended"), int):
+            self._steps[event["rank"]] = event["ended"]
+        self._part("stop", event["seconds"])
+
+    def _hear_server_restarted(self, event: Event) -> None:
+        for name in ("ending", "starting"):
+            self._part(name, event.get(name, 0.0))
+
+    def _hear_calls_made_again(self, event: Event) -> None:
+        for name in ("handles", "image", "communicators", "replay"):
+            self._part(name, event.get(name, 0.0))
+
+    def _part(self, name: str, seconds: float) -> None:
+        incident = self._under_way()
+        if incident is not None:
+            incident.parts[name] = max(seconds, incident.parts.get(name, 0.0))
+
+    def _hear_recovered(self, event: Event) -> None:
+        incident = self._under_way()
+        if incident is None:
+            return
+        incident.step = incident.newest = event["state"]
+        for rank, state in self._states.items():
+            self._states[rank] = "done" if state == "done" else "training"
+            self._steps[rank] = event["state"]
+        self._begin_useful(event["state"])
+        self._recovered(incident)
+
+    def _hear_recovery_given_up(self, event: Event) -> None:
+        incident = self._under_way()
+        if incident is not None:
+            incident.outcome, incident.over_at = "given up", self._at
+            self._doing = IN_PLACE  # the ranks wait until they are started again
+
+    def _recovered(self, incident: _Incident) -> None:
+        incident.outcome, incident.over_at = "recovered", self._at
+        redone = incident.redone() or 0
+        self._repeated += redone
+        if redone and self._step_seconds is not None:
+            self._move("done_again", (redone - 1 + UNDER_WAY) * self._step_seconds)
+
+    def _hear_state_stays(self, event: Event) -> None:
+        self._replicas = [tuple(ranks) for ranks in event["replicas"]]
+
+    def _hear_group(self, event: Event) -> None:
+        self._groups[(event["name"], tuple(event["ranks"]))] = None
+
+    def _hear_suspect(self, event: Event) -> None:
+        self._suspects[event["device"]] = Suspect(event["device"], event["host"], event["rank"])
+
+    def _hear_hang_report(self, event: Event) -> None:
+        incident = self._incidents[-1] if self._incidents else None
+        text = self._hang_text if incident is None else incident.text
+        self._hang_reports.append(HangReport(self._at, event["path"], text))
+
+    def _hear_warning(self, event: Event) -> None:
+        self._warnings.append(event["text"])
+        if event["text"].startswith(MEMORY_IS_OFF):
+            self._memory_step = None
+        del self._warnings[:-KEPT_WARNINGS]
+
+    def _hear_incurable(self, event: Event) -> None:
+        self._hear_warning(event)
+
+    def _hear_switched_off(self, event: Event) -> None:
+        self._hear_warning(event)
+
+    def _hear_at_end(self, event: Event) -> None:
+        done = [rank for rank, state in self._states.items() if state == "done"]
+        if len(done) >= self._world_size and self._under_way() is None:
+            self._nobody_is_late()
+            self._doing = "ending"
+
+    def _hear_finished(self, event: Event) -> None:
+        self._steps[event["rank"]] = event["step"]
+        if self._under_way() is None and self._restart == event["restart"]:
+            self._learn_step_seconds(event["step"])
+        self._hear_at_end(event)
+
+    def _hear_job_ended(self, event: Event) -> None:
+        self._outcome = event["outcome"]
+        incident = self._under_way()
+        if incident is not None:
+            incident.outcome, incident.over_at = "ended", self._at
+        for rank in range(self._world_size):
+            if self._states.get(rank) not in ("done", "failed"):
+                self._states[rank] = "done" if self._outcome == "succeeded" else "ended"
+
+    def _shards_now(self) -> tuple[ShardNow, ...]:
+        groups: dict[int, list[int]] = {}
+        if self._replicas:
+            groups = dict(enumerate(list(ranks) for ranks in self._replicas))
+        else:
+            for rank, shard in sorted(self._shard_of.items()):
+                groups.setdefault(shard, []).append(rank)
+        return tuple(
+            ShardNow(
+                number,
+                tuple(ranks),
+                tuple(rank for rank in ranks if self._states.get(rank, "starting") in ALIVE),
+            )
+            for number, ranks in sorted(groups.items())
+        )
+
+
+def _seconds_between(one: Event, other: Event) -> float:
+    """Return the seconds from one event to the next; the clock may be another machine's from now on."""
+    by_clock, by_wall = other["clock"] - one["clock"], other["time"] - one["time"]
+    return float(max(0.0, by_clock if abs(by_clock - by_wall) < CLOCKS_APART else by_wall))
+
+
+# What an event has to have to be understood here; several processes write the log, of several versions.
+_FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "job_started": {"world_size": int, "max_restarts": int},
+    "restart": {"world_size": int, "max_restarts": int},
+    "registered": {"rank": int, "shard": int, "shards": int, "checkpoint_dir": str, "fingerprint": str},
+    "proxy_connected": {"rank": int},
+    "restored": {"rank": int, "step": int},
+    "first_step": {"rank": int, "step": int},
+    "fault": {"fault": str, "rank": int},
+    "hang": {"operation": str, "seconds": (int, float)},
+    "straggler": {"ranks": list},
+    "detected": {"cause": str, "text": str, "first": bool},
+    "device_alarm": {"rank": int, "text": str},
+    "save_ordered": {"ranks": list},
+    "save_begun": {"rank": int, "step": int},
+    "save_ended": {"rank": int, "step": int, "shard": int},
+    "periodic_save": {"rank": int, "step": int, "shard": int},
+    "saved": {"step": int},
+    "memory_safe": {"step": int},
+    "kept_in_memory": {"step": int, "newest": (int, type(None))},
+    "not_saved": {"step": (int, type(None))},
+    "ranks_ended": {"kill": list, "terminate": list},
+    "rank_stopped": {"rank": int, "seconds": (int, float)},
+    "recovered": {"state": int},
+    "state_stays": {"replicas": list},
+    "group": {"name": str, "ranks": list},
+    "suspect": {"rank": int, "device": str, "host": str},
+    "hang_report": {"path": str},
+    "warning": {"text": str},
+    "incurable": {"text": str},
+    "switched_off": {"text": str},
+    "finished": {"rank": int, "step": int},
+    "job_ended": {"outcome": str},
+}
+
+
+def _whole(event: Event) -> bool:
+    fields = _FIELDS.get(event["event"], {})
+    if not all(isinstance(event.get(name), kind) for name, kind in fields.items()):
+        return False
+    rank, ranks = event.get("rank"), event.get("world_size", 0)
+    return (rank is None or isinstance(rank, int)) and isinstance(ranks, int) and 0 <= ranks <= MOST_RANKS
+
+
+def model_of(events: Iterable[Event]) -> JobModel:
+    """Return the model of the last job in these events."""
+    model = JobModel()
+    model.take_all(events)
+    return model
+
+
+def with_cause(spent: Mapping[str, float], least: float = 0.0) -> list[tuple[str, float]]:
+    """Return what took more than so many seconds, the useful time first, then the greatest loss."""
+    found = [(cause, seconds) for cause, seconds in spent.items() if seconds > least]
+    return sorted(found, key=lambda one: (one[0] != USEFUL, -one[1]))
+
+
+def shown_ranks(ranks: Sequence[int], most: int = 8) -> str:
+    """Return ranks in a few words."""
+    shown = ", ".join(map(str, islice(ranks, most)))
+    return f"{shown} and {len(ranks) - most} more" if len(ranks) > most else shown

@@ -1,0 +1,251 @@
+"""The tier in this host's memory: a memfd for each rank, which outlives the rank, its agent and both.
+
+Page 0 has words: what the agent tells the rank of its snapshots, and the rank the agent. Then come two slots,
+each of a page for the seal, the data, and the index behind it (shard.py). They are far apart, and take no
+more memory than is written. Whoever writes a slot first takes its seal away and puts the new one on last; the
+other slot stays whole meanwhile. So a process may be killed at any byte.
+"""
+
+import os
+import struct
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from jitckpt.errors import SaveError
+from jitckpt.saves.folders import SavedState
+from jitckpt.tiers import shard
+from jitckpt.tiers.shard import SEAL_BYTES, Index, Seal
+from jitckpt.tiers.tier import Held, Shard, Tier
+
+PAGE = 4096
+MAGIC = b"JITCKPTM"
+SPAN = 1 << 42  # bytes between the beginnings of the two slots
+SLOTS = (0, 1)
+_WORD = struct.Struct("<Q")
+# The words, by their offsets. By the agent: the newest step that is whole everywhere; the newest that nobody
+# waits for any more. By the rank: 1 once what is in the slots is of this start, or what it goes on from; the
+# newest step that it left out; microseconds that its training has waited for snapshots; the step of which one
+# was begun last; 1 if it makes no more, and none of its are to be used.
+SAFE, SETTLED, READY, SKIPPED, WAITED, BEGUN, OFF = (8 * number for number in range(1, 8))
+WORDS = (SAFE, SETTLED, READY, SKIPPED, WAITED, BEGUN, OFF)
+
+
+def create() -> int:
+    """Return a new memfd for one rank, which child processes may inherit by number. Raises OSError."""
+    descriptor = os.memfd_create("jitckpt-memory-tier", os.MFD_CLOEXEC)
+    os.ftruncate(descriptor, PAGE + 2 * SPAN)
+    os.pwrite(descriptor, MAGIC, 0)
+    return descriptor
+
+
+def is_one(descriptor: int) -> bool:
+    """Return whether a descriptor is such a memfd."""
+    try:
+        return (
+            os.fstat(descriptor).st_size == PAGE + 2 * SPAN
+            and os.pread(descriptor, len(MAGIC), 0) == MAGIC
+            and os.readlink(f"/proc/self/fd/{descriptor}").startswith("/memfd:jitckpt-memory-tier")
+        )
+    except OSError:
+        return False
+
+
+def word(descriptor: int, which: int) -> int:
+    """Return a word of page 0."""
+    (value,) = _WORD.unpack(os.pread(descriptor, _WORD.size, which))
+    return int(value)
+
+
+def put_word(descriptor: int, which: int, value: int) -> None:
+    """Write a word of page 0."""
+    os.pwrite(descriptor, _WORD.pack(value), which)
+
+
+def seal_in(descriptor: int, slot: int) -> Seal | None:
+    """Return the seal of what is whole in a slot; None if nothing is."""
+    return shard.parse_seal(os.pread(descriptor, SEAL_BYTES, place(slot)))
+
+
+def place(slot: int) -> int:
+    """Return where a slot begins: its seal; a page behind it its data."""
+    return PAGE + slot * SPAN
+
+
+def unseal(descriptor: int, slot: int) -> None:
+    """Give up what is in a slot."""
+    os.pwrite(descriptor, bytes(SEAL_BYTES), place(slot))
+
+
+def seal(descriptor: int, slot: int, encoded: bytes, made: Seal) -> None:
+    """Write the index behind the data that lies in a slot, then its seal: now it is whole."""
+    write(descriptor, encoded, _index_place(slot, made.data_bytes))
+    os.pwrite(descriptor, made.encode(), place(slot))
+
+
+def index_in(descriptor: int, slot: int, of: Seal) -> Index:
+    """Return the index of what is whole in a slot. Raises SaveError if it is damaged."""
+    return shard.parse_index(_read(descriptor, of.index_bytes, _index_place(slot, of.data_bytes)), of)
+
+
+def found(descriptor: int) -> Iterator[tuple[int, Seal]]:
+    """Yield the slots that are whole, newest step first."""
+    whole = [(slot, one) for slot in SLOTS if (one := seal_in(descriptor, slot))]
+    yield from sorted(whole, key=lambda pair: -pair[1].step)
+
+
+def check(descriptor: int, step: int) -> Index:
+    """Read every byte of a shard and return its index. Raises SaveError if it is not whole."""
+    slot, of = _find(descriptor, step)
+    index = index_in(descriptor, slot, of)
+    for _ in _chunks(descriptor, slot, of, index):
+        pass
+    return index
+
+
+def read(descriptor: int, step: int) -> tuple[Index, SavedState]:
+    """Return the state after a step, in memory of its own. Raises SaveError if it is not whole."""
+    slot, of = _find(descriptor, step)
+    index = index_in(descriptor, slot, of)
+    data = torch.empty(of.data_bytes, dtype=torch.uint8, device="cpu")
+    view, offset = data.numpy().data, 0
+    for number, size in enumerate(shard.chunk_sizes(of.data_bytes)):
+        piece = view[offset : offset + size]
+        if os.preadv(descriptor, [piece], data_place(slot) + offset) != size:
+            raise SaveError(f"Step {step} in memory is cut off.")
+        shard.check_chunk(index, number, piece)
+        offset += size
+    return index, shard.state_of(index, data)
+
+
+def _find(descriptor: int, step: int) -> tuple[int, Seal]:
+    for slot, of in found(descriptor):
+        if of.step == step:
+            return slot, of
+    raise SaveError(f"Step {step} is not whole in this host's memory.")
+
+
+def _chunks(descriptor: int, slot: int, of: Seal, index: Index) -> Iterator[bytes]:
+    offset = data_place(slot)
+    for number, size in enumerate(shard.chunk_sizes(of.data_bytes)):
+        chunk = _read(descriptor, size, offset)
+        shard.check_chunk(index, number, chunk)
+        yield chunk
+        offset += size
+
+
+def data_place(slot: int) -> int:
+    """Return where the data of a slot begin."""
+    return place(slot) + PAGE
+
+
+def _index_place(slot: int, data_bytes: int) -> int:
+    return data_place(slot) + shard.aligned(data_bytes)
+
+
+def _read(descriptor: int, size: int, offset: int) -> bytes:
+    data = os.pread(descriptor, size, offset)
+    if len(data) != size:
+        raise SaveError("What is kept in memory is cut off.")
+    return data
+
+
+def write(descriptor: int, data: bytes | memoryview, offset: int) -> None:
+    """Put bytes at a place. Raises SaveError where there is no memory left."""
+    try:
+        rest = memoryview(data)
+        while rest:
+            count = os.pwrite(descriptor, rest, offset)
+            rest, offset = rest[count:], offset + count
+    except OSError as error:
+        raise SaveError(
+            f"The memory tier can't write: {error.strerror}. Give the job more memory, or --memory-tier off."
+        ) from error
+
+
+class HostMemory(Tier):
+    """The shards in this host's memory: of its own ranks, and those that it keeps for others."""
+
+    def __init__(self, descriptors: dict[int, int] | None = None, limit: int | None = None) -> None:
+        """descriptors: memfds by rank, from now on this object's. limit: bytes that others' may take."""
+        self.descriptors = {} if descriptors is None else descriptors
+        self.limit = limit
+
+    def of(self, rank: int) -> int:
+        """Return the memfd of a rank, which is made if there is none."""
+        if rank not in self.descriptors:
+            self.descriptors[rank] = create()
+        return self.descriptors[rank]
+
+    def put(self, shard_: Shard) -> None:
+        descriptor = self.of(shard_.rank)
+        unseal(descriptor, shard_.slot)
+        index = shard.parse_index(shard_.index, shard_.seal)
+        if index.identity.rank != shard_.rank:
+            raise SaveError(f"A shard of rank {index.identity.rank} came as that of rank {shard_.rank}.")
+        self._refuse_too_much(descriptor, shard_)
+        offset, number = data_place(shard_.slot), 0
+        for number, chunk in enumerate(shard_.chunks, 1):
+            if number > len(index.checksums):
+                break
+            shard.check_chunk(index, number - 1, chunk)
+            write(descriptor, chunk, offset)
+            offset += len(chunk)
+        if number != len(index.checksums) or offset - data_place(shard_.slot) != shard_.seal.data_bytes:
+            raise SaveError(f"Of step {index.step} of rank {shard_.rank} {number} chunks came.")
+        seal(descriptor, shard_.slot, shard_.index, shard_.seal)
+
+    def has(self) -> Sequence[Held]:
+        told = []
+        for rank, descriptor in sorted(self.descriptors.items()):
+            for slot, one in found(descriptor):
+                try:
+                    index = index_in(descriptor, slot, one)
+                except SaveError:  # damaged: it is not whole
+                    continue
+                identity = index.identity
+                if identity.rank == rank:
+                    size = one.size
+                    told.append(Held(rank, one.step, index.timeline, size, identity.job, identity.world_size))
+        return told
+
+    def get(self, rank: int, step: int, timeline: str) -> Shard:
+        if rank not in self.descriptors:
+            raise SaveError(f"This host's memory has nothing of rank {rank}.")
+        descriptor = self.descriptors[rank]
+        slot, of = _find(descriptor, step)
+        encoded = _read(descriptor, of.index_bytes, _index_place(slot, of.data_bytes))
+        index = shard.parse_index(encoded, of)
+        if index.timeline != timeline:
+            raise SaveError(f"Step {step} of rank {rank} in this host's memory is of another start.")
+        return Shard(rank, slot, of, encoded, _chunks(descriptor, slot, of, index))
+
+    def drop(self, rank: int, step: int) -> None:
+        descriptor = self.descriptors.get(rank)
+        for slot, one in [] if descriptor is None else found(descriptor):
+            if one.step == step and descriptor is not None:
+                unseal(descriptor, slot)
+
+    def forget(self, rank: int) -> None:
+        """Give back all memory of a rank."""
+        if rank in self.descriptors:
+            os.close(self.descriptors.pop(rank))
+
+    def taken(self) -> int:
+        """Return the bytes of memory that all of it takes now."""
+        return sum(512 * os.fstat(one).st_blocks for one in self.descriptors.values())
+
+    def close(self) -> None:
+        for rank in list(self.descriptors):
+            self.forget(rank)
+
+    def _refuse_too_much(self, descriptor: int, shard_: Shard) -> None:
+        if self.limit is None:
+            return
+        others = self.taken() - 512 * os.fstat(descriptor).st_blocks
+        needed = others + 2 * shard_.seal.size
+        if needed > self.limit:
+            raise SaveError(
+                f"To keep rank {shard_.rank}'s state this host would need {needed} bytes of memory in all, "
+                f"and may use {self.limit}: raise --memory-limit, or give the job hosts with more memory."
+            )

@@ -1,0 +1,78 @@
+"""What this host's memory has of one rank, as a source that the rank may go on from."""
+
+from pathlib import Path
+
+from jitckpt.errors import SaveError
+from jitckpt.saves import layout
+from jitckpt.saves.folders import SavedState, SaveFolder, SaveRecord
+from jitckpt.saves.layout import Identity, Metadata
+from jitckpt.saves.selection import Choice, misfit
+from jitckpt.tiers import host_memory
+from jitckpt.tiers.shard import Index
+
+PATH = Path("memory of this host")  # what is said in the place of a folder
+
+
+class OwnShard:
+    """Both slots of a rank (same_step.InMemory).
+
+    What is damaged, or of another job, keeps nobody from beginning anew; what this job has made with other
+    ranks, or another model, does.
+    """
+
+    def __init__(self, descriptor: int, identity: Identity) -> None:
+        self.reasons: list[str] = []
+        self._descriptor = descriptor
+        self._usable: dict[int, Index] = {}
+        self._read: tuple[Index, SavedState] | None = None
+        self.newest = 0
+        for slot, seal in host_memory.found(descriptor):
+            try:
+                index = host_memory.index_in(descriptor, slot, seal)
+            except SaveError as error:
+                self.reasons.append(str(error))
+                continue
+            problem = misfit(_record(index), identity)
+            if index.identity.rank != identity.rank:
+                problem = f"Step {seal.step} in memory is of rank {index.identity.rank}."
+            if problem is None:
+                self._usable[seal.step] = index
+            else:
+                self.reasons.append(problem)
+                if index.identity.job == identity.job:
+                    self.newest = max(self.newest, seal.step)
+
+    def offer(self) -> tuple[tuple[int, str], ...]:
+        return tuple((step, index.timeline) for step, index in sorted(self._usable.items(), reverse=True))
+
+    def check(self, step: int) -> bool:
+        try:
+            self._read = host_memory.read(self._descriptor, step)
+        except SaveError as error:
+            self.reasons.append(str(error))
+            return False
+        return True
+
+    def choice(self, step: int) -> Choice:
+        assert self._read is not None
+        index, state = self._read
+        record = _record(index)
+        return Choice(step, record, record, (), step, in_memory=state)
+
+
+def write_save(descriptor: int, root: Path, step: int) -> tuple[Path, int]:
+    """Write a step in memory as a save of its rank to files; return its folder and bytes.
+
+    Raises SaveError if it is not whole in memory, or can't be written.
+    """
+    index, state = host_memory.read(descriptor, step)
+    with SaveFolder(root, index.identity, step, "rank", "builtin", by="memory") as folder:
+        folder.add_tensors(layout.TENSORS_FILE, state.tensors)
+        folder.add_json(layout.STATE_FILE, state.document)
+        return folder.commit()
+
+
+def _record(index: Index) -> SaveRecord:
+    identity, step = index.identity, index.step
+    metadata = Metadata(identity, "rank", "builtin", step, index.time, ())
+    return SaveRecord(PATH, step, "rank", identity.rank, metadata)

@@ -1,0 +1,168 @@
+"""One rank's whole state after a step as bytes: what memory holds of it, and what is sent to other hosts.
+
+Data: the tensors, one after another, in chunks of CHUNK bytes (the last one is shorter). Index: a JSON
+document with the chunks' checksums, where each tensor lies, and the host's part of the state. Seal: step,
+sizes and checksums of the index and of itself; it is written last. What has a seal that fits is whole.
+Nothing of it is unpickled.
+"""
+
+import json
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+import xxhash
+from torch import Tensor
+
+from jitckpt.encoding.tree_codec import Json
+from jitckpt.errors import SaveError
+from jitckpt.saves import layout
+from jitckpt.saves.folders import SavedState
+from jitckpt.saves.layout import Identity
+
+CHUNK = 4 << 20  # bytes
+ALIGNMENT = 16
+MOST_DATA = 1 << 41  # bytes of one shard
+MOST_INDEX = 128 << 20
+_SEAL = struct.Struct(
+    "<16s16sQQQ"
+)  # checksums of the rest and of the index; step, bytes of data and of index
+SEAL_BYTES = _SEAL.size
+
+
+@dataclass(frozen=True)
+class Seal:
+    """What is known of a whole shard without reading it."""
+
+    step: int
+    data_bytes: int
+    index_bytes: int
+    index_checksum: bytes
+
+    @property
+    def size(self) -> int:
+        return self.data_bytes + self.index_bytes
+
+    def encode(self) -> bytes:
+        rest = _SEAL.pack(bytes(16), self.index_checksum, self.step, self.data_bytes, self.index_bytes)[16:]
+        return xxhash.xxh3_128_digest(rest) + rest
+
+
+def parse_seal(data: bytes) -> Seal | None:
+    """Return the seal that these bytes are; None if they are none: the shard is not whole, or damaged."""
+    if len(data) != SEAL_BYTES:
+        return None
+    checksum, index_checksum, step, data_bytes, index_bytes = _SEAL.unpack(data)
+    whole = xxhash.xxh3_128_digest(data[16:]) == checksum
+    if not whole or step == 0 or data_bytes > MOST_DATA or index_bytes > MOST_INDEX:
+        return None
+    return Seal(step, data_bytes, index_bytes, index_checksum)
+
+
+@dataclass(frozen=True)
+class Index:
+    """What a shard's index says. timeline: of the start of the job in which the step was made.
+
+    checksums: xxh3_128 of each chunk, in hexadecimal. tensors: type, shape and offset by name.
+    host_from: the offset from which on tensors were on the host. time: when it was whole.
+    """
+
+    identity: Identity
+    step: int
+    timeline: str
+    time: float
+    checksums: Sequence[str]
+    tensors: Mapping[str, tuple[str, Sequence[int], int]]
+    host_from: int
+    document: dict[str, Json]
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self), separators=(",", ":"), allow_nan=False).encode()
+
+
+def seal_of(index: bytes, step: int, data_bytes: int) -> Seal:
+    """Return what makes this index and its data whole."""
+    if len(index) > MOST_INDEX or data_bytes > MOST_DATA:
+        raise SaveError(
+            f"A shard of {data_bytes} bytes, with an index of {len(index)}, is too large to keep."
+        )
+    return Seal(step, data_bytes, len(index), xxhash.xxh3_128_digest(index))
+
+
+def parse_index(data: bytes, seal: Seal) -> Index:
+    """Return the index that belongs to this seal. Raises SaveError for any other bytes."""
+    if len(data) != seal.index_bytes or xxhash.xxh3_128_digest(data) != seal.index_checksum:
+        raise SaveError(f"The index of step {seal.step} in memory is damaged: its checksum is another.")
+    try:
+        content = layout.parse_object(data, "A shard's index")
+        identity = content.pop("identity")
+        index = Index(identity=Identity(**identity), **content)
+        problem = _problem(index, seal)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise SaveError(f"The index of step {seal.step} in memory makes no sense: {error!r:.200}.") from error
+    if problem:
+        raise SaveError(f"The index of step {seal.step} in memory makes no sense: {problem}.")
+    return index
+
+
+def _problem(index: Index, seal: Seal) -> str | None:
+    identity = index.identity
+    if index.step != seal.step or len(index.checksums) != chunks_in(seal.data_bytes):
+        return "it is of another step, or of other data"
+    if not 0 <= identity.rank < identity.world_size or not 0 <= identity.shard < identity.shards:
+        return f"rank {identity.rank} of {identity.world_size} is none"
+    for name, (kind, shape, offset) in index.tensors.items():
+        size = torch.Size(shape).numel() * _dtype(kind).itemsize
+        if not 0 <= offset <= seal.data_bytes - size or offset % ALIGNMENT:
+            return f"{name:.80} would lie outside of the data"
+    return None
+
+
+def chunks_in(size: int) -> int:
+    """Return how many chunks so many bytes have."""
+    return -(-size // CHUNK)
+
+
+def chunk_sizes(size: int) -> Iterator[int]:
+    """Yield the size of each chunk."""
+    for number in range(chunks_in(size)):
+        yield min(CHUNK, size - number * CHUNK)
+
+
+def check_chunk(index: Index, number: int, chunk: bytes | memoryview) -> None:
+    """Raise SaveError if a chunk is not what was sealed."""
+    if xxhash.xxh3_128_hexdigest(chunk) != index.checksums[number]:
+        raise SaveError(
+            f"Chunk {number} of step {index.step} of rank {index.identity.rank} is damaged: its checksum is "
+            "another than when it was written."
+        )
+
+
+def aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def state_of(index: Index, data: Tensor) -> SavedState:
+    """Return the state in a shard's data, a tensor of bytes on the host that the state's tensors share.
+
+    What was on the host before gets memory of its own: it is small, and stays.
+    """
+    tensors: dict[str, Tensor] = {}
+    for name, (kind, shape, offset) in index.tensors.items():
+        dtype = _dtype(kind)
+        flat = data[offset : offset + torch.Size(shape).numel() * dtype.itemsize]
+        tensor = flat.view(dtype).view(torch.Size(shape))
+        tensors[name] = tensor.clone() if offset >= index.host_from else tensor
+    return SavedState(index.document, tensors)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"torch knows no type {name!r:.40}")
+    return found

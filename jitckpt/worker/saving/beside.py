@@ -1,0 +1,131 @@
+"""What saves and snapshots have in common that are made while the training goes on.
+
+What the step has left on the device is copied into host memory beside the training (host_copies.py). A thread
+does the rest; it makes no device call.
+"""
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from jitckpt.encoding.tree_codec import Encoded, Json
+from jitckpt.state.host_state import HostState, Shared
+from jitckpt.worker.saving.history import History
+from jitckpt.worker.saving.host_copies import HostCopies
+from jitckpt.worker.saving.saver import document_of
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What is under way: what the host held then, and the copies by name."""
+
+    number: int  # of the copies
+    step: int
+    local: dict[str, Json]
+    on_host: dict[str, Tensor]
+    own: dict[str, Tensor]  # what this rank alone knows, on the device
+    copies: dict[str, Tensor]
+    shared: Shared
+    began: float
+
+
+class BesideTraining(ABC):
+    """Called by the training thread alone; one step's state at a time."""
+
+    def __init__(
+        self,
+        host: HostState,
+        history: History,
+        copies: HostCopies,
+        *,
+        replica: bool,
+        reason: str,
+        warn: Callable[[str], None],
+    ) -> None:
+        """replica: what replicas share is wanted, too. reason: what it is called, for threads and saves."""
+        self._host, self._history, self._copies = host, history, copies
+        self._replica, self._reason, self._warn = replica, reason, warn
+        self._begun: Begun | None = None
+        self._newest = -1  # the step that was begun last
+        self._writer: threading.Thread | None = None
+
+    @abstractmethod
+    def is_due(self, step: int) -> bool:
+        """Whether the state after `step` is wanted."""
+
+    @abstractmethod
+    def _may_begin(self, step: int) -> bool:
+        """Wait a while for what was begun before; return whether the next may begin."""
+
+    @abstractmethod
+    def _write(self, begun: Begun, document: dict[str, Json], tensors: dict[str, Tensor]) -> None:
+        """On a thread of its own, which no exception may leave: wait for the copies and put them away."""
+
+    @abstractmethod
+    def cancel(self, step: int) -> None:
+        """The state after `step` was changed while it was copied: let it not be used."""
+
+    @abstractmethod
+    def wait(self) -> bool:
+        """Wait until nothing is being written; return whether that is so."""
+
+    def step_ended(self, step: int, parts: Mapping[str, Encoded], shared: Shared) -> None:
+        """Begin to copy the state after `step`, which is due; waits a while for the last one."""
+        if not self._may_begin(step):
+            return
+        tensors = {name: tensor for part in parts.values() for name, tensor in part.tensors.items()}
+        on_host = {name: tensor for name, tensor in tensors.items() if tensor.device.type == "cpu"}
+        own = {name: tensor for name, tensor in tensors.items() if name not in on_host}
+        local = {
+            "final": True,
+            "trees": {name: part.tree for name, part in parts.items()},
+            "missing": [],
+            "left_out": [],
+        }
+        number, copies = self._copies.begin(own, shared.tensors() if self._replica else {})
+        self._begun = Begun(number, step, local, on_host, own, copies, shared, time.monotonic())
+        self._newest = step
+
+    def is_pending(self, step: int) -> bool:
+        """Whether the state after `step` is being copied, and not yet given to the writer."""
+        return self._begun is not None and self._begun.step == step
+
+    def copy_again(self, shared: Shared) -> None:
+        """Copy anew what is being copied: it was changed after its step, and is as it ought to be now."""
+        begun = self._begun
+        if begun is not None and self._replica:
+            number, copies = self._copies.begin(begun.own, shared.tensors())
+            self._begun = replace(begun, number=number, copies=copies, shared=shared)
+
+    def step_begins(self) -> None:
+        """Let the current stream wait for the copies: what it does next changes what they read."""
+        self._copies.step_begins()
+
+    def settled(self, step: int) -> None:
+        """The host's state after `step` is complete: write it."""
+        begun = self._begun
+        if begun is None or begun.step != step:
+            return
+        self._begun = None
+        snapshot = self._history.snapshot(step)
+        if snapshot is None:
+            self._warn(f"Step {step} was not saved: its state on the host is kept no more.")
+            return
+        document: dict[str, Json] = {"local": begun.local}
+        tensors = begun.on_host | begun.copies
+        if self._replica:
+            document, common = document_of(
+                self._host, self._history, snapshot, step=step, reason=self._reason, local=begun.local
+            )
+            tensors |= common
+        self._writer = threading.Thread(
+            target=self._write,
+            args=(begun, document, tensors),
+            name=f"jitckpt-{self._reason}-save",
+            daemon=True,
+        )
+        self._writer.start()

@@ -1,0 +1,242 @@
+"""A snapshot of the rank's whole state in host memory every so many steps: for what no replica holds.
+
+The copies go straight from the device into the memory tier's memfd (tiers/host_memory.py), which the agent
+holds, and its keeper. The next snapshot begins once all ranks have the last one, on all hosts that it is
+meant for: so the two slots of every rank always hold one step in common.
+"""
+
+import mmap
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import inf
+
+import torch
+import xxhash
+from torch import Tensor
+
+from jitckpt.encoding import tensor_file
+from jitckpt.encoding.tree_codec import Encoded, Json
+from jitckpt.errors import JitckptError
+from jitckpt.saves.layout import Identity
+from jitckpt.state.host_state import HostState, Shared
+from jitckpt.tiers import host_memory, shard
+from jitckpt.tiers.host_memory import BEGUN, OFF, READY, SAFE, SETTLED, SKIPPED, SLOTS, WAITED
+from jitckpt.tiers.own_shard import OwnShard
+from jitckpt.wire.environment import MEMORY_EVERY, MEMORY_LIMIT
+from jitckpt.worker.saving.beside import Begun, BesideTraining
+from jitckpt.worker.saving.history import History
+from jitckpt.worker.saving.host_copies import HostCopies
+
+LOOK_SECONDS = 0.001
+# So long the training waits for a snapshot to be whole everywhere, before it leaves the next one out.
+PATIENCE_SECONDS = 5.0
+REASON = "memory"
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the agent says of the tier. every: steps. limit: bytes for this rank's two snapshots."""
+
+    descriptor: int
+    every: int = 1
+    limit: float = inf
+
+
+def given(descriptor: int) -> Given:
+    """Return what the agent has said, beside this memory."""
+    return Given(
+        descriptor,
+        MEMORY_EVERY.get(),
+        MEMORY_LIMIT.get(),
+    )
+
+
+# Memory that the device may write to stays mapped until the process ends; see ring/local_state.py.
+_registered: list[Tensor] = []
+
+
+@dataclass
+class _Room:
+    """The page-locked memory of each slot, as much as was ever needed."""
+
+    descriptor: int
+    by_slot: dict[int, Tensor] = field(default_factory=dict)
+
+    def of(self, slot: int, size: int) -> Tensor:
+        known = self.by_slot.get(slot)
+        if known is None or known.numel() < size:
+            whole = max(1, -(-size // mmap.PAGESIZE)) * mmap.PAGESIZE
+            known = self.by_slot[slot] = self._mapped(host_memory.data_place(slot), whole)
+        return known[:size]
+
+    def _mapped(self, place: int, size: int) -> Tensor:
+        # Where memory is short this fails here, and not by a signal when it is written to.
+        os.posix_fallocate(self.descriptor, place, size)
+        memory = mmap.mmap(self.descriptor, size, offset=place)
+        tensor = torch.frombuffer(memory, dtype=torch.uint8)
+        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), size, 0))
+        _registered.append(tensor)
+        return tensor
+
+
+class Snapshots(BesideTraining):
+    """Keeps the state after every so many steps in host memory."""
+
+    def __init__(
+        self,
+        given: Given,
+        *,
+        identity: Identity,
+        timeline: str,
+        host: HostState,
+        history: History,
+        write_word: Callable[[int, int, int], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        """timeline: of this start, the same on all ranks."""
+        super().__init__(
+            host,
+            history,
+            HostCopies(host.device, write_word, self._room_for),
+            replica=True,
+            reason=REASON,
+            warn=warn,
+        )
+        self._given, self._identity, self._timeline = given, identity, timeline
+        self._memory = given.descriptor
+        self._room = _Room(given.descriptor)
+        self._restored = 0  # the step in memory that the job has gone on from
+        self._slot = 0  # of the newest snapshot
+        self._off = False
+
+    def found(self, identity: Identity) -> OwnShard:
+        """Return what the memory has of this rank."""
+        return OwnShard(self._memory, identity)
+
+    def restored(self, step: int) -> None:
+        """The job goes on from this step in memory (0: from none); what is of other steps is given up."""
+        self._restored = step
+        for slot, one in host_memory.found(self._memory):
+            if one.step != step:
+                host_memory.unseal(self._memory, slot)
+        host_memory.put_word(self._memory, READY, 1)
+
+    def is_due(self, step: int) -> bool:
+        return not self._off and step % self._given.every == 0
+
+    def _may_begin(self, step: int) -> bool:
+        if not host_memory.word(self._memory, READY):
+            self.restored(0)  # the script has asked for nothing
+        begun = time.monotonic()
+        while not self.wait() or host_memory.word(self._memory, SETTLED) < self._newest:
+            # A device call, so that a save after a failure finds this thread held like any other.
+            torch.cuda.current_stream(self._host.device).query()
+            time.sleep(LOOK_SECONDS)
+            if time.monotonic() > begun + PATIENCE_SECONDS:
+                host_memory.put_word(self._memory, SKIPPED, step)
+                return False
+        waited = host_memory.word(self._memory, WAITED) + int((time.monotonic() - begun) * 1e6)
+        host_memory.put_word(self._memory, WAITED, waited)
+        self._slot = self._free_slot()
+        host_memory.put_word(self._memory, BEGUN, step)
+        host_memory.unseal(self._memory, self._slot)
+        return True
+
+    def cancel(self, step: int) -> None:
+        if self._newest == step and not self._off:
+            self._begun = None
+            self._end(
+                f"the script changed parameters or optimizer state after step {step}, outside of the "
+                "optimizer step, while they were copied"
+            )
+
+    def wait(self) -> bool:
+        return self._writer is None or not self._writer.is_alive()
+
+    def _free_slot(self) -> int:
+        """Return the slot of which nobody may need what is in it."""
+        kept = max(host_memory.word(self._memory, SAFE), self._restored)
+        seals = {slot: host_memory.seal_in(self._memory, slot) for slot in SLOTS}
+        return min(SLOTS, key=lambda slot: _worth(seals[slot], kept))
+
+    def _room_for(self, size: int) -> Tensor:
+        if 2 * size > self._given.limit:
+            raise JitckptError(
+                f"two snapshots of this rank would take {2 * size} bytes of host memory, and may take "
+                f"{self._given.limit:.0f}: raise --memory-limit, or give the job hosts with more memory"
+            )
+        return self._room.of(self._slot, shard.aligned(size))
+
+    def step_ended(self, step: int, parts: Mapping[str, Encoded], shared: Shared) -> None:
+        try:
+            super().step_ended(step, parts, shared)
+        except (JitckptError, OSError, RuntimeError) as error:
+            self._end(str(error).rstrip("."))
+
+    def _end(self, reason: str) -> None:
+        """Make no snapshots any more, and have none used: this rank's part would be missing."""
+        self._off = True
+        for slot in SLOTS:
+            host_memory.unseal(self._memory, slot)
+        host_memory.put_word(self._memory, OFF, 1)
+        self._warn(
+            f"The memory tier protects this job no more: {reason}. The training goes on; what has no replica "
+            "comes back from files (save_every=...)."
+        )
+
+    def _write(self, begun: Begun, document: dict[str, Json], tensors: dict[str, Tensor]) -> None:
+        try:
+            while not self._copies.are_there(begun.number):
+                time.sleep(LOOK_SECONDS)
+            self._put_in(begun, document, tensors)
+        except (JitckptError, OSError) as error:
+            if not self._off:
+                self._end(str(error).rstrip("."))
+
+    def _put_in(self, begun: Begun, document: dict[str, Json], tensors: dict[str, Tensor]) -> None:
+        memory, slot = self._memory, self._slot
+        start = self._room.by_slot[slot].data_ptr() if self._room.by_slot else 0
+        places: dict[str, tuple[str, list[int], int]] = {}
+        end = 0
+        for name, tensor in begun.copies.items():
+            offset = tensor.data_ptr() - start if tensor.numel() else end
+            end = max(end, shard.aligned(offset + tensor.nbytes))
+            places[name] = (shard.dtype_name(tensor.dtype), list(tensor.shape), offset)
+        host_from = end
+        for name, tensor in tensors.items():
+            if name not in begun.copies:
+                places[name] = (shard.dtype_name(tensor.dtype), list(tensor.shape), end)
+                host_memory.write(memory, tensor_file.bytes_of(tensor), host_memory.data_place(slot) + end)
+                end = shard.aligned(end + tensor.nbytes)
+        index = shard.Index(
+            identity=self._identity,
+            step=begun.step,
+            timeline=self._timeline,
+            time=time.time(),
+            checksums=list(self._checksums(slot, end)),
+            tensors=places,
+            host_from=host_from,
+            document=document,
+        ).encode()
+        if not self._off:
+            host_memory.seal(memory, slot, index, shard.seal_of(index, begun.step, end))
+
+    def _checksums(self, slot: int, size: int) -> Iterator[str]:
+        if size == 0:
+            return
+        with (
+            mmap.mmap(self._memory, size, prot=mmap.PROT_READ, offset=host_memory.data_place(slot)) as memory,
+            memoryview(memory) as view,
+        ):
+            offset = 0
+            for count in shard.chunk_sizes(size):
+                with view[offset : offset + count] as chunk:
+                    yield xxhash.xxh3_128_hexdigest(chunk)
+                offset += count
+
+
+def _worth(seal: shard.Seal | None, kept: int) -> tuple[bool, int]:
+    """Return how much what is in a slot is worth, to be compared."""
+    return (seal is not None and seal.step == kept, 0 if seal is None else seal.step)

@@ -1,0 +1,178 @@
+"""What processes have, and how it is carried: made-up processes, and real ones as /proc shows them."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from jitckpt.agent.migration import looked_at
+from jitckpt.decisions.belongings import (
+    ESTABLISHED,
+    LISTENS,
+    Carried,
+    End,
+    OpenFile,
+    Process,
+    Socket,
+    Surroundings,
+    carried,
+)
+
+OUTPUT, TERMINAL, NOWHERE = (8, 100), (24, 3), (6, 3)
+AROUND = Surroundings(
+    agent={501: "agent", 502: "control"},
+    outputs={OUTPUT: 1, NOWHERE: 0},
+    servers=[77],
+    servers_sockets=[503],
+)
+
+
+def has(*files: OpenFile, **more: object) -> Process:
+    return Process(10, "python", files, **more)  # type: ignore[arg-type]
+
+
+def socket_file(number: int, inode: int) -> OpenFile:
+    return OpenFile(number, f"socket:[{inode}]", (9, inode))
+
+
+def look(
+    processes: list[Process], sockets: list[Socket] | None = None, around: Surroundings = AROUND
+) -> Carried:
+    return carried(processes, {one.inode: one for one in sockets or []}, around)
+
+
+def test_what_leads_to_the_agent_is_made_anew() -> None:
+    ends = [Socket(20, "unix", ESTABLISHED, 5, 501), Socket(21, "unix", ESTABLISHED, 5, 502)]
+    child = Process(11, "pt_data_worker", (socket_file(3, 20),))
+    found = look([has(socket_file(30, 20), socket_file(7, 21)), child], ends)
+    assert found.sockets == (End(20, 5, "agent"), End(21, 5, "control"))
+    assert found.obstacles == ()
+
+
+def test_what_goes_with_the_servers_or_stays_within_is_no_obstacle() -> None:
+    sockets = [
+        Socket(22, "unix", ESTABLISHED, 5, 503),  # a server's, which ends before
+        Socket(23, "unix", ESTABLISHED, 1, 24),
+        Socket(24, "unix", ESTABLISHED, 1, 23),
+        Socket(25, "unix", ESTABLISHED, 1, 0),  # whose other end is gone
+        Socket(26, "unix", LISTENS, path="/tmp/pymp-1/listener-2"),
+        Socket(27, "tcp", ESTABLISHED, ends=("10.0.0.1:4000", "10.0.0.2:29500")),  # on the same host
+    ]
+    process = has(
+        *(socket_file(one.inode, one.inode) for one in sockets),
+        OpenFile(5, "anon_inode:[pidfd]", (5, 1), pidfd=77),
+    )
+    found = look([process], sockets)
+    assert (found.sockets, found.obstacles) == ((), ())
+    assert found.folders == ("/", "/tmp/pymp-1")
+
+
+def test_outputs_are_the_agents_own_and_a_terminal_is_left_out_of_the_images() -> None:
+    around = Surroundings({}, {OUTPUT: 1, TERMINAL: 2, NOWHERE: 0})
+    files = [
+        OpenFile(0, "/dev/null", NOWHERE),
+        OpenFile(1, "/var/log/job.txt", OUTPUT),
+        OpenFile(2, "/dev/pts/3", TERMINAL, device=0x8803),
+    ]
+    found = look([has(*files)], around=around)
+    assert found.outputs == (("var/log/job.txt", 1), ("tty[8803:18]", 2))
+    assert found.terminals == ("tty[8803:18]",)
+    assert found.obstacles == ()
+    pipe = look([has(OpenFile(1, "pipe:[900]", OUTPUT))], around=around)
+    assert pipe.outputs == (("pipe:[900]", 1),)
+
+
+def test_memory_of_the_agents_and_files_without_a_name() -> None:
+    process = has(
+        OpenFile(31, "/memfd:jitckpt-lifeline (deleted)", (1, 5)),
+        OpenFile(9, "/tmp/gone (deleted)", (8, 6), bytes=5 << 20),
+        mapped=frozenset(
+            {"/memfd:jitckpt-steps (deleted)", "/memfd:jitckpt-local-state (deleted)", "[heap]"}
+        ),
+    )
+    found = look([process])
+    assert found.memory == ("jitckpt-local-state", "jitckpt-steps")
+    assert found.ghosts == 5 << 20
+
+
+@pytest.mark.parametrize(
+    ("process", "sentence"),
+    [
+        (has(OpenFile(3, "anon_inode:[io_uring]", (1, 1))), "an io_uring (torch's TCPStore server has one"),
+        (has(OpenFile(3, "anon_inode:[perf_event]", (1, 1))), "a performance counter"),
+        (has(OpenFile(3, "/dev/nvidia0", (6, 9))), "/dev/nvidia0 open, a device's own file"),
+        (has(OpenFile(3, "/dev/pts/9", (24, 12))), "the terminal /dev/pts/9 open"),
+        (has(OpenFile(3, "anon_inode:[pidfd]", (5, 1), pidfd=4)), "a file that stands for process 4"),
+        (has(socket_file(3, 40)), "a socket at /run/daemon whose other end is a process's of its own"),
+        (has(mapped=frozenset({"/anon_hugepage (deleted)"})), "huge pages"),
+        (has(mapped=frozenset({"anon_inode:[io_uring]"})), "an io_uring"),
+        (has(tracer=99), "a debugger, process 99"),
+    ],
+)
+def test_what_can_not_be_carried_is_a_sentence(process: Process, sentence: str) -> None:
+    (found,) = look([process], [Socket(40, "unix", ESTABLISHED, 1, 999, path="/run/daemon")]).obstacles
+    assert found.startswith("Process 10 (python) has ")
+    assert sentence in found
+    assert found.endswith(".")
+
+
+def test_a_connection_to_outside_keeps_them_from_going_elsewhere_alone() -> None:
+    tcp = Socket(27, "tcp", ESTABLISHED, ends=("10.0.0.1:4000", "10.0.0.2:29500"))
+    elsewhere = Surroundings({}, {}, elsewhere=True)
+    found = look([has(socket_file(3, 27))], [tcp], elsewhere)
+    assert found.obstacles == ("Process 10 (python) has a TCP connection to 10.0.0.2:29500.",)
+    both = [tcp, Socket(28, "tcp", ESTABLISHED, ends=tcp.ends[::-1])]
+    assert look([has(socket_file(3, 27), socket_file(4, 28))], both, elsewhere).obstacles == ()
+
+
+CHILD = """
+import multiprocessing, os, socket, sys
+a = socket.create_server(("127.0.0.1", 0)); b = socket.create_connection(a.getsockname()); c = a.accept()[0]
+pair = socket.socketpair()
+memory = os.memfd_create("jitckpt-steps")
+pidfd = os.pidfd_open(os.getppid())
+if os.fork() == 0:
+    sys.stdin.read()
+    os._exit(0)
+print(flush=True)
+sys.stdin.read()
+os.wait()
+"""
+
+
+@pytest.fixture
+def child() -> Iterator["tuple[subprocess.Popen[bytes], socket.socket]"]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    process = subprocess.Popen(
+        [sys.executable, "-c", CHILD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pass_fds=[theirs.fileno()],
+    )
+    theirs.close()
+    assert process.stdout is not None
+    process.stdout.readline()
+    yield process, ours
+    process.communicate()
+    ours.close()
+
+
+def test_a_real_process_is_seen_as_it_is(child: "tuple[subprocess.Popen[bytes], socket.socket]") -> None:
+    process, ours = child
+    processes = looked_at.tree(process.pid)
+    assert processes[0].pid == process.pid
+    assert len(processes) == 2
+    assert all(one.folder == os.getcwd() and one.memory > 1 << 20 for one in processes)
+    around = Surroundings({os.fstat(ours.fileno()).st_ino: "agent"}, {}, elsewhere=True)
+    found = carried(processes, looked_at.sockets(), around)
+    (end,) = found.sockets
+    assert (end.name, end.kind) == ("agent", socket.SOCK_SEQPACKET)
+    assert found.memory == ("jitckpt-steps",)
+    # Its pair and its TCP connection have both ends within.
+    assert [one for one in found.obstacles if str(os.getpid()) not in one] == []
+    assert len(found.obstacles) == 2  # both have the pidfd
+    assert looked_at.sockets_of(process.pid) >= {end.inode}
+    assert looked_at.sockets_of(2**22 - 1) == set()

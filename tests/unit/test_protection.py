@@ -1,0 +1,260 @@
+"""The agents' part of the memory tier: what is copied where, when a step is safe, and where it comes from."""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_host_memory import made
+
+from jitckpt.agent.memory_tier import MemoryTier, Wanted
+from jitckpt.agent.protection import Protection
+from jitckpt.events import EventLog
+from jitckpt.hosts import connections, link
+from jitckpt.hosts.connections import Arrived, Host, Hosts
+from jitckpt.saves.layout import Identity
+from jitckpt.tiers import host_memory, peers, shard
+from jitckpt.tiers.host_memory import OFF, READY, SAFE, SETTLED, SKIPPED
+from jitckpt.tiers.peers import PeerMemory
+
+LIMIT = 60.0
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.01)
+
+
+@dataclass
+class Agents:
+    """So many agents in this process, each with one rank, whose number is its host's."""
+
+    job: str
+    count: int
+    copies: int = 2
+    tiers: list[MemoryTier] = field(default_factory=list)
+    hosts: list[Hosts] = field(default_factory=list)
+    protections: list[Protection] = field(default_factory=list)
+
+    def start(self) -> None:
+        wanted = Wanted("peer", self.copies, limit=1 << 30)
+        self.tiers = [MemoryTier(wanted, self.job, EventLog()) for _ in range(self.count)]
+        self.meet()
+
+    def meet(self) -> None:
+        for one in self.protections:
+            one.stop()
+        for met in self.hosts:
+            met.close()
+        listeners = [connections.listen("127.0.0.1") for _ in self.tiers]
+        known = [Host("127.0.0.1", one.getsockname()[1], (i,), 0) for i, one in enumerate(listeners)]
+        self.hosts = [Hosts(i, known, one, b"secret", 30) for i, one in enumerate(listeners)]
+        for tier, met in zip(self.tiers, self.hosts, strict=True):
+            tier.answer_others(met)
+            met._thread.start()
+        for met in self.hosts:
+            for connected in met._connected.values():
+                assert connected.wait(LIMIT)
+        self.protections = [
+            Protection(tier, {rank: tier.given(rank)}, met, EventLog())
+            for rank, (tier, met) in enumerate(zip(self.tiers, self.hosts, strict=True))
+        ]
+
+    def put(self, rank: int, step: int, data: bytes = b"state") -> None:
+        """Make a snapshot, as the rank does."""
+        memory = self.tiers[rank].memory
+        host_memory.put_word(memory.of(rank), READY, 1)
+        identity = Identity("job", "fingerprint", self.count, rank, rank, self.count)
+        memory.put(made(step, data * (rank + 1), identity=identity))
+
+    def look(self) -> bool:
+        """Let all agents see what is new, and hear of each other; False, for conditions."""
+        for one in self.protections:
+            one.look()
+        for met, protection in zip(self.hosts, self.protections, strict=True):
+            for arrived in met.take():
+                if isinstance(arrived, Arrived):
+                    protection.hear(arrived.host, arrived.header["memory"])
+        return False
+
+    def until_safe(self, step: int) -> None:
+        until(lambda: self.look() or all(one.safe == step for one in self.protections))
+
+    def word(self, rank: int, which: int) -> int:
+        return host_memory.word(self.tiers[rank].memory.of(rank), which)
+
+    def held(self, host: int) -> set[tuple[int, int]]:
+        return {(one.rank, one.step) for one in self.tiers[host].memory.has()}
+
+    def flip(self, host: int, rank: int, step: int, *, header: bool = False) -> None:
+        """Change a byte of a shard."""
+        descriptor = self.tiers[host].memory.of(rank)
+        place = host_memory.place(step % 2) if header else host_memory.data_place(step % 2)
+        (before,) = os.pread(descriptor, 1, place)
+        os.pwrite(descriptor, bytes([before ^ 1]), place)
+
+    def close(self) -> None:
+        for one in self.protections:
+            one.stop()
+        for met in self.hosts:
+            met.close()
+        for tier in self.tiers:
+            tier.close(end=True)
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[Agents]:
+    found = Agents(str(tmp_path), 4)
+    found.start()
+    yield found
+    found.close()
+
+
+def test_a_step_is_safe_once_every_rank_and_its_holders_have_it(agents: Agents) -> None:
+    for rank in range(3):
+        agents.put(rank, 1)
+    until(lambda: agents.look() or agents.held(0) == {(0, 1), (2, 1)})
+    assert [one.safe for one in agents.protections] == [0] * 4
+    agents.put(3, 1)
+    agents.until_safe(1)
+    assert [agents.held(host) for host in range(4)] == [
+        {(0, 1), (2, 1)},
+        {(1, 1), (3, 1)},
+        {(0, 1), (2, 1)},
+        {(1, 1), (3, 1)},
+    ]
+    assert [(agents.word(rank, SAFE), agents.word(rank, SETTLED)) for rank in range(4)] == [(1, 1)] * 4
+    assert agents.protections[0].step_that_stays([]) == 1
+    assert agents.protections[0].step_that_stays([0, 1]) == 1
+    assert agents.protections[0].step_that_stays([1, 3]) is None, "both hosts of a pair"
+
+
+def test_a_lost_host_is_made_good_from_its_holder(agents: Agents) -> None:
+    for step in (1, 2):
+        for rank in range(4):
+            agents.put(rank, step)
+        agents.until_safe(step)
+    agents.tiers[2].memory.close()
+    agents.meet()
+    for tier, met in zip(agents.tiers, agents.hosts, strict=True):
+        tier.gather(met)
+    assert agents.held(2) >= {(2, 2)}
+    index, state = host_memory.read(agents.tiers[2].memory.of(2), 2)
+    assert index.identity.rank == 2
+    assert state.tensors["big"].numpy().tobytes() == b"state" * 3
+
+
+@pytest.mark.parametrize("header", [False, True], ids=["chunk", "header"])
+def test_a_flipped_byte_takes_a_source_out_and_it_is_decided_again(agents: Agents, header: bool) -> None:
+    for step in (1, 2):
+        for rank in range(4):
+            agents.put(rank, step)
+        agents.until_safe(step)
+    agents.flip(0, 0, 2, header=header)
+    agents.meet()
+    agents.tiers[0].gather(agents.hosts[0])
+    assert host_memory.check(agents.tiers[0].memory.of(0), 2).step == 2, "from host 2's memory"
+    told = [event for event in agents.tiers[0]._log.events if event["event"] == "memory_sources"]
+    assert "rank 0 from the memory of host 2" in told[-1]["reason"]
+    agents.flip(0, 0, 2, header=header)
+    agents.flip(2, 0, 2, header=header)
+    agents.tiers[0].gather(agents.hosts[0])
+    told = [event for event in agents.tiers[0]._log.events if event["event"] == "memory_sources"]
+    assert told[-1]["step"] == 1, "the older step is whole everywhere"
+
+
+def test_a_holder_that_refuses_is_replaced(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("jitckpt.agent.protection.say", said.append)
+    for rank in range(4):
+        agents.put(rank, 1)
+    agents.tiers[2].memory.limit = 0
+    agents.until_safe(1)
+    assert (0, 1) in agents.held(1)
+    assert any("host 1 (127.0.0.1) keeps rank 0's state now" in text for text in said)
+
+
+def test_where_nobody_can_keep_it_the_job_goes_on_and_it_is_said(
+    agents: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("jitckpt.agent.protection.say", said.append)
+    for rank in range(4):
+        agents.put(rank, 1)
+    for tier in agents.tiers[1:]:
+        tier.memory.limit = 0
+    agents.until_safe(1)
+    assert any("rank 0's state is less protected" in text for text in said)
+
+
+def test_a_step_that_was_left_out_keeps_nobody_waiting(agents: Agents) -> None:
+    host_memory.put_word(agents.tiers[3].memory.of(3), READY, 1)
+    host_memory.put_word(agents.tiers[3].memory.of(3), SKIPPED, 5)
+    until(lambda: agents.look() or agents.word(0, SETTLED) == 5)
+    assert agents.word(0, SAFE) == 0
+
+
+def test_a_rank_that_makes_no_snapshots_any_more_takes_all_out(agents: Agents) -> None:
+    for rank in range(4):
+        agents.put(rank, 1)
+    agents.until_safe(1)
+    host_memory.put_word(agents.tiers[2].memory.of(2), OFF, 1)
+    until(lambda: agents.look() or all(agents.held(host) == set() for host in range(4)))
+    assert agents.protections[1].step_that_stays([]) is None
+
+
+def test_nobody_else_has_a_host_keep_something(agents: Agents) -> None:
+    one = made(3, b"x", identity=Identity("job", "f", 4, 3, 3, 4))
+    with pytest.raises(Exception, match="Rank 3's state is not for this host to keep"):
+        PeerMemory(agents.hosts[1], 0).put(one)
+    assert agents.held(0) == set()
+
+
+def test_what_makes_no_sense_is_answered_with_why(agents: Agents) -> None:
+    async def nonsense(header: dict[str, Any]) -> str:
+        async with agents.hosts[1].visit(0, peers.VISIT) as (reader, writer):
+            writer.write(link.encode(header))
+            answer, _ = await link.receive(reader)
+            return str(answer.get("error"))
+
+    assert "without its seal" in asyncio.run(nonsense({"put": 0, "slot": 1}))
+    assert "damaged seal" in asyncio.run(nonsense({"put": 0, "slot": 1, "seal": "00" * shard.SEAL_BYTES}))
+    assert "Nobody knows" in asyncio.run(nonsense({"shout": True}))
+    assert "has nothing of rank 3" in asyncio.run(nonsense({"get": 3, "step": 1, "timeline": ""}))
+
+
+def test_a_keeper_that_is_killed_is_replaced(tmp_path: Path) -> None:
+    tier = MemoryTier(Wanted("peer", keep=LIMIT), str(tmp_path), EventLog())
+    alone = Agents(str(tmp_path), 2, tiers=[tier, tier])
+    for rank in (0, 1):
+        tier.given(rank)
+        alone.put(rank, 4)
+    assert tier._keeper._process is not None
+    tier._keeper._process.kill()
+    tier._keeper._process.wait()
+    tier.see_keeper()
+    tier.close(end=False)
+    second = MemoryTier(Wanted("peer", keep=LIMIT), str(tmp_path), EventLog())
+    assert [(one.rank, one.step) for one in second.memory.has()] == [(0, 4), (1, 4)]
+    second.close(end=True)
+
+
+def test_all_memory_is_found_again_by_the_next_agent(tmp_path: Path) -> None:
+    first = Agents(str(tmp_path), 1)
+    first.tiers = [MemoryTier(Wanted("peer", keep=LIMIT), first.job, EventLog())]
+    first.count = 1
+    first.tiers[0].given(0)
+    first.put(0, 4)
+    first.tiers[0].close(end=False)  # as if it was killed
+    second = MemoryTier(Wanted("peer", keep=LIMIT), first.job, EventLog())
+    assert [(one.rank, one.step) for one in second.memory.has()] == [(0, 4)]
+    busy = MemoryTier(Wanted("peer", keep=LIMIT), first.job, EventLog())
+    assert busy.memory.has() == [], "the keeper has an agent already"
+    second.close(end=True)
+    busy.close(end=True)
