@@ -65,6 +65,9 @@ def run(program: Path, folder: Path, *flags: str, **environment: str) -> tuple[E
             os.killpg(job.pid, signal.SIGTERM)
             said, _ = job.communicate(timeout=60)
             pytest.fail(f"the job did not end in {LIMIT:.0f} s:\n{said[-6000:]}")
+        finally:
+            if job.poll() is None:  # the tests are interrupted
+                os.killpg(job.pid, signal.SIGTERM)
     assert job.returncode == 0, said[-6000:]
     return {file.name: json.loads(file.read_text()) for file in (folder / "out").glob("end-*.json")}, said
 
