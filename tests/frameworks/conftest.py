@@ -5,6 +5,16 @@ from pathlib import Path
 
 import pytest
 
+# The disturbances of test_frameworks.py, in their order.
+COLUMNS = [
+    "undisturbed",
+    "killed in forward",
+    "in backward",
+    "in the optimizer",
+    "behind it",
+    "at an epoch's end",
+    "after the others' step",
+]
 BEGIN, END = "<!-- made by scripts/test --frameworks: begin -->\n", "<!-- end -->\n"
 _results: dict[str, dict[str, str]] = {}
 
@@ -24,12 +34,13 @@ def pytest_runtest_makereport(item: pytest.Item, call: "pytest.CallInfo[None]") 
             "not tried" if skipped else "differs" if call.excinfo else "bit for bit"
         )
 
+        _write(item.config.getoption("--table"))  # after each, as they take minutes and may be interrupted
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    document: Path | None = session.config.getoption("--table")
-    if document is None or not _results:
+
+def _write(document: Path | None) -> None:
+    if document is None:
         return
-    columns = [*dict.fromkeys(name for results in _results.values() for name in results)]
+    columns = COLUMNS
     lines = [f"| user mode, 2 ranks | {' | '.join(columns)} |", f"| --- |{' --- |' * len(columns)}"]
     before, _, rest = document.read_text().partition(BEGIN)
     kept, _, after = rest.partition(END)
