@@ -141,6 +141,7 @@ class Training:
         self._before: dict[str, Any] = {}  # loops and callbacks as the newest batch began
         self._returned: dict[str, Any] = {}  # by its training step
         self._newest: dict[str, Any] = {}
+        self._problem: Exception | None = None
         self._kept: dict[str, Any] | None = (
             None  # what was said as the optimizer step ended, till the next batch
         )
@@ -167,6 +168,8 @@ class Training:
     # As `extra` of the job.
 
     def state_dict(self) -> dict[str, Any]:
+        if self._problem is not None:
+            raise self._problem  # the job says so, saves nothing from here on, and trains on
         if self._kept is not None:
             return self._kept
         trainer = self.trainer
@@ -244,7 +247,12 @@ class Training:
         self.protection.step_is_over()
         self._kept = None
         if not self._again:
-            self._before, self._returned = self._take(), {}
+            try:
+                self._before, self._returned = self._take(), {}
+            except (
+                Exception
+            ) as error:  # of a callback's or datamodule's state_dict, which nobody else may call
+                self._problem = error
 
     def optimize(self, call: Callable[[], Any]) -> Any:
         """Make the training step, and the optimizer's; of the restored batch without the latter."""

@@ -215,5 +215,6 @@ def once(install: Callable[[Any], None]) -> Callable[[Any], None]:
 
 def _say_first(text: str) -> None:
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if not distributed or torch.distributed.get_rank() == 0:
+    rank = torch.distributed.get_rank() if distributed else int(os.environ.get("RANK", "0"))
+    if rank == 0:
         say(text)
