@@ -154,7 +154,11 @@ class Training:
             return
         parameter = next(trainer.model.parameters())
         self._random = RandomState(parameter.device if parameter.device.type == "cuda" else None)
-        self._before = self._take()
+        try:
+            self._before = self._take()
+        except Exception as error:
+            protection.refuse(f"{version}: recognised, but not protected: a state_dict raised {error!r}.")
+            return
         self.protection = protection.begin(
             version,
             model=trainer.model,
