@@ -430,13 +430,18 @@ class Agent(LocalElasticAgent):
             self._log.write("no_progress", text=text)
             if self._log.leading:
                 say(f"the job ends here, with no restart: {text}.")
-        if self._remaining_restarts > 0 and self._settings.exclude_suspect:
-            self._leave_out_suspects(worker_group.spec.local_world_size)
+        if self._remaining_restarts > 0:
+            self._leave_out_devices(self._processes.broken_devices, worker_group.spec.local_world_size)
         return result
 
-    def _leave_out_suspects(self, ranks: int) -> None:
+    def _leave_out_devices(self, broken: frozenset[str], ranks: int) -> None:
+        """Have the next start do without broken devices if others are free, and without suspects anyway."""
+        suspects = self._suspects.devices if self._settings.exclude_suspect else frozenset()
         try:
-            devices = without(self._devices, self._suspects.devices, ranks)
+            try:
+                devices = without(self._devices, suspects | broken, ranks)
+            except NoDeviceError:
+                devices = without(self._devices, suspects, ranks)
         except NoDeviceError as error:
             text = f"the job can't go on here: {error} (--exclude-suspect)."
             self._log.write("no_device", text=text)
@@ -544,6 +549,11 @@ class WorkerProcesses(PContext):
         self._start()
         for tail_log in self._tail_logs:
             tail_log.start()
+
+    @property
+    def broken_devices(self) -> frozenset[str]:
+        """Devices that a rank has failed on with a new server, too."""
+        return frozenset() if self._device_proxies is None else self._device_proxies.broken_devices
 
     def want_save(self) -> None:
         """Ask all workers to save after one step, and to go on."""

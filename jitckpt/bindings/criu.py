@@ -24,6 +24,7 @@ LEAST_VERSION = (4, 2)  # older ones can't read what newer kernels say of socket
 ADVICE = "scripts/setup --criu brings criu 4.2.1"
 SOONEST_GHOST = 1 << 20  # bytes: files without a name up to this size go into the images by themselves
 MOST_ANSWER = 1 << 16
+RIGHTS = "it needs root, or CAP_CHECKPOINT_RESTORE, CAP_SETPCAP and CAP_NET_ADMIN as ambient capabilities"
 _ASKING_SECONDS = 10.0  # for its version
 # What the log says at every failure, or always.
 _NO_REASON = ("FAILED", "RLIMIT_NOFILE")
@@ -102,6 +103,12 @@ def restore(criu: Criu, options: Options) -> int:
     return _ask(criu, "restore", 0, options)
 
 
+def processes(folder: int) -> list[int]:
+    """Return the numbers of the processes whose images are in this folder."""
+    found = (re.fullmatch(r"ids-(\d+)\.img", name) for name in os.listdir(folder))
+    return sorted(int(match[1]) for match in found if match)
+
+
 def locks(folder: int) -> set[str]:
     """Return the tables of nftables by which the dump into this folder has locked connections."""
     return set(re.findall(r"\binet (CRIU-[\w-]+)", _read(folder, "dump.log")))
@@ -146,6 +153,7 @@ def _ask(criu: Criu, what: str, pid: int, options: Options) -> int:
     except (OSError, EOFError, CriuError) as error:
         why = str(error)
     reason = last_error(_read(options.folder, log)) or why
+    reason += "" if os.geteuid() == 0 else f" ({RIGHTS})"
     raise CriuError(f"criu can't {what} the process{f' {pid}' if pid else ''}: {reason}.")
 
 
@@ -168,6 +176,7 @@ def _by_rpc(criu: Criu, what: str, pid: int, options: Options) -> int:
     opts.network_lock = rpc.NFTABLES
     opts.manage_cgroups, opts.manage_cgroups_mode = True, rpc.IGNORE
     opts.ghost_limit = options.ghosts
+    opts.unprivileged = os.geteuid() != 0
     opts.external.extend(options.external)
     if what == "dump":
         opts.pid = pid
@@ -212,6 +221,7 @@ def _by_command(criu: Criu, what: str, pid: int, options: Options) -> int:
     folder = f"/proc/{os.getpid()}/fd/{options.folder}"
     words = [str(criu.program), what, "--images-dir", folder, "--log-file", f"{what}.log", "-v4"]
     words += ["--tcp-established", "--file-locks", "--network-lock", "nftables", "--manage-cgroups=ignore"]
+    words += ["--unprivileged"] if os.geteuid() != 0 else []
     words += [word for one in options.external for word in ("--external", one)]
     if what == "dump":
         words += ["--tree", str(pid), "--ghost-limit", str(options.ghosts)]

@@ -28,12 +28,14 @@ from jitckpt.agent.agent import Settings, launch
 from jitckpt.agent.memory_tier import Wanted
 from jitckpt.agent.processes.guardian import remove_if_empty
 from jitckpt.bindings import criu, softgpu
+from jitckpt.bindings.criu import Criu, CriuError
 from jitckpt.cli.exec import DEFAULT_DEVICES, add_device_argument
 from jitckpt.cli.parser import Parser
 from jitckpt.console import said_aside, say
 from jitckpt.decisions.limits import Limits, conflicts
 from jitckpt.decisions.suspects import visible_devices
 from jitckpt.device import LIBRARY_DIR, check_libraries, choose_device, device_environment
+from jitckpt.doctor import moved_process
 from jitckpt.encoding.staging import DEFAULT_BYTES
 from jitckpt.errors import HostsError, NotNeeded, SaveError
 from jitckpt.events import EventLog
@@ -138,6 +140,7 @@ def _run(arguments: list[str]) -> int:
                 **_self_check(args.self_check),
                 **environment.MODE.to(args.mode),
                 **environment.FRAMEWORKS.to(args.frameworks),
+                **({} if args.save_every is None else environment.SAVE_EVERY.to(args.save_every)),
                 **environment.VALIDATE_EVERY.to(args.validate_every),
                 **environment.STATE_ON_DEVICE.to(
                     ("1" if args.state_on_device else WITHOUT_INIT) if state_on_device else "0"
@@ -153,7 +156,7 @@ def _run(arguments: list[str]) -> int:
             devices=_devices(kind, config.nproc_per_node),
             exclude_suspect=args.exclude_suspect,
             exchange_broken=args.broken_device != "restart",
-            criu=criu.find() if args.broken_device == "move" else None,
+            criu=_criu() if args.broken_device == "move" else None,
             temporary=temporary,
             memory=_memory(args),
         )
@@ -167,6 +170,14 @@ def _run(arguments: list[str]) -> int:
         if status == 0 and temporary is not None:
             shutil.rmtree(temporary)
     return status
+
+
+def _criu() -> Criu:
+    """Return the CRIU by which workers are moved. Raises CriuError if they can't be here."""
+    trial = moved_process.try_it()
+    if "error" in trial:
+        raise CriuError(f"--broken-device move: {trial['error']}")
+    return criu.find()
 
 
 def _self_check(wanted: bool | None) -> dict[str, str]:
@@ -547,8 +558,15 @@ def _parser() -> argparse.ArgumentParser:
         "--frameworks",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="in user mode: protect the trainings of transformers' Trainer, Accelerate, Lightning, DeepSpeed and "
-        "Megatron-core by themselves, without a line in the script (default: on)",
+        help="in user mode: protect the trainings of transformers' Trainer, Accelerate, Lightning and "
+        "DeepSpeed by themselves, without a line in the script (default: on)",
+    )
+    ours.add_argument(
+        "--save-every",
+        type=_steps,
+        metavar="STEPS",
+        help="of trainings that --frameworks protects, save after each so many optimizer steps as well, for "
+        "failures that no replica survives (default: never)",
     )
     ours.add_argument(
         "--exclude-suspect",

@@ -1,12 +1,14 @@
 """A trial of what a move of a worker needs: a small process is dumped and restored by CRIU.
 
 Whether that works here depends on the kernel, its settings, rights and the container; only doing it tells.
-Runs as a program in a PID namespace of its own, so that the process has its number again in any case.
+Runs as a program, in a PID namespace of its own where that is allowed, so that nobody is in its way.
 """
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from typing import Any
 from jitckpt.bindings import criu
 from jitckpt.bindings.criu import Criu, CriuError, Options
 from jitckpt.bindings.nameless_folder import nameless_folder
+from jitckpt.system import network_lock
 
 SECONDS = 10.0  # for each part: a hanging restore is one of the ways in which it fails
 STARTING_SECONDS = 30.0  # on a machine that does much else
@@ -41,45 +44,43 @@ while agent.recv(1):
 
 
 def try_it() -> dict[str, Any]:
-    """Return what a trial in namespaces of its own says: criu, and seconds or error, a sentence."""
+    """Return what a trial says: criu, and seconds or error, a sentence.
+
+    In namespaces of its own if that is allowed, else among all other processes.
+    """
     try:
         found = criu.find()
     except CriuError as error:
         return {"criu": None, "error": str(error)}
-    failed = {"criu": str(found)}
-    unshare = shutil.which("unshare")
-    if unshare is None:
-        return failed | {"error": "There is no program unshare (Debian's package util-linux)."}
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     program = (
         "import sys; sys.path.append(sys.argv[1]); from jitckpt.doctor.moved_process import main; main()"
     )
-    command = [
-        unshare,
-        "--pid",
-        "--fork",
-        "--kill-child",
-        "--mount-proc",
-        sys.executable,
-        "-c",
-        program,
-        root,
-    ]
+    command = [sys.executable, "-c", program, root]
+    unshare = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
     try:
-        said = subprocess.run(
-            command, capture_output=True, text=True, timeout=STARTING_SECONDS + 3 * SECONDS, check=False
-        )
+        alone = shutil.which("unshare") is not None
+        said = _said([*unshare, *command] if alone else command)
+        if alone and not said.stdout:
+            said = _said(command)
         answer: dict[str, Any] = json.loads(said.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
-        return failed | {"error": "A small process was not dumped and restored in time."}
+        return {"criu": str(found), "error": "A small process was not dumped and restored in time."}
+    except OSError as error:
+        return {"criu": str(found), "error": f"The trial with a small process can't be started: {error}."}
     except (IndexError, ValueError):
         last = (said.stderr.strip().splitlines() or ["it says nothing"])[-1]
-        return failed | {"error": f"No PID namespace can be made: {last}."}
+        return {"criu": str(found), "error": f"The trial with a small process has failed: {last}."}
     return answer
 
 
+def _said(command: list[str]) -> "subprocess.CompletedProcess[str]":
+    limit = STARTING_SECONDS + 3 * SECONDS
+    return subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
+
+
 def main() -> None:
-    """Be the first process of a PID namespace; print as JSON how the trial went."""
+    """Print as JSON how the trial went."""
     found = criu.find()
     begun = time.monotonic()
     try:
@@ -103,15 +104,26 @@ def _dump_and_restore(found: Criu) -> None:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        _expect(ours, STARTING_SECONDS, b"1")
-        with nameless_folder() as folder:
-            criu.dump(found, child.pid, Options(folder, SECONDS, external=[f"unix[{inode}]"]))
-            child.wait()
-            again, inherited = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with again, inherited:
-                stands_for = [(inherited.fileno(), f"socket:[{inode}]")]
-                criu.restore(found, Options(folder, SECONDS, inherit=stands_for))
-                _expect(again, SECONDS, b"2")
+        try:
+            _expect(ours, STARTING_SECONDS, b"1")
+            with nameless_folder() as folder:
+                try:
+                    _move(found, child, inode, folder)
+                finally:
+                    network_lock.unlock(criu.locks(folder) & network_lock.tables())
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, signal.SIGKILL)  # whichever of the two lives
+
+
+def _move(found: Criu, child: "subprocess.Popen[bytes]", inode: int, folder: int) -> None:
+    criu.dump(found, child.pid, Options(folder, SECONDS, external=[f"unix[{inode}]"]))
+    child.wait()
+    again, inherited = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with again, inherited:
+        stands_for = [(inherited.fileno(), f"socket:[{inode}]")]
+        criu.restore(found, Options(folder, SECONDS, inherit=stands_for))
+        _expect(again, SECONDS, b"2")
 
 
 def _expect(child: socket.socket, seconds: float, count: bytes) -> None:

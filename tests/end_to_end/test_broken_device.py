@@ -250,6 +250,9 @@ def test_a_criu_that_fails(launcher: Launcher, program: str, plain: list[str], w
     (failed,) = of(events, "move_failed")
     assert re.match(rf"criu can't {what} the process.*: it has ended with status 3\.", failed["text"])
     assert {event["restart"] for event in events} == ({0} if what == "dump" else {0, 1})
+    # Nor has the next start the broken one.
+    again = [event["devices"] for event in of(events, "devices")]
+    assert again == ([] if what == "dump" else [["0", "2"]])
 
 
 @pytest.mark.parametrize("what", ["dump", "restore"])

@@ -23,14 +23,14 @@ PYTHON = {
     "agent": "agent/migration agent/proxies agent/processes ring events bindings faults tiers "
     "hosts saves decisions console system wire errors",
     "jitckpt": "worker worker/saving",  # the package's own names, imported when first asked for
-    "doctor": "events bindings device hosts saves console",
+    "doctor": "events bindings device hosts saves console system",
     "web": "reports console system wire errors",
     "reports": "planning events tiers saves decisions console errors",
     "planning": "decisions _algorithms",
     "agent/migration": "agent/proxies agent/processes events bindings decisions console system errors",
     "agent/proxies": "agent/processes decisions/transparent events hosts decisions system wire _step_barrier",
     "agent/processes": "worker console system wire",
-    "frameworks": "worker state data encoding console errors",
+    "frameworks": "worker state data encoding console wire errors",
     "worker": "worker/in_place worker/self_check worker/ends worker/saving ring hooks events "
     "bindings faults tiers saves state data encoding console system wire errors",
     "worker/in_place": "worker/ends hooks decisions/transparent bindings faults device state system wire "

@@ -103,6 +103,7 @@ def test_a_process_goes_on_where_it_was(found: Criu, folder: int, way: str) -> N
         assert said.readline() == b"0\n"
         criu.dump(found, process.pid, Options(folder, 10))
         assert process.wait() == -9
+        assert criu.processes(folder) == [process.pid]
         key = f"pipe:[{os.fstat(writes).st_ino}]"
         assert criu.restore(found, Options(folder, 10, inherit=[(writes, key)])) == process.pid
         os.close(writes)
@@ -157,6 +158,26 @@ def test_doctor_dumps_and_restores_a_small_process(found: Criu) -> None:
     said = moved_process.try_it()
     assert said["criu"] == str(found)
     assert 0 < said["seconds"] < moved_process.SECONDS
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_who_is_not_allowed_to_is_told_what_is_needed(found: Criu, alone: bool) -> None:
+    """Not even a PID namespace; with three capabilities of a user's own it works."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can have another user's rights")
+    capabilities = "+checkpoint_restore,+setpcap,+net_admin"
+    rights = ["--inh-caps", capabilities, "--ambient-caps", capabilities] if not alone else []
+    python = "/usr/bin/python3"  # which any user can run
+    text = (
+        f"import sys; sys.path.insert(0, {str(Path(moved_process.__file__).parents[2])!r})\n"
+        "from jitckpt.doctor import moved_process; print(moved_process.try_it())"
+    )
+    command = ["setpriv", "--reuid", "nobody", "--clear-groups", *rights, python, "-c", text]
+    said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    if not said:
+        pytest.skip("another user can't read this installation")
+    assert (criu.RIGHTS in said) is alone, said
+    assert ("seconds" in said) is not alone, said
 
 
 def test_a_nameless_folder_goes_with_its_descriptor() -> None:

@@ -7,6 +7,7 @@ import numpy
 import pytest
 import torch
 from torch import nn
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from jitckpt.saves import final_state
@@ -123,7 +124,7 @@ def test_every_part_of_a_job_has_its_digest(tmp_path: Path) -> None:
 
 def test_an_optimizer_that_is_spread_over_ranks_is_told_by_this_ranks_part() -> None:
     """Its own state_dict wants the parts of all ranks, and raises where these were not gathered."""
-    store = torch.distributed.HashStore()
+    store = HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         model = nn.Linear(2, 2, device="cpu")

@@ -244,6 +244,23 @@ def test_a_transparent_recovery_is_one_of_the_documents(
     ]
 
 
+def test_a_worker_that_was_made_anew_has_two_steps_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    story = Story().add("job_started").add("device_alarm", rank=1, call=9, text="CUDA error 999")
+    story.add("recovery_begun", recovery=1).add("rank_stopped", rank=1, recovery=1, states=[7], seconds=0.5)
+    story.add("device_exchanged", rank=1, broken="1", device="2")
+    story.add("worker_moved", rank=1, pids=[5], bytes=4e8, dump=0.25, restore=0.75, seconds=1.25)
+    story.add("calls_made_again", rank=1, recovery=1, seconds=1.0, handles=0.5)
+    story.add("recovered", recovery=1, state=7, seconds=6.0)
+    assert main(["timeline", written(tmp_path, story)]) == 0
+    shown = capsys.readouterr().out
+    assert "0.50 s to stop, 0.25 s to be dumped, 0.75 s to be restored, 0.00 s to abort" in shown
+    assert "Rank 1 has device 2 in the place of device 1, which is broken." in shown
+    (row,) = [line.split() for line in shown.splitlines() if line.split()[:1] == ["1"]]
+    assert row[:4] == ["1", "0.500", "0.250", "0.750"]
+
+
 def test_a_rank_that_did_not_come_so_far_has_no_steps_of_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,6 +17,7 @@ DEVICES = Devices.of_ranks(["0", "1", "2", "3"], [4, 5])
         ("CUDA error 214: uncorrectable ECC error encountered", True),
         ("NCCL error 1: unhandled cuda error (run with NCCL_DEBUG=INFO for details)", True),
         ("The device proxy's server (process 7) ended with status 1 before it was ready.", True),
+        ("the device proxy's server (process 7) ended with status 1", True),  # its device was lost under it
         ("CUDA error 700: an illegal memory access was encountered", False),
         ("CUDA error 710: device-side assert triggered", False),
         ("NCCL error 2: unhandled system error", False),

@@ -10,6 +10,7 @@ import fcntl
 import itertools
 import os
 import selectors
+import signal
 import socket
 import struct
 import termios
@@ -25,7 +26,7 @@ from jitckpt.bindings.criu import Criu, CriuError, Options
 from jitckpt.bindings.nameless_folder import nameless_folder
 from jitckpt.console import show_size
 from jitckpt.decisions import belongings
-from jitckpt.decisions.belongings import Carried, Process, Surroundings
+from jitckpt.decisions.belongings import Carried, Surroundings
 from jitckpt.errors import JitckptError
 from jitckpt.events import EventLog
 from jitckpt.system import network_lock
@@ -89,13 +90,14 @@ class Mover:
         """Make the rank's worker anew. If that can't be done it stays as it was, or it has ended."""
         begun = time.monotonic()
         try:
-            processes, what = self._look(rank)
+            what = self._look(rank)
             self._wait_until_read(rank)
             with self._workers[rank].being_made_again(), nameless_folder() as folder:
                 try:
                     dumped = self._dump(rank, folder, what)
                     size = sum(os.stat(name, dir_fd=folder).st_size for name in os.listdir(folder))
-                    restored = self._restore(rank, folder, processes, what)
+                    pids = self._pids(rank, folder)
+                    restored = self._restore(rank, folder, pids, what)
                 except (CriuError, OSError):
                     network_lock.unlock(criu.locks(folder))
                     raise
@@ -107,17 +109,17 @@ class Mover:
         self._log.write(
             "worker_moved",
             rank=rank,
-            pids=[process.pid for process in processes],
+            pids=pids,
             bytes=size,
             dump=dumped,
             restore=restored,
             seconds=seconds,
         )
-        count = f"{len(processes)} process{'es' if len(processes) > 1 else ''}"
+        count = f"{len(pids)} process{'es' if len(pids) > 1 else ''}"
         self._say(f"rank {rank} was made anew by CRIU: {count}, {show_size(size)}, in {seconds:.2f} s.")
 
-    def _look(self, rank: int) -> tuple[list[Process], Carried]:
-        """Return the rank's processes and how their belongings are carried. Raises MoveError or OSError."""
+    def _look(self, rank: int) -> Carried:
+        """Return how the belongings of the rank's processes are carried. Raises MoveError or OSError."""
         processes = looked_at.tree(self._workers[rank].pid)
         servers = self._proxies.server_processes(rank)
         what = belongings.carried(
@@ -137,7 +139,12 @@ class Mover:
         needed, free = sum(process.memory for process in processes), _available_memory()
         if needed > free:
             raise MoveError(f"Its image needs {show_size(needed)} of memory, and {show_size(free)} are free.")
-        return processes, what
+        return what
+
+    def _pids(self, rank: int, folder: int) -> list[int]:
+        """Return who has been dumped, the worker first: others may have come since they were looked at."""
+        worker = self._workers[rank].pid
+        return [worker, *(pid for pid in criu.processes(folder) if pid != worker)]
 
     def _sockets(self, rank: int) -> dict[str, socket.socket]:
         return {"agent": self._workers[rank].socket, **self._proxies.sockets(rank)}
@@ -162,13 +169,13 @@ class Mover:
         )
         return time.monotonic() - begun
 
-    def _restore(self, rank: int, folder: int, processes: Sequence[Process], what: Carried) -> float:
+    def _restore(self, rank: int, folder: int, pids: Sequence[int], what: Carried) -> float:
         """Make the dumped processes again; return the seconds.
 
         Raises CriuError or OSError; then the worker counts as killed.
         """
         begun = time.monotonic()
-        _reap(processes)
+        _reap(pids)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(CLOCKS, dir_fd=folder)
         before = self._sockets(rank)
@@ -179,12 +186,12 @@ class Mover:
                     ends = self._restored(rank, folder, what, on_their_way)
                     break
                 except CriuError:
-                    _end_what_is_left(processes)
+                    _end_what_is_left(pids)
                     if attempt == ATTEMPTS:
                         raise
             self._adopt(rank, before, ends)
         except (CriuError, OSError):
-            _end_what_is_left(processes)
+            _end_what_is_left(pids)
             self._workers[rank].not_made_again()
             raise
         finally:
@@ -283,23 +290,23 @@ def _drained(connection: socket.socket) -> list[_Message]:
     return found
 
 
-def _reap(processes: Sequence[Process]) -> None:
+def _reap(pids: Sequence[int]) -> None:
     """Take note of the ends of dumped processes, or their numbers would not be free.
 
     The root first: the others are this process's children once it has ended. Another thread may be quicker.
     """
-    for process in processes:
+    for pid in pids:
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(process.pid, 0)
+            os.waitpid(pid, 0)
 
 
-def _end_what_is_left(processes: Sequence[Process]) -> None:
+def _end_what_is_left(pids: Sequence[int]) -> None:
     """End what a restore that has failed may have made, with the names that it may have left."""
-    for process in processes:
+    for pid in pids:
         with contextlib.suppress(ChildProcessError):
-            if os.waitpid(process.pid, os.WNOHANG) == (0, 0):
-                os.kill(process.pid, 9)
-                os.waitpid(process.pid, 0)
+            if os.waitpid(pid, os.WNOHANG) == (0, 0):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
     for name in os.listdir("/dev/shm"):
         if name.endswith(".ghost") and ".cr." in name:
             with contextlib.suppress(OSError):  # of another restore, which has ended meanwhile

@@ -184,6 +184,11 @@ class Proxies:
         else:
             self._servers.replace(before, now)
 
+    @property
+    def broken_devices(self) -> frozenset[str]:
+        """This host's devices that no new server cures."""
+        return frozenset() if self._exchange is None else self._exchange.broken
+
     def can_restart(self) -> None:
         """Take note that all ranks have registered how to save and restore."""
         if self._agreement is not None:

@@ -44,6 +44,11 @@ class Exchange:
             changed[VARIABLE] = self._devices.visible(first, now, environment.get(VARIABLE))
         return changed
 
+    @property
+    def broken(self) -> frozenset[str]:
+        """The devices that are broken for good."""
+        return self._devices.broken
+
     def rehearse(self, rank: int) -> None:
         """The rank's device is broken for good from now on, in a rehearsal."""
         self._rehearsed.add(self._devices.of[rank])

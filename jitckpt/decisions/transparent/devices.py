@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 ERRORS_OF_DEVICES = frozenset({3, 46, 100, 101, 214, 220, 721, 999})
 UNHANDLED_CUDA_ERROR = 1  # of NCCL's: the device's own error, at a collective
 _NUMBER = re.compile(r"\b(CUDA|NCCL) error (\d+)\b")
-_NO_SERVER = re.compile(r"server .*before it was ready")  # it can't even open the device
+# It can't even open the device, or has given up with it; one that was killed is another matter.
+_NO_SERVER = re.compile(r"\bserver .*(before it was ready|ended with status \d+)")
 
 
 def is_of_the_device(error: str) -> bool:
