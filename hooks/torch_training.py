@@ -109,6 +109,7 @@ class TrainingHooks:
         # Optimizer steps since the last boundary. Where there may be several, the minibatch ends with it.
         self._turns = 0
         self._ends_at_boundary = True
+        self.only_at_boundary = False  # whatever is around the optimizers goes on after their own steps
         self._asked_since_forward = False
         self._handles: list[RemovableHandle] = []
         if model is not None:
@@ -175,7 +176,7 @@ class TrainingHooks:
             return False
         if self._in_step:
             self._end_minibatch()
-        self._ends_at_boundary = self._turns > 1 or len(self._optimizers) > 1
+        self._ends_at_boundary = self.only_at_boundary or self._turns > 1 or len(self._optimizers) > 1
         if self._turns > 1:
             self._listener.several_steps()
         self._turns = 0

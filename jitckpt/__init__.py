@@ -1,5 +1,6 @@
 """Fault tolerance for distributed PyTorch training, checkpointed just in time."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,6 +12,8 @@ __all__ = ["Job", "SaveContext", "init", "jit_get_checkpoint_path"]
 
 def __getattr__(name: str) -> Any:
     # Lazily: `import torch` itself imports this package, and the command line needs no torch.
+    if name == "frameworks":
+        return importlib.import_module("jitckpt.frameworks")
     if name not in __all__:
         raise AttributeError(f"module 'jitckpt' has no attribute {name!r}")
     from jitckpt.worker import job

@@ -29,7 +29,7 @@ from rich.table import Table
 from jitckpt.doctor import moved_process
 from jitckpt.events import FILE_NAME
 from jitckpt.faults.injection import FATAL_KINDS, LASTING_KINDS, TRANSPARENT_KINDS
-from jitckpt.rehearsal import trials_in_place, trials_on_hosts
+from jitckpt.rehearsal import trials_in_memory, trials_in_place, trials_on_hosts
 from jitckpt.rehearsal.runs import CHECKPOINTS, OUTPUT, Run, end_in_order_on_sigterm, kill_running, run_job
 from jitckpt.rehearsal.runs_on_hosts import HOSTS, run_on_hosts
 from jitckpt.rehearsal.trials import (
@@ -50,6 +50,9 @@ from jitckpt.saves import folders
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = tuple(ROOT / "examples" / f"train_{name}.py" for name in ("gpt", "loop_without_sync", "convnet"))
+UNREPLICATED = tuple(
+    ROOT / "scripts" / "campaign_trainings" / f"{name}.py" for name in ("full_shard", "zero_stage_1")
+)
 FORMS = ("gpt", "convnet", "fsdp1", "fsdp2", "tensor", "pipeline")
 # They know nothing of jitckpt, and print what they end with.
 PLAIN = (
@@ -118,9 +121,10 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--mode",
-        choices=("user", "transparent", "hosts"),
+        choices=("user", "transparent", "hosts", "memory"),
         default="user",
-        help="of protection; hosts: user-level mode on three hosts, network namespaces; `--mode hostile` has "
+        help="of protection; hosts: user-level mode on three hosts, network namespaces; memory: the same, of "
+        "jobs without replicas, which the memory tier protects; `--mode hostile` has "
         "options of its own: --mode hostile --help (default user)",
     )
     parser.add_argument(
@@ -133,8 +137,10 @@ def parse_arguments() -> argparse.Namespace:
     args = parser.parse_args(own)
     args.arguments = sys.argv[len(own) + 2 :]
     transparent, on_hosts = args.mode == "transparent", args.mode == "hosts"
-    args.example = (args.example.resolve(),) if args.example else PLAIN if transparent else EXAMPLES
-    if on_hosts:
+    in_memory = args.mode == "memory"
+    examples = UNREPLICATED if in_memory else PLAIN if transparent else EXAMPLES
+    args.example = (args.example.resolve(),) if args.example else examples
+    if on_hosts or in_memory:
         args.ranks = (HOSTS,)
     for path in args.example:
         if not path.is_file():
@@ -144,6 +150,7 @@ def parse_arguments() -> argparse.Namespace:
     if args.state_on_device is not None and not transparent:
         parser.error("--state-on-device: only in --mode transparent")
     own_kinds = TRANSPARENT_KINDS if transparent else trials_on_hosts.HOST_KINDS if on_hosts else None
+    own_kinds = trials_in_memory.MEMORY_KINDS if in_memory else own_kinds
     known = (
         (*own_kinds, *(LASTING_KINDS if transparent else ())) if own_kinds else (*TRIAL_KINDS, *FATAL_KINDS)
     )
@@ -361,7 +368,43 @@ class CampaignOnHosts(Campaign):
         return trials_on_hosts.judge_on_hosts(trial, run, undisturbed, said, UNSEEDED)
 
 
-CAMPAIGNS = {"user": Campaign, "transparent": CampaignInPlace, "hosts": CampaignOnHosts}
+class CampaignInMemory(Campaign):
+    """Of jobs without replicas, a rank on each of three hosts, which have a checkpoint directory each."""
+
+    def choose(self, number: int, attempt: int) -> tuple[Trial, Run]:
+        undisturbed = self.reference(*self.place(number))
+        trial = trials_in_memory.choose_trial(
+            self.args.seed,
+            number,
+            steps=self.args.steps,
+            step_seconds=undisturbed.step_seconds,
+            kinds=self.args.kinds,
+        )
+        return trial, undisturbed
+
+    def attempt(self, trial: Trial, folder: Path, undisturbed: Run) -> Verdict | None:
+        example, _ = self.place(trial.number)
+        options = ["--warm-spares", "0", "--max-restarts", "2", "--memory-tier", "peer"]
+        options += ["--host-timeout", HOST_TIMEOUT, "--rdzv-conf", "keep_alive_interval=2"]
+        run = run_on_hosts(
+            self.command(example, options),
+            folder,
+            own_directories=True,
+            faults=trial.faults,
+            strikes=trial.strikes,
+            time_limit=TIME_LIMIT_ON_HOSTS,
+        )
+        if trials_in_memory.missed(trial, run):
+            return None
+        return trials_in_memory.judge(trial, run, undisturbed, folder, UNSEEDED)
+
+
+CAMPAIGNS = {
+    "user": Campaign,
+    "transparent": CampaignInPlace,
+    "hosts": CampaignOnHosts,
+    "memory": CampaignInMemory,
+}
 
 
 def tell(console: Console, campaign: Campaign, verdicts: dict[int, Verdict]) -> None:

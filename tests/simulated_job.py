@@ -71,6 +71,8 @@ class SimulatedJob:
     def fail(self, rank: int, step: int, cause: str = "died") -> None:
         """Let a rank fail in the step after `step`; the others are told to save."""
         texts = {"died": f"rank {rank} was killed by SIGKILL", "hang": f"rank {rank} does not answer"}
+        if cause == "hang":
+            self.write("hang", rank=(rank + 1) % self.ranks, operation="ncclAllReduce", seconds=8.0)
         self.write("detected", cause=cause, text=texts[cause], first=True, ranks=[rank])
         others = [one for one in range(self.ranks) if one != rank]
         self.write("save_ordered", save_id=1, ranks=others, deadline=60)
@@ -89,13 +91,12 @@ class SimulatedJob:
         self.at += 0.4
         self.restart += 1
 
-    def hang(self, rank: int, seconds: float) -> None:
-        """Let a hang be found, with a report of it."""
+    def report_hang(self, rank: int) -> None:
+        """Let the report of a hang be written, which began 8 s before it was found."""
         other = (rank + 1) % self.ranks
-        self.write("hang", rank=other, operation="ncclAllReduce", seconds=seconds, collectives=[])
         report = self.directory / "hang-1-1.txt"
         report.write_text(
-            f"rank {other} has waited {seconds} s in ncclAllReduce number 12 (1.14 MB) for rank {rank}.\n\n"
+            f"rank {other} has waited 8.0 s in ncclAllReduce number 12 (1.14 MB) for rank {rank}.\n\n"
             f'Python stacks of rank {rank}:\n  File "train.py", line 7, in load\n    <b>lock</b>.acquire()\n'
         )
         self.write("hang_report", path=str(report))

@@ -421,7 +421,9 @@ class Agent(LocalElasticAgent):
         if self._processes.supervisor.result() is Outcome.FAILED:
             self._remaining_restarts = 0
         self._ends.append(self._processes.supervisor.end)
-        if self._remaining_restarts > 0 and brings_no_progress(self._ends):
+        # Of several hosts each sees another end; one that stayed away would keep the others waiting.
+        alone = self._hosts is None
+        if alone and self._remaining_restarts > 0 and brings_no_progress(self._ends):
             self._remaining_restarts = 0
             step, failure = self._ends[-1]
             text = f"{SAME_ENDS} starts have come to step {step} and failed alike ({failure})"

@@ -42,13 +42,6 @@ class KeptMemory:
         with suppress(OSError):
             keeper.send(self._socket, {"drop": rank})
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether the keeper still holds what it was given."""
-        with suppress(BlockingIOError):
-            return self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
-        return True
-
     def close(self, *, end: bool) -> None:
         """Let go of it; end: nothing in it is needed any more."""
         if end:

@@ -4,6 +4,7 @@ It lives as long as the agent, with the memory of this host's ranks and what the
 it does while the workers run: protection.py.
 """
 
+import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from jitckpt.console import say, show_size
 from jitckpt.decisions import sources
 from jitckpt.decisions.placement import Machine, place
 from jitckpt.decisions.sources import Kind, Source
-from jitckpt.errors import SaveError
+from jitckpt.errors import JitckptError, SaveError
 from jitckpt.events import EventLog
 from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.link import LinkError
@@ -50,7 +51,8 @@ class MemoryTier:
     def __init__(self, wanted: Wanted, job: str, log: EventLog) -> None:
         """job: what tells it from other jobs on this host. Raises JitckptError or OSError."""
         self.wanted = wanted
-        self._log = log
+        self._job, self._log = job, log
+        self._holding = threading.Lock()
         self._keeper = KeptMemory(job, wanted.keep)
         self.limit = int(free_memory() * FREE_PART) if wanted.limit is None else wanted.limit
         self.memory = HostMemory(self._keeper.descriptors, self.limit)
@@ -148,18 +150,30 @@ class MemoryTier:
         self.memory.close()
         self._keeper.close(end=end)
 
-    def hold_anew(self) -> None:
-        """Give all memory to another keeper, if the one that had it was killed."""
-        if not self._keeper.is_alive:
-            self._keeper.close(end=False)
-            for rank in self.memory.descriptors:
-                self._hold(rank)
+    def see_keeper(self) -> None:
+        """Replace the keeper if it was killed."""
+        for rank in list(self.memory.descriptors)[:1]:
+            self._hold(rank)
 
     def _hold(self, rank: int) -> None:
-        try:
-            self._keeper.hold(rank, self.memory.of(rank))
-        except OSError as error:
-            self._warn(f"the memory tier's keeper is gone ({error}): this host's memory ends with its agent")
+        """Have the keeper hold a rank's memory; one that was killed is replaced, and gets all."""
+        with self._holding:
+            try:
+                self._keeper.hold(rank, self.memory.of(rank))
+            except OSError:
+                self._keeper.close(end=True)
+                try:
+                    self._keeper = KeptMemory(self._job, self.wanted.keep)
+                    for known, descriptor in list(self.memory.descriptors.items()):
+                        self._keeper.hold(known, descriptor)
+                except (JitckptError, OSError) as error:
+                    self._warn(
+                        f"the memory tier has no keeper: {error} This host's memory ends with its agent."
+                    )
+                else:
+                    self._log.write(
+                        "warning", text="the memory tier's keeper was killed; another one holds all"
+                    )
 
     def _why_not(self, rank: int) -> str | None:
         if rank in self._may_hold:

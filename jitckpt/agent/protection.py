@@ -25,6 +25,7 @@ from jitckpt.tiers.host_memory import OFF, READY, SAFE, SETTLED, SKIPPED
 from jitckpt.tiers.peers import PeerMemory
 
 LOOK_SECONDS = 0.002
+KEEPER_SECONDS = 1.0  # between two looks whether the keeper is there
 TRIES = 3  # to send a shard to a host that lives, before another one is taken in its place
 TRY_SECONDS = 0.2  # between two of them
 PATIENCE_SECONDS = 5.0  # with a host that takes nothing
@@ -75,8 +76,12 @@ class Protection(threading.Thread):
         return self.safe if alive else None
 
     def run(self) -> None:
+        keeper_seen = time.monotonic()
         while not self._stopping.wait(LOOK_SECONDS):
             self.look()
+            if time.monotonic() > keeper_seen + KEEPER_SECONDS:
+                keeper_seen = time.monotonic()
+                self._tier.see_keeper()
 
     def look(self) -> None:
         """See what the ranks have put into this host's memory."""

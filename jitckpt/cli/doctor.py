@@ -95,6 +95,7 @@ def look_at_machine(kind: str, ranks: int, disk: Disk) -> list[Row]:
         *checks.check_environment(os.environ),
         *checks.check_disk(disk),
         checks.check_criu(moved_process.try_it()),
+        *checks.check_frameworks(facts.frameworks()),
         checks.check_clock(facts.clock_is_synchronised()),
     ]
 

@@ -140,6 +140,7 @@ def _run(arguments: list[str]) -> int:
                 **_self_check(args.self_check),
                 **environment.MODE.to(args.mode),
                 **environment.FRAMEWORKS.to(args.frameworks),
+                **({} if args.save_every is None else environment.SAVE_EVERY.to(args.save_every)),
                 **environment.VALIDATE_EVERY.to(args.validate_every),
                 **environment.STATE_ON_DEVICE.to(
                     ("1" if args.state_on_device else WITHOUT_INIT) if state_on_device else "0"
@@ -557,8 +558,15 @@ def _parser() -> argparse.ArgumentParser:
         "--frameworks",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="in user mode: protect the trainings of transformers' Trainer, Accelerate, Lightning, DeepSpeed and "
-        "Megatron-core by themselves, without a line in the script (default: on)",
+        help="in user mode: protect the trainings of transformers' Trainer, Accelerate, Lightning and "
+        "DeepSpeed by themselves, without a line in the script (default: on)",
+    )
+    ours.add_argument(
+        "--save-every",
+        type=_steps,
+        metavar="STEPS",
+        help="of trainings that --frameworks protects, save after each so many optimizer steps as well, for "
+        "failures that no replica survives (default: never)",
     )
     ours.add_argument(
         "--exclude-suspect",

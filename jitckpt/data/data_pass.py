@@ -34,8 +34,8 @@ class PassState:
     batches: handed out. ended: it has come to its end, or was left with break. digest: of their indices.
     begun: the generators' states as the sampler began, packed. seed: the workers'. at_start, now: packed
     states of workers by number, as the pass began and behind the batches that were handed out. own: what the
-    loader's state_dict said, packed. ahead: the process's generators, packed, before the one batch was drawn that
-    is not handed out yet, where the loader reads ahead.
+    loader's state_dict said, packed. ahead: the process's generators, packed, before the one batch was drawn
+    that is not handed out yet, where the loader reads ahead.
     """
 
     batches: int = 0
@@ -64,7 +64,12 @@ class Loader:
         self.seed: int | None = None
         self.is_new = True  # no pass over it has begun in this process
         known = any(fits(loader) for fits, _ in OTHER_KINDS)
-        if not known and not is_plain(loader) and has_own_state(loader) and getattr(loader, "num_workers", 0):
+        if (
+            not known
+            and not is_plain(loader)
+            and has_own_state(loader)
+            and getattr(loader, "num_workers", None)
+        ):
             warn(
                 f"A {type(loader).__name__} goes on by its own state, which as a rule does not hold its "
                 "workers' random numbers: what these draw for each sample would differ after a failure. With "

@@ -199,6 +199,15 @@ def check_criu(trial: Mapping[str, Any]) -> Row:
     return Row("CRIU", "ok", f"{found}: a small process was dumped and restored in {seconds:.1f} s")
 
 
+def check_frameworks(installed: Mapping[str, str]) -> list[Row]:
+    """Tell which of the frameworks that jitckpt knows are there, by name with their versions."""
+    if not installed:
+        return []
+    named = ", ".join(f"{name} {version}" for name, version in installed.items())
+    text = f"{named}: `jitckpt run` protects unchanged programs of these in user mode"
+    return [Row("frameworks", "ok", text)]
+
+
 def check_clock(synchronised: bool | None) -> Row:
     if synchronised is None:
         return Row("clock", "warning", "the kernel does not say whether it is synchronised")

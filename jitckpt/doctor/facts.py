@@ -1,6 +1,7 @@
 """The facts that jitckpt.doctor.checks judges, asked of this machine."""
 
 import ctypes
+import importlib.metadata
 import json
 import os
 import resource
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,13 @@ from jitckpt.doctor.checks import Disk, SavedRank
 from jitckpt.events import Event
 from jitckpt.saves import folders, layout
 
+FRAMEWORKS = (
+    "transformers",
+    "accelerate",
+    "lightning",
+    "pytorch-lightning",
+    "deepspeed",
+)  # that are protected
 PROBE_BYTES = 64 << 20
 PROBE_SYNCS = 5
 PROCESS_SECONDS = 120
@@ -107,6 +116,15 @@ def memory_available() -> int:
         if line.startswith("MemAvailable:"):
             return 1024 * int(line.split()[1])
     return 0
+
+
+def frameworks() -> dict[str, str]:
+    """Return the versions of the training frameworks that are installed; none is imported."""
+    found = {}
+    for name in FRAMEWORKS:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def clock_is_synchronised() -> bool | None:

@@ -1,8 +1,9 @@
 """Hugging Face Accelerate: what was prepared is the state, and the loop is the script's own."""
 
+import sys
 import weakref
 from collections.abc import Iterator
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -43,14 +44,14 @@ def install(accelerator: ModuleType) -> None:
         return prepare_one(self, *args, **kwargs)
 
     def __iter__(self: Any) -> Iterator[Any]:
-        iteration = _begin_pass(self)
+        iteration = _begin_pass(self, sys._getframe(1))
         return iterate(self) if iteration is None else iteration
 
     kind.prepare, shard.__iter__ = prepare, __iter__
     script_loops.unless_repeated(kind, WRITES)
 
 
-def _begin_pass(loader: Any) -> Iteration | None:
+def _begin_pass(loader: Any, frame: FrameType) -> Iteration | None:
     """Return the pass over a loader of training batches; None for another one, and without protection."""
     global _training  # noqa: PLW0603
     if not torch.is_grad_enabled():
@@ -59,7 +60,7 @@ def _begin_pass(loader: Any) -> Iteration | None:
     if of is None or not any(model.training for model in of._models):
         return None
     if _training is None and not protection.is_taken():
-        _training = Training(of)
+        _training = Training(of, script_loops.why_not(frame))
     if _training is None or _training.protection is None or _training.accelerator is not of:
         return None
     return Iteration(_training.protection.job.loop, loader)
@@ -68,17 +69,20 @@ def _begin_pass(loader: Any) -> Iteration | None:
 class Training:
     """The training of one Accelerator; as `extra` of the job, what the Accelerator itself counts."""
 
-    def __init__(self, accelerator: Any) -> None:
+    def __init__(self, accelerator: Any, refusal: str | None) -> None:
         import accelerate
 
         self.accelerator = accelerator
         self.protection: Protection | None = None
         name = f"accelerate {accelerate.__version__}"
+        if refusal is not None:
+            protection.refuse(f"{name}: recognised, but not protected: {refusal}")
+            return
         if accelerator.distributed_type == "DEEPSPEED" or not (
             accelerator._models and accelerator._optimizers
         ):
             protection.refuse(
-                f"{name}: recognised, but not protected: Accelerator.prepare was given no model and optimizer "
+                f"{name}: recognised, but not protected: Accelerator.prepare got no model and optimizer "
                 "that train by themselves."
             )
             return

@@ -1,12 +1,12 @@
 """DeepSpeed: its engine's module and optimizer are the state, and the loop is the script's own.
 
-From ZeRO stage 1 on each rank holds another part of the optimizer's state, which nobody else has: then each rank
-is a shard of its own, and what is saved of it is never taken for another's.
+From ZeRO stage 1 on each rank holds another part of the optimizer's state, which nobody else has: then each
+rank is a shard of its own, and what is saved of it is never taken for another's.
 """
 
 import weakref
 from collections.abc import Iterator
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -43,13 +43,13 @@ def install(engine: ModuleType) -> None:
     script_loops.when_iterated(_begin_pass)
 
 
-def _begin_pass(loader: Any) -> Iterator[Any] | None:
+def _begin_pass(loader: Any, frame: FrameType) -> Iterator[Any] | None:
     global _training  # noqa: PLW0603
     engine = next((one for one in _engines if one.module.training and one.optimizer is not None), None)
     if engine is None:
         return None
     if _training is None and not protection.is_taken():
-        _training = Training(engine)
+        _training = Training(engine, script_loops.why_not(frame))
     if _training is None or _training.protection is None or _training.engine is not engine:
         return None
     return Iteration(_training.protection.job.loop, loader)
@@ -58,12 +58,15 @@ def _begin_pass(loader: Any) -> Iterator[Any] | None:
 class Training:
     """The training of one engine; as `extra` of the job, what the engine itself counts."""
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: Any, refusal: str | None) -> None:
         import deepspeed
 
         self.engine = engine
         self.protection: Protection | None = None
         name = f"deepspeed {deepspeed.__version__}"
+        if refusal is not None:
+            protection.refuse(f"{name}: recognised, but not protected: {refusal}")
+            return
         stage = engine.zero_optimization_stage()
         if stage > 2 or engine.zero_offload_optimizer() is not None:
             protection.refuse(
@@ -75,9 +78,9 @@ class Training:
         is_sharded = stage > 0 and ranks > 1
         if is_sharded:
             protection.tell(
-                f"with ZeRO stage {stage} each rank's part of the optimizer's state has no replica: if a rank is "
-                "lost, nothing of its last steps can be saved, and the job goes back to the newest save of all "
-                "ranks, or to its beginning. Stage 0 has replicas."
+                f"with ZeRO stage {stage} each rank's part of the optimizer's state has no replica. If a "
+                "rank is lost, the job goes back to the newest periodic save (jitckpt run --save-every N); "
+                "where there is none it ends. Stage 0 has replicas."
             )
         scheduler = engine.lr_scheduler
         self.protection = protection.begin(
@@ -89,6 +92,9 @@ class Training:
             left_out=script_loops.LEFT_OUT + ("; a lost rank's part of the optimizer" if is_sharded else ""),
             shard=(rank, ranks) if is_sharded else None,
         )
+        if self.protection is not None and not isinstance(engine.optimizer, torch.optim.Optimizer):
+            # It copies its master weights into the model, and gathers them, after torch's own step.
+            self.protection.job.end_steps_at_boundary()
 
     def state_dict(self) -> dict[str, Any]:
         engine = self.engine

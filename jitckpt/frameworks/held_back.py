@@ -1,7 +1,8 @@
-"""A pass whose last batch counts as not handed out yet, for a loop that a restart lets do that batch's end again.
+"""A pass whose last batch counts as not handed out yet, for a loop that a restart lets do that batch's end
+again.
 
-What is saved is the state before the last draw, with the process's generators then: a restart draws that batch
-first, with those.
+What is saved is the state before the last draw, with the process's generators then: a restart draws that
+batch first, with those.
 """
 
 import dataclasses

@@ -1,10 +1,11 @@
 """Lightning: goes on in the middle of the minibatch at which the job failed, by its own loops' restart.
 
-Lightning's loops can begin again with a batch, but not behind its optimizer step. So what is kept is how loops
-and callbacks were before the batch, what its training step returned and logged, and the random numbers behind
-it. A restart does that batch once more, as Lightning restarts one: but its backward pass and optimizer step are
-left out, as model and optimizer have them already, and what it returned and logged is put in the place of what
-it does now. What comes after the step (schedulers, callbacks, logs, validation) is so Lightning's own business.
+Lightning's loops can begin again with a batch, but not behind its optimizer step. So what is kept is how
+loops and callbacks were before the batch, what its training step returned and logged, and the random numbers
+behind it. A restart does that batch once more, as Lightning restarts one: but its backward pass and optimizer
+step are left out, as model and optimizer have them already, and what it returned and logged is put in the
+place of what it does now. What comes after the step (schedulers, callbacks, logs, validation) is so
+Lightning's own business.
 """
 
 import importlib
@@ -28,7 +29,7 @@ SCHEDULED = ("lr", "initial_lr", "momentum", "betas", "weight_decay")
 
 
 def Callback() -> Any:  # it stands in a list of callbacks
-    """Return a callback for `Trainer(callbacks=[...])` of a program that `jitckpt run` does not start itself."""
+    """Return one for `Trainer(callbacks=[...])`, of a program that `jitckpt run` does not start itself."""
     from lightning.pytorch.trainer import trainer
 
     install(trainer)
@@ -193,6 +194,11 @@ class Training:
         datamodule = {} if trainer.datamodule is None else trainer.datamodule.state_dict()
         return {"loops": loops, "callbacks": callbacks, "datamodule": datamodule}
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether the restored batch is still to be made once more."""
+        return self._again
+
     # What Lightning's loops tell.
 
     def resume(self) -> None:
@@ -217,7 +223,7 @@ class Training:
     @contextmanager
     def loaders_managed(self, loop: Any) -> Iterator[None]:
         """Have the loaders that are set up meanwhile iterated by passes that go on."""
-        fetcher = importlib.import_module(type(loop).__module__)
+        fetcher: Any = importlib.import_module(type(loop).__module__)
         select = fetcher._select_data_fetcher
 
         def selected(*args: Any, **kwargs: Any) -> Any:
@@ -259,12 +265,15 @@ class Training:
                     result = call()
         finally:
             del strategy.backward, strategy.optimizer_step
+            if hasattr(model, "require_forward_param_sync"):
+                # As behind the pass that was synchronised: then DDP's next one sends the buffers around.
+                model.require_forward_param_sync = True
         self._again = False
         self._put_back()
         return result
 
     def has_stepped(self, result: Any) -> Any:
-        """The training step has returned; the other ranks may get the gradients, and step, without this one."""
+        """The training step has returned; from now on the others may step without this rank."""
         assert self.protection is not None
         if self._again:
             assert self._loaded is not None
@@ -307,12 +316,19 @@ class _Loader(Managed):
     def __init__(self, training: Training, loader: Any, is_first: bool) -> None:
         assert training.protection is not None
         super().__init__(training.protection.job, HeldBack(loader))
-        self._protection, self._is_first = training.protection, is_first
+        self._training, self._protection, self._is_first = training, training.protection, is_first
 
     def __iter__(self) -> Iterator[Any]:
+        # Samplers are told the epoch after this; a pass that goes on draws from them as it begins.
+        return self._late() if self._training.goes_on else self._begun()
+
+    def _begun(self) -> Iterator[Any]:
         if self._is_first:
             self._protection.begin_epoch()
         return super().__iter__()
+
+    def _late(self) -> Iterator[Any]:
+        yield from self._begun()
 
 
 def _metric(one: Any) -> dict[str, Any]:

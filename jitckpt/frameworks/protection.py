@@ -1,9 +1,10 @@
 """The contract between jitckpt and a training framework, which is three answers.
 
-What is the state: the arguments of `begin`; `progress` says what only the framework knows (its counters, logs,
-callbacks), as a rank's own state. When has a step ended: `Protection.step_is_over`; where the framework knows no
-such moment, when it asks for its next batch. How is the native resume fed: the framework iterates `batches`,
-which go on after the last one that is done, and is told the rest by its own means, from what `progress` got back.
+What is the state: the arguments of `begin`; `progress` says what only the framework knows (its counters,
+logs, callbacks), as a rank's own state. When has a step ended: `Protection.step_is_over`; where the framework
+knows no such moment, when it asks for its next batch. How is the native resume fed: the framework iterates
+`batches`, which go on after the last one that is done, and is told the rest by its own means, from what
+`progress` got back.
 
 Nothing here harms a training that could not be protected: it goes on as without jitckpt, and a line says so.
 """
@@ -21,6 +22,7 @@ from jitckpt.console import say
 from jitckpt.data.loop import Iteration
 from jitckpt.errors import CheckpointError, JitckptError
 from jitckpt.state.host_state import Stateful
+from jitckpt.wire import environment
 from jitckpt.worker import job as jobs
 from jitckpt.worker.job import Job
 
@@ -58,7 +60,8 @@ class Protection:
         return self.job.loop.is_at_epochs_end
 
     def native_folder(self, framework: str, name: str) -> Path:
-        """Return an empty folder for the framework's own checkpoint of the restored step, the only one of its kind.
+        """Return an empty folder for the framework's own checkpoint of the restored step, the only one of its
+        kind.
 
         The first rank of each host makes it.
         """
@@ -74,7 +77,7 @@ class Protection:
         self.job.loop.minibatch_is_over()
 
     def changed(self) -> None:
-        """What this rank alone knows is another since the forward pass, and the others may step without it."""
+        """The rank knows more since the forward pass, and from now on the others may step without it."""
         self.job.write_before_step()
 
     def put_back(self) -> None:
@@ -122,9 +125,9 @@ def begin(
 ) -> Protection | None:
     """Protect a training and bring it back; None, with a line, if that can't be.
 
-    framework: its name and version. left_out: a clause that names what a restart does not bring back. shard: which
-    part of the state this rank holds alone, and how many there are, where nothing else tells.
-    Raises CheckpointError if there are saves but none can be used: nothing ever starts over silently.
+    framework: its name and version. left_out: a clause that names what a restart does not bring back. shard:
+    which part of the state this rank holds alone, and how many there are, where nothing else tells. Raises
+    CheckpointError if there are saves but none can be used: nothing ever starts over silently.
     """
     global _current, _taken  # noqa: PLW0603
     if _taken:
@@ -145,6 +148,8 @@ def begin(
             extra=progress,
             shard=None if shard is None else shard[0],
             shards=None if shard is None else shard[1],
+            save_every=environment.SAVE_EVERY.get(),
+            self_check=None if shard is None else False,  # it restores no shards
         )
     except CheckpointError:
         raise

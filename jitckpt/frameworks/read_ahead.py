@@ -1,8 +1,9 @@
 """A pass over a loader that draws one batch ahead of the one it hands out, around a loader of torch's.
 
 Accelerate's loaders do, to know the last batch as such. The batch that is drawn and not handed out is in no
-save. So a save has the state before it was drawn, with the process's generators then: a restart draws it again
-with those, and all later ones with the generators as they are at their time, as the undisturbed training does.
+save. So a save has the state before it was drawn, with the process's generators then: a restart draws it
+again with those, and all later ones with the generators as they are at their time, as the undisturbed
+training does.
 """
 
 import dataclasses

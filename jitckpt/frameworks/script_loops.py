@@ -1,12 +1,17 @@
-"""For frameworks that leave the loop to the script: its position is that of its loaders, and nothing else tells it.
+"""For frameworks that leave the loop to the script: its position is that of its loaders, and nothing else
+tells it.
 
 So a restart runs the script from its beginning, a pass over the training batches that was done comes again
-without batches, and the one in which the job failed goes on behind the last batch. What the script does beside
-its batches in epochs that are done it does again; what the framework would write then (checkpoints, logs) is
-left out, as it is there already.
+without batches, and the one in which the job failed goes on behind the last batch. What the script does
+beside its batches in epochs that are done it does again; what the framework would write then (checkpoints,
+logs) is left out, as it is there already.
 """
 
+import dis
+import inspect
+import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import torch
@@ -18,7 +23,14 @@ LEFT_OUT = (
     "variables of the script's own loop, such as counters; evaluations in epochs that are done are made again"
 )
 
-_begin_pass: list[Callable[[Any], Iterator[Any] | None]] = []
+PROGRESS_BARS = (
+    "tqdm",
+    "rich",
+    "progressbar",
+    "alive_progress",
+)  # generators that count nothing of the script's
+
+_begin_pass: list[Callable[[Any, FrameType], Iterator[Any] | None]] = []
 
 
 def unless_repeated(kind: type, names: tuple[str, ...]) -> None:
@@ -37,8 +49,30 @@ def _unless_repeated(method: Callable[..., Any]) -> Callable[..., Any]:
     return write
 
 
-def when_iterated(begin_pass: Callable[[Any], Iterator[Any] | None]) -> None:
-    """Ask for what to iterate in the place of each of torch's loaders; None: the loader itself."""
+def why_not(frame: FrameType | None) -> str | None:
+    """Return why a loop can't go on whose loader is iterated from this frame, if so.
+
+    A loop over numbers that draws batches beside them begins with the first number again.
+    """
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(PROGRESS_BARS):
+        frame = frame.f_back
+    if frame is None:
+        return None
+    doing = dis.opname[frame.f_code.co_code[frame.f_lasti]] if frame.f_lasti >= 0 else ""
+    by_hand = doing.startswith("CALL") and {"iter", "cycle"} & {*frame.f_code.co_names}
+    if by_hand or frame.f_code.co_flags & inspect.CO_GENERATOR:
+        return (
+            "the script draws its batches by next(), and its own loop alone counts the steps. Write "
+            "`for batch in loader:`, or call jitckpt.init and take job.steps (docs/guides/user-level.md)."
+        )
+    return None
+
+
+def when_iterated(begin_pass: Callable[[Any, FrameType], Iterator[Any] | None]) -> None:
+    """Ask for what to iterate in the place of each of torch's loaders; None: the loader itself.
+
+    It is given the loader, and the frame that iterates it.
+    """
     _begin_pass.append(begin_pass)
     if len(_begin_pass) > 1:
         return
@@ -47,7 +81,7 @@ def when_iterated(begin_pass: Callable[[Any], Iterator[Any] | None]) -> None:
     def iterate(loader: DataLoader[Any]) -> Any:
         if torch.is_grad_enabled():
             for begin in _begin_pass:
-                if (iteration := begin(loader)) is not None:
+                if (iteration := begin(loader, sys._getframe(1))) is not None:
                     return iteration
         return plain(loader)
 

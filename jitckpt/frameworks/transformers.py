@@ -1,10 +1,11 @@
 """Hugging Face transformers' Trainer: goes on by its own resume, after the step at which the job failed.
 
-After a restart the Trainer builds all as at a first start. As its model, optimizer and scheduler are ready, they
-are restored; then the Trainer's own functions write a checkpoint of that step, its state is read from there,
-and the epoch in which it failed is begun as one that is resumed. Batches are left out by jitckpt's pass over
-the loader, which draws what the undisturbed training does; and what the Trainer did after an optimizer step, or
-at an epoch's end (logs, evaluations, checkpoints), is done again unless all of it was done before.
+After a restart the Trainer builds all as at a first start. As its model, optimizer and scheduler are ready,
+they are restored; then the Trainer's own functions write a checkpoint of that step, its state is read from
+there, and the epoch in which it failed is begun as one that is resumed. Batches are left out by jitckpt's
+pass over the loader, which draws what the undisturbed training does; and what the Trainer did after an
+optimizer step, or at an epoch's end (logs, evaluations, checkpoints), is done again unless all of it was done
+before.
 """
 
 import dataclasses
@@ -31,7 +32,7 @@ _installed: ModuleType | None = None
 
 
 def Callback() -> Any:  # it stands in a list of callbacks
-    """Return a callback for `Trainer(callbacks=[...])` of a program that `jitckpt run` does not start itself."""
+    """Return one for `Trainer(callbacks=[...])`, of a program that `jitckpt run` does not start itself."""
     import transformers
     from transformers import trainer
 
@@ -59,15 +60,13 @@ def install(trainer: ModuleType) -> None:
     skip, train_step = trainer.skip_first_batches, kind.training_step
 
     def _init_training_state(self: Any, *args: Any, **kwargs: Any) -> tuple[Any, int]:
-        training = Training(self, lambda resume: _original_state(resume))
-
         def _original_state(resume: Any) -> Any:
             # The path to resume from is the one argument that is given another value.
             if "resume_from_checkpoint" in kwargs:
                 return init_state(self, *args, **kwargs | {"resume_from_checkpoint": resume})
             return init_state(self, *args[:3], resume, *args[4:], **kwargs)
 
-        vars(self)[_TRAINING] = training
+        training = vars(self)[_TRAINING] = Training(self, _original_state)
         epochs, steps = init_state(self, *args, **kwargs)
         training.first_epoch = epochs
         return _FirstEpoch(training), steps
@@ -251,8 +250,8 @@ class Training:
             return loader
         if trainer.args.enable_jit_checkpoint:
             protection.tell(
-                "enable_jit_checkpoint of transformers saves when SIGTERM comes, with all ranks alive; jitckpt "
-                "saves after a failure, from the ranks that are left. Both are on."
+                "enable_jit_checkpoint of transformers saves when SIGTERM comes, with all ranks alive; "
+                "jitckpt saves after a failure, from the ranks that are left. Both are on."
             )
         self._epochs_before, self._steps_before = self.first_epoch, trainer.state.global_step
         self._protection = protection.begin(
@@ -382,7 +381,7 @@ class Training:
         )
 
     def backward_begins(self, loss: torch.Tensor) -> None:
-        """This loss is the rank's own; the other ranks may get the gradients, and make the step, without it."""
+        """This loss is the rank's own, and from now on the others may step without it."""
         if self._protection is not None:
             self._coming = loss.detach()
             self._protection.changed()
@@ -416,7 +415,7 @@ class Training:
 def _callback(training: Training) -> Any:
     from transformers import TrainerCallback
 
-    class JitckptCallback(TrainerCallback):
+    class JitckptCallback(TrainerCallback):  # type: ignore[misc]  # of Any, where it is not installed
         """Tells a Training where the Trainer is."""
 
         def on_train_begin(self, *args: Any, **kwargs: Any) -> None:

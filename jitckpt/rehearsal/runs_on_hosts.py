@@ -42,6 +42,11 @@ NEVER_CAME_SECONDS = 120.0  # that a host waits for others which have ended
 class HostStrike(Strike):
     """All processes of a host are killed at once, and the same command is started there. rank: the host."""
 
+    def befall(self, job: "JobOnHosts") -> None:
+        """Let it happen."""
+        job.lose(self.rank)
+        job.start(self.rank)
+
     def _what(self) -> str:
         return "dies"
 
@@ -151,9 +156,9 @@ class JobOnHosts:
             if any((e["event"], e["restart"]) == (what.event, what.restart) for e in self.events()):
                 if self.over.wait(what.delay) or any(e["event"] == "finished" for e in self.events()):
                     return
-                self.lose(what.rank)
+                assert isinstance(what, HostStrike)
                 self.struck.append(what)
-                self.start(what.rank)
+                what.befall(self)
                 return
 
     def end(self) -> None:

@@ -105,7 +105,9 @@ def _protection(present: Present) -> Text:
     text = Text()
     living = [shard for shard in present.shards if shard.protected]
     bare = [shard for shard in present.shards if not shard.protected]
-    if present.shards:
+    if present.memory_step is not None:
+        text.append(f"the memory tier has step {present.memory_step} of all ranks", "green")
+    elif present.shards:
         text.append(
             f"{present.protected:.0%} of the ranks have a living replica", "green" if not bare else "yellow"
         )

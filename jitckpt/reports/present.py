@@ -34,6 +34,7 @@ CLOCKS_APART = 5.0  # seconds: more between wall time and clock is another machi
 UNDER_WAY = 0.5  # of a minibatch, on average, is lost with the one that a failure breaks off
 MOST_RANKS = 1 << 20
 KEPT_WARNINGS = 20
+MEMORY_IS_OFF = "the memory tier protects this job no more"  # a warning of the agent's
 KEPT_REPORTS = 50
 
 # What an event of a rank's says about it from then on.
@@ -101,9 +102,10 @@ class ShardNow:
 class RecoveryNow:
     """A failure and what follows. Times in seconds; found: wall time; at: since the job's start.
 
-    scope: restart, or in_place. tier: where the state came from: just_in_time, earlier_save, in_memory, or
-    nothing; unknown while it has not come to that. phases: of the slowest rank. seconds: until all ranks
-    trained again. outcome: under way, recovered, given up (in place; then a restart follows), ended.
+    scope: restart, or in_place. tier: where the state came from: just_in_time, earlier_save, memory_tier,
+    in_memory (in place), or nothing; unknown while it has not come to that. phases: of the slowest rank.
+    seconds: until all ranks trained again. outcome: under way, recovered, given up (in place; then a restart
+    follows), ended.
     """
 
     scope: str
@@ -146,8 +148,9 @@ class Present:
 
     segments: the same in its order: cause, begin, end, in seconds since the start (what was done again is not
     told apart there). state: starting, training, late, recovering, ending, or how it ended. safe_step: the
-    newest that lies whole on the disk; None if none does. protected: the share of the ranks that have a
-    living replica.
+    newest that lies whole on the disk; None if none does. memory_step: the newest that the memory
+    tier has of all ranks; None without one. protected: the share of the ranks that have a living replica, or
+    whose state the memory tier has.
     """
 
     started: float
@@ -162,6 +165,7 @@ class Present:
     step: int | None
     step_seconds: float | None
     safe_step: int | None
+    memory_step: int | None
     protected: float
     seconds: float
     spent: Mapping[str, float]
@@ -204,6 +208,7 @@ class _Incident:
     parts: dict[str, float] = field(default_factory=dict)
     newest: int | None = None  # step that was saved by any rank, or begun where none could
     saved_step: int | None = None
+    kept_step: int | None = None  # in the memory tier
     step: int | None = None
     over_at: float | None = None
     outcome: str = "under way"
@@ -238,6 +243,8 @@ class _Incident:
             return "in_memory"
         if self.saved_step is not None and self.step >= self.saved_step:
             return "just_in_time"
+        if self.kept_step is not None and self.step >= self.kept_step:
+            return "memory_tier"
         return "earlier_save" if self.step > 0 else "nothing"
 
     def now(self) -> RecoveryNow:
@@ -288,13 +295,15 @@ class JobModel:
         self._step_seconds: float | None = None  # as told by the events
         self._shards_saved: dict[int, set[int]] = {}
         self._safe_step: int | None = None
+        self._memory_step: int | None = None
         self._incidents: list[_Incident] = []
         self._fault: tuple[str, int, float] | None = None
         self._repeated = 0
         self._suspects: dict[str, Suspect] = {}
         self._hang_reports: list[HangReport] = []
         self._warnings: list[str] = []
-        self._hang_text, self._hanging_since = "", 0.0
+        self._hang_text = ""
+        self._hanging_since: float | None = None
         self._checkpoint_dir = self._fingerprint = ""
         self._log_bytes = self._image_bytes = 0
 
@@ -331,7 +340,7 @@ class JobModel:
         spent[self._cause_of_now()] += waited
         told = progress if progress is not None and progress.restart == self._restart else None
         steps = dict(self._steps)
-        if told is not None and self._outcome is None:
+        if told is not None:
             for rank, step in told.steps.items():
                 steps[rank] = max(step, steps.get(rank, 0))
         newest = max(steps.values(), default=None)
@@ -347,6 +356,8 @@ class JobModel:
         )
         shards = self._shards_now()
         safe = {rank for shard in shards if shard.protected for rank in shard.living}
+        if self._memory_step is not None:
+            safe = set(range(self._world_size))
         return Present(
             started=self._begun,
             state=self._outcome or self._state(),
@@ -360,6 +371,7 @@ class JobModel:
             step=newest,
             step_seconds=(told.step_seconds if told is not None else None) or self._step_seconds,
             safe_step=self._safe_step,
+            memory_step=self._memory_step,
             protected=len(safe) / self._world_size if self._world_size else 0.0,
             seconds=self._at + waited,
             spent=spent,
@@ -433,6 +445,7 @@ class JobModel:
         self._world_size, self._max_restarts = event["world_size"], event["max_restarts"]
         self._states, self._steps, self._late_since = {}, {}, {}
         self._trained, self._doing, self._replicas = set(), "starting", []
+        self._hanging_since = None
 
     def _hear_registered(self, event: Event) -> None:
         self._shard_of[event["rank"]] = event["shard"]
@@ -487,15 +500,21 @@ class JobModel:
     def _hear_straggler(self, event: Event) -> None:
         if self._under_way() is None and self._doing in (USEFUL, "late"):
             self._doing = "late"
-            since = min(max(self._training_since, self._hanging_since), self._at)
+            since = self._hang_began()
             if not self._late_since:
                 self._move_last("late", self._at - since)
             for rank in event["ranks"]:
                 self._late_since.setdefault(rank, since)
                 self._states[rank] = "late"
 
+    def _hang_began(self) -> float:
+        """Return when the collective that does not end began, as far as that was told."""
+        since = self._at if self._hanging_since is None else self._hanging_since
+        return min(max(self._training_since, since), self._at)
+
     def _hear_hang_over(self, event: Event) -> None:
         self._nobody_is_late()
+        self._hanging_since = None
 
     def _nobody_is_late(self) -> None:
         for rank in self._late_since:
@@ -514,7 +533,7 @@ class JobModel:
         began = self._at
         self._nobody_is_late()
         if event["cause"] == "hang":
-            began = max(self._training_since, min(began, self._hanging_since))
+            began = self._hang_began()
             self._move_last("hang", self._at - began)
         self._new_incident("restart", event["cause"], event, event["text"], ranks=ranks, began=began)
 
@@ -564,6 +583,9 @@ class JobModel:
         for rank in event["ranks"]:
             self._states[rank] = "held"
 
+    def _hear_save_begun(self, event: Event) -> None:
+        self._steps[event["rank"]] = event["step"]
+
     def _hear_save_ended(self, event: Event) -> None:
         self._steps[event["rank"]] = event["step"]
         self._shard_saved(event["step"], event["shard"])
@@ -604,6 +626,18 @@ class JobModel:
         if incident is not None:
             incident.saved_step = event["step"]
             self._newest(incident, event["step"])
+
+    def _hear_memory_safe(self, event: Event) -> None:
+        self._memory_step = event["step"]
+
+    def _hear_kept_in_memory(self, event: Event) -> None:
+        self._note("decided")
+        self._memory_step = event["step"]
+        incident = self._under_way()
+        if incident is not None:
+            incident.kept_step = event["step"]
+            newest = event.get("newest")  # the newest that a rank has begun
+            self._newest(incident, event["step"] if newest is None else max(event["step"], newest - 1))
 
     def _hear_not_saved(self, event: Event) -> None:
         self._note("decided")
@@ -675,6 +709,8 @@ class JobModel:
 
     def _hear_warning(self, event: Event) -> None:
         self._warnings.append(event["text"])
+        if event["text"].startswith(MEMORY_IS_OFF):
+            self._memory_step = None
         del self._warnings[:-KEPT_WARNINGS]
 
     def _hear_incurable(self, event: Event) -> None:
@@ -741,9 +777,12 @@ _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "detected": {"cause": str, "text": str, "first": bool},
     "device_alarm": {"rank": int, "text": str},
     "save_ordered": {"ranks": list},
+    "save_begun": {"rank": int, "step": int},
     "save_ended": {"rank": int, "step": int, "shard": int},
     "periodic_save": {"rank": int, "step": int, "shard": int},
     "saved": {"step": int},
+    "memory_safe": {"step": int},
+    "kept_in_memory": {"step": int, "newest": (int, type(None))},
     "not_saved": {"step": (int, type(None))},
     "ranks_ended": {"kill": list, "terminate": list},
     "rank_stopped": {"rank": int, "seconds": (int, float)},

@@ -10,6 +10,7 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from jitckpt.encoding import tree_codec
 from jitckpt.saves import folders
@@ -79,7 +80,7 @@ class Digest:
 
 def of(step: int, host: HostState) -> FinalState:
     """Return the digests of all that a job keeps and of its optimizers' parameters; waits for the device."""
-    optimizers = [state.optimizer for state in host.optimizers]
+    optimizers = [_own_part(state.optimizer) for state in host.optimizers]
     parts: dict[str, Any] = {
         "parameters": [
             {} if host.model is None else host.model.parameters(),
@@ -99,6 +100,12 @@ def of(step: int, host: HostState) -> FinalState:
         digests[name] = digest.text()
         left_out += digest.left_out
     return FinalState(step, digests, tuple(left_out))
+
+
+def _own_part(optimizer: Optimizer) -> Optimizer:
+    """Return what holds this rank's part: ZeroRedundancyOptimizer's state_dict wants all ranks' together."""
+    inner = getattr(optimizer, "optim", None)
+    return inner if isinstance(inner, Optimizer) else optimizer
 
 
 def _generators(host: HostState) -> dict[str, Any]:

@@ -113,7 +113,7 @@ class Decision:
 
 
 class InMemory(Protocol):
-    """What the memory tier has of a rank. newest: the newest step in it, of use or not.
+    """What the memory tier has of a rank. newest: the newest step that a start must not pass over.
 
     reasons: see OwnSaves.
     """

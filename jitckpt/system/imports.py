@@ -1,4 +1,4 @@
-"""Calls a function once a module is imported, by whoever does it; until then it costs one look in a dictionary."""
+"""Calls a function once a module is imported, by whoever does it; until then that costs a look-up."""
 
 import importlib.abc
 import importlib.machinery

@@ -14,7 +14,11 @@ PATH = Path("memory of this host")  # what is said in the place of a folder
 
 
 class OwnShard:
-    """Both slots of a rank (same_step.InMemory)."""
+    """Both slots of a rank (same_step.InMemory).
+
+    What is damaged, or of another job, keeps nobody from beginning anew; what this job has made with other
+    ranks, or another model, does.
+    """
 
     def __init__(self, descriptor: int, identity: Identity) -> None:
         self.reasons: list[str] = []
@@ -23,7 +27,6 @@ class OwnShard:
         self._read: tuple[Index, SavedState] | None = None
         self.newest = 0
         for slot, seal in host_memory.found(descriptor):
-            self.newest = max(self.newest, seal.step)
             try:
                 index = host_memory.index_in(descriptor, slot, seal)
             except SaveError as error:
@@ -36,6 +39,8 @@ class OwnShard:
                 self._usable[seal.step] = index
             else:
                 self.reasons.append(problem)
+                if index.identity.job == identity.job:
+                    self.newest = max(self.newest, seal.step)
 
     def offer(self) -> tuple[tuple[int, str], ...]:
         return tuple((step, index.timeline) for step, index in sorted(self._usable.items(), reverse=True))

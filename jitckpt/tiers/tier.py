@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jitckpt.tiers.shard import Seal
 
@@ -30,8 +30,8 @@ class Shard:
     rank: int
     slot: int
     seal: Seal
-    index: bytes
-    chunks: Iterable[bytes]
+    index: bytes = field(repr=False)
+    chunks: Iterable[bytes] = field(repr=False)  # Python may show it when it is in its way
 
 
 class Tier(ABC):

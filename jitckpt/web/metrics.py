@@ -101,6 +101,9 @@ def _steps(present: Present) -> Iterator[Metric]:
         yield _gauge("jitckpt_step", "The newest optimizer step of any rank", present.step)
     if present.step_seconds is not None:
         yield _gauge("jitckpt_step_seconds", "How long a step takes of late", present.step_seconds)
+    if present.memory_step is not None:
+        what = "The newest step that the memory tier has of all ranks"
+        yield _gauge("jitckpt_memory_safe_step", what, present.memory_step)
     if present.safe_step is not None:
         yield _gauge("jitckpt_safe_step", "The newest step that lies whole on the disk", present.safe_step)
 

@@ -228,7 +228,6 @@ PROXY_SERVER = _text(
     default="",
     kind="a file",
 )
-
 CRIU = _text(
     "JITCKPT_CRIU",
     "you",
@@ -313,6 +312,16 @@ FRAMEWORKS = _switch(
     "agent",
     "worker",
     "trainings of the frameworks that jitckpt knows protect themselves",
+)
+SAVE_EVERY = Variable[int | None](
+    "JITCKPT_SAVE_EVERY",
+    "a whole number",
+    None,
+    "agent",
+    "worker",
+    "steps between two saves of a training that a framework makes",
+    int,
+    limits=Limits(1, 1 << 31),
 )
 VALIDATE_EVERY = _whole(
     "JITCKPT_VALIDATE_EVERY",

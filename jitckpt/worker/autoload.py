@@ -16,8 +16,8 @@ from jitckpt.worker.ends import mistakes
 VARIABLES = tuple(
     variable.name for variable in (environment.STEPS_RECORD, environment.MODE, environment.FRAMEWORKS)
 )
-# By the module that a framework's training needs: what protects it, imported when that is. They stand above this
-# room, which so has them by name alone, as if they were entry points of other packages.
+# By the module that a framework's training needs: what protects it, imported when that is. They stand above
+# this room, which so has them by name alone, as if they were entry points of other packages.
 FRAMEWORKS = {
     "accelerate.accelerator": "jitckpt.frameworks.accelerate",
     "transformers.trainer": "jitckpt.frameworks.transformers",
@@ -60,9 +60,7 @@ def _protect(adapter: str, framework: ModuleType) -> None:
     try:
         importlib.import_module(adapter).install(framework)
     except Exception as error:  # a framework of another version may lack anything
-        say(
-            f"trainings of {framework.__name__} are not protected, as this version of it is not known: {error!r}"
-        )
+        say(f"trainings of {framework.__name__} are not protected: this version is not known: {error!r}")
 
 
 def _load_operators() -> None:

@@ -594,13 +594,18 @@ class Job:
         if self._copies is not None and self._barrier is None:
             self._copies.wait(step)  # the next collective may be the last that the others need
 
+    def end_steps_at_boundary(self) -> None:
+        """A minibatch ends as the loop goes on, and not with the optimizers' own steps."""
+        if self._hooks is not None:
+            self._hooks.only_at_boundary = True
+
     def put_back(self) -> None:
         """Put back once more what this rank alone knew after the restored step."""
         if self._restored_parts is not None:
             self._host.restore_local(self._restored_parts)
 
     def write_before_step(self) -> None:
-        """Write what this rank alone knows of the minibatch once more; for who knows more after the forward pass."""
+        """Write what this rank alone knows once more: it knows more since the forward pass."""
         if self._hooks is not None:
             self.forward_ended(self._hooks.step + 1)
 

@@ -34,6 +34,8 @@ NOT_RUN = {
     "cmake": "builds the libraries: minutes; scripts/test does it",
     "build/release/native/": "a program of the C++ tests, which scripts/test runs",
     "LD_PRELOAD=": "without a launcher of ours the device has to be a GPU",
+    "jitckpt run --standalone --nproc-per-node 2 finetune.py": "stands for a program of a framework "
+    "(tests/frameworks)",
     "mkdocs serve": "serves until it is ended; scripts/test builds the site",
     "pgrep -fa": "looks for a job that runs meanwhile",
     "grep memfd:": "PID stands for a number",

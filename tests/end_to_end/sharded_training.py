@@ -234,9 +234,9 @@ def train(form: str, options: argparse.Namespace) -> None:
         )
         start = job.restore()
     for step in range(start, STEPS):
-        if (step, rank) == (options.dies_in, 1):
-            os.kill(os.getpid(), signal.SIGKILL)
         training.backward(*batches.next())
+        if (step + 1, rank) == (options.dies_in, 1):
+            os.kill(os.getpid(), signal.SIGKILL)
         for optimizer in training.optimizers:
             optimizer.step()
             optimizer.zero_grad()

@@ -6,25 +6,32 @@ import signal
 from pathlib import Path
 
 import pytest
-from launcher import JITCKPT_RUN, LIMIT, Launcher, Result
+from launcher import JITCKPT, JITCKPT_RUN, LIMIT, Launcher, Result
 
 TRAINING = str(Path(__file__).parent / "sharded_training.py")
 RUN = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "2", "--warm-spares", "0", "--warm-start"]
 RUN += ["--checkpoint-dir", "ckpt"]
+FORMS = ("full", "zero")
 PAUSE = ["--pause", "0.1"]  # in the middle of a minibatch, for the snapshot of the last one
 
 
-def digests(out: str) -> list[str]:
-    lines = sorted(line for line in out.splitlines() if line.startswith("full rank "))
+def digests(out: str, form: str = "full") -> list[str]:
+    lines = sorted(line for line in out.splitlines() if line.startswith(f"{form} rank "))
     assert len(lines) == 2, out
     return lines
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    result = Launcher(tmp_path_factory.mktemp("undisturbed")).run(*RUN, TRAINING, "full", "--unprotected")
+def undisturbed_of_all(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    launcher = Launcher(tmp_path_factory.mktemp("undisturbed"))
+    result = launcher.run(*RUN, TRAINING, *FORMS, "--unprotected")
     assert result.status == 0, result.err
-    return digests(result.out)
+    return {form: digests(result.out, form) for form in FORMS}
+
+
+@pytest.fixture
+def undisturbed(undisturbed_of_all: dict[str, list[str]]) -> list[str]:
+    return undisturbed_of_all["full"]
 
 
 def events(launcher: Launcher, name: str) -> list[dict[str, object]]:
@@ -32,16 +39,18 @@ def events(launcher: Launcher, name: str) -> list[dict[str, object]]:
     return [event for event in map(json.loads, lines) if event["event"] == name]
 
 
-def test_a_killed_rank_comes_back_from_memory_and_no_file(launcher: Launcher, undisturbed: list[str]) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_a_killed_rank_comes_back_from_memory_and_no_file(
+    launcher: Launcher, undisturbed_of_all: dict[str, list[str]], form: str
+) -> None:
     fault = "rank=1 step=5 phase=backward kind=kill"
-    result = launcher.run(*RUN, "--memory-tier", "peer", "--fault", fault, TRAINING, "full", *PAUSE)
+    result = launcher.run(*RUN, "--memory-tier", "peer", "--fault", fault, TRAINING, form, *PAUSE)
     assert result.status == 0, result.err
-    assert digests(result.out) == undisturbed
+    assert digests(result.out, form) == undisturbed_of_all[form]
     assert [event["step"] for event in events(launcher, "restored")] == [4, 4], "one minibatch was redone"
     assert all("own host's memory" in str(event["in_memory"]) for event in events(launcher, "restored"))
     assert "the state after step 4 is in memory" in result.err
-    left = {path.name for path in (launcher.directory / "ckpt").iterdir()}
-    assert left == {"job.json", "job.lock", "events.jsonl"}, "no save was written"
+    assert list((launcher.directory / "ckpt").glob("step-*")) == [], "no save was written"
     assert launcher.survivors() == []
 
 
@@ -58,9 +67,9 @@ def test_a_job_that_makes_no_progress_ends_and_leaves_what_memory_has_in_files(
     launcher: Launcher, undisturbed: list[str]
 ) -> None:
     command = [*RUN, "--max-restarts", "9", "--memory-tier", "peer", TRAINING, "full", *PAUSE]
-    first = launcher.run(*command, "--dies-in", "4")
+    first = launcher.run(*command, "--dies-in", "5")
     assert first.status == 93, first.err
-    assert "3 starts have come to step 4 and failed alike (rank 1 was killed by SIGKILL)" in first.err
+    assert "3 starts have come to step 5 and failed alike (rank 1 was killed by SIGKILL)" in first.err
     assert "the state after step 4, which was in memory alone, lies in" in first.err
     assert len(events(launcher, "restart")) == 2
     second = launcher.run(*command)
@@ -88,6 +97,11 @@ def test_the_same_command_goes_on_when_the_agent_was_killed_with_its_ranks(
     assert len(keepers) == 1
     first.communicate(timeout=LIMIT)
     launcher.wait_until(lambda: launcher.survivors() == keepers)
+    inspected = launcher.run(*JITCKPT, "inspect", "--memory", "--verify", "--json")
+    kept = [one for one in json.loads(inspected.out) if one["keeper"] == keepers[0]]
+    assert {one["rank"] for one in kept} == {0, 1}
+    assert all(one["problem"] == "" for one in kept)
+    assert any(one["safe"] for one in kept)
     second: Result = launcher.run(*command)
     assert second.status == 0, second.err
     assert digests(second.out) == undisturbed

@@ -16,6 +16,7 @@ FRAMEWORKS = {
     "transformers": PROGRAMS / "transformers_trainer.py",
     "accelerate": PROGRAMS / "accelerate_loop.py",
     "lightning": PROGRAMS / "lightning_fit.py",
+    "deepspeed": PROGRAMS / "deepspeed_engine.py",
 }
 # An epoch has 4 steps, so step 6 is in the middle of one, and 4 the last of another.
 DISTURBANCES = {
@@ -101,3 +102,15 @@ def test_ends_as_undisturbed(framework: str, disturbance: str, plain: Any, tmp_p
     assert "recognised. Protected: model" in said
     assert ends == plain(framework), said[-6000:]
     assert ("Restart 1 went on from step" in said) == (fault is not None)
+
+
+def test_shards_of_zero_go_back_to_a_save_of_all(tmp_path: Path) -> None:
+    pytest.importorskip("deepspeed", reason="scripts/test --frameworks makes an environment with it")
+    program = FRAMEWORKS["deepspeed"]
+    undisturbed, _ = run(program, tmp_path / "plain", "--no-frameworks", ZERO="1")
+    fault = str(DISTURBANCES["in backward"])
+    ends, said = run(program, tmp_path / "job", "--save-every", "2", "--fault", fault, ZERO="1")
+    assert "each rank's part of the optimizer's state has no replica" in said
+    assert "No whole state could be saved: rank 0 saved step 5 of shard 0 alone" in said
+    assert "Restart 1 went on from step 4" in said
+    assert ends == undisturbed

@@ -96,7 +96,7 @@ def test_a_failure_comes_and_goes_without_a_reload(chromium: Any, serve: Serve, 
 def test_all_of_it_by_keyboard_alone(chromium: Any, serve: Serve, job: SimulatedJob) -> None:
     job.at = 40
     job.fail(1, 29, "hang")
-    job.hang(1, 8.0)
+    job.report_hang(1)
     job.save(1, 29)
     job.begin(29)
     reader = Reader(chromium, serve(job.directory), DESKTOP, "dark")
@@ -160,7 +160,7 @@ def test_every_size_is_whole_and_nothing_serious_for_axe(
     job.begin(30)
     job.at = 90
     job.fail(0, 60, "hang")
-    job.hang(0, 8)
+    job.report_hang(0)
     reader = Reader(chromium, url := serve(tmp_path), size, theme)
     reader.state("recovering")
     page = reader.page

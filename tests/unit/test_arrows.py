@@ -19,18 +19,18 @@ PYTHON = {
     "cli": "rehearsal agent doctor web reports planning agent/processes worker/in_place "
     "worker/self_check events bindings faults device hosts saves decisions encoding "
     "console wire errors",
-    "rehearsal": "reports agent/proxies events faults saves wire errors",
+    "rehearsal": "reports agent/proxies events faults tiers saves wire errors",
     "agent": "agent/migration agent/proxies agent/processes ring events bindings faults tiers "
     "hosts saves decisions console system wire errors",
     "jitckpt": "worker worker/saving",  # the package's own names, imported when first asked for
     "doctor": "events bindings device hosts saves console system",
-    "web": "reports console system wire errors",
+    "web": "reports events console system wire errors",
     "reports": "planning events tiers saves decisions console errors",
     "planning": "decisions _algorithms",
     "agent/migration": "agent/proxies agent/processes events bindings decisions console system errors",
     "agent/proxies": "agent/processes decisions/transparent events hosts decisions system wire _step_barrier",
     "agent/processes": "worker console system wire",
-    "frameworks": "worker state data encoding console errors",
+    "frameworks": "worker state data encoding console wire errors",
     "worker": "worker/in_place worker/self_check worker/ends worker/saving ring hooks events "
     "bindings faults tiers saves state data encoding console system wire errors",
     "worker/in_place": "worker/ends hooks decisions/transparent bindings faults device state system wire "

@@ -7,6 +7,8 @@ import numpy
 import pytest
 import torch
 from torch import nn
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from jitckpt.saves import final_state
 from jitckpt.saves.final_state import Digest, FinalState
@@ -118,3 +120,22 @@ def test_every_part_of_a_job_has_its_digest(tmp_path: Path) -> None:
     assert changed(third) == {"parameters", "buffers", "optimizers", "schedulers"}
     final_state.write(tmp_path / "final", 1, third)
     assert final_state.read(tmp_path / "final") == {1: third}
+
+
+def test_an_optimizer_that_is_spread_over_ranks_is_told_by_this_ranks_part() -> None:
+    """Its own state_dict wants the parts of all ranks, and raises where these were not gathered."""
+    store = HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        model = nn.Linear(2, 2, device="cpu")
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        host = HostState(
+            model=model, optimizers=[optimizer], schedulers=[], scaler=None, extra=None, device=None
+        )
+        before = final_state.of(1, host).digests["optimizers"]
+        optimizer.step()
+        assert final_state.of(2, host).digests["optimizers"] != before
+    finally:
+        torch.distributed.destroy_process_group()

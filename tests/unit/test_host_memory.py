@@ -126,7 +126,7 @@ def test_a_shard_of_another_rank_or_job_is_refused(memory: HostMemory) -> None:
         own = OwnShard(memory.of(1), identity)
         assert own.offer() == ()
         assert why in own.reasons[0]
-        assert own.newest == 4
+        assert own.newest == (4 if identity.job == "job" else 0)
 
 
 def test_more_than_the_limit_is_refused_with_what_would_be_needed(memory: HostMemory) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jitckpt.agent import protection
 from jitckpt.reports.document import as_document, from_document
 from jitckpt.reports.following import SILENT_AFTER, Follower
-from jitckpt.reports.present import CAUSES, JobModel, Present, Progress, model_of
+from jitckpt.reports.present import CAUSES, MEMORY_IS_OFF, JobModel, Present, Progress, model_of
 
 RANKS = 2
 STARTED = 1000.0
@@ -116,6 +117,12 @@ def test_a_hang_begins_when_its_collective_stopped() -> None:
     assert seen.recoveries[0].phases == {"detect": 6}
 
 
+def test_a_hang_that_no_rank_has_reported_begins_when_it_is_found() -> None:
+    found = event("detected", 20, cause="hang", text="rank 1 does not answer", first=True, ranks=[1])
+    seen = after([*KILLED[:5], found], 22)
+    assert (seen.spent["hang"], seen.recoveries[0].phases) == (2, {"detect": 0})
+
+
 def test_a_late_rank_is_waited_for_and_comes() -> None:
     late = [
         *KILLED[:5],
@@ -161,6 +168,28 @@ def test_nothing_could_be_saved() -> None:
     assert math.isclose(seen.spent["done_again"], 10)  # all of it
 
 
+def test_the_memory_tier_protects_what_has_no_replica() -> None:
+    events = [started(), registered(1, 0, 0, 0, 2), registered(1, 1, 0, 1, 2)]
+    events += [event("first_step", 2, rank=rank, step=1) for rank in range(RANKS)]
+    assert after(events).protected == 0
+    events.append(event("memory_safe", 5, step=4, bytes=1, waited=0.0))
+    seen = after(events)
+    assert (seen.protected, seen.memory_step, seen.safe_step) == (1, 4, None)
+    off = event("warning", 6, text="the memory tier protects this job no more: a host is lost")
+    assert MEMORY_IS_OFF in Path(str(protection.__file__)).read_text(), "the agent says so"
+    assert (after([*events, off]).protected, after([*events, off]).memory_step) == (0, None)
+    events += [killed(10), event("kept_in_memory", 10.1, step=8, newest=10), started(11, 1)]
+    events += [event("restored", 12, 1, rank=rank, step=8) for rank in range(RANKS)]
+    events += [event("first_step", 13, 1, rank=rank, step=9) for rank in range(RANKS)]
+    [recovery] = after(events).recoveries
+    assert (recovery.tier, recovery.step, recovery.redone, recovery.outcome) == (
+        "memory_tier",
+        8,
+        2,
+        "recovered",
+    )
+
+
 def test_the_agents_tell_newer_steps_than_the_events() -> None:
     told = Progress(STARTED + 9, 0, {0: 7, 1: 6}, 0.5)
     seen = after(KILLED[:5], 10, told)
@@ -185,7 +214,8 @@ def anything(fields: Mapping[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[
 names = st.sampled_from(sorted({one["event"] for one in KILLED} | {
     "hang", "straggler", "hang_over", "device_alarm", "recovery_begun", "rank_stopped", "server_restarted",
     "calls_made_again", "recovered", "recovery_given_up", "not_saved", "periodic_save", "suspect", "warning",
-    "proxy_connected", "state_stays", "group", "hang_report", "finished", "what_comes_next_year",
+    "proxy_connected", "memory_safe", "kept_in_memory", "state_stays", "group", "hang_report",
+    "finished", "what_comes_next_year",
 }))  # fmt: skip
 rank = st.integers(0, RANKS)
 number = st.integers(0, 20)

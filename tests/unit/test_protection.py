@@ -229,6 +229,22 @@ def test_what_makes_no_sense_is_answered_with_why(agents: Agents) -> None:
     assert "has nothing of rank 3" in asyncio.run(nonsense({"get": 3, "step": 1, "timeline": ""}))
 
 
+def test_a_keeper_that_is_killed_is_replaced(tmp_path: Path) -> None:
+    tier = MemoryTier(Wanted("peer", keep=LIMIT), str(tmp_path), EventLog())
+    alone = Agents(str(tmp_path), 2, tiers=[tier, tier])
+    for rank in (0, 1):
+        tier.given(rank)
+        alone.put(rank, 4)
+    assert tier._keeper._process is not None
+    tier._keeper._process.kill()
+    tier._keeper._process.wait()
+    tier.see_keeper()
+    tier.close(end=False)
+    second = MemoryTier(Wanted("peer", keep=LIMIT), str(tmp_path), EventLog())
+    assert [(one.rank, one.step) for one in second.memory.has()] == [(0, 4), (1, 4)]
+    second.close(end=True)
+
+
 def test_all_memory_is_found_again_by_the_next_agent(tmp_path: Path) -> None:
     first = Agents(str(tmp_path), 1)
     first.tiers = [MemoryTier(Wanted("peer", keep=LIMIT), first.job, EventLog())]

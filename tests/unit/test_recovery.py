@@ -20,6 +20,7 @@ from jitckpt.decisions.recovery import (
     Rank,
     Wait,
     WriteLocalState,
+    brings_no_progress,
     decide,
     incurable,
     mistakes,
@@ -533,3 +534,50 @@ def test_what_is_a_mistake(rank: Rank, mistake: str | None) -> None:
 def test_an_interrupted_job_is_interrupted_whatever_else() -> None:
     refused = job(Rank(0, exit_code=1, refused="No."), interrupted=True)
     assert decide(refused) == Close(Outcome.INTERRUPTED)
+
+
+def two_shards(*, replicas: int = 1, **first: object) -> tuple[Rank, ...]:
+    """Return the ranks of a job with two shards; first: facts of rank 0."""
+    ranks = [Rank(i, registered=True, reachable=True, shard=i % 2, shards=2) for i in range(2 * replicas)]
+    return (replace(ranks[0], **first), *ranks[1:])  # type: ignore[arg-type]
+
+
+def test_what_only_memory_has_is_not_saved_in_vain() -> None:
+    """A lost shard has no replica, so saves of the others would be of no use."""
+    killed = Job(two_shards(exit_code=-9), 1.0, DEADLINE, 1)
+    assert decide(killed) == OrderSave((1,))
+    assert decide(replace(killed, in_memory=7)) == EndRanks(kill=(1,), terminate=())
+
+
+def test_an_alarm_may_be_that_of_a_shards_only_rank() -> None:
+    alarmed = Job(two_shards(), 1.0, DEADLINE, 1, alarmed=True)
+    assert decide(alarmed) == OrderSave((0, 1))
+    assert decide(replace(alarmed, in_memory=7)) == EndRanks(kill=(0, 1), terminate=())
+
+
+def test_replicas_save_the_newest_step_whatever_memory_has() -> None:
+    killed = Job(two_shards(replicas=2, exit_code=-9), 1.0, DEADLINE, 1, in_memory=7)
+    assert decide(killed) == OrderSave((1, 2, 3))
+
+
+def test_a_job_that_is_asked_to_end_saves_to_files() -> None:
+    """Memory ends with the host."""
+    asked = Job(two_shards(), 1.0, DEADLINE, 1, interrupted=True, in_memory=7)
+    assert decide(asked) == OrderSave((0, 1))
+
+
+@pytest.mark.parametrize(
+    ("ends", "progress"),
+    [
+        ([(5, "killed")] * 3, False),
+        ([(5, "killed")] * 2, True),
+        ([(5, "killed"), (5, "killed"), (5, "hung")], True),
+        ([(4, "killed"), (5, "killed"), (5, "killed")], True),
+        ([(4, "killed"), *[(5, "killed")] * 3], False),
+        ([(0, "killed")] * 3, True),  # a start that does not come to a step may yet: hosts come and go
+    ],
+)
+def test_a_start_brings_progress_unless_three_before_it_have_failed_alike(
+    ends: list[tuple[int, str]], progress: bool
+) -> None:
+    assert brings_no_progress(ends) is not progress

@@ -199,7 +199,7 @@ function showChosen() {
     text = `Rank ${one.rank} is ${one.state}` + (one.step === null ? "" : ` at step ${one.step}`)
       + (one.late > 0 ? `; the others have waited ${inWords(one.late)} for it` : "")
       + (shard ? `. It holds shard ${shard.number}; ` + (others.length
-        ? `${others.length === 1 ? "rank" : "ranks"} ${few(others)} would save it.` : "nobody else has it now.") : ".");
+        ? `${others.length === 1 ? "rank" : "ranks"} ${few(others)} would save it.` : job.memory_step !== null ? `the memory tier has it after step ${job.memory_step}.` : "nobody else has it now.") : ".");
   }
   if ($("chosen").textContent !== text) $("chosen").textContent = text;
 }
@@ -258,20 +258,24 @@ function showProtection() {
   if (job.shards.length) {
     const fewest = Math.min(...job.shards.map((one) => one.living.length));
     text = bare.length
-      ? `${bare.length} of ${job.shards.length} shards have no second living copy: a failure now goes back to `
+      ? `${job.shards.length === 1 ? "The state has" : `${bare.length} of ${job.shards.length} shards have`} no second `
+        + "living copy: a failure now goes back to "
         + (job.safe_step === null ? "step 0." : `step ${job.safe_step} or what was saved last.`)
       : `${job.shards.length === 1 ? "The state" : `Each of ${job.shards.length} shards`} is held by ${fewest} or more `
         + "ranks: any one may fail, and at most the minibatch under way is done again.";
+    if (job.memory_step !== null) {
+      text = `The memory tier has step ${job.memory_step} of all ranks: a failure goes back to it, or to a later one.`;
+    }
     text += job.safe_step === null ? " No step lies whole on the disk." : ` Step ${job.safe_step} lies whole on the disk.`;
   }
   for (const one of job.suspects) text += ` Device ${one.device} of ${one.host} is suspect (rank ${one.rank}).`;
   if ($("protection").textContent !== text) $("protection").textContent = text;
-  const told = JSON.stringify(job.shards);
+  const told = JSON.stringify([job.shards, job.memory_step !== null]);
   if ($("placement").dataset.told === told) return;
   $("placement").dataset.told = told;
   $("placement").replaceChildren(...job.shards.map((one) => make("span",
-    `shard ${one.number}: ${one.living.length} of ${one.ranks.length} copies` + (one.ranks.length > 8 ? "" : ` (ranks ${few(one.living)})`),
-    one.protected ? "kept" : "bare")));
+    `shard ${one.number}: ${one.living.length} of ${one.ranks.length} copies` + (one.ranks.length > 8 ? "" : ` (${one.living.length === 1 ? "rank" : "ranks"} ${few(one.living)})`),
+    one.protected || job.memory_step !== null ? "kept" : "bare")));
 }
 
 // Timeline.

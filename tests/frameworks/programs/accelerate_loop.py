@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""A training with Accelerate: dropout, a shuffled loader, a scheduler, accumulation, and an evaluation per epoch."""
+"""A training with Accelerate: dropout, a shuffled loader, a scheduler, accumulation, evaluations."""
 
 import json
 import os
@@ -30,7 +30,6 @@ def main():
     loader = DataLoader(Points(), batch_size=2, shuffle=True, num_workers=int(os.environ.get("WORKERS", "0")))
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
-    log = open(f"{sys.argv[1]}/log-{accelerator.process_index}", "a")
     for _ in range(EPOCHS):
         model.train()
         for points, labels in loader:
@@ -40,8 +39,6 @@ def main():
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()
-            if accelerator.sync_gradients:
-                print(loss.item(), file=log, flush=True)
         model.eval()
         with torch.no_grad():
             model(torch.randn(8, 16, device=accelerator.device))

@@ -31,7 +31,7 @@ def digest(*parts):
 
 
 def may_be_killed():
-    """With LATE=R:N, kill rank R before its N-th optimizer step, of the first start, once the others have made it."""
+    """With LATE=R:N, kill rank R before its N-th optimizer step, once the others have made it."""
     if not (ordered := os.environ.get("LATE")) or os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
         return
     rank, step = map(int, ordered.split(":"))

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""A training with Lightning: dropout, shuffling, validation, a scheduler by step, logs by step and by epoch."""
+"""A training with Lightning: dropout, shuffling, validation, a scheduler, logs by step and by epoch."""
 
 import json
 import os

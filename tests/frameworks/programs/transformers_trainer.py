@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""A training with transformers' Trainer: a tiny GPT-2, dropout, shuffling, evaluation, data that are random too."""
+"""A training with transformers' Trainer: a tiny GPT-2, dropout, shuffling, evaluation, random data."""
 
 import json
 import os

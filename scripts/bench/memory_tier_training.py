@@ -1,0 +1,63 @@
+"""The training of memory_tier.py: windows of steps with snapshots and without, by turns. Prints their times.
+
+usage: memory_tier_training.py WINDOWS STEPS-IN-A-WINDOW
+"""
+
+import json
+import os
+import statistics
+import sys
+import time
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+import jitckpt
+from jitckpt.worker.saving.snapshots import Snapshots
+
+WARM_UP = 10
+WIDTH, BATCH = 512, 256
+
+
+def main() -> None:
+    windows, length = map(int, sys.argv[1:])
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl")
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(6))).cuda()
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    job = jitckpt.init(model=model, optimizer=optimizer)
+    is_due, snapshots = Snapshots.is_due, True
+
+    def in_turn(self: Snapshots, step: int) -> bool:
+        return snapshots and is_due(self, step)
+
+    Snapshots.is_due = in_turn  # type: ignore[method-assign]
+    times: list[float] = []
+    found: list[float] = []
+    for step in job.steps(WARM_UP + windows * length):
+        place = step - WARM_UP
+        if place >= 0 and place % length == 0:
+            snapshots = place // length % 2 == 0
+            found += [statistics.median(times)] if place > 0 else []
+            times.clear()
+        began = time.perf_counter()
+        batch = torch.randn(BATCH, WIDTH, device="cuda")
+        optimizer.zero_grad()
+        (model(batch) - batch).square().mean().backward()
+        optimizer.step()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    found.append(statistics.median(times))
+    if dist.get_rank() == 0:
+        print(f"windows {json.dumps(found)}\n", end="", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""What the adapters of training frameworks stand on, without any of these."""
+
+import random
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler
+
+from jitckpt.data import data_pass
+from jitckpt.data.data_pass import Loader, Pass, PassState
+from jitckpt.data.generators import Generators
+from jitckpt.doctor import checks
+from jitckpt.encoding import tree_codec
+from jitckpt.frameworks import held_back, read_ahead
+from jitckpt.frameworks.held_back import HeldBack
+from jitckpt.system.imports import when_imported
+
+
+def test_a_call_comes_with_the_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "framework_of_a_test.py").write_text("value = 3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    told: list[int] = []
+    when_imported({"framework_of_a_test": lambda module: told.append(module.value)})
+    assert told == []
+    import framework_of_a_test  # type: ignore[import-not-found]
+
+    assert told == [3]
+    assert framework_of_a_test.__spec__.loader is framework_of_a_test.__loader__
+    del sys.modules["framework_of_a_test"]
+
+
+def test_a_call_comes_at_once_where_it_is_imported() -> None:
+    told: list[types.ModuleType] = []
+    when_imported({"random": told.append})
+    assert told == [random]
+
+
+class SeededLate(Sampler[int]):
+    """As Accelerate's: its generator is made with its first draw."""
+
+    def __init__(self) -> None:
+        self.generator: torch.Generator | None = None
+
+    def __iter__(self) -> Iterator[int]:
+        if self.generator is None:
+            self.generator = torch.Generator()
+            self.generator.manual_seed(4)
+        yield from torch.randperm(6, generator=self.generator).tolist()
+
+    def __len__(self) -> int:
+        return 6
+
+
+def test_a_generator_that_is_made_late_comes_back() -> None:
+    first = SeededLate()
+    list(first)
+    saved = Generators(DataLoader(range(6), sampler=first)).capture()  # type: ignore[arg-type]
+    expected = list(first)
+    again = SeededLate()
+    generators = Generators(DataLoader(range(6), sampler=again))  # type: ignore[arg-type]
+    generators.restore(tree_codec.decode(saved.tree, saved.tensors))
+    assert list(again) == expected
+
+
+class Noisy(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.rand(()) + index
+
+
+class DataLoaderShard:
+    """As Accelerate's: a batch ahead of what it hands out."""
+
+    def __init__(self, base: DataLoader[Any]) -> None:
+        self.base_dataloader, self.rng_types, self.iteration = base, None, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        iterator = iter(self.base_dataloader)
+        try:
+            current = next(iterator)
+        except StopIteration:
+            return
+        for following in iterator:
+            yield current
+            current = following
+        yield current
+        self.iteration += 1
+
+
+@pytest.fixture(autouse=True)
+def kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = [(read_ahead.is_read_ahead, read_ahead.begin), (held_back.is_held_back, held_back.HeldBackPass)]
+    monkeypatch.setattr(data_pass, "OTHER_KINDS", known)
+
+
+def base() -> DataLoader[Any]:
+    return DataLoader(Noisy(), batch_size=2, sampler=RandomSampler(Noisy()))
+
+
+def epoch(one: Pass, number: int) -> list[torch.Tensor]:
+    """Draw batches, with random numbers of the training between them."""
+    found = []
+    for _ in range(number):
+        batch = one.next()
+        found.append(torch.cat([batch, torch.rand(1)]))
+    return found
+
+
+def goes_on(make: Callable[[], Any], left_out: int) -> None:
+    """Kill a training at each batch; the next one's batches and random numbers are as undisturbed."""
+    torch.manual_seed(1)
+    undisturbed = epoch(Loader(make(), pytest.fail).begin(), 6)
+    for done in range(1, 6):
+        torch.manual_seed(1)
+        before = Loader(make(), pytest.fail).begin()
+        epoch(before, done)
+        state, host = before.state, Generators().capture()
+        torch.manual_seed(99)  # another process
+        one = Loader(make(), pytest.fail).begin(PassState(**vars(state)))
+        Generators().restore(tree_codec.decode(host.tree, host.tensors))
+        if left_out:
+            assert torch.equal(one.next(), undisturbed[done - 1][:-1])
+        rest = epoch(one, 6 - done)
+        assert all(map(torch.equal, rest, undisturbed[done:])), done
+
+
+def test_a_pass_that_reads_ahead_goes_on() -> None:
+    goes_on(lambda: DataLoaderShard(base()), left_out=0)
+
+
+def test_a_pass_that_holds_its_last_batch_back_goes_on() -> None:
+    goes_on(lambda: HeldBack(base()), left_out=1)
+
+
+def test_the_doctor_names_frameworks() -> None:
+    assert checks.check_frameworks({}) == []
+    (row,) = checks.check_frameworks({"lightning": "2.6.6"})
+    assert row.state == "ok"
+    assert "lightning 2.6.6" in row.found

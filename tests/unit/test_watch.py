@@ -1,0 +1,182 @@
+"""What `jitckpt watch` prints, once and live, and whom it asks."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from simulated_job import SimulatedJob
+
+from jitckpt.cli import main
+from jitckpt.reports.following import Follower
+from jitckpt.reports.live import LOOKS, view
+from jitckpt.web.beside import is_loopback, parse_address, token_for
+
+LIMIT = 60.0  # seconds, for a hang
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> SimulatedJob:
+    job = SimulatedJob(tmp_path / "ckpt", ranks=4, shards=2, started=time.time() - 50)
+    job.begin()
+    job.at = 30
+    job.progress(20)
+    return job
+
+
+def shown(job: SimulatedJob, width: int = 100) -> str:
+    follower = Follower(job.directory)
+    follower.look()
+    console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(view(follower.present(), follower.silent(), follower.problem, width))
+    return console.export_text()
+
+
+def test_a_job_from_its_start_to_its_end(job: SimulatedJob) -> None:
+    text = shown(job)
+    assert "training  step 20, 1 s each  restart 0 of 5" in text
+    assert "shard 0 ##\nshard 1 ##\n# 4 training" in "\n".join(line.rstrip() for line in text.splitlines())
+    assert "100% of the ranks have a living replica: 2 or more copies of each of 2 shards" in text
+    assert "no step lies whole on the disk" in text
+    job.at = 40
+    job.fail(1, 29)
+    text = shown(job)
+    assert "recovering" in text
+    assert "shard 1 Xs" in text
+    assert "50% of the ranks have a living replica" in text
+    assert "not so shard 1" in text
+    job.save(1, 29)
+    job.begin(29)
+    text = shown(job, 160)
+    assert "step 29 (just in time, 1 again)" in text
+    assert "step 29 lies whole on the disk" in text
+    assert "a rank died" in text
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 300])
+@pytest.mark.parametrize("ranks", [1, 1024])
+def test_any_width_and_many_ranks(tmp_path: Path, ranks: int, width: int) -> None:
+    job = SimulatedJob(tmp_path, ranks=ranks, shards=min(ranks, 8), started=time.time() - 50)
+    job.begin()
+    text = shown(job, width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    assert "training" in text
+
+
+def test_every_state_has_a_look_of_its_own() -> None:
+    letters = [letter for letter, _ in LOOKS.values()]
+    assert len(set(letters)) == len(letters)
+
+
+def test_without_a_terminal_it_is_printed_once(job: SimulatedJob, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["watch", str(job.directory)]) == 0
+    assert "training" in capsys.readouterr().out
+    assert main(["watch", "--json", str(job.directory)]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["job"]["step"], document["silent"], document["problem"]) == (20, None, "")
+
+
+def test_the_only_folder_with_events_is_found(
+    job: SimulatedJob, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(job.directory.parent)
+    assert main(["watch"]) == 0
+    assert "training" in capsys.readouterr().out
+    SimulatedJob(job.directory.parent / "other", ranks=1, shards=1, started=0.0).begin()
+    with pytest.raises(SystemExit):
+        main(["watch"])
+    assert "name the checkpoint directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["/nowhere"], "there is no directory /nowhere"),
+        (["--page", "99999", "."], "'99999' is not a port from 0 to 65535"),
+        (["--page", "1", "http://127.0.0.1:1/"], "--page is for a directory"),
+        (["http://127.0.0.1:1/"], "http://127.0.0.1:1/ can't be watched: <urlopen error"),
+    ],
+)
+def test_wrong_calls(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        sys.exit(main(["watch", *arguments]))
+    assert caught.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_an_empty_folder_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["watch", str(tmp_path)])
+    assert "events.jsonl can't be read: No such file or directory" in capsys.readouterr().err
+
+
+def test_live_in_a_terminal_until_the_job_ends(job: SimulatedJob) -> None:
+    ours, theirs = pty.openpty()
+    call = [sys.executable, "-c", "import sys, jitckpt.cli; sys.exit(jitckpt.cli.main())"]
+    process = subprocess.Popen(
+        [*call, "watch", str(job.directory)],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "50"},
+    )
+    os.close(theirs)
+    try:
+        text = read_until(ours, "training")
+        job.at = 45
+        job.fail(1, 29)
+        text = read_until(ours, "recovering")
+        assert "rank 1 was killed by SIGKILL" in text + read_until(ours, "where the time went")
+        job.write("job_ended", outcome="failed")
+        rest = read_until(ours, None)
+        assert re.search(r"failed\s+step 29", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", rest))
+        assert process.wait(LIMIT) == 0
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        os.close(ours)
+
+
+def read_until(terminal: int, wanted: str | None) -> str:
+    """Read until that has come, or until nobody writes any more."""
+    text, end = "", time.monotonic() + LIMIT
+    while wanted is None or wanted not in text:
+        assert time.monotonic() < end, text
+        try:
+            text += os.read(terminal, 1 << 16).decode(errors="replace")
+        except OSError:
+            assert wanted is None, text
+            break
+    return text
+
+
+def test_addresses() -> None:
+    assert parse_address("9400") == ("127.0.0.1", 9400)
+    assert parse_address("0.0.0.0:9400") == ("0.0.0.0", 9400)
+    assert parse_address("[::1]:0") == ("::1", 0)
+    for wrong in ("", "x", "1.2.3.4", "host:", "host:-1", "65536"):
+        with pytest.raises(ValueError, match="is not a port"):
+            parse_address(wrong)
+    assert [is_loopback(host) for host in ("127.0.0.1", "localhost", "::1", "0.0.0.0", "node7")] == [
+        *[True] * 3,
+        *[False] * 2,
+    ]
+
+
+def test_a_token_is_asked_for_where_others_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JITCKPT_PAGE_TOKEN", raising=False)
+    assert token_for("127.0.0.1") is None
+    first, second = token_for("0.0.0.0"), token_for("0.0.0.0")
+    assert first is not None
+    assert len(first) >= 24
+    assert first != second
+    monkeypatch.setenv("JITCKPT_PAGE_TOKEN", "ours")
+    assert token_for("127.0.0.1") == "ours"
