@@ -33,26 +33,31 @@ class ProgressTeller(threading.Thread):
         self._name = f"progress-{host}.json"
         self._seen: deque[tuple[float, int]] = deque(maxlen=REMEMBERED)
         self._stopped = threading.Event()
+        self._reads = (
+            threading.Lock()
+        )  # held while the rings are read, never while a file system is waited for
         self._said = False
 
     def stop(self) -> None:
-        """Let it end; nobody waits for its last look."""
-        self._stopped.set()
-
-    def run(self) -> None:
-        """Look and tell, again and again."""
-        try:
-            while not self._stopped.wait(SECONDS):
-                directory = self._log.directory
-                if directory is not None:
-                    self._tell(directory)
-        finally:
+        """Let it end; nobody waits for what it still writes."""
+        with self._reads:
+            self._stopped.set()
             for ring in self._rings.values():
                 os.close(ring)
 
+    def run(self) -> None:
+        """Look and tell, again and again."""
+        while not self._stopped.wait(SECONDS):
+            directory = self._log.directory
+            if directory is not None:
+                self._tell(directory)
+
     def _tell(self, directory: Path) -> None:
         try:
-            steps = {rank: local_state.begun_step(ring) for rank, ring in self._rings.items()}
+            with self._reads:
+                if self._stopped.is_set():
+                    return
+                steps = {rank: local_state.begun_step(ring) for rank, ring in self._rings.items()}
             slowest = min(steps.values())
             if not self._seen or slowest != self._seen[-1][1]:
                 self._seen.append((time.monotonic(), slowest))

@@ -92,7 +92,14 @@ class Recovery:
 
 def recoveries(events: Sequence[Event], most_ranks: int = SHOWN_RANKS) -> list[Recovery]:
     """Return what is to be drawn of one job, of so many ranks at most."""
-    found = [_recovery(earlier, later, most_ranks) for earlier, later in incidents(events)]
+    by_start: dict[int, list[Event]] = {}
+    for event in events:
+        by_start.setdefault(event["restart"], []).append(event)
+    found = []
+    for _, later in incidents(events):
+        start = later[0]["restart"]
+        around = [*by_start[start], *by_start.get(start + 1, ())]
+        found.append(_recovery(later[0], around, most_ranks))
     found += [_recovery_in_place(events, one, most_ranks) for one in transparent_recoveries(events)]
     return sorted(found, key=lambda one: one.found)
 
@@ -118,12 +125,12 @@ def _recovery_in_place(events: Sequence[Event], recovery: TransparentRecovery, m
     return Recovery(recovery.clock, recovery.cause, tuple(lanes), max(0, len(recovery.ranks) - most_ranks))
 
 
-def _recovery(earlier: Sequence[Event], later: Sequence[Event], most_ranks: int) -> Recovery:
-    detected = later[0]
+def _recovery(detected: Event, around: Sequence[Event], most_ranks: int) -> Recovery:
+    """around: the events of the start that failed, and of the one after it."""
     found, restart = detected["clock"], detected["restart"]
 
     index: dict[tuple[str, int, int | None], list[float]] = {}
-    for event in (*earlier, *later):
+    for event in around:
         for whose in {None, event.get("rank")}:
             key = (event["event"], event["restart"], whose)
             index.setdefault(key, []).append(event["clock"] - found)
@@ -132,9 +139,9 @@ def _recovery(earlier: Sequence[Event], later: Sequence[Event], most_ranks: int)
         """When an event came, seconds since the failure was found."""
         return index.get((name, start, rank), [])
 
-    faults = [e for e in earlier if e["event"] == "fault" and e["restart"] == restart]
-    hangs = [e["clock"] - found - e["seconds"] for e in (*earlier, *later) if _is(e, "hang", restart)]
-    ranks = sorted({e["rank"] for e in (*earlier, *later) if "rank" in e and e["rank"] is not None})
+    faults = [e for e in around if _is(e, "fault", restart) and e["clock"] <= found]
+    hangs = [e["clock"] - found - e["seconds"] for e in around if _is(e, "hang", restart)]
+    ranks = sorted({e["rank"] for e in around if "rank" in e and e["rank"] is not None})
     began = min([fault["clock"] - found for fault in faults] + hangs, default=None)
     ordered, restarted = _last(times("save_ordered", restart)), _last(times("restart", restart + 1))
     ended = _last(times("ranks_ended", restart))
@@ -163,7 +170,7 @@ def _recovery(earlier: Sequence[Event], later: Sequence[Event], most_ranks: int)
             before.insert(0, ("detect", failed[-1], 0.0))
         new = [_last(times(name, restart + 1, rank)) for name in after]
         lanes.append(_lane(f"rank {rank}", _last(failed), before, restarted, new))
-    saved_bytes = sum(event["bytes"] for event in later if event["event"] == "save_ended")
+    saved_bytes = sum(event["bytes"] for event in around if _is(event, "save_ended", restart))
     size = f", {show_size(saved_bytes)} saved" if saved_bytes else ""
     return Recovery(found, f"{detected['text']}{size}", tuple(lanes), max(0, len(ranks) - most_ranks))
 

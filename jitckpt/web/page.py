@@ -11,7 +11,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict
 from http.cookies import SimpleCookie
 from importlib import resources
@@ -29,6 +29,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from jitckpt.events import Event
 from jitckpt.reports.document import as_document
 from jitckpt.reports.following import Follower
 from jitckpt.reports.timeline_picture import MEANINGS, recoveries
@@ -66,6 +67,7 @@ class JobView:
         self._lock = asyncio.Lock()
         self._looked = 0.0
         self._document = as_document(None, None, "The job has not said yet where it writes its events.")
+        self._lanes_lock = asyncio.Lock()  # what takes longer holds up nothing else
         self._lanes: tuple[int, list[dict[str, Any]]] = (-1, [])
 
     async def document(self) -> dict[str, Any]:
@@ -86,12 +88,13 @@ class JobView:
     async def lanes(self) -> list[dict[str, Any]]:
         """Return what the agent and each rank did in each recovery; times since the job's start."""
         await self.document()
-        async with self._lock:
+        async with self._lanes_lock:
             follower = self._follower()
             if follower is None or not follower.events:
                 return []
-            if self._lanes[0] != len(follower.events):
-                self._lanes = len(follower.events), await run_in_threadpool(_lanes, follower)
+            events = list(follower.events)
+            if self._lanes[0] != len(events):
+                self._lanes = len(events), await run_in_threadpool(_lanes, events)
             return self._lanes[1]
 
     async def report(self, number: int) -> str | None:
@@ -104,14 +107,11 @@ class JobView:
         return await run_in_threadpool(_read_report, follower, document["job"], Path(reports[number]["path"]))
 
 
-def _lanes(follower: Follower) -> list[dict[str, Any]]:
-    present = follower.present()
-    if present is None:
-        return []
-    begun = follower.events[0]["clock"]
+def _lanes(events: Sequence[Event]) -> list[dict[str, Any]]:
+    begun = events[0]["clock"]
     return [
         asdict(one) | {"at": one.found - begun, "lanes": [asdict(lane) for lane in one.lanes]}
-        for one in recoveries(follower.events)
+        for one in recoveries(events)
     ]
 
 

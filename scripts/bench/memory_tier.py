@@ -169,17 +169,16 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     moved = bytes_moved(args.mib << 20, args.pairs)
-    found = {"bytes_per_second": moved, "decision_seconds": decision(), "step": step_ratio()}
+    decided, step = decision(), step_ratio()
     if args.json:
-        print(json.dumps(found))
+        print(json.dumps({"bytes_per_second": moved, "decision_seconds": decided, "step": step}))
         return
     for name, rate in moved.items():
         print(f"{name:8} {rate / 1e9:6.2f} GB/s")
     put, hashing = moved["put"] / moved["raw TCP"], moved["xxh3"] / moved["copy"]
     get = moved["get"] / moved["raw TCP"]
     print(f"put / raw TCP {put:.2f}, get / raw TCP {get:.2f}, xxh3 / copy {hashing:.2f}")
-    print(f"decision for 1,000 ranks  {1e3 * found['decision_seconds']:.1f} ms")
-    step = found["step"]
+    print(f"decision for 1,000 ranks  {1e3 * decided:.1f} ms")
     print(
         f"step {1e3 * step['with']:.2f} ms with, {1e3 * step['without']:.2f} ms without: {step['ratio']:.4f} "
         f"(medians of {WINDOWS // 2} pairs of windows of {WINDOW} steps)"

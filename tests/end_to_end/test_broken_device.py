@@ -130,6 +130,15 @@ def finished(
     return result, read_events(folder)[0] if folder.exists() else []
 
 
+def wrapped(launcher: Launcher, program: str, what: str, act: str) -> str:
+    """Return a CRIU that acts otherwise where it is asked for that, but the first time, in the trial."""
+    first = launcher.directory / "first"
+    text = f"[ $1 != {what} ] || mkdir {first} 2> /dev/null || {{ {act}; }}"
+    path = Path(launcher.script(f'#!/bin/sh\n{text}\nexec {program} "$@"\n', "criu"))
+    path.chmod(0o700)
+    return str(path)
+
+
 def finals(result: Result) -> list[str]:
     return sorted(re.findall(r"^rank \d: .*$", result.out, re.MULTILINE))
 
@@ -238,11 +247,10 @@ def test_what_keeps_a_worker_from_being_moved_is_said_at_the_start(
 @pytest.mark.parametrize("what", ["dump", "restore"])
 def test_a_criu_that_fails(launcher: Launcher, program: str, plain: list[str], what: str) -> None:
     """A dump that fails leaves the worker as it was; after the dump it is lost, and the job starts again."""
-    broken = Path(launcher.script(f'#!/bin/sh\n[ $1 != {what} ] || exit 3\nexec {program} "$@"\n', "broken"))
-    broken.chmod(0o700)
+    broken = wrapped(launcher, program, what, "exit 3")
     locks = network_lock.tables()
     result, events = job(
-        launcher, "--broken-device", "move", "--fault", LOST, *PLAIN, program=str(broken), restarts=1
+        launcher, "--broken-device", "move", "--fault", LOST, *PLAIN, program=broken, restarts=1
     )
     assert result.status == 0, result.err
     assert finals(result) == plain
@@ -261,14 +269,12 @@ def test_nothing_is_left_of_a_launcher_that_is_killed_while_it_moves_a_worker(
 ) -> None:
     before, locks = set(os.listdir("/dev/shm")), network_lock.tables()
     seen = launcher.directory / "seen"
-    text = f'#!/bin/sh\nif [ $1 = {what} ]; then touch {seen}; sleep 1; fi\nexec {program} "$@"\n'
-    slow = Path(launcher.script(text, "slow"))
-    slow.chmod(0o700)
+    slow = wrapped(launcher, program, what, f"touch {seen}; sleep 1")
     process, _ = begun(
         launcher,
         *("--broken-device", "move", "--fault", LOST, launcher.script(SCRIPT)),
         devices=3,
-        program=str(slow),
+        program=slow,
         restarts=0,
     )
     launcher.wait_until(seen.exists)

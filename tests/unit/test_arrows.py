@@ -24,7 +24,7 @@ PYTHON = {
     "hosts saves decisions console system wire errors",
     "jitckpt": "worker worker/saving",  # the package's own names, imported when first asked for
     "doctor": "events bindings device hosts saves console system",
-    "web": "reports console system wire errors",
+    "web": "reports events console system wire errors",
     "reports": "planning events tiers saves decisions console errors",
     "planning": "decisions _algorithms",
     "agent/migration": "agent/proxies agent/processes events bindings decisions console system errors",
