@@ -14,6 +14,7 @@ import torch
 from jitckpt.data.loop import Iteration
 from jitckpt.frameworks import protection, script_loops
 from jitckpt.frameworks.protection import Protection
+from jitckpt.worker.job import all_say
 
 COUNTERS = ("global_steps", "micro_steps", "global_samples", "skipped_steps")
 
@@ -63,6 +64,7 @@ class Training:
 
         self.engine = engine
         self.protection: Protection | None = None
+        self._agreed: dict[str, Any] | None = None
         name = f"deepspeed {deepspeed.__version__}"
         if refusal is not None:
             protection.refuse(f"{name}: recognised, but not protected: {refusal}")
@@ -92,9 +94,21 @@ class Training:
             left_out=script_loops.LEFT_OUT + ("; a lost rank's part of the optimizer" if is_sharded else ""),
             shard=(rank, ranks) if is_sharded else None,
         )
-        if self.protection is not None and not isinstance(engine.optimizer, torch.optim.Optimizer):
-            # It copies its master weights into the model, and gathers them, after torch's own step.
+        if self.protection is not None:
+            # After torch's own step the engine counts, steps its scheduler and, with ZeRO, copies and gathers
+            # its master weights.
             self.protection.job.end_steps_at_boundary()
+            if self.protection.restored:
+                self._agree()
+
+    def _agree(self) -> None:
+        """Take the counters of whoever has counted most; they are alike on all ranks.
+
+        A rank that died in a step which the others have ended had not counted it.
+        """
+        said = all_say(self.state_dict())
+        self._agreed = max(said, key=lambda state: int(state["counters"]["micro_steps"]))
+        self.load_state_dict(self._agreed)
 
     def state_dict(self) -> dict[str, Any]:
         engine = self.engine
@@ -107,6 +121,8 @@ class Training:
         return {"counters": {name: int(getattr(engine, name)) for name in COUNTERS}, "scale": scale}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take a rank's own state, which may be put back more than once; the one agreed on is newer."""
+        state = self._agreed or state
         for name, value in state["counters"].items():
             setattr(self.engine, name, value)
         for name, value in state["scale"].items():
