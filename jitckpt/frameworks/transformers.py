@@ -167,7 +167,7 @@ class Training:
         self._at_end = False  # of an epoch of which no step is made in this process
         self._epochs_before = 0  # that a checkpoint of the user's was behind
         self._steps_before = 0
-        self._log: tuple[int, torch.Tensor] = (-1, torch.zeros(0, dtype=torch.uint8))
+        self._log: tuple[int, torch.Tensor] = (-1, torch.zeros(0, dtype=torch.uint8, device="cpu"))
         self._loaded: dict[str, Any] | None = None
 
     # As `extra` of the job.
