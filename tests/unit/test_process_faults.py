@@ -50,7 +50,8 @@ def collections() -> int:
 
 
 def test_garbage_is_looked_for_all_the_time() -> None:
-    before = gc.get_threshold()
+    before, was_enabled = gc.get_threshold(), gc.isenabled()
+    gc.enable()  # an earlier test may have left it off
     try:
         processes.never_rest()
         count = collections()
@@ -58,6 +59,8 @@ def test_garbage_is_looked_for_all_the_time() -> None:
         assert collections() >= count + len(kept) // 10
     finally:
         gc.set_threshold(*before)
+        if not was_enabled:
+            gc.disable()
 
 
 def test_a_signal_to_all_reaches_what_is_below_the_agent() -> None:
