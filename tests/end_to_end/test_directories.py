@@ -55,4 +55,7 @@ def test_the_launcher_tells_the_step_that_was_restored(launcher: Launcher) -> No
     ended = launcher.run(*RUN, *FAULT, launcher.script(script))
     assert ended.status == 0, ended.err
     assert re.findall(r"rank 0 begins after step (\d+)", ended.out) == ["0", "0"]
-    assert "Restart 1 did not go on from the state after step 7, but from step 0, in" in ended.err
+    # The device may be a step behind its host when the rank dies.
+    assert re.search(
+        r"Restart 1 did not go on from the state after step [67], but from step 0, in", ended.err
+    )
