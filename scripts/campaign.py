@@ -149,8 +149,13 @@ def parse_arguments() -> argparse.Namespace:
         parser.error("--trials, --first and --parallel must be at least 1 and --steps at least 8")
     if args.state_on_device is not None and not transparent:
         parser.error("--state-on-device: only in --mode transparent")
-    own_kinds = TRANSPARENT_KINDS if transparent else trials_on_hosts.HOST_KINDS if on_hosts else None
-    own_kinds = trials_in_memory.MEMORY_KINDS if in_memory else own_kinds
+    own_kinds: tuple[str, ...] | None = None
+    if transparent:
+        own_kinds = TRANSPARENT_KINDS
+    elif on_hosts:
+        own_kinds = trials_on_hosts.HOST_KINDS
+    elif in_memory:
+        own_kinds = trials_in_memory.MEMORY_KINDS
     known = (
         (*own_kinds, *(LASTING_KINDS if transparent else ())) if own_kinds else (*TRIAL_KINDS, *FATAL_KINDS)
     )

@@ -17,6 +17,12 @@ STOPPED_GRACE = 2.0
 LOCAL_STATE_SECONDS = 10.0
 # So many starts that end alike at one step, and no further one is made.
 SAME_ENDS = 3
+# What a program ends with that reads a variable that has no value; and why that may be so after a restart.
+UNSET = ("NameError", "UnboundLocalError")
+UNSET_HINT = (
+    "; if a loop over job.batches sets it: behind an epoch's last batch that loop has none, "
+    "so set it before the loop"
+)
 
 
 @dataclass(frozen=True)
@@ -215,7 +221,9 @@ def incurable(job: Job) -> str | None:
         if rank.refused is not None:
             return f"jitckpt would refuse rank {rank.rank} the same again"
         if rank.mistake in job.mistakes_before:
-            return f"rank {rank.rank} has ended as in the start before, and before any step ({rank.mistake})"
+            hint = UNSET_HINT if rank.mistake.startswith(UNSET) else ""
+            what = f"rank {rank.rank} has ended as in the start before, and before any step"
+            return f"{what} ({rank.mistake}){hint}"
     return None
 
 

@@ -7,10 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from criu_here import criu_of_this_machine
 from launcher import JITCKPT_RUN, Launcher, Result
 
-from jitckpt.bindings import criu
-from jitckpt.doctor import moved_process
 from jitckpt.events import Event, read_events
 from jitckpt.rehearsal.runs import lasting_shared_memory
 from jitckpt.system import network_lock
@@ -91,10 +90,7 @@ LOST = "rank=1 step=8 phase=backward kind=device-lost-hard"
 
 @pytest.fixture(scope="module")
 def program() -> str:
-    said = moved_process.try_it()
-    if "error" in said:
-        pytest.skip(said["error"])
-    return str(criu.find().program)
+    return str(criu_of_this_machine().program)
 
 
 @pytest.fixture(scope="module")

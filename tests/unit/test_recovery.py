@@ -506,6 +506,15 @@ def test_a_mistake_is_tried_again_once() -> None:
     assert decide(other) == Close(Outcome.RESTART)
 
 
+def test_a_variable_without_a_value_has_a_hint() -> None:
+    """Behind an epoch's last batch the loop over batches, which would have set it, has none."""
+    for error, has_hint in (("NameError: name 'loss' is not defined", True), ("TypeError: no", False)):
+        ended = (Rank(0, exit_code=1, torch_loaded=True, failing=error),)
+        why = incurable(job(*ended, mistakes_before=mistakes(ended))) or ""
+        assert error in why
+        assert ("set it before the loop" in why) == has_hint
+
+
 def test_the_same_mistake_of_another_rank_is_the_same() -> None:
     """The first that makes it may be any: the others are ended."""
     before = mistakes([Rank(0, exit_code=1, failing="a"), Rank(1, exit_code=-15, told="terminate")])
