@@ -31,6 +31,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousError,
     RendezvousTimeoutError,
     c10d_rendezvous_backend,
+    rendezvous_handler_registry,
     static_tcp_rendezvous,
 )
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
@@ -59,6 +60,8 @@ from jitckpt.faults import injection
 from jitckpt.faults.injection import FaultSpec
 from jitckpt.hosts import connections, fetch, rendezvous
 from jitckpt.hosts.connections import Host, Hosts
+from jitckpt.hosts.coordinated import CoordinatedRendezvous
+from jitckpt.hosts.coordination import Coordination
 from jitckpt.hosts.rendezvous_state import with_signature
 from jitckpt.hosts.signed import Signature
 from jitckpt.hosts.store_server import address_for, store_at, torchs_store
@@ -103,6 +106,7 @@ class Settings:
     silent_hosts_are_dead: bool  # the user knows that none is only cut off
     secret: bytes | None  # of this job, for agents on several hosts; None: one is made
     memory: Wanted | None = None  # of the memory tier
+    coordination: Coordination | None = None  # in the place of a store of torch's
 
 
 def launch(
@@ -122,8 +126,32 @@ def launch(
         _replaced(static_tcp_rendezvous, "TCPStore", store),
         # Torch's own does not know an address of this host that its name does not lead to.
         _replaced(c10d_rendezvous_backend, "_matches_machine_hostname", rendezvous.is_own_address),
+        _coordinated(settings, config),
     ):
         launcher.elastic_launch(config, command)(*arguments)
+
+
+@contextmanager
+def _coordinated(settings: Settings, config: launcher.LaunchConfig) -> Iterator[None]:
+    """Let the hosts meet by a coordination service, if one is wanted."""
+    if settings.coordination is None:
+        yield
+        return
+    handler = CoordinatedRendezvous(
+        settings.coordination,
+        config.run_id,
+        hosts=config.max_nodes,
+        timeout=rendezvous.join_timeout(config),
+        silence=settings.host_timeout,
+        fixed_place=settings.fixed_place,
+        secret=settings.secret,
+        silent_hosts_are_dead=settings.silent_hosts_are_dead,
+    )
+    rendezvous_handler_registry.register(config.rdzv_backend, lambda _: handler)
+    try:
+        yield
+    finally:
+        handler.leave()
 
 
 class Agent(LocalElasticAgent):
@@ -136,9 +164,12 @@ class Agent(LocalElasticAgent):
         self._config = config
         self._settings = settings
         self._log = log
-        self._lasting: LastingRendezvous | None = None
+        self._lasting: LastingRendezvous | CoordinatedRendezvous | None = None
         spec = self._worker_group.spec
-        if config.max_nodes > 1:
+        if isinstance(spec.rdzv_handler, CoordinatedRendezvous):
+            self._lasting = spec.rdzv_handler
+            self._lasting.newest_step = self._newest_saved
+        elif config.max_nodes > 1:
             self._lasting = LastingRendezvous(
                 config, spec.rdzv_handler, settings.host_timeout, settings.fixed_place, settings.secret
             )
@@ -209,10 +240,13 @@ class Agent(LocalElasticAgent):
         if self._memory is None or self._last is None or not self._directory():
             return
         step = self._last.kept_in_memory
-        saved = [event["step"] for event in self._log.events if event["event"] == "saved"]
-        if step is not None and step > max(saved, default=0):
+        if step is not None and step > self._newest_saved():
             own = {worker.global_rank for worker in self._worker_group.workers}
             self._memory.write_saves(Path(self._directory()), own, step)
+
+    def _newest_saved(self) -> int:
+        """Return the newest step of which this agent knows a save, 0 for none."""
+        return max((event["step"] for event in self._log.events if event["event"] == "saved"), default=0)
 
     def _tell_what_never_happened(self) -> None:
         """Say which rehearsed failures of this host's ranks never came: the rehearsal has shown nothing."""
@@ -249,7 +283,7 @@ class Agent(LocalElasticAgent):
                 gone, leaving = processes.supervisor.gone_hosts, processes.supervisor.leaving
                 assert self._lasting is not None
                 self._lasting.failed(before, leaving, self._settings.silent_hosts_are_dead)
-                if not gone and self._meet_again(worker_group):
+                if not gone and not self._lasting.meets_at_once and self._meet_again(worker_group):
                     return
                 if gone and self._log.leading:
                     places = ", ".join(map(before.name, sorted(gone)))

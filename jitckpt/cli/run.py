@@ -47,6 +47,7 @@ from jitckpt.faults.injection import (
     FaultSpec,
     parse_fault,
 )
+from jitckpt.hosts.etcd import Etcd, endpoints_of
 from jitckpt.hosts.rendezvous import own_address
 from jitckpt.hosts.stores import has_calls_out
 from jitckpt.reports.timeline import in_words
@@ -67,6 +68,8 @@ HANG_FLOOR = 5.0
 LEAST_SECRET, MOST_SECRET = 16, 1 << 16  # bytes
 NO_PROGRESS = 93  # exit status
 NO_MASTER = "127.0.0.1"  # where --master-addr is not given
+NO_ID = "none"  # where --rdzv-id is not given
+COORDINATED = "jitckpt"  # the name of its rendezvous in torch's registry
 MASTER_PORT = 29500  # where --master-port is not given
 # Of two jobs that begin at one time both would find the port free. So who takes it has this name, in the
 # network namespace that the port is of, as long as the process lives.
@@ -159,6 +162,9 @@ def _run(arguments: list[str]) -> int:
             criu=_criu() if args.broken_device == "move" else None,
             temporary=temporary,
             memory=_memory(args),
+            coordination=None
+            if args.coordination is None
+            else Etcd(args.coordination, os.environ, args.host_timeout),
         )
         log = EventLog(args.checkpoint_dir, aside=True)
         with (
@@ -314,6 +320,8 @@ def _check_modes(args: argparse.Namespace) -> None:
 def _check_hosts(args: argparse.Namespace) -> None:
     args.fixed_place = None
     least, most = torchrun.parse_min_max_nnodes(args.nnodes)
+    if args.coordination is not None:
+        _make_coordinated(args, most)
     if most == 1 or args.standalone:
         args.local_addr = args.local_addr or NO_MASTER  # nobody else comes to the workers' store
         return
@@ -324,13 +332,30 @@ def _check_hosts(args: argparse.Namespace) -> None:
         )
     if args.rdzv_backend == "static" and (args.rdzv_endpoint or args.master_addr != NO_MASTER):
         _make_dynamic(args, most)
-    if args.rdzv_backend != "c10d" or not args.rdzv_endpoint:
+    if args.rdzv_backend not in ("c10d", COORDINATED) or not args.rdzv_endpoint:
         raise ValueError(
             f"--nnodes {args.nnodes} needs --rdzv-backend c10d and --rdzv-endpoint HOST:PORT, or "
             "--master-addr HOST and --node-rank"
         )
     if args.local_addr is None:
         args.local_addr = own_address(parse_rendezvous_endpoint(args.rdzv_endpoint, 0)[0])
+
+
+def _make_coordinated(args: argparse.Namespace, hosts: int) -> None:
+    """Have the hosts meet at a coordination service, which knows many jobs."""
+    if hosts == 1 or args.standalone:
+        raise ValueError("--coordination: a job on one host has nobody to meet; see --nnodes")
+    if args.rdzv_endpoint or args.master_addr != NO_MASTER:
+        raise ValueError("--coordination says where the hosts meet: no --rdzv-endpoint, no --master-addr")
+    if args.rdzv_id == NO_ID:
+        raise ValueError(
+            "--coordination: give the job a name of its own with --rdzv-id, on all hosts the same"
+        )
+    name, port = min(endpoints_of(args.coordination)[0])
+    args.rdzv_backend, args.rdzv_endpoint = (
+        COORDINATED,
+        f"[{name}]:{port}" if ":" in name else f"{name}:{port}",
+    )
 
 
 def _needs_another_port(args: argparse.Namespace) -> bool:
@@ -497,6 +522,14 @@ def _parser() -> argparse.ArgumentParser:
         help="the same on all hosts, for you alone to read: by what it holds their agents know each other, "
         "and what they leave in the rendezvous' store (default: a secret that the first host makes and tells "
         "the others through that store)",
+    )
+    ours.add_argument(
+        "--coordination",
+        type=_coordination,
+        metavar="URL",
+        help="etcd://HOST:2379[,HOST:PORT...] (etcds:// for TLS): the hosts meet at an etcd cluster, by "
+        "--rdzv-id, and no host of theirs has to live; who it is and by which certificates the variables of "
+        "etcdctl say (ETCDCTL_USER, ETCDCTL_CACERT ...; needs jitckpt[etcd]; default: at their own store)",
     )
     ours.add_argument(
         "--memory-tier",
@@ -676,6 +709,14 @@ def _address(text: str) -> tuple[str, int]:
         return parse_address(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _coordination(text: str) -> str:
+    try:
+        endpoints_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
 
 
 def _mebibytes(text: str) -> int:

@@ -138,6 +138,8 @@ class LastStart:
 class LastingRendezvous(RendezvousHandler):
     """Torch's rendezvous of several hosts, wherever its store is just now."""
 
+    meets_at_once = False  # the same hosts meet sooner without it
+
     def __init__(
         self,
         config: LaunchConfig,
