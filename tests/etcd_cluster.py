@@ -5,6 +5,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,11 @@ from typing import Any
 import pytest
 
 LIMIT = 60.0
+ASK = """
+import sys, urllib.request
+request = urllib.request.Request(sys.argv[1], sys.argv[2].encode())
+print(urllib.request.urlopen(request, timeout=5).read().decode())
+"""
 WITHOUT = "there is no etcd: apt-get install etcd-server (scripts/setup --test-tools)"
 
 
@@ -26,6 +32,7 @@ class Cluster:
     places: list[tuple[str, int]]
     members: "list[subprocess.Popen[bytes]]" = field(default_factory=list)
     commands: list[list[str]] = field(default_factory=list)
+    on: Sequence[Sequence[str]] = ()
 
     @property
     def url(self) -> str:
@@ -35,7 +42,14 @@ class Cluster:
     def ask(self, member: int, call: str, body: dict[str, Any]) -> Any:
         """Ask one member, without the client that is tested."""
         host, port = self.places[member]
-        request = urllib.request.Request(f"http://{host}:{port}/v3/{call}", json.dumps(body).encode())
+        place = f"http://{host}:{port}/v3/{call}"
+        if self.on:
+            command = [*self.on[member], sys.executable, "-c", ASK, place, json.dumps(body)]
+            asked = subprocess.run(command, capture_output=True, check=False)
+            if asked.returncode != 0:
+                raise OSError(asked.stderr.decode())
+            return json.loads(asked.stdout)
+        request = urllib.request.Request(place, json.dumps(body).encode())
         with urllib.request.urlopen(request, timeout=5) as answer:
             return json.load(answer)
 
@@ -87,7 +101,11 @@ def free_ports(address: str, count: int) -> list[int]:
 
 @contextmanager
 def etcd(
-    folder: Path, count: int = 1, *options: str, addresses: Sequence[str] = (), on: Sequence[Sequence[str]] = ()
+    folder: Path,
+    count: int = 1,
+    *options: str,
+    addresses: Sequence[str] = (),
+    on: Sequence[Sequence[str]] = (),
 ) -> Iterator[Cluster]:
     """Run a cluster. on: what comes before each member's command, such as that it runs in a namespace."""
     program = shutil.which("etcd")
@@ -97,7 +115,7 @@ def etcd(
     ports = [2379, 2380] * count if on else free_ports("127.0.0.1", 2 * count)
     clients, peers = ports[::2], ports[1::2]
     everyone = ",".join(f"m{n}=http://{addresses[n]}:{peers[n]}" for n in range(count))
-    cluster = Cluster([(addresses[n], clients[n]) for n in range(count)])
+    cluster = Cluster([(addresses[n], clients[n]) for n in range(count)], on=on)
     for n in range(count):
         client, peer = f"http://{addresses[n]}:{clients[n]}", f"http://{addresses[n]}:{peers[n]}"
         command = [*(on[n] if on else ()), program, "--name", f"m{n}", "--data-dir", str(folder / f"m{n}")]
@@ -108,8 +126,7 @@ def etcd(
     try:
         for n in range(count):
             cluster.start(n)
-        if not on:
-            cluster.wait()
+        cluster.wait()
         yield cluster
     finally:
         for member in cluster.members:

@@ -66,7 +66,7 @@ def test_a_watch_ends_with_a_change_or_its_time(service: Etcd) -> None:
     revision = service.get("w").revision
     begun = time.monotonic()
     service.watch("w", revision, 0.5)
-    assert 0.4 < time.monotonic() - begun
+    assert time.monotonic() - begun > 0.4
     later = threading.Timer(0.3, lambda: service.put_if({"w/x": b"y"}, {}))
     later.start()
     begun = time.monotonic()
@@ -89,26 +89,27 @@ def test_a_history_that_is_compacted_ends_a_watch(cluster: Cluster, service: Etc
     assert service.get("k").entries["k"].value == b"2"
 
 
+def fill(service: Etcd) -> None:
+    for number in range(100):
+        service.put_if({f"large/{number}": bytes(100_000)}, {})
+
+
 def test_a_full_quota_is_told(tmp_path: Path) -> None:
     with etcd(tmp_path, 1, "--quota-backend-bytes", str(1 << 20)) as cluster:
         service = Etcd(cluster.url, {}, 5)
         service.put_if({"kept": b"x"}, {})
         with pytest.raises(CoordinationError, match="space"):
-            for number in range(100):
-                service.put_if({f"large/{number}": bytes(100_000)}, {})
+            fill(service)
         assert service.get("kept").entries["kept"].value == b"x"
 
 
 def test_user_and_password_come_from_the_environment(tmp_path: Path) -> None:
     with etcd(tmp_path) as cluster:
-        import base64
-
         name, password = "root", "secret"
         cluster.ask(0, "auth/user/add", {"name": name, "password": password})
         cluster.ask(0, "auth/role/add", {"name": "root"})
         cluster.ask(0, "auth/user/grant", {"user": name, "role": "root"})
         cluster.ask(0, "auth/enable", {})
-        del base64
         with pytest.raises(CoordinationError, match="user name is empty"):
             Etcd(cluster.url, {}, 2).get("a")
         with pytest.raises(CoordinationError, match="does not let 'root' in"):
