@@ -54,7 +54,7 @@ from jitckpt.console import say, show_size
 from jitckpt.decisions import quorum
 from jitckpt.decisions.recovery import SAME_ENDS, Outcome, brings_no_progress
 from jitckpt.decisions.suspects import VARIABLE, NoDeviceError, Suspects, without
-from jitckpt.errors import HostsError, JitckptError
+from jitckpt.errors import HostsError, HostsMissing, JitckptError
 from jitckpt.events import EventLog
 from jitckpt.faults import injection
 from jitckpt.faults.injection import FaultSpec
@@ -143,6 +143,7 @@ def _coordinated(settings: Settings, config: launcher.LaunchConfig) -> Iterator[
         hosts=config.max_nodes,
         timeout=rendezvous.join_timeout(config),
         silence=settings.host_timeout,
+        address=config.local_addr or "",
         fixed_place=settings.fixed_place,
         secret=settings.secret,
         silent_hosts_are_dead=settings.silent_hosts_are_dead,
@@ -294,7 +295,7 @@ class Agent(LocalElasticAgent):
                     raise RendezvousTimeoutError("hosts or stores were lost again and again")
         except RendezvousTimeoutError as error:
             count = self._config.max_nodes
-            raise HostsError(f"{count} hosts did not come together in {timeout:g} s. {again}") from error
+            raise HostsMissing(f"{count} hosts did not come together in {timeout:g} s. {again}") from error
         except (RendezvousError, DistError) as error:
             raise HostsError(
                 f"The hosts did not come together: {error.__cause__ or error} {again}"
@@ -889,7 +890,7 @@ def _check_quorum(met: Sequence[Host]) -> None:
     """Refuse to go on where others, who can't be seen, may go on without these."""
     pasts = [past for host in met for past in host.pasts]
     if few := quorum.missing(pasts, {host.agent for host in met}):
-        raise HostsError(
+        raise HostsMissing(
             f"Only {few[0]} of {few[1]} hosts that may be alive have come together: the others may go on "
             "without them, so these end. The same command on all hosts goes on from the newest save."
         )

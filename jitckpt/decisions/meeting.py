@@ -6,7 +6,7 @@ is over for all, and another may follow, without those that are lost or cut off.
 knows whether it still runs.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -15,13 +15,14 @@ class Member:
     """An agent that is there. after: the number of the newest start in which its ranks have ended.
 
     place: the one that its user has given it, if any. since: higher for those that have come later. step:
-    the newest of which it knows a save.
+    the newest of which it knows a save. address: neighbours have similar ones.
     """
 
     after: int
     place: int | None
     since: int
     step: int
+    address: str = ""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def next_start(
     """
     if last is not None and not is_over:
         return None
-    before = () if last is None else last.agents
+    before: tuple[str, ...] = () if last is None else last.agents
     number = 0 if last is None else last.number
     ready = {
         agent: member for agent, member in members.items() if agent not in before or member.after >= number
@@ -56,19 +57,19 @@ def next_start(
     return Start(number + 1, placed, step)
 
 
-def _placed(ready: Mapping[str, Member], before: Collection[str], hosts: int) -> tuple[str, ...] | None:
-    """Give each place to who had it, else to who wishes it, else to who wishes none, the oldest first."""
-    free = sorted(ready, key=lambda agent: ready[agent].since)
-    had = dict(enumerate(before))
-    placed: dict[int, str] = {}
-    for suits in (
-        lambda agent, place: had.get(place) == agent,
-        lambda agent, place: ready[agent].place == place,
-        lambda agent, place: ready[agent].place is None,
-    ):
-        for place in range(hosts):
-            agent = next((agent for agent in free if suits(agent, place)), None)
-            if place not in placed and agent is not None:
-                placed[place] = agent
-                free.remove(agent)
+def _placed(ready: Mapping[str, Member], before: Sequence[str], hosts: int) -> tuple[str, ...] | None:
+    """Give each place to who had it, else to who wishes it, else to who wishes none.
+
+    The oldest come first; those that wish none are in the order of their addresses.
+    """
+    placed = {place: agent for place, agent in enumerate(before) if agent in ready and place < hosts}
+    free = sorted(ready.keys() - placed.values(), key=lambda agent: ready[agent].since)
+    for agent in free:
+        wish = ready[agent].place
+        if wish is not None and wish < hosts:
+            placed.setdefault(wish, agent)
+    places = [place for place in range(hosts) if place not in placed]
+    others = [agent for agent in free if ready[agent].place is None][: len(places)]
+    others.sort(key=lambda agent: (ready[agent].address, ready[agent].since))
+    placed.update(zip(places, others, strict=False))
     return tuple(placed[place] for place in range(hosts)) if len(placed) == hosts else None

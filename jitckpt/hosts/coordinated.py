@@ -57,6 +57,7 @@ class CoordinatedRendezvous(RendezvousHandler):
         hosts: int,
         timeout: float,
         silence: float,
+        address: str = "",
         fixed_place: int | None = None,
         secret: bytes | None = None,
         silent_hosts_are_dead: bool = False,
@@ -67,7 +68,8 @@ class CoordinatedRendezvous(RendezvousHandler):
         self.newest_step: Callable[[], int] = lambda: 0  # of which this agent knows a save
         self._service, self._job, self._hosts, self._timeout = service, job, hosts, timeout
         self._lease_seconds = max(LEAST_LEASE, silence)
-        self._fixed_place, self._silent_are_dead = fixed_place, silent_hosts_are_dead
+        self._address, self._fixed_place = address, fixed_place
+        self._silent_are_dead = silent_hosts_are_dead
         self._prefix = f"jitckpt/{job}/"
         self._after = 0  # the number of the newest start of whose ranks here none runs
         self._start: Start | None = None  # the newest that this agent has a part in
@@ -305,9 +307,9 @@ class CoordinatedRendezvous(RendezvousHandler):
                 continue
             with suppress(ForeignError):
                 match self.signature.read(key, entry.value):
-                    case [int(after), None | int() as place, int(since), int(step)]:
+                    case [int(after), None | int() as place, int(since), int(step), str(address)]:
                         members[key.removeprefix(prefix)] = Member(
-                            after, place, since or entry.revision, step
+                            after, place, since or entry.revision, step, address
                         )
         return members
 
@@ -327,7 +329,7 @@ class CoordinatedRendezvous(RendezvousHandler):
         with self._lock:
             if not self._lease:
                 self._lease = self._service.lease(self._lease_seconds)
-            told = [self._after, self._fixed_place, self._joined, self.newest_step()]
+            told = [self._after, self._fixed_place, self._joined, self.newest_step(), self._address]
             key = f"members/{self.agent}"
             revision = self._service.put_if(self._write(key, told), {}, self._lease)
             assert revision is not None  # without a condition
