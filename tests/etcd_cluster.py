@@ -111,13 +111,17 @@ def etcd(
     program = shutil.which("etcd")
     if program is None:
         pytest.skip(WITHOUT)
+    tls = "--cert-file" in options
     addresses = list(addresses) or ["127.0.0.1"] * count
     ports = [2379, 2380] * count if on else free_ports("127.0.0.1", 2 * count)
     clients, peers = ports[::2], ports[1::2]
     everyone = ",".join(f"m{n}=http://{addresses[n]}:{peers[n]}" for n in range(count))
     cluster = Cluster([(addresses[n], clients[n]) for n in range(count)], on=on)
     for n in range(count):
-        client, peer = f"http://{addresses[n]}:{clients[n]}", f"http://{addresses[n]}:{peers[n]}"
+        client, peer = (
+            f"http{'s' if tls else ''}://{addresses[n]}:{clients[n]}",
+            f"http://{addresses[n]}:{peers[n]}",
+        )
         command = [*(on[n] if on else ()), program, "--name", f"m{n}", "--data-dir", str(folder / f"m{n}")]
         command += ["--listen-client-urls", client, "--advertise-client-urls", client]
         command += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
@@ -126,7 +130,8 @@ def etcd(
     try:
         for n in range(count):
             cluster.start(n)
-        cluster.wait()
+        if not tls:
+            cluster.wait()
         yield cluster
     finally:
         for member in cluster.members:

@@ -1,4 +1,4 @@
-"""A real Slurm on one machine, for tests: munge, slurmctld, a slurmd for each node; skipped where it can't be."""
+"""A real Slurm on one machine for tests: munge, slurmctld, a slurmd a node; skipped where it can't be."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ SlurmctldHost={host}(127.0.0.1)
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=2
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid

@@ -1,7 +1,9 @@
 """The five calls, on a real etcd."""
 
 import os
+import shutil
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -122,6 +124,39 @@ def test_user_and_password_come_from_the_environment(tmp_path: Path) -> None:
             assert service.put_if({"a": b"b"}, {}) is not None
             service._token = "ended"
             assert service.get("a").entries["a"].value == b"b"
+
+
+def certificates(folder: Path) -> Path:
+    """Make an authority, and what it has signed for this machine; return the folder."""
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl")
+    new = "openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
+    sign = "openssl x509 -req -in own.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -out own.crt"
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n")
+    for command in (
+        f"{new} -x509 -days 2 -subj /CN=authority -keyout ca.key -out ca.crt",
+        f"{new} -subj /CN=own -keyout own.key -out own.csr",
+        f"{sign} -extfile names",
+    ):
+        subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+def test_tls_with_certificates_of_both_sides(tmp_path: Path) -> None:
+    made = certificates(tmp_path)
+    own = ["--cert-file", f"{made}/own.crt", "--key-file", f"{made}/own.key"]
+    mutual = [*own, "--client-cert-auth", "--trusted-ca-file", f"{made}/ca.crt"]
+    environment = {"ETCDCTL_CACERT": f"{made}/ca.crt"}
+    with_own = environment | {"ETCDCTL_CERT": f"{made}/own.crt", "ETCDCTL_KEY": f"{made}/own.key"}
+    with etcd(tmp_path, 1, *mutual) as cluster:
+        service = Etcd(cluster.url, with_own, 30)
+        assert service.put_if({"a": b"b"}, {}) is not None
+        assert service.get("a").entries["a"].value == b"b"
+        for stranger in ({}, environment):  # in clear text, and with no certificate of its own
+            with pytest.raises(CoordinationError, match="gives no answer"):
+                Etcd(cluster.url, stranger, 1).get("a")
+        with pytest.raises(CoordinationError, match="certificate verify failed"):
+            Etcd(cluster.url.replace("etcd://", "etcds://"), {}, 1).get("a")
 
 
 def test_two_of_three_members_serve_without_the_leader(tmp_path: Path) -> None:
