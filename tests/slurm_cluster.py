@@ -1,4 +1,4 @@
-"""A real Slurm on one machine for tests: munge, slurmctld, a slurmd a node; skipped where it can't be."""
+"""A real Slurm for tests: munge, slurmctld, a slurmd in each network namespace; skipped where it can't be."""
 
 import os
 import shutil
@@ -12,25 +12,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from etcd_cluster import free_ports
+from namespaces import Namespaces
 
 LIMIT = 60.0
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "sinfo")
 
 CONFIGURATION = """\
 ClusterName=test
-SlurmctldHost={host}(127.0.0.1)
+SlurmctldHost={host}(10.79.0.1)
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket,cred_expire=2
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
-SlurmctldPort={port}
 ProctrackType=proctrack/pgid
 TaskPlugin=task/none
 SelectType=select/cons_tres
@@ -42,6 +41,7 @@ JobRequeue=1
 KillWait=10
 MinJobAge=300
 SlurmdTimeout=10
+SlurmdParameters=config_overrides
 KillOnBadExit={kill_on_bad_exit}
 PartitionName=p Nodes=ALL Default=YES State=UP MaxTime=INFINITE
 """
@@ -49,9 +49,10 @@ PartitionName=p Nodes=ALL Default=YES State=UP MaxTime=INFINITE
 
 @dataclass
 class Slurm:
-    """Its nodes are n0, n1 ...; all of them are this machine."""
+    """Its nodes are n0, n1 ..., each on a host of its own; what talks to it has to be on host 0."""
 
     folder: Path
+    hosts: Namespaces
     processes: "dict[str, subprocess.Popen[bytes]]" = field(default_factory=dict)
 
     @property
@@ -62,6 +63,7 @@ class Slurm:
     def ask(self, *command: str) -> str:
         """Run one of its commands."""
         environment = {**os.environ, **self.environment}
+        command = (*self.hosts.on(0), *command)
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
     def job(self, number: str) -> dict[str, str]:
@@ -69,66 +71,54 @@ class Slurm:
         fields = self.ask("scontrol", "-o", "show", "job", number).split()
         return dict(field.partition("=")[::2] for field in fields)
 
-    def start(self, name: str, *command: str) -> None:
+    def start(self, name: str, host: int, *command: str) -> None:
         """Start one of its daemons."""
+        command = (*self.hosts.on(host), *command)
         with open(self.folder / f"{name}.out", "wb") as out:
             environment = {**os.environ, **self.environment}
             self.processes[name] = subprocess.Popen(command, env=environment, stdout=out, stderr=out)
 
     def lose_node(self, node: int) -> None:
-        """Kill a node's daemon and all that runs there, at once."""
-        steps = [
-            int(path.name) for path in Path("/proc").glob("[0-9]*") if self._is_step_of(path, f"n{node}")
-        ]
-        self.processes[f"n{node}"].kill()
-        for pid in steps:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-    def _is_step_of(self, path: Path, node: str) -> bool:
-        with suppress(OSError):
-            environment = (path / "environ").read_bytes().split(b"\0")
-            ours = f"SLURM_CONF={self.folder}/slurm.conf".encode() in environment
-            return ours and f"SLURMD_NODENAME={node}".encode() in environment
-        return False
+        """Kill all that runs on a node at once."""
+        while processes := self.hosts.processes(node):
+            for pid in processes:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
         """End all that runs in it."""
-        for path in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                if f"SLURM_CONF={self.folder}/slurm.conf".encode() in (path / "environ").read_bytes():
-                    os.kill(int(path.name), signal.SIGKILL)
+        for node in range(len(self.hosts.names)):
+            self.lose_node(node)
         for process in self.processes.values():
-            process.kill()
             process.wait()
 
 
 @contextmanager
-def slurm(folder: Path, nodes: int, kill_on_bad_exit: int = 0) -> Iterator[Slurm]:
-    """Run a cluster of so many nodes."""
+def slurm(folder: Path, hosts: Namespaces, kill_on_bad_exit: int = 0) -> Iterator[Slurm]:
+    """Run a cluster with a node on each host."""
     missing = [program for program in PROGRAMS if _program(program) is None]
     if missing:
         pytest.skip(f"there is no {missing[0]}: apt-get install slurmctld slurmd slurm-client munge")
     if os.geteuid() != 0:
         pytest.skip("slurmd can't start steps without root")
     host = socket.gethostname().partition(".")[0]
-    port, *ports = free_ports("127.0.0.1", nodes + 1)
-    text = CONFIGURATION.format(
-        host=host, user="root", folder=folder, port=port, kill_on_bad_exit=kill_on_bad_exit
-    )
+    nodes = len(hosts.names)
+    text = CONFIGURATION.format(host=host, user="root", folder=folder, kill_on_bad_exit=kill_on_bad_exit)
     for node in range(nodes):
-        text += f"NodeName=n{node} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[node]} CPUs=1\n"
+        place = f"NodeAddr=10.79.0.{node + 1} Port={17000 + node}"
+        text += f"NodeName=n{node} NodeHostname={host} {place} CPUs=2\n"
     (folder / "slurm.conf").write_text(text)
     (folder / "state").mkdir()
     key = folder / "munge.key"
     key.touch(mode=0o600)
     key.write_bytes(os.urandom(128))
     key.chmod(0o400)
-    found = Slurm(folder)
+    found = Slurm(folder, hosts)
     files = [f"--{name}-file={folder}/munge.{name}" for name in ("key", "log", "pid", "seed")]
     try:
         found.start(
             "munge",
+            0,
             str(_program("munged")),
             "--foreground",
             "--force",
@@ -136,19 +126,21 @@ def slurm(folder: Path, nodes: int, kill_on_bad_exit: int = 0) -> Iterator[Slurm
             *files,
         )
         _wait((folder / "munge.socket").exists)
-        found.start("slurmctld", str(_program("slurmctld")), "-D", "-c")
+        found.start("slurmctld", 0, str(_program("slurmctld")), "-D", "-c")
+        _wait(lambda: _idle(found) is not None)  # a slurmd that calls before takes its time to call again
         for node in range(nodes):
-            found.start(f"n{node}", str(_program("slurmd")), "-D", "-N", f"n{node}")
+            found.start(f"n{node}", node, str(_program("slurmd")), "-D", "-N", f"n{node}")
         _wait(lambda: _idle(found) == nodes)
         yield found
     finally:
         found.close()
 
 
-def _idle(cluster: Slurm) -> int:
+def _idle(cluster: Slurm) -> int | None:
+    """Return how many nodes are ready, None if nobody can say."""
     with suppress(subprocess.CalledProcessError):
         return cluster.ask("sinfo", "-h", "-N", "-o", "%t").split().count("idle")
-    return 0
+    return None
 
 
 def _program(name: str) -> str | None:

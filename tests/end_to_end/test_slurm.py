@@ -1,4 +1,4 @@
-"""`jitckpt run --slurm` in steps of a real Slurm, whose nodes are all this machine."""
+"""`jitckpt run --slurm` in steps of a real Slurm, whose nodes are network namespaces."""
 
 import os
 import re
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from gpt import TRAINING, digests
 from launcher import JITCKPT, Launcher
+from namespaces import namespaces
 from slurm_cluster import Slurm, slurm
 from test_hosts import OPTIONS, PAUSING, THREADS
 
@@ -18,13 +19,18 @@ SRUN = ["srun", "--nodes", "2", "--ntasks-per-node", "1", "--kill-on-bad-exit=0"
 
 @pytest.fixture
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    with slurm(tmp_path_factory.mktemp("slurm"), 3) as found:
+    with namespaces(3) as hosts, slurm(tmp_path_factory.mktemp("slurm"), hosts) as found:
         yield found
 
 
 def under(cluster: Slurm) -> list[str]:
     """Return what comes before a command that talks to the cluster."""
-    return ["env", *(f"{name}={value}" for name, value in cluster.environment.items()), *THREADS]
+    return [
+        *cluster.hosts.on(0),
+        "env",
+        *(f"{name}={value}" for name, value in cluster.environment.items()),
+        *THREADS,
+    ]
 
 
 def submit(cluster: Slurm, launcher: Launcher, script: str) -> str:
@@ -87,13 +93,14 @@ def test_a_cluster_that_would_end_the_healthy_ranks_is_told_of(
 ) -> None:
     script = launcher.script("pass")
     run = [*JITCKPT, "run", "--slurm", *OPTIONS, script]
-    with slurm(tmp_path_factory.mktemp("slurm"), 2, kill_on_bad_exit=1) as cluster:
+    folder = tmp_path_factory.mktemp("slurm")
+    with namespaces(2) as hosts, slurm(folder, hosts, kill_on_bad_exit=1) as cluster:
         ended = launcher.run(*under(cluster), *SRUN, *run)
         assert ended.status == 0, ended.err
         assert ended.err.count("this cluster ends all tasks of a step as soon as one fails") == 1
         ended = launcher.run(*under(cluster), "SLURM_KILL_BAD_EXIT=0", *SRUN, *run)
         assert "as soon as one fails" not in ended.err
-        ended = launcher.run(*under(cluster), *SRUN, "--ntasks-per-node", "2", "--overcommit", *run)
+        ended = launcher.run(*under(cluster), *SRUN, "--ntasks-per-node", "2", *run)
         assert "has 4 tasks on 2 nodes; start one agent on each node" in ended.err
 
 
