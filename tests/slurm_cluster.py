@@ -73,7 +73,8 @@ class Slurm:
 
     def start(self, name: str, host: int, *command: str) -> None:
         """Start one of its daemons."""
-        command = (*self.hosts.on(host), *command)
+        # `ip netns exec` would hide /sys/fs/cgroup, without which slurmd does not start.
+        command = ("nsenter", f"--net=/run/netns/{self.hosts.names[host]}", *command)
         with open(self.folder / f"{name}.out", "wb") as out:
             environment = {**os.environ, **self.environment}
             self.processes[name] = subprocess.Popen(command, env=environment, stdout=out, stderr=out)
