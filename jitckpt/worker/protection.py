@@ -23,8 +23,11 @@ from jitckpt.encoding.staging import Staging
 from jitckpt.faults import injection
 from jitckpt.hooks import parameter_data
 from jitckpt.hooks.torch_training import TrainingHooks
-from jitckpt.ring import local_state
+from jitckpt.ring import format as ring_format
+from jitckpt.ring import local_state, wishes
 from jitckpt.ring.copies import Asker
+from jitckpt.ring.recorder import Recorder
+from jitckpt.ring.ring import Ring
 from jitckpt.saves import final_state
 from jitckpt.state import host_state, parallel
 from jitckpt.state.host_state import HostState, ModelState
@@ -138,8 +141,8 @@ class Protection:
         self._found: Found | None = None
         descriptor = local_state.create() if given is None else given.state
         slots = max_ahead + KEPT_BESIDE
-        self._ring = local_state.Ring(descriptor, self._identity, slots, arguments.local_state_limit)
-        self._recorder = local_state.Recorder(self._ring, native.write_area, reporter.warn)
+        self._ring = Ring(descriptor, self._identity, slots, arguments.local_state_limit)
+        self._recorder = Recorder(self._ring, native.write_area, reporter.warn)
         self._stream = partial(current_stream, device)
         self._outside = OutsideChanges(Mirror(native.write_word, self._stream), reporter.warn)
         self._copies = None if given is None or given.copies is None else Asker(given.copies, reporter.warn)
@@ -322,7 +325,7 @@ class Protection:
         if self._exit_hook.status != 0:
             return  # its end is a failure
         self._reporter.report(protocol.AtEnd(self._identity.rank))
-        at_end.stay(lambda: not self._reporter.has_agent or local_state.may_end(self._ring.descriptor))
+        at_end.stay(lambda: not self._reporter.has_agent or wishes.may_end(self._ring.descriptor))
 
     # What the job's user asks for.
 
@@ -640,8 +643,8 @@ def max_ahead(local_bytes: int, limit: int) -> int:
         (
             steps
             for steps in MAX_AHEAD
-            if local_state.area_bytes(limit, steps + KEPT_BESIDE)
-            >= ROOM_TO_GROW * max(local_bytes, local_state.PAGE)
+            if ring_format.area_bytes(limit, steps + KEPT_BESIDE)
+            >= ROOM_TO_GROW * max(local_bytes, ring_format.PAGE)
         ),
         MAX_AHEAD[-1],
     )
