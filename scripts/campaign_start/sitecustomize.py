@@ -1,4 +1,4 @@
-"""Python runs this first in every process of a campaign or a test; most of what a job costs is torch's import.
+"""Python runs this first in every process of a campaign or a test: most of a job is the import of torch.
 
 A third of that, and more of a process's end, is Python's search for garbage among the objects of modules,
 which are none. Searches among new objects go on as ever.
