@@ -678,7 +678,7 @@ class WorkerProcesses(PContext):
             exchange=exchange,
         )
         if self._mover is not None:
-            self._mover.begin(proxies)
+            self._mover.begin(proxies, self._copier)
         return proxies
 
     def _make_mover(self) -> Mover | None:

@@ -308,14 +308,6 @@ def _check_modes(args: argparse.Namespace) -> None:
         raise ValueError(
             f"--broken-device {args.broken_device}: only --mode transparent goes on without a restart"
         )
-    if (
-        args.broken_device == "move"
-        and not args.standalone
-        and torchrun.parse_min_max_nnodes(args.nnodes)[1] > 1
-    ):
-        raise ValueError(
-            "--broken-device move: only with one host; exchange needs no CRIU and has no such limit"
-        )
 
 
 def _check_hosts(args: argparse.Namespace) -> None:

@@ -30,6 +30,7 @@ from jitckpt.decisions import belongings
 from jitckpt.decisions.belongings import Carried, Surroundings
 from jitckpt.errors import JitckptError
 from jitckpt.events import EventLog
+from jitckpt.ring.copies import Copier
 from jitckpt.system import network_lock
 from jitckpt.system.lifeline import Lifeline
 
@@ -77,9 +78,9 @@ class Mover:
         self._shared, self._relay = dict(shared), relay
         self._told: set[int] = set()
 
-    def begin(self, proxies: Proxies) -> None:
-        """Take note of who else speaks to the workers."""
-        self._proxies = proxies
+    def begin(self, proxies: Proxies, copier: Copier | None = None) -> None:
+        """Take note of who else speaks to the workers. copier: with several hosts."""
+        self._proxies, self._copier = proxies, copier
 
     def check(self, rank: int) -> None:
         """Say once what keeps a rank's worker from being moved, if there is something."""
@@ -158,7 +159,9 @@ class Mover:
         return [worker, *(pid for pid in criu.processes(folder) if pid != worker)]
 
     def _sockets(self, rank: int) -> dict[str, socket.socket]:
-        return {"agent": self._workers[rank].socket, **self._proxies.sockets(rank)}
+        worker = self._workers[rank]
+        copies = {} if worker.copies is None else {"copies": worker.copies}
+        return {"agent": worker.socket, **copies, **self._proxies.sockets(rank)}
 
     @contextlib.contextmanager
     def _store_at_rest(self, what: Carried) -> Iterator[dict[str, socket.socket]]:
@@ -278,8 +281,12 @@ class Mover:
                 callbacks[name] = selector.unregister(file).data
         worker.made_again(ends["agent"], lifeline)
         for name, old in before.items():
-            if name != "agent":
-                ends[name].setblocking(False)
+            ends[name].setblocking(False)
+            if name == "copies":
+                worker.copies = ends[name]
+                if self._copier is not None:
+                    self._copier.replace(old, ends[name])
+            elif name != "agent":
                 self._proxies.replace(rank, old, ends[name])
                 old.close()
         now = {name: one.fileno() for name, one in ends.items()}

@@ -57,7 +57,7 @@ class StoreRelay:
         self._store = host, port
         # Not in a folder: nothing is left should this process be killed.
         self.name = name or f"jitckpt-store-{secrets.token_hex(16)}"
-        places = dict.fromkeys(f"{address!s}:{number}" for *_, (address, number, *_) in found)
+        places = dict.fromkeys(":".join(map(str, place[:2])) for *_, place in found)
         self.variables = STORE_RELAY.to(self.name) | STORE_ADDRESSES.to(" ".join(places))
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(b"\0" + self.name.encode())
