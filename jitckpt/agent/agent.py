@@ -38,6 +38,7 @@ from torch.distributed.launcher import api as launcher
 
 from jitckpt.agent.memory_tier import MemoryTier, Wanted
 from jitckpt.agent.migration.move import Mover
+from jitckpt.agent.migration.store_relay import StoreRelay
 from jitckpt.agent.processes.children import Children
 from jitckpt.agent.processes.spares import Spares
 from jitckpt.agent.processes.workers import Worker
@@ -543,6 +544,7 @@ class WorkerProcesses(PContext):
         self._progress: ProgressTeller | None = None
         self._device_proxies: Proxies | None = None
         self._mover: Mover | None = None
+        self._relay: StoreRelay | None = None
 
     def start(self) -> None:
         """Start the workers and what copies their logs; signals, unlike in torch, are the agent's affair."""
@@ -579,12 +581,18 @@ class WorkerProcesses(PContext):
         self._log.write("save_wanted", step=step)
         say(f"SIGUSR2: the state after step {step} will be saved; the training goes on.")
 
-    def _start(self) -> None:
+    def _open_for_workers(self) -> None:
+        """Make what the workers in transparent mode are told of."""
+        if self._settings.criu is not None:
+            self._relay = StoreRelay(self.envs[0]["MASTER_ADDR"], int(self.envs[0]["MASTER_PORT"]))
         if self._settings.recovery_deadline is not None:
             self._control = ControlSocket()
             if self._settings.state_on_device:
                 hosts = 1 if self._hosts is None else len(self._hosts.all)
                 self._barrier = StepBarrier(self.nprocs, hosts)
+
+    def _start(self) -> None:
+        self._open_for_workers()
         try:
             for local_rank in range(self.nprocs):
                 self._prepare_worker(local_rank)
@@ -602,6 +610,8 @@ class WorkerProcesses(PContext):
                 self._control.close()
             if self._barrier is not None:
                 self._barrier.close()
+            if self._relay is not None:
+                self._relay.close()
             raise
         workers = list(self._workers.values())
         self._copier = self._copier_of_rings()
@@ -668,15 +678,15 @@ class WorkerProcesses(PContext):
             exchange=exchange,
         )
         if self._mover is not None:
-            self._mover.begin(proxies)
+            self._mover.begin(proxies, self._copier)
         return proxies
 
     def _make_mover(self) -> Mover | None:
-        if self._settings.criu is None:
+        if self._settings.criu is None or self._relay is None:
             return None
         shared = {} if self._barrier is None else {"jitckpt-steps": self._barrier.file}
         workers = {worker.rank: worker for worker in self._workers.values()}
-        return Mover(self._settings.criu, workers, self._log, say, shared)
+        return Mover(self._settings.criu, workers, self._log, say, shared=shared, relay=self._relay)
 
     def _copier_of_rings(self) -> Copier | None:
         """Return what has another host keep copies of the rings."""
@@ -704,6 +714,8 @@ class WorkerProcesses(PContext):
                 environment |= variables.PROXY_TOGETHER.to(self._barrier.of(local_rank))
             if not variables.PROXY_SPARE.is_set(environment):
                 environment |= variables.PROXY_SPARE.to(self._spares.wanted(len(self.args)) > 0)
+        if self._relay is not None:
+            environment |= self._relay.variables
         environment |= variables.AGENT_PID.to(os.getpid())
         environment |= variables.RUN.to(self._run)
         environment |= variables.JOB_PROCESSES.to(self._children.mark)
@@ -849,6 +861,8 @@ class WorkerProcesses(PContext):
         self._children.end_all()
         if self._barrier is not None:
             self._barrier.close()
+        if self._relay is not None:
+            self._relay.close()
 
 
 def _check_quorum(met: Sequence[Host]) -> None:

@@ -104,7 +104,7 @@ def _run(arguments: list[str]) -> int:
     args = parser.parse_args(arguments)
     kind = choose_device(args.device, os.environ)
     transparent = args.mode == "transparent"
-    check_libraries(kind, LIBRARY_DIR, proxy=transparent)
+    check_libraries(kind, LIBRARY_DIR, proxy=transparent, relay=args.broken_device == "move")
     with _log_dir(args) as temporary, _fault_folder(transparent and bool(args.fault)) as fault_folder:
         try:
             _check(args, kind)
@@ -135,7 +135,14 @@ def _run(arguments: list[str]) -> int:
             warm_spares=args.warm_spares,
             warm_start=args.warm_start,
             device_environment={
-                **device_environment(kind, config.nproc_per_node, LIBRARY_DIR, os.environ, proxy=transparent),
+                **device_environment(
+                    kind,
+                    config.nproc_per_node,
+                    LIBRARY_DIR,
+                    os.environ,
+                    proxy=transparent,
+                    relay=args.broken_device == "move",
+                ),
                 **fault_folder,
                 **_self_check(args.self_check),
                 **environment.MODE.to(args.mode),
@@ -300,14 +307,6 @@ def _check_modes(args: argparse.Namespace) -> None:
     if args.broken_device != "restart" and args.mode != "transparent":
         raise ValueError(
             f"--broken-device {args.broken_device}: only --mode transparent goes on without a restart"
-        )
-    if (
-        args.broken_device == "move"
-        and not args.standalone
-        and torchrun.parse_min_max_nnodes(args.nnodes)[1] > 1
-    ):
-        raise ValueError(
-            "--broken-device move: only with one host; exchange needs no CRIU and has no such limit"
         )
 
 

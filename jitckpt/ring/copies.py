@@ -11,6 +11,7 @@ import selectors
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -52,11 +53,17 @@ class Copier(threading.Thread):
         self._askers = selectors.DefaultSelector()
         for asker in askers:
             self._askers.register(asker, selectors.EVENT_READ)
+        self._replaced: deque[tuple[socket.socket, socket.socket]] = deque()
         self._stopping = threading.Event()
         self._looking = threading.Lock()
 
+    def replace(self, before: socket.socket, now: socket.socket) -> None:
+        """A rank asks over another socket. The old one is closed once it is not listened to any more."""
+        self._replaced.append((before, now))
+
     def run(self) -> None:
         while not self._stopping.is_set():
+            self._replace()
             asked = self._asked()
             if asked or self._waiting() < MOST_WAITING:
                 self.look()
@@ -79,6 +86,14 @@ class Copier(threading.Thread):
             else:
                 self._askers.unregister(asker)  # its rank has ended
         return asked
+
+    def _replace(self) -> None:
+        while self._replaced:
+            before, now = self._replaced.popleft()
+            with suppress(KeyError):  # its other end has been closed
+                self._askers.unregister(before)
+            before.close()
+            self._askers.register(now, selectors.EVENT_READ)
 
     def look(self) -> None:
         """Send what has come since the last time. Any thread may call it."""

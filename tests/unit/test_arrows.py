@@ -27,7 +27,8 @@ PYTHON = {
     "web": "reports events console system wire errors",
     "reports": "planning events tiers saves decisions console errors",
     "planning": "decisions _algorithms",
-    "agent/migration": "agent/proxies agent/processes events bindings decisions console system errors",
+    "agent/migration": "agent/proxies agent/processes ring events bindings decisions console system "
+    "wire errors",
     "agent/proxies": "agent/processes decisions/transparent events hosts decisions system wire _step_barrier",
     "agent/processes": "worker console system wire",
     "frameworks": "worker state data encoding console wire errors",
@@ -66,6 +67,7 @@ NATIVE = {
     "proxy": "proxy/transport device_api",
     "proxy/transport": "ground",
     "interpose": "watchdog device_api",
+    "store_connect": "",
     "softgpu/aten": "softgpu",
     "softgpu/host": "softgpu",
     "softgpu/nccl": "softgpu/runtime",
