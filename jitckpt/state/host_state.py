@@ -385,6 +385,7 @@ class HostState:
         self.schedulers = [SchedulerState(scheduler) for scheduler in schedulers]
         self.scaler = scaler
         self.extra = extra
+        self._extra_tensors: list[Tensor] = []  # on a device, as they were last captured
         self.device = device
         self.random = RandomState(device)
         # A thread that is inside one of these is changing what progress() and scaler_state() return. None: of
@@ -412,13 +413,31 @@ class HostState:
         """Return the rank-local state in named parts."""
         parts: dict[str, Encoded] = {}
         if self.extra is not None:
-            parts["extra"] = tree_codec.encode(self.extra.state_dict(), "extra")
+            parts["extra"] = self.capture_extra()
         if self.model is not None:
             parts["buffers"] = self.model.capture_buffers()
             parts["modules"] = self.model.capture_extra_states()
         if self.loop is not None and self.loop.is_used:
             parts["loop"] = self.loop.capture()
         return {"random": self.random.capture(), **parts}
+
+    def capture_extra(self) -> Encoded:
+        """Return the state of `extra`, which there is, under that name."""
+        assert self.extra is not None
+        captured = tree_codec.encode(self.extra.state_dict(), "extra")
+        self._extra_tensors = [tensor for tensor in captured.tensors.values() if not tensor.is_cpu]
+        return captured
+
+    @property
+    def extra_is_on_device(self) -> bool:
+        """Whether a part of `extra` lies on a device, where only torch's own writes can be seen."""
+        return bool(self._extra_tensors)
+
+    def extra_now(self) -> tuple[Any, ...]:
+        """Return what is another once `extra` has changed, as far as that can be seen."""
+        tree, tensors = self.capture_extra()
+        on_host = {name: tensor.numpy().tobytes() for name, tensor in tensors.items() if tensor.is_cpu}
+        return tree, on_host, _seen.versions(self._extra_tensors) if self._extra_tensors else b""
 
     def unchanged(self) -> Unchanged | None:
         """Return what tells that `local` would return what it just did; None if nothing can."""

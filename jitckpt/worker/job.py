@@ -71,8 +71,9 @@ def init(
         optimizer: one, or a list. With several a minibatch is one step of each.
         scheduler: one, or a list; kept in both ways of use, as `scaler` and `extra` are.
         scaler: a gradient scaler.
-        extra: any object with state_dict and load_state_dict. What state_dict() says when the optimizer step
-            returns is kept, so advance it before.
+        extra: any object with state_dict and load_state_dict. Kept is what state_dict() says at the end of an
+            iteration of `batches` or `steps`, in other loops as the optimizer step returns. Where it changes
+            between forward pass and step, give step_barrier=True, too.
         shard: which part of the state this rank holds, from 0, where replicas are split up over ranks
             (default: found from the model). Give it with `shards`, on all ranks or on none.
         shards: how many parts there are.

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from pathlib import Path
-from typing import Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec
 
 import torch
 from torch import nn
@@ -66,6 +66,7 @@ SETTLE_SECONDS = 0.05  # a device that moves on after all only costs another sav
 LAST_LOOK_SECONDS = 1.0
 LAST_CHECK_SECONDS = 10.0
 SHOWN_NAMES = 5
+EXTRA_LOOKED_AT = 3  # minibatches: a loop does in each what it does in these
 
 UNEQUAL_TURNS = (
     "an optimizer has made another step before every optimizer has made one, so that nobody can tell where a "
@@ -77,6 +78,17 @@ IRREGULAR = (
     "batch in job.batches(loader):`, or `for step in job.steps(n):`."
 )
 
+EXTRA_CHANGES_EARLY = (
+    "`extra` changes between forward pass and optimizer step. A rank that fails there has lost that change, "
+    "and the others may have made the step: then this run would differ from an undisturbed one. Change it "
+    "before the forward pass ends, or give jitckpt.init step_barrier=True: then no rank makes a step without "
+    "the others."
+)
+EXTRA_CHANGES_LATE = (
+    "`extra` changes between an optimizer step and the next forward pass, where a failure may lose the last "
+    "of it. Write the loop as `for epoch in job.epochs(n):` and `for batch in job.batches(loader):`, or `for "
+    "step in job.steps(n):`, to which it belongs then; or change it before the optimizer step."
+)
 
 P = ParamSpec("P")
 
@@ -110,6 +122,8 @@ class Protection:
     """Hears of the training's steps (jitckpt.hooks.torch_training.Listener) and has what a save needs."""
 
     _module_numbers: ModuleNumbers | None = None
+    _extra_behind_forward: tuple[Any, ...] | None = None  # in the first minibatches
+    _extra_behind_step: tuple[Any, ...] | None = None  # the same
     _interrupted: str | None = None  # a signal's handler has raised in the middle of a hook
     snapshots: Snapshots | None = None  # in the memory tier, where there is one
 
@@ -361,6 +375,9 @@ class Protection:
                 one.step_begins()  # what comes now may change what it copies
             one.settled(step - 1)
         self._settle_check(step - 1)
+        if self._extra_behind_step is not None and self._extra_behind_step != self._host.extra_now():
+            self._reporter.warn_once(EXTRA_CHANGES_LATE)
+        self._extra_behind_step = None
         if self._history.is_irregular:
             self._reporter.warn_once(IRREGULAR)
 
@@ -373,6 +390,8 @@ class Protection:
         self._draws.forward_ended()
         if not self._recorder.write_again(step, final=False):
             self._write_local(step, final=False)
+        if self._host.extra is not None and step <= self._base + EXTRA_LOOKED_AT:
+            self._extra_behind_forward = self._host.extra_now()
         if self._copies is not None and self._barrier is None:
             self._copies.wait(step)  # the next collective may be the last that the others need
 
@@ -390,6 +409,8 @@ class Protection:
         self._draws.step_begins()
         if self._arguments.save_function is not None:
             self._find(step)
+        if self._host.extra is not None:
+            self._write_extra_again(step)
         is_unknown = self._outside.step_begun(step)
         for one in self._beside:
             one.step_begins()
@@ -402,6 +423,18 @@ class Protection:
         if self._barrier is not None and self._copies is not None:
             # Without this rank's part in the barrier no other makes the step.
             self._copies.wait(step, partial(self._ring.is_written, step))
+
+    def _write_extra_again(self, step: int) -> None:
+        """Write what this rank alone knows again if `extra` has changed since the forward pass.
+
+        Other ranks may make the step without this one. What has changed on a device can't always be seen.
+        """
+        before, self._extra_behind_forward = self._extra_behind_forward, None
+        if self._barrier is None and before is not None and before != self._host.extra_now():
+            self._reporter.warn_once(EXTRA_CHANGES_EARLY)
+        parts = self._host.local()
+        if self._host.extra_is_on_device or not self._recorder.is_taken(parts):
+            self._recorder.write(step, False, parts, self._host.unchanged())
 
     @_harmless
     def closure_again(self, step: int) -> None:
@@ -432,6 +465,8 @@ class Protection:
         self._outside.ended(step, watched, shared.all_tensors)
         if self._loop.is_used:
             self._buffer_versions = self._host.buffer_versions()
+        elif self._host.extra is not None and step <= self._base + EXTRA_LOOKED_AT:
+            self._extra_behind_step = self._host.extra_now()
         if self._module_numbers is not None:
             for one in self._module_numbers.changed():
                 self._reporter.warn_once(
@@ -550,7 +585,8 @@ class Protection:
 
         From the first time on it is done in every minibatch: then it tells whether a rank came to its end.
         """
-        changed = self._host.buffer_versions() != self._buffer_versions
+        # Of what lies on a device not every change can be seen, as an average's through its parameters' data.
+        changed = self._host.extra_is_on_device or self._host.buffer_versions() != self._buffer_versions
         if not (changed or self._loop.last_boundary) and self._recorder.is_as_written():
             return
         if changed or self._loop.last_boundary or not self._recorder.is_taken(self._host.local()):

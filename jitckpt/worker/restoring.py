@@ -83,7 +83,7 @@ def _restore_loop(
     if not drawn:
         reporter.warn(
             f"Rank {rank} may have failed between its optimizer step {choice.step} and the "
-            "end of that iteration. The script draws random numbers there, and those are lost: this run "
+            "end of that iteration. What the script changes there (random numbers, extra) is lost: this run "
             "may differ from an undisturbed one. At the end of an epoch of job.epochs it would be exact."
         )
     if not document.get("at_boundary", True):
