@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 # From the top of the house down. What has no room, such as errors.py, stands by itself.
 PYTHON = {
     "cli": "rehearsal agent doctor web reports planning agent/processes worker/in_place "
-    "worker/self_check events bindings faults device hosts saves decisions encoding "
+    "worker/self_check events bindings faults formats device hosts saves decisions encoding "
     "console wire errors",
     "rehearsal": "reports agent/proxies events faults tiers saves wire errors",
     "agent": "agent/migration agent/proxies agent/processes ring events bindings faults tiers "
@@ -46,6 +46,7 @@ PYTHON = {
     "faults": "system wire errors",
     "device": "wire errors",
     "tiers": "hosts saves encoding errors",
+    "formats": "saves state encoding errors",
     "hosts": "saves decisions console errors",
     "saves": "state decisions encoding console errors",
     "state": "data encoding wire errors _seen",
