@@ -123,7 +123,7 @@ def _handler(door: Door, port: int) -> type[BaseHTTPRequestHandler]:
             if what:
                 door.done.append(what)
             if what == "cut request":
-                self.rfile.read(1000)
+                self.rfile.read(int(self.headers.get("Content-Length", 0)) // 2)
                 self.close_connection = True
                 return
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))

@@ -76,7 +76,8 @@ class ObjectSaves:
             step, _, rest = name.partition("/")
             rank, _, file = rest.partition("/")
             number, parsed = layout.parse_step_folder(step), layout.parse_rank_folder(rank)
-            if number is not None and parsed is not None and file:
+            inside = not any(part in ("", ".", "..") for part in file.split("/"))
+            if number is not None and parsed is not None and inside:
                 found.setdefault((number, *parsed), {})[file] = size
         return found
 

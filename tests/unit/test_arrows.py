@@ -25,7 +25,7 @@ PYTHON = {
     "jitckpt": "worker worker/saving",  # the package's own names, imported when first asked for
     "doctor": "events bindings device hosts saves console system",
     "web": "reports events console system wire errors",
-    "reports": "planning events tiers saves decisions console errors",
+    "reports": "planning events tiers objects saves decisions console errors",
     "planning": "decisions _algorithms",
     "agent/migration": "agent/proxies agent/processes events bindings decisions console system errors",
     "agent/proxies": "agent/processes decisions/transparent events hosts decisions system wire _step_barrier",

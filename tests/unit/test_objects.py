@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from object_store import Door, Request, is_part, is_read_of, object_store
 
+from jitckpt.cli import main
 from jitckpt.errors import CheckpointError
 from jitckpt.objects import bucket
 from jitckpt.objects.bucket import Bucket, ObjectsError
@@ -267,6 +268,31 @@ def test_the_place_of_another_job_is_refused(there: Bucket, tmp_path: Path) -> N
     copier(there, tmp_path / "one")[0].look()
     with pytest.raises(CheckpointError, match="holds saves of another job"):
         copier(there, tmp_path / "other")[0].look()
+
+
+def test_it_is_inspected_from_afar(
+    door: Door, there: Bucket, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank in range(2):
+        save(tmp_path / "ckpt", rank, 5, shards=2)
+    copier(there, tmp_path / "ckpt")[0].look()
+    assert main(["inspect", there.url]) == 0
+    out = capsys.readouterr().out
+    assert "A restart of this job of 2 ranks would go on from step 5." in out
+    assert [one for one in door.seen if is_read_of("/content")(one)] == [], "no content is fetched"
+    assert main(["inspect", "--verify", there.url]) == 0
+    there.put("step-0000000005/rank-00001/content", b"stale")
+    assert main(["inspect", there.url]) == 0
+    assert main(["inspect", "--verify", there.url]) == 1
+    damaged = f"{there.url}/step-0000000005/rank-00001/content is damaged"
+    assert damaged in capsys.readouterr().out
+    there.put("step-0000000005/rank-00000/content", b"cut")
+    assert main(["inspect", there.url]) == 1
+    out = capsys.readouterr().out
+    assert f"{there.url}/step-0000000005/rank-00000/content has 3 bytes instead of 5" in out
+    assert "/tmp/jitckpt-inspect" not in out
+    assert main(["inspect", f"{there.url}/nothing"]) == 2
+    assert "holds no saves of jitckpt" in capsys.readouterr().err
 
 
 def test_requests_are_told_apart() -> None:
