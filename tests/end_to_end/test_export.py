@@ -67,6 +67,49 @@ def test_every_layout_comes_back_bit_for_bit(launcher: Launcher, form: str, rank
     assert json.loads((here / "files" / "training.json").read_text())["step"] == STEPS
 
 
+RESHARDED = """\
+import os, sys
+import torch
+from torch import distributed as dist
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+import sharded_training
+
+form, source, target = sys.argv[1:]
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+torch.manual_seed(1234)
+training = sharded_training.FORMS[form]()
+for one in training.optimizers:
+    torch.optim.lr_scheduler.StepLR(one, 2, 0.9)  # as the training has them: they note their own in the groups
+model, optim = get_state_dict(training.model, training.optimizers)
+load({"model": model, "optim": optim}, checkpoint_id=source)
+set_state_dict(training.model, training.optimizers, model_state_dict=model, optim_state_dict=optim)
+whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
+model, optim = get_state_dict(training.model, training.optimizers, options=whole)
+if dist.get_rank() == 0:
+    torch.save({"model": model, "optim": optim}, target)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("form", "ranks", "other", "fewer"), [("full", 3, "full", 2), ("full", 2, "fsdp2", 4)]
+)
+def test_another_world_size_and_mesh_load_the_same(
+    launcher: Launcher, form: str, ranks: int, other: str, fewer: int
+) -> None:
+    train(launcher, form, ranks, "--state", "state.pt")
+    result = launcher.run(*JITCKPT, "export", "--dcp", "dcp", "ckpt")
+    assert result.status == 0, result.err
+    script = launcher.script(RESHARDED)
+    run = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", str(fewer), "--warm-spares", "0"]
+    result = launcher.run(*run, script, other, "dcp", "resharded.pt")
+    assert result.status == 0, result.err
+    expected = torch.load(launcher.directory / "state.pt")
+    assert_alike(torch.load(launcher.directory / "resharded.pt"), expected)
+
+
 def empty_like(tree: Any) -> Any:
     """Return the tree as a fresh training has it: other numbers, the same names and shapes."""
     if isinstance(tree, dict):
