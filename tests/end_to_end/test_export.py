@@ -81,7 +81,7 @@ dist.init_process_group("nccl")
 torch.manual_seed(1234)
 training = sharded_training.FORMS[form]()
 for one in training.optimizers:
-    torch.optim.lr_scheduler.StepLR(one, 2, 0.9)  # as the training has them: they note their own in the groups
+    torch.optim.lr_scheduler.StepLR(one, 2, 0.9)  # it notes its own in the groups
 model, optim = get_state_dict(training.model, training.optimizers)
 load({"model": model, "optim": optim}, checkpoint_id=source)
 set_state_dict(training.model, training.optimizers, model_state_dict=model, optim_state_dict=optim)
