@@ -65,7 +65,7 @@ from jitckpt.hosts.rendezvous_state import with_signature
 from jitckpt.hosts.signed import Signature
 from jitckpt.hosts.store_server import address_for, store_at, torchs_store
 from jitckpt.hosts.stores import Apart, LastingRendezvous, StoreGone
-from jitckpt.ring import local_state
+from jitckpt.ring import local_state, wishes
 from jitckpt.ring.copies import Copier
 from jitckpt.saves import directory_lock, folders
 from jitckpt.saves.layout import Identity, Kind
@@ -583,12 +583,12 @@ class WorkerProcesses(PContext):
             return
         rings = [worker.ring_fd for worker in self._workers.values()]
         try:
-            margin = local_state.MARGIN
+            margin = wishes.MARGIN
             if self._hosts is not None:  # the others must hear of it before they come to that step
                 steps = local_state.newest_step(rings)
                 time.sleep(HEARING_SECONDS)
                 margin += 2 * (local_state.newest_step(rings) - steps)
-            step = local_state.want_save(rings, margin)
+            step = wishes.want_save(rings, margin)
         except (JitckptError, OSError) as error:
             say(f"the state can't be saved now: {error}")
             return

@@ -83,8 +83,8 @@ RENDEZVOUS = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
 PRIVATE_NAMES = {
     "torch.numa.binding._maybe_wrap_command_args_with_numa_binding": "agent/agent.py",
     "torch.cuda._lazy_call": "worker/in_place/keeper.py",
-    "torch.distributed.distributed_c10d._get_default_store": "worker/job.py",
-    "torch._foreach_copy_": "ring/local_state.py",
+    "torch.distributed.distributed_c10d._get_default_store": "worker/agreements.py",
+    "torch._foreach_copy_": "ring/gathering.py",
     "torch.utils.data._utils.pin_memory.pin_memory": "data/loader_workers.py",
     "torch.utils.data._utils.signal_handling": "system/signals.py",
     "torch.utils.data.dataloader._MultiProcessingDataLoaderIter": "data/loader_workers.py",
