@@ -36,9 +36,11 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher import api as launcher
 
+from jitckpt.agent import object_copies
 from jitckpt.agent.memory_tier import MemoryTier, Wanted
 from jitckpt.agent.migration.move import Mover
 from jitckpt.agent.migration.store_relay import StoreRelay
+from jitckpt.agent.object_copies import ObjectCopies, WantedObjects
 from jitckpt.agent.processes.children import Children
 from jitckpt.agent.processes.spares import Spares
 from jitckpt.agent.processes.workers import Worker
@@ -104,6 +106,7 @@ class Settings:
     silent_hosts_are_dead: bool  # the user knows that none is only cut off
     secret: bytes | None  # of this job, for agents on several hosts; None: one is made
     memory: Wanted | None = None  # of the memory tier
+    objects: WantedObjects | None = None  # what is saved is copied there
 
 
 def launch(
@@ -163,6 +166,7 @@ class Agent(LocalElasticAgent):
         self._hosts: Hosts | None = None
         self._ends: list[tuple[int, str]] = []  # of the starts so far
         self._memory: MemoryTier | None = None
+        self._objects: ObjectCopies | None = None
         self._meetings = 0  # in this round of the rendezvous, after the first
 
     def run(self, *args: Any, **kwargs: Any) -> RunResult:
@@ -196,6 +200,8 @@ class Agent(LocalElasticAgent):
         finally:
             self._spares.close()
             self._children.close()
+            if self._objects is not None:
+                self._objects.finish()
             if self._hosts is not None:
                 self._hosts.close()
             if self._memory is not None:
@@ -409,9 +415,24 @@ class Agent(LocalElasticAgent):
         )
         if self._log.restart and spec.rdzv_handler.use_agent_store and self._hosts is None:
             self._give_fresh_store(worker_group)
+        self._use_objects({worker.global_rank for worker in worker_group.workers})
         with _replaced(local_elastic_agent, "start_processes", self._start_processes):
             started: dict[int, Any] = super()._start_workers(worker_group)
         return started
+
+    def _use_objects(self, ranks: set[int]) -> None:
+        """Before the ranks start: have what they lack come from the object store, and all be copied there."""
+        wanted, directory = self._settings.objects, self._settings.checkpoint_dir
+        if wanted is None or directory is None:
+            return
+        copies = self._objects
+        if copies is None or (copies.some and object_copies.lacks_all(directory)):
+            waited_for(partial(object_copies.fetch, wanted, directory, ranks, self._log))
+        if copies is not None and copies.ranks != ranks:
+            copies.close()
+            copies = None
+        if copies is None:
+            self._objects = ObjectCopies(wanted, directory, ranks, self._log)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         """Tell how the workers are; no restart is left where it has no use, or too few devices."""

@@ -17,15 +17,15 @@ ROOT = Path(__file__).parents[2]
 # From the top of the house down. What has no room, such as errors.py, stands by itself.
 PYTHON = {
     "cli": "rehearsal agent doctor web reports planning agent/processes worker/in_place "
-    "worker/self_check events bindings faults device hosts saves decisions encoding "
+    "worker/self_check events bindings faults formats objects device hosts saves decisions encoding "
     "console wire errors",
     "rehearsal": "reports agent/proxies events faults tiers saves wire errors",
     "agent": "agent/migration agent/proxies agent/processes ring events bindings faults tiers "
-    "hosts saves decisions console system wire errors",
+    "objects hosts saves decisions console system wire errors",
     "jitckpt": "worker worker/saving",  # the package's own names, imported when first asked for
     "doctor": "events bindings device hosts saves console system",
     "web": "reports events console system wire errors",
-    "reports": "planning events tiers saves decisions console errors",
+    "reports": "planning events tiers objects saves decisions console errors",
     "planning": "decisions _algorithms",
     "agent/migration": "agent/proxies agent/processes ring events bindings decisions console system "
     "wire errors",
@@ -47,6 +47,8 @@ PYTHON = {
     "faults": "system wire errors",
     "device": "wire errors",
     "tiers": "hosts saves encoding errors",
+    "objects": "hosts saves errors",
+    "formats": "saves state encoding errors",
     "hosts": "saves decisions console errors",
     "saves": "state decisions encoding console errors",
     "state": "data encoding wire errors _seen",
