@@ -37,8 +37,11 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher import api as launcher
 
+from jitckpt.agent import object_copies
 from jitckpt.agent.memory_tier import MemoryTier, Wanted
 from jitckpt.agent.migration.move import Mover
+from jitckpt.agent.migration.store_relay import StoreRelay
+from jitckpt.agent.object_copies import ObjectCopies, WantedObjects
 from jitckpt.agent.processes.children import Children
 from jitckpt.agent.processes.spares import Spares
 from jitckpt.agent.processes.workers import Worker
@@ -66,7 +69,7 @@ from jitckpt.hosts.rendezvous_state import with_signature
 from jitckpt.hosts.signed import Signature
 from jitckpt.hosts.store_server import address_for, store_at, torchs_store
 from jitckpt.hosts.stores import Apart, LastingRendezvous, StoreGone
-from jitckpt.ring import local_state
+from jitckpt.ring import local_state, wishes
 from jitckpt.ring.copies import Copier
 from jitckpt.saves import directory_lock, folders
 from jitckpt.saves.layout import Identity, Kind
@@ -107,6 +110,7 @@ class Settings:
     secret: bytes | None  # of this job, for agents on several hosts; None: one is made
     memory: Wanted | None = None  # of the memory tier
     coordination: Coordination | None = None  # in the place of a store of torch's
+    objects: WantedObjects | None = None  # what is saved is copied there
 
 
 def launch(
@@ -194,6 +198,7 @@ class Agent(LocalElasticAgent):
         self._hosts: Hosts | None = None
         self._ends: list[tuple[int, str]] = []  # of the starts so far
         self._memory: MemoryTier | None = None
+        self._objects: ObjectCopies | None = None
         self._meetings = 0  # in this round of the rendezvous, after the first
 
     def run(self, *args: Any, **kwargs: Any) -> RunResult:
@@ -227,6 +232,8 @@ class Agent(LocalElasticAgent):
         finally:
             self._spares.close()
             self._children.close()
+            if self._objects is not None:
+                self._objects.finish()
             if self._hosts is not None:
                 self._hosts.close()
             if self._memory is not None:
@@ -443,9 +450,24 @@ class Agent(LocalElasticAgent):
         )
         if self._log.restart and spec.rdzv_handler.use_agent_store and self._hosts is None:
             self._give_fresh_store(worker_group)
+        self._use_objects({worker.global_rank for worker in worker_group.workers})
         with _replaced(local_elastic_agent, "start_processes", self._start_processes):
             started: dict[int, Any] = super()._start_workers(worker_group)
         return started
+
+    def _use_objects(self, ranks: set[int]) -> None:
+        """Before the ranks start: have what they lack come from the object store, and all be copied there."""
+        wanted, directory = self._settings.objects, self._settings.checkpoint_dir
+        if wanted is None or directory is None:
+            return
+        copies = self._objects
+        if copies is None or (copies.some and object_copies.lacks_all(directory)):
+            waited_for(partial(object_copies.fetch, wanted, directory, ranks, self._log))
+        if copies is not None and copies.ranks != ranks:
+            copies.close()
+            copies = None
+        if copies is None:
+            self._objects = ObjectCopies(wanted, directory, ranks, self._log)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         """Tell how the workers are; no restart is left where it has no use, or too few devices."""
@@ -578,6 +600,7 @@ class WorkerProcesses(PContext):
         self._progress: ProgressTeller | None = None
         self._device_proxies: Proxies | None = None
         self._mover: Mover | None = None
+        self._relay: StoreRelay | None = None
 
     def start(self) -> None:
         """Start the workers and what copies their logs; signals, unlike in torch, are the agent's affair."""
@@ -597,12 +620,12 @@ class WorkerProcesses(PContext):
             return
         rings = [worker.ring_fd for worker in self._workers.values()]
         try:
-            margin = local_state.MARGIN
+            margin = wishes.MARGIN
             if self._hosts is not None:  # the others must hear of it before they come to that step
                 steps = local_state.newest_step(rings)
                 time.sleep(HEARING_SECONDS)
                 margin += 2 * (local_state.newest_step(rings) - steps)
-            step = local_state.want_save(rings, margin)
+            step = wishes.want_save(rings, margin)
         except (JitckptError, OSError) as error:
             say(f"the state can't be saved now: {error}")
             return
@@ -614,12 +637,18 @@ class WorkerProcesses(PContext):
         self._log.write("save_wanted", step=step)
         say(f"SIGUSR2: the state after step {step} will be saved; the training goes on.")
 
-    def _start(self) -> None:
+    def _open_for_workers(self) -> None:
+        """Make what the workers in transparent mode are told of."""
+        if self._settings.criu is not None:
+            self._relay = StoreRelay(self.envs[0]["MASTER_ADDR"], int(self.envs[0]["MASTER_PORT"]))
         if self._settings.recovery_deadline is not None:
             self._control = ControlSocket()
             if self._settings.state_on_device:
                 hosts = 1 if self._hosts is None else len(self._hosts.all)
                 self._barrier = StepBarrier(self.nprocs, hosts)
+
+    def _start(self) -> None:
+        self._open_for_workers()
         try:
             for local_rank in range(self.nprocs):
                 self._prepare_worker(local_rank)
@@ -637,6 +666,8 @@ class WorkerProcesses(PContext):
                 self._control.close()
             if self._barrier is not None:
                 self._barrier.close()
+            if self._relay is not None:
+                self._relay.close()
             raise
         workers = list(self._workers.values())
         self._copier = self._copier_of_rings()
@@ -703,15 +734,15 @@ class WorkerProcesses(PContext):
             exchange=exchange,
         )
         if self._mover is not None:
-            self._mover.begin(proxies)
+            self._mover.begin(proxies, self._copier)
         return proxies
 
     def _make_mover(self) -> Mover | None:
-        if self._settings.criu is None:
+        if self._settings.criu is None or self._relay is None:
             return None
         shared = {} if self._barrier is None else {"jitckpt-steps": self._barrier.file}
         workers = {worker.rank: worker for worker in self._workers.values()}
-        return Mover(self._settings.criu, workers, self._log, say, shared)
+        return Mover(self._settings.criu, workers, self._log, say, shared=shared, relay=self._relay)
 
     def _copier_of_rings(self) -> Copier | None:
         """Return what has another host keep copies of the rings."""
@@ -739,6 +770,8 @@ class WorkerProcesses(PContext):
                 environment |= variables.PROXY_TOGETHER.to(self._barrier.of(local_rank))
             if not variables.PROXY_SPARE.is_set(environment):
                 environment |= variables.PROXY_SPARE.to(self._spares.wanted(len(self.args)) > 0)
+        if self._relay is not None:
+            environment |= self._relay.variables
         environment |= variables.AGENT_PID.to(os.getpid())
         environment |= variables.RUN.to(self._run)
         environment |= variables.JOB_PROCESSES.to(self._children.mark)
@@ -884,6 +917,8 @@ class WorkerProcesses(PContext):
         self._children.end_all()
         if self._barrier is not None:
             self._barrier.close()
+        if self._relay is not None:
+            self._relay.close()
 
 
 def _check_quorum(met: Sequence[Host]) -> None:

@@ -26,6 +26,7 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from jitckpt.agent.agent import Settings, launch
 from jitckpt.agent.memory_tier import Wanted
+from jitckpt.agent.object_copies import WantedObjects
 from jitckpt.agent.processes.guardian import remove_if_empty
 from jitckpt.bindings import criu, softgpu
 from jitckpt.bindings.criu import Criu, CriuError
@@ -51,6 +52,7 @@ from jitckpt.faults.injection import (
 from jitckpt.hosts.etcd import Etcd, endpoints_of
 from jitckpt.hosts.rendezvous import own_address
 from jitckpt.hosts.stores import has_calls_out
+from jitckpt.objects.bucket import parse
 from jitckpt.reports.timeline import in_words
 from jitckpt.saves.start_record import note_finished
 from jitckpt.web.beside import parse_address, served, traced
@@ -110,7 +112,7 @@ def _run(arguments: list[str]) -> int:
     args = parser.parse_args(arguments)
     kind = choose_device(args.device, os.environ)
     transparent = args.mode == "transparent"
-    check_libraries(kind, LIBRARY_DIR, proxy=transparent)
+    check_libraries(kind, LIBRARY_DIR, proxy=transparent, relay=args.broken_device == "move")
     with _log_dir(args) as temporary, _fault_folder(transparent and bool(args.fault)) as fault_folder:
         try:
             _check(args, kind)
@@ -141,7 +143,14 @@ def _run(arguments: list[str]) -> int:
             warm_spares=args.warm_spares,
             warm_start=args.warm_start,
             device_environment={
-                **device_environment(kind, config.nproc_per_node, LIBRARY_DIR, os.environ, proxy=transparent),
+                **device_environment(
+                    kind,
+                    config.nproc_per_node,
+                    LIBRARY_DIR,
+                    os.environ,
+                    proxy=transparent,
+                    relay=args.broken_device == "move",
+                ),
                 **fault_folder,
                 **_self_check(args.self_check),
                 **environment.MODE.to(args.mode),
@@ -168,6 +177,7 @@ def _run(arguments: list[str]) -> int:
             coordination=None
             if args.coordination is None
             else Etcd(args.coordination, os.environ, args.host_timeout),
+            objects=None if args.objects is None else WantedObjects(args.objects, args.objects_deadline),
         )
         log = EventLog(args.checkpoint_dir, aside=True)
         with (
@@ -309,19 +319,13 @@ def _check_modes(args: argparse.Namespace) -> None:
             "--memory-tier: in transparent mode the device proxies' servers have the state in host memory "
             "already, and no other host has; without --mode transparent the memory tier protects it"
         )
+    if args.objects is not None and args.checkpoint_dir is None:
+        raise ValueError("--objects needs --checkpoint-dir, which is what it copies")
     if args.memory_every < 1:
         raise ValueError("--memory-every must be at least 1")
     if args.broken_device != "restart" and args.mode != "transparent":
         raise ValueError(
             f"--broken-device {args.broken_device}: only --mode transparent goes on without a restart"
-        )
-    if (
-        args.broken_device == "move"
-        and not args.standalone
-        and torchrun.parse_min_max_nnodes(args.nnodes)[1] > 1
-    ):
-        raise ValueError(
-            "--broken-device move: only with one host; exchange needs no CRIU and has no such limit"
         )
 
 
@@ -604,6 +608,20 @@ def _parser() -> argparse.ArgumentParser:
         "go on from (default 60)",
     )
     ours.add_argument(
+        "--objects",
+        type=_objects,
+        metavar="s3://BUCKET/PREFIX",
+        help="copy what is saved in --checkpoint-dir to this place of an object store, and go on from there "
+        "where the directory lacks it",
+    )
+    ours.add_argument(
+        "--objects-deadline",
+        type=_seconds,
+        default=600.0,
+        metavar="SECONDS",
+        help="how long the job's end waits for what is not copied there yet (default 600)",
+    )
+    ours.add_argument(
         "--staging",
         type=_mebibytes,
         default=DEFAULT_BYTES >> 20,
@@ -726,6 +744,14 @@ def _memory(args: argparse.Namespace) -> Wanted | None:
     mode, copies = args.memory_tier
     limit = None if args.memory_limit is None else args.memory_limit << 20
     return Wanted(mode, copies, args.memory_every, limit, args.memory_keep)
+
+
+def _objects(text: str) -> str:
+    try:
+        parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
 
 
 def _secret(text: str) -> bytes:
