@@ -1,10 +1,10 @@
 """The rendezvous of several hosts by a coordination service, such as etcd, that outlives them all.
 
 Agents are members for as long as they keep a lease alive. One of them, the root, is elected: the key `root`
-is its own while its lease lasts. Where enough members are ready (`decisions/meeting.py`) it writes the next
-start: number, placement and safe step, at once, on the condition that it is still the root and nobody has
-written a start since it looked. That key's revision is what fences: an agent can write into a start only
-while no other has followed.
+is its own while its lease lasts, until the next start. Where enough members are ready
+(`decisions/meeting.py`) it writes that: number, placement and safe step, at once, on the condition that it is
+still the root and nobody has written a start since it looked. That key's revision is what fences: an agent
+can write into a start only while no other has followed.
 
 No start follows another of which no agent has said that its ranks have ended (`over`), however long none is
 heard of, unless the user knows that silent hosts are dead. So a training that runs needs no service, for as
@@ -222,9 +222,9 @@ class CoordinatedRendezvous(RendezvousHandler):
             if wanted is not None:
                 told = [wanted.number, list(wanted.agents), wanted.step, self.agent]
                 looked = {key: found.revision_of(self._key(key)) for key in ("start", "root")}
-                self._service.put_if(
-                    self._write("start", told), {self._key(key): rev for key, rev in looked.items()}
-                )
+                # With the start the root's part is done: it may be stopped, or cut off, by the next meeting.
+                puts = self._write("start", told) | {self._key("root"): None}
+                self._service.put_if(puts, {self._key(key): rev for key, rev in looked.items()})
                 return None, ""
         why = ""
         if last is not None and not is_over and not any(agent in members for agent in last.agents):

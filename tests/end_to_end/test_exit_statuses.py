@@ -6,10 +6,30 @@ from pathlib import Path
 
 import pytest
 from etcd_cluster import free_ports
+from gpt import TRAINING, run_of
 from launcher import JITCKPT, JITCKPT_RUN, Launcher
 
 from jitckpt.wire.exit_statuses import HOSTS_MISSING, NO_PROGRESS, SAVED
 
+# Runs the training of one rank, which dies in every start once its device has ended the same step.
+DYING = """
+import os, runpy, sys
+
+sys.path.insert(0, os.path.dirname(sys.argv[1]))
+import results, torch
+
+queued = results.DoneSteps.queued
+
+def die(done, step):
+    queued(done, step)
+    if step == 2:
+        torch.cuda.synchronize()
+        os.kill(os.getpid(), 9)
+
+results.DoneSteps.queued = die
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 ROOT = Path(__file__).parents[2]
 
 
@@ -51,8 +71,8 @@ def test_76_too_few_hosts_have_come(launcher: Launcher) -> None:
 
 
 def test_93_another_start_would_fail_alike(launcher: Launcher) -> None:
-    script = launcher.script("from fake_worker import *; register(); os.kill(os.getpid(), 9)")
-    ended = launcher.run(*JITCKPT_RUN, "--max-restarts", "9", "--checkpoint-dir", "ckpt", script)
+    script = launcher.script(DYING)
+    ended = launcher.run(*run_of(1), "--max-restarts", "9", script, *TRAINING)
     assert ended.status == NO_PROGRESS == 93, ended.err
 
 
