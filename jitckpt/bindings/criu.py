@@ -25,6 +25,7 @@ ADVICE = "scripts/setup --criu brings criu 4.2.1"
 SOONEST_GHOST = 1 << 20  # bytes: files without a name up to this size go into the images by themselves
 MOST_ANSWER = 1 << 16
 RIGHTS = "it needs root, or CAP_CHECKPOINT_RESTORE, CAP_SETPCAP and CAP_NET_ADMIN as ambient capabilities"
+_MOST_OF_TABLE = 26  # characters: for "inet " and its name CRIU has 32 bytes, with the zero behind
 _ASKING_SECONDS = 10.0  # for its version
 # What the log says at every failure, or always.
 _NO_REASON = ("FAILED", "RLIMIT_NOFILE", "Dump files (pid:")
@@ -110,8 +111,14 @@ def processes(folder: int) -> list[int]:
 
 
 def locks(folder: int) -> set[str]:
-    """Return the tables of nftables by which the dump into this folder has locked connections."""
-    return set(re.findall(r"\binet (CRIU-[\w-]+)", _read(folder, "dump.log")))
+    """Return the tables of nftables by which the dump into this folder has locked connections.
+
+    There is one, of the dump's own number, where there was no connection, too.
+    """
+    log = _read(folder, "dump.log")
+    numbers = re.findall(r"\bCRIU run id = ([\w-]+)", log)
+    named = {f"CRIU-{number}"[:_MOST_OF_TABLE] for number in numbers}
+    return named | set(re.findall(r"\binet (CRIU-[\w-]+)", log))
 
 
 def last_error(log: str) -> str:
