@@ -113,7 +113,8 @@ def processes(folder: int) -> list[int]:
 def locks(folder: int) -> set[str]:
     """Return the tables of nftables by which the dump into this folder has locked connections.
 
-    There is one, of the dump's own number, where there was no connection, too.
+    There is one, of the dump's own number, where there was no connection, too. Asked by RPC, CRIU names two
+    numbers, of which one has none.
     """
     log = _read(folder, "dump.log")
     numbers = re.findall(r"\bCRIU run id = ([\w-]+)", log)

@@ -115,6 +115,7 @@ def test_a_process_goes_on_where_it_was(found: Criu, folder: int, way: str) -> N
 def test_a_dump_that_fails_leaves_the_process_as_it_was(found: Criu, folder: int) -> None:
     # Its output is a socket whose other end, here, nobody has said to be left out.
     process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # of this session
+    assert process.stdin is not None
     assert process.stdout is not None
     try:
         with pytest.raises(CriuError, match=rf"criu can't dump the process {process.pid}: .+ \(criu/.+\)\."):
@@ -140,14 +141,14 @@ def test_connections_of_processes_that_are_never_restored_do_not_stay_locked(
         start_new_session=True,
     )
     assert process.stdout is not None
-    assert process.stdin is not None
     process.stdout.readline()
     output = f"pipe:[{os.fstat(process.stdout.fileno()).st_ino}]"
     criu.dump(found, process.pid, Options(folder, 10, external=[output]))
     process.communicate()
     names = criu.locks(folder)
-    assert len(names) == 1
-    assert names <= network_lock.tables() - before
+    made = network_lock.tables() - before
+    assert len(made) == 1
+    assert made <= names
     network_lock.unlock(names)
     network_lock.unlock(names)  # it is not there any more
     assert not names & network_lock.tables()
