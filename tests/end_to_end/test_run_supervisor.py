@@ -641,9 +641,10 @@ def test_device_proxies_recover_until_a_worker_dies(
         f"""
         {PROXY}
         recover()
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         reason = hear(proxy_messages.GiveUp).reason
         open(here + "/told", "w").write(reason)
+        signal.sigtimedwait([signal.SIGTERM], 60)  # the supervisor ends who lives
         exit(3)
         """,
         f"""

@@ -73,21 +73,6 @@ def test_a_preempted_job_is_queued_again_and_goes_on(
     assert "The job succeeded." in out or "The job succeeded after 0" in out, out
 
 
-def test_a_lost_node_is_replaced_by_one_that_stands_by(
-    cluster: Slurm, launcher: Launcher, undisturbed: list[str]
-) -> None:
-    number = submit(cluster, launcher, launcher.script(PAUSING))
-    launcher.wait_until(lambda: "pauses" in said(launcher) and "stands by" in said(launcher))
-    cluster.lose_node(1)
-    launcher.wait_until(lambda: said(launcher).count("pauses") == 2)
-    launcher.wait_until(lambda: "down" in cluster.ask("sinfo", "-h", "-n", "n1", "-o", "%t"))
-    assert cluster.job(number)["JobState"] == "RUNNING"
-    (launcher.directory / "go").touch()
-    launcher.wait_until(lambda: cluster.job(number)["JobState"] not in ("RUNNING", "COMPLETING"))
-    assert digests(said(launcher)) == undisturbed
-    assert cluster.job(number)["Restarts"] == "0"
-
-
 def test_a_cluster_that_would_end_the_healthy_ranks_is_told_of(
     launcher: Launcher, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
