@@ -152,5 +152,5 @@ def _wait(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + LIMIT
     while not condition():
         if time.monotonic() > end:
-            pytest.skip("Slurm does not come up here: see its logs")
+            pytest.fail("Slurm does not come up here: see its logs")
         time.sleep(0.1)
