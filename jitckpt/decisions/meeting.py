@@ -63,13 +63,13 @@ def _placed(ready: Mapping[str, Member], before: Sequence[str], hosts: int) -> t
     The oldest come first; those that wish none are in the order of their addresses.
     """
     placed = {place: agent for place, agent in enumerate(before) if agent in ready and place < hosts}
-    free = sorted(ready.keys() - placed.values(), key=lambda agent: ready[agent].since)
+    free = sorted(ready.keys() - placed.values(), key=lambda agent: (ready[agent].since, agent))
     for agent in free:
         wish = ready[agent].place
         if wish is not None and wish < hosts:
             placed.setdefault(wish, agent)
     places = [place for place in range(hosts) if place not in placed]
     others = [agent for agent in free if ready[agent].place is None][: len(places)]
-    others.sort(key=lambda agent: (ready[agent].address, ready[agent].since))
+    others.sort(key=lambda agent: (ready[agent].address, ready[agent].since, agent))
     placed.update(zip(places, others, strict=False))
     return tuple(placed[place] for place in range(hosts)) if len(placed) == hosts else None

@@ -1,6 +1,7 @@
-// libjitckpt_store.so: preloaded where workers may move. A connection to the job's store becomes one to the agent's
-// relay (jitckpt/agent/migration/store_relay.py), which outlives a move of either end. The descriptor keeps its number
-// and flags, so that torch's client does not notice. Where the relay can't be reached, the connection is the plain one.
+// libjitckpt_store.so: preloaded where workers may move. A connection to the job's store becomes one to the
+// agent's relay (jitckpt/agent/migration/store_relay.py), which outlives a move of either end. The descriptor
+// keeps its number and flags, so that torch's client does not notice. Where the relay can't be reached, the
+// connection is the plain one.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <netdb.h>
@@ -17,8 +18,8 @@
 
 namespace {
 
-// jitckpt/wire/environment.py: STORE_RELAY, STORE_ADDRESSES. Read at each call, as a process that was forked from a
-// template has others than that.
+// jitckpt/wire/environment.py: STORE_RELAY, STORE_ADDRESSES. Read at each call, as a process that was forked
+// from a template has others than that.
 constexpr char kRelay[] = "JITCKPT_STORE_RELAY";
 constexpr char kAddresses[] = "JITCKPT_STORE_ADDRESSES";
 
@@ -30,14 +31,18 @@ Function next(const char* name) {
   return reinterpret_cast<Function>(dlsym(RTLD_NEXT, name));
 }
 
-// ADDRESS:PORT as in kAddresses; IPv4 in IPv6 is the same as without. Returns an empty view for what is no IP address.
-std::string_view written(const sockaddr* address, socklen_t length, char (&room)[NI_MAXHOST + NI_MAXSERV + 1]) {
+// ADDRESS:PORT as in kAddresses; IPv4 in IPv6 is the same as without. Returns an empty view for what is no IP
+// address.
+std::string_view written(const sockaddr* address, socklen_t length,
+                         char (&room)[NI_MAXHOST + NI_MAXSERV + 1]) {
   if (address == nullptr || (address->sa_family != AF_INET && address->sa_family != AF_INET6)) return {};
   char port[NI_MAXSERV];
-  if (getnameinfo(address, length, room, NI_MAXHOST, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) != 0) return {};
+  if (getnameinfo(address, length, room, NI_MAXHOST, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) != 0)
+    return {};
   constexpr std::string_view kMapped = "::ffff:";
   char* begin = room;
-  if (std::string_view(room).starts_with(kMapped) && std::strchr(room, '.') != nullptr) begin += kMapped.size();
+  if (std::string_view(room).starts_with(kMapped) && std::strchr(room, '.') != nullptr)
+    begin += kMapped.size();
   std::strcat(std::strcat(begin, ":"), port);
   return begin;
 }
@@ -73,7 +78,8 @@ int connected_to_relay(const char* name, Connect connect) {
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) int connect(int file, const sockaddr* address, socklen_t length) {
+extern "C" __attribute__((visibility("default"))) int connect(int file, const sockaddr* address,
+                                                              socklen_t length) {
   static const auto real = next<Connect>("connect");
   const char* relay = std::getenv(kRelay);
   const char* addresses = std::getenv(kAddresses);
@@ -91,11 +97,12 @@ extern "C" __attribute__((visibility("default"))) int connect(int file, const so
 }
 
 // What TCP may be told makes no sense for the socket in its place, and is no failure.
-extern "C" __attribute__((visibility("default"))) int setsockopt(int file, int level, int name, const void* value,
-                                                                 socklen_t size) {
+extern "C" __attribute__((visibility("default"))) int setsockopt(int file, int level, int name,
+                                                                 const void* value, socklen_t size) {
   static const auto real = next<SetOption>("setsockopt");
   const int result = real(file, level, name, value, size);
-  if (result == 0 || level != IPPROTO_TCP || errno != EOPNOTSUPP || std::getenv(kRelay) == nullptr) return result;
+  if (result == 0 || level != IPPROTO_TCP || errno != EOPNOTSUPP || std::getenv(kRelay) == nullptr)
+    return result;
   int domain = 0;
   socklen_t room = sizeof domain;
   return getsockopt(file, SOL_SOCKET, SO_DOMAIN, &domain, &room) == 0 && domain == AF_UNIX ? 0 : result;

@@ -53,8 +53,8 @@ def test_runs_own_options_come_before_torchruns(capsys: pytest.CaptureFixture[st
     ours, theirs = capsys.readouterr().out.split("torchrun's options, which mean the same here:")
     assert "--checkpoint-dir DIR" in ours
     assert "--fault SPEC" in ours
-    assert "--nnodes" not in ours
-    assert "--nnodes" in theirs
+    assert "\n  --nnodes" not in ours
+    assert "\n  --nnodes" in theirs
     assert "--checkpoint-dir" not in theirs
 
 

@@ -43,6 +43,11 @@ def test_no_start_follows_one_that_is_not_over() -> None:
     assert next_start(members, LAST, True, ("a", "b"), 2) == Start(5, ("c", "d"), 20)
 
 
+def test_all_who_come_at_the_same_time_get_the_same_places_in_every_process() -> None:
+    names = tuple("abcdefgh")  # a set of strings has another order in each process
+    assert next_start({name: member() for name in reversed(names)}, None, False, (), 8) == Start(1, names, 0)
+
+
 def test_an_agent_that_is_there_is_waited_for_unless_it_is_seen_no_more() -> None:
     members = {"a": member(after=3), "b": member(after=4), "c": member(after=3)}
     assert next_start(members, LAST, True, (), 2) is None, "a still ends its ranks"
