@@ -83,12 +83,14 @@ class Supervisor(threading.Thread):
         proxies: Proxies | None = None,
         mistakes_before: frozenset[str] = frozenset(),
         protection: Protection | None = None,
+        said_before: Sequence[Arrived] = (),
     ) -> None:
         """stall_timeout: seconds that a live rank may keep the others waiting in a collective.
 
         answer_within: seconds in which every live rank says where it is. hosts: where there are several.
         proxies: of the workers in transparent mode. protection: by the memory tier.
-        mistakes_before: those of the start before this one.
+        mistakes_before: those of the start before this one. said_before: by others, to the host in whose
+        place this one comes.
         """
         super().__init__(name="jitckpt-supervisor", daemon=True)
         self._workers = {worker.rank: worker for worker in workers}
@@ -119,6 +121,7 @@ class Supervisor(threading.Thread):
             answer_within,
             ask_for_stacks=self._ask_for_stacks,
         )
+        self._said_before = said_before
         self.interrupts: list[int] = []
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector = selectors.DefaultSelector()
@@ -153,6 +156,8 @@ class Supervisor(threading.Thread):
             for worker in self._workers.values():
                 self._selector.register(worker.socket, selectors.EVENT_READ, _bound(self._receive, worker))
                 self._selector.register(worker.pidfd, selectors.EVENT_READ, _bound(self._ended, worker))
+            for arrived in self._said_before:
+                self._hear_host(arrived)
             self._outcome = self._supervise()
         except BaseException as error:
             self._error = error
@@ -183,6 +188,8 @@ class Supervisor(threading.Thread):
             interrupts = self._hear_all()
             if self._proxies is not None:
                 self._proxies.look()
+                if self._proxies.moved:
+                    return Outcome.SUCCEEDED
                 if any(self._rank(rank).finished for rank in self._proxies.stragglers):
                     self._job = replace(self._job, suspected=True)
             if interrupts and not self._job.interrupted:

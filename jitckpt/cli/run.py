@@ -27,6 +27,7 @@ from torch.distributed.launcher.api import LaunchConfig
 from jitckpt.agent.agent import Settings, launch
 from jitckpt.agent.memory_tier import Wanted
 from jitckpt.agent.processes.guardian import remove_if_empty
+from jitckpt.agent.standby import stand_by
 from jitckpt.bindings import criu, softgpu
 from jitckpt.bindings.criu import Criu, CriuError
 from jitckpt.cli.exec import DEFAULT_DEVICES, add_device_argument
@@ -164,6 +165,7 @@ def _run(arguments: list[str]) -> int:
             exclude_suspect=args.exclude_suspect,
             exchange_broken=args.broken_device != "restart",
             criu=_criu() if args.broken_device == "move" else None,
+            stands_by=args.standby,
             temporary=temporary,
             memory=_memory(args),
         )
@@ -199,7 +201,7 @@ def _launch(
 ) -> int:
     outcome = "failed"
     try:
-        record(launch)(settings, log, config, command, arguments)
+        record(stand_by if settings.stands_by else launch)(settings, log, config, command, arguments)
         outcome = "succeeded"
         return 0
     except ChildFailedError as error:
@@ -593,6 +595,12 @@ def _parser() -> argparse.ArgumentParser:
         help="in transparent mode, what is done about a device that fails with a new server, too. restart: "
         "the job starts again; exchange: the rank goes on with a device of its host that no rank has; move: "
         "the same, in a process that CRIU makes anew of its own (default restart)",
+    )
+    ours.add_argument(
+        "--standby",
+        action="store_true",
+        help="this host takes no part until the devices of another one are broken for good (--broken-device "
+        "move, which all hosts need); then that one's ranks go on here",
     )
     ours.add_argument(
         "--fault",

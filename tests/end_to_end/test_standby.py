@@ -1,0 +1,48 @@
+"""A host's devices are broken for good: its worker processes go on on a host that stands by."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from criu_here import criu_of_this_machine
+from launcher import JITCKPT, JITCKPT_RUN, Launcher
+from namespaces import Namespaces, namespaces
+from test_broken_device import SCRIPT
+
+from jitckpt.wire import environment
+
+MEET = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "10.79.0.1:29400", "--rdzv-id", "job"]
+OPTIONS = ["--device", "softgpu", "--warm-spares", "0"]
+TRAINING = SCRIPT.replace("[0, 1]", "list(range(dist.get_world_size()))")
+# A host of its own, but for its files: it has none of the others' processes, and none of their shared memory.
+ELSEWHERE = ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc", "--ipc"]
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Namespaces]:
+    with namespaces(3) as found:
+        yield found
+
+
+def finals(text: str) -> list[str]:
+    return sorted(re.findall(r"^rank \d: .*$", text, re.MULTILINE))
+
+
+def test_both_ranks_of_a_host_go_on_on_one_that_stands_by(launcher: Launcher, hosts: Namespaces) -> None:
+    program = criu_of_this_machine().program
+    script = launcher.script(TRAINING)
+    undisturbed = launcher.run("env", "SOFTGPU_DEVICES=4", *JITCKPT_RUN, "--nproc-per-node", "4", *OPTIONS, script)
+    assert undisturbed.status == 0, undisturbed.err
+    lost = ["--fault", "rank=3 step=8 phase=backward kind=device-lost-hard", "--broken-device", "move"]
+    command = ["env", "OMP_NUM_THREADS=1", "SOFTGPU_DEVICES=2", f"{environment.CRIU.name}={program}"]
+    command += [*JITCKPT, "run", *MEET, "--mode", "transparent", "--nproc-per-node", "2", *OPTIONS, *lost]
+    started = [
+        launcher.start(*hosts.in_network_of(host), *command, "--node-rank", str(host), "--checkpoint-dir", f"ck{host}", script)
+        for host in range(2)
+    ]
+    started.append(launcher.start(*hosts.in_network_of(2), *ELSEWHERE, *command, "--checkpoint-dir", "ck2", "--standby", script))
+    ended = [launcher.finish(process) for process in started]
+    told = "\n=====\n".join(one.err for one in ended)
+    assert [one.status for one in ended] == [0, 0, 0], told
+    assert finals("".join(one.out for one in ended)) == finals(undisturbed.out), told
+    assert len(finals(ended[2].out)) == 2
