@@ -23,6 +23,7 @@ from typing import Any
 
 from torch.distributed import DistError
 from torch.distributed.elastic.agent.server import local_elastic_agent
+from torch.distributed.elastic.agent.server.api import _TERMINAL_STATE_SYNC_ID as EXIT_BARRIER
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import PContext, RunProcsResult, SignalException
@@ -34,6 +35,7 @@ from torch.distributed.elastic.rendezvous import (
     static_tcp_rendezvous,
 )
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+from torch.distributed.elastic.utils.store import _barrier_nonblocking
 from torch.distributed.launcher import api as launcher
 
 from jitckpt.agent.memory_tier import MemoryTier, Wanted
@@ -422,6 +424,11 @@ class Agent(LocalElasticAgent):
         result: RunResult = super()._monitor_workers(worker_group)
         if self._processes is not None and self._processes.has_left:
             assert self._lasting is not None
+            group: Any = worker_group
+            # The others wait for all agents in the end: for this one they need not.
+            with suppress(StoreGone, DistError):
+                arrive = partial(_barrier_nonblocking, group.store, group.group_world_size, EXIT_BARRIER)
+                self._lasting.guarded(arrive)
             self._lasting.leave()
             raise NotNeeded("This host's ranks go on on another one; it is not needed any more.")
         if not result.is_failed():
@@ -450,12 +457,10 @@ class Agent(LocalElasticAgent):
         group: Any = self._worker_group
         if self._hosts is None:
             return {}
-        store = group.store
         return {
             "run": self._run,
             "restart": self._log.restart,
             "workers_store": [group.master_addr, group.master_port],
-            "prefix": store.prefix,
         }
 
     def _leave_out_devices(self, broken: frozenset[str], ranks: int) -> None:

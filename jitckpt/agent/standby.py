@@ -19,12 +19,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
-from torch.distributed.elastic.agent.server.api import _TERMINAL_STATE_SYNC_ID
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
-from torch.distributed.elastic.utils import store as store_util
 from torch.distributed.launcher import api as launcher
 
 from jitckpt.agent.agent import Settings, WorkerProcesses
@@ -379,12 +377,6 @@ def _go_on(
             assert result is not None
             if result.failures:
                 raise ChildFailedError("default", result.failures)
-            host, port = parse_rendezvous_endpoint(config.rdzv_endpoint, rendezvous.DEFAULT_PORT)
-            with contextlib.suppress(RuntimeError, OSError):  # the others have ended
-                store = TCPStore(host, port, is_master=False, wait_for_workers=False)
-                store_util.barrier(
-                    PrefixStore(plan["prefix"], store), len(met), _TERMINAL_STATE_SYNC_ID, barrier_timeout=300
-                )
         finally:
             processes.close()
             hosts.close()
