@@ -252,6 +252,8 @@ class Supervisor(threading.Thread):
         while ready := self._selector.select(timeout):
             timeout = 0
             for key, _ in ready:
+                if self._proxies is not None and self._proxies.moved:
+                    return  # what has ended here goes on elsewhere
                 if key.fd in self._selector.get_map():  # else another one of these has removed it
                     key.data()
 
