@@ -38,10 +38,12 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.elastic.utils.store import _barrier_nonblocking
 from torch.distributed.launcher import api as launcher
 
+from jitckpt.agent import object_copies
 from jitckpt.agent.memory_tier import MemoryTier, Wanted
 from jitckpt.agent.migration.leaving import Departure
 from jitckpt.agent.migration.move import Mover
 from jitckpt.agent.migration.store_relay import StoreRelay
+from jitckpt.agent.object_copies import ObjectCopies, WantedObjects
 from jitckpt.agent.processes.children import Children
 from jitckpt.agent.processes.spares import Spares
 from jitckpt.agent.processes.workers import Worker
@@ -69,7 +71,7 @@ from jitckpt.hosts.signed import Signature
 from jitckpt.hosts.standbys import Standby
 from jitckpt.hosts.store_server import address_for, store_at, torchs_store
 from jitckpt.hosts.stores import Apart, LastingRendezvous, StoreGone
-from jitckpt.ring import local_state
+from jitckpt.ring import local_state, wishes
 from jitckpt.ring.copies import Copier
 from jitckpt.saves import directory_lock, folders
 from jitckpt.saves.layout import Identity, Kind
@@ -110,6 +112,7 @@ class Settings:
     silent_hosts_are_dead: bool  # the user knows that none is only cut off
     secret: bytes | None  # of this job, for agents on several hosts; None: one is made
     memory: Wanted | None = None  # of the memory tier
+    objects: WantedObjects | None = None  # what is saved is copied there
 
 
 def launch(
@@ -169,6 +172,7 @@ class Agent(LocalElasticAgent):
         self._hosts: Hosts | None = None
         self._ends: list[tuple[int, str]] = []  # of the starts so far
         self._memory: MemoryTier | None = None
+        self._objects: ObjectCopies | None = None
         self._meetings = 0  # in this round of the rendezvous, after the first
 
     def run(self, *args: Any, **kwargs: Any) -> RunResult:
@@ -202,6 +206,8 @@ class Agent(LocalElasticAgent):
         finally:
             self._spares.close()
             self._children.close()
+            if self._objects is not None:
+                self._objects.finish()
             if self._hosts is not None:
                 self._hosts.close()
             if self._memory is not None:
@@ -415,9 +421,24 @@ class Agent(LocalElasticAgent):
         )
         if self._log.restart and spec.rdzv_handler.use_agent_store and self._hosts is None:
             self._give_fresh_store(worker_group)
+        self._use_objects({worker.global_rank for worker in worker_group.workers})
         with _replaced(local_elastic_agent, "start_processes", self._start_processes):
             started: dict[int, Any] = super()._start_workers(worker_group)
         return started
+
+    def _use_objects(self, ranks: set[int]) -> None:
+        """Before the ranks start: have what they lack come from the object store, and all be copied there."""
+        wanted, directory = self._settings.objects, self._settings.checkpoint_dir
+        if wanted is None or directory is None:
+            return
+        copies = self._objects
+        if copies is None or (copies.some and object_copies.lacks_all(directory)):
+            waited_for(partial(object_copies.fetch, wanted, directory, ranks, self._log))
+        if copies is not None and copies.ranks != ranks:
+            copies.close()
+            copies = None
+        if copies is None:
+            self._objects = ObjectCopies(wanted, directory, ranks, self._log)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         """Tell how the workers are; no restart is left where it has no use, or too few devices."""
@@ -607,12 +628,12 @@ class WorkerProcesses(PContext):
             return
         rings = [worker.ring_fd for worker in self._workers.values()]
         try:
-            margin = local_state.MARGIN
+            margin = wishes.MARGIN
             if self._hosts is not None:  # the others must hear of it before they come to that step
                 steps = local_state.newest_step(rings)
                 time.sleep(HEARING_SECONDS)
                 margin += 2 * (local_state.newest_step(rings) - steps)
-            step = local_state.want_save(rings, margin)
+            step = wishes.want_save(rings, margin)
         except (JitckptError, OSError) as error:
             say(f"the state can't be saved now: {error}")
             return

@@ -26,6 +26,7 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from jitckpt.agent.agent import Settings, launch
 from jitckpt.agent.memory_tier import Wanted
+from jitckpt.agent.object_copies import WantedObjects
 from jitckpt.agent.processes.guardian import remove_if_empty
 from jitckpt.agent.standby import stand_by
 from jitckpt.bindings import criu, softgpu
@@ -50,6 +51,7 @@ from jitckpt.faults.injection import (
 )
 from jitckpt.hosts.rendezvous import own_address
 from jitckpt.hosts.stores import has_calls_out
+from jitckpt.objects.bucket import parse
 from jitckpt.reports.timeline import in_words
 from jitckpt.saves.start_record import note_finished
 from jitckpt.web.beside import parse_address, served, traced
@@ -168,6 +170,7 @@ def _run(arguments: list[str]) -> int:
             stands_by=args.standby,
             temporary=temporary,
             memory=_memory(args),
+            objects=None if args.objects is None else WantedObjects(args.objects, args.objects_deadline),
         )
         log = EventLog(args.checkpoint_dir, aside=True)
         with (
@@ -304,6 +307,8 @@ def _check_modes(args: argparse.Namespace) -> None:
             "--memory-tier: in transparent mode the device proxies' servers have the state in host memory "
             "already, and no other host has; without --mode transparent the memory tier protects it"
         )
+    if args.objects is not None and args.checkpoint_dir is None:
+        raise ValueError("--objects needs --checkpoint-dir, which is what it copies")
     if args.memory_every < 1:
         raise ValueError("--memory-every must be at least 1")
     if args.broken_device != "restart" and args.mode != "transparent":
@@ -530,6 +535,20 @@ def _parser() -> argparse.ArgumentParser:
         "go on from (default 60)",
     )
     ours.add_argument(
+        "--objects",
+        type=_objects,
+        metavar="s3://BUCKET/PREFIX",
+        help="copy what is saved in --checkpoint-dir to this place of an object store, and go on from there "
+        "where the directory lacks it",
+    )
+    ours.add_argument(
+        "--objects-deadline",
+        type=_seconds,
+        default=600.0,
+        metavar="SECONDS",
+        help="how long the job's end waits for what is not copied there yet (default 600)",
+    )
+    ours.add_argument(
         "--staging",
         type=_mebibytes,
         default=DEFAULT_BYTES >> 20,
@@ -658,6 +677,14 @@ def _memory(args: argparse.Namespace) -> Wanted | None:
     mode, copies = args.memory_tier
     limit = None if args.memory_limit is None else args.memory_limit << 20
     return Wanted(mode, copies, args.memory_every, limit, args.memory_keep)
+
+
+def _objects(text: str) -> str:
+    try:
+        parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
 
 
 def _secret(text: str) -> bytes:

@@ -1,6 +1,6 @@
 """Copies of the ranks' local states on another host, so that the loss of a host loses nothing.
 
-A ring (local_state.py) is copied piece by piece, each to the place where it lies in the original; so the
+A ring (format.py) is copied piece by piece, each to the place where it lies in the original; so the
 copy is a ring like any other, whole up to the last piece that came. A thread looks for what is new. A rank
 asks, and waits, for the copy of what it knows of a minibatch before it takes part in a collective without
 which no other rank gets to the end of the minibatch, and saves a step of which only this host had the state.
@@ -20,6 +20,7 @@ from typing import cast
 from jitckpt.errors import SaveError
 from jitckpt.hosts.link import Header
 from jitckpt.ring import local_state
+from jitckpt.ring.tail import Tail
 
 LOOK_SECONDS = 0.01  # shorter than what is left of a minibatch after its forward pass
 ANSWER_SECONDS = 5.0  # that a rank waits for a copy
@@ -47,7 +48,7 @@ class Copier(threading.Thread):
         for copies.
         """
         super().__init__(name="jitckpt-copies", daemon=True)
-        self._rings = {rank: local_state.Tail(descriptor) for rank, descriptor in rings.items()}
+        self._rings = {rank: Tail(descriptor) for rank, descriptor in rings.items()}
         self._send, self._waiting, self._confirm = send, waiting, confirm
         self._askers = selectors.DefaultSelector()
         for asker in askers:

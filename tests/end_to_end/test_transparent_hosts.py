@@ -50,7 +50,9 @@ def test_ranks_of_two_hosts_live_on(launcher: Launcher, hosts: Namespaces, state
     assert len(digests(undisturbed.out)) == 1
     assert digests(ended[0].out) | digests(ended[1].out) == digests(undisturbed.out)
     events, _ = read_events(launcher.directory / "ckpt")
-    assert [event["rank"] for event in events if event["event"] == "device_alarm"] == [1, 0]
+    first_alarm, *others = (event["rank"] for event in events if event["event"] == "device_alarm")
+    assert first_alarm == 1
+    assert others  # whose server has died, or first the other, whose collective ends with it
     first, second = (event["state"] for event in events if event["event"] == "recovered")
     ways = [event["ways"] for event in events if event["event"] == "recovery_planned"]
     if state == "on devices":
