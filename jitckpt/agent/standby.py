@@ -1,7 +1,7 @@
 """`jitckpt run --standby`: an agent that waits, and takes the place of one whose devices are broken for good.
 
-It makes that one's processes again here (migration/leaving.py is the other side), and is then what that one was:
-it has its index, its ranks, its place in the step barrier, and its connections to the other agents.
+It makes that one's processes again here (migration/leaving.py is the other side), and is then what that one
+was: it has its index, its ranks, its place in the step barrier, and its connections to the other agents.
 """
 
 import asyncio
@@ -54,9 +54,7 @@ from jitckpt.wire import environment as variables
 
 LOOK_SECONDS = 1.0  # between two looks whether the job is still there
 RESTORING_SECONDS = 120.0
-SAME_CLOCK = (
-    60.0  # seconds; two hosts whose clocks since their starts differ by more can't exchange processes
-)
+SAME_CLOCK = 60.0  # seconds by which the clocks since the hosts' starts may differ, as processes know them
 # Far from the numbers that the processes of a host have: those that come here bring theirs.
 FIRST_PROCESS = 3_000_000
 
@@ -105,7 +103,7 @@ def stand_by(
     try:
         with contextlib.ExitStack() as stack:
             taken, links = asyncio.run(_Waiting(settings, config, children, stack).wait())
-            _go_on(settings, log, taken, links, children, config)
+            _go_on(settings, log, taken, links, children)
     finally:
         children.close()
         for number, handler in before.items():
@@ -335,7 +333,6 @@ def _go_on(
     taken: _Taken,
     links: socket.socket,
     children: Children,
-    config: launcher.LaunchConfig,
 ) -> None:
     plan, count = taken.plan, len(taken.ranks)
     met = [Host(**{**host, "ranks": tuple(host["ranks"]), "pasts": ()}) for host in plan["hosts"]]
@@ -344,9 +341,8 @@ def _go_on(
     hosts.connect(PATIENCE * settings.host_timeout)
     log.leading, log.restart = False, int(plan["restart"])
     log.write("host_taken_over", host=index, ranks=[one.rank for one in taken.ranks])
-    say(
-        f"this host has taken the place of host {index}: ranks {', '.join(str(one.rank) for one in taken.ranks)}."
-    )
+    ranks = ", ".join(str(one.rank) for one in taken.ranks)
+    say(f"this host has taken the place of host {index}: ranks {ranks}.")
     numbers = range(count)
     with tempfile.TemporaryDirectory(prefix="jitckpt-") as folder:
         processes = _Adopted(

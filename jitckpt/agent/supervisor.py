@@ -187,12 +187,8 @@ class Supervisor(threading.Thread):
     def _supervise(self) -> Outcome:
         while True:
             interrupts = self._hear_all()
-            if self._proxies is not None:
-                self._proxies.look()
-                if self._proxies.moved:
-                    return Outcome.SUCCEEDED
-                if any(self._rank(rank).finished for rank in self._proxies.stragglers):
-                    self._job = replace(self._job, suspected=True)
+            if self._look_at_proxies():
+                return Outcome.SUCCEEDED
             if interrupts and not self._job.interrupted:
                 agent = (
                     "the agent" if self._hosts is None else f"{self._hosts.name(self._hosts.index)}'s agent"
@@ -239,6 +235,15 @@ class Supervisor(threading.Thread):
                         self._log.write("incurable", text=reason)
                         self._say(f"the job ends here, with no restart: {reason}.")
                     return outcome
+
+    def _look_at_proxies(self) -> bool:
+        """Return whether this host's ranks go on on another one."""
+        if self._proxies is None:
+            return False
+        self._proxies.look()
+        if any(self._rank(rank).finished for rank in self._proxies.stragglers):
+            self._job = replace(self._job, suspected=True)
+        return self._proxies.moved
 
     def _hear_all(self) -> int:
         """Take in all that was said: it counts in the decision about a failure. Return the interrupts."""

@@ -315,6 +315,13 @@ def _check_modes(args: argparse.Namespace) -> None:
         raise ValueError(
             f"--broken-device {args.broken_device}: only --mode transparent goes on without a restart"
         )
+    if args.standby and args.broken_device != "move":
+        raise ValueError(
+            "--standby needs --broken-device move, on all hosts; without --standby a host that is started "
+            "beyond --nnodes stands by for one that is lost"
+        )
+    if args.standby and (args.standalone or torchrun.parse_min_max_nnodes(args.nnodes)[1] == 1):
+        raise ValueError("--standby: a job on one host has no other (--nnodes)")
 
 
 def _check_hosts(args: argparse.Namespace) -> None:

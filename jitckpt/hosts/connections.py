@@ -80,6 +80,7 @@ class Hosts:
         listener: socket.socket,
         secret: bytes,
         silence: float,
+        *,
         takes_place: bool = False,
     ) -> None:
         """listener: a listening socket, this object's from now on. silence: seconds until a machine that

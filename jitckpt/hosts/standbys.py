@@ -1,4 +1,4 @@
-"""Hosts that stand by to take the place of one whose devices are broken: they say so in the rendezvous' store."""
+"""Hosts that stand by to take the place of one whose devices are broken say so in the rendezvous' store."""
 
 from dataclasses import dataclass
 from typing import Any

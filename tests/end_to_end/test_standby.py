@@ -31,16 +31,21 @@ def finals(text: str) -> list[str]:
 def test_both_ranks_of_a_host_go_on_on_one_that_stands_by(launcher: Launcher, hosts: Namespaces) -> None:
     program = criu_of_this_machine().program
     script = launcher.script(TRAINING)
-    undisturbed = launcher.run("env", "SOFTGPU_DEVICES=4", *JITCKPT_RUN, "--nproc-per-node", "4", *OPTIONS, script)
+    alone = ["env", "SOFTGPU_DEVICES=4", *JITCKPT_RUN, "--nproc-per-node", "4", *OPTIONS]
+    undisturbed = launcher.run(*alone, script)
     assert undisturbed.status == 0, undisturbed.err
     lost = ["--fault", "rank=3 step=8 phase=backward kind=device-lost-hard", "--broken-device", "move"]
     command = ["env", "OMP_NUM_THREADS=1", "SOFTGPU_DEVICES=2", f"{environment.CRIU.name}={program}"]
     command += [*JITCKPT, "run", *MEET, "--mode", "transparent", "--nproc-per-node", "2", *OPTIONS, *lost]
-    started = [
-        launcher.start(*hosts.in_network_of(host), *command, "--node-rank", str(host), "--checkpoint-dir", f"ck{host}", script)
-        for host in range(2)
+    places = [
+        [*command, "--node-rank", "0"],
+        [*command, "--node-rank", "1"],
+        [*ELSEWHERE, *command, "--standby"],
     ]
-    started.append(launcher.start(*hosts.in_network_of(2), *ELSEWHERE, *command, "--checkpoint-dir", "ck2", "--standby", script))
+    started = [
+        launcher.start(*hosts.in_network_of(host), *place, "--checkpoint-dir", f"ck{host}", script)
+        for host, place in enumerate(places)
+    ]
     ended = [launcher.finish(process) for process in started]
     told = "\n=====\n".join(one.err for one in ended)
     assert [one.status for one in ended] == [0, 0, 0], told

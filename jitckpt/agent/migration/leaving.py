@@ -73,7 +73,7 @@ class Departure:
         return self._hosts.index != LEADER and bool(self._standbys())
 
     def leave(self, orders: Mapping[int, bytes]) -> bool:
-        """Have all ranks go on on a host that stands by, and get these orders there; return whether they do."""
+        """Have all ranks go on on a host that stands by, with these orders; return whether they do."""
         begun = time.monotonic()
         with contextlib.ExitStack() as stack:
             dumped: list[_Dumped] = []
@@ -94,8 +94,8 @@ class Departure:
             seconds = time.monotonic() - begun
         self._log.write("host_left", ranks=sorted(orders), to=where, bytes=size, seconds=seconds)
         self._say(
-            f"ranks {', '.join(map(str, sorted(orders)))} go on on {where}: {show_size(size)} of processes in "
-            f"{seconds:.2f} s."
+            f"ranks {', '.join(map(str, sorted(orders)))} go on on {where}: {show_size(size)} of processes "
+            f"in {seconds:.2f} s."
         )
         return True
 

@@ -37,6 +37,7 @@ class Exchange:
         self._first = self._devices.of
         self._rehearsed: set[str] = set()
         self.leaving = False  # all ranks of this host go on on another
+        self._stays = False  # that was tried, and could not be done
         self._told: set[int] = set()  # ranks for which no device is free
 
     def variables(self, rank: int, environment: Mapping[str, str]) -> Mapping[str, str]:
@@ -69,7 +70,7 @@ class Exchange:
             return False
         if self._devices.free:
             return True
-        if self.leaving or (self._settings.can_leave is not None and self._settings.can_leave()):
+        if self.leaving or self._can_leave():
             self.leaving = True
             return True
         if rank not in self._told:
@@ -80,11 +81,17 @@ class Exchange:
             )
         return False
 
+    def _can_leave(self) -> bool:
+        can_leave = self._settings.can_leave
+        return can_leave is not None and not self._stays and can_leave()
+
     def leave(self, orders: Mapping[int, bytes]) -> bool:
         """Have all ranks go on on another host, with these orders; return whether they do."""
         assert self._settings.leave is not None
         self.leaving = False
-        return self._settings.leave(orders)
+        left = self._settings.leave(orders)
+        self._stays = not left
+        return left
 
     def is_due(self, rank: int) -> bool:
         """Return whether a rank is to have another device before it has another server."""
