@@ -9,6 +9,7 @@ from launcher import JITCKPT, JITCKPT_RUN, Launcher
 from namespaces import Namespaces, namespaces
 from test_broken_device import SCRIPT
 
+from jitckpt.rehearsal.namespaces import ip
 from jitckpt.wire import environment
 
 MEET = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "10.79.0.1:29400", "--rdzv-id", "job"]
@@ -46,7 +47,12 @@ def test_both_ranks_of_a_host_go_on_on_one_that_stands_by(launcher: Launcher, ho
         launcher.start(*hosts.in_network_of(host), *place, "--checkpoint-dir", f"ck{host}", script)
         for host, place in enumerate(places)
     ]
-    ended = [launcher.finish(process) for process in started]
+    old = launcher.finish(started[1])
+    # From here on there is nothing of the old host that could be of use.
+    assert hosts.processes(1) == []
+    assert ip(f"-n {hosts.names[1]} address flush dev cable").returncode == 0
+    assert [started[host].poll() for host in (0, 2)] == [None, None], "the job has ended before that"
+    ended = [launcher.finish(started[0]), old, launcher.finish(started[2])]
     told = "\n=====\n".join(one.err for one in ended)
     assert [one.status for one in ended] == [0, 0, 0], told
     assert finals("".join(one.out for one in ended)) == finals(undisturbed.out), told

@@ -36,6 +36,14 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["run"], "the following arguments are required: training_script"),
         (["run", "--no-such-flag", "x.py"], "unrecognized arguments: --no-such-flag"),
         (["run", "no-such.py"], "there is no script no-such.py"),
+        (
+            ["run", "--standby", "x.py"],
+            "needs --broken-device move",
+        ),
+        (
+            ["run", "--mode", "transparent", "--broken-device", "move", "--standby", "x.py"],
+            "--standby: a job on one host has no other (--nnodes)",
+        ),
         (["run", "--run-path", "/no/such.py"], "there is no script /no/such.py"),
         (["run", "-m", "no_such_module.sub"], "there is no module no_such_module.sub"),
         (["run", "--no-python", "no-such-program"], "there is no program no-such-program"),
