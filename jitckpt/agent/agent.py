@@ -32,6 +32,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousError,
     RendezvousTimeoutError,
     c10d_rendezvous_backend,
+    rendezvous_handler_registry,
     static_tcp_rendezvous,
 )
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
@@ -60,12 +61,14 @@ from jitckpt.decisions import quorum
 from jitckpt.decisions.recovery import SAME_ENDS, Outcome, brings_no_progress
 from jitckpt.decisions.step_tree import Place
 from jitckpt.decisions.suspects import VARIABLE, NoDeviceError, Suspects, without
-from jitckpt.errors import HostsError, JitckptError, NotNeeded
+from jitckpt.errors import HostsError, HostsMissing, JitckptError, NotNeeded
 from jitckpt.events import EventLog
 from jitckpt.faults import injection
 from jitckpt.faults.injection import FaultSpec
 from jitckpt.hosts import connections, fetch, rendezvous
 from jitckpt.hosts.connections import Arrived, Host, Hosts
+from jitckpt.hosts.coordinated import CoordinatedRendezvous
+from jitckpt.hosts.coordination import Coordination
 from jitckpt.hosts.rendezvous_state import with_signature
 from jitckpt.hosts.signed import Signature
 from jitckpt.hosts.standbys import Standby
@@ -112,6 +115,7 @@ class Settings:
     silent_hosts_are_dead: bool  # the user knows that none is only cut off
     secret: bytes | None  # of this job, for agents on several hosts; None: one is made
     memory: Wanted | None = None  # of the memory tier
+    coordination: Coordination | None = None  # in the place of a store of torch's
     objects: WantedObjects | None = None  # what is saved is copied there
 
 
@@ -132,8 +136,33 @@ def launch(
         _replaced(static_tcp_rendezvous, "TCPStore", store),
         # Torch's own does not know an address of this host that its name does not lead to.
         _replaced(c10d_rendezvous_backend, "_matches_machine_hostname", rendezvous.is_own_address),
+        _coordinated(settings, config),
     ):
         launcher.elastic_launch(config, command)(*arguments)
+
+
+@contextmanager
+def _coordinated(settings: Settings, config: launcher.LaunchConfig) -> Iterator[None]:
+    """Let the hosts meet by a coordination service, if one is wanted."""
+    if settings.coordination is None:
+        yield
+        return
+    handler = CoordinatedRendezvous(
+        settings.coordination,
+        config.run_id,
+        hosts=config.max_nodes,
+        timeout=rendezvous.join_timeout(config),
+        silence=settings.host_timeout,
+        address=config.local_addr or "",
+        fixed_place=settings.fixed_place,
+        secret=settings.secret,
+        silent_hosts_are_dead=settings.silent_hosts_are_dead,
+    )
+    rendezvous_handler_registry.register(config.rdzv_backend, lambda _: handler)
+    try:
+        yield
+    finally:
+        handler.leave()
 
 
 class Agent(LocalElasticAgent):
@@ -146,9 +175,12 @@ class Agent(LocalElasticAgent):
         self._config = config
         self._settings = settings
         self._log = log
-        self._lasting: LastingRendezvous | None = None
+        self._lasting: LastingRendezvous | CoordinatedRendezvous | None = None
         spec = self._worker_group.spec
-        if config.max_nodes > 1:
+        if isinstance(spec.rdzv_handler, CoordinatedRendezvous):
+            self._lasting = spec.rdzv_handler
+            self._lasting.newest_step = self._newest_saved
+        elif config.max_nodes > 1:
             self._lasting = LastingRendezvous(
                 config, spec.rdzv_handler, settings.host_timeout, settings.fixed_place, settings.secret
             )
@@ -222,10 +254,13 @@ class Agent(LocalElasticAgent):
         if self._memory is None or self._last is None or not self._directory():
             return
         step = self._last.kept_in_memory
-        saved = [event["step"] for event in self._log.events if event["event"] == "saved"]
-        if step is not None and step > max(saved, default=0):
+        if step is not None and step > self._newest_saved():
             own = {worker.global_rank for worker in self._worker_group.workers}
             self._memory.write_saves(Path(self._directory()), own, step)
+
+    def _newest_saved(self) -> int:
+        """Return the newest step of which this agent knows a save, 0 for none."""
+        return max((event["step"] for event in self._log.events if event["event"] == "saved"), default=0)
 
     def _tell_what_never_happened(self) -> None:
         """Say which rehearsed failures of this host's ranks never came: the rehearsal has shown nothing."""
@@ -262,7 +297,7 @@ class Agent(LocalElasticAgent):
                 gone, leaving = processes.supervisor.gone_hosts, processes.supervisor.leaving
                 assert self._lasting is not None
                 self._lasting.failed(before, leaving, self._settings.silent_hosts_are_dead)
-                if not gone and self._meet_again(worker_group):
+                if not gone and not self._lasting.meets_at_once and self._meet_again(worker_group):
                     return
                 if gone and self._log.leading:
                     places = ", ".join(map(before.name, sorted(gone)))
@@ -273,7 +308,7 @@ class Agent(LocalElasticAgent):
                     raise RendezvousTimeoutError("hosts or stores were lost again and again")
         except RendezvousTimeoutError as error:
             count = self._config.max_nodes
-            raise HostsError(f"{count} hosts did not come together in {timeout:g} s. {again}") from error
+            raise HostsMissing(f"{count} hosts did not come together in {timeout:g} s. {again}") from error
         except (RendezvousError, DistError) as error:
             raise HostsError(
                 f"The hosts did not come together: {error.__cause__ or error} {again}"
@@ -472,7 +507,8 @@ class Agent(LocalElasticAgent):
         return result
 
     def _who_stands_by(self) -> list[Standby]:
-        return [] if self._lasting is None else self._lasting.standbys()
+        # At a coordination service nobody stands by.
+        return self._lasting.standbys() if isinstance(self._lasting, LastingRendezvous) else []
 
     def _facts(self) -> dict[str, Any]:
         group: Any = self._worker_group
@@ -960,7 +996,7 @@ def _check_quorum(met: Sequence[Host]) -> None:
     """Refuse to go on where others, who can't be seen, may go on without these."""
     pasts = [past for host in met for past in host.pasts]
     if few := quorum.missing(pasts, {host.agent for host in met}):
-        raise HostsError(
+        raise HostsMissing(
             f"Only {few[0]} of {few[1]} hosts that may be alive have come together: the others may go on "
             "without them, so these end. The same command on all hosts goes on from the newest save."
         )

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 # From the top of the house down. What has no room, such as errors.py, stands by itself.
 PYTHON = {
-    "cli": "rehearsal agent doctor web reports planning agent/processes worker/in_place "
+    "cli": "rehearsal agent doctor web reports clusters planning agent/processes worker/in_place "
     "worker/self_check events bindings faults formats objects device hosts saves decisions encoding "
     "console wire errors",
     "rehearsal": "reports agent/proxies events faults tiers saves wire errors",
@@ -50,6 +50,7 @@ PYTHON = {
     "objects": "hosts saves errors",
     "formats": "saves state encoding errors",
     "hosts": "saves decisions console errors",
+    "clusters": "errors",
     "saves": "state decisions encoding console errors",
     "state": "data encoding wire errors _seen",
     "decisions": "wire errors",

@@ -44,6 +44,11 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
             ["run", "--mode", "transparent", "--broken-device", "move", "--standby", "x.py"],
             "--standby: a job on one host has no other (--nnodes)",
         ),
+        (
+            ["run", "--mode", "transparent", "--broken-device", "move", "--nnodes", "2"]
+            + ["--coordination", "etcd://127.0.0.1:2379", "--rdzv-id", "job", "--standby", "x.py"],
+            "--standby: not with --coordination",
+        ),
         (["run", "--run-path", "/no/such.py"], "there is no script /no/such.py"),
         (["run", "-m", "no_such_module.sub"], "there is no module no_such_module.sub"),
         (["run", "--no-python", "no-such-program"], "there is no program no-such-program"),
