@@ -12,6 +12,7 @@ from jitckpt.cli.run import _secret
 from jitckpt.device import LIBRARY_DIR
 
 FOLDER = Path(__file__).parent
+MOVES = ["--mode", "transparent", "--broken-device", "move"]
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -41,12 +42,11 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
             "needs --broken-device move",
         ),
         (
-            ["run", "--mode", "transparent", "--broken-device", "move", "--standby", "x.py"],
+            ["run", *MOVES, "--standby", "x.py"],
             "--standby: a job on one host has no other (--nnodes)",
         ),
         (
-            ["run", "--mode", "transparent", "--broken-device", "move", "--nnodes", "2"]
-            + ["--coordination", "etcd://127.0.0.1:2379", "--rdzv-id", "job", "--standby", "x.py"],
+            ["run", *MOVES, "--nnodes", "2", "--coordination", "etcd://127.0.0.1:2379", "--standby", "x.py"],
             "--standby: not with --coordination",
         ),
         (["run", "--run-path", "/no/such.py"], "there is no script /no/such.py"),
