@@ -46,7 +46,15 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
             "--standby: a job on one host has no other (--nnodes)",
         ),
         (
-            ["run", *MOVES, "--nnodes", "2", "--coordination", "etcd://127.0.0.1:2379", "--standby", "x.py"],
+            [
+                "run",
+                *MOVES,
+                "--nnodes=2",
+                "--rdzv-id=job",
+                "--coordination=etcd://127.0.0.1:1",
+                "--standby",
+                "x.py",
+            ],
             "--standby: not with --coordination",
         ),
         (["run", "--run-path", "/no/such.py"], "there is no script /no/such.py"),
