@@ -23,6 +23,7 @@ from typing import Any
 
 from torch.distributed import DistError
 from torch.distributed.elastic.agent.server import local_elastic_agent
+from torch.distributed.elastic.agent.server.api import _TERMINAL_STATE_SYNC_ID as EXIT_BARRIER
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import PContext, RunProcsResult, SignalException
@@ -35,10 +36,12 @@ from torch.distributed.elastic.rendezvous import (
     static_tcp_rendezvous,
 )
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+from torch.distributed.elastic.utils.store import _barrier_nonblocking
 from torch.distributed.launcher import api as launcher
 
 from jitckpt.agent import object_copies
 from jitckpt.agent.memory_tier import MemoryTier, Wanted
+from jitckpt.agent.migration.leaving import Departure
 from jitckpt.agent.migration.move import Mover
 from jitckpt.agent.migration.store_relay import StoreRelay
 from jitckpt.agent.object_copies import ObjectCopies, WantedObjects
@@ -56,17 +59,19 @@ from jitckpt.bindings.criu import Criu
 from jitckpt.console import say, show_size
 from jitckpt.decisions import quorum
 from jitckpt.decisions.recovery import SAME_ENDS, Outcome, brings_no_progress
+from jitckpt.decisions.step_tree import Place
 from jitckpt.decisions.suspects import VARIABLE, NoDeviceError, Suspects, without
-from jitckpt.errors import HostsError, HostsMissing, JitckptError
+from jitckpt.errors import HostsError, HostsMissing, JitckptError, NotNeeded
 from jitckpt.events import EventLog
 from jitckpt.faults import injection
 from jitckpt.faults.injection import FaultSpec
 from jitckpt.hosts import connections, fetch, rendezvous
-from jitckpt.hosts.connections import Host, Hosts
+from jitckpt.hosts.connections import Arrived, Host, Hosts
 from jitckpt.hosts.coordinated import CoordinatedRendezvous
 from jitckpt.hosts.coordination import Coordination
 from jitckpt.hosts.rendezvous_state import with_signature
 from jitckpt.hosts.signed import Signature
+from jitckpt.hosts.standbys import Standby
 from jitckpt.hosts.store_server import address_for, store_at, torchs_store
 from jitckpt.hosts.stores import Apart, LastingRendezvous, StoreGone
 from jitckpt.ring import local_state, wishes
@@ -100,6 +105,7 @@ class Settings:
     exclude_suspect: bool
     exchange_broken: bool  # in transparent mode: devices that no new server cures, for others of this host
     criu: Criu | None  # by which the worker of such a rank is made anew, too
+    stands_by: bool  # takes no part until a host's devices are broken
     temporary: Path | None  # a folder of the launcher's that goes with it
     faults: tuple[FaultSpec, ...]
     host_timeout: float
@@ -472,6 +478,15 @@ class Agent(LocalElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         """Tell how the workers are; no restart is left where it has no use, or too few devices."""
         result: RunResult = super()._monitor_workers(worker_group)
+        if self._processes is not None and self._processes.has_left:
+            assert self._lasting is not None
+            group: Any = worker_group
+            # The others wait for all agents in the end: for this one they need not.
+            with suppress(StoreGone, DistError):
+                arrive = partial(_barrier_nonblocking, group.store, group.group_world_size, EXIT_BARRIER)
+                self._lasting.guarded(arrive)
+            self._lasting.leave()
+            raise NotNeeded("This host's ranks go on on another one; it is not needed any more.")
         if not result.is_failed():
             return result
         assert self._processes is not None
@@ -490,6 +505,20 @@ class Agent(LocalElasticAgent):
         if self._remaining_restarts > 0:
             self._leave_out_devices(self._processes.broken_devices, worker_group.spec.local_world_size)
         return result
+
+    def _who_stands_by(self) -> list[Standby]:
+        # At a coordination service nobody stands by.
+        return self._lasting.standbys() if isinstance(self._lasting, LastingRendezvous) else []
+
+    def _facts(self) -> dict[str, Any]:
+        group: Any = self._worker_group
+        if self._hosts is None:
+            return {}
+        return {
+            "run": self._run,
+            "restart": self._log.restart,
+            "workers_store": [group.master_addr, group.master_port],
+        }
 
     def _leave_out_devices(self, broken: frozenset[str], ranks: int) -> None:
         """Have the next start do without broken devices if others are free, and without suspects anyway."""
@@ -534,6 +563,8 @@ class Agent(LocalElasticAgent):
                 mistakes_before=frozenset() if self._last is None else self._last.mistakes,
                 hosts=self._hosts,
                 memory=self._memory,
+                standbys=self._who_stands_by,
+                facts=self._facts(),
                 **torch_arguments,
             )
             processes.start()
@@ -566,9 +597,12 @@ class WorkerProcesses(PContext):
         mistakes_before: frozenset[str],
         hosts: Hosts | None,
         memory: MemoryTier | None = None,
+        standbys: Callable[[], list[Standby]] = list,
+        facts: Mapping[str, Any] = {},
         numa_options: Any = None,
         **torch_arguments: Any,
     ) -> None:
+        """standbys: who stands by now. facts: what one of them needs to know of the job."""
         super().__init__(**torch_arguments)
         self._settings = settings
         self._log = log
@@ -601,6 +635,11 @@ class WorkerProcesses(PContext):
         self._device_proxies: Proxies | None = None
         self._mover: Mover | None = None
         self._relay: StoreRelay | None = None
+        self._standbys, self._facts = standbys, facts
+        # Where this host comes in the place of another, what that has known.
+        self._said_before: Sequence[Arrived] = ()
+        self._known_place: Place | None = None
+        self._server_variables: Callable[[int], Mapping[str, str]] = lambda rank: {}
 
     def start(self) -> None:
         """Start the workers and what copies their logs; signals, unlike in torch, are the agent's affair."""
@@ -612,6 +651,11 @@ class WorkerProcesses(PContext):
     def broken_devices(self) -> frozenset[str]:
         """Devices that a rank has failed on with a new server, too."""
         return frozenset() if self._device_proxies is None else self._device_proxies.broken_devices
+
+    @property
+    def has_left(self) -> bool:
+        """Whether this host's ranks go on on another one."""
+        return self._device_proxies is not None and self._device_proxies.moved
 
     def want_save(self) -> None:
         """Ask all workers to save after one step, and to go on."""
@@ -693,6 +737,7 @@ class WorkerProcesses(PContext):
             hosts=self._hosts,
             proxies=self._device_proxies,
             protection=self._protection,
+            said_before=self._said_before,
         )
         self.supervisor.start()
         host = 0 if self._hosts is None else self._hosts.index
@@ -712,7 +757,10 @@ class WorkerProcesses(PContext):
         sessions = {worker.rank: worker.pid for worker in self._workers.values()}
         transfers = None
         if self._barrier is not None and self._hosts is not None:
-            self._messenger, transfers = Messenger(self._barrier, self._hosts), Transfers(self._hosts)
+            self._messenger, transfers = (
+                Messenger(self._barrier, self._hosts, self._known_place),
+                Transfers(self._hosts),
+            )
         exchange = None
         if self._settings.exchange_broken:
             self._mover = self._make_mover()
@@ -721,6 +769,7 @@ class WorkerProcesses(PContext):
                 injection.OF_A_BROKEN_DEVICE,
                 move=None if self._mover is None else self._mover.move,
                 check=None if self._mover is None else self._mover.check,
+                **self._departure(),
             )
         proxies = Proxies(
             self._control,
@@ -732,10 +781,32 @@ class WorkerProcesses(PContext):
             messenger=self._messenger,
             transfers=transfers,
             exchange=exchange,
+            server_variables=self._server_variables,
         )
         if self._mover is not None:
             self._mover.begin(proxies, self._copier)
         return proxies
+
+    def _departure(self) -> dict[str, Any]:
+        """Return what has all ranks of this host go on on another one, if there may be one."""
+        if self._mover is None or self._hosts is None:
+            return {}
+        departure = Departure(
+            self._mover,
+            self._hosts,
+            self._log,
+            say,
+            standbys=self._standbys,
+            facts=self._facts,
+            barrier=self._barrier,
+            messenger=self._messenger,
+        )
+
+        def can_leave() -> bool:
+            registered = any(event["event"] == "registered" for event in self._log.events)
+            return not registered and departure.is_possible()
+
+        return {"can_leave": can_leave, "leave": departure.leave}
 
     def _make_mover(self) -> Mover | None:
         if self._settings.criu is None or self._relay is None:

@@ -84,12 +84,14 @@ class Supervisor(threading.Thread):
         proxies: Proxies | None = None,
         mistakes_before: frozenset[str] = frozenset(),
         protection: Protection | None = None,
+        said_before: Sequence[Arrived] = (),
     ) -> None:
         """stall_timeout: seconds that a live rank may keep the others waiting in a collective.
 
         answer_within: seconds in which every live rank says where it is. hosts: where there are several.
         proxies: of the workers in transparent mode. protection: by the memory tier.
-        mistakes_before: those of the start before this one.
+        mistakes_before: those of the start before this one. said_before: by others, to the host in whose
+        place this one comes.
         """
         super().__init__(name="jitckpt-supervisor", daemon=True)
         self._workers = {worker.rank: worker for worker in workers}
@@ -120,6 +122,7 @@ class Supervisor(threading.Thread):
             answer_within,
             ask_for_stacks=self._ask_for_stacks,
         )
+        self._said_before = said_before
         self.interrupts: list[int] = []
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector = selectors.DefaultSelector()
@@ -154,6 +157,8 @@ class Supervisor(threading.Thread):
             for worker in self._workers.values():
                 self._selector.register(worker.socket, selectors.EVENT_READ, _bound(self._receive, worker))
                 self._selector.register(worker.pidfd, selectors.EVENT_READ, _bound(self._ended, worker))
+            for arrived in self._said_before:
+                self._hear_host(arrived)
             self._outcome = self._supervise()
         except BaseException as error:
             self._error = error
@@ -182,10 +187,8 @@ class Supervisor(threading.Thread):
     def _supervise(self) -> Outcome:
         while True:
             interrupts = self._hear_all()
-            if self._proxies is not None:
-                self._proxies.look()
-                if any(self._rank(rank).finished for rank in self._proxies.stragglers):
-                    self._job = replace(self._job, suspected=True)
+            if self._look_at_proxies():
+                return Outcome.SUCCEEDED
             if interrupts and not self._job.interrupted:
                 agent = (
                     "the agent" if self._hosts is None else f"{self._hosts.name(self._hosts.index)}'s agent"
@@ -233,6 +236,15 @@ class Supervisor(threading.Thread):
                         self._say(f"the job ends here, with no restart: {reason}.")
                     return outcome
 
+    def _look_at_proxies(self) -> bool:
+        """Return whether this host's ranks go on on another one."""
+        if self._proxies is None:
+            return False
+        self._proxies.look()
+        if any(self._rank(rank).finished for rank in self._proxies.stragglers):
+            self._job = replace(self._job, suspected=True)
+        return self._proxies.moved
+
     def _hear_all(self) -> int:
         """Take in all that was said: it counts in the decision about a failure. Return the interrupts."""
         while True:
@@ -246,6 +258,8 @@ class Supervisor(threading.Thread):
         while ready := self._selector.select(timeout):
             timeout = 0
             for key, _ in ready:
+                if self._proxies is not None and self._proxies.moved:
+                    return  # what has ended here goes on elsewhere
                 if key.fd in self._selector.get_map():  # else another one of these has removed it
                     key.data()
 

@@ -28,6 +28,7 @@ from jitckpt.agent.agent import Settings, launch
 from jitckpt.agent.memory_tier import Wanted
 from jitckpt.agent.object_copies import WantedObjects
 from jitckpt.agent.processes.guardian import remove_if_empty
+from jitckpt.agent.standby import stand_by
 from jitckpt.bindings import criu, softgpu
 from jitckpt.bindings.criu import Criu, CriuError
 from jitckpt.cli.exec import DEFAULT_DEVICES, add_device_argument
@@ -172,6 +173,7 @@ def _run(arguments: list[str]) -> int:
             exclude_suspect=args.exclude_suspect,
             exchange_broken=args.broken_device != "restart",
             criu=_criu() if args.broken_device == "move" else None,
+            stands_by=args.standby,
             temporary=temporary,
             memory=_memory(args),
             coordination=None
@@ -211,7 +213,7 @@ def _launch(
 ) -> int:
     outcome = "failed"
     try:
-        record(launch)(settings, log, config, command, arguments)
+        record(stand_by if settings.stands_by else launch)(settings, log, config, command, arguments)
         outcome = "succeeded"
         return 0
     except ChildFailedError as error:
@@ -327,6 +329,15 @@ def _check_modes(args: argparse.Namespace) -> None:
         raise ValueError(
             f"--broken-device {args.broken_device}: only --mode transparent goes on without a restart"
         )
+    if args.standby and args.broken_device != "move":
+        raise ValueError(
+            "--standby needs --broken-device move, on all hosts; without --standby a host that is started "
+            "beyond --nnodes stands by for one that is lost"
+        )
+    if args.standby and args.coordination is not None:
+        raise ValueError("--standby: not with --coordination, where hosts that stand by are not known")
+    if args.standby and (args.standalone or torchrun.parse_min_max_nnodes(args.nnodes)[1] == 1):
+        raise ValueError("--standby: a job on one host has no other (--nnodes)")
 
 
 def _check_hosts(args: argparse.Namespace) -> None:
@@ -687,6 +698,12 @@ def _parser() -> argparse.ArgumentParser:
         help="in transparent mode, what is done about a device that fails with a new server, too. restart: "
         "the job starts again; exchange: the rank goes on with a device of its host that no rank has; move: "
         "the same, in a process that CRIU makes anew of its own (default restart)",
+    )
+    ours.add_argument(
+        "--standby",
+        action="store_true",
+        help="this host takes no part until the devices of another one are broken for good (--broken-device "
+        "move, which all hosts need); then that one's ranks go on here",
     )
     ours.add_argument(
         "--fault",

@@ -17,14 +17,15 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from jitckpt.decisions.quorum import Past
 from jitckpt.hosts import link
 from jitckpt.hosts.link import Header, LinkError
 
 HEARTBEAT = 1.0  # seconds
+TAKES_PLACE, LAST_WORDS = "takes_place", "last_words"  # of messages for this module alone
 PATIENCE = 6  # times the seconds that a machine may be silent, for an agent on a machine that is not
 MOST_STRANGERS = 256  # connections that have not proved yet that they belong here
 CROWD_PAUSES = (0.1, 0.5, 1.0)  # seconds between the tries to get in where there are many strangers
@@ -65,6 +66,7 @@ class Lost:
     reason: str
 
 
+Value = TypeVar("Value")
 Visit = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -78,10 +80,14 @@ class Hosts:
         listener: socket.socket,
         secret: bytes,
         silence: float,
+        *,
+        takes_place: bool = False,
     ) -> None:
         """listener: a listening socket, this object's from now on. silence: seconds until a machine that
-        does not answer is lost; an agent has PATIENCE times as long.
+        does not answer is lost; an agent has PATIENCE times as long. takes_place: this host comes in the
+        place of another, which has told all others (`hand_over`), so it calls them all.
         """
+        self._takes_place = takes_place
         self.index, self.all = index, tuple(hosts)
         self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # readable when something is to be taken
         # Who looks after an agent that visits, by what it wants, until that returns or raises LinkError.
@@ -97,6 +103,9 @@ class Hosts:
         self._connected = {host: threading.Event() for host in range(len(hosts)) if host != index}
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
+        self._kept_for: dict[int, list[bytes]] = {}  # hosts in whose places others are about to come
+        self._told_last: set[int] = set()  # hosts that have said their last to this one, which leaves
+        self._all_told = threading.Event()
         self._strangers: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}  # oldest first
         self._thread = threading.Thread(target=self._run, name="jitckpt-hosts", daemon=True)
 
@@ -112,6 +121,11 @@ class Hosts:
     def name(self, host: int) -> str:
         """Return a host's name for the user."""
         return f"host {host} ({self.all[host].address})"
+
+    @property
+    def secret(self) -> bytes:
+        """The job's."""
+        return self._secret
 
     @property
     def lost(self) -> frozenset[int]:
@@ -134,12 +148,22 @@ class Hosts:
         """Send a message to all other hosts."""
         self._in_loop(self._write, tuple(self._connected), link.encode(header))
 
+    def hand_over(self, to: Host, within: float) -> bool:
+        """Tell the other hosts that another comes in this one's place, and hear them to their last words.
+
+        What they say afterwards waits for the other. Returns whether all have done so in time.
+        """
+        self._told_last.clear()
+        self._all_told.clear()
+        self.broadcast({TAKES_PLACE: [to.address, to.port]})
+        return self._all_told.wait(within)
+
     def waiting(self, host: int) -> int:
         """Return how many bytes for a host are not on their way yet."""
         writer = self._writers.get(host)
         return 0 if writer is None else writer.transport.get_write_buffer_size()
 
-    def start(self, coroutine: Coroutine[Any, Any, None]) -> "Future[None]":
+    def start(self, coroutine: Coroutine[Any, Any, Value]) -> "Future[Value]":
         """Run it on the connections' thread; it is cancelled when they end."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
@@ -179,10 +203,12 @@ class Hosts:
 
     async def _talk(self) -> None:
         server = await asyncio.start_server(self._called, sock=self._listener)
-        callers = [asyncio.create_task(self._call(host)) for host in range(self.index)]
-        callers += [
-            asyncio.create_task(self._await_call(host)) for host in range(self.index + 1, len(self.all))
-        ]
+        called = self._connected if self._takes_place else range(self.index)
+        callers = [asyncio.create_task(self._call(host)) for host in called]
+        if not self._takes_place:
+            callers += [
+                asyncio.create_task(self._await_call(host)) for host in range(self.index + 1, len(self.all))
+            ]
         heart = asyncio.create_task(self._beat())
         await self._closing.wait()
         server.close()
@@ -338,6 +364,8 @@ class Hosts:
         self._beats_missed[host] = 0
         self._writers[host] = writer
         self._connected[host].set()
+        for message in self._kept_for.pop(host, []):
+            writer.write(message)
         try:
             while True:
                 header, data = await link.receive(reader)
@@ -349,6 +377,15 @@ class Hosts:
                     case {"received": int(number)}:
                         self._receipts.get(host, {}).pop(number, _nothing)()
                         continue
+                    case {"takes_place": [str(address), int(port)]}:
+                        self._expect_another(host, replace(self.all[host], address=address, port=port))
+                        writer.write(link.encode({LAST_WORDS: True}))
+                        return
+                    case {"last_words": _}:
+                        self._told_last.add(host)
+                        if self._told_last >= self._connected.keys() - self._lost:
+                            self._all_told.set()
+                        continue
                 if header:
                     self._put(Arrived(host, header, data))
         except LinkError as error:
@@ -358,6 +395,20 @@ class Hosts:
             self._lose(host, said)
         finally:
             writer.close()
+
+    def _expect_another(self, host: int, coming: Host) -> None:
+        """A host's place is taken by another, which calls soon; until then what is for it waits."""
+        self.all = tuple(coming if number == host else one for number, one in enumerate(self.all))
+        self._writers.pop(host)
+        self._kept_for[host] = []
+        for received in self._receipts[host].values():
+            received()
+        self._receipts[host] = {}
+        self._loop.call_later(self._patience, self._give_up_waiting, host)
+
+    def _give_up_waiting(self, host: int) -> None:
+        if host in self._kept_for:
+            self._lose(host, f"the host in its place has not come within {self._patience:g} s")
 
     def _lose(self, host: int, reason: str) -> None:
         if host not in self._lost:
@@ -381,6 +432,8 @@ class Hosts:
 
     def _write(self, hosts: Sequence[int], message: bytes) -> None:
         for host in hosts:
+            if host in self._kept_for:
+                self._kept_for[host].append(message)
             writer = self._writers.get(host)
             if writer is not None and not writer.is_closing():
                 writer.write(message)

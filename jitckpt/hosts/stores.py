@@ -54,6 +54,7 @@ from jitckpt.hosts.rendezvous import (
 )
 from jitckpt.hosts.rendezvous_state import with_signature
 from jitckpt.hosts.signed import ForeignError, Signature, Store
+from jitckpt.hosts.standbys import Standby, announced
 from jitckpt.hosts.store_server import store_at
 
 LOOK_SECONDS = 1.0
@@ -227,6 +228,18 @@ class LastingRendezvous(RendezvousHandler):
     def close(self) -> None:
         """Show nobody the way any more."""
         self._closing.set()
+
+    def standbys(self) -> list[Standby]:
+        """Return who stands by; nobody if the store does not say so in time."""
+        try:
+            client = self._connect(self._place)
+            return within(self._patience, partial(announced, client, self.signature))
+        except (RuntimeError, OSError):  # TimeoutError is an OSError
+            return []
+
+    def leave(self) -> None:
+        """Do nothing with the rendezvous any more, which goes on without this host."""
+        self._leave()
 
     # What torch's agent asks.
 

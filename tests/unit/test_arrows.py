@@ -27,7 +27,7 @@ PYTHON = {
     "web": "reports events console system wire errors",
     "reports": "planning events tiers objects saves decisions console errors",
     "planning": "decisions _algorithms",
-    "agent/migration": "agent/proxies agent/processes ring events bindings decisions console system "
+    "agent/migration": "agent/proxies agent/processes ring events bindings hosts decisions console system "
     "wire errors",
     "agent/proxies": "agent/processes decisions/transparent events hosts decisions system wire _step_barrier",
     "agent/processes": "worker console system wire",
@@ -91,6 +91,8 @@ PRIVATE_NAMES = {
     "torch.utils.data._utils.pin_memory.pin_memory": "data/loader_workers.py",
     "torch.utils.data._utils.signal_handling": "system/signals.py",
     "torch.utils.data.dataloader._MultiProcessingDataLoaderIter": "data/loader_workers.py",
+    "torch.distributed.elastic.agent.server.api._TERMINAL_STATE_SYNC_ID": "agent/agent.py",
+    "torch.distributed.elastic.utils.store._barrier_nonblocking": "agent/agent.py",
     "torch._neg_view": "encoding/tensor_file.py",
     "torch._C._cuda_getCurrentRawStream": "bindings/interpose.py",
     "torch._amp_update_scale_": "state/host_state.py",

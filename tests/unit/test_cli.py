@@ -12,6 +12,7 @@ from jitckpt.cli.run import _secret
 from jitckpt.device import LIBRARY_DIR
 
 FOLDER = Path(__file__).parent
+MOVES = ["--mode", "transparent", "--broken-device", "move"]
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -36,6 +37,26 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["run"], "the following arguments are required: training_script"),
         (["run", "--no-such-flag", "x.py"], "unrecognized arguments: --no-such-flag"),
         (["run", "no-such.py"], "there is no script no-such.py"),
+        (
+            ["run", "--standby", "x.py"],
+            "needs --broken-device move",
+        ),
+        (
+            ["run", *MOVES, "--standby", "x.py"],
+            "--standby: a job on one host has no other (--nnodes)",
+        ),
+        (
+            [
+                "run",
+                *MOVES,
+                "--nnodes=2",
+                "--rdzv-id=job",
+                "--coordination=etcd://127.0.0.1:1",
+                "--standby",
+                "x.py",
+            ],
+            "--standby: not with --coordination",
+        ),
         (["run", "--run-path", "/no/such.py"], "there is no script /no/such.py"),
         (["run", "-m", "no_such_module.sub"], "there is no module no_such_module.sub"),
         (["run", "--no-python", "no-such-program"], "there is no program no-such-program"),

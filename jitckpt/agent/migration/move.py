@@ -75,12 +75,12 @@ class Mover:
         relay: by which they reach the job's store.
         """
         self._criu, self._workers, self._log, self._say = found, workers, log, say
-        self._shared, self._relay = dict(shared), relay
+        self._shared, self.relay = dict(shared), relay
         self._told: set[int] = set()
 
     def begin(self, proxies: Proxies, copier: Copier | None = None) -> None:
         """Take note of who else speaks to the workers. copier: with several hosts."""
-        self._proxies, self._copier = proxies, copier
+        self.proxies, self._copier = proxies, copier
 
     def check(self, rank: int) -> None:
         """Say once what keeps a rank's worker from being moved, if there is something."""
@@ -88,7 +88,7 @@ class Mover:
             return
         self._told.add(rank)
         try:
-            self._look(rank)
+            self.look(rank)
         except (MoveError, OSError) as error:
             self._log.write("not_movable", rank=rank, text=str(error))
             self._say(f"the worker process of rank {rank} could not be moved: {error}")
@@ -97,18 +97,18 @@ class Mover:
         """Make the rank's worker anew. If that can't be done it stays as it was, or it has ended."""
         begun = time.monotonic()
         try:
-            what = self._look(rank)
+            what = self.look(rank)
             with (
                 self._workers[rank].being_made_again(),
                 nameless_folder() as folder,
-                self._store_at_rest(what) as stores,
+                self.store_at_rest(what) as stores,
             ):
-                self._wait_until_read({**self._sockets(rank), **stores})
+                self.wait_until_read({**self.sockets(rank), **stores})
                 try:
-                    dumped = self._dump(rank, folder, what)
+                    dumped = self.dump(rank, folder, what)
                     size = sum(os.stat(name, dir_fd=folder).st_size for name in os.listdir(folder))
-                    pids = self._pids(rank, folder)
-                    restored = self._restore(rank, folder, pids, what, stores)
+                    pids = self.pids(rank, folder)
+                    restored = self.restore(rank, folder, pids, what, stores)
                 except (CriuError, OSError):
                     network_lock.unlock(criu.locks(folder))
                     raise
@@ -129,19 +129,26 @@ class Mover:
         count = f"{len(pids)} process{'es' if len(pids) > 1 else ''}"
         self._say(f"rank {rank} was made anew by CRIU: {count}, {show_size(size)}, in {seconds:.2f} s.")
 
-    def _look(self, rank: int) -> Carried:
-        """Return how the belongings of the rank's processes are carried. Raises MoveError or OSError."""
+    def worker(self, rank: int) -> Worker:
+        return self._workers[rank]
+
+    def look(self, rank: int, *, elsewhere: bool = False) -> Carried:
+        """Return how the belongings of the rank's processes are carried. Raises MoveError or OSError.
+
+        elsewhere: to another host.
+        """
         processes = looked_at.tree(self._workers[rank].pid)
-        servers = self._proxies.server_processes(rank)
-        sockets = {os.fstat(one.fileno()).st_ino: name for name, one in self._sockets(rank).items()}
+        servers = self.proxies.server_processes(rank)
+        sockets = {os.fstat(one.fileno()).st_ino: name for name, one in self.sockets(rank).items()}
         what = belongings.carried(
             processes,
             looked_at.sockets(),
             Surroundings(
-                sockets | {inode: _store(inode) for inode in self._relay.sockets},
+                sockets | {inode: _store(inode) for inode in self.relay.sockets},
                 dict(reversed([(_identity(number), number) for number in range(FIRST_FREE)])),
                 servers,
                 set().union(*map(looked_at.sockets_of, servers)),
+                elsewhere,
             ),
         )
         if what.obstacles:
@@ -153,31 +160,31 @@ class Mover:
             raise MoveError(f"Its image needs {show_size(needed)} of memory, and {show_size(free)} are free.")
         return what
 
-    def _pids(self, rank: int, folder: int) -> list[int]:
+    def pids(self, rank: int, folder: int) -> list[int]:
         """Return who has been dumped, the worker first: others may have come since they were looked at."""
         worker = self._workers[rank].pid
         return [worker, *(pid for pid in criu.processes(folder) if pid != worker)]
 
-    def _sockets(self, rank: int) -> dict[str, socket.socket]:
+    def sockets(self, rank: int) -> dict[str, socket.socket]:
         worker = self._workers[rank]
         copies = {} if worker.copies is None else {"copies": worker.copies}
-        return {"agent": worker.socket, **copies, **self._proxies.sockets(rank)}
+        return {"agent": worker.socket, **copies, **self.proxies.sockets(rank)}
 
     @contextlib.contextmanager
-    def _store_at_rest(self, what: Carried) -> Iterator[dict[str, socket.socket]]:
+    def store_at_rest(self, what: Carried) -> Iterator[dict[str, socket.socket]]:
         """Give the sockets by which the processes reach the job's store; meanwhile they don't.
 
         What is put there in their places is served afterwards. Raises StoreError.
         """
         names = {end.name for end in what.sockets}
-        stores = {_store(inode): one for inode, one in self._relay.sockets.items() if _store(inode) in names}
+        stores = {_store(inode): one for inode, one in self.relay.sockets.items() if _store(inode) in names}
         try:
-            self._relay.rest(list(stores.values()))
+            self.relay.rest(list(stores.values()))
             yield stores
         finally:
-            self._relay.go_on(list(stores.values()))
+            self.relay.go_on(list(stores.values()))
 
-    def _wait_until_read(self, sockets: Mapping[str, socket.socket]) -> None:
+    def wait_until_read(self, sockets: Mapping[str, socket.socket]) -> None:
         """Wait until the worker has read what it was sent: CRIU does not keep it. Raises MoveError."""
         until = time.monotonic() + READING_SECONDS
         while any(map(_unread, sockets.values())):
@@ -185,7 +192,7 @@ class Mover:
                 raise MoveError(f"It has not read what it was sent within {READING_SECONDS:g} s.")
             time.sleep(0.001)
 
-    def _dump(self, rank: int, folder: int, what: Carried) -> float:
+    def dump(self, rank: int, folder: int, what: Carried) -> float:
         """Return the seconds. Raises CriuError; then the worker runs on as it was."""
         external = [*(f"unix[{end.inode}]" for end in what.sockets), *what.terminals]
         ghosts = max(what.ghosts, criu.SOONEST_GHOST)
@@ -197,7 +204,7 @@ class Mover:
         )
         return time.monotonic() - begun
 
-    def _restore(
+    def restore(
         self, rank: int, folder: int, pids: Sequence[int], what: Carried, stores: dict[str, socket.socket]
     ) -> float:
         """Make the dumped processes again; return the seconds. stores: the new sockets are put there.
@@ -205,27 +212,27 @@ class Mover:
         Raises CriuError or OSError; then the worker counts as killed.
         """
         begun = time.monotonic()
-        _reap(pids)
+        reap(pids)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(CLOCKS, dir_fd=folder)
-        before = {**self._sockets(rank), **stores}
-        on_their_way = {name: _drained(one) for name, one in before.items()}
+        before = {**self.sockets(rank), **stores}
+        on_their_way = {name: drained(one) for name, one in before.items()}
         try:
             for attempt in range(1, ATTEMPTS + 1):
                 try:
                     ends = self._restored(rank, folder, what, on_their_way)
                     break
                 except CriuError:
-                    _end_what_is_left(pids)
+                    end_what_is_left(pids)
                     if attempt == ATTEMPTS:
                         raise
             for name, old in stores.items():
-                self._relay.replace(old, ends[name])
+                self.relay.replace(old, ends[name])
                 old.close()
             stores.update((name, ends.pop(name)) for name in list(stores))
-            self._adopt(rank, self._sockets(rank), ends)
+            self._adopt(rank, self.sockets(rank), ends)
         except (CriuError, OSError):
-            _end_what_is_left(pids)
+            end_what_is_left(pids)
             self._workers[rank].not_made_again()
             raise
         finally:
@@ -262,15 +269,12 @@ class Mover:
         for name in what.memory:
             if name in memory:
                 yield memory[name], f"/memfd:{name}"
-        for key, number in what.outputs:
-            copy = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, FIRST_FREE)
-            stack.callback(os.close, copy)
-            yield copy, key
+        yield from inherited_outputs(what.outputs, stack)
 
     def _adopt(self, rank: int, before: Mapping[str, socket.socket], ends: dict[str, socket.socket]) -> None:
         """Put what leads to the restored worker in the place of what led to the dumped one."""
-        worker, selector = self._workers[rank], self._proxies.selector
-        lifeline = _lifeline_of(worker.pid)
+        worker, selector = self._workers[rank], self.proxies.selector
+        lifeline = lifeline_of(worker.pid)
         if worker.lifeline.is_watched:
             lifeline.watch()
         files = {name: one.fileno() for name, one in before.items()}
@@ -287,7 +291,7 @@ class Mover:
                 if self._copier is not None:
                     self._copier.replace(old, ends[name])
             elif name != "agent":
-                self._proxies.replace(rank, old, ends[name])
+                self.proxies.replace(rank, old, ends[name])
                 old.close()
         now = {name: one.fileno() for name, one in ends.items()}
         now |= {"process": worker.pidfd, "lifeline": lifeline.released}
@@ -298,6 +302,16 @@ class Mover:
 def _store(inode: int) -> str:
     """Return what a socket to the relay of the job's store is called."""
     return f"store {inode}"
+
+
+def inherited_outputs(
+    outputs: Sequence[tuple[str, int]], stack: contextlib.ExitStack
+) -> Iterator[tuple[int, str]]:
+    """Yield this process's first files, as far as restored ones get them, with what CRIU calls them."""
+    for key, number in outputs:
+        copy = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, FIRST_FREE)
+        stack.callback(os.close, copy)
+        yield copy, key
 
 
 def _identity(number: int) -> tuple[int, int]:
@@ -316,7 +330,7 @@ def _unread(connection: socket.socket) -> bool:
     return left > 0
 
 
-def _drained(connection: socket.socket) -> list[_Message]:
+def drained(connection: socket.socket) -> list[_Message]:
     """Return what a worker had said last, and nobody has read."""
     found = []
     room = socket.CMSG_LEN(MOST_FILES * array.array("i").itemsize)
@@ -333,7 +347,7 @@ def _drained(connection: socket.socket) -> list[_Message]:
     return found
 
 
-def _reap(pids: Sequence[int]) -> None:
+def reap(pids: Sequence[int]) -> None:
     """Take note of the ends of dumped processes, or their numbers would not be free.
 
     The root first: the others are this process's children once it has ended. Another thread may be quicker.
@@ -343,7 +357,7 @@ def _reap(pids: Sequence[int]) -> None:
             os.waitpid(pid, 0)
 
 
-def _end_what_is_left(pids: Sequence[int]) -> None:
+def end_what_is_left(pids: Sequence[int]) -> None:
     """End what a restore that has failed may have made, with the names that it may have left."""
     for pid in pids:
         with contextlib.suppress(ChildProcessError):
@@ -356,7 +370,7 @@ def _end_what_is_left(pids: Sequence[int]) -> None:
                 os.unlink(f"/dev/shm/{name}")
 
 
-def _lifeline_of(pid: int) -> Lifeline:
+def lifeline_of(pid: int) -> Lifeline:
     """Return the agent's end of the lock that a restored worker has: in memory of its own by now."""
     for file in next(iter(looked_at.tree(pid))).files:
         if file.to.startswith("/memfd:jitckpt-lifeline"):

@@ -103,6 +103,32 @@ class Worker:
         if children is not None:
             children.guard(self.pid, self.pidfd)
 
+    @classmethod
+    def adopted(
+        cls,
+        rank: int,
+        pid: int,
+        *,
+        own: socket.socket,
+        copies: socket.socket | None,
+        ring_fd: int,
+        lifeline: Lifeline,
+        children: Children,
+    ) -> "Worker":
+        """Return one that was made again here and had run on another host. Raises OSError."""
+        self = cls.__new__(cls)
+        self.rank, self.pid, self.ring_fd, self.lifeline = rank, pid, ring_fd, lifeline
+        self.socket, self.copies = own, copies
+        for one in (own, copies):
+            if one is not None:
+                one.setblocking(False)
+        self._process = ForkedProcess(pid)
+        self._is_lost = False
+        self._open()
+        self._children = children
+        children.guard(pid, self.pidfd)
+        return self
+
     def _hold(self) -> None:
         """Have what tells of the process, and reaches it, whoever gets its number later. Raises OSError."""
         descriptor_limit.give_back(self.pid)

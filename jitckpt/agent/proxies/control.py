@@ -104,6 +104,7 @@ class Proxies:
         messenger: Messenger | None = None,
         transfers: Transfers | None = None,
         exchange: ExchangeSettings | None = None,
+        server_variables: Callable[[int], Mapping[str, str]] = lambda rank: {},
     ) -> None:
         """sessions: of each rank here the session that its worker leads. say: tells the user a sentence.
 
@@ -112,12 +113,14 @@ class Proxies:
         """
         self._control, self._sessions, self._log, self._say = control, dict(sessions), log, say
         self._exchange = None if exchange is None else Exchange(exchange, list(sessions), log, say)
-        variables = {} if self._exchange is None else {"variables": self._exchange.variables}
-        self._servers = Servers(control.servers, sessions, log, **variables)
+        self._more = server_variables
+        self._servers = Servers(control.servers, sessions, log, self._variables)
         self._hosts, self._messenger, self._transfers = hosts, messenger, transfers
         self._connections: dict[int, _Connection] = {}  # by rank
         self._open: list[_Connection] = []  # those of strangers too
         self._awaited = set(sessions)
+        self._kept_orders: dict[int, bytes] = {}
+        self.moved = False  # this host's ranks go on on another one
         self._alarm = ""
         ranks = sorted(sessions if hosts is None else {rank for host in hosts.all for rank in host.ranks})
         leads = hosts is None or hosts.index == LEADER
@@ -134,11 +137,20 @@ class Proxies:
         looks = [agreed, self._door.opens_at, self._servers.next_look]
         return min((one for one in looks if one is not None), default=None)
 
+    def _variables(self, rank: int, environment: Mapping[str, str]) -> Mapping[str, str]:
+        """Return what is another in the environment of a rank's server than in its worker's."""
+        exchanged = {} if self._exchange is None else self._exchange.variables(rank, environment)
+        return {**exchanged, **self._more(rank)}
+
     def watch(self, selector: selectors.BaseSelector) -> None:
         """Have the selector's owner call what it finds as data when something comes."""
         self.selector = selector
         self._door = Door(self._control.socket, selector, self._accept)
         self._servers.watch(selector)
+        for connection in self._open:
+            self._listen_to(connection)
+        if not self._awaited:
+            self._listen_no_more()
         if self._transfers is not None:
             selector.register(self._transfers.wake, selectors.EVENT_READ, self._go_on)
 
@@ -234,7 +246,15 @@ class Proxies:
             self._hang_up(strangers[0])  # who has had the longest time to say who it is
         connection = _Connection(accepted)
         self._open.append(connection)
+        self._listen_to(connection)
+
+    def _listen_to(self, connection: _Connection) -> None:
         self.selector.register(connection.socket, selectors.EVENT_READ, lambda: self._receive(connection))
+
+    def _listen_no_more(self) -> None:
+        self._door.close()
+        self._servers.listen_no_more()
+        self._control.close()
 
     def _receive(self, connection: _Connection) -> None:
         while True:
@@ -271,9 +291,7 @@ class Proxies:
         self._log.write("proxy_connected", rank=hello.rank, pid=process, calls=hello.table)
         self._awaited.discard(hello.rank)
         if not self._awaited:  # nobody else is listened to, and nothing is left should this agent be killed
-            self._door.close()
-            self._servers.listen_no_more()
-            self._control.close()
+            self._listen_no_more()
         return hello.rank
 
     def _hang_up(self, connection: _Connection) -> None:
@@ -338,11 +356,43 @@ class Proxies:
                 case proxy_messages.Stop() | proxy_messages.GiveUp():
                     self._transfers.break_off(rank)
         exchange = self._exchange
+        if exchange is not None and exchange.leaving and self._leaves(rank, data):
+            return
         restarts = isinstance(proxy_messages.decode(data), proxy_messages.Restart)
         if restarts and exchange is not None and exchange.is_due(rank):
             self._servers.end_now(rank)
             exchange.carry_out(rank)
         self._send(rank, data)
+
+    def _leaves(self, rank: int, data: bytes) -> bool:
+        """Keep an order to restart until all ranks of this host have one, and are at rest; then all leave."""
+        assert self._exchange is not None
+        if not isinstance(proxy_messages.decode(data), proxy_messages.Restart):
+            return False
+        self._kept_orders[rank] = data
+        if self._kept_orders.keys() < self._sessions.keys():
+            return True
+        orders, self._kept_orders = self._kept_orders, {}
+        for one in orders:
+            self._servers.end_now(one)
+        if self._exchange.leave(orders):
+            self.moved = True
+        else:
+            for one, order in orders.items():
+                self._send(one, order)
+        return True
+
+    def adopt(self, rank: int, control: socket.socket) -> None:
+        """A worker that has come from another host has this socket in the place of the one that it had."""
+        control.setblocking(False)
+        connection = _Connection(control, rank)
+        self._open.append(connection)
+        self._connections[rank] = connection
+        self._awaited.discard(rank)
+
+    @property
+    def servers(self) -> Servers:
+        return self._servers
 
     def _go_on(self) -> None:
         assert self._transfers is not None

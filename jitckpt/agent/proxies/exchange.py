@@ -21,6 +21,8 @@ class Settings:
     rehearsed: Mapping[str, str]
     move: Callable[[int], None] | None = None
     check: Callable[[int], None] | None = None
+    can_leave: Callable[[], bool] | None = None
+    leave: Callable[[Mapping[int, bytes]], bool] | None = None
 
 
 class Exchange:
@@ -34,6 +36,8 @@ class Exchange:
         self._devices = Devices.of_ranks(settings.names, ranks)
         self._first = self._devices.of
         self._rehearsed: set[str] = set()
+        self.leaving = False  # all ranks of this host go on on another
+        self._stays = False  # that was tried, and could not be done
         self._told: set[int] = set()  # ranks for which no device is free
 
     def variables(self, rank: int, environment: Mapping[str, str]) -> Mapping[str, str]:
@@ -66,6 +70,9 @@ class Exchange:
             return False
         if self._devices.free:
             return True
+        if self.leaving or self._can_leave():
+            self.leaving = True
+            return True
         if rank not in self._told:
             self._told.add(rank)
             self._say(
@@ -73,6 +80,18 @@ class Exchange:
                 "No other device of this host is free."
             )
         return False
+
+    def _can_leave(self) -> bool:
+        can_leave = self._settings.can_leave
+        return can_leave is not None and not self._stays and can_leave()
+
+    def leave(self, orders: Mapping[int, bytes]) -> bool:
+        """Have all ranks go on on another host, with these orders; return whether they do."""
+        assert self._settings.leave is not None
+        self.leaving = False
+        left = self._settings.leave(orders)
+        self._stays = not left
+        return left
 
     def is_due(self, rank: int) -> bool:
         """Return whether a rank is to have another device before it has another server."""

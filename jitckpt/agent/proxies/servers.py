@@ -70,9 +70,28 @@ class Servers:
         self._ranks = {session: rank for rank, session in sessions.items()}
         self._askers: list[_Asker] = []
 
+    def ended(self, rank: int) -> list[tuple[socket.socket, int, dict[int, str]]]:
+        """Return a rank's askers: socket, process, and how each of its servers has ended."""
+        return [
+            (one.socket, one.process, {server.process: server.end for server in one.servers.values()})
+            for one in self._askers
+            if one.rank == rank and one.socket.fileno() >= 0
+        ]
+
+    def adopt(self, rank: int, connection: socket.socket, process: int, ended: Mapping[int, str]) -> None:
+        """A worker that has come from another host asks over this socket; its servers there have ended."""
+        connection.setblocking(False)
+        servers = {number: _Server(number, -1, how) for number, how in ended.items()}
+        self._askers.append(_Asker(connection, rank, process, servers))
+
+    def _watch_asker(self, asker: _Asker) -> None:
+        self._selector.register(asker.socket, selectors.EVENT_READ, lambda: self._receive(asker))
+
     def watch(self, selector: selectors.BaseSelector) -> None:
         """Have the selector's owner call what it finds as data when something comes."""
         self._selector = selector
+        for asker in self._askers:
+            self._watch_asker(asker)
         self._door = Door(self._listener, selector, self._accept)
 
     @property

@@ -32,6 +32,15 @@ class StepBarrier:
         fcntl.fcntl(self.file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         self.path = f"/proc/{os.getpid()}/fd/{self.file}"
 
+    @property
+    def content(self) -> bytes:
+        """What is in it."""
+        return os.pread(self.file, os.fstat(self.file).st_size, 0)
+
+    def fill(self, content: bytes) -> None:
+        """Go on with what was in another host's, before anybody has mapped this one."""
+        os.pwrite(self.file, content, 0)
+
     def of(self, local_rank: int) -> str:
         """Return what environment.PROXY_TOGETHER is for one of this host's ranks."""
         return f"{self.path}#{local_rank}"
@@ -44,11 +53,12 @@ class StepBarrier:
 class Messenger:
     """Tells the other hosts what this one's ranks have come to, and these what all have."""
 
-    def __init__(self, barrier: StepBarrier, hosts: Hosts) -> None:
+    def __init__(self, barrier: StepBarrier, hosts: Hosts, known: Place | None = None) -> None:
+        """known: what the host has known in whose place this one is."""
         self._memory = Memory(barrier.path)
         self._hosts = hosts
         self._lock = threading.Lock()
-        self._place = Place(hosts.index, len(hosts.all), STEP_BITS)
+        self._place = known or Place(hosts.index, len(hosts.all), STEP_BITS)
         self._ends = False
         self._thread = threading.Thread(target=self._watch, name="jitckpt-steps", daemon=True)
         self._thread.start()
@@ -57,6 +67,13 @@ class Messenger:
         """Take in what another agent says. Raises KeyError, TypeError or ValueError if it makes no sense."""
         with self._lock:
             self._take(*self._place.hear(arrived.host, _parse(arrived.header)))
+
+    @property
+    def known(self) -> Place:
+        """What this host knows; nothing more is said from here on."""
+        if self._thread.is_alive():
+            self.close()
+        return self._place
 
     def close(self) -> None:
         """Say nothing more."""

@@ -1,0 +1,227 @@
+"""All ranks of this host go on on another one, which stands by: dumped here, made again there.
+
+The host that stands by makes the processes again first, while the others notice nothing; then the other hosts
+are told, in order with all else that is said between them, and it comes in this one's place.
+"""
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from jitckpt.agent.migration.move import CLOCKS, MoveError, Mover, drained, reap
+from jitckpt.agent.migration.store_relay import StoreError
+from jitckpt.agent.proxies.state_transfer import checksum
+from jitckpt.agent.proxies.step_barrier import Messenger, StepBarrier
+from jitckpt.bindings import criu
+from jitckpt.bindings.criu import CriuError
+from jitckpt.bindings.nameless_folder import nameless_folder
+from jitckpt.console import show_size
+from jitckpt.decisions.belongings import Carried
+from jitckpt.errors import HostsError
+from jitckpt.events import EventLog
+from jitckpt.hosts import link
+from jitckpt.hosts.connections import Arrived, Hosts
+from jitckpt.hosts.link import LinkError
+from jitckpt.hosts.standbys import Standby
+from jitckpt.system import network_lock
+
+PIECE = 4 << 20  # bytes
+ANSWER_SECONDS = 120.0  # in which the other host makes the processes again
+HEARING_SECONDS = 30.0  # in which all other hosts say their last to this one
+CONNECTING_SECONDS = 5.0
+LEADER = 0
+
+
+@dataclass(frozen=True)
+class _Dumped:
+    """A rank whose processes are images in this folder."""
+
+    rank: int
+    folder: int
+    pids: Sequence[int]
+    what: Carried
+    stores: dict[str, Any]
+
+
+class Departure:
+    """Of this host's ranks. Used by the supervisor's thread."""
+
+    def __init__(
+        self,
+        mover: Mover,
+        hosts: Hosts,
+        log: EventLog,
+        say: Callable[[str], None],
+        *,
+        standbys: Callable[[], list[Standby]],
+        facts: Mapping[str, Any],
+        barrier: StepBarrier | None,
+        messenger: Messenger | None,
+    ) -> None:
+        """standbys: who stands by now. facts: what the other host's agent needs to know of the job."""
+        self._mover, self._hosts, self._log, self._say = mover, hosts, log, say
+        self._standbys, self._facts = standbys, dict(facts)
+        self._barrier, self._messenger = barrier, messenger
+        self._handed_over = False
+
+    def is_possible(self) -> bool:
+        """Return whether there is a host to go to."""
+        return self._hosts.index != LEADER and bool(self._standbys())
+
+    def leave(self, orders: Mapping[int, bytes]) -> bool:
+        """Have all ranks go on on a host that stands by, with these orders; return whether they do."""
+        begun = time.monotonic()
+        with contextlib.ExitStack() as stack:
+            dumped: list[_Dumped] = []
+            try:
+                for rank in orders:
+                    dumped.append(self._dump(rank, stack))
+                size, where = self._move(dumped, orders)
+            except (MoveError, CriuError, StoreError, LinkError, HostsError, OSError) as error:
+                if self._handed_over:
+                    raise
+                self._log.write("move_failed", ranks=sorted(orders), text=str(error))
+                self._say(f"the ranks of this host were not moved to another one: {error}")
+                self._back(dumped)
+                return False
+            for one in dumped:
+                network_lock.unlock(criu.locks(one.folder))
+                reap(one.pids)
+            seconds = time.monotonic() - begun
+        self._log.write("host_left", ranks=sorted(orders), to=where, bytes=size, seconds=seconds)
+        self._say(
+            f"ranks {', '.join(map(str, sorted(orders)))} go on on {where}: {show_size(size)} of processes "
+            f"in {seconds:.2f} s."
+        )
+        return True
+
+    def _dump(self, rank: int, stack: contextlib.ExitStack) -> _Dumped:
+        mover = self._mover
+        what = mover.look(rank, elsewhere=True)
+        folder = stack.enter_context(nameless_folder())
+        stores = stack.enter_context(mover.store_at_rest(what))
+        stack.enter_context(mover.worker(rank).being_made_again())
+        mover.wait_until_read({**mover.sockets(rank), **stores})
+        mover.dump(rank, folder, what)
+        return _Dumped(rank, folder, mover.pids(rank, folder), what, stores)
+
+    def _back(self, dumped: Sequence[_Dumped]) -> None:
+        """Make the processes again here, as far as that can be done."""
+        for one in dumped:
+            with contextlib.suppress(CriuError, OSError):  # then it counts as killed
+                self._mover.restore(one.rank, one.folder, one.pids, one.what, one.stores)
+
+    def _move(self, dumped: Sequence[_Dumped], orders: Mapping[int, bytes]) -> tuple[int, str]:
+        """Return the bytes that were sent, and to whom."""
+        standby = self._standbys()[0]
+        plan = {
+            **self._facts,
+            "index": self._hosts.index,
+            "hosts": [asdict(replace(host, pasts=())) for host in self._hosts.all],
+            "secret": self._hosts.secret.hex(),
+            "relay": self._mover.relay.name,
+            "clock": time.monotonic(),
+            "ranks": [self._plan_of(one) for one in dumped],
+        }
+        sent = self._hosts.start(self._send(standby, plan, dumped))
+        reader, writer, size, port = sent.result(ANSWER_SECONDS)
+        own = self._hosts.all[self._hosts.index]
+        self._handed_over = True  # from here on the others expect that one, and no other
+        if not self._hosts.hand_over(replace(own, address=standby.address, port=port), HEARING_SECONDS):
+            raise MoveError(f"Not all hosts have answered within {HEARING_SECONDS:g} s.")
+        said = [Arrived(LEADER, {"proxy": rank}, order) for rank, order in orders.items()]
+        said += [one for one in self._hosts.take() if isinstance(one, Arrived)]
+        known = None if self._messenger is None else self._messenger.known
+        last = {
+            "barrier": "" if self._barrier is None else self._barrier.content.hex(),
+            "place": None if known is None else asdict(known),
+            "said": [[one.host, one.header, one.data.hex()] for one in said],
+        }
+        self._hosts.start(self._finish(reader, writer, last)).result(ANSWER_SECONDS)
+        return size, standby.address
+
+    def _plan_of(self, one: _Dumped) -> dict[str, Any]:
+        sockets = {**self._mover.sockets(one.rank), **one.stores}
+        said = {name: drained(end) for name, end in sockets.items()}
+        if any(message.files for messages in said.values() for message in messages):
+            raise MoveError(f"Rank {one.rank} was just asking for a server.")
+        names = {end.fileno(): name for name, end in sockets.items()}
+        return {
+            "rank": one.rank,
+            "pids": list(one.pids),
+            "sockets": [[end.inode, end.kind, end.name] for end in one.what.sockets],
+            "outputs": list(one.what.outputs),
+            "memory": list(one.what.memory),
+            "folders": list(one.what.folders),
+            "said": {name: [message.data.hex() for message in messages] for name, messages in said.items()},
+            "conversations": {
+                name: self._mover.relay.conversations([end])[0].hex() for name, end in one.stores.items()
+            },
+            "askers": [
+                [names[end.fileno()], process, list(ended.items())]
+                for end, process, ended in self._mover.proxies.servers.ended(one.rank)
+            ],
+            "ring": os.fstat(self._mover.worker(one.rank).ring_fd).st_size,
+        }
+
+    async def _send(self, standby: Standby, plan: Mapping[str, Any], dumped: Sequence[_Dumped]) -> Any:
+        try:
+            async with asyncio.timeout(CONNECTING_SECONDS):
+                reader, writer = await asyncio.open_connection(standby.address, standby.port)
+                await link.introduce(reader, writer, standby.secret)
+        except OSError as error:
+            raise LinkError(
+                f"The host that stands by at {standby.address} can't be reached: {error}"
+            ) from error
+        writer.write(link.encode({"plan": plan}))
+        size = 0
+        for one in dumped:
+            files = {
+                name: os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=one.folder)
+                for name in sorted(os.listdir(one.folder))
+                if not name.endswith(".log") and name != CLOCKS
+            }
+            try:
+                for name, file in files.items():
+                    size += await _send_file(writer, {"rank": one.rank, "image": name}, file)
+            finally:
+                for file in files.values():
+                    os.close(file)
+            size += await _send_file(
+                writer, {"rank": one.rank, "ring": True}, self._mover.worker(one.rank).ring_fd
+            )
+        writer.write(link.encode({"whole": True}))
+        await writer.drain()
+        header, _ = await link.receive(reader)
+        if "port" not in header:
+            raise LinkError(f"The host that stands by says: {header.get('error')}")
+        return reader, writer, size, header["port"]
+
+    async def _finish(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, last: Any) -> None:
+        writer.write(link.encode({"last": last}))
+        await writer.drain()
+        header, _ = await link.receive(reader)
+        writer.close()
+        if "taken" not in header:
+            raise LinkError(f"The host that stood by says: {header.get('error')}")
+
+
+async def _send_file(writer: asyncio.StreamWriter, header: Mapping[str, Any], file: int) -> int:
+    """Send what is written of a file; return how much that was."""
+    size, at, sent = os.fstat(file).st_size, 0, 0
+    writer.write(link.encode({**header, "size": size}))
+    while at < size:
+        try:
+            at = os.lseek(file, at, os.SEEK_DATA)
+        except OSError:  # only a hole is left
+            break
+        end = min(os.lseek(file, at, os.SEEK_HOLE), at + PIECE)
+        data = os.pread(file, end - at, at)
+        writer.write(link.encode({**header, "at": at, "sum": checksum(data)}, data))
+        await writer.drain()
+        at, sent = at + len(data), sent + len(data)
+    return sent

@@ -1,0 +1,378 @@
+"""`jitckpt run --standby`: an agent that waits, and takes the place of one whose devices are broken for good.
+
+It makes that one's processes again here (migration/leaving.py is the other side), and is then what that one
+was: it has its index, its ranks, its place in the step barrier, and its connections to the other agents.
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+from torch.distributed.launcher import api as launcher
+
+from jitckpt.agent.agent import Settings, WorkerProcesses
+from jitckpt.agent.migration.move import end_what_is_left, inherited_outputs, lifeline_of
+from jitckpt.agent.migration.store_relay import StoreRelay
+from jitckpt.agent.processes.children import Children
+from jitckpt.agent.processes.spares import Spares
+from jitckpt.agent.processes.workers import Worker
+from jitckpt.agent.proxies.control import ControlSocket, Proxies
+from jitckpt.agent.proxies.state_transfer import checksum
+from jitckpt.agent.proxies.step_barrier import StepBarrier
+from jitckpt.bindings import criu, softgpu
+from jitckpt.bindings.criu import CriuError, Options
+from jitckpt.bindings.nameless_folder import nameless_folder
+from jitckpt.console import say, show_size
+from jitckpt.decisions.step_tree import Come, Place
+from jitckpt.decisions.suspects import Suspects
+from jitckpt.errors import HostsError, NotNeeded
+from jitckpt.events import EventLog
+from jitckpt.hosts import connections, link, rendezvous
+from jitckpt.hosts.connections import PATIENCE, Arrived, Host, Hosts
+from jitckpt.hosts.link import LinkError
+from jitckpt.hosts.signed import Signature
+from jitckpt.hosts.standbys import Standby, announce
+from jitckpt.hosts.stores import NOT_NEEDED, within
+from jitckpt.ring import local_state
+from jitckpt.system import descriptor_limit
+from jitckpt.wire import environment as variables
+
+LOOK_SECONDS = 1.0  # between two looks whether the job is still there
+RESTORING_SECONDS = 120.0
+SAME_CLOCK = 60.0  # seconds by which the clocks since the hosts' starts may differ, as processes know them
+# Far from the numbers that the processes of a host have: those that come here bring theirs.
+FIRST_PROCESS = 3_000_000
+
+
+@dataclass
+class _Rank:
+    """One that is to go on here. ends: our sockets to it, by name."""
+
+    plan: Mapping[str, Any]
+    folder: int
+    ring: int
+    ends: dict[str, socket.socket] = field(default_factory=dict)
+
+    @property
+    def rank(self) -> int:
+        return int(self.plan["rank"])
+
+    @property
+    def pid(self) -> int:
+        return int(self.plan["pids"][0])
+
+
+@dataclass
+class _Taken:
+    """What this host has taken over. last: what the other agent said last."""
+
+    plan: Mapping[str, Any]
+    ranks: Sequence[_Rank]
+    barrier: StepBarrier
+    relay: StoreRelay
+    last: Mapping[str, Any] = field(default_factory=dict)
+
+
+def stand_by(
+    settings: Settings, log: EventLog, config: launcher.LaunchConfig, command: str, arguments: list[str]
+) -> None:
+    """Wait until a host's ranks come here, and see to them to the job's end.
+
+    Raises NotNeeded if the job ends without, ChildFailedError, SignalException, HostsError.
+    """
+    del command, arguments  # those that come were started elsewhere
+    _count_from(FIRST_PROCESS)
+    descriptor_limit.raise_limit()
+    before = {number: signal.signal(number, _end) for number in (signal.SIGTERM, signal.SIGINT)}
+    children = Children(settings.save_deadline, settings.temporary)
+    try:
+        with contextlib.ExitStack() as stack:
+            taken, links = asyncio.run(_Waiting(settings, config, children, stack).wait())
+            _go_on(settings, log, taken, links, children)
+    finally:
+        children.close()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end(signum: int, _frame: FrameType | None) -> None:
+    raise SignalException(f"Process {os.getpid()} got signal {signum}", sigval=signal.Signals(signum))
+
+
+def _count_from(number: int) -> None:
+    """Have the processes that this one starts get high numbers, where it is the first of its namespace."""
+    if os.getpid() == 1:
+        Path("/proc/sys/kernel/ns_last_pid").write_text(str(number))
+
+
+class _Waiting:
+    def __init__(
+        self,
+        settings: Settings,
+        config: launcher.LaunchConfig,
+        children: Children,
+        stack: contextlib.ExitStack,
+    ) -> None:
+        self._settings, self._config, self._children, self._stack = settings, config, children, stack
+        assert config.local_addr is not None
+        self._address = config.local_addr
+        self._secret = settings.secret or secrets.token_bytes()
+        self._links = connections.listen(self._address)  # for the other agents
+
+    async def wait(self) -> tuple[_Taken, socket.socket]:
+        """Return what was taken over, and where the other agents call."""
+        self._taken: asyncio.Future[_Taken] = asyncio.Future()
+        listener = connections.listen(self._address)
+        store, signature = self._store(), Signature(self._config.run_id, self._settings.secret)
+        server = await asyncio.start_server(self._called, sock=listener)
+        announce(store, signature, Standby(self._address, listener.getsockname()[1], self._secret))
+        say("this host stands by: it takes the place of one whose devices are broken for good.")
+        try:
+            while not self._taken.done():
+                await asyncio.wait([self._taken], timeout=LOOK_SECONDS)
+                await asyncio.to_thread(
+                    within, self._settings.host_timeout, partial(store.check, ["jitckpt"])
+                )
+            return self._taken.result(), self._links
+        except (RuntimeError, OSError) as error:  # the store is gone
+            raise NotNeeded(NOT_NEEDED) from error
+        finally:
+            server.close()
+
+    def _store(self) -> Any:
+        host, port = parse_rendezvous_endpoint(self._config.rdzv_endpoint, rendezvous.DEFAULT_PORT)
+        until = time.monotonic() + rendezvous.join_timeout(self._config)
+        while True:
+            try:
+                return TCPStore(host, port, is_master=False, wait_for_workers=False)
+            except (RuntimeError, OSError) as error:
+                if time.monotonic() > until:
+                    raise HostsError(f"The job's store at {host}:{port} can't be reached: {error}") from error
+                time.sleep(LOOK_SECONDS)
+
+    async def _called(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await link.admit(reader, writer, self._secret)
+            await self._take(reader, writer)
+        except LinkError as error:
+            say(f"a host's ranks did not come here: {error}")
+        finally:
+            writer.close()
+
+    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        header, _ = await link.receive(reader)
+        plan = header["plan"]
+        with contextlib.ExitStack() as stack:
+            ranks = [
+                _Rank(one, stack.enter_context(nameless_folder()), local_state.create())
+                for one in plan["ranks"]
+            ]
+            await _receive_files(reader, {one.rank: one for one in ranks})
+            try:
+                taken = self._made_again(plan, ranks)
+            except (CriuError, OSError, HostsError) as error:
+                for one in ranks:
+                    end_what_is_left(one.plan["pids"])
+                writer.write(link.encode({"error": str(error)}))
+                await writer.drain()
+                return
+            writer.write(link.encode({"port": self._links.getsockname()[1]}))
+            try:
+                header, _ = await link.receive(reader)
+            except LinkError:
+                for one in ranks:
+                    end_what_is_left(one.plan["pids"])
+                raise
+        taken.last = header["last"]
+        writer.write(link.encode({"taken": True}))
+        await writer.drain()
+        self._taken.set_result(taken)
+
+    def _made_again(self, plan: Mapping[str, Any], ranks: Sequence[_Rank]) -> _Taken:
+        if abs(time.monotonic() - plan["clock"]) > SAME_CLOCK:
+            raise HostsError("The two hosts have not been started at the same time, so their clocks differ.")
+        barrier = StepBarrier(len(ranks), len(plan["hosts"]))
+        host, port = plan["workers_store"]
+        name = variables.STORE_RELAY.get(_environment(plan, "relay"))
+        relay = StoreRelay(host, port, name)
+        assert self._settings.criu is not None
+        for one in ranks:
+            for folder in one.plan["folders"]:
+                os.makedirs(folder, exist_ok=True)
+            with contextlib.ExitStack() as stack:
+                inherit = list(inherited_outputs(one.plan["outputs"], stack))
+                memory = {"jitckpt-local-state": one.ring, "jitckpt-steps": barrier.file}
+                inherit += [(memory[name], f"/memfd:{name}") for name in one.plan["memory"] if name in memory]
+                for inode, kind, name in one.plan["sockets"]:
+                    one.ends[name], theirs = socket.socketpair(socket.AF_UNIX, kind)
+                    stack.callback(theirs.close)
+                    inherit.append((theirs.fileno(), f"socket:[{inode}]"))
+                    for message in one.plan["said"].get(name, []):
+                        theirs.send(bytes.fromhex(message))
+                mark = {variables.JOB_PROCESSES.name: self._children.mark}
+                criu.restore(
+                    self._settings.criu,
+                    Options(one.folder, RESTORING_SECONDS, inherit=inherit, variables=mark),
+                )
+        return _Taken(plan, ranks, barrier, relay)
+
+
+def _environment(plan: Mapping[str, Any], name: str) -> dict[str, str]:
+    return {variables.STORE_RELAY.name: str(plan[name])}
+
+
+async def _receive_files(reader: asyncio.StreamReader, ranks: Mapping[int, _Rank]) -> None:
+    """Take the images, and what is in the memory of ranks. Raises LinkError if they don't come whole."""
+    files: dict[tuple[int, str], int] = {}
+    size, begun = 0, time.monotonic()
+    try:
+        while True:
+            header, data = await link.receive(reader)
+            match header:
+                case {"whole": True}:
+                    break
+                case {"rank": int(rank), "at": int(at), "sum": str(proof)}:
+                    if proof != checksum(data):
+                        raise LinkError("A piece of an image came damaged.")
+                    size += os.pwrite(files[rank, header.get("image", "")], data, at)
+                case {"rank": int(rank), "size": int(whole)}:
+                    name, one = header.get("image", ""), ranks[rank]
+                    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+                    if os.sep in name:
+                        raise LinkError(f"{name!r:.100} is no name of an image.")
+                    file = os.open(name, flags, 0o600, dir_fd=one.folder) if name else os.dup(one.ring)
+                    files[rank, name] = file
+                    os.ftruncate(file, whole)
+    finally:
+        for file in files.values():
+            os.close(file)
+    say(f"{show_size(size)} of processes have come in {time.monotonic() - begun:.2f} s.")
+
+
+class _Adopted(WorkerProcesses):
+    """One start of ranks that have begun on another host."""
+
+    def __init__(self, taken: _Taken, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._taken = taken
+        last = taken.last
+        self._said_before = [
+            Arrived(host, header, bytes.fromhex(data)) for host, header, data in last["said"]
+        ]
+        if last["place"] is not None:
+            self._known_place = _place(last["place"])
+        self._server_variables = self._of_server
+
+    def _of_server(self, rank: int) -> Mapping[str, str]:
+        local_rank = next(number for number, one in enumerate(self._taken.ranks) if one.rank == rank)
+        return {
+            **variables.PROXY_TOGETHER.to(self._taken.barrier.of(local_rank)),
+            **variables.AGENT_PID.to(os.getpid()),
+            softgpu.VARIABLE: "",
+        }
+
+    def _open_for_workers(self) -> None:
+        self._control, self._relay = ControlSocket(), self._taken.relay
+        if self._taken.last["barrier"]:
+            self._barrier = self._taken.barrier
+            self._barrier.fill(bytes.fromhex(self._taken.last["barrier"]))
+
+    def _prepare_worker(self, local_rank: int) -> None:
+        pass  # it was
+
+    def _start_worker(self, local_rank: int) -> Worker:
+        one = self._taken.ranks[local_rank]
+        return Worker.adopted(
+            one.rank,
+            one.pid,
+            own=one.ends["agent"],
+            copies=one.ends.get("copies"),
+            ring_fd=one.ring,
+            lifeline=lifeline_of(one.pid),
+            children=self._children,
+        )
+
+    def _proxies(self) -> Proxies | None:
+        proxies = super()._proxies()
+        assert proxies is not None
+        for one in self._taken.ranks:
+            if "control" in one.ends:
+                proxies.adopt(one.rank, one.ends["control"])
+            for name, process, ended in one.plan["askers"]:
+                proxies.servers.adopt(one.rank, one.ends[name], process, dict(map(tuple, ended)))
+            for name, said in one.plan["conversations"].items():
+                self._taken.relay.take_over(one.ends[name], bytes.fromhex(said))
+                self._taken.relay.go_on([one.ends[name]])
+        return proxies
+
+
+def _place(told: Mapping[str, Any]) -> Place:
+    below = {int(host): Come(**come) for host, come in told["below"].items()}
+    comes = {name: Come(**told[name]) for name in ("own", "told", "everywhere")}
+    return Place(told["host"], told["hosts"], told["step_bits"], below=below, **comes)
+
+
+def _go_on(
+    settings: Settings,
+    log: EventLog,
+    taken: _Taken,
+    links: socket.socket,
+    children: Children,
+) -> None:
+    plan, count = taken.plan, len(taken.ranks)
+    met = [Host(**{**host, "ranks": tuple(host["ranks"]), "pasts": ()}) for host in plan["hosts"]]
+    index = int(plan["index"])
+    hosts = Hosts(index, met, links, bytes.fromhex(plan["secret"]), settings.host_timeout, takes_place=True)
+    hosts.connect(PATIENCE * settings.host_timeout)
+    log.leading, log.restart = False, int(plan["restart"])
+    log.write("host_taken_over", host=index, ranks=[one.rank for one in taken.ranks])
+    ranks = ", ".join(str(one.rank) for one in taken.ranks)
+    say(f"this host has taken the place of host {index}: ranks {ranks}.")
+    numbers = range(count)
+    with tempfile.TemporaryDirectory(prefix="jitckpt-") as folder:
+        processes = _Adopted(
+            taken,
+            settings=settings,
+            log=log,
+            armed=[],
+            spares=Spares(0),
+            first_directories={},
+            run=plan["run"],
+            children=children,
+            suspects=Suspects(),
+            devices=settings.devices,
+            restarts_left=0,
+            mistakes_before=frozenset(),
+            hosts=hosts,
+            name="default",
+            entrypoint="",
+            args={number: () for number in numbers},
+            envs={number: {} for number in numbers},
+            logs_specs=DefaultLogsSpecs(log_dir=folder),
+        )
+        processes.start()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda signum, _: processes.supervisor.interrupt(signum))
+        try:
+            result = processes.wait()
+            assert result is not None
+            if result.failures:
+                raise ChildFailedError("default", result.failures)
+        finally:
+            processes.close()
+            hosts.close()
