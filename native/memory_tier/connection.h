@@ -16,6 +16,9 @@ class Connection {
   // patience: for the other side to take, or send, anything at all.
   Connection(int socket, int stop, std::chrono::nanoseconds patience)
       : socket_(socket), stop_(stop), patience_(patience) {}
+  ~Connection() { be_woken_for(1); }
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
 
   // Each throws Failure: ended, silent or stopped.
   void receive(std::span<std::byte> whole);

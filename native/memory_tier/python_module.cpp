@@ -67,9 +67,13 @@ PYBIND11_MODULE(_memory_tier, module) {
       PyErr_SetObject(failed.ptr(), raised.ptr());
     }
   });
-  py::class_<Window>(module, "Window", "A shard's data in a memfd that can't shrink, cut into chunks.")
+  py::class_<Window>(module, "Window", py::buffer_protocol(), "A shard's data in a memfd that can't shrink, cut into chunks.")
       .def(py::init<int, uint64_t, uint64_t, uint64_t>(), py::arg("descriptor"), py::arg("offset"),
            py::arg("size"), py::arg("chunk"), py::call_guard<py::gil_scoped_release>())
+      .def_buffer([](const Window& window) {
+        return py::buffer_info(reinterpret_cast<uint8_t*>(window.bytes().data()),
+                               static_cast<py::ssize_t>(window.bytes().size()));
+      })
       .def_property_readonly("size", [](const Window& window) { return window.bytes().size(); });
   py::class_<Pace>(module, "Pace", "When how much may be sent; one for all that a host sends.")
       .def(py::init())
