@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -87,10 +87,13 @@ class PeerMemory(Tier):
             await self._send(writer, {"get": rank, "step": step, "timeline": timeline})
             header, encoded = await self._answer(reader)
             slot, seal = _slot_and_seal(header)
-            with into.coming(rank, slot, seal, encoded) as (index, window):
-                with chunks.of(index, self._hosts.name(self._host)), handed_over(writer) as socket:
-                    await self._send(writer, {"go": True})
-                    chunks.receive(socket, window, index.digests, self._patience, self._stop)
+            with (
+                into.coming(rank, slot, seal, encoded) as (index, window),
+                chunks.of(index, self._hosts.name(self._host)),
+                handed_over(writer) as socket,
+            ):
+                await self._send(writer, {"go": True})
+                chunks.receive(socket, window, index.digests, self._patience, self._stop)
         return seal.size
 
     async def _drop(self, rank: int, step: int) -> None:
@@ -145,7 +148,7 @@ async def serve(
                 _, encoded = await link.receive(reader)
                 if (reason := may_put(rank)) is not None:
                     raise SaveError(reason)
-                await _take(memory, rank, slot, seal, encoded, writer)
+                await _take(memory.coming(rank, slot, seal, encoded), writer)
                 writer.write(link.encode({"kept": rank}))
             case {"has": True}:
                 held = await asyncio.to_thread(memory.has)
@@ -173,12 +176,12 @@ async def serve(
 
 
 async def _take(
-    memory: HostMemory, rank: int, slot: int, seal: shard.Seal, encoded: bytes, writer: asyncio.StreamWriter
+    coming: AbstractContextManager[tuple[shard.Index, chunks.Window]], writer: asyncio.StreamWriter
 ) -> None:
     """Have a shard come into memory."""
     with ExitStack() as stack:
         # What takes long is no matter for the loop, which others wait for.
-        index, window = await asyncio.to_thread(stack.enter_context, memory.coming(rank, slot, seal, encoded))
+        index, window = await asyncio.to_thread(stack.enter_context, coming)
 
         def receive(socket: int, stop: int) -> None:
             chunks.receive(socket, window, index.digests, ANSWER_SECONDS, stop)
@@ -190,14 +193,16 @@ async def _take(
 @contextmanager
 def handed_over(writer: asyncio.StreamWriter) -> Iterator[int]:
     """Give the connection away: what comes meanwhile is for whoever has the descriptor."""
-    writer.transport.pause_reading()
+    transport = writer.transport
+    assert isinstance(transport, asyncio.Transport)
+    transport.pause_reading()
     descriptor = os.dup(writer.get_extra_info("socket").fileno())  # the connection may be closed meanwhile
     try:
         yield descriptor
     finally:
         os.close(descriptor)
         if not writer.is_closing():
-            writer.transport.resume_reading()
+            transport.resume_reading()
 
 
 async def _beside(

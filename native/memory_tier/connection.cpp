@@ -70,8 +70,7 @@ void Connection::receive(std::span<std::byte> whole) {
     else if (would_wait()) {
       be_woken_for(whole.size());
       wait_for(POLLIN);
-    }
-    else if (errno != EINTR)
+    } else if (errno != EINTR)
       ended(errno);
   }
 }

@@ -30,7 +30,8 @@ Digests digests_in(const py::sequence& given) {
 
 py::list as_bytes(const Digests& digests) {
   py::list found;
-  for (const Digest& one : digests) found.append(py::bytes(reinterpret_cast<const char*>(one.data()), one.size()));
+  for (const Digest& one : digests)
+    found.append(py::bytes(reinterpret_cast<const char*>(one.data()), one.size()));
   return found;
 }
 
@@ -41,13 +42,20 @@ Connection connection_of(int socket, int stop, double patience) {
 
 const char* name_of(Reason reason) {
   switch (reason) {
-    case Reason::ended: return "ended";
-    case Reason::silent: return "silent";
-    case Reason::stopped: return "stopped";
-    case Reason::damaged: return "damaged";
-    case Reason::refused: return "refused";
-    case Reason::nonsense: return "nonsense";
-    case Reason::no_memory: return "no_memory";
+    case Reason::ended:
+      return "ended";
+    case Reason::silent:
+      return "silent";
+    case Reason::stopped:
+      return "stopped";
+    case Reason::damaged:
+      return "damaged";
+    case Reason::refused:
+      return "refused";
+    case Reason::nonsense:
+      return "nonsense";
+    case Reason::no_memory:
+      return "no_memory";
   }
   return "";
 }
@@ -67,7 +75,8 @@ PYBIND11_MODULE(_memory_tier, module) {
       PyErr_SetObject(failed.ptr(), raised.ptr());
     }
   });
-  py::class_<Window>(module, "Window", py::buffer_protocol(), "A shard's data in a memfd that can't shrink, cut into chunks.")
+  py::class_<Window>(module, "Window", py::buffer_protocol(),
+                     "A shard's data in a memfd that can't shrink, cut into chunks.")
       .def(py::init<int, uint64_t, uint64_t, uint64_t>(), py::arg("descriptor"), py::arg("offset"),
            py::arg("size"), py::arg("chunk"), py::call_guard<py::gil_scoped_release>())
       .def_buffer([](const Window& window) {
@@ -77,16 +86,7 @@ PYBIND11_MODULE(_memory_tier, module) {
       .def_property_readonly("size", [](const Window& window) { return window.bytes().size(); });
   py::class_<Pace>(module, "Pace", "When how much may be sent; one for all that a host sends.")
       .def(py::init())
-      .def("set_rate", &Pace::set_rate, py::arg("bytes_per_second"))
-      .def(
-          "set_plan",
-          [](Pace& pace, const std::vector<std::pair<double, uint64_t>>& sends) {
-            std::vector<Send> plan;
-            for (const auto& [seconds, bytes] : sends) plan.push_back({seconds, bytes});
-            pace.set_plan(std::move(plan));
-          },
-          py::arg("sends"), "Of each minibatch: seconds from its beginning on, and bytes.")
-      .def("minibatch_begins", [](Pace& pace) { pace.minibatch_begins(Pace::Clock::now()); });
+      .def("set_rate", &Pace::set_rate, py::arg("bytes_per_second"));
   module.def(
       "digests",
       [](const Window& window) {

@@ -48,7 +48,8 @@ void send_chunk(Connection& connection, std::span<const std::byte> left, Pace& p
 }
 
 // Receives a chunk and says whether it is right.
-bool receive_chunk(Connection& connection, std::span<std::byte> to, const Digest& expected, Digester& digester) {
+bool receive_chunk(Connection& connection, std::span<std::byte> to, const Digest& expected,
+                   Digester& digester) {
   for (size_t begin = 0; begin < to.size(); begin += piece_size) {
     const auto piece = to.subspan(begin, std::min(piece_size, to.size() - begin));
     connection.receive(piece);

@@ -1,9 +1,9 @@
 // A shard's chunks from one host's memory into another's, over a connection that both agents have agreed on.
 //
-// The sender says of each chunk its number and size, and sends it; the receiver answers with the number and whether
-// its checksum is right. So many chunks may be unanswered at a time. Both know number, sizes and checksums before
-// (from the shard's index): what is not so ends it. After a wrong one the sender says that it gives up, looks
-// whether it is wrong there, too, and the connection can be talked on.
+// The sender says of each chunk its number and size, and sends it; the receiver answers with the number and
+// whether its checksum is right. So many chunks may be unanswered at a time. Both know number, sizes and
+// checksums before (from the shard's index): what is not so ends it. After a wrong one the sender says that
+// it gives up, looks whether it is wrong there, too, and the connection can be talked on.
 #pragma once
 
 #include <span>

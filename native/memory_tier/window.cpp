@@ -17,7 +17,7 @@ namespace {
 [[noreturn]] void no_memory(const std::string& what) { throw Failure(Reason::no_memory, what); }
 
 void refuse_what_may_shrink(int descriptor, uint64_t offset, uint64_t size) {
-  struct stat file {};
+  struct stat file{};
   if (fstat(descriptor, &file) != 0) no_memory(std::strerror(errno));
   const auto length = static_cast<uint64_t>(file.st_size);
   if (offset > length || size > length - offset) no_memory("it is shorter than what is to be there");
@@ -56,7 +56,8 @@ Digest digest_of(std::span<const std::byte> chunk) {
 
 std::vector<Digest> digests_of(const Window& window) {
   std::vector<Digest> digests(window.chunks());
-  for (uint64_t number = 0; number < digests.size(); ++number) digests[number] = digest_of(window.chunk(number));
+  for (uint64_t number = 0; number < digests.size(); ++number)
+    digests[number] = digest_of(window.chunk(number));
   return digests;
 }
 

@@ -16,11 +16,13 @@ constexpr uint64_t most_chunk = uint64_t{64} << 20, most_data = uint64_t{1} << 4
 
 constexpr size_t piece_size = 256 << 10;  // is still in the processor's cache when it is read once more
 
-// Whoever has mapped memory that another process makes smaller dies by a signal: so only memfds are mapped that
-// can't shrink (sealed). To map costs as much as to copy; whoever needs the same data again keeps the window.
+// Whoever has mapped memory that another process makes smaller dies by a signal: so only memfds are mapped
+// that can't shrink (sealed). To map costs as much as to copy; whoever needs the same data again keeps the
+// window.
 class Window {
  public:
-  // The data are cut into chunks of so many bytes, of which the last one is shorter. Throws Failure(no_memory).
+  // The data are cut into chunks of so many bytes, of which the last one is shorter. Throws
+  // Failure(no_memory).
   Window(int descriptor, uint64_t offset, uint64_t size, uint64_t chunk);
   ~Window();
   Window(const Window&) = delete;

@@ -86,8 +86,7 @@ def test_the_older_step_stays_while_the_newer_one_comes(memory: HostMemory) -> N
     memoryview(window)[:8] = b"halfways"
     assert [held.step for held in memory.has()] == [2]
     died = SaveError("the host that sends it has died")
-    with pytest.raises(SaveError, match="has died"):
-        context.__exit__(SaveError, died, None)
+    assert not context.__exit__(SaveError, died, None)
     assert [held.step for held in memory.has()] == [2]
     with pytest.raises(SaveError, match="another number of chunks"):
         memory.put(Shard(1, coming.slot, coming.seal, coming.index, window_of(b"short")))
