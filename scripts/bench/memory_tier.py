@@ -2,8 +2,8 @@
 
     jitckpt exec --device softgpu -- python scripts/bench/memory_tier.py [--mib 256] [--pairs 5] [--json]
 
-Bytes: as memory_transfer.py has them. Decision: for 1,000 ranks. Step: a training under FSDP2 full shard on two
-ranks, in windows with and without snapshots by turns, in the running job.
+Bytes: as memory_transfer.py has them. Decision: for 1,000 ranks. Step: a training under FSDP2 full shard on
+two ranks, in windows with and without snapshots by turns, in the running job.
 """
 
 import argparse

@@ -72,7 +72,7 @@ def take_raw(listener: socket.socket, size: int) -> None:
             connection.sendall(b"!")
 
 
-def send_raw(port: int, data: bytes) -> None:
+def send_raw(port: int, data: memoryview) -> None:
     with socket.create_connection((HERE, port)) as connection:
         connection.sendall(data)
         connection.recv(1)
