@@ -11,6 +11,7 @@ from jitckpt.wire.environment import PROXY_LIBRARY_PATH, PROXY_ONE_CORE, PROXY_P
 
 KINDS = ("auto", "softgpu", "cuda")
 LIBRARY_DIR = Path(__file__).parent / "lib"
+STORE_LIBRARY = "libjitckpt_store.so"
 
 
 class DeviceError(JitckptError):
@@ -18,13 +19,20 @@ class DeviceError(JitckptError):
 
 
 def device_environment(
-    kind: str, devices: int, library_dir: Path, environment: Mapping[str, str], *, proxy: bool = False
+    kind: str,
+    devices: int,
+    library_dir: Path,
+    environment: Mapping[str, str],
+    *,
+    proxy: bool = False,
+    relay: bool = False,
 ) -> dict[str, str]:
     """Return the variables to set, beside those of `environment`, for a command to run on the device.
 
     kind: softgpu or cuda. devices: how many softgpu devices there are, if SOFTGPU_DEVICES does not say it.
     library_dir: where the preloaded libraries lie. proxy: each process that uses the device does so through a
-    server of its own (docs/how-it-works/proxy.md); for softgpu only. The result can be applied twice.
+    server of its own (docs/how-it-works/proxy.md); for softgpu only. relay: it reaches the job's store by the
+    agent, if that says so. The result can be applied twice.
     """
     ours = [library_dir / "libjitckpt.so"]
     variables = {}
@@ -44,6 +52,8 @@ def device_environment(
             )
         else:
             ours.append(library_dir / "libsoftgpu.so")
+    if relay:
+        ours.append(library_dir / STORE_LIBRARY)
     first = [str(library) for library in ours]
     others = [library for library in _preloaded(environment) if library not in first]
     variables["LD_PRELOAD"] = ":".join([*first, *others])
@@ -69,9 +79,9 @@ def choose_device(kind: str, environment: Mapping[str, str]) -> str:
     return "softgpu" if inside_softgpu or not driver_answers() else "cuda"
 
 
-def check_libraries(kind: str, library_dir: Path, *, proxy: bool = False) -> None:
+def check_libraries(kind: str, library_dir: Path, *, proxy: bool = False, relay: bool = False) -> None:
     """Raise DeviceError unless the libraries of this kind of device are there and can be preloaded."""
-    names = ["libjitckpt.so"]
+    names = ["libjitckpt.so", *([STORE_LIBRARY] if relay else [])]
     if kind == "softgpu":
         names += ["libsoftgpu.so", "driver/libcuda.so.1"]
     if proxy:

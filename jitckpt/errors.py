@@ -41,6 +41,10 @@ class HostsError(JitckptError):
     """The hosts of a job can't work together (any more)."""
 
 
+class HostsMissing(HostsError):
+    """Too few hosts have come together; the same command goes on when there are enough."""
+
+
 class NotNeeded(JitckptError):
     """A host stood by, and the job has ended without it."""
 

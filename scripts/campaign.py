@@ -132,6 +132,12 @@ def parse_arguments() -> argparse.Namespace:
         action=argparse.BooleanOptionalAction,
         help="in transparent mode: as for `jitckpt run`",
     )
+    parser.add_argument(
+        "--coordination",
+        choices=("etcd",),
+        help="in mode hosts: they meet at etcd, of which each host has a member that dies with it "
+        "(default: at the store of one of them)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object and no table")
     own = list(takewhile(lambda word: word != "--", sys.argv[1:]))
     args = parser.parse_args(own)
@@ -149,6 +155,8 @@ def parse_arguments() -> argparse.Namespace:
         parser.error("--trials, --first and --parallel must be at least 1 and --steps at least 8")
     if args.state_on_device is not None and not transparent:
         parser.error("--state-on-device: only in --mode transparent")
+    if args.coordination is not None and not on_hosts:
+        parser.error("--coordination: only in --mode hosts")
     own_kinds: tuple[str, ...] | None = None
     if transparent:
         own_kinds = TRANSPARENT_KINDS
@@ -358,7 +366,8 @@ class CampaignOnHosts(Campaign):
     def attempt(self, trial: Trial, folder: Path, undisturbed: Run) -> Verdict | None:
         example, _ = self.place(trial.number)
         options = ["--warm-spares", "0", "--max-restarts", str(trial.failures)]
-        options += ["--host-timeout", HOST_TIMEOUT, "--rdzv-conf", "keep_alive_interval=2"]
+        options += ["--host-timeout", HOST_TIMEOUT]
+        options += ["--rdzv-conf", "keep_alive_interval=2"] if self.args.coordination is None else []
         run = run_on_hosts(
             self.command(example, options),
             folder,
@@ -366,6 +375,7 @@ class CampaignOnHosts(Campaign):
             faults=trial.faults,
             strikes=trial.strikes,
             time_limit=TIME_LIMIT_ON_HOSTS,
+            coordination=self.args.coordination is not None,
         )
         if trials_on_hosts.missed(trial, run):
             return None

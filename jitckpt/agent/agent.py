@@ -31,13 +31,17 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousError,
     RendezvousTimeoutError,
     c10d_rendezvous_backend,
+    rendezvous_handler_registry,
     static_tcp_rendezvous,
 )
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher import api as launcher
 
+from jitckpt.agent import object_copies
 from jitckpt.agent.memory_tier import MemoryTier, Wanted
 from jitckpt.agent.migration.move import Mover
+from jitckpt.agent.migration.store_relay import StoreRelay
+from jitckpt.agent.object_copies import ObjectCopies, WantedObjects
 from jitckpt.agent.processes.children import Children
 from jitckpt.agent.processes.spares import Spares
 from jitckpt.agent.processes.workers import Worker
@@ -53,17 +57,19 @@ from jitckpt.console import say, show_size
 from jitckpt.decisions import quorum
 from jitckpt.decisions.recovery import SAME_ENDS, Outcome, brings_no_progress
 from jitckpt.decisions.suspects import VARIABLE, NoDeviceError, Suspects, without
-from jitckpt.errors import HostsError, JitckptError
+from jitckpt.errors import HostsError, HostsMissing, JitckptError
 from jitckpt.events import EventLog
 from jitckpt.faults import injection
 from jitckpt.faults.injection import FaultSpec
 from jitckpt.hosts import connections, fetch, rendezvous
 from jitckpt.hosts.connections import Host, Hosts
+from jitckpt.hosts.coordinated import CoordinatedRendezvous
+from jitckpt.hosts.coordination import Coordination
 from jitckpt.hosts.rendezvous_state import with_signature
 from jitckpt.hosts.signed import Signature
 from jitckpt.hosts.store_server import address_for, store_at, torchs_store
 from jitckpt.hosts.stores import Apart, LastingRendezvous, StoreGone
-from jitckpt.ring import local_state
+from jitckpt.ring import local_state, wishes
 from jitckpt.ring.copies import Copier
 from jitckpt.saves import directory_lock, folders
 from jitckpt.saves.layout import Identity, Kind
@@ -103,6 +109,8 @@ class Settings:
     silent_hosts_are_dead: bool  # the user knows that none is only cut off
     secret: bytes | None  # of this job, for agents on several hosts; None: one is made
     memory: Wanted | None = None  # of the memory tier
+    coordination: Coordination | None = None  # in the place of a store of torch's
+    objects: WantedObjects | None = None  # what is saved is copied there
 
 
 def launch(
@@ -122,8 +130,33 @@ def launch(
         _replaced(static_tcp_rendezvous, "TCPStore", store),
         # Torch's own does not know an address of this host that its name does not lead to.
         _replaced(c10d_rendezvous_backend, "_matches_machine_hostname", rendezvous.is_own_address),
+        _coordinated(settings, config),
     ):
         launcher.elastic_launch(config, command)(*arguments)
+
+
+@contextmanager
+def _coordinated(settings: Settings, config: launcher.LaunchConfig) -> Iterator[None]:
+    """Let the hosts meet by a coordination service, if one is wanted."""
+    if settings.coordination is None:
+        yield
+        return
+    handler = CoordinatedRendezvous(
+        settings.coordination,
+        config.run_id,
+        hosts=config.max_nodes,
+        timeout=rendezvous.join_timeout(config),
+        silence=settings.host_timeout,
+        address=config.local_addr or "",
+        fixed_place=settings.fixed_place,
+        secret=settings.secret,
+        silent_hosts_are_dead=settings.silent_hosts_are_dead,
+    )
+    rendezvous_handler_registry.register(config.rdzv_backend, lambda _: handler)
+    try:
+        yield
+    finally:
+        handler.leave()
 
 
 class Agent(LocalElasticAgent):
@@ -136,9 +169,12 @@ class Agent(LocalElasticAgent):
         self._config = config
         self._settings = settings
         self._log = log
-        self._lasting: LastingRendezvous | None = None
+        self._lasting: LastingRendezvous | CoordinatedRendezvous | None = None
         spec = self._worker_group.spec
-        if config.max_nodes > 1:
+        if isinstance(spec.rdzv_handler, CoordinatedRendezvous):
+            self._lasting = spec.rdzv_handler
+            self._lasting.newest_step = self._newest_saved
+        elif config.max_nodes > 1:
             self._lasting = LastingRendezvous(
                 config, spec.rdzv_handler, settings.host_timeout, settings.fixed_place, settings.secret
             )
@@ -162,6 +198,7 @@ class Agent(LocalElasticAgent):
         self._hosts: Hosts | None = None
         self._ends: list[tuple[int, str]] = []  # of the starts so far
         self._memory: MemoryTier | None = None
+        self._objects: ObjectCopies | None = None
         self._meetings = 0  # in this round of the rendezvous, after the first
 
     def run(self, *args: Any, **kwargs: Any) -> RunResult:
@@ -195,6 +232,8 @@ class Agent(LocalElasticAgent):
         finally:
             self._spares.close()
             self._children.close()
+            if self._objects is not None:
+                self._objects.finish()
             if self._hosts is not None:
                 self._hosts.close()
             if self._memory is not None:
@@ -209,10 +248,13 @@ class Agent(LocalElasticAgent):
         if self._memory is None or self._last is None or not self._directory():
             return
         step = self._last.kept_in_memory
-        saved = [event["step"] for event in self._log.events if event["event"] == "saved"]
-        if step is not None and step > max(saved, default=0):
+        if step is not None and step > self._newest_saved():
             own = {worker.global_rank for worker in self._worker_group.workers}
             self._memory.write_saves(Path(self._directory()), own, step)
+
+    def _newest_saved(self) -> int:
+        """Return the newest step of which this agent knows a save, 0 for none."""
+        return max((event["step"] for event in self._log.events if event["event"] == "saved"), default=0)
 
     def _tell_what_never_happened(self) -> None:
         """Say which rehearsed failures of this host's ranks never came: the rehearsal has shown nothing."""
@@ -249,7 +291,7 @@ class Agent(LocalElasticAgent):
                 gone, leaving = processes.supervisor.gone_hosts, processes.supervisor.leaving
                 assert self._lasting is not None
                 self._lasting.failed(before, leaving, self._settings.silent_hosts_are_dead)
-                if not gone and self._meet_again(worker_group):
+                if not gone and not self._lasting.meets_at_once and self._meet_again(worker_group):
                     return
                 if gone and self._log.leading:
                     places = ", ".join(map(before.name, sorted(gone)))
@@ -260,7 +302,7 @@ class Agent(LocalElasticAgent):
                     raise RendezvousTimeoutError("hosts or stores were lost again and again")
         except RendezvousTimeoutError as error:
             count = self._config.max_nodes
-            raise HostsError(f"{count} hosts did not come together in {timeout:g} s. {again}") from error
+            raise HostsMissing(f"{count} hosts did not come together in {timeout:g} s. {again}") from error
         except (RendezvousError, DistError) as error:
             raise HostsError(
                 f"The hosts did not come together: {error.__cause__ or error} {again}"
@@ -408,9 +450,24 @@ class Agent(LocalElasticAgent):
         )
         if self._log.restart and spec.rdzv_handler.use_agent_store and self._hosts is None:
             self._give_fresh_store(worker_group)
+        self._use_objects({worker.global_rank for worker in worker_group.workers})
         with _replaced(local_elastic_agent, "start_processes", self._start_processes):
             started: dict[int, Any] = super()._start_workers(worker_group)
         return started
+
+    def _use_objects(self, ranks: set[int]) -> None:
+        """Before the ranks start: have what they lack come from the object store, and all be copied there."""
+        wanted, directory = self._settings.objects, self._settings.checkpoint_dir
+        if wanted is None or directory is None:
+            return
+        copies = self._objects
+        if copies is None or (copies.some and object_copies.lacks_all(directory)):
+            waited_for(partial(object_copies.fetch, wanted, directory, ranks, self._log))
+        if copies is not None and copies.ranks != ranks:
+            copies.close()
+            copies = None
+        if copies is None:
+            self._objects = ObjectCopies(wanted, directory, ranks, self._log)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         """Tell how the workers are; no restart is left where it has no use, or too few devices."""
@@ -543,6 +600,7 @@ class WorkerProcesses(PContext):
         self._progress: ProgressTeller | None = None
         self._device_proxies: Proxies | None = None
         self._mover: Mover | None = None
+        self._relay: StoreRelay | None = None
 
     def start(self) -> None:
         """Start the workers and what copies their logs; signals, unlike in torch, are the agent's affair."""
@@ -562,12 +620,12 @@ class WorkerProcesses(PContext):
             return
         rings = [worker.ring_fd for worker in self._workers.values()]
         try:
-            margin = local_state.MARGIN
+            margin = wishes.MARGIN
             if self._hosts is not None:  # the others must hear of it before they come to that step
                 steps = local_state.newest_step(rings)
                 time.sleep(HEARING_SECONDS)
                 margin += 2 * (local_state.newest_step(rings) - steps)
-            step = local_state.want_save(rings, margin)
+            step = wishes.want_save(rings, margin)
         except (JitckptError, OSError) as error:
             say(f"the state can't be saved now: {error}")
             return
@@ -579,12 +637,18 @@ class WorkerProcesses(PContext):
         self._log.write("save_wanted", step=step)
         say(f"SIGUSR2: the state after step {step} will be saved; the training goes on.")
 
-    def _start(self) -> None:
+    def _open_for_workers(self) -> None:
+        """Make what the workers in transparent mode are told of."""
+        if self._settings.criu is not None:
+            self._relay = StoreRelay(self.envs[0]["MASTER_ADDR"], int(self.envs[0]["MASTER_PORT"]))
         if self._settings.recovery_deadline is not None:
             self._control = ControlSocket()
             if self._settings.state_on_device:
                 hosts = 1 if self._hosts is None else len(self._hosts.all)
                 self._barrier = StepBarrier(self.nprocs, hosts)
+
+    def _start(self) -> None:
+        self._open_for_workers()
         try:
             for local_rank in range(self.nprocs):
                 self._prepare_worker(local_rank)
@@ -602,6 +666,8 @@ class WorkerProcesses(PContext):
                 self._control.close()
             if self._barrier is not None:
                 self._barrier.close()
+            if self._relay is not None:
+                self._relay.close()
             raise
         workers = list(self._workers.values())
         self._copier = self._copier_of_rings()
@@ -668,15 +734,15 @@ class WorkerProcesses(PContext):
             exchange=exchange,
         )
         if self._mover is not None:
-            self._mover.begin(proxies)
+            self._mover.begin(proxies, self._copier)
         return proxies
 
     def _make_mover(self) -> Mover | None:
-        if self._settings.criu is None:
+        if self._settings.criu is None or self._relay is None:
             return None
         shared = {} if self._barrier is None else {"jitckpt-steps": self._barrier.file}
         workers = {worker.rank: worker for worker in self._workers.values()}
-        return Mover(self._settings.criu, workers, self._log, say, shared)
+        return Mover(self._settings.criu, workers, self._log, say, shared=shared, relay=self._relay)
 
     def _copier_of_rings(self) -> Copier | None:
         """Return what has another host keep copies of the rings."""
@@ -704,6 +770,8 @@ class WorkerProcesses(PContext):
                 environment |= variables.PROXY_TOGETHER.to(self._barrier.of(local_rank))
             if not variables.PROXY_SPARE.is_set(environment):
                 environment |= variables.PROXY_SPARE.to(self._spares.wanted(len(self.args)) > 0)
+        if self._relay is not None:
+            environment |= self._relay.variables
         environment |= variables.AGENT_PID.to(os.getpid())
         environment |= variables.RUN.to(self._run)
         environment |= variables.JOB_PROCESSES.to(self._children.mark)
@@ -849,13 +917,15 @@ class WorkerProcesses(PContext):
         self._children.end_all()
         if self._barrier is not None:
             self._barrier.close()
+        if self._relay is not None:
+            self._relay.close()
 
 
 def _check_quorum(met: Sequence[Host]) -> None:
     """Refuse to go on where others, who can't be seen, may go on without these."""
     pasts = [past for host in met for past in host.pasts]
     if few := quorum.missing(pasts, {host.agent for host in met}):
-        raise HostsError(
+        raise HostsMissing(
             f"Only {few[0]} of {few[1]} hosts that may be alive have come together: the others may go on "
             "without them, so these end. The same command on all hosts goes on from the newest save."
         )

@@ -36,7 +36,8 @@ from jitckpt.decisions.recovery import (
 from jitckpt.errors import JitckptError
 from jitckpt.events import EventLog
 from jitckpt.hosts.connections import Arrived, Hosts, Lost
-from jitckpt.ring import local_state
+from jitckpt.ring import format as ring_format
+from jitckpt.ring import local_state, wishes
 from jitckpt.ring.copies import Copies
 from jitckpt.system.stacks import read_stacks
 from jitckpt.wire import protocol
@@ -571,8 +572,8 @@ class Supervisor(threading.Thread):
                 self._copies.write(self._rank(rank).rank, size, place, arrived.data)
             case {"memory": dict(said)} if self._protection is not None:
                 self._protection.hear(arrived.host, said)
-            case {"want_save": int(step)} if 0 < step < local_state.LAST_STEP:
-                local_state.want_save_after([worker.ring_fd for worker in self._workers.values()], step)
+            case {"want_save": int(step)} if 0 < step < ring_format.LAST_STEP:
+                wishes.want_save_after([worker.ring_fd for worker in self._workers.values()], step)
             case {"alarm": str(cause), "text": str(text), "blamed": list(blamed)}:
                 self._hear_alarm(arrived.host, cause, text, [self._rank(rank).rank for rank in blamed])
             case unknown:
@@ -647,7 +648,7 @@ class Supervisor(threading.Thread):
 
     def _let_end(self, ranks: tuple[int, ...]) -> None:
         for rank in ranks:
-            local_state.let_end(self._workers[rank].ring_fd)
+            wishes.let_end(self._workers[rank].ring_fd)
             self._change(rank, let_end=True)
 
     def _order_save(self, ranks: tuple[int, ...]) -> None:

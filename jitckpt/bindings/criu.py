@@ -27,7 +27,7 @@ MOST_ANSWER = 1 << 16
 RIGHTS = "it needs root, or CAP_CHECKPOINT_RESTORE, CAP_SETPCAP and CAP_NET_ADMIN as ambient capabilities"
 _ASKING_SECONDS = 10.0  # for its version
 # What the log says at every failure, or always.
-_NO_REASON = ("FAILED", "RLIMIT_NOFILE")
+_NO_REASON = ("FAILED", "RLIMIT_NOFILE", "Dump files (pid:")
 _ERROR = re.compile(r"^\([\d.]+\)\s+(?:\d+: )?Error \((?P<where>[^)]*)\): (?P<what>.*)$")
 
 

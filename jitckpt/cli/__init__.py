@@ -19,6 +19,7 @@ GROUPS = {
         "watch": "show a job while it runs: its ranks, what protects it, its recoveries",
         "timeline": "show what happened to a job and what it cost",
         "inspect": "show what is saved in a checkpoint directory, and what a restart would take",
+        "export": "turn a save into torch.distributed.checkpoint's format, or into safetensors",
         "steps": "say what is seen of a script's optimizer steps, with no word of the script about it",
     },
     "Rehearse": {

@@ -2,9 +2,10 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from time import time
 
@@ -14,7 +15,8 @@ from rich.table import Table
 
 from jitckpt.cli.parser import Parser
 from jitckpt.console import show_size
-from jitckpt.reports import memory_inspection
+from jitckpt.objects.bucket import is_url, parse
+from jitckpt.reports import memory_inspection, objects_inspection
 from jitckpt.reports.inspection import Inspection, bytes_to_read, inspect
 from jitckpt.reports.memory_inspection import KeptShard
 
@@ -27,7 +29,9 @@ def main(arguments: list[str]) -> int:
         prog="jitckpt inspect",
         description="Show what is saved in a checkpoint directory, and what a restart would take.",
     )
-    parser.add_argument("directory", type=Path, nargs="?", help="the job's checkpoint directory")
+    parser.add_argument(
+        "directory", nargs="?", help="the job's checkpoint directory, or s3://BUCKET/PREFIX of --objects"
+    )
     parser.add_argument(
         "--memory",
         action="store_true",
@@ -40,15 +44,14 @@ def main(arguments: list[str]) -> int:
         return _show_memory(in_json=parsed.json, verify=parsed.verify)
     if parsed.directory is None:
         parser.error("give the job's checkpoint directory, or --memory")
-    if not parsed.directory.is_dir():
-        parser.error(f"there is no directory {parsed.directory}")
+    look, size_of = _ways(parser, parsed.directory)
     if parsed.verify:
         columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
         with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task("", total=bytes_to_read(parsed.directory))
-            found = inspect(parsed.directory, True, lambda size: progress.advance(task, size))
+            task = progress.add_task("", total=size_of())
+            found = look(True, lambda size: progress.advance(task, size))
     else:
-        found = inspect(parsed.directory)
+        found = look()
     if parsed.json:
         print(json.dumps(asdict(found) | {"status": found.status}, indent=1))
         return found.status
@@ -58,6 +61,20 @@ def main(arguments: list[str]) -> int:
     for sentence in in_words(found):
         console.print(sentence, markup=False, highlight=False)
     return found.status
+
+
+def _ways(parser: Parser, place: str) -> tuple[Callable[..., Inspection], Callable[[], int]]:
+    """Return how to inspect a place, and how to learn the bytes that this reads with checksums."""
+    if is_url(place):
+        try:
+            parse(place)
+        except ValueError as error:
+            parser.error(str(error))
+        return partial(objects_inspection.inspect, place), partial(objects_inspection.bytes_to_read, place)
+    directory = Path(place)
+    if not directory.is_dir():
+        parser.error(f"there is no directory {directory}")
+    return partial(inspect, directory), partial(bytes_to_read, directory)
 
 
 def _show_memory(*, in_json: bool, verify: bool) -> int:

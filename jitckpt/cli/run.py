@@ -13,7 +13,7 @@ import stat
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -26,19 +26,21 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from jitckpt.agent.agent import Settings, launch
 from jitckpt.agent.memory_tier import Wanted
+from jitckpt.agent.object_copies import WantedObjects
 from jitckpt.agent.processes.guardian import remove_if_empty
 from jitckpt.bindings import criu, softgpu
 from jitckpt.bindings.criu import Criu, CriuError
 from jitckpt.cli.exec import DEFAULT_DEVICES, add_device_argument
 from jitckpt.cli.parser import Parser
+from jitckpt.clusters import slurm
 from jitckpt.console import said_aside, say
 from jitckpt.decisions.limits import Limits, conflicts
 from jitckpt.decisions.suspects import visible_devices
 from jitckpt.device import LIBRARY_DIR, check_libraries, choose_device, device_environment
 from jitckpt.doctor import moved_process
 from jitckpt.encoding.staging import DEFAULT_BYTES
-from jitckpt.errors import HostsError, NotNeeded, SaveError
-from jitckpt.events import EventLog
+from jitckpt.errors import HostsError, HostsMissing, NotNeeded, SaveError
+from jitckpt.events import Event, EventLog
 from jitckpt.faults.injection import (
     DEVICE_KINDS,
     LASTING_KINDS,
@@ -47,12 +49,15 @@ from jitckpt.faults.injection import (
     FaultSpec,
     parse_fault,
 )
+from jitckpt.hosts.etcd import Etcd, endpoints_of
 from jitckpt.hosts.rendezvous import own_address
 from jitckpt.hosts.stores import has_calls_out
+from jitckpt.objects.bucket import parse
 from jitckpt.reports.timeline import in_words
 from jitckpt.saves.start_record import note_finished
 from jitckpt.web.beside import parse_address, served, traced
 from jitckpt.wire import environment
+from jitckpt.wire.exit_statuses import HOSTS_MISSING, NO_PROGRESS, SAVED
 from jitckpt.worker.in_place.keeper import WITHOUT_INIT
 from jitckpt.worker.self_check.comparison import (
     FULL_SELF_CHECK,
@@ -65,12 +70,15 @@ DEFAULT_HANG_TIMEOUT = 60.0
 DEFAULT_VALIDATE_EVERY = 1000
 HANG_FLOOR = 5.0
 LEAST_SECRET, MOST_SECRET = 16, 1 << 16  # bytes
-NO_PROGRESS = 93  # exit status
 NO_MASTER = "127.0.0.1"  # where --master-addr is not given
+NO_HOSTS, NO_RANKS = "1:1", "1"  # where --nnodes, --nproc-per-node are not given
+NO_ID = "none"  # where --rdzv-id is not given
+COORDINATED = "jitckpt"  # the name of its rendezvous in torch's registry
 MASTER_PORT = 29500  # where --master-port is not given
 # Of two jobs that begin at one time both would find the port free. So who takes it has this name, in the
 # network namespace that the port is of, as long as the process lives.
 PORT_CLAIM = f"\0jitckpt port {MASTER_PORT}"
+SAVES = ("saved", "memory_written")  # events
 _claims: list[socket.socket] = []
 
 # For --run-path torch calls this function in a process that it forks or spawns; here a worker is a command.
@@ -104,7 +112,7 @@ def _run(arguments: list[str]) -> int:
     args = parser.parse_args(arguments)
     kind = choose_device(args.device, os.environ)
     transparent = args.mode == "transparent"
-    check_libraries(kind, LIBRARY_DIR, proxy=transparent)
+    check_libraries(kind, LIBRARY_DIR, proxy=transparent, relay=args.broken_device == "move")
     with _log_dir(args) as temporary, _fault_folder(transparent and bool(args.fault)) as fault_folder:
         try:
             _check(args, kind)
@@ -135,7 +143,14 @@ def _run(arguments: list[str]) -> int:
             warm_spares=args.warm_spares,
             warm_start=args.warm_start,
             device_environment={
-                **device_environment(kind, config.nproc_per_node, LIBRARY_DIR, os.environ, proxy=transparent),
+                **device_environment(
+                    kind,
+                    config.nproc_per_node,
+                    LIBRARY_DIR,
+                    os.environ,
+                    proxy=transparent,
+                    relay=args.broken_device == "move",
+                ),
                 **fault_folder,
                 **_self_check(args.self_check),
                 **environment.MODE.to(args.mode),
@@ -159,6 +174,10 @@ def _run(arguments: list[str]) -> int:
             criu=_criu() if args.broken_device == "move" else None,
             temporary=temporary,
             memory=_memory(args),
+            coordination=None
+            if args.coordination is None
+            else Etcd(args.coordination, os.environ, args.host_timeout),
+            objects=None if args.objects is None else WantedObjects(args.objects, args.objects_deadline),
         )
         log = EventLog(args.checkpoint_dir, aside=True)
         with (
@@ -200,14 +219,14 @@ def _launch(
         return NO_PROGRESS if any(event["event"] == "no_progress" for event in log.events) else 1
     except HostsError as error:
         say(str(error))
-        return 1
+        return HOSTS_MISSING if isinstance(error, HostsMissing) else 1
     except NotNeeded as error:
         outcome = "ended without this host"
         say(str(error))
         return 0
     except SignalException as interruption:
         outcome = f"was ended by {interruption.sigval.name}"
-        return 1
+        return SAVED if _has_saved(log.events, log.restart) else 1
     finally:
         registered = next((event for event in log.events if event["event"] == "registered"), None)
         log.write("job_ended", outcome=outcome)
@@ -219,6 +238,11 @@ def _launch(
             for sentence in in_words(log.events, "" if registered is None else registered["checkpoint_dir"]):
                 say(sentence)
         log.finish()
+
+
+def _has_saved(events: Sequence[Event], restart: int) -> bool:
+    """Return whether a start that was ended by a signal has left its state in files."""
+    return any(event["event"] in SAVES and event["restart"] == restart for event in events)
 
 
 def _note_finished(directory: Path) -> None:
@@ -295,25 +319,23 @@ def _check_modes(args: argparse.Namespace) -> None:
             "--memory-tier: in transparent mode the device proxies' servers have the state in host memory "
             "already, and no other host has; without --mode transparent the memory tier protects it"
         )
+    if args.objects is not None and args.checkpoint_dir is None:
+        raise ValueError("--objects needs --checkpoint-dir, which is what it copies")
     if args.memory_every < 1:
         raise ValueError("--memory-every must be at least 1")
     if args.broken_device != "restart" and args.mode != "transparent":
         raise ValueError(
             f"--broken-device {args.broken_device}: only --mode transparent goes on without a restart"
         )
-    if (
-        args.broken_device == "move"
-        and not args.standalone
-        and torchrun.parse_min_max_nnodes(args.nnodes)[1] > 1
-    ):
-        raise ValueError(
-            "--broken-device move: only with one host; exchange needs no CRIU and has no such limit"
-        )
 
 
 def _check_hosts(args: argparse.Namespace) -> None:
     args.fixed_place = None
+    if args.slurm:
+        _make_slurm(args)
     least, most = torchrun.parse_min_max_nnodes(args.nnodes)
+    if args.coordination is not None:
+        _make_coordinated(args, most)
     if most == 1 or args.standalone:
         args.local_addr = args.local_addr or NO_MASTER  # nobody else comes to the workers' store
         return
@@ -324,13 +346,56 @@ def _check_hosts(args: argparse.Namespace) -> None:
         )
     if args.rdzv_backend == "static" and (args.rdzv_endpoint or args.master_addr != NO_MASTER):
         _make_dynamic(args, most)
-    if args.rdzv_backend != "c10d" or not args.rdzv_endpoint:
+    if args.rdzv_backend not in ("c10d", COORDINATED) or not args.rdzv_endpoint:
         raise ValueError(
             f"--nnodes {args.nnodes} needs --rdzv-backend c10d and --rdzv-endpoint HOST:PORT, or "
             "--master-addr HOST and --node-rank"
         )
     if args.local_addr is None:
         args.local_addr = own_address(parse_rendezvous_endpoint(args.rdzv_endpoint, 0)[0])
+
+
+def _make_slurm(args: argparse.Namespace) -> None:
+    """Fill in what Slurm knows: hosts, this one's place, where they meet, and as which job."""
+    if args.rdzv_endpoint or args.master_addr != NO_MASTER or args.standalone:
+        raise ValueError("--slurm says where the hosts meet: no --rdzv-endpoint, --master-addr, --standalone")
+    step = slurm.step_of(os.environ)
+    if args.nnodes == NO_HOSTS:
+        args.nnodes = str(step.nodes)
+    hosts = torchrun.parse_min_max_nnodes(args.nnodes)[1]
+    if hosts > step.nodes:
+        raise ValueError(f"--nnodes {args.nnodes}: the Slurm step has {step.nodes} nodes")
+    if step.gpus and args.nproc_per_node == NO_RANKS:
+        args.nproc_per_node = str(step.gpus)
+    if step.nodes == 1:
+        args.standalone = True
+        return
+    if step.node == 0 and (why := slurm.ends_healthy_ranks(os.environ)):
+        say(why)
+    args.rdzv_id = step.name
+    place = step.node if step.node < hosts else None  # the others stand by
+    if args.coordination is None:
+        args.rdzv_backend, args.rdzv_endpoint = "c10d", f"{slurm.first_host(step)}:{step.port}"
+        is_host = f"is_host={'true' if step.node == 0 else 'false'}"
+        args.rdzv_conf = f"{args.rdzv_conf},{is_host}" if args.rdzv_conf else is_host
+    args.fixed_place = place
+
+
+def _make_coordinated(args: argparse.Namespace, hosts: int) -> None:
+    """Have the hosts meet at a coordination service, which knows many jobs."""
+    if hosts == 1 or args.standalone:
+        raise ValueError("--coordination: a job on one host has nobody to meet; see --nnodes")
+    if args.rdzv_endpoint or args.master_addr != NO_MASTER:
+        raise ValueError("--coordination says where the hosts meet: no --rdzv-endpoint, no --master-addr")
+    if args.rdzv_id == NO_ID:
+        raise ValueError(
+            "--coordination: give the job a name of its own with --rdzv-id, on all hosts the same"
+        )
+    name, port = min(endpoints_of(args.coordination)[0])
+    args.rdzv_backend, args.rdzv_endpoint = (
+        COORDINATED,
+        f"[{name}]:{port}" if ":" in name else f"{name}:{port}",
+    )
 
 
 def _needs_another_port(args: argparse.Namespace) -> bool:
@@ -499,6 +564,20 @@ def _parser() -> argparse.ArgumentParser:
         "the others through that store)",
     )
     ours.add_argument(
+        "--slurm",
+        action="store_true",
+        help="in a step of a Slurm job, with one task on each node: hosts, their order and where they meet "
+        "are Slurm's; beyond --nnodes they stand by (srun --ntasks-per-node=1 --kill-on-bad-exit=0 ...)",
+    )
+    ours.add_argument(
+        "--coordination",
+        type=_coordination,
+        metavar="URL",
+        help="etcd://HOST:2379[,HOST:PORT...] (etcds:// for TLS): the hosts meet at an etcd cluster, by "
+        "--rdzv-id, and no host of theirs has to live; who it is and by which certificates the variables of "
+        "etcdctl say (ETCDCTL_USER, ETCDCTL_CACERT ...; needs jitckpt[etcd]; default: at their own store)",
+    )
+    ours.add_argument(
         "--memory-tier",
         type=_memory_tier,
         default=None,
@@ -527,6 +606,20 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="how long the memory tier's memory stays when the agent was killed, for the same command to "
         "go on from (default 60)",
+    )
+    ours.add_argument(
+        "--objects",
+        type=_objects,
+        metavar="s3://BUCKET/PREFIX",
+        help="copy what is saved in --checkpoint-dir to this place of an object store, and go on from there "
+        "where the directory lacks it",
+    )
+    ours.add_argument(
+        "--objects-deadline",
+        type=_seconds,
+        default=600.0,
+        metavar="SECONDS",
+        help="how long the job's end waits for what is not copied there yet (default 600)",
     )
     ours.add_argument(
         "--staging",
@@ -653,6 +746,14 @@ def _memory(args: argparse.Namespace) -> Wanted | None:
     return Wanted(mode, copies, args.memory_every, limit, args.memory_keep)
 
 
+def _objects(text: str) -> str:
+    try:
+        parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
 def _secret(text: str) -> bytes:
     try:
         with open(text, "rb") as file:
@@ -676,6 +777,14 @@ def _address(text: str) -> tuple[str, int]:
         return parse_address(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _coordination(text: str) -> str:
+    try:
+        endpoints_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
 
 
 def _mebibytes(text: str) -> int:

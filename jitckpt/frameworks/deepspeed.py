@@ -14,7 +14,7 @@ import torch
 from jitckpt.data.loop import Iteration
 from jitckpt.frameworks import protection, script_loops
 from jitckpt.frameworks.protection import Protection
-from jitckpt.worker.job import all_say
+from jitckpt.worker.agreements import all_say
 
 COUNTERS = ("global_steps", "micro_steps", "global_samples", "skipped_steps")
 

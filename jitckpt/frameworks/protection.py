@@ -23,6 +23,7 @@ from jitckpt.data.loop import Iteration
 from jitckpt.errors import CheckpointError, JitckptError
 from jitckpt.state.host_state import Stateful
 from jitckpt.wire import environment
+from jitckpt.worker import agreements
 from jitckpt.worker import job as jobs
 from jitckpt.worker.job import Job
 
@@ -198,7 +199,7 @@ def is_taken() -> bool:
 
 def agree(said: Any) -> list[Any]:
     """Return what all ranks say, by rank; every rank has to call it. For plain values that JSON holds."""
-    return jobs.all_say(said)
+    return agreements.all_say(said)
 
 
 def once(install: Callable[[Any], None]) -> Callable[[Any], None]:

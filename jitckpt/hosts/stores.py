@@ -39,7 +39,7 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from jitckpt.console import say
 from jitckpt.decisions.quorum import HEARD, STORE, Past, may_go_on
-from jitckpt.errors import HostsError, JitckptError, NotNeeded
+from jitckpt.errors import HostsError, HostsMissing, JitckptError, NotNeeded
 from jitckpt.hosts.connections import Host, Hosts
 from jitckpt.hosts.rendezvous import (
     ANSWER_SECONDS,
@@ -137,6 +137,8 @@ class LastStart:
 
 class LastingRendezvous(RendezvousHandler):
     """Torch's rendezvous of several hosts, wherever its store is just now."""
+
+    meets_at_once = False  # the same hosts meet sooner without it
 
     def __init__(
         self,
@@ -381,13 +383,13 @@ class LastingRendezvous(RendezvousHandler):
             now = time.monotonic()
             alone_since = (now if alone_since is None else alone_since) if self._is_alone() else None
             if alone_since is not None and now - alone_since > DEAD_SECONDS:
-                raise HostsError(
+                raise HostsMissing(
                     "The other hosts are dead, as their machines say, and this one may not go on alone: new "
                     "ones may have gone on with them. Start the job on all hosts again; it goes on from its "
                     "newest save."
                 )
             if now - begun > timeout:
-                raise HostsError(
+                raise HostsMissing(
                     f"In {timeout:g} s no host with the address {self._origin.address} has come, and none "
                     "has been found that the job goes on with. Start the job on all hosts again, with an "
                     "--rdzv-endpoint that is one of them; it goes on from its newest save."

@@ -28,6 +28,10 @@ class Namespaces:
         """Return what comes before a command that is to run there."""
         return ["ip", "netns", "exec", self.names[host]]
 
+    def in_network_of(self, host: int) -> list[str]:
+        """Return the same, but with the mounts of this process, where CRIU looks for files."""
+        return ["nsenter", f"--net=/run/netns/{self.names[host]}"]
+
     def processes(self, host: int) -> list[int]:
         """Return the processes that run there."""
         return [int(pid) for pid in ip(f"netns pids {self.names[host]}").stdout.split()]

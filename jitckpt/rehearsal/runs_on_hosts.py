@@ -13,6 +13,7 @@ from pathlib import Path
 
 from jitckpt.events import Event, read_events
 from jitckpt.rehearsal import runs
+from jitckpt.rehearsal.etcd_members import EtcdMembers
 from jitckpt.rehearsal.namespaces import Namespaces, namespaces
 from jitckpt.rehearsal.runs import (
     CHECKPOINTS,
@@ -34,7 +35,8 @@ from jitckpt.wire.environment import REHEARSAL_DIR
 
 HOSTS = 3
 STRIKE_SECONDS = 0.03  # between two looks at what the job tells
-STORE = "10.79.0.1:29400"  # of the rendezvous: on host 0 until that one dies
+# At the rendezvous' store: on host 0 until that one dies.
+MEET = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "10.79.0.1:29400")
 NEVER_CAME_SECONDS = 120.0  # that a host waits for others which have ended
 
 
@@ -58,7 +60,13 @@ class JobOnHosts:
     """One agent with one rank on each host; each host may have a checkpoint directory of its own."""
 
     def __init__(
-        self, command: Sequence[str], folder: Path, hosts: Namespaces, own_directories: bool
+        self,
+        command: Sequence[str],
+        folder: Path,
+        hosts: Namespaces,
+        own_directories: bool,
+        *,
+        etcd: EtcdMembers | None = None,
     ) -> None:
         self.folder, self.hosts, self.own_directories = folder, hosts, own_directories
         self.mark = f"{MARK}={uuid.uuid4()}"
@@ -66,7 +74,7 @@ class JobOnHosts:
         self.agents: dict[int, subprocess.Popen[str]] = {}
         self.over = threading.Event()
         self.struck: list[Strike] = []
-        self._command = tuple(command)
+        self._command, self._etcd = tuple(command), etcd
         self._began = time.monotonic()
         self._readers: list[threading.Thread] = []
         self._lost = 0  # directories
@@ -85,7 +93,10 @@ class JobOnHosts:
             "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "torch-cache"),
             "OMP_NUM_THREADS": "1",  # as torchrun has it where a host has several ranks: sums depend on it
         }
-        run = [*JITCKPT, "run", "--nnodes", str(HOSTS), "--rdzv-backend", "c10d", "--rdzv-endpoint", STORE]
+        if self._etcd is not None:
+            self._etcd.start(host)
+        meet = MEET if self._etcd is None else self._etcd.options
+        run = [*JITCKPT, "run", "--nnodes", str(HOSTS), *meet]
         run += ["--nproc-per-node", "1", "--device", "softgpu", "--checkpoint-dir", str(self._saves(host))]
         run += [word for fault in faults for word in ("--fault", fault)]
         agent = subprocess.Popen(
@@ -203,18 +214,20 @@ def run_on_hosts(
     faults: Sequence[str] = (),
     strikes: Sequence[Strike] = (),
     time_limit: float = 300,
+    coordination: bool = False,
 ) -> Run:
     """Run a script with its arguments on three hosts, as runs.run_job does on one.
 
     own_directories: each host has a checkpoint directory of its own, which is lost with it. strikes: at most
-    one HostStrike after the other. Raises TimeoutError after time_limit seconds, HostsError where there can
-    be no network namespaces.
+    one HostStrike after the other. coordination: they meet at etcd, with a member on each host.
+    Raises TimeoutError after time_limit seconds, HostsError where there can be no network namespaces.
     """
     folder.mkdir(parents=True)
     shared_memory = set(os.listdir("/dev/shm"))
     began = time.monotonic()
     with namespaces(HOSTS) as hosts:
-        job = JobOnHosts(command, folder, hosts, own_directories)
+        etcd = EtcdMembers(hosts, folder) if coordination else None
+        job = JobOnHosts(command, folder, hosts, own_directories, etcd=etcd)
         strikers = [threading.Thread(target=job.strike, args=(one,)) for one in strikes]
         runs.note_running(job.mark)
         try:
@@ -227,6 +240,8 @@ def run_on_hosts(
             for striker in strikers:
                 striker.join()
             status = job.wait(time_limit)  # of a host that one of them has started
+            if etcd is not None:
+                etcd.end()
             left_behind = job.left_behind()
         finally:
             job.over.set()
@@ -234,6 +249,8 @@ def run_on_hosts(
                 if striker.is_alive():
                     striker.join()
             job.end()
+            if etcd is not None:
+                etcd.end()
             runs.note_ended(job.mark)
     left_behind += [f"/dev/shm/{name}" for name in lasting_shared_memory(shared_memory)]
     left_behind += [f"network namespace {name}" for name in hosts.names if Path("/run/netns", name).exists()]

@@ -11,6 +11,7 @@ from jitckpt.faults.injection import SILENT_KINDS, phases_of
 from jitckpt.rehearsal.runs import LAUNCHER, NOBODY, FullDisk, Run, Strike, Unwritable
 from jitckpt.rehearsal.runs_on_hosts import HostStrike
 from jitckpt.saves.final_state import FinalState
+from jitckpt.wire.exit_statuses import SAVED
 
 FROM_OUTSIDE = "signal"  # a SIGKILL at any time, not in a chosen phase
 # A rank is killed, and another's disk is full before its save is written, or nobody can write at all.
@@ -192,7 +193,8 @@ def judge_resumed(
     """
     step = next((event["step"] for event in resumed.events if event["event"] == "restored"), 0)
     redone = max(saved, *(number for _, number in stopped.steps), 0) - step + 1
-    ended = 1 if trial.kind == PREEMPTION else -signal.SIGKILL
+    whole = any(event["event"] == "saved" for event in stopped.events)
+    ended = (SAVED if whole else 1) if trial.kind == PREEMPTION else -signal.SIGKILL
     reasons = [] if stopped.status == ended else [f"ended with status {stopped.status} instead of {ended}"]
     if resumed.status != 0:
         reasons.append(f"ended with status {resumed.status} when it was taken up again")

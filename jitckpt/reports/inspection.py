@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -138,9 +139,16 @@ def saved_job(records: Sequence[SaveRecord], job: str) -> SavedJob:
 
 
 def inspect(
-    directory: Path, checksums: bool = False, on_read: Callable[[int], object] | None = None
+    directory: Path,
+    checksums: bool = False,
+    on_read: Callable[[int], object] | None = None,
+    verify: Callable[[SaveRecord], str | None] | None = None,
 ) -> Inspection:
-    """Look at every save; on_read is told how many bytes were read. Raises CheckpointError."""
+    """Look at every save; on_read is told how many bytes were read. Raises CheckpointError.
+
+    verify: tells why a save is not whole, in the place of a look at its files.
+    """
+    whole = verify or partial(folders.verify, checksums=checksums, on_read=on_read)
     job_id = folders.read_job(directory)
     records = folders.find(directory)
     job = saved_job(records, job_id or "")
@@ -148,7 +156,7 @@ def inspect(
     def problem(record: SaveRecord) -> str | None:
         shard = record.metadata.identity.shard if record.metadata else 0
         misfit = selection.misfit(record, job.identity_of(record.rank, shard))
-        return misfit or folders.verify(record, checksums=checksums, on_read=on_read)
+        return misfit or whole(record)
 
     problems = {record.path: problem(record) for record in records}
     choices: list[tuple[Identity, Choice]] = []

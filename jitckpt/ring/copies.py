@@ -1,6 +1,6 @@
 """Copies of the ranks' local states on another host, so that the loss of a host loses nothing.
 
-A ring (local_state.py) is copied piece by piece, each to the place where it lies in the original; so the
+A ring (format.py) is copied piece by piece, each to the place where it lies in the original; so the
 copy is a ring like any other, whole up to the last piece that came. A thread looks for what is new. A rank
 asks, and waits, for the copy of what it knows of a minibatch before it takes part in a collective without
 which no other rank gets to the end of the minibatch, and saves a step of which only this host had the state.
@@ -11,6 +11,7 @@ import selectors
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -19,6 +20,7 @@ from typing import cast
 from jitckpt.errors import SaveError
 from jitckpt.hosts.link import Header
 from jitckpt.ring import local_state
+from jitckpt.ring.tail import Tail
 
 LOOK_SECONDS = 0.01  # shorter than what is left of a minibatch after its forward pass
 ANSWER_SECONDS = 5.0  # that a rank waits for a copy
@@ -46,16 +48,22 @@ class Copier(threading.Thread):
         for copies.
         """
         super().__init__(name="jitckpt-copies", daemon=True)
-        self._rings = {rank: local_state.Tail(descriptor) for rank, descriptor in rings.items()}
+        self._rings = {rank: Tail(descriptor) for rank, descriptor in rings.items()}
         self._send, self._waiting, self._confirm = send, waiting, confirm
         self._askers = selectors.DefaultSelector()
         for asker in askers:
             self._askers.register(asker, selectors.EVENT_READ)
+        self._replaced: deque[tuple[socket.socket, socket.socket]] = deque()
         self._stopping = threading.Event()
         self._looking = threading.Lock()
 
+    def replace(self, before: socket.socket, now: socket.socket) -> None:
+        """A rank asks over another socket. The old one is closed once it is not listened to any more."""
+        self._replaced.append((before, now))
+
     def run(self) -> None:
         while not self._stopping.is_set():
+            self._replace()
             asked = self._asked()
             if asked or self._waiting() < MOST_WAITING:
                 self.look()
@@ -78,6 +86,14 @@ class Copier(threading.Thread):
             else:
                 self._askers.unregister(asker)  # its rank has ended
         return asked
+
+    def _replace(self) -> None:
+        while self._replaced:
+            before, now = self._replaced.popleft()
+            with suppress(KeyError):  # its other end has been closed
+                self._askers.unregister(before)
+            before.close()
+            self._askers.register(now, selectors.EVENT_READ)
 
     def look(self) -> None:
         """Send what has come since the last time. Any thread may call it."""

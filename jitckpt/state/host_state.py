@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -55,11 +56,14 @@ def unwrapped(model: nn.Module) -> nn.Module:
 class Held(NamedTuple):
     """The model's parameters after a step: what this rank holds of each by name, and which are frozen.
 
-    frozen: those that do not require gradients.
+    frozen: those that do not require gradients. cuts: which part of one this rank holds, where it is not the
+    whole (parallel.cuts). aliases: the other names of shared parameters, and the one that is used for them.
     """
 
     parameters: dict[str, Tensor]
     frozen: tuple[str, ...]
+    cuts: Mapping[str, Json] = MappingProxyType({})
+    aliases: Mapping[str, str] = MappingProxyType({})
 
 
 class ModelState:
@@ -151,6 +155,8 @@ class ModelState:
             else parameter
             for name, parameter in found.items()
         }
+        self._cuts = parallel.cuts(self._model)
+        self._aliases = _aliases(self._model)
         self._called = {id(one): f"model.{name}" for name, one in self._model.named_parameters()}
         self._called |= {id(one): f"model.{name}" for name, one in self._parameters.items()}
         # What FSDP1 writes to its flat parameters is counted nowhere that lasts.
@@ -166,7 +172,7 @@ class ModelState:
         if self._held is None or self._flags != flags or self._places != places or not known:
             self._flags, self._places = flags, places
             frozen = [name for name, one in self._parameters.items() if not one.requires_grad]
-            self._held = Held(self.parameters(), tuple(frozen))
+            self._held = Held(self.parameters(), tuple(frozen), self._cuts, self._aliases)
         return self._held
 
     def parameters(self) -> dict[str, Tensor]:
@@ -385,6 +391,7 @@ class HostState:
         self.schedulers = [SchedulerState(scheduler) for scheduler in schedulers]
         self.scaler = scaler
         self.extra = extra
+        self._extra_tensors: list[Tensor] = []  # on a device, as they were last captured
         self.device = device
         self.random = RandomState(device)
         # A thread that is inside one of these is changing what progress() and scaler_state() return. None: of
@@ -412,13 +419,31 @@ class HostState:
         """Return the rank-local state in named parts."""
         parts: dict[str, Encoded] = {}
         if self.extra is not None:
-            parts["extra"] = tree_codec.encode(self.extra.state_dict(), "extra")
+            parts["extra"] = self.capture_extra()
         if self.model is not None:
             parts["buffers"] = self.model.capture_buffers()
             parts["modules"] = self.model.capture_extra_states()
         if self.loop is not None and self.loop.is_used:
             parts["loop"] = self.loop.capture()
         return {"random": self.random.capture(), **parts}
+
+    def capture_extra(self) -> Encoded:
+        """Return the state of `extra`, which there is, under that name."""
+        assert self.extra is not None
+        captured = tree_codec.encode(self.extra.state_dict(), "extra")
+        self._extra_tensors = [tensor for tensor in captured.tensors.values() if not tensor.is_cpu]
+        return captured
+
+    @property
+    def extra_is_on_device(self) -> bool:
+        """Whether a part of `extra` lies on a device, where only torch's own writes can be seen."""
+        return bool(self._extra_tensors)
+
+    def extra_now(self) -> tuple[Any, ...]:
+        """Return what is another once `extra` has changed, as far as that can be seen."""
+        tree, tensors = self.capture_extra()
+        on_host = {name: tensor.numpy().tobytes() for name, tensor in tensors.items() if tensor.is_cpu}
+        return tree, on_host, _seen.versions(self._extra_tensors) if self._extra_tensors else b""
 
     def unchanged(self) -> Unchanged | None:
         """Return what tells that `local` would return what it just did; None if nothing can."""
@@ -613,6 +638,13 @@ def fingerprint(model: nn.Module | None, optimizers: Sequence[Optimizer]) -> str
     if model is None and not optimizers:
         return ""
     return parallel.digest(parallel.pieces(model and unwrapped(model), optimizers))
+
+
+def _aliases(model: nn.Module) -> dict[str, str]:
+    """Return the names of parameters that have another one, and that one, which stands for all of them."""
+    first = {id(one): name for name, one in model.named_parameters()}
+    every = model.named_parameters(remove_duplicate=False)
+    return {name: first[id(one)] for name, one in every if first[id(one)] != name}
 
 
 def _mark(buffer: Tensor | None) -> object:

@@ -90,11 +90,39 @@ def parameters(model: nn.Module) -> dict[str, Tensor]:
 
 
 def placement(tensor: Tensor) -> Json:
-    """Return how a DTensor lies on its mesh, None for a plain tensor."""
+    """Return how a DTensor lies on its mesh, and where this rank's part begins; None for a plain tensor."""
     if not is_distributed(tensor):
         return None
     placements = [_encoded(one, tensor) for one in tensor.placements]  # type: ignore[attr-defined]
-    return {"shape": list(tensor.shape), "stride": list(tensor.stride()), "placements": placements}
+    return {
+        "shape": list(tensor.shape),
+        "stride": list(tensor.stride()),
+        "placements": placements,
+        "offsets": _offsets(tensor),
+    }
+
+
+def cuts(model: nn.Module) -> dict[str, Json]:
+    """Return, by name, which part of a parameter this rank holds, of those that are not whole everywhere.
+
+    That is its whole shape, and where the part begins; offsets of None where that can't be said.
+    """
+    flat = dict(_flat_handles(model))
+    found: dict[str, Json] = {}
+    for name, tensor in parameters(model).items():
+        described: Any = tensor if is_distributed(tensor) else getattr(tensor, "_st_info", None)
+        if name in flat or described is not None:
+            offsets = _offsets(tensor) if is_distributed(tensor) else None
+            found[name] = {"shape": list(getattr(described, "shape", tensor.shape)), "offsets": offsets}
+    return found
+
+
+def _offsets(tensor: Any) -> list[int] | None:
+    """Return where this rank's part of a DTensor begins; None of one whose values are still to be summed."""
+    if any(one.is_partial() for one in tensor.placements):
+        return None
+    (chunk,) = tensor.__create_chunk_list__()  # torch's protocol for checkpoints
+    return list(chunk.offsets)
 
 
 def placed(part: Tensor, parameter: Tensor, how: Json) -> Tensor:

@@ -381,6 +381,18 @@ PROXY_SERVERS = _text("JITCKPT_PROXY_SERVERS", "agent", "proxy", "the agent's so
 PROXY_TOGETHER = _text(
     "JITCKPT_PROXY_TOGETHER", "agent", "proxy", "the step barrier's memory and, behind #, whose place is ours"
 )
+STORE_RELAY = _text(
+    "JITCKPT_STORE_RELAY",
+    "agent",
+    "libjitckpt_store.so",
+    "where workers may be moved: the abstract name of the agent's socket by which they reach the job's store",
+)
+STORE_ADDRESSES = _text(
+    "JITCKPT_STORE_ADDRESSES",
+    "agent",
+    "libjitckpt_store.so",
+    "and the store's own addresses, each ADDRESS:PORT",
+)
 PROXY_PRELOAD = _text(
     "JITCKPT_PROXY_PRELOAD", "agent or `jitckpt exec`", "proxy", "LD_PRELOAD of the device's server"
 )

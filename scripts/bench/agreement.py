@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "unit"))
-from test_transparent_agreement import Job, job
+from test_transparent_agreement import Job, job  # type: ignore[import-not-found, unused-ignore]
 
 
 def seconds(ranks: int) -> float:
@@ -26,10 +26,10 @@ def seconds(ranks: int) -> float:
 
     def timed(*message: object) -> None:
         began = time.perf_counter()
-        hear(*message)  # type: ignore[arg-type]
+        hear(*message)
         taken.append(time.perf_counter() - began)
 
-    now.agreement.hear = timed  # type: ignore[method-assign,assignment]
+    now.agreement.hear = timed
     now.alarm(0)
     now.run_by_turns()
     now.goes_on(7)

@@ -41,15 +41,17 @@ def train(rounds: int, steps: int) -> None:
     training = GptTraining((rounds + 1) * len(WAYS) * steps)
     model, optimizer = training.model, training.optimizer
     job = jitckpt.init(checkpoint_dir="ckpt", model=model, optimizer=optimizer)
-    copies, barrier = job._copies, job._barrier
+    protection = job._protection
+    assert protection is not None
+    copies, barrier = protection._copies, protection._barrier
     assert copies is not None
     assert barrier is not None
     chance, step, found = random.Random(0), 0, []
     for _ in range(rounds + 1):
         took = {}
         for way in chance.sample(WAYS, len(WAYS)):
-            job._copies = copies if way in (AS_EVER, EARLY) else None
-            job._barrier = barrier if way in (AS_EVER, UNCONFIRMED) else None
+            protection._copies = copies if way in (AS_EVER, EARLY) else None
+            protection._barrier = barrier if way in (AS_EVER, UNCONFIRMED) else None
             torch.cuda.synchronize()
             torch.distributed.barrier()
             begun, processor = time.perf_counter(), time.process_time()
@@ -61,7 +63,7 @@ def train(rounds: int, steps: int) -> None:
             torch.cuda.synchronize()
             took[way] = [(time.perf_counter() - begun) / steps, (time.process_time() - processor) / steps]
         found.append(took)
-    job._copies, job._barrier = copies, barrier
+    protection._copies, protection._barrier = copies, barrier
     if rank == 0:
         print(RESULT + json.dumps(found[1:]), flush=True)  # the first round warms up
     torch.distributed.destroy_process_group()

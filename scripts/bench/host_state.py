@@ -15,7 +15,8 @@ from torch import nn
 
 from jitckpt.bindings.interpose import Native
 from jitckpt.ring import local_state
-from jitckpt.ring.local_state import Recorder, Ring
+from jitckpt.ring.recorder import Recorder
+from jitckpt.ring.ring import Ring
 from jitckpt.saves.layout import Identity
 from jitckpt.state.host_state import HostState
 from jitckpt.worker.saving.history import History

@@ -40,7 +40,7 @@ def measure(build: Path, program: str, call: str) -> float:
 
 def serve_rpc(told: Connection) -> None:
     """Answer every call, until the process is ended."""
-    import grpc  # type: ignore[import-untyped]
+    import grpc  # type: ignore[import-untyped, unused-ignore]  # it may not be installed
 
     answer = grpc.unary_unary_rpc_method_handler(lambda request, context: bytes(16))
     server = grpc.server(ThreadPoolExecutor(1))
@@ -52,7 +52,7 @@ def serve_rpc(told: Connection) -> None:
 
 def measure_rpc(calls: int = 2000) -> tuple[float, float]:
     """Nanoseconds of a call that nobody waits for, and of one with its answer."""
-    import grpc  # type: ignore[import-untyped]
+    import grpc  # type: ignore[import-untyped, unused-ignore]  # it may not be installed
 
     here, there = multiprocessing.Pipe()
     server = multiprocessing.get_context("spawn").Process(target=serve_rpc, args=[there], daemon=True)

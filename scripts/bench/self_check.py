@@ -25,12 +25,12 @@ from torch import nn
 
 import jitckpt
 from jitckpt.events import read_events
+from jitckpt.wire import environment
 from jitckpt.worker.self_check.checker import CHECKED_STEPS
 from jitckpt.worker.self_check.comparison import (
     FULL_SELF_CHECK,
     NO_SELF_CHECK,
     SAMPLED_SELF_CHECK,
-    SELF_CHECK,
 )
 from jitckpt.worker.self_check.fresh_copy import FreshCopy
 
@@ -85,8 +85,8 @@ def train(megabytes: int, steps: int) -> None:
 def measure(megabytes: int, way: str, steps: int) -> dict[str, float]:
     steps = max(steps, LEAST_MB_TIMED // megabytes)
     command = [sys.executable, __file__, "--train", str(megabytes), "--steps", str(steps)]
-    environment = os.environ | {SELF_CHECK: WAYS[way], "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
+    variables = os.environ | {environment.SELF_CHECK.name: WAYS[way], "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, check=True, text=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 

@@ -107,10 +107,8 @@ def cost(call: Callable[[], object], repeats: int) -> dict[str, float]:
 
 def parts(training: Training, repeats: int) -> dict[str, dict[str, float]]:
     """Return what each part of jitckpt's work in a step takes, called with no training between."""
-    job: Any = training.job
-    assert job._hooks is not None
-    assert job._native is not None
-    host, hooks = job._host, job._hooks
+    protection: Any = training.job._protection
+    host, hooks = protection._host, protection._hooks
 
     def step() -> None:
         hooks._forward_begins(None, ())
@@ -120,15 +118,17 @@ def parts(training: Training, repeats: int) -> dict[str, dict[str, float]]:
         hooks._end(optimizer)
 
     def markers() -> None:
-        number = job._native.progress().host_ended + 1
-        job._native.step_begin(number, job._stream())
-        job._native.step_end(number, job._stream())
+        number = protection._native.progress().host_ended + 1
+        protection._native.step_begin(number, protection._stream())
+        protection._native.step_end(number, protection._stream())
 
     local = host.local()
     calls: dict[str, Callable[[], object]] = {
         "random numbers": host.random.capture,
         "all that this rank alone knows": host.local,
-        "... written to the ring, buffers copied": lambda: job._recorder.write(hooks.step, True, local),
+        "... written to the ring, buffers copied": lambda: protection._recorder.write(
+            hooks.step, True, local
+        ),
         "the optimizer's numbers on the host": host.shared,
         "hyperparameters and schedulers": host.progress,
         "step markers": markers,

@@ -51,10 +51,10 @@ class Hooks:
     """Those of a job, to be taken away and put back; counts the time that they take."""
 
     def __init__(self, job: Job) -> None:
-        assert job._hooks is not None
+        assert job._protection is not None
         self.seconds = 0.0  # of this thread's processor time
         self._places: list[tuple[dict[int, Any], int, Callable[..., Any]]] = []
-        for handle in job._hooks._handles:
+        for handle in job._protection._hooks._handles:
             hooks = handle.hooks_dict_ref()
             assert hooks is not None
             self._places.append((hooks, handle.id, self._timed(hooks[handle.id])))

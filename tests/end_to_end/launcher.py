@@ -17,8 +17,12 @@ LIMIT = 120
 
 
 def python_path() -> str:
-    """Return the PYTHONPATH with this folder first; the rest stays, so that one jitckpt is tested."""
-    return os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    """Return the PYTHONPATH with this folder first; the rest stays, so that one jitckpt is tested.
+
+    And with what makes the import of torch quicker, of which most of a small job's time is.
+    """
+    ours = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "scripts" / "campaign_start")]
+    return os.pathsep.join([*ours, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Trainings whose state is spread over ranks, run by test_shards.py under `jitckpt run`.
 
 usage: sharded_training.py FORM... [--unprotected] [--save-every N] [--pause SECONDS]
-                           [--dies-in STEP]
+                           [--dies-in STEP] [--state FILE]
 
 Each rank prints a digest of what it holds in the end: parameters, optimizer state, random numbers.
 """
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
@@ -174,7 +175,16 @@ def zero() -> Training:
     return simple(model, optimizer, dist.get_rank())
 
 
-FORMS = {one.__name__: one for one in (fsdp2, full, fsdp1, tensor, pipeline, three, zero)}
+def replicated() -> Training:
+    """DDP: nothing is cut. Two layers share a weight, one has buffers."""
+    layers = [nn.Linear(INPUTS, 16), nn.BatchNorm1d(16), nn.Linear(16, 16), nn.Linear(16, 16)]
+    model = nn.Sequential(*layers, nn.Linear(16, OUTPUTS)).to("cuda")
+    model[3].weight = model[2].weight
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    return simple(DistributedDataParallel(model), optimizer, dist.get_rank())
+
+
+FORMS = {one.__name__: one for one in (replicated, fsdp2, full, fsdp1, tensor, pipeline, three, zero)}
 
 
 class Batches:
@@ -243,6 +253,11 @@ def train(form: str, options: argparse.Namespace) -> None:
         for scheduler in schedulers:
             scheduler.step()
         torch.cuda.synchronize()  # else a rank may be killed while the devices are still in the first step
+    if options.state:
+        whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        model, optim = get_state_dict(training.model, training.optimizers, options=whole)
+        if rank == 0:
+            torch.save({"model": model, "optim": optim}, options.state)
     print(f"{form} rank {rank} {digest(training)} {batches.given}\n", end="", flush=True)
 
 
@@ -252,6 +267,7 @@ def main() -> None:
     parser.add_argument("--unprotected", action="store_true")
     parser.add_argument("--save-every", type=int)
     parser.add_argument("--dies-in", type=int, metavar="STEP", help="rank 1 does, in each start")
+    parser.add_argument("--state", metavar="FILE", help="put torch's own state dicts there in the end")
     parser.add_argument("--pause", type=float, default=PAUSE)
     options = parser.parse_args()
     globals()["PAUSE"] = options.pause

@@ -17,6 +17,7 @@ from launcher import JITCKPT, Launcher
 from namespaces import Namespaces, ip, namespaces
 
 from jitckpt.events import read_events
+from jitckpt.ring import format as ring_format
 from jitckpt.ring import local_state
 from jitckpt.saves import folders
 
@@ -222,7 +223,7 @@ def wanted(agent: "subprocess.Popen[str]", rank: int) -> int:
     """Return after which step a save is wanted of the rank, 0 for none."""
     with ring(agent, rank) as descriptor:
         assert descriptor is not None
-        return int.from_bytes(os.pread(descriptor, 8, local_state._WANTED), "little")
+        return int.from_bytes(os.pread(descriptor, 8, ring_format.WANTED), "little")
 
 
 def keep_one_step(holders: list[tuple["subprocess.Popen[str]", int]]) -> bool:

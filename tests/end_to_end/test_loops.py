@@ -10,7 +10,7 @@ RUN = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "2", "--warm-spa
 # The first argument chooses the training, the second where rank 1 is killed in its first life: a place and
 # how often it has been there.
 TRAINING = """
-import hashlib, os, random, signal, sys, time
+import copy, hashlib, os, random, signal, sys, time
 import torch
 from torch import distributed as dist, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -136,6 +136,54 @@ def batches():
     return model, [optimizer]
 
 
+class Noise:  # of a script's own generator
+    def __init__(self):
+        self.generator = torch.Generator(device="cuda").manual_seed(3)
+
+    def state_dict(self):
+        return {"generator": self.generator.get_state()}
+
+    def load_state_dict(self, state):
+        self.generator.set_state(state["generator"])
+
+
+def average():
+    # In the second half of the training through the parameters' data, which torch does not count.
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)).cuda()
+    kept = copy.deepcopy(model)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    job = jitckpt.init(model=model, optimizer=optimizer, extra=kept)
+    for step in job.steps(12):
+        optimizer.zero_grad()
+        loss = model(torch.full((4, 8), 0.1 * step).cuda()).square().mean()
+        at("forward")
+        loss.backward()
+        reduce(model)
+        at("backward")
+        optimizer.step()
+        with torch.no_grad():
+            for one, other in zip(kept.parameters(), model.parameters()):
+                (one if step < 6 else one.data).lerp_(other, 0.1)
+    return nn.ModuleList([model, kept]), [optimizer]
+
+
+def noise():
+    # Drawn between the forward pass and the step, for which the ranks wait for each other.
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)).cuda()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    own = Noise()
+    job = jitckpt.init(model=model, optimizer=optimizer, extra=own, step_barrier=place != "alone")
+    for step in job.steps(12):
+        optimizer.zero_grad()
+        model(torch.full((4, 8), 0.1 * step).cuda()).square().mean().backward()
+        reduce(model)
+        for parameter in model.parameters():
+            parameter.grad += torch.randn((), device="cuda", generator=own.generator) * 0.01
+        at("drawn")
+        optimizer.step()
+    return model, [optimizer]
+
+
 model, optimizers = globals()[sys.argv[1]]()
 state = hashlib.sha256(repr([group["lr"] for one in optimizers for group in one.param_groups]).encode())
 values = [value for one in optimizers for kept in one.state.values() for value in kept.values()]
@@ -158,6 +206,8 @@ def ends(out: str) -> list[str]:
     [
         ("adversaries", {"step:4": 4, "step:9": 9}),
         ("gradients", {"step:6": 6, "scheduled:2": 8}),
+        ("average", {"forward:5": 4, "forward:10": 9}),
+        ("noise", {"drawn:8": 8}),
         ("batches", {"backward:8": 8, "tail:2": 10, "evaluated:1": 5, "scheduled:2": 10}),
     ],
 )
@@ -175,6 +225,19 @@ def test_a_rank_that_is_killed_changes_nothing(
         assert went_on is not None, (place, result.err)
         assert int(went_on[1]) in (step - 1, step), (place, result.err)
         assert ends(result.out) == ends(undisturbed.out), (place, result.err)
+
+
+def test_what_changes_of_extra_where_a_failure_may_lose_it_is_told(launcher: Launcher) -> None:
+    result = launcher.run(*RUN, launcher.script(TRAINING), "noise", "alone:0")
+    assert "`extra` changes between forward pass and optimizer step" in result.err, result.err
+    plain = TRAINING.replace("job.steps(12)", "range(job.restore(), 12)")
+    result = launcher.run(*RUN, "--checkpoint-dir", "plain", launcher.script(plain), "average", NOWHERE)
+    assert "`extra` changes between an optimizer step and the next forward pass" in result.err, result.err
+    # The other rank makes the step, and this one does not come to what it does behind it.
+    script = launcher.script(TRAINING)
+    result = launcher.run(*RUN, "--checkpoint-dir", "late", script, "average", "backward:8")
+    assert result.status == 0, result.err
+    assert "Rank 1 may have failed between its optimizer step 8 and the end of that" in result.err, result.err
 
 
 def test_what_a_rank_drew_behind_its_step_and_lost_is_told(launcher: Launcher) -> None:

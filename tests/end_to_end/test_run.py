@@ -264,13 +264,13 @@ def test_a_fault_fires_once_in_the_life_of_the_job(launcher: Launcher) -> None:
     assert f"(rehearsed: {twice})" in result.err
 
 
-def test_sigterm_saves_and_then_ends_with_torchruns_status(launcher: Launcher) -> None:
+def test_sigterm_saves_and_then_ends_with_the_status_of_run_it_again(launcher: Launcher) -> None:
     script = launcher.script("from fake_worker import *; register(); open(f'there{RANK}', 'w'); save(5)")
     process = launcher.start(*JITCKPT_RUN, "--nproc-per-node", "2", "--checkpoint-dir", "ckpt", script)
     launcher.wait_until(lambda: all((launcher.directory / f"there{rank}").exists() for rank in (0, 1)))
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=LIMIT)
-    assert process.returncode == 1
+    assert process.returncode == 75
     assert "the state after step 5 is saved" in err
     assert err.splitlines()[-2:] == [
         "jitckpt: The job was ended by SIGTERM.",

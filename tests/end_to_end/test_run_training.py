@@ -52,7 +52,7 @@ def test_a_preempted_job_goes_on_when_it_is_started_again(launcher: Launcher, un
         pass
     process.send_signal(signal.SIGTERM)
     interrupted = launcher.finish(process)
-    assert interrupted.status == 1
+    assert interrupted.status == 75
     saved = re.search(r"The state after step (\d+) lies in", interrupted.err)
     assert saved is not None, interrupted.err
     again = launcher.run(*RUN, *TRAINING)

@@ -86,7 +86,7 @@ def test_the_state_is_saved_and_the_same_command_goes_on(
     launcher.wait_until(lambda: "spares_started" in events.read_text())
     assert send_to_all(psutil.Process(process.pid), number) >= 8  # agent, guardian, template, ranks, loaders
     interrupted = launcher.finish(process)
-    assert interrupted.status == 1, interrupted.err
+    assert interrupted.status == 75, interrupted.err
     saved = re.search(r"The state after step (\d+) lies in", interrupted.err)
     assert saved is not None, interrupted.err
     again = launcher.run(*command)

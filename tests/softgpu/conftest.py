@@ -11,6 +11,7 @@ import pytest
 from jitckpt.device import LIBRARY_DIR
 
 PROGRAMS = Path(__file__).parent / "programs"
+QUICK = Path(__file__).parents[2] / "scripts" / "campaign_start"  # makes the import of torch quicker
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -24,7 +25,9 @@ def softgpu_environment() -> dict[str, str]:
         "SOFTGPU_DEVICES": "2",
         "OMP_NUM_THREADS": "1",
         # What the tests have stays, so that their programs test the same jitckpt.
-        "PYTHONPATH": os.pathsep.join([str(PROGRAMS), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+        "PYTHONPATH": os.pathsep.join([str(PROGRAMS), str(QUICK), os.environ.get("PYTHONPATH", "")]).rstrip(
+            os.pathsep
+        ),
     }
 
 

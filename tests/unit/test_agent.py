@@ -18,7 +18,8 @@ from jitckpt.encoding import tree_codec
 from jitckpt.errors import HostsError
 from jitckpt.hosts.connections import Host
 from jitckpt.ring import local_state
-from jitckpt.ring.local_state import Recorder, Ring
+from jitckpt.ring.recorder import Recorder
+from jitckpt.ring.ring import Ring
 from jitckpt.saves import folders, layout
 from jitckpt.saves.folders import SaveFolder
 from jitckpt.saves.layout import Identity

@@ -16,18 +16,19 @@ ROOT = Path(__file__).parents[2]
 
 # From the top of the house down. What has no room, such as errors.py, stands by itself.
 PYTHON = {
-    "cli": "rehearsal agent doctor web reports planning agent/processes worker/in_place "
-    "worker/self_check events bindings faults device hosts saves decisions encoding "
+    "cli": "rehearsal agent doctor web reports clusters planning agent/processes worker/in_place "
+    "worker/self_check events bindings faults formats objects device hosts saves decisions encoding "
     "console wire errors",
     "rehearsal": "reports agent/proxies events faults tiers saves wire errors",
     "agent": "agent/migration agent/proxies agent/processes ring events bindings faults tiers "
-    "hosts saves decisions console system wire errors _memory_tier",
+    "objects hosts saves decisions console system wire errors _memory_tier",
     "jitckpt": "worker worker/saving",  # the package's own names, imported when first asked for
     "doctor": "events bindings device hosts saves console system",
     "web": "reports events console system wire errors",
-    "reports": "planning events tiers saves decisions console errors",
+    "reports": "planning events tiers objects saves decisions console errors",
     "planning": "decisions _algorithms",
-    "agent/migration": "agent/proxies agent/processes events bindings decisions console system errors",
+    "agent/migration": "agent/proxies agent/processes ring events bindings decisions console system "
+    "wire errors",
     "agent/proxies": "agent/processes decisions/transparent events hosts decisions system wire _step_barrier",
     "agent/processes": "worker console system wire",
     "frameworks": "worker state data encoding console wire errors",
@@ -46,7 +47,10 @@ PYTHON = {
     "faults": "system wire errors",
     "device": "wire errors",
     "tiers": "hosts saves encoding errors _memory_tier",
+    "objects": "hosts saves errors",
+    "formats": "saves state encoding errors",
     "hosts": "saves decisions console errors",
+    "clusters": "errors",
     "saves": "state decisions encoding console errors",
     "state": "data encoding wire errors _seen",
     "decisions": "wire errors",
@@ -66,6 +70,7 @@ NATIVE = {
     "proxy": "proxy/transport device_api",
     "proxy/transport": "ground",
     "interpose": "watchdog device_api",
+    "store_connect": "",
     "softgpu/aten": "softgpu",
     "softgpu/host": "softgpu",
     "softgpu/nccl": "softgpu/runtime",
@@ -81,8 +86,8 @@ RENDEZVOUS = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
 PRIVATE_NAMES = {
     "torch.numa.binding._maybe_wrap_command_args_with_numa_binding": "agent/agent.py",
     "torch.cuda._lazy_call": "worker/in_place/keeper.py",
-    "torch.distributed.distributed_c10d._get_default_store": "worker/job.py",
-    "torch._foreach_copy_": "ring/local_state.py",
+    "torch.distributed.distributed_c10d._get_default_store": "worker/agreements.py",
+    "torch._foreach_copy_": "ring/gathering.py",
     "torch.utils.data._utils.pin_memory.pin_memory": "data/loader_workers.py",
     "torch.utils.data._utils.signal_handling": "system/signals.py",
     "torch.utils.data.dataloader._MultiProcessingDataLoaderIter": "data/loader_workers.py",

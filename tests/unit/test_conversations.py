@@ -32,8 +32,11 @@ from jitckpt.errors import SaveError
 from jitckpt.events import EventLog
 from jitckpt.hosts import connections, link
 from jitckpt.hosts.connections import Host, Hosts
+from jitckpt.ring import format as ring_format
 from jitckpt.ring import local_state
-from jitckpt.ring.local_state import Recorder, Ring
+from jitckpt.ring.recorder import Recorder
+from jitckpt.ring.ring import Ring
+from jitckpt.ring.tail import Tail
 from jitckpt.saves.layout import Identity
 from jitckpt.wire import protocol, proxy_messages
 
@@ -307,8 +310,8 @@ def ring_bytes() -> bytes:
 def sealed(content: Any) -> bytes:
     """A host part that says this, with all that makes it whole."""
     said = content if isinstance(content, bytes) else json.dumps(content).encode()
-    blob = bytearray(local_state._BLOB_HEADER.size) + struct.pack("<I", len(said)) + said
-    local_state._seal(blob, 99, 7)
+    blob = bytearray(ring_format.BLOB_HEADER.size) + struct.pack("<I", len(said)) + said
+    ring_format.seal(blob, 99, 7)
     return bytes(blob)
 
 
@@ -333,13 +336,13 @@ def test_a_ring_that_holds_anything_is_read_or_refused(
     try:
         os.pwrite(descriptor, ring_bytes, 0)
         if part is not None:
-            os.pwrite(descriptor, sealed(part), local_state.PAGE)
+            os.pwrite(descriptor, sealed(part), ring_format.PAGE)
         for place, data in changes:
             os.pwrite(descriptor, data, place)
         if is_cut and changes:
             os.ftruncate(descriptor, changes[0][0])
         reads: list[Any] = [local_state.read, local_state.read_identity]
-        reads += [lambda one: local_state.newest_step([one]), lambda one: local_state.Tail(one).news()]
+        reads += [lambda one: local_state.newest_step([one]), lambda one: Tail(one).news()]
         for read in reads:
             with contextlib.suppress(SaveError):
                 read(descriptor)

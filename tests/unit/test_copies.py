@@ -18,9 +18,14 @@ from jitckpt.encoding import tree_codec
 from jitckpt.encoding.tensor_file import head_of
 from jitckpt.encoding.tree_codec import to_json
 from jitckpt.hosts.link import Header
+from jitckpt.ring import format as ring_format
 from jitckpt.ring import local_state
+from jitckpt.ring.content import Content
 from jitckpt.ring.copies import Asker, Copier, Copies
-from jitckpt.ring.local_state import LocalState, Recorder, Region, Ring
+from jitckpt.ring.format import Region
+from jitckpt.ring.local_state import LocalState
+from jitckpt.ring.recorder import Recorder
+from jitckpt.ring.ring import Ring
 from jitckpt.saves.layout import Identity
 
 IDENTITY = Identity(job="j", fingerprint="f", world_size=2, rank=3, shard=0, shards=1)
@@ -113,7 +118,7 @@ def test_device_tensors_are_copied_once_the_device_has_written_them(pair: Pair) 
     ring = Ring(pair.memory, IDENTITY, SLOTS, LIMIT)
     tree = {"buffers": {"mean": {"$tensor": "buffers.mean", "device": "cuda"}}}
     regions = {True: Region(1, to_json({"buffers.mean": ("float32", [2], 0)}))}
-    words, area = local_state._device_area(7 % SLOTS, True, SLOTS, ring.area_bytes)
+    words, area = ring_format.device_area(7 % SLOTS, True, SLOTS, ring.area_bytes)
 
     def mean() -> list[float] | None:
         pair.copier.look()
@@ -122,7 +127,7 @@ def test_device_tensors_are_copied_once_the_device_has_written_them(pair: Pair) 
         found = state.tensors.get("buffers.mean")
         return None if found is None else found.tolist()
 
-    content = local_state._Content(
+    content = Content(
         final=True, trees_text=to_json(tree), head=head_of({})[1], tensors={}, regions=regions, left_out=()
     )
     ring.write_host(7, content.blob)
@@ -200,7 +205,7 @@ def test_a_rank_asks_for_a_copy_once_the_device_has_written_its_part(
         with pytest.raises(BlockingIOError):
             agents_end.recv(8)
         assert not ring.is_written(7)
-        words, _ = local_state._device_area(7 % SLOTS, final, SLOTS, ring.area_bytes)
+        words, _ = ring_format.device_area(7 % SLOTS, final, SLOTS, ring.area_bytes)
         os.pwrite(pair.memory, struct.pack("<2Q", 0x70001 + final, 0x70001 + final), words)
     agents_end.settimeout(60)
     agents_end.send(agents_end.recv(8))

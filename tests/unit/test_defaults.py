@@ -12,7 +12,8 @@ import jitckpt
 from jitckpt.data.random_state import RandomState
 from jitckpt.encoding import tensor_file, tree_codec
 from jitckpt.ring import local_state
-from jitckpt.ring.local_state import Recorder, Ring
+from jitckpt.ring.recorder import Recorder
+from jitckpt.ring.ring import Ring
 from jitckpt.saves import folders
 from jitckpt.saves.folders import SaveFolder
 from jitckpt.saves.layout import Identity

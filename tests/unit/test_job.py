@@ -23,6 +23,7 @@ from jitckpt.saves.folders import SaveFolder
 from jitckpt.saves.layout import Identity
 from jitckpt.state.parallel import local
 from jitckpt.worker import job as job_module
+from jitckpt.worker import protection
 
 
 @pytest.fixture(autouse=True)
@@ -329,13 +330,13 @@ def test_a_parameter_of_a_kind_that_is_not_known_needs_a_save_function() -> None
 
 def test_the_host_may_be_further_ahead_where_the_ring_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
     limit = 64 << 20
-    assert job_module._max_ahead(0, limit) == 32
-    assert job_module._max_ahead(20_000, limit) == 32
-    assert job_module._max_ahead(200_000, limit) == 8
-    assert job_module._max_ahead(20_000, 4 << 20) == 8
-    assert job_module._max_ahead(1 << 30, limit) == 8  # what does not fit is said as it is written
+    assert protection.max_ahead(0, limit) == 32
+    assert protection.max_ahead(20_000, limit) == 32
+    assert protection.max_ahead(200_000, limit) == 8
+    assert protection.max_ahead(20_000, 4 << 20) == 8
+    assert protection.max_ahead(1 << 30, limit) == 8  # what does not fit is said as it is written
     monkeypatch.setenv("JITCKPT_FAULTS", "rank=0 step=3 phase=forward kind=kill")
-    assert job_module._max_ahead(0, limit) == 8
+    assert protection.max_ahead(0, limit) == 8
 
 
 def test_a_second_init_is_refused() -> None:
@@ -349,11 +350,11 @@ def test_a_second_init_is_refused() -> None:
 class Guarded:
     """What the guard of a job's hooks needs."""
 
-    _off: str | None = None
+    off: str | None = None
     _interrupted: str | None = None
 
     def _switch_off(self, reason: str) -> None:
-        self._off = reason
+        self.off = reason
 
 
 def test_what_a_signal_s_handler_raises_in_a_hook_is_the_training_s() -> None:
@@ -367,16 +368,16 @@ def test_what_a_signal_s_handler_raises_in_a_hook_is_the_training_s() -> None:
         if len(made) == 1:
             signal.raise_signal(signal.SIGUSR1)
 
-    guarded, job = job_module._harmless(hook), Guarded()
+    guarded, job = protection._harmless(hook), Guarded()
     before = signal.signal(signal.SIGUSR1, handler)
     try:
         with pytest.raises(RuntimeError, match="a loader's worker was killed"):
             guarded(job)  # type: ignore[arg-type]
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert job._off is None
+    assert job.off is None
     guarded(job)  # type: ignore[arg-type]
-    assert "a loader's worker was killed" in (job._off or "")
+    assert "a loader's worker was killed" in (job.off or "")
     assert len(made) == 1  # it was left in the middle, so what it would take now is no state of the training
 
 
@@ -385,5 +386,5 @@ def test_what_fails_in_a_hook_is_not_raised() -> None:
         raise ValueError("in jitckpt")
 
     job = Guarded()
-    job_module._harmless(hook)(job)  # type: ignore[arg-type]
-    assert job._off == "in jitckpt"
+    protection._harmless(hook)(job)  # type: ignore[arg-type]
+    assert job.off == "in jitckpt"

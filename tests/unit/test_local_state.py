@@ -20,8 +20,13 @@ from jitckpt.encoding import tree_codec
 from jitckpt.encoding.tensor_file import head_of
 from jitckpt.encoding.tree_codec import to_json
 from jitckpt.errors import SaveError
-from jitckpt.ring import local_state
-from jitckpt.ring.local_state import Recorder, Region, Ring
+from jitckpt.ring import format as ring_format
+from jitckpt.ring import local_state, wishes
+from jitckpt.ring import recorder as recorder_module
+from jitckpt.ring.content import Content
+from jitckpt.ring.format import Region
+from jitckpt.ring.recorder import Recorder
+from jitckpt.ring.ring import Ring
 from jitckpt.saves import folders
 from jitckpt.saves.layout import Identity
 from jitckpt.state.host_state import Unchanged
@@ -129,9 +134,9 @@ def test_one_write_a_step_uses_one_area_of_each_slot(memory: int) -> None:
     for step in range(1, 3 * SLOTS + 1):
         keeper.write(step, final=False, parts={"extra": tree_codec.encode({"epoch": step}, "extra")})
     used = [
-        [local_state._read_blob(memory, place, keeper._ring.area_bytes) is not None for place in places]
+        [ring_format.read_blob(memory, place, keeper._ring.area_bytes) is not None for place in places]
         for places in (
-            [local_state._host_area(slot, version, SLOTS, keeper._ring.area_bytes) for slot in range(SLOTS)]
+            [ring_format.host_area(slot, version, SLOTS, keeper._ring.area_bytes) for slot in range(SLOTS)]
             for version in (0, 1)
         )
     ]
@@ -176,7 +181,7 @@ def test_a_torn_host_part_leaves_the_one_before(memory: int) -> None:
     record = Recorder(ring, lambda *_: None, Warnings())
     record.write(5, final=False, parts=parts(5))
     record.write(5, final=True, parts=parts(5))
-    newest = local_state._host_area(5 % SLOTS, 1, SLOTS, ring.area_bytes)
+    newest = ring_format.host_area(5 % SLOTS, 1, SLOTS, ring.area_bytes)
     for offset in (0, 8, 16, 30, 60, 200):
         before = os.pread(memory, 1, newest + offset)
         os.pwrite(memory, bytes([before[0] ^ 1]), newest + offset)
@@ -194,7 +199,7 @@ class DeviceSide:
         self.memory, self.ring, self.step = memory, ring, step
 
     def place(self, final: bool) -> tuple[int, int]:
-        return local_state._device_area(self.step % SLOTS, final, SLOTS, self.ring.area_bytes)
+        return ring_format.device_area(self.step % SLOTS, final, SLOTS, self.ring.area_bytes)
 
     def begin(self, final: bool, word: int) -> None:
         os.pwrite(self.memory, struct.pack("<Q", word), self.place(final)[0])
@@ -214,7 +219,7 @@ def test_device_tensors_count_only_between_their_two_words(memory: int) -> None:
     device = DeviceSide(memory, ring, 7)
 
     def host(final: bool) -> None:
-        content = local_state._Content(
+        content = Content(
             final=final,
             trees_text=to_json(tree),
             head=head_of({})[1],
@@ -264,7 +269,7 @@ def test_the_final_area_counts_where_nothing_else_has_changed(
 ) -> None:
     ring = Ring(memory, IDENTITY, SLOTS, LIMIT)
     monkeypatch.setattr(ring, "device_area", lambda step, final: (step, final))
-    monkeypatch.setattr(local_state, "current_stream", lambda device: 0)
+    monkeypatch.setattr(recorder_module, "current_stream", lambda device: 0)
     words: list[int] = []
     record = Recorder(ring, lambda area, word, source, stream: words.append(word), Warnings())
     monkeypatch.setattr(record._staging, "gather", lambda tensors: (0, 0))
@@ -302,7 +307,7 @@ def test_buffers_that_do_not_lie_as_in_the_ring_are_gathered_before(
 ) -> None:
     ring = Ring(memory, IDENTITY, SLOTS, LIMIT)
     monkeypatch.setattr(ring, "device_area", lambda step, final: (step, final))
-    monkeypatch.setattr(local_state, "current_stream", lambda device: 0)
+    monkeypatch.setattr(recorder_module, "current_stream", lambda device: 0)
     sources: list[tuple[int, int]] = []
     record = Recorder(ring, lambda area, word, source, stream: sources.append(source), Warnings())
     monkeypatch.setattr(record._staging, "gather", lambda tensors: (77, len(tensors)))
@@ -525,18 +530,18 @@ def test_all_ranks_are_asked_for_a_save_of_the_same_step_that_none_has_come_to()
     descriptors = [local_state.create() for _ in range(2)]
     rings = [Ring(descriptor, IDENTITY, 4, 1 << 20) for descriptor in descriptors]
     assert [ring.wanted_step() for ring in rings] == [0, 0]
-    rings[0].write_host(7, bytearray(local_state._BLOB_HEADER.size))
-    assert local_state.want_save(descriptors) is None, "one rank has made no step"
+    rings[0].write_host(7, bytearray(ring_format.BLOB_HEADER.size))
+    assert wishes.want_save(descriptors) is None, "one rank has made no step"
     assert [ring.wanted_step() for ring in rings] == [0, 0]
     for step in (8, 9):
-        rings[1].write_host(step, bytearray(local_state._BLOB_HEADER.size))
-    wanted = local_state.want_save(descriptors)
+        rings[1].write_host(step, bytearray(ring_format.BLOB_HEADER.size))
+    wanted = wishes.want_save(descriptors)
     assert wanted is not None
     assert wanted > 9
     assert [ring.wanted_step() for ring in rings] == [wanted, wanted]
-    assert [local_state.may_end(one) for one in descriptors] == [False, False]
-    local_state.let_end(descriptors[1])
-    assert [local_state.may_end(one) for one in descriptors] == [False, True]
+    assert [wishes.may_end(one) for one in descriptors] == [False, False]
+    wishes.let_end(descriptors[1])
+    assert [wishes.may_end(one) for one in descriptors] == [False, True]
     assert [ring.wanted_step() for ring in rings] == [wanted, wanted]
     assert local_state.read_identity(descriptors[0]) == IDENTITY, "the first page is still whole"
     for descriptor in descriptors:

@@ -18,6 +18,8 @@ from jitckpt.encoding import tree_codec
 from jitckpt.encoding.staging import Staging
 from jitckpt.errors import SaveError
 from jitckpt.ring import local_state
+from jitckpt.ring.recorder import Recorder
+from jitckpt.ring.ring import Ring
 from jitckpt.saves import layout
 from jitckpt.saves.folders import SaveFolder
 from jitckpt.saves.layout import Identity
@@ -189,8 +191,8 @@ ALL_STEPS = [layout.step_folder(step) for step in range(1, 7)]
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[Alone]:
     rank = Alone(tmp_path, local_state.create())
-    ring = local_state.Ring(rank.ring, rank.identity, 8, 2 << 20)
-    recorder = local_state.Recorder(ring, no_device, pytest.fail)
+    ring = Ring(rank.ring, rank.identity, 8, 2 << 20)
+    recorder = Recorder(ring, no_device, pytest.fail)
     for step in range(1, 7):
         recorder.write(step, final=False, parts={"random": tree_codec.encode(step, "random")})
     yield rank
@@ -212,8 +214,8 @@ def test_without_an_agent_own_states_are_written_even_if_the_save_fails(alone: A
 
 def test_without_an_agent_a_slow_device_is_waited_for(alone: Alone) -> None:
     """It was at rest for a moment; with what it gets done afterwards others come to later steps."""
-    ring = local_state.Ring(alone.ring, alone.identity, 8, 2 << 20)  # empty
-    recorder = local_state.Recorder(ring, no_device, pytest.fail)
+    ring = Ring(alone.ring, alone.identity, 8, 2 << 20)  # empty
+    recorder = Recorder(ring, no_device, pytest.fail)
 
     def works(ended: int) -> None:
         if alone.said and ended < 7:  # the save has begun

@@ -11,7 +11,7 @@ from jitckpt.doctor import checks
 from jitckpt.encoding import tensor_file
 from jitckpt.wire import protocol
 from jitckpt.wire.environment import SELF_CHECK
-from jitckpt.worker import job
+from jitckpt.worker import arguments
 from jitckpt.worker.self_check import checker
 from jitckpt.worker.self_check.comparison import (
     FULL_SELF_CHECK,
@@ -62,7 +62,7 @@ def test_the_script_decides_before_the_environment(
     monkeypatch.delenv(SELF_CHECK.name, raising=False)
     if variable is not None:
         monkeypatch.setenv(SELF_CHECK.name, variable)
-    assert job._self_check(given) == wanted
+    assert arguments.self_check(given) == wanted
 
 
 def test_the_launchers_option_decides_before_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:

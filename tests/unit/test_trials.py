@@ -242,6 +242,10 @@ def test_the_same_command_takes_a_job_up_again_whose_launcher_was_ended() -> Non
     assert (verdict.reason, verdict.step, verdict.redone, verdict.seconds) == ("", 7, 1, 24.0)
     asked = replace(KILLED, kind=PREEMPTION)
     assert judge_resumed(asked, replace(STOPPED, status=1), RESUMED, GOOD, saved=7).reason == ""
+    saved = replace(STOPPED, status=75, events=(*STOPPED.events, event("saved", 1.0, 0, step=7)))
+    assert judge_resumed(asked, saved, RESUMED, GOOD, saved=7).reason == ""
+    unsaid = replace(saved, status=1)
+    assert judge_resumed(asked, unsaid, RESUMED, GOOD, saved=7).reason == "ended with status 1 instead of 75"
     damaged = replace(KILLED, kind=SAVE_CUT_OFF, cut=(0.5, 0.5), must_be_saved=False)
     again = replace(RESUMED, events=(EVENTS[0], *EVENTS[-1:]))
     assert judge_resumed(damaged, STOPPED, again, GOOD, saved=7).reason == ""

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from jitckpt.agent.migration import looked_at
+from jitckpt.agent.migration.store_relay import StoreError, StoreRelay
 from jitckpt.agent.processes.workers import Worker
 from jitckpt.agent.proxies.control import Proxies
 from jitckpt.bindings import criu
@@ -29,6 +30,7 @@ from jitckpt.decisions import belongings
 from jitckpt.decisions.belongings import Carried, Surroundings
 from jitckpt.errors import JitckptError
 from jitckpt.events import EventLog
+from jitckpt.ring.copies import Copier
 from jitckpt.system import network_lock
 from jitckpt.system.lifeline import Lifeline
 
@@ -64,16 +66,21 @@ class Mover:
         workers: Mapping[int, Worker],
         log: EventLog,
         say: Callable[[str], None],
+        *,
         shared: Mapping[str, int],
+        relay: StoreRelay,
     ) -> None:
-        """workers: by rank. shared: memory of this process that all workers have mapped, by its name."""
+        """workers: by rank. shared: memory of this process that all workers have mapped, by its name.
+
+        relay: by which they reach the job's store.
+        """
         self._criu, self._workers, self._log, self._say = found, workers, log, say
-        self._shared = dict(shared)
+        self._shared, self._relay = dict(shared), relay
         self._told: set[int] = set()
 
-    def begin(self, proxies: Proxies) -> None:
-        """Take note of who else speaks to the workers."""
-        self._proxies = proxies
+    def begin(self, proxies: Proxies, copier: Copier | None = None) -> None:
+        """Take note of who else speaks to the workers. copier: with several hosts."""
+        self._proxies, self._copier = proxies, copier
 
     def check(self, rank: int) -> None:
         """Say once what keeps a rank's worker from being moved, if there is something."""
@@ -91,17 +98,21 @@ class Mover:
         begun = time.monotonic()
         try:
             what = self._look(rank)
-            self._wait_until_read(rank)
-            with self._workers[rank].being_made_again(), nameless_folder() as folder:
+            with (
+                self._workers[rank].being_made_again(),
+                nameless_folder() as folder,
+                self._store_at_rest(what) as stores,
+            ):
+                self._wait_until_read({**self._sockets(rank), **stores})
                 try:
                     dumped = self._dump(rank, folder, what)
                     size = sum(os.stat(name, dir_fd=folder).st_size for name in os.listdir(folder))
                     pids = self._pids(rank, folder)
-                    restored = self._restore(rank, folder, pids, what)
+                    restored = self._restore(rank, folder, pids, what, stores)
                 except (CriuError, OSError):
                     network_lock.unlock(criu.locks(folder))
                     raise
-        except (MoveError, CriuError, OSError) as error:
+        except (MoveError, CriuError, StoreError, OSError) as error:
             self._log.write("move_failed", rank=rank, text=str(error))
             self._say(f"the worker process of rank {rank} was not moved: {error}")
             return
@@ -122,11 +133,12 @@ class Mover:
         """Return how the belongings of the rank's processes are carried. Raises MoveError or OSError."""
         processes = looked_at.tree(self._workers[rank].pid)
         servers = self._proxies.server_processes(rank)
+        sockets = {os.fstat(one.fileno()).st_ino: name for name, one in self._sockets(rank).items()}
         what = belongings.carried(
             processes,
             looked_at.sockets(),
             Surroundings(
-                {os.fstat(one.fileno()).st_ino: name for name, one in self._sockets(rank).items()},
+                sockets | {inode: _store(inode) for inode in self._relay.sockets},
                 dict(reversed([(_identity(number), number) for number in range(FIRST_FREE)])),
                 servers,
                 set().union(*map(looked_at.sockets_of, servers)),
@@ -134,7 +146,7 @@ class Mover:
         )
         if what.obstacles:
             raise MoveError(what.obstacles[0])
-        if missing := self._sockets(rank).keys() - {end.name for end in what.sockets}:
+        if missing := set(sockets.values()) - {end.name for end in what.sockets}:
             raise MoveError(f"It has closed its socket to the launcher ({min(missing)}).")
         needed, free = sum(process.memory for process in processes), _available_memory()
         if needed > free:
@@ -147,12 +159,28 @@ class Mover:
         return [worker, *(pid for pid in criu.processes(folder) if pid != worker)]
 
     def _sockets(self, rank: int) -> dict[str, socket.socket]:
-        return {"agent": self._workers[rank].socket, **self._proxies.sockets(rank)}
+        worker = self._workers[rank]
+        copies = {} if worker.copies is None else {"copies": worker.copies}
+        return {"agent": worker.socket, **copies, **self._proxies.sockets(rank)}
 
-    def _wait_until_read(self, rank: int) -> None:
+    @contextlib.contextmanager
+    def _store_at_rest(self, what: Carried) -> Iterator[dict[str, socket.socket]]:
+        """Give the sockets by which the processes reach the job's store; meanwhile they don't.
+
+        What is put there in their places is served afterwards. Raises StoreError.
+        """
+        names = {end.name for end in what.sockets}
+        stores = {_store(inode): one for inode, one in self._relay.sockets.items() if _store(inode) in names}
+        try:
+            self._relay.rest(list(stores.values()))
+            yield stores
+        finally:
+            self._relay.go_on(list(stores.values()))
+
+    def _wait_until_read(self, sockets: Mapping[str, socket.socket]) -> None:
         """Wait until the worker has read what it was sent: CRIU does not keep it. Raises MoveError."""
         until = time.monotonic() + READING_SECONDS
-        while any(map(_unread, self._sockets(rank).values())):
+        while any(map(_unread, sockets.values())):
             if time.monotonic() > until:
                 raise MoveError(f"It has not read what it was sent within {READING_SECONDS:g} s.")
             time.sleep(0.001)
@@ -169,8 +197,10 @@ class Mover:
         )
         return time.monotonic() - begun
 
-    def _restore(self, rank: int, folder: int, pids: Sequence[int], what: Carried) -> float:
-        """Make the dumped processes again; return the seconds.
+    def _restore(
+        self, rank: int, folder: int, pids: Sequence[int], what: Carried, stores: dict[str, socket.socket]
+    ) -> float:
+        """Make the dumped processes again; return the seconds. stores: the new sockets are put there.
 
         Raises CriuError or OSError; then the worker counts as killed.
         """
@@ -178,7 +208,7 @@ class Mover:
         _reap(pids)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(CLOCKS, dir_fd=folder)
-        before = self._sockets(rank)
+        before = {**self._sockets(rank), **stores}
         on_their_way = {name: _drained(one) for name, one in before.items()}
         try:
             for attempt in range(1, ATTEMPTS + 1):
@@ -189,7 +219,11 @@ class Mover:
                     _end_what_is_left(pids)
                     if attempt == ATTEMPTS:
                         raise
-            self._adopt(rank, before, ends)
+            for name, old in stores.items():
+                self._relay.replace(old, ends[name])
+                old.close()
+            stores.update((name, ends.pop(name)) for name in list(stores))
+            self._adopt(rank, self._sockets(rank), ends)
         except (CriuError, OSError):
             _end_what_is_left(pids)
             self._workers[rank].not_made_again()
@@ -247,14 +281,23 @@ class Mover:
                 callbacks[name] = selector.unregister(file).data
         worker.made_again(ends["agent"], lifeline)
         for name, old in before.items():
-            if name != "agent":
-                ends[name].setblocking(False)
+            ends[name].setblocking(False)
+            if name == "copies":
+                worker.copies = ends[name]
+                if self._copier is not None:
+                    self._copier.replace(old, ends[name])
+            elif name != "agent":
                 self._proxies.replace(rank, old, ends[name])
                 old.close()
         now = {name: one.fileno() for name, one in ends.items()}
         now |= {"process": worker.pidfd, "lifeline": lifeline.released}
         for name, callback in callbacks.items():
             selector.register(now[name], selectors.EVENT_READ, callback)
+
+
+def _store(inode: int) -> str:
+    """Return what a socket to the relay of the job's store is called."""
+    return f"store {inode}"
 
 
 def _identity(number: int) -> tuple[int, int]:

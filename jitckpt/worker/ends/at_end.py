@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from jitckpt.ring import local_state
+from jitckpt.ring import wishes
 from jitckpt.system import descriptors
 from jitckpt.wire import protocol
 from jitckpt.worker.ends.exceptions import ExitHook, flush_output
@@ -38,13 +38,13 @@ def _stay(exit_hook: ExitHook) -> None:
         return  # its end is a failure
     try:
         given = descriptors.given()
-        if given is None or local_state.may_end(given.state):
+        if given is None or wishes.may_end(given.state):
             return  # it has stayed already
         ring = given.state
         with socket.socket(fileno=os.dup(given.agent)) as agent:
             agent.send(protocol.encode(protocol.AtEnd(given.rank)))
             gone = select.poll()
             gone.register(agent, 0)  # of an agent that has ended is told all the same
-            stay(lambda: bool(gone.poll(0)) or local_state.may_end(ring))
+            stay(lambda: bool(gone.poll(0)) or wishes.may_end(ring))
     except (OSError, descriptors.NotOursError):
         return  # the program has closed what it did not open, or the agent has ended

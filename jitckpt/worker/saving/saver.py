@@ -364,6 +364,8 @@ def document_of(
         "at_boundary": not history.waits_for_boundary or history.is_settled(step),
         "local": local,
         "frozen": list(snapshot.shared.held.frozen),
+        "cuts": dict(snapshot.shared.held.cuts),
+        "aliases": dict(snapshot.shared.held.aliases),
         "strides": strides.others_than_rows(snapshot.shared.tensors()),
     }
     tensors: dict[str, Tensor] = {}

@@ -52,7 +52,7 @@ def given(descriptor: int) -> Given:
     )
 
 
-# Memory that the device may write to stays mapped until the process ends; see ring/local_state.py.
+# Memory that the device may write to stays mapped until the process ends; see ring/ring.py.
 _registered: list[Tensor] = []
 
 

@@ -83,6 +83,34 @@ void to_device(const DeviceInts& to, const PinnedInts& from, cudaStream_t stream
   ok(cudaMemcpyAsync(to.get(), from.get(), sizeof(int), cudaMemcpyHostToDevice, stream));
 }
 
+// A call that is left out in a replay, since what it has written is there, lay between two others: a stream
+// that waits for the legacy stream does so by its calls, and the host has waited for both by waiting for it.
+TEST(Copies, WhatIsLeftOutStillOrdersStreams) {
+  testing::internal::CaptureStderr();
+  cudaStream_t blocking = nullptr;
+  ok(cudaStreamCreate(&blocking));
+  const OwnStream other;
+  const DeviceInts number(1, 5), one(1, 1), unused(1);
+  const PinnedInts pinned(1);
+  for (const bool fills : {false, true}) {
+    keep();
+    launch_nap(20'000);
+    launch_mix(number.get(), one.get());
+    if (fills)
+      ok(cudaMemsetAsync(pinned.get(), 0, sizeof(int), blocking));
+    else
+      to_host(pinned, unused, blocking);
+    ok(cudaStreamSynchronize(blocking));
+    ok(cudaMemsetAsync(number.get(), 0, sizeof(int), other));
+    ok(cudaStreamSynchronize(other));
+    kill_server();
+    ok(cudaDeviceSynchronize());
+    EXPECT_EQ(number.read(), std::vector<int>{0});
+  }
+  ok(cudaStreamDestroy(blocking));
+  testing::internal::GetCapturedStderr();
+}
+
 TEST(Copies, ReadPinnedMemoryWhenTheirStreamComesToThem) {
   testing::internal::CaptureStderr();
   const OwnStream stream;
@@ -229,7 +257,7 @@ TEST(Alone, RunsCopyProgramsAsARank) {
   const std::string fault = std::getenv("PROXY_TEST_FAULT");
   const auto seed = static_cast<uint32_t>(number_of("PROXY_TEST_FIRST"));
   std::mt19937 random(seed);
-  int until = 0;
+  int until = 0, at = -1;
   CopyPlatform platform{.keep = keep, .gates = false, .communicator = both, .ranks = 2};
   (fault == "kill" ? platform.call : platform.collective) = [&] {
     if (until-- != 0) return;
@@ -243,10 +271,17 @@ TEST(Alone, RunsCopyProgramsAsARank) {
   {
     const Watchdog watchdog(both, event);
     CopyPrograms all(platform, 8);
-    for (uint32_t number = 0; number < programs(20); ++number) {
-      const auto which = static_cast<int>(random() % (fault == "kill" ? 80 : 4));
-      until = static_cast<int>(random() % 2) == rank ? which : -1;
-      EXPECT_EQ(all.run(seed + number), "");
+    // PROXY_TEST_ONLY: that program alone, as often as others would be run.
+    const auto only = static_cast<uint32_t>(number_of("PROXY_TEST_ONLY", -1));
+    const uint32_t end = only + 1 == 0 ? programs(20) : only + programs(20);
+    for (uint32_t number = 0; number < end; ++number) {
+      if (number <= only) {
+        const auto which = static_cast<int>(random() % (fault == "kill" ? 80 : 4));
+        at = static_cast<int>(random() % 2) == rank ? which : -1;
+        if (only + 1 != 0 && number < only) continue;
+      }
+      until = at;
+      EXPECT_EQ(all.run(seed + std::min(number, only)), "");
     }
     EXPECT_EQ(jitckpt_proxy_different_answers(), 0u);
   }

@@ -107,14 +107,8 @@ void CopyPrograms::copy() {
   const bool waits = stream == legacy && chance(20);
   if (waits) open_gates();
   order(stream, {from}, {to});
-  const auto name = [this](const Range& range) {
-    const bool device = range.buffer >= device_.data() && range.buffer < device_.data() + buffers;
-    const Buffer* const first = device ? device_.data() : pinned_.data();
-    return (device ? "device " : "pinned ") + std::to_string(range.buffer - first) + " cell " +
-           std::to_string(range.first);
-  };
-  say("copy of " + std::to_string(count) + " cells from " + name(from) + " to " + name(to) + " on stream " +
-      std::to_string(stream) + (waits ? ", waited for" : ""));
+  say("copy from " + name(from) + " to " + name(to) + " on stream " + std::to_string(stream) +
+      (waits ? ", waited for" : ""));
   std::copy_n(model(from), ints(from), model(to));
   platform_.call();
   if (waits) {
@@ -135,7 +129,7 @@ void CopyPrograms::copy_pageable() {
     order(stream, {}, {there});
     for (int& value : here) value = static_cast<int>(random_() % 1000);
     std::ranges::copy(here, model(there));
-    say("copy from pageable memory on stream " + std::to_string(stream));
+    say("copy from pageable memory to " + name(there) + " on stream " + std::to_string(stream));
     platform_.call();
     ok(cudaMemcpyAsync(at(there), here.data(), bytes(there), cudaMemcpyHostToDevice, streams_[stream]));
     std::ranges::fill(here, -1);
@@ -144,7 +138,7 @@ void CopyPrograms::copy_pageable() {
   }
   order(stream, {there}, {});
   open_gates();
-  say("copy to pageable memory on stream " + std::to_string(stream));
+  say("copy from " + name(there) + " to pageable memory on stream " + std::to_string(stream));
   platform_.call();
   ok(cudaMemcpyAsync(here.data(), at(there), bytes(there), cudaMemcpyDeviceToHost, streams_[stream]));
   note(stream, {there}, {});
@@ -159,7 +153,7 @@ void CopyPrograms::fill() {
   const int byte = static_cast<int>(number(256));
   const bool rows = chance(30);
   order(stream, {}, {there});
-  say(std::string("fill of ") + (on_device ? "device" : "pinned") + " memory on stream " +
+  say("fill of " + name(there) + (rows ? ", the first half of each," : "") + " on stream " +
       std::to_string(stream));
   platform_.call();
   if (rows) {  // the first half of each cell
@@ -178,9 +172,11 @@ void CopyPrograms::launch() {
   const std::size_t stream = number(streams);
   const Range to = range(device_, 1), from = range(device_, 1);
   order(stream, {from, to}, {to});
-  say("kernel on stream " + std::to_string(stream));
+  const bool mixes = chance(50);
+  say((mixes ? "kernel from " + name(from) + " to " + name(to) : "nap") + " on stream " +
+      std::to_string(stream));
   platform_.call();
-  if (chance(50)) {
+  if (mixes) {
     launch_mix(at(to), at(from), streams_[stream]);
     *model(to) =
         static_cast<int>(3 * static_cast<unsigned>(*model(to)) + static_cast<unsigned>(*model(from)));
@@ -196,7 +192,7 @@ void CopyPrograms::reduce() {
   if (!platform_.communicator) return;
   const Range there = range(device_, 1 + number(length));
   order(of_collectives, {there}, {there});
-  say("all-reduce of device memory");
+  say("all-reduce of " + name(there));
   platform_.call();
   platform_.collective();
   ok(ncclAllReduce(at(there), at(there), ints(there), ncclInt32, ncclSum, platform_.communicator,
@@ -210,7 +206,7 @@ void CopyPrograms::reduce() {
 void CopyPrograms::write_by_host() {
   const Range there = range(pinned_, 1 + number(length));
   wait_for(unordered(host_, {}, {there}));
-  say("the host writes to pinned memory");
+  say("the host writes to " + name(there));
   for (std::size_t i = 0; i < ints(there); ++i)
     at(there)[i] = model(there)[i] = static_cast<int>(random_() % 1000);
 }
@@ -218,7 +214,7 @@ void CopyPrograms::write_by_host() {
 void CopyPrograms::read_by_host() {
   const Range there = range(pinned_, 1 + number(length));
   wait_for(unordered(host_, {there}, {}));
-  say("the host reads pinned memory");
+  say("the host reads " + name(there));
   compare(at(there), model(there), ints(there), "pinned memory");
 }
 
@@ -347,6 +343,13 @@ void CopyPrograms::compare(const int* seen, const int* expected, std::size_t cou
   difference_ = std::string(what) + " has " + std::to_string(*one) + " in place of " +
                 std::to_string(*other) + " (" + std::to_string(one - seen) + " of " + std::to_string(count) +
                 ")";
+}
+
+std::string CopyPrograms::name(const Range& range) const {
+  const bool device = range.buffer >= device_.data() && range.buffer < device_.data() + buffers;
+  const Buffer* const first = device ? device_.data() : pinned_.data();
+  return (device ? "device " : "pinned ") + std::to_string(range.buffer - first) + " cells " +
+         std::to_string(range.first) + " to " + std::to_string(range.first + range.count - 1);
 }
 
 void CopyPrograms::say(const std::string& text) { program_ += "  " + text + "\n"; }

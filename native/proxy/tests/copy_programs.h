@@ -85,6 +85,7 @@ class CopyPrograms {
   void wait_for_all();
   void wait_in_stream(std::size_t waits, std::size_t stream);
   void compare(const int* seen, const int* expected, std::size_t count, const char* what);
+  [[nodiscard]] std::string name(const Range& range) const;
   void say(const std::string& text);
 
   const CopyPlatform platform_;

@@ -24,7 +24,8 @@ from jitckpt.agent.agent import write_local_states
 from jitckpt.encoding import tree_codec
 from jitckpt.errors import JitckptError
 from jitckpt.ring import local_state
-from jitckpt.ring.local_state import Recorder, Ring
+from jitckpt.ring.recorder import Recorder
+from jitckpt.ring.ring import Ring
 from jitckpt.saves import folders, layout
 from jitckpt.saves.folders import KeptSaves, SaveFolder
 from jitckpt.saves.layout import Identity

@@ -82,7 +82,7 @@ def main() -> None:
         model(torch.ones(8, WIDTH, device="cuda")).sum().backward()
         extents.append(buckets.extents())
     assert extents == [b""], "they are the gradients"
-    print(f"rank {distributed.get_rank()}: as it should be", flush=True)
+    print(f"rank {distributed.get_rank()}: as it should be\n", end="", flush=True)
     distributed.destroy_process_group()
 
 

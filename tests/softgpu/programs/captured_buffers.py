@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from jitckpt.ring import local_state
-from jitckpt.ring.local_state import Recorder, Ring
+from jitckpt.ring.recorder import Recorder
+from jitckpt.ring.ring import Ring
 from jitckpt.saves.layout import Identity
 from jitckpt.state.host_state import ModelState
 

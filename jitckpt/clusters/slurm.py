@@ -1,0 +1,87 @@
+"""What Slurm says of the step that an agent was started in, by `srun` with one task on each node."""
+
+import socket
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jitckpt.errors import HostsError
+
+FIRST_PORT, PORTS = 20000, 10000  # below those that Linux gives away by itself
+SECONDS = 30.0  # for Slurm's answers
+HOW = "start one agent on each node: srun --ntasks-per-node=1 --kill-on-bad-exit=0 jitckpt run --slurm ..."
+
+
+@dataclass(frozen=True)
+class Step:
+    """An agent's place: node number `node` of so many. name: of this run of the job, other when requeued.
+
+    gpus: of this node, if the job has asked for any.
+    """
+
+    name: str
+    node: int
+    nodes: int
+    node_list: str
+    port: int
+    gpus: int | None
+
+
+def step_of(environment: Mapping[str, str]) -> Step:
+    """Return what the variables of a task say. Raises ValueError with a sentence if it can't be used."""
+    if "SLURM_STEP_ID" not in environment or "SLURM_PROCID" not in environment:
+        raise ValueError(f"--slurm: this is no step of a Slurm job; {HOW}")
+    job, step = environment["SLURM_JOB_ID"], environment["SLURM_STEP_ID"]
+    nodes, tasks = int(environment["SLURM_STEP_NUM_NODES"]), int(environment["SLURM_STEP_NUM_TASKS"])
+    if tasks != nodes:
+        raise ValueError(f"--slurm: step {job}.{step} has {tasks} tasks on {nodes} nodes; {HOW}")
+    again = environment.get("SLURM_RESTART_COUNT", "0")
+    gpus = environment.get("SLURM_GPUS_ON_NODE", "")
+    return Step(
+        name=f"slurm-{job}-{again}-{step}",
+        node=int(environment["SLURM_NODEID"]),
+        nodes=nodes,
+        node_list=environment["SLURM_STEP_NODELIST"],
+        # Of two jobs that share a node the ports differ; so do those of two steps.
+        port=FIRST_PORT + (int(job) * 7 + int(step)) % PORTS,
+        gpus=int(gpus) if gpus.isdigit() else None,
+    )
+
+
+def first_host(step: Step) -> str:
+    """Return where the step's first node can be reached. Raises HostsError if Slurm does not say it."""
+    name = _asked("show", "hostnames", step.node_list).split()[0]
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:  # Slurm alone knows it
+        fields = dict(field.partition("=")[::2] for field in _asked("-o", "show", "node", name).split())
+        return fields.get("NodeAddr", name)
+    return name
+
+
+def ends_healthy_ranks(environment: Mapping[str, str]) -> str:
+    """Return why Slurm would end all agents when one fails, as a sentence; empty if nothing says so."""
+    wanted = environment.get("SLURM_KILL_BAD_EXIT")
+    if wanted is None:
+        lines = (line.partition("=") for line in _asked("show", "config").splitlines())
+        wanted = {name.strip(): value.strip() for name, _, value in lines}.get("KillOnBadExit", "0")
+    if wanted == "0":
+        return ""
+    return (
+        "this cluster ends all tasks of a step as soon as one fails, unless srun is told otherwise; then the "
+        "others could not save. Give srun --kill-on-bad-exit=0, or set SLURM_KILL_BAD_EXIT=0 before it."
+    )
+
+
+def _asked(*arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            ["scontrol", *arguments], capture_output=True, text=True, timeout=SECONDS, check=True
+        )
+    except FileNotFoundError as error:
+        raise HostsError("--slurm: Slurm's command scontrol is not on this node.") from error
+    except subprocess.TimeoutExpired as error:
+        raise HostsError(f"--slurm: scontrol gives no answer within {SECONDS:g} s.") from error
+    except subprocess.CalledProcessError as error:
+        raise HostsError(f"--slurm: scontrol {' '.join(arguments)}: {error.stderr.strip()}") from error
+    return done.stdout

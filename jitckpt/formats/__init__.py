@@ -1,0 +1,1 @@
+"""A save in the formats of others."""

@@ -1,0 +1,353 @@
+"""The rendezvous of several hosts by a coordination service, such as etcd, that outlives them all.
+
+Agents are members for as long as they keep a lease alive. One of them, the root, is elected: the key `root`
+is its own while its lease lasts, until the next start. Where enough members are ready
+(`decisions/meeting.py`) it writes that: number, placement and safe step, at once, on the condition that it is
+still the root and nobody has written a start since it looked. That key's revision is what fences: an agent
+can write into a start only while no other has followed.
+
+No start follows another of which no agent has said that its ranks have ended (`over`), however long none is
+heard of, unless the user knows that silent hosts are dead. So a training that runs needs no service, for as
+long as no host fails; and two halves never both go on.
+"""
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
+
+from jitckpt.console import say
+from jitckpt.decisions.meeting import Member, Start, next_start
+from jitckpt.decisions.quorum import Past
+from jitckpt.errors import HostsError, NotNeeded
+from jitckpt.hosts.connections import Host, Hosts
+from jitckpt.hosts.coordination import Coordination, CoordinationError, Found, LeaseLost
+from jitckpt.hosts.job_store import JobStore
+from jitckpt.hosts.rendezvous import SAME, agree
+from jitckpt.hosts.signed import ForeignError, Signature
+from jitckpt.hosts.stores import NOT_NEEDED, Apart, StoreGone
+
+LEAST_LEASE = 2.0  # seconds
+KEPT = 3  # how often within its time a lease is kept alive
+LOOK_SECONDS = 1.0
+
+Value = TypeVar("Value")
+
+
+class CoordinatedRendezvous(RendezvousHandler):
+    """To torch a handler as any; the agent uses it as it uses LastingRendezvous."""
+
+    has_store = False
+    meets_at_once = True  # a second meeting of the same hosts is as quick as any
+
+    def __init__(
+        self,
+        service: Coordination,
+        job: str,
+        *,
+        hosts: int,
+        timeout: float,
+        silence: float,
+        address: str = "",
+        fixed_place: int | None = None,
+        secret: bytes | None = None,
+        silent_hosts_are_dead: bool = False,
+    ) -> None:
+        """timeout: seconds for the hosts to come together. silence: seconds after which one is lost."""
+        self.agent = secrets.token_hex(8)
+        self.signature = Signature(job, secret)
+        self.newest_step: Callable[[], int] = lambda: 0  # of which this agent knows a save
+        self._service, self._job, self._hosts, self._timeout = service, job, hosts, timeout
+        self._lease_seconds = max(LEAST_LEASE, silence)
+        self._address, self._fixed_place = address, fixed_place
+        self._silent_are_dead = silent_hosts_are_dead
+        self._prefix = f"jitckpt/{job}/"
+        self._after = 0  # the number of the newest start of whose ranks here none runs
+        self._start: Start | None = None  # the newest that this agent has a part in
+        self._fence = 0  # its revision
+        self._lost: frozenset[str] = frozenset()  # agents of the last start that are seen no more here
+        self._joined = 0  # the revision at which this agent came
+        self._stands_by = False
+        self._lease = 0
+        self._lock = threading.Lock()  # of the lease
+        self._closing = threading.Event()
+        self._keeper: threading.Thread | None = None
+
+    # What an agent tells the others, and hears; for what a store of torch's needs there is nothing here.
+
+    def reserve(self) -> int:
+        return 0
+
+    def pasts(self, index: int) -> tuple[Past, ...]:
+        del index
+        return ()
+
+    def agree(self, hosts: Sequence[Host], index: int, store: Any, prefix: str) -> None:
+        """Agree with the start's hosts to begin it. Raises StoreGone if one is lost."""
+        assert self._start is not None
+        if tuple(host.agent for host in hosts) != self._start.agents:
+            raise HostsError(f"Others than the agents of start {self._start.number} have met. {SAME}")
+        text = f"{self._start.number} {self._fence}"
+        self.guarded(lambda: agree(store, prefix, (index, len(hosts)), text, self.signature))
+
+    def begin(self, met: Hosts, silent_are_dead: bool) -> None:
+        """Begin the start. Raises Apart if its hosts do not reach each other."""
+        del silent_are_dead
+        if met.lost:
+            names = ", ".join(map(met.name, sorted(met.lost)))
+            raise Apart(f"all hosts see the coordination service, but from here not {names}")
+
+    def failed(self, met: Hosts, leaving: Collection[int], silent_are_dead: bool) -> None:
+        """Take note of how the last start has ended."""
+        del silent_are_dead
+        self._lost = frozenset(met.all[place].agent for place in met.lost | set(leaving))
+
+    def guarded(self, call: Callable[[], Value]) -> Value:
+        """Return what a call returns. Raises StoreGone if the service, or another agent, is lost in it."""
+        try:
+            return call()
+        except (CoordinationError, ForeignError) as error:
+            raise StoreGone(f"{error}.") from error
+
+    def close(self) -> None:
+        """The agent is done; `leave` says so, once it is known whether the job is."""
+
+    def leave(self) -> None:
+        """Be no member any more: no ranks run here. Where the service is silent the lease ends by itself."""
+        self._closing.set()
+        if self._keeper is not None:
+            self._keeper.join()
+        if self._start is not None:
+            self._after = self._start.number
+        with suppress(CoordinationError):
+            self._say_over()
+            found = self._service.get(self._key("root"))
+            if self._read(found, "root") == self.agent:
+                root = self._key("root")
+                self._service.put_if({root: None}, {root: found.revision_of(root)})
+            self._service.put_if({self._key(f"members/{self.agent}"): None}, {})
+
+    # What torch's agent asks.
+
+    def get_backend(self) -> str:
+        return "jitckpt"
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def get_run_id(self) -> str:
+        return self._job
+
+    def is_closed(self) -> bool:
+        return self.guarded(lambda: self._is_closed(self._service.get(self._prefix + "meeting/")))
+
+    def set_closed(self) -> None:
+        self.shutdown()
+
+    def num_nodes_waiting(self) -> int:
+        return 0  # who comes later stands by
+
+    def shutdown(self) -> bool:
+        """The job has ended: tell those that stand by. Returns whether it could be told, by right."""
+        if self._start is None:
+            return False
+        number = self._start.number
+        closed = self._write("closed", number) | self._write("over", number)
+        try:
+            return self._service.put_if(closed, {self._key("start"): self._fence}) is not None
+        except CoordinationError:
+            return False
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Wait for the next start that this agent has a part in.
+
+        Raises RendezvousTimeoutError, NotNeeded if the job has ended, HostsError if others write there.
+        """
+        deadline, told = time.monotonic() + self._timeout, ""
+        if self._start is not None:
+            self._after = self._start.number
+        if self._keeper is None:
+            self._keeper = threading.Thread(target=self._keep, name="jitckpt-lease", daemon=True)
+            self._keeper.start()
+        joined = False
+        while True:
+            try:
+                if not joined:
+                    self._say_over()
+                    self._join()
+                    joined = True
+                info, why = self._look_for_start()
+                if info is not None:
+                    return info
+            except LeaseLost:
+                joined, why = False, ""
+                self._forget_lease(self._lease)
+            except CoordinationError as error:
+                why = f"{error}."
+            if why and why != told:
+                told = why
+                say(f"{why} This agent waits for at most {self._timeout:g} s.")
+            if time.monotonic() > deadline:
+                raise RendezvousTimeoutError(why)
+
+    def _look_for_start(self) -> tuple[RendezvousInfo | None, str]:
+        """Return the next start, once it is there; else wait a little, and return what is to be told."""
+        found = self._service.get(self._prefix + "meeting/")
+        if self._is_closed(found):
+            raise NotNeeded(NOT_NEEDED)
+        last, over = self._last(found), self._read(found, "over")
+        members = self._members(found)
+        if self._key(f"members/{self.agent}") not in found.entries:
+            raise LeaseLost("this agent is no member any more")
+        if last is not None and last.number > self._after and self.agent in last.agents:
+            return self._begin(last, found.revision_of(self._key("start"))), ""
+        is_over = self._silent_are_dead or (last is not None and over == last.number)
+        root = self._read(found, "root")
+        if root is None:
+            mine = self._write("root", self.agent)
+            self._service.put_if(mine, {self._key("root"): 0}, self._lease)
+            return None, ""
+        if root == self.agent:
+            wanted = next_start(members, last, is_over, self._lost, self._hosts)
+            if wanted is not None:
+                told = [wanted.number, list(wanted.agents), wanted.step, self.agent]
+                looked = {key: found.revision_of(self._key(key)) for key in ("start", "root")}
+                # With the start the root's part is done: it may be stopped, or cut off, by the next meeting.
+                puts = self._write("start", told) | {self._key("root"): None}
+                self._service.put_if(puts, {self._key(key): rev for key, rev in looked.items()})
+                return None, ""
+        why = ""
+        if last is not None and not is_over and not any(agent in members for agent in last.agents):
+            why = (
+                f"start {last.number} of job {self._job!r} was not seen to end, and none of its agents is "
+                "there: they may run, and be cut off. If you know that they are dead, add --silent-hosts "
+                "dead; a new job needs another --rdzv-id."
+            )
+        elif last is not None and self.agent not in last.agents and not self._stands_by:
+            self._stands_by = not is_over
+            why = "this host stands by: it takes the place of one that is lost." if self._stands_by else ""
+        self._service.watch(self._prefix + "meeting/", found.revision, LOOK_SECONDS)
+        return None, why
+
+    def _begin(self, start: Start, fence: int) -> RendezvousInfo:
+        self._start, self._fence, self._lost = start, fence, frozenset()
+        store: Any = JobStore(
+            self._service,
+            f"{self._prefix}start-{start.number}/",
+            fence=(self._key("start"), fence),
+            signature=self.signature,
+            look=self._see_that_all_are_there,
+            lease=lambda: self._lease,
+        )
+        # Where the workers meet is found when the agents have met.
+        return RendezvousInfo(
+            store, start.agents.index(self.agent), len(start.agents), RendezvousStoreInfo("", 0)
+        )
+
+    @property
+    def start(self) -> Start | None:
+        """The newest start that this agent has a part in."""
+        return self._start
+
+    def _see_that_all_are_there(self) -> None:
+        """Raise StoreGone if the start is over for one of its agents."""
+        assert self._start is not None
+        found = self._service.get(self._prefix + "meeting/")
+        if found.revision_of(self._key("start")) != self._fence:
+            raise StoreGone(f"The job has gone on after start {self._start.number}.")
+        members = self._members(found)
+        for place, agent in enumerate(self._start.agents):
+            if agent not in members:
+                raise StoreGone(f"The agent of host {place} is lost.")
+            if members[agent].after >= self._start.number:
+                raise StoreGone(f"Host {place} has left start {self._start.number}.")
+
+    # What lies in the service.
+
+    def _key(self, name: str) -> str:
+        return f"{self._prefix}meeting/{name}"
+
+    def _write(self, name: str, content: Any) -> dict[str, bytes | None]:
+        key = self._key(name)
+        return {key: self.signature.write(key, content).encode()}
+
+    def _read(self, found: Found, name: str) -> Any:
+        """Return what lies there, None for nothing. Raises HostsError if no agent of the job wrote it."""
+        key = self._key(name)
+        if key not in found.entries:
+            return None
+        try:
+            return self.signature.read(key, found.entries[key].value)
+        except ForeignError as error:
+            raise HostsError(f"What lies at {key} can't be read: {error}. {SAME}") from error
+
+    def _last(self, found: Found) -> Start | None:
+        match self._read(found, "start"):
+            case None:
+                return None
+            case [int(number), [*agents], int(step), str()] if all(isinstance(a, str) for a in agents):
+                return Start(number, tuple(agents), step)
+        raise HostsError(f"What lies at {self._key('start')} is no start. {SAME}")
+
+    def _members(self, found: Found) -> dict[str, Member]:
+        """Return all members; what is none was left by others, and does not count."""
+        prefix, members = self._key("members/"), {}
+        for key, entry in found.entries.items():
+            if not key.startswith(prefix):
+                continue
+            with suppress(ForeignError):
+                match self.signature.read(key, entry.value):
+                    case [int(after), None | int() as place, int(since), int(step), str(address)]:
+                        members[key.removeprefix(prefix)] = Member(
+                            after, place, since or entry.revision, step, address
+                        )
+        return members
+
+    def _is_closed(self, found: Found) -> bool:
+        """Return whether the job has ended since this agent came; before, it was another run of it."""
+        return (
+            self._read(found, "closed") is not None and found.revision_of(self._key("closed")) > self._joined
+        )
+
+    def _say_over(self) -> None:
+        """Say that the newest start of this agent is over, if no other has followed it."""
+        if self._start is not None and self._after == self._start.number:
+            self._service.put_if(self._write("over", self._after), {self._key("start"): self._fence})
+
+    def _join(self) -> None:
+        """Be a member, ready for the next start."""
+        with self._lock:
+            if not self._lease:
+                self._lease = self._service.lease(self._lease_seconds)
+            told = [self._after, self._fixed_place, self._joined, self.newest_step(), self._address]
+            key = f"members/{self.agent}"
+            revision = self._service.put_if(self._write(key, told), {}, self._lease)
+            assert revision is not None  # without a condition
+            self._joined = self._joined or revision
+
+    def _forget_lease(self, lost: int) -> None:
+        with self._lock:
+            if self._lease == lost:
+                self._lease = 0
+
+    def _keep(self) -> None:
+        """Keep the lease alive; make a new one where it has ended, as after a time without the service."""
+        while not self._closing.wait(self._lease_seconds / KEPT):
+            lease = self._lease
+            with suppress(CoordinationError):  # the next time it may answer
+                try:
+                    if lease:
+                        self._service.keep_alive(lease)
+                except LeaseLost:
+                    self._forget_lease(lease)
+                    self._join()

@@ -1,0 +1,152 @@
+"""A process that copies a host's saves into an object store, while the training goes on and beside its agent.
+
+Arguments: the URL, the checkpoint directory, the steps to keep there, then this host's ranks. On its standard
+output it says in one JSON line each what it has copied and what is wrong. "end" on its standard input: copy
+what is there, and end; the end of the input: end at once. What is half copied then, the next one
+goes on with.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from jitckpt.errors import JitckptError, SaveError
+from jitckpt.objects.bucket import Bucket
+from jitckpt.objects.saves import Key, ObjectSaves, name_of
+from jitckpt.saves import folders, layout
+from jitckpt.saves.folders import SaveRecord
+
+LOOK_SECONDS = 1.0
+LONGEST_PAUSE = 60.0  # seconds between two tries with a store that does not answer
+NICE = 10
+
+Say = Callable[[dict[str, object]], None]
+
+
+class Copier:
+    """Compares what is in a directory with what is in the store, and makes the store like it."""
+
+    def __init__(
+        self, saves: ObjectSaves, directory: Path, keep: int, ranks: Collection[int], say: Say
+    ) -> None:
+        self._saves, self._directory, self._keep, self._say = saves, directory, keep, say
+        self._ranks = frozenset(ranks)
+        self._copied: dict[Key, bytes] = {}  # with the metadata that it had
+        self._damaged: set[Path] = set()
+        self._looked = False  # what was in the store as this began is in `_copied`
+
+    def look(self) -> None:
+        """Copy what is new, newest step first. Raises JitckptError if the store can't be used."""
+        job = folders.read_job(self._directory)
+        own = [
+            record
+            for record in folders.find(self._directory)
+            if record.rank in self._ranks and record.metadata
+        ]
+        if job is None or not own:
+            return
+        if not self._looked:
+            self._begin(job)
+        self._remove_after(max(record.step for record in own))
+        copied = [self._copy(record) for record in own if record.path not in self._damaged]
+        if any(copied):
+            self._prune()
+
+    def _begin(self, job: str) -> None:
+        """See what is there of an earlier run."""
+        self._saves.claim(job)
+        for key, files in self._saves.files().items():
+            if key[2] in self._ranks and layout.METADATA_FILE in files:
+                self._copied[key] = self._saves.bucket.get(name_of(key, layout.METADATA_FILE))
+        self._looked = True
+
+    def _remove_after(self, newest: int) -> None:
+        """Remove what is of later steps: the job has gone on from an older one, and they are set aside."""
+        for key in [key for key in self._copied if key[0] > newest]:
+            self._saves.remove(key)
+            del self._copied[key]
+
+    def _copy(self, record: SaveRecord) -> bool:
+        key: Key = (record.step, record.kind, record.rank)
+        try:
+            metadata = (record.path / layout.METADATA_FILE).read_bytes()
+        except FileNotFoundError:
+            return False
+        if self._copied.get(key) == metadata:
+            return False
+        begun = time.monotonic()
+        try:
+            done = self._saves.upload(record)
+        except SaveError as error:
+            self._damaged.add(record.path)
+            self._say({"problem": str(error)})
+            return False
+        if done is not None:
+            self._copied[key] = metadata
+            seconds = time.monotonic() - begun
+            of = {"rank": record.rank, "kind": record.kind, "bytes": done.bytes, "there": done.there}
+            self._say({"copied": record.step, "of": of | {"seconds": seconds}})
+        return done is not None
+
+    def _prune(self) -> None:
+        """Remove own saves that are older than the newest steps that are whole there."""
+        steps = {key[0] for key in self._copied}
+        if len(steps) <= self._keep:
+            return
+        files = self._saves.files()
+        whole = [step for step, _ in self._saves.whole_steps(files)][: self._keep]
+        if len(whole) < self._keep:
+            return
+        for key in [key for key in files if key[0] < whole[-1] and key[2] in self._ranks]:
+            self._saves.remove(key, files[key])
+            self._copied.pop(key, None)
+
+
+def main() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2):
+        signal.signal(
+            number, signal.SIG_IGN
+        )  # sent to all processes of the job; the agent decides about them
+    os.nice(NICE)
+    url, directory, keep, *ranks = sys.argv[1:]
+    ended, lock = threading.Event(), threading.Lock()
+
+    def say(said: dict[str, object]) -> None:
+        with lock:
+            print(json.dumps(said), flush=True)
+
+    def hear() -> None:
+        if sys.stdin.readline().strip() != "end":
+            os._exit(1)  # the agent was killed
+        ended.set()
+        sys.stdin.readline()
+        os._exit(1)
+
+    threading.Thread(target=hear, daemon=True).start()
+    problem, pause = "", LOOK_SECONDS
+    copier: Copier | None = None
+    while True:
+        last = ended.is_set()
+        try:
+            if copier is None:
+                copier = Copier(ObjectSaves(Bucket(url)), Path(directory), int(keep), [*map(int, ranks)], say)
+            copier.look()
+            problem, pause = "", LOOK_SECONDS
+            if last:
+                say({"end": True})
+                return
+        except JitckptError as error:
+            if str(error) != problem:
+                problem = str(error)
+                say({"problem": problem})
+            pause = min(LONGEST_PAUSE, 2 * pause)
+        ended.wait(pause) if not last else time.sleep(min(pause, LOOK_SECONDS * 4))
+
+
+if __name__ == "__main__":
+    main()

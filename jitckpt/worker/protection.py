@@ -1,0 +1,686 @@
+"""A rank's state under protection: what is done around each optimizer step, so that a failure finds it saved.
+
+There is one, whole, or there is none: where a device or the library is missing, the job runs without.
+"""
+
+import os
+import sys
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from jitckpt.bindings.interpose import Native, current_stream
+from jitckpt.data.loop import Loop
+from jitckpt.encoding.staging import Staging
+from jitckpt.faults import injection
+from jitckpt.hooks import parameter_data
+from jitckpt.hooks.torch_training import TrainingHooks
+from jitckpt.ring import format as ring_format
+from jitckpt.ring import local_state, wishes
+from jitckpt.ring.copies import Asker
+from jitckpt.ring.recorder import Recorder
+from jitckpt.ring.ring import Ring
+from jitckpt.saves import final_state
+from jitckpt.state import host_state, parallel
+from jitckpt.state.host_state import HostState, ModelState
+from jitckpt.state.module_numbers import ModuleNumbers
+from jitckpt.state.parallel import StepBarrier
+from jitckpt.state.shards import hear_first
+from jitckpt.system.descriptors import Given
+from jitckpt.system.signals import comes_from_signal
+from jitckpt.system.stacks import stack_writer
+from jitckpt.wire import environment, protocol
+from jitckpt.worker import spare
+from jitckpt.worker.agreements import job_store
+from jitckpt.worker.arguments import Arguments
+from jitckpt.worker.draws import TWO_LINES, Draws
+from jitckpt.worker.ends import at_end
+from jitckpt.worker.ends.exceptions import ExceptionHook, ExitHook
+from jitckpt.worker.in_place import proxy_faults
+from jitckpt.worker.reporter import Reporter
+from jitckpt.worker.saving import found, snapshots
+from jitckpt.worker.saving.beside import BesideTraining
+from jitckpt.worker.saving.found import Found, several_optimizers
+from jitckpt.worker.saving.history import History
+from jitckpt.worker.saving.mirror import Mirror
+from jitckpt.worker.saving.outside_changes import OutsideChanges
+from jitckpt.worker.saving.periodic import PeriodicSaver
+from jitckpt.worker.saving.saver import Saver
+from jitckpt.worker.saving.snapshots import Snapshots
+from jitckpt.worker.self_check.checker import SelfChecker
+from jitckpt.worker.self_check.comparison import FULL_SELF_CHECK, NO_SELF_CHECK
+from jitckpt.worker.self_check.replicas import Replicas
+
+MAX_AHEAD = (32, 8)  # steps that the host may be ahead of the device: the most for which memory is there
+KEPT_BESIDE = 4  # steps: replicas may be a step apart, and the host has begun one more
+ROOM_TO_GROW = 4  # times what the rank-local state takes as the job begins
+SETTLE_SECONDS = 0.05  # a device that moves on after all only costs another save
+LAST_LOOK_SECONDS = 1.0
+LAST_CHECK_SECONDS = 10.0
+SHOWN_NAMES = 5
+EXTRA_LOOKED_AT = 3  # minibatches: a loop does in each what it does in these
+
+UNEQUAL_TURNS = (
+    "an optimizer has made another step before every optimizer has made one, so that nobody can tell where a "
+    "minibatch of the loop ends. Write it as `for step in job.steps(n):`, which tells."
+)
+IRREGULAR = (
+    "A scheduler is stepped after some optimizer steps only. If a failure comes between such an optimizer "
+    "step and the scheduler's, the restart can't make that up. Write `for epoch in job.epochs(n):` and `for "
+    "batch in job.batches(loader):`, or `for step in job.steps(n):`."
+)
+
+EXTRA_CHANGES_EARLY = (
+    "`extra` changes between forward pass and optimizer step. A rank that fails there has lost that change, "
+    "and the others may have made the step: then this run would differ from an undisturbed one. Change it "
+    "before the forward pass ends, or give jitckpt.init step_barrier=True: then no rank makes a step without "
+    "the others."
+)
+EXTRA_CHANGES_LATE = (
+    "`extra` changes between an optimizer step and the next forward pass, where a failure may lose the last "
+    "of it. Write the loop as `for epoch in job.epochs(n):` and `for batch in job.batches(loader):`, or `for "
+    "step in job.steps(n):`, to which it belongs then; or change it before the optimizer step."
+)
+
+P = ParamSpec("P")
+
+
+def _harmless(
+    method: Callable[Concatenate["Protection", P], None],
+) -> Callable[Concatenate["Protection", P], None]:
+    """Have whatever fails in a method fail jitckpt alone: the training goes on without it.
+
+    What a signal's handler raises meanwhile (torch's, when a loader's worker has died) is the training's.
+    Should it go on after that, the method was left in the middle.
+    """
+
+    @wraps(method)
+    def guarded(protection: "Protection", /, *args: P.args, **kwargs: P.kwargs) -> None:
+        if protection._interrupted is not None:
+            protection._switch_off(protection._interrupted)
+        if protection.off is None:
+            try:
+                method(protection, *args, **kwargs)
+            except Exception as error:
+                if comes_from_signal(error):
+                    protection._interrupted = f"a signal's handler raised {error!r} where the state is taken."
+                    raise
+                protection._switch_off(str(error) or repr(error))
+
+    return guarded
+
+
+class Protection:
+    """Hears of the training's steps (jitckpt.hooks.torch_training.Listener) and has what a save needs."""
+
+    _module_numbers: ModuleNumbers | None = None
+    _extra_behind_forward: tuple[Any, ...] | None = None  # in the first minibatches
+    _extra_behind_step: tuple[Any, ...] | None = None  # the same
+    _interrupted: str | None = None  # a signal's handler has raised in the middle of a hook
+    snapshots: Snapshots | None = None  # in the memory tier, where there is one
+
+    def __init__(
+        self,
+        native: Native,
+        arguments: Arguments,
+        *,
+        given: Given | None,
+        device: torch.device,
+        host: HostState,
+        history: History,
+        loop: Loop,
+        reporter: Reporter,
+        barrier: StepBarrier | None,
+        max_ahead: int,
+        restart: int,
+    ) -> None:
+        """given: by the agent. max_ahead: steps that the host may be ahead of the device."""
+        self._native, self._arguments, self._given = native, arguments, given
+        self._host, self._history, self._loop, self._reporter = host, history, loop, reporter
+        self._identity = arguments.identity
+        self._barrier, self._max_ahead, self._restart = barrier, max_ahead, restart
+        self._base = 0
+        self.off: str | None = None  # why no state is saved any more
+        self._first_step_reported = self._has_named_unexpected = False
+        self._buffer_versions = b""  # as the newest step ended
+        self._is_bare = not arguments.optimizers  # they are found as they make their steps
+        self._found: Found | None = None
+        descriptor = local_state.create() if given is None else given.state
+        slots = max_ahead + KEPT_BESIDE
+        self._ring = Ring(descriptor, self._identity, slots, arguments.local_state_limit)
+        self._recorder = Recorder(self._ring, native.write_area, reporter.warn)
+        self._stream = partial(current_stream, device)
+        self._outside = OutsideChanges(Mirror(native.write_word, self._stream), reporter.warn)
+        self._copies = None if given is None or given.copies is None else Asker(given.copies, reporter.warn)
+        self._saver = self._make_saver()
+        self._beside: Sequence[BesideTraining] = ()  # what saves while the training goes on
+        self._checker: SelfChecker | None = None
+        self._last_check: SelfChecker | None = None  # nothing but its thread may still be at work
+        if arguments.save_function is None:
+            self._beside = [self._make_periodic_saver(), *self._make_snapshots()]
+            if arguments.model is not None and arguments.self_check != NO_SELF_CHECK:
+                self._checker = self._make_checker(arguments.model)
+        native.start(
+            agent_fd=-1 if given is None else given.agent,
+            hang_timeout=environment.HANG_TIMEOUT.get(),
+            hang_floor=environment.HANG_FLOOR.get(),
+            settle=SETTLE_SECONDS,
+            max_ahead=max_ahead,
+            save=self._saver,
+        )
+        reporter.speaks_through(native)
+        self._unwatch = parameter_data.watch(self._outside.taken)
+        if arguments.model is not None:
+            self._module_numbers = ModuleNumbers(host_state.unwrapped(arguments.model))
+        self._draws = Draws(arguments.model, lambda: loop.is_used, reporter.warn_on_first)
+        self._hooks = TrainingHooks(
+            self,
+            model=arguments.model,
+            optimizers=arguments.optimizers,
+            scaler=arguments.scaler,
+            on_phase=self._injector(),
+            every_optimizer=True,
+            every_scaler=True,
+        )
+        self._register()
+        self._exception_hook = ExceptionHook(self._report_exception)
+        self._exit_hook = ExitHook()
+
+    def _make_saver(self) -> Saver:
+        return Saver(
+            root=self._arguments.root,
+            identity=self._identity,
+            native=self._native,
+            host=self._host,
+            history=self._history,
+            ring=self._ring.descriptor,
+            save_function=self._arguments.save_function,
+            replacement=self._outside.replacement,
+            has_whole_copies=self._outside.has_all_of,
+            refused=lambda: self.off,
+            staging=Staging(environment.STAGING.get(), pinned=True),
+            report=self._reporter.report,
+            keep=self._arguments.periodic.keep,
+            why_not=self._why_not_call,
+            memory=None if self._given is None else self._given.memory,
+        )
+
+    def _make_periodic_saver(self) -> PeriodicSaver:
+        return PeriodicSaver(
+            self._arguments.periodic,
+            root=self._arguments.root,
+            identity=self._identity,
+            host=self._host,
+            history=self._history,
+            wanted_step=self._ring.wanted_step,
+            write_word=self._native.write_word,
+            report=self._reporter.report,
+            warn=self._reporter.warn,
+        )
+
+    def _make_snapshots(self) -> list[Snapshots]:
+        """Use the memory tier, if the agent has given one."""
+        if self._given is None or self._given.memory is None:
+            return []
+        timeline = uuid.uuid4().hex
+        if torch.distributed.is_initialized():
+            store = job_store()
+            timeline = hear_first(store, "timeline", self._identity.rank, timeline)
+        self.snapshots = Snapshots(
+            snapshots.given(self._given.memory),
+            identity=self._identity,
+            timeline=timeline,
+            host=self._host,
+            history=self._history,
+            write_word=self._native.write_word,
+            warn=self._reporter.warn,
+        )
+        return [self.snapshots]
+
+    def _make_checker(self, model: nn.Module) -> SelfChecker:
+        replicas = Replicas(self._identity.rank, self._identity.shard, self._restart, job_store)
+        return SelfChecker(
+            model=model,
+            host=self._host,
+            history=self._history,
+            rank=self._identity.rank,
+            full=self._arguments.self_check == FULL_SELF_CHECK,
+            write_word=self._native.write_word,
+            post=replicas.post if self._identity.world_size > 1 else None,
+            may_say=replicas.is_first_to_say,
+            found_scaler=lambda: self._hooks.found_scaler,
+            report=self._reporter.report,
+            warn=self._reporter.warn,
+        )
+
+    def _register(self) -> None:
+        self._reporter.report(
+            protocol.Registered(
+                rank=self._identity.rank,
+                pid=os.getpid(),
+                world_size=self._identity.world_size,
+                shard=self._identity.shard,
+                shards=self._identity.shards,
+                fingerprint=self._identity.fingerprint,
+                saver="builtin" if self._arguments.save_function is None else "callback",
+                checkpoint_dir=str(self._arguments.root),
+                named_directory=self._arguments.named_directory,
+                stack_signal=stack_writer().signal_number,
+                stack_fd=stack_writer().descriptor,
+            )
+        )
+        if self._identity.world_size > 1 and self._reporter.has_agent:
+            for name, ranks in parallel.named_groups():
+                self._reporter.report(protocol.Group(self._identity.rank, name, list(ranks)))
+
+    @property
+    def step(self) -> int:
+        """The newest optimizer step that the host has ended."""
+        return self._hooks.step
+
+    @property
+    def steps_on_device(self) -> int:
+        """How many optimizer steps the device has finished."""
+        return self._native.progress().device_ended
+
+    def set_base(self, step: int, path: Path | None) -> None:
+        """Count the steps on from `step`, whose state was loaded from the save in `path`, or from memory."""
+        self._base = step
+        self._saver.restored(step, path)
+        self._hooks.step = step
+        self._native.set_base(step)
+        self.watch_from_base()
+
+    def end(self, *, at_exit: bool) -> None:
+        """Take it down. at_exit: with the process, whose script has come to its end."""
+        for one in self._beside:
+            one.settled(self._hooks.step)
+            one.wait()
+        if self._checker is not None:
+            self._checker.settled(self._hooks.step)
+            self._last_check = self._checker
+        if self._last_check is not None:
+            self._last_check.wait(LAST_CHECK_SECONDS)
+        # A training of few steps ends before the library has looked at the device again.
+        until = time.monotonic() + LAST_LOOK_SECONDS
+        while self._hooks.step > self._base and not self._first_step_reported and time.monotonic() < until:
+            self._report_first_step()
+            time.sleep(0.01)
+        if rehearsal := environment.REHEARSAL_DIR.get():
+            state = final_state.of(self._hooks.step, self._host)
+            final_state.write(Path(rehearsal) / final_state.FOLDER, self._identity.rank, state)
+        if at_exit and self._reporter.has_agent and self._identity.world_size > 1:
+            self._stay()
+        self._hooks.detach()
+        self._unwatch()
+        self._draws.end()
+        if not at_exit:
+            self._loop.close()
+        self._exception_hook.remove()
+        self._exit_hook.remove()
+        self._reporter.report(protocol.Finished(self._identity.rank, self._hooks.step, at_exit))
+        self.stop()  # a save that is under way still reports
+
+    def stop(self) -> None:
+        """Have the library do nothing more."""
+        self._native.stop()
+        self._reporter.speaks_through(None)
+
+    def _stay(self) -> None:
+        """Wait, with the state, until the scripts of all ranks are at their ends: another may yet fail."""
+        if self._exit_hook.status != 0:
+            return  # its end is a failure
+        self._reporter.report(protocol.AtEnd(self._identity.rank))
+        at_end.stay(lambda: not self._reporter.has_agent or wishes.may_end(self._ring.descriptor))
+
+    # What the job's user asks for.
+
+    def end_steps_at_boundary(self) -> None:
+        """A minibatch ends as the loop goes on, and not with the optimizers' own steps."""
+        self._hooks.only_at_boundary = True
+
+    def write_before_step(self) -> None:
+        """Write what this rank alone knows once more: it knows more since the forward pass."""
+        self.forward_ended(self._hooks.step + 1)
+
+    def boundary(self) -> bool:
+        """The loop goes on; whether a minibatch has ended by that."""
+        return self._hooks.boundary()
+
+    # What the hooks tell.
+
+    @_harmless
+    def minibatch_begun(self, step: int) -> None:
+        pending = any(one.is_pending(step - 1) for one in self._beside)
+        changed = self._outside.minibatch_begun(step, look=pending)
+        self._history.settle(step - 1)
+        if changed and self._host.model is not None:
+            self._history.hold(step - 1, self._host.model.held())
+        if self._found is not None:
+            self._found.settle(step - 1)
+        for one in self._beside:
+            if one.is_pending(step - 1) and changed and self._outside.is_counted(step):
+                one.copy_again(self._history.shared(step - 1))
+            elif one.is_pending(step - 1) and changed:
+                one.cancel(step - 1)
+            if self._outside.tells_apart:
+                one.step_begins()  # what comes now may change what it copies
+            one.settled(step - 1)
+        self._settle_check(step - 1)
+        if self._extra_behind_step is not None and self._extra_behind_step != self._host.extra_now():
+            self._reporter.warn_once(EXTRA_CHANGES_LATE)
+        self._extra_behind_step = None
+        if self._history.is_irregular:
+            self._reporter.warn_once(IRREGULAR)
+
+    @_harmless
+    def passed_again(self, step: int) -> None:
+        self._history.settle_again(step - 1)  # the pass before was an evaluation's, perhaps
+
+    @_harmless
+    def forward_ended(self, step: int) -> None:
+        self._draws.forward_ended()
+        if not self._recorder.write_again(step, final=False):
+            self._write_local(step, final=False)
+        if self._host.extra is not None and step <= self._base + EXTRA_LOOKED_AT:
+            self._extra_behind_forward = self._host.extra_now()
+        if self._copies is not None and self._barrier is None:
+            self._copies.wait(step)  # the next collective may be the last that the others need
+
+    def step_begun(self, step: int) -> None:
+        self._step_begins(step)
+        if self._barrier is not None:
+            self._native.step_enter()
+            self._barrier.enqueue()
+        self._native.step_begin(step, self._stream())
+        if self._loop.is_used:
+            self._native.await_boundary(True)
+
+    @_harmless
+    def _step_begins(self, step: int) -> None:
+        self._draws.step_begins()
+        if self._arguments.save_function is not None:
+            self._find(step)
+        if self._host.extra is not None:
+            self._write_extra_again(step)
+        is_unknown = self._outside.step_begun(step)
+        for one in self._beside:
+            one.step_begins()
+            if is_unknown:
+                one.cancel(step - 1)
+        if self._checker is not None:
+            self._checker.step_begins()
+            if self._checker.is_done:
+                self._last_check, self._checker = self._checker, None
+        if self._barrier is not None and self._copies is not None:
+            # Without this rank's part in the barrier no other makes the step.
+            self._copies.wait(step, partial(self._ring.is_written, step))
+
+    def _write_extra_again(self, step: int) -> None:
+        """Write what this rank alone knows again if `extra` has changed since the forward pass.
+
+        Other ranks may make the step without this one. What has changed on a device can't always be seen.
+        """
+        before, self._extra_behind_forward = self._extra_behind_forward, None
+        if self._barrier is None and before is not None and before != self._host.extra_now():
+            self._reporter.warn_once(EXTRA_CHANGES_EARLY)
+        parts = self._host.local()
+        if self._host.extra_is_on_device or not self._recorder.is_taken(parts):
+            self._recorder.write(step, False, parts, self._host.unchanged())
+
+    @_harmless
+    def closure_again(self, step: int) -> None:
+        self._outside.closure_again(step)
+
+    def unequal_turns(self, step: int) -> None:
+        self._switch_off(UNEQUAL_TURNS)
+
+    def step_ended(self, step: int) -> None:
+        self._step_ends(step)
+        self._native.step_end(step, self._stream())
+        self._step_is_over(step)
+
+    @_harmless
+    def _step_ends(self, step: int) -> None:
+        if self._host.model is not None and self._host.model.follow():
+            self._say_structure(step, self._host.model)
+        if step == self._base + 1:
+            if self._host.model is not None:
+                self._host.model.look_again()
+            self._write_local(step, final=True)
+        elif not self._recorder.write_again(step, final=True):
+            self._write_local(step, final=True)
+        shared = self._host.shared()
+        self._history.add(step, shared)
+        parameters = [] if self._host.model is None else [self._host.model.memory]
+        watched = [*parameters, *(part.device for part in shared.optimizers)]
+        self._outside.ended(step, watched, shared.all_tensors)
+        if self._loop.is_used:
+            self._buffer_versions = self._host.buffer_versions()
+        elif self._host.extra is not None and step <= self._base + EXTRA_LOOKED_AT:
+            self._extra_behind_step = self._host.extra_now()
+        if self._module_numbers is not None:
+            for one in self._module_numbers.changed():
+                self._reporter.warn_once(
+                    f"A save lacks {one}, which changes while the model trains: after a restart it is as the "
+                    "script builds it. If that matters, and `extra` does not hold it, make it a buffer."
+                )
+        if (refusal := self._host.refusal()) is not None:
+            self._switch_off(refusal)
+        for problem in self._host.problems():
+            self._reporter.warn_once(
+                f"{problem}, and can't be saved without pickle: after a restart it is as the script builds "
+                "it. Keep what matters in `extra`, or let its state_dict say it."
+            )
+
+        if self._found is not None:
+            self._found.add(step)
+            self._found.forget_before(step - self._max_ahead - KEPT_BESIDE)
+
+    @_harmless
+    def _step_is_over(self, step: int) -> None:
+        if not self._loop.is_used:
+            self._save_periodically(step)
+        if self._checker is not None:
+            self._checker.step_ended(step, self._host.local, self._history.shared(step))
+        self._history.forget_before(
+            step - self._max_ahead - KEPT_BESIDE
+        )  # the device has come further than that
+        if not self._first_step_reported:
+            self._report_first_step()
+
+    def _say_structure(self, step: int, model: ModelState) -> None:
+        """Parameters have come or gone, and a start builds the model as the script does."""
+        new, gone = model.structure()
+        changes = [f"has got {', '.join(new[:SHOWN_NAMES])}"] if new else []
+        changes += [f"has lost {', '.join(gone[:SHOWN_NAMES])}"] if gone else []
+        if changes:
+            self._reporter.warn_once(
+                f"After step {step} the model {' and '.join(changes)}, which your script builds otherwise. "
+                "A restart can go on from later saves only if the script builds the model as it is now "
+                "before it calls jitckpt.init; else it is refused there."
+            )
+
+    def _switch_off(self, reason: str) -> None:
+        """Take no save any more: what can't be saved whole is not saved."""
+        if self.off is None:
+            self.off = reason
+            step = self._hooks.step + 1
+            self._reporter.warn(
+                f"No state of this rank is saved from step {step} on: {reason} The training goes on; after a "
+                "failure the job goes back to a save from before."
+            )
+
+    @_harmless
+    def watch_from_base(self) -> None:
+        """The parameters are as the script has built them, or as they were after `step`."""
+        self._outside.begins(self._base, {} if self._host.model is None else self._host.model.memory)
+
+    def minibatch_ended(self, step: int) -> None:
+        self._settle_at_boundary(step)
+        self._native.await_boundary(False)
+
+    @_harmless
+    def _settle_at_boundary(self, step: int) -> None:
+        changed = self._outside.minibatch_begun(step + 1, boundary=True)
+        self._history.settle(step)
+        if changed and self._host.model is not None:
+            self._history.hold(step, self._host.model.held())
+        self._write_at_boundary(step)
+        self._save_periodically(step)
+        for one in self._beside:
+            if self._outside.tells_apart:
+                one.step_begins()  # what comes now may change what it copies
+            one.settled(step)
+        if self._found is not None:
+            self._found.settle(step)
+        self._settle_check(step)
+
+    def _settle_check(self, step: int) -> None:
+        if self._checker is not None:
+            if self._outside.tells_apart:
+                self._checker.step_begins()
+            self._checker.settled(step)
+
+    def drawn_ahead(self) -> None:
+        self._reporter.warn_once(
+            "The loop draws its next batch between a forward pass and the optimizer step, so after a failure "
+            f"that batch would be left out. Draw it at the top of the loop: write {TWO_LINES}, or next() as "
+            "the first thing in an iteration."
+        )
+
+    def steps_again(self) -> None:
+        self._reporter.warn_once(
+            "Several optimizer steps are made in one iteration, before it was one: a failure between these "
+            "would go on with the next iteration. From the next one on they are taken as one."
+        )
+
+    def several_steps(self) -> None:
+        if self._arguments.periodic.every is None:
+            self._reporter.warn_once(
+                "Several optimizer steps are made in one iteration. A failure between them, in which no rank "
+                "comes to the end of the iteration, leaves nothing to save: the job goes back to an older "
+                "save. Give jitckpt.init save_every=..., so that there is one."
+            )
+
+    @_harmless
+    def write_again(self) -> None:
+        """Write what this rank alone knows after the newest step again, if the loop's end has changed it."""
+        if self._hooks.step > self._base:
+            step, unchanged = self._hooks.step, self._host.unchanged()
+            if self._loop.last_boundary:
+                self._loop.told_boundary(step)
+            self._recorder.write_if_changed(step, self._host.local(), unchanged)
+
+    def _write_at_boundary(self, step: int) -> None:
+        """Write the same again if the script has changed it after its optimizer step.
+
+        From the first time on it is done in every minibatch: then it tells whether a rank came to its end.
+        """
+        # Of what lies on a device not every change can be seen, as an average's through its parameters' data.
+        changed = self._host.extra_is_on_device or self._host.buffer_versions() != self._buffer_versions
+        if not (changed or self._loop.last_boundary) and self._recorder.is_as_written():
+            return
+        if changed or self._loop.last_boundary or not self._recorder.is_taken(self._host.local()):
+            self._loop.told_boundary(step)
+            self._write_local(step, final=True)
+
+    def _save_periodically(self, step: int) -> None:
+        for one in self._beside:
+            if one.is_due(step):
+                one.step_ended(step, self._host.local(), self._history.shared(step))
+
+    def _find(self, step: int) -> None:
+        """Find what a save function may read although init was not given it; optimizers make steps."""
+        watched = self._hooks.watched
+        if self._hooks.unexpected is not None and not self._has_named_unexpected:
+            self._has_named_unexpected = True
+            self._reporter.warn(f"No save can be made: {several_optimizers(self._hooks.unexpected)}")
+        if len(watched) > len(self._host.optimizers):
+            known = [state.optimizer for state in self._host.optimizers]
+            for optimizer in watched:
+                if all(optimizer is not one for one in known):
+                    self._host.add_optimizer(optimizer)
+        if step == self._base + 1:
+            self._found = found.look(
+                [one.scheduler for one in self._host.schedulers], self._hooks.found_scaler
+            )
+            if self._found is not None:
+                self._host.changing_code |= self._found.host.changing_code
+                self._saver.found = self._found
+            if self._host.model is None and (names := found.buffers_of(watched)):
+                self._reporter.warn(
+                    f"jitckpt.init was not given the model, which has buffers ({', '.join(names[:3])}): a "
+                    "save function may read them as the forward pass of the next minibatch has left them. "
+                    "Give jitckpt.init the model (model=...), and restore() puts them back as they were."
+                )
+
+    def _why_not_call(self, step: int) -> str | None:
+        """Return why a save function can't be called for the state after a step, if so."""
+        if self._hooks.unexpected is not None:
+            return several_optimizers(self._hooks.unexpected)
+        if (
+            self._is_bare
+            and step == self._base + 1
+            and not (self._hooks.is_learned and len(self._hooks.watched) == 1)
+            and len(parallel.all_of(Optimizer)) > 1
+        ):
+            return (
+                f"After step {step}, the first one, it is not known yet which optimizers make up a "
+                "minibatch: give them to jitckpt.init (optimizer=...)."
+            )
+        return None
+
+    def _write_local(self, step: int, final: bool) -> None:
+        self._recorder.write(step, final, self._host.local(), self._host.unchanged())
+
+    def _injector(self) -> Callable[[int, str], None] | None:
+        specs = injection.from_environment(environment.FAULTS.get(), self._identity.rank)
+        if not specs:
+            return None
+        arm_device = proxy_faults.taken_over() or injection.arm_device
+        return injection.Injector(specs, self._report_fault, self._native.arm_fault, arm_device).on_phase
+
+    def _report_fault(self, spec: injection.FaultSpec) -> None:
+        self._reporter.report(protocol.Fault(self._identity.rank, str(spec), spec.step, spec.phase))
+
+    def _report_exception(self, error: BaseException) -> None:
+        text = "".join(traceback.format_exception_only(error)).strip()
+        self._reporter.report(protocol.Raised(self._identity.rank, text))
+
+    def _report_first_step(self) -> None:
+        if self._native.progress().device_ended > self._base:
+            self._first_step_reported = True
+            if self._reporter.has_agent:
+                self._report_loaded()
+            self._reporter.report(protocol.FirstStep(self._identity.rank, self._base + 1))
+
+    def _report_loaded(self) -> None:
+        modules = spare.importable_modules(sys.modules)
+        changed = [list(pair) for pair in spare.changed_environment(os.environ).items()]
+        for begin in range(0, len(modules), spare.MODULES_IN_A_MESSAGE):
+            part = modules[begin : begin + spare.MODULES_IN_A_MESSAGE]
+            self._reporter.report(protocol.Loaded(self._identity.rank, part, changed if begin == 0 else []))
+
+
+def max_ahead(local_bytes: int, limit: int) -> int:
+    """Return how many steps the host may be ahead: what this rank alone knows is kept for each of them."""
+    if environment.FAULTS.get():
+        return MAX_AHEAD[-1]  # the steps of rehearsed failures are the host's: it stays near to its device
+    return next(
+        (
+            steps
+            for steps in MAX_AHEAD
+            if ring_format.area_bytes(limit, steps + KEPT_BESIDE)
+            >= ROOM_TO_GROW * max(local_bytes, ring_format.PAGE)
+        ),
+        MAX_AHEAD[-1],
+    )

@@ -1,0 +1,94 @@
+"""How a save comes back: parameters, optimizers, what a rank alone knew, its place in the loop."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from jitckpt.data.loop import Loop
+from jitckpt.encoding import strides
+from jitckpt.saves import folders
+from jitckpt.saves.layout import Identity
+from jitckpt.saves.selection import Choice
+from jitckpt.state import host_state
+from jitckpt.state.host_state import HostState
+from jitckpt.worker.reporter import Reporter
+from jitckpt.worker.saving.history import History
+
+
+def load(
+    choice: Choice,
+    *,
+    identity: Identity,
+    host: HostState,
+    history: History,
+    loop: Loop,
+    reporter: Reporter,
+) -> Mapping[str, Any]:
+    """Put the state of a save into the job's objects; return what this rank alone knew, decoded."""
+    saved = choice.in_memory or folders.read(choice.save)
+    document, tensors = saved.document, saved.tensors
+    tensors = strides.all_laid_out(tensors, document["strides"])
+    builtin = choice.save.metadata is not None and choice.save.metadata.saver == "builtin"
+    if builtin:
+        host.restore_parameters(tensors, document["frozen"])
+    host.restore_shared(document, tensors, whole=builtin)
+    history.expect_scheduler_steps(document["usual_scheduler_steps"])
+    if document["unsettled"]:
+        reporter.warn(
+            f"The failure came after step {choice.step} and before the next minibatch. What the script "
+            "does there now and then (an evaluation, a scheduler's step) was not done and is not made up."
+        )
+    local, local_tensors = document["local"], tensors
+    if choice.local is None:
+        reporter.warn(
+            f"Rank {identity.rank} left no state of its own after step {choice.step}: random "
+            f"numbers, extra and buffers come from rank {choice.save.rank}, so this run will differ from "
+            "an undisturbed one."
+        )
+    elif choice.local is not choice.save:
+        own_state = folders.read(choice.local)
+        local = own_state.document["local"]
+        local_tensors = tensors | own_state.tensors
+        replaced = [*local["missing"], *local["left_out"]]
+        local["trees"] = {
+            name: local["trees"].get(name, tree) for name, tree in document["local"]["trees"].items()
+        }
+        if replaced:
+            reporter.warn(
+                f"What rank {identity.rank} did not keep of its own state "
+                f"({', '.join(replaced[:5])}) comes from rank {choice.save.rank}."
+            )
+    parts = host_state.local_parts(local, local_tensors, host.device)
+    host.restore_local(parts)
+    _restore_loop(choice, document, tensors, parts, rank=identity.rank, loop=loop, reporter=reporter)
+    return parts
+
+
+def _restore_loop(
+    choice: Choice,
+    document: Mapping[str, Any],
+    tensors: Mapping[str, torch.Tensor],
+    parts: Mapping[str, Any],
+    *,
+    rank: int,
+    loop: Loop,
+    reporter: Reporter,
+) -> None:
+    if "loop" not in parts:
+        loop.count_from(choice.step)
+        return
+    of_saver = host_state.local_parts(document["local"], tensors, None).get("loop")
+    drawn = loop.restore(parts["loop"], of_saver, choice.step)
+    if not drawn:
+        reporter.warn(
+            f"Rank {rank} may have failed between its optimizer step {choice.step} and the "
+            "end of that iteration. What the script changes there (random numbers, extra) is lost: this run "
+            "may differ from an undisturbed one. At the end of an epoch of job.epochs it would be exact."
+        )
+    if not document.get("at_boundary", True):
+        reporter.warn_on_first(
+            f"The state after step {choice.step} was saved before the script came to the end of that "
+            "iteration, so what it still did there (an evaluation, a scheduler's step) is left out. At "
+            "the end of an epoch of job.epochs it would be made again."
+        )

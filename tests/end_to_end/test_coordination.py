@@ -1,0 +1,144 @@
+"""`jitckpt run --coordination etcd://...` on several hosts, with real etcd members in their namespaces."""
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from uuid import uuid4
+
+import pytest
+from etcd_cluster import Cluster, etcd
+from gpt import TRAINING, digests
+from launcher import Launcher
+from namespaces import Namespaces, namespaces
+from test_hosts import PAUSING, Job, await_line, until_told
+
+from jitckpt.events import read_events
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Namespaces]:
+    with namespaces(3) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, hosts: Namespaces) -> Iterator[Cluster]:
+    """Of three members, one on each host."""
+    addresses = [f"10.79.0.{host + 1}" for host in range(3)]
+    on = [hosts.on(host) for host in range(3)]
+    folder = tmp_path_factory.mktemp("etcd")
+    with etcd(folder, 3, addresses=addresses, on=on) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def whole(cluster: Cluster) -> None:
+    """Before each test all members are there."""
+    for member, process in enumerate(cluster.members):
+        if process.poll() is not None:
+            cluster.start(member)
+    cluster.wait()
+
+
+@pytest.fixture
+def job(launcher: Launcher, hosts: Namespaces) -> Job:
+    return Job(launcher, hosts)
+
+
+@pytest.fixture
+def meet(cluster: Cluster) -> list[str]:
+    return ["--coordination", cluster.url, "--rdzv-id", uuid4().hex, "--host-timeout", "5"]
+
+
+def ended_well(job: Job, *agents: "subprocess.Popen[str]") -> tuple[str, str]:
+    ends = [job.launcher.finish(agent) for agent in agents]
+    err = "".join(end.err for end in ends)
+    assert [end.status for end in ends] == [0] * len(agents), err
+    return "".join(end.out for end in ends), err
+
+
+def test_a_killed_rank_changes_no_bit(job: Job, meet: list[str], undisturbed: list[str]) -> None:
+    command = ["--fault", "rank=1 step=12 phase=backward kind=kill", job.launcher.script(PAUSING), *TRAINING]
+    (job.launcher.directory / "go").touch()
+    out, err = ended_well(job, *(job.start(host, *command, meet=meet) for host in (0, 1)))
+    assert digests(out) == undisturbed
+    assert "The job succeeded after 1 restart." in err
+    events, _ = read_events(job.launcher.directory / "ckpt")
+    assert [event for event in events if event["event"] == "warning"] == [], "the hosts met at once"
+
+
+def test_the_leader_of_three_members_is_lost_and_then_a_rank(
+    job: Job, cluster: Cluster, meet: list[str], undisturbed: list[str]
+) -> None:
+    command = ["--fault", "rank=1 step=5 phase=backward kind=kill", job.launcher.script(PAUSING), *TRAINING]
+    agents = [job.start(host, *command, meet=meet) for host in (0, 1)]
+    await_line(agents[0], "pauses\n")
+    cluster.kill(cluster.leader())
+    (job.launcher.directory / "go").touch()
+    out, err = ended_well(job, *agents)
+    assert digests(out) == undisturbed
+    assert "The job succeeded after 1 restart." in err
+
+
+def test_a_lost_host_is_replaced_by_one_that_stands_by(
+    job: Job, meet: list[str], undisturbed: list[str]
+) -> None:
+    """With the host goes its member of etcd."""
+    command = [job.launcher.script(PAUSING), *TRAINING]
+    agents = [job.start(host, *command, meet=meet) for host in (0, 1)]
+    await_line(agents[0], "pauses\n")
+    spare = job.start(2, *command, meet=meet)
+    until_told(spare, "this host stands by")
+    job.kill(1)
+    await_line(agents[0], "pauses\n")
+    (job.launcher.directory / "go").touch()
+    out, _ = ended_well(job, agents[0], spare)
+    assert digests(out) == undisturbed
+
+
+def test_a_killed_agent_may_come_again(job: Job, meet: list[str], undisturbed: list[str]) -> None:
+    command = [job.launcher.script(PAUSING), *TRAINING]
+    agents = [job.start(host, *command, meet=meet) for host in (0, 1)]
+    await_line(agents[0], "pauses\n")
+    agents[1].kill()
+    again = job.start(1, *command, meet=meet)
+    await_line(agents[0], "pauses\n")
+    (job.launcher.directory / "go").touch()
+    out, _ = ended_well(job, agents[0], again)
+    assert digests(out) == undisturbed
+
+
+def test_a_new_set_of_agents_goes_on_only_where_the_last_is_known_to_be_dead(
+    job: Job, meet: list[str], undisturbed: list[str]
+) -> None:
+    command = [job.launcher.script(PAUSING), *TRAINING]
+    agents = [job.start(host, *command, meet=meet) for host in (0, 1)]
+    await_line(agents[0], "pauses\n")
+    for agent in agents:
+        agent.kill()
+    (job.launcher.directory / "go").touch()
+    careful = job.start(0, *command, meet=meet)
+    assert "was not seen to end" in until_told(careful, "was not seen to end")
+    careful.send_signal(signal.SIGTERM)
+    assert job.launcher.finish(careful).status == 1
+    sure = [job.start(host, "--silent-hosts", "dead", *command, meet=meet) for host in (0, 1)]
+    out, _ = ended_well(job, *sure)
+    assert digests(out) == undisturbed
+
+
+def test_a_host_that_is_cut_off_has_no_part_any_more(
+    job: Job, meet: list[str], undisturbed: list[str]
+) -> None:
+    """Host 0 sees nobody for a while: the others go on without it, and it stands by when it comes back."""
+    command = [job.launcher.script(PAUSING), *TRAINING]
+    agents = [job.start(host, *command, meet=meet) for host in (0, 1)]
+    await_line(agents[0], "pauses\n")
+    spare = job.start(2, *command, meet=meet)
+    until_told(spare, "this host stands by")
+    with job.hosts.cable_cut():
+        await_line(spare, "pauses\n")
+    until_told(agents[0], "this host stands by")
+    (job.launcher.directory / "go").touch()
+    out, err = ended_well(job, agents[1], spare, agents[0])
+    assert digests(out) == undisturbed
+    assert "this host stood by and was not needed" in err

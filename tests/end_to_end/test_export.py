@@ -1,0 +1,119 @@
+"""`jitckpt export`: what torch and safetensors read, without jitckpt, is what the training had."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from launcher import JITCKPT, JITCKPT_RUN, Launcher
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+
+TRAINING = str(Path(__file__).parent / "sharded_training.py")
+STEPS = 8
+
+
+def train(launcher: Launcher, form: str, ranks: int, *more: str) -> None:
+    run = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", str(ranks), "--warm-spares", "0"]
+    options = ["--checkpoint-dir", "ckpt", "--max-restarts", "0", TRAINING, form, "--save-every", str(STEPS)]
+    result = launcher.run(*run, *options, *more)
+    assert result.status == 0, result.err
+
+
+def leaves(tree: Any, path: str = "") -> dict[str, Any]:
+    if isinstance(tree, dict):
+        return {
+            name: leaf for key, one in tree.items() for name, leaf in leaves(one, f"{path}/{key}").items()
+        }
+    if isinstance(tree, list) and any(isinstance(one, dict) for one in tree):
+        return leaves(dict(enumerate(tree)), path)
+    return {path: tree}
+
+
+def assert_alike(some: Any, other: Any) -> None:
+    some, other = leaves(some), leaves(other)
+    assert some.keys() == other.keys()
+    for name, value in some.items():
+        if isinstance(value, Tensor):
+            assert value.dtype == other[name].dtype, name
+            assert torch.equal(value, other[name]), name
+        else:
+            assert value == other[name], name
+
+
+@pytest.mark.parametrize(("form", "ranks"), [("replicated", 2), ("full", 3), ("fsdp2", 4), ("tensor", 4)])
+def test_every_layout_comes_back_bit_for_bit(launcher: Launcher, form: str, ranks: int) -> None:
+    train(launcher, form, ranks, "--state", "state.pt")
+    here = launcher.directory
+    result = launcher.run(*JITCKPT, "export", "--dcp", "dcp", "--safetensors", "files", "ckpt")
+    assert result.status == 0, result.err
+    assert f"Step {STEPS} is in dcp." in result.out
+    expected = torch.load(here / "state.pt")
+
+    found = empty_like(expected)
+    load(found, storage_reader=FileSystemReader(here / "dcp"), no_dist=True)
+    assert_alike(found, expected)
+
+    assert_alike(load_file(here / "files" / "model.safetensors"), expected["model"])
+    optimizer = {
+        f"{name}.{key}": value
+        for name, state in expected["optim"]["state"].items()
+        for key, value in state.items()
+    }
+    assert_alike(load_file(here / "files" / "optimizer.safetensors"), optimizer)
+    assert json.loads((here / "files" / "training.json").read_text())["step"] == STEPS
+
+
+RESHARDED = """\
+import os, sys
+import torch
+from torch import distributed as dist
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+import sharded_training
+
+form, source, target = sys.argv[1:]
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+torch.manual_seed(1234)
+training = sharded_training.FORMS[form]()
+for one in training.optimizers:
+    torch.optim.lr_scheduler.StepLR(one, 2, 0.9)  # it notes its own in the groups
+model, optim = get_state_dict(training.model, training.optimizers)
+load({"model": model, "optim": optim}, checkpoint_id=source)
+set_state_dict(training.model, training.optimizers, model_state_dict=model, optim_state_dict=optim)
+whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
+model, optim = get_state_dict(training.model, training.optimizers, options=whole)
+if dist.get_rank() == 0:
+    torch.save({"model": model, "optim": optim}, target)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("form", "ranks", "other", "fewer"), [("full", 3, "full", 2), ("full", 2, "fsdp2", 4)]
+)
+def test_another_world_size_and_mesh_load_the_same(
+    launcher: Launcher, form: str, ranks: int, other: str, fewer: int
+) -> None:
+    train(launcher, form, ranks, "--state", "state.pt")
+    result = launcher.run(*JITCKPT, "export", "--dcp", "dcp", "ckpt")
+    assert result.status == 0, result.err
+    script = launcher.script(RESHARDED)
+    run = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", str(fewer), "--warm-spares", "0"]
+    result = launcher.run(*run, script, other, "dcp", "resharded.pt")
+    assert result.status == 0, result.err
+    expected = torch.load(launcher.directory / "state.pt")
+    assert_alike(torch.load(launcher.directory / "resharded.pt"), expected)
+
+
+def empty_like(tree: Any) -> Any:
+    """Return the tree as a fresh training has it: other numbers, the same names and shapes."""
+    if isinstance(tree, dict):
+        return {key: empty_like(one) for key, one in tree.items()}
+    if isinstance(tree, list) and any(isinstance(one, dict) for one in tree):
+        return [empty_like(one) for one in tree]
+    return torch.full_like(tree, 77) if isinstance(tree, Tensor) else None

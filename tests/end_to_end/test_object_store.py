@@ -1,0 +1,86 @@
+"""A job whose files are lost goes on from the object store, though that fails now and then."""
+
+import json
+import random
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from launcher import JITCKPT, JITCKPT_RUN, Launcher
+from object_store import Door, Request, object_store
+
+TRAINING = str(Path(__file__).parent / "sharded_training.py")
+RUN = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "2", "--warm-spares", "0"]
+PLACE = "s3://saves/jobs/one"
+SAVED = ["--checkpoint-dir", "ckpt", "--max-restarts", "0", "--objects", PLACE]
+KILL = ["--fault", "rank=1 step=6 phase=backward kind=kill"]
+
+
+@pytest.fixture
+def door(monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
+    with object_store() as door:
+        for name, value in {
+            "AWS_ENDPOINT_URL": door.endpoint,
+            "AWS_ACCESS_KEY_ID": "nobody",
+            "AWS_SECRET_ACCESS_KEY": "nothing",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }.items():
+            monkeypatch.setenv(name, value)
+        yield door
+
+
+def digests(out: str) -> list[str]:
+    return sorted(line for line in out.splitlines() if line.startswith("replicated rank "))
+
+
+def events(launcher: Launcher, kind: str) -> list[dict[str, object]]:
+    lines = (launcher.directory / "ckpt" / "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+def test_files_that_are_lost_come_back(launcher: Launcher, door: Door) -> None:
+    undisturbed = launcher.run(*RUN, "--max-restarts", "0", TRAINING, "replicated", "--unprotected")
+    assert undisturbed.status == 0, undisturbed.err
+
+    chance, lock = random.Random(0), threading.Lock()
+
+    def fault(request: Request) -> str:
+        with lock:
+            return chance.choice(["500", "cut request", *[""] * 8])
+
+    door.fault = fault
+    died = launcher.run(*RUN, *SAVED, *KILL, TRAINING, "replicated")
+    assert died.status == 1
+    assert {"500", "cut request"} & set(door.done)
+    assert {event["step"] for event in events(launcher, "copied_to_objects")} == {5}
+    door.fault = lambda request: ""
+    inspected = launcher.run(*JITCKPT, "inspect", "--verify", PLACE)
+    assert inspected.status == 0, inspected.out + inspected.err
+    assert "would go on from step 5" in inspected.out
+
+    shutil.rmtree(launcher.directory / "ckpt")
+    result = launcher.run(*RUN, *SAVED, TRAINING, "replicated")
+    assert result.status == 0, result.err
+    assert f"step 5 has come from {PLACE}" in result.err
+    assert "own state" not in result.err, "no rank lost what it alone knew"
+    assert digests(result.out) == digests(undisturbed.out)
+
+
+def test_a_store_that_is_away_holds_up_no_training(launcher: Launcher, door: Door) -> None:
+    first = launcher.run(*RUN, *SAVED, TRAINING, "replicated", "--save-every", "4")
+    assert first.status == 0, first.err
+    door.fault = lambda request: "500"
+    shutil.rmtree(launcher.directory / "ckpt")
+    refused = launcher.run(*RUN, *SAVED, TRAINING, "replicated")
+    assert refused.status == 2, "it does not begin anew beside what it can't see"
+    assert PLACE in refused.err
+
+    door.fault = lambda request: "500" if request.method == "PUT" else ""
+    shutil.rmtree(launcher.directory / "ckpt", ignore_errors=True)
+    elsewhere = [*SAVED[:-1], "s3://saves/jobs/two", "--objects-deadline", "3"]
+    result = launcher.run(*RUN, *elsewhere, TRAINING, "replicated", "--save-every", "4")
+    assert result.status == 0, result.err
+    assert "not all that is saved is in s3://saves/jobs/two yet" in result.err
+    assert digests(result.out) == digests(first.out)

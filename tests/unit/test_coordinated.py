@@ -1,0 +1,172 @@
+"""Meeting by etcd, without a job: who starts with whom, and who can't write any more."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from etcd_cluster import Cluster, etcd
+
+from jitckpt.errors import HostsError, NotNeeded
+from jitckpt.hosts.coordinated import CoordinatedRendezvous
+from jitckpt.hosts.etcd import Etcd
+from jitckpt.hosts.stores import StoreGone
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with etcd(tmp_path_factory.mktemp("etcd")) as found:
+        yield found
+
+
+class Agents:
+    """Of one job with two hosts."""
+
+    def __init__(self, cluster: Cluster, pool: ThreadPoolExecutor) -> None:
+        self.cluster, self.pool, self.job = cluster, pool, uuid4().hex
+        self.made: list[CoordinatedRendezvous] = []
+
+    def make(self, **named: Any) -> CoordinatedRendezvous:
+        service = Etcd(self.cluster.url, {}, 5)
+        made = CoordinatedRendezvous(
+            service, self.job, **{"hosts": 2, "timeout": 60.0, "silence": 5.0, **named}
+        )
+        self.made.append(made)
+        return made
+
+    def meet(self, *agents: CoordinatedRendezvous) -> list[Any]:
+        """Return each agent's part in the next start."""
+        return [future.result() for future in self.begin(*agents)]
+
+    def begin(self, *agents: CoordinatedRendezvous) -> "list[Future[Any]]":
+        return [self.pool.submit(agent.next_rendezvous) for agent in agents]
+
+
+@pytest.fixture
+def agents(cluster: Cluster) -> Iterator[Agents]:
+    with ThreadPoolExecutor(8) as pool:
+        made = Agents(cluster, pool)
+        yield made
+        for agent in made.made:
+            agent.leave()
+
+
+def lose(agent: CoordinatedRendezvous, *others: CoordinatedRendezvous) -> None:
+    """Let an agent see others no more."""
+    agent._lost = frozenset(other.agent for other in others)
+
+
+def test_two_meet_and_share_a_store(agents: Agents) -> None:
+    a, b = agents.make(), agents.make()
+    first, second = agents.meet(a, b)
+    assert {first.rank, second.rank} == {0, 1}
+    first.store.set("from/a", b"1")
+    assert second.store.get("from/a") == b"1"
+    assert [first.store.add("n", 1), second.store.add("n", 1), first.store.add("n", 5)] == [1, 2, 7]
+    before = [first.rank, second.rank]
+    assert [info.rank for info in agents.meet(a, b)] == before, "each keeps its place"
+    assert a.start is not None
+    assert a.start.number == 2
+
+
+def test_an_agent_that_was_cut_off_can_write_nothing_any_more(agents: Agents) -> None:
+    a, b = agents.make(), agents.make()
+    old, _ = agents.meet(a, b)
+    old.store.set("before", "1")
+    c = agents.make()
+    waits = agents.begin(c)
+    lose(b, a)
+    lose(c, a)
+    (new,) = agents.meet(b)
+    waits[0].result()
+    with pytest.raises(StoreGone, match="has gone on after start 1"):
+        old.store.set("late", "1")
+    with pytest.raises(StoreGone):
+        old.store.add("count", 1)
+    with pytest.raises(StoreGone):
+        old.store.get("what nobody says")
+    assert not a.shutdown(), "nor can it end the job"
+    new.store.set("still", "1")
+    service = Etcd(agents.cluster.url, {}, 5)
+    assert not any("late" in key or "count" in key for key in service.get(f"jitckpt/{agents.job}/").entries)
+    a._after = 1
+    a._say_over()
+    assert b.start is not None
+    assert b.start.number == 2
+    new.store.set("still", "2")
+
+
+def test_who_waits_for_a_lost_agent_hears_of_it(agents: Agents) -> None:
+    a, b = agents.make(silence=2.0), agents.make(silence=2.0)
+    first, _ = agents.meet(a, b)
+    b._closing.set()  # as if it were killed
+    with pytest.raises(StoreGone, match="is lost"):
+        first.store.get("what b never says")
+
+
+def test_no_start_follows_one_that_may_still_run(agents: Agents) -> None:
+    a, b = agents.make(silence=2.0), agents.make(silence=2.0)
+    agents.meet(a, b)
+    for killed in (a, b):
+        killed._closing.set()
+    others = [agents.make(timeout=6.0), agents.make(timeout=6.0)]
+    for future in agents.begin(*others):
+        with pytest.raises(Exception, match="was not seen to end"):
+            future.result()
+    agents.made = [agent for agent in agents.made if agent not in (a, b)]
+    sure = [agents.make(silent_hosts_are_dead=True) for _ in range(2)]
+    for agent in others:
+        agent.leave()
+    agents.meet(*sure)
+    assert sure[0].start is not None
+    assert sure[0].start.number == 2
+
+
+def test_who_stands_by_hears_that_the_job_has_ended(agents: Agents) -> None:
+    a, b, c = agents.make(), agents.make(), agents.make()
+    agents.meet(a, b)
+    (waits,) = agents.begin(c)
+    while not c._joined:
+        time.sleep(0.05)
+    assert a.shutdown()
+    for agent in (a, b):
+        agent.leave()
+    with pytest.raises(NotNeeded):
+        waits.result()
+    c.leave()
+    again = [agents.make(), agents.make()]
+    agents.meet(*again)  # a later run of the same name is none of that one's
+    assert again[0].start is not None
+    assert again[0].start.number == 2
+
+
+def test_the_newest_safe_step_stands_in_the_start(agents: Agents) -> None:
+    a, b = agents.make(), agents.make()
+    agents.meet(a, b)
+    b.newest_step = lambda: 40
+    agents.meet(a, b)
+    assert a.start is not None
+    assert a.start.step == 40
+
+
+def test_what_a_stranger_writes_is_refused(agents: Agents) -> None:
+    secret = b"what only this job's hosts know"
+    a, b = agents.make(secret=secret), agents.make(secret=secret)
+    service = Etcd(agents.cluster.url, {}, 5)
+    service.put_if({f"jitckpt/{agents.job}/meeting/members/stranger": b"cos\nsystem\n(S'true'\ntR."}, {})
+    infos = agents.meet(a, b)
+    infos[0].store.set("key", "value")
+    (place,) = service.get(f"jitckpt/{agents.job}/start-1/").entries
+    service.put_if({place: b"0" * 64 + b'"other"'}, {})
+    with pytest.raises(StoreGone, match="not signed"):
+        b.guarded(lambda: infos[1].store.get("key"))
+    service.put_if({f"jitckpt/{agents.job}/meeting/start": b"x"}, {})
+    with pytest.raises(HostsError, match="can't be read"):
+        agents.meet(a)
+
+
+def test_places_are_as_wished(agents: Agents) -> None:
+    a, b = agents.make(fixed_place=1), agents.make(fixed_place=0)
+    assert [info.rank for info in agents.meet(a, b)] == [1, 0]

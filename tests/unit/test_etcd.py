@@ -1,0 +1,195 @@
+"""The five calls, on a real etcd."""
+
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from etcd_cluster import Cluster, etcd
+
+from jitckpt.hosts.coordination import CoordinationError, LeaseLost
+from jitckpt.hosts.etcd import Etcd, endpoints_of
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with etcd(tmp_path_factory.mktemp("etcd")) as found:
+        yield found
+
+
+@pytest.fixture
+def service(cluster: Cluster) -> Etcd:
+    return Etcd(cluster.url, {}, 5)
+
+
+def test_what_is_put_is_found_under_its_prefix(service: Etcd) -> None:
+    revision = service.put_if({"a/1": b"one", "a/2": b"\xff\x00", "b": b""}, {})
+    found = service.get("a/")
+    assert {key: entry.value for key, entry in found.entries.items()} == {"a/1": b"one", "a/2": b"\xff\x00"}
+    assert found.revision_of("a/1") == revision == found.revision
+    assert found.revision_of("a/3") == 0
+    service.put_if({"a/1": None}, {})
+    assert set(service.get("a/").entries) == {"a/2"}
+
+
+def test_of_two_who_change_by_the_same_revision_one_succeeds(service: Etcd) -> None:
+    first = service.put_if({"c": b"first"}, {"c": 0})
+    assert first is not None
+    assert service.put_if({"c": b"second"}, {"c": 0}) is None
+    assert service.put_if({"c": b"third", "d": b"with it"}, {"c": first}) is not None
+    assert service.put_if({"c": b"late"}, {"c": first}) is None
+    assert service.get("c").entries["c"].value == b"third"
+
+
+def test_what_lies_under_a_lease_goes_with_it(service: Etcd) -> None:
+    lease = service.lease(1)
+    service.put_if({"leased": b"x"}, {}, lease)
+    end = time.monotonic() + 4
+    while time.monotonic() < end:  # longer than it would last by itself
+        service.keep_alive(lease)
+        assert "leased" in service.get("leased").entries
+        time.sleep(0.3)
+    end = time.monotonic() + 30
+    while "leased" in service.get("leased").entries:
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    with pytest.raises(LeaseLost):
+        service.keep_alive(lease)
+    with pytest.raises(LeaseLost):
+        service.put_if({"leased": b"x"}, {}, lease)
+
+
+def test_a_watch_ends_with_a_change_or_its_time(service: Etcd) -> None:
+    revision = service.get("w").revision
+    begun = time.monotonic()
+    service.watch("w", revision, 0.5)
+    assert time.monotonic() - begun > 0.4
+    later = threading.Timer(0.3, lambda: service.put_if({"w/x": b"y"}, {}))
+    later.start()
+    begun = time.monotonic()
+    service.watch("w", revision, 60)
+    assert time.monotonic() - begun < 30
+    later.join()
+    begun = time.monotonic()
+    service.watch("w", revision, 60)  # what has changed before the watch counts
+    assert time.monotonic() - begun < 30
+
+
+def test_a_history_that_is_compacted_ends_a_watch(cluster: Cluster, service: Etcd) -> None:
+    before = service.get("k").revision
+    service.put_if({"k": b"1"}, {})
+    newest = service.put_if({"k": b"2"}, {})
+    cluster.ask(0, "kv/compaction", {"revision": str(newest), "physical": True})
+    begun = time.monotonic()
+    service.watch("nothing has changed here", before, 60)
+    assert time.monotonic() - begun < 30
+    assert service.get("k").entries["k"].value == b"2"
+
+
+def fill(service: Etcd) -> None:
+    for number in range(100):
+        service.put_if({f"large/{number}": bytes(100_000)}, {})
+
+
+def test_a_full_quota_is_told(tmp_path: Path) -> None:
+    with etcd(tmp_path, 1, "--quota-backend-bytes", str(1 << 20)) as cluster:
+        service = Etcd(cluster.url, {}, 5)
+        service.put_if({"kept": b"x"}, {})
+        with pytest.raises(CoordinationError, match="space"):
+            fill(service)
+        assert service.get("kept").entries["kept"].value == b"x"
+
+
+def test_user_and_password_come_from_the_environment(tmp_path: Path) -> None:
+    with etcd(tmp_path) as cluster:
+        name, password = "root", "secret"
+        cluster.ask(0, "auth/user/add", {"name": name, "password": password})
+        cluster.ask(0, "auth/role/add", {"name": "root"})
+        cluster.ask(0, "auth/user/grant", {"user": name, "role": "root"})
+        cluster.ask(0, "auth/enable", {})
+        with pytest.raises(CoordinationError, match="user name is empty"):
+            Etcd(cluster.url, {}, 2).get("a")
+        with pytest.raises(CoordinationError, match="does not let 'root' in"):
+            Etcd(cluster.url, {"ETCDCTL_USER": "root:wrong"}, 2).get("a")
+        for environment in (
+            {"ETCDCTL_USER": "root:secret"},
+            {"ETCDCTL_USER": "root", "ETCDCTL_PASSWORD": "secret"},
+        ):
+            service = Etcd(cluster.url, environment, 5)
+            assert service.put_if({"a": b"b"}, {}) is not None
+            service._token = "ended"
+            assert service.get("a").entries["a"].value == b"b"
+
+
+def certificates(folder: Path) -> Path:
+    """Make an authority, and what it has signed for this machine; return the folder."""
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl")
+    new = "openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
+    sign = "openssl x509 -req -in own.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -out own.crt"
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n")
+    for command in (
+        f"{new} -x509 -days 2 -subj /CN=authority -keyout ca.key -out ca.crt",
+        f"{new} -subj /CN=own -keyout own.key -out own.csr",
+        f"{sign} -extfile names",
+    ):
+        subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+def test_tls_with_certificates_of_both_sides(tmp_path: Path) -> None:
+    made = certificates(tmp_path)
+    own = ["--cert-file", f"{made}/own.crt", "--key-file", f"{made}/own.key"]
+    mutual = [*own, "--client-cert-auth", "--trusted-ca-file", f"{made}/ca.crt"]
+    environment = {"ETCDCTL_CACERT": f"{made}/ca.crt"}
+    with_own = environment | {"ETCDCTL_CERT": f"{made}/own.crt", "ETCDCTL_KEY": f"{made}/own.key"}
+    with etcd(tmp_path, 1, *mutual) as cluster:
+        service = Etcd(cluster.url, with_own, 30)
+        assert service.put_if({"a": b"b"}, {}) is not None
+        assert service.get("a").entries["a"].value == b"b"
+        for stranger in ({}, environment):  # in clear text, and with no certificate of its own
+            with pytest.raises(CoordinationError, match="gives no answer"):
+                Etcd(cluster.url, stranger, 1).get("a")
+        with pytest.raises(CoordinationError, match="certificate verify failed"):
+            Etcd(cluster.url.replace("etcd://", "etcds://"), {}, 1).get("a")
+
+
+def test_two_of_three_members_serve_without_the_leader(tmp_path: Path) -> None:
+    with etcd(tmp_path, 3) as cluster:
+        service = Etcd(cluster.url, {}, 20)
+        lease = service.lease(10)
+        revision = service.put_if({"a": b"before"}, {}, lease)
+        leader = cluster.leader()
+        service._first = leader
+        cluster.kill(leader)
+        assert revision is not None
+        assert service.put_if({"a": b"after"}, {"a": revision}, lease) is not None
+        service.keep_alive(lease)
+        os.kill(cluster.members[(leader + 1) % 3].pid, signal.SIGSTOP)
+        with pytest.raises(CoordinationError, match="gives no answer"):
+            Etcd(cluster.url, {}, 3).get("a")
+        os.kill(cluster.members[(leader + 1) % 3].pid, signal.SIGCONT)
+        assert service.get("a").entries["a"].value == b"after"
+
+
+@pytest.mark.parametrize(
+    ("url", "places"),
+    [
+        ("etcd://a", [("a", 2379)]),
+        ("etcd://a:1,b", [("a", 1), ("b", 2379)]),
+        ("etcds://[::1]:5,[fd00::2]", [("::1", 5), ("fd00::2", 2379)]),
+    ],
+)
+def test_a_url_names_members(url: str, places: list[tuple[str, int]]) -> None:
+    assert endpoints_of(url) == (places, url.startswith("etcds"))
+
+
+@pytest.mark.parametrize("url", ["", "etcd://", "http://a", "etcd://a:b", "etcd://a,", "etcd://a:0"])
+def test_a_url_that_names_none_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match=r"etcd|HOST"):
+        endpoints_of(url)
