@@ -81,7 +81,7 @@ PYBIND11_MODULE(_memory_tier, module) {
            py::arg("size"), py::arg("chunk"), py::call_guard<py::gil_scoped_release>())
       .def_buffer([](const Window& window) {
         return py::buffer_info(reinterpret_cast<uint8_t*>(window.bytes().data()),
-                               static_cast<py::ssize_t>(window.bytes().size()));
+                               static_cast<py::ssize_t>(window.bytes().size()), !window.is_writable());
       })
       .def_property_readonly("size", [](const Window& window) { return window.bytes().size(); });
   py::class_<Pace>(module, "Pace", "When how much may be sent; one for all that a host sends.")

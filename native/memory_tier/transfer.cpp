@@ -98,6 +98,7 @@ void send_chunks(Connection& connection, const Window& from, std::span<const Dig
 
 void receive_chunks(Connection& connection, const Window& to, std::span<const Digest> digests) {
   to.check(digests.size());
+  if (to.chunks() > 0 && !to.is_writable()) throw Failure(Reason::no_memory, "it can only be read");
   Digester digester;
   for (uint64_t number = 0; number < digests.size(); ++number) {
     const std::span<std::byte> chunk = to.chunk(number);

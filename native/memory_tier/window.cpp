@@ -33,7 +33,9 @@ Window::Window(int descriptor, uint64_t offset, uint64_t size, uint64_t chunk) :
   refuse_what_may_shrink(descriptor, offset, size);
   if (size == 0) return;
   const uint64_t before = offset % static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-  begin_ = mmap(nullptr, before + size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, descriptor,
+  is_writable_ = (fcntl(descriptor, F_GETFL) & O_ACCMODE) == O_RDWR;
+  const int rights = PROT_READ | (is_writable_ ? PROT_WRITE : 0);
+  begin_ = mmap(nullptr, before + size, rights, MAP_SHARED | MAP_POPULATE, descriptor,
                 static_cast<off_t>(offset - before));
   if (begin_ == MAP_FAILED) no_memory(std::strerror(errno));
   mapped_ = before + size;

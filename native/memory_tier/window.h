@@ -29,6 +29,7 @@ class Window {
   Window& operator=(const Window&) = delete;
 
   std::span<std::byte> bytes() const { return bytes_; }
+  bool is_writable() const { return is_writable_; }  // if the descriptor is
   uint64_t chunk_size() const { return chunk_; }
   uint64_t chunks() const { return bytes_.size() / chunk_ + (bytes_.size() % chunk_ != 0); }
   std::span<std::byte> chunk(uint64_t number) const {
@@ -41,6 +42,7 @@ class Window {
 
  private:
   uint64_t chunk_;
+  bool is_writable_ = false;
   void* begin_ = nullptr;
   size_t mapped_ = 0;
   std::span<std::byte> bytes_;

@@ -115,6 +115,15 @@ def test_a_flipped_byte_anywhere_is_found(place: int, flip: int) -> None:
     memory.close()
 
 
+def test_what_can_only_be_read_is_checked(memory: HostMemory) -> None:
+    memory.put(made(4, b"x"))
+    reading = os.open(f"/proc/self/fd/{memory.of(1)}", os.O_RDONLY)
+    try:
+        assert host_memory.check(reading, 4).step == 4
+    finally:
+        os.close(reading)
+
+
 def test_damaged_chunks_are_not_taken_in(memory: HostMemory) -> None:
     one = made(4, bytes(100))
     with pytest.raises(SaveError, match="Chunk 0 of step 4 of rank 1 is damaged"):

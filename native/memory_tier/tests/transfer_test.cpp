@@ -10,6 +10,7 @@
 #include <future>
 #include <memory>
 #include <optional>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -244,6 +245,18 @@ TEST(Windows, OnlyMemoryThatCantShrinkIsMapped) {
   EXPECT_EQ(reason(other, 0, chunk, chunk), Reason::no_memory);
   EXPECT_EQ(reason(file, 0, 100, chunk), Reason::no_memory);
   EXPECT_EQ(reason(-1, 0, 0, chunk), Reason::no_memory);
+}
+
+TEST_F(Transfer, WhatCanOnlyBeReadIsVerifiedAndNeverWritten) {
+  const Descriptor reading(
+      open(("/proc/self/fd/" + std::to_string(from_memory)).c_str(), O_RDONLY | O_CLOEXEC));
+  const Window window(reading, 100, size, chunk);
+  EXPECT_EQ(reason_of([&] { verify(window, digests); }), std::nullopt);
+  EXPECT_EQ(reason_of([&] {
+              Connection connection(*receiver, -1, patience);
+              receive_chunks(connection, window, digests);
+            }),
+            Reason::no_memory);
 }
 
 TEST(Windows, WhatIsCopiedIsVerified) {
