@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from jitckpt._memory_tier import Pace
 from jitckpt.agent.keeping import KeptMemory
 from jitckpt.console import say, show_size
 from jitckpt.decisions import sources
@@ -56,6 +57,7 @@ class MemoryTier:
         self._keeper = KeptMemory(job, wanted.keep)
         self.limit = int(free_memory() * FREE_PART) if wanted.limit is None else wanted.limit
         self.memory = HostMemory(self._keeper.descriptors, self.limit)
+        self.pace = Pace()  # of all that this host sends
         self._may_hold: frozenset[int] = frozenset()  # ranks of other hosts
 
     def variables(self, ranks: int) -> dict[str, str]:
@@ -110,9 +112,9 @@ class MemoryTier:
                     if source.host == hosts.index:
                         host_memory.check(self.memory.of(rank), source.step)
                         continue
-                    self.memory.put(tiers[source.host].get(rank, source.step, _within_job(source.timeline)))
+                    timeline = _within_job(source.timeline)
+                    fetched += tiers[source.host].get(rank, source.step, timeline, self.memory)
                     self._hold(rank)
-                    fetched += source.bytes
                 except (LinkError, SaveError) as error:
                     failed.append(source)
                     self._warn(f"a copy of rank {rank}'s state is passed over: {error}")

@@ -6,6 +6,7 @@ to all ranks, and only then does one of them give its older step up. So there is
 is whole everywhere.
 """
 
+import os
 import threading
 import time
 from collections.abc import Collection, Mapping
@@ -66,6 +67,7 @@ class Protection(threading.Thread):
         self._said: set[str] = set()
         self._lock = threading.RLock()
         self._stopping = threading.Event()
+        self._stop_sending = os.eventfd(0, os.EFD_CLOEXEC)
         self._senders = ThreadPoolExecutor(max(1, len(memories)), "jitckpt-memory-send")
 
     def step_that_stays(self, lost: Collection[int]) -> int | None:
@@ -102,10 +104,14 @@ class Protection(threading.Thread):
 
     def stop(self) -> None:
         """End the thread, and what it sends."""
+        if self._stopping.is_set():
+            return
         self._stopping.set()
         if self.is_alive():
             self.join()
+        os.eventfd_write(self._stop_sending, 1)
         self._senders.shutdown(wait=True, cancel_futures=True)
+        os.close(self._stop_sending)
 
     def hear(self, host: int, said: Mapping[str, Any]) -> None:
         """Take in what another host says, or this one. Raises ValueError for nonsense."""
@@ -174,7 +180,8 @@ class Protection(threading.Thread):
         held = next((one for one in memory.has() if (one.rank, one.step) == (rank, step)), None)
         if held is None:
             raise SaveError(f"Step {step} of rank {rank} is in this host's memory no more, or damaged.")
-        PeerMemory(self._hosts, host, PATIENCE_SECONDS).put(memory.get(rank, step, held.timeline))
+        peer = PeerMemory(self._hosts, host, PATIENCE_SECONDS, pace=self._tier.pace, stop=self._stop_sending)
+        peer.put(memory.shard(rank, step, held.timeline))
 
     def _is_safe(self, safe: int, settled: int) -> None:
         first = self.safe == 0 < safe

@@ -6,17 +6,20 @@ more memory than is written. Whoever writes a slot first takes its seal away and
 other slot stays whole meanwhile. So a process may be killed at any byte.
 """
 
+import fcntl
 import os
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
 from jitckpt.errors import SaveError
 from jitckpt.saves.folders import SavedState
-from jitckpt.tiers import shard
+from jitckpt.tiers import chunks, shard
+from jitckpt.tiers.chunks import Window
 from jitckpt.tiers.shard import SEAL_BYTES, Index, Seal
-from jitckpt.tiers.tier import Held, Shard, Tier
+from jitckpt.tiers.tier import Held, Shard, Taker, Tier
 
 PAGE = 4096
 MAGIC = b"JITCKPTM"
@@ -33,8 +36,9 @@ WORDS = (SAFE, SETTLED, READY, SKIPPED, WAITED, BEGUN, OFF)
 
 def create() -> int:
     """Return a new memfd for one rank, which child processes may inherit by number. Raises OSError."""
-    descriptor = os.memfd_create("jitckpt-memory-tier", os.MFD_CLOEXEC)
+    descriptor = os.memfd_create("jitckpt-memory-tier", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, PAGE + 2 * SPAN)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)  # whoever has it mapped relies on that
     os.pwrite(descriptor, MAGIC, 0)
     return descriptor
 
@@ -98,8 +102,8 @@ def check(descriptor: int, step: int) -> Index:
     """Read every byte of a shard and return its index. Raises SaveError if it is not whole."""
     slot, of = _find(descriptor, step)
     index = index_in(descriptor, slot, of)
-    for _ in _chunks(descriptor, slot, of, index):
-        pass
+    with chunks.of(index):
+        chunks.verify(chunks.window(descriptor, data_place(slot), of.data_bytes), index.digests)
     return index
 
 
@@ -108,13 +112,9 @@ def read(descriptor: int, step: int) -> tuple[Index, SavedState]:
     slot, of = _find(descriptor, step)
     index = index_in(descriptor, slot, of)
     data = torch.empty(of.data_bytes, dtype=torch.uint8, device="cpu")
-    view, offset = data.numpy().data, 0
-    for number, size in enumerate(shard.chunk_sizes(of.data_bytes)):
-        piece = view[offset : offset + size]
-        if os.preadv(descriptor, [piece], data_place(slot) + offset) != size:
-            raise SaveError(f"Step {step} in memory is cut off.")
-        shard.check_chunk(index, number, piece)
-        offset += size
+    with chunks.of(index):
+        window = chunks.window(descriptor, data_place(slot), of.data_bytes)
+        chunks.copy(window, index.digests, data.numpy().data)
     return index, shard.state_of(index, data)
 
 
@@ -123,15 +123,6 @@ def _find(descriptor: int, step: int) -> tuple[int, Seal]:
         if of.step == step:
             return slot, of
     raise SaveError(f"Step {step} is not whole in this host's memory.")
-
-
-def _chunks(descriptor: int, slot: int, of: Seal, index: Index) -> Iterator[bytes]:
-    offset = data_place(slot)
-    for number, size in enumerate(shard.chunk_sizes(of.data_bytes)):
-        chunk = _read(descriptor, size, offset)
-        shard.check_chunk(index, number, chunk)
-        yield chunk
-        offset += size
 
 
 def data_place(slot: int) -> int:
@@ -150,6 +141,19 @@ def _read(descriptor: int, size: int, offset: int) -> bytes:
     return data
 
 
+def reserve(descriptor: int, slot: int, size: int) -> None:
+    """Have memory for a slot's data. Raises SaveError where there is none: later a signal would say so."""
+    try:
+        if size:
+            os.posix_fallocate(descriptor, data_place(slot), size)
+    except OSError as error:
+        raise SaveError(_no_memory(error)) from error
+
+
+def _no_memory(error: OSError) -> str:
+    return f"The memory tier can't write: {error.strerror}. Give the job more memory, or --memory-tier off."
+
+
 def write(descriptor: int, data: bytes | memoryview, offset: int) -> None:
     """Put bytes at a place. Raises SaveError where there is no memory left."""
     try:
@@ -158,9 +162,7 @@ def write(descriptor: int, data: bytes | memoryview, offset: int) -> None:
             count = os.pwrite(descriptor, rest, offset)
             rest, offset = rest[count:], offset + count
     except OSError as error:
-        raise SaveError(
-            f"The memory tier can't write: {error.strerror}. Give the job more memory, or --memory-tier off."
-        ) from error
+        raise SaveError(_no_memory(error)) from error
 
 
 class HostMemory(Tier):
@@ -170,6 +172,7 @@ class HostMemory(Tier):
         """descriptors: memfds by rank, from now on this object's. limit: bytes that others' may take."""
         self.descriptors = {} if descriptors is None else descriptors
         self.limit = limit
+        self._windows: dict[tuple[int, int], Window] = {}  # by rank and slot, as they were last
 
     def of(self, rank: int) -> int:
         """Return the memfd of a rank, which is made if there is none."""
@@ -177,23 +180,24 @@ class HostMemory(Tier):
             self.descriptors[rank] = create()
         return self.descriptors[rank]
 
+    @contextmanager
+    def coming(self, rank: int, slot: int, seal_: Seal, index: bytes) -> Iterator[tuple[Index, Window]]:
+        descriptor = self.of(rank)
+        unseal(descriptor, slot)
+        parsed = shard.parse_index(index, seal_)
+        if parsed.identity.rank != rank:
+            raise SaveError(f"A shard of rank {parsed.identity.rank} came as that of rank {rank}.")
+        self._refuse_too_much(descriptor, rank, seal_)
+        reserve(descriptor, slot, seal_.data_bytes)
+        yield parsed, self._window(rank, slot, seal_.data_bytes)
+        seal(descriptor, slot, index, seal_)
+
     def put(self, shard_: Shard) -> None:
-        descriptor = self.of(shard_.rank)
-        unseal(descriptor, shard_.slot)
-        index = shard.parse_index(shard_.index, shard_.seal)
-        if index.identity.rank != shard_.rank:
-            raise SaveError(f"A shard of rank {index.identity.rank} came as that of rank {shard_.rank}.")
-        self._refuse_too_much(descriptor, shard_)
-        offset, number = data_place(shard_.slot), 0
-        for number, chunk in enumerate(shard_.chunks, 1):
-            if number > len(index.checksums):
-                break
-            shard.check_chunk(index, number - 1, chunk)
-            write(descriptor, chunk, offset)
-            offset += len(chunk)
-        if number != len(index.checksums) or offset - data_place(shard_.slot) != shard_.seal.data_bytes:
-            raise SaveError(f"Of step {index.step} of rank {shard_.rank} {number} chunks came.")
-        seal(descriptor, shard_.slot, shard_.index, shard_.seal)
+        with (
+            self.coming(shard_.rank, shard_.slot, shard_.seal, shard_.index) as (index, window),
+            chunks.of(index),
+        ):
+            chunks.copy(shard_.window, index.digests, window)
 
     def has(self) -> Sequence[Held]:
         told = []
@@ -209,16 +213,22 @@ class HostMemory(Tier):
                     told.append(Held(rank, one.step, index.timeline, size, identity.job, identity.world_size))
         return told
 
-    def get(self, rank: int, step: int, timeline: str) -> Shard:
+    def shard(self, rank: int, step: int, timeline: str) -> Shard:
+        """Return what is kept here, to be sent. Raises SaveError if it is not there."""
         if rank not in self.descriptors:
             raise SaveError(f"This host's memory has nothing of rank {rank}.")
         descriptor = self.descriptors[rank]
         slot, of = _find(descriptor, step)
         encoded = _read(descriptor, of.index_bytes, _index_place(slot, of.data_bytes))
-        index = shard.parse_index(encoded, of)
-        if index.timeline != timeline:
+        if shard.parse_index(encoded, of).timeline != timeline:
             raise SaveError(f"Step {step} of rank {rank} in this host's memory is of another start.")
-        return Shard(rank, slot, of, encoded, _chunks(descriptor, slot, of, index))
+        return Shard(rank, slot, of, encoded, self._window(rank, slot, of.data_bytes))
+
+    def get(self, rank: int, step: int, timeline: str, into: Taker) -> int:
+        one = self.shard(rank, step, timeline)
+        with into.coming(rank, one.slot, one.seal, one.index) as (index, window), chunks.of(index):
+            chunks.copy(one.window, index.digests, window)
+        return one.seal.size
 
     def drop(self, rank: int, step: int) -> None:
         descriptor = self.descriptors.get(rank)
@@ -228,6 +238,8 @@ class HostMemory(Tier):
 
     def forget(self, rank: int) -> None:
         """Give back all memory of a rank."""
+        for slot in SLOTS:
+            self._windows.pop((rank, slot), None)
         if rank in self.descriptors:
             os.close(self.descriptors.pop(rank))
 
@@ -239,13 +251,21 @@ class HostMemory(Tier):
         for rank in list(self.descriptors):
             self.forget(rank)
 
-    def _refuse_too_much(self, descriptor: int, shard_: Shard) -> None:
+    def _window(self, rank: int, slot: int, size: int) -> Window:
+        """Return the data of a slot: the same as before if they are as long, which they mostly are."""
+        known = self._windows.get((rank, slot))
+        if known is None or known.size != size:
+            known = chunks.window(self.of(rank), data_place(slot), size)
+            self._windows[rank, slot] = known
+        return known
+
+    def _refuse_too_much(self, descriptor: int, rank: int, of: Seal) -> None:
         if self.limit is None:
             return
         others = self.taken() - 512 * os.fstat(descriptor).st_blocks
-        needed = others + 2 * shard_.seal.size
+        needed = others + 2 * of.size
         if needed > self.limit:
             raise SaveError(
-                f"To keep rank {shard_.rank}'s state this host would need {needed} bytes of memory in all, "
+                f"To keep rank {rank}'s state this host would need {needed} bytes of memory in all, "
                 f"and may use {self.limit}: raise --memory-limit, or give the job hosts with more memory."
             )

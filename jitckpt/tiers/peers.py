@@ -1,26 +1,33 @@
 """The tier in other hosts' memory, over the agents' authenticated connections: one visit for each shard.
 
-Whoever has a shard sends its seal, its index and then its chunks; who takes it checks each. Neither side
+Whoever has a shard sends its seal and its index; once the other side says that it has room, both hand the
+connection to native/memory_tier, which sends the chunks, and checks each where it comes in. Neither side
 touches a device, a collective or the training's interpreter.
 """
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict
 from typing import Any
 
+from jitckpt._memory_tier import Pace
 from jitckpt.errors import SaveError
 from jitckpt.hosts import link
 from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.link import LinkError
-from jitckpt.tiers import shard
-from jitckpt.tiers.tier import Held, Shard, Tier
+from jitckpt.tiers import chunks, shard
+from jitckpt.tiers.host_memory import SLOTS, HostMemory
+from jitckpt.tiers.tier import Held, Shard, Taker, Tier
 
 VISIT = "memory"  # what an agent says that comes for this
 ANSWER_SECONDS = 30.0
-SLOTS = (0, 1)
+
+MOST_TRANSFERS = 64  # that go on at a time, each on a thread that sleeps most of the time
+_transfers = ThreadPoolExecutor(MOST_TRANSFERS, "jitckpt-memory-transfer")
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -28,9 +35,21 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class PeerMemory(Tier):
     """What one other host's memory has. A host that is lost, or says nonsense, is a LinkError."""
 
-    def __init__(self, hosts: Hosts, host: int, patience: float = ANSWER_SECONDS) -> None:
-        """patience: seconds for each answer, and for each chunk to be taken."""
+    def __init__(
+        self,
+        hosts: Hosts,
+        host: int,
+        patience: float = ANSWER_SECONDS,
+        *,
+        pace: Pace | None = None,
+        stop: int = -1,
+    ) -> None:
+        """patience: seconds for each answer, and for anything at all to be taken or to come.
+
+        pace: of what is put there; as fast as it goes if there is none. stop: an eventfd that ends it.
+        """
         self._hosts, self._host, self._patience = hosts, host, patience
+        self._pace, self._stop = Pace() if pace is None else pace, stop
 
     def put(self, shard: Shard) -> None:
         asyncio.run(self._put(shard))
@@ -38,9 +57,8 @@ class PeerMemory(Tier):
     def has(self) -> Sequence[Held]:
         return asyncio.run(self._has())
 
-    def get(self, rank: int, step: int, timeline: str) -> Shard:
-        """Return it with all its chunks read: they can't wait in a connection."""
-        return asyncio.run(self._get(rank, step, timeline))
+    def get(self, rank: int, step: int, timeline: str, into: Taker) -> int:
+        return asyncio.run(self._get(rank, step, timeline, into))
 
     def drop(self, rank: int, step: int) -> None:
         asyncio.run(self._drop(rank, step))
@@ -49,8 +67,10 @@ class PeerMemory(Tier):
         async with self._visit() as (reader, writer):
             await self._send(writer, {"put": one.rank, "slot": one.slot, "seal": one.seal.encode().hex()})
             await self._send(writer, {"index": True}, one.index)
-            for chunk in one.chunks:
-                await self._send(writer, {"chunk": True}, chunk)
+            await self._answer(reader)
+            index = shard.parse_index(one.index, one.seal)
+            with chunks.of(index, self._hosts.name(self._host)), handed_over(writer) as socket:
+                chunks.send(socket, one.window, index.digests, self._pace, self._patience, self._stop)
             await self._answer(reader)
 
     async def _has(self) -> Sequence[Held]:
@@ -62,18 +82,19 @@ class PeerMemory(Tier):
         except (ValueError, TypeError) as error:
             raise LinkError(f"A host's list of what is in its memory makes no sense: {error}.") from error
 
-    async def _get(self, rank: int, step: int, timeline: str) -> Shard:
+    async def _get(self, rank: int, step: int, timeline: str, into: Taker) -> int:
         async with self._visit() as (reader, writer):
             await self._send(writer, {"get": rank, "step": step, "timeline": timeline})
             header, encoded = await self._answer(reader)
             slot, seal = _slot_and_seal(header)
-            index = shard.parse_index(encoded, seal)
-            chunks = []
-            for number in range(len(index.checksums)):
-                _, chunk = await self._answer(reader)
-                shard.check_chunk(index, number, chunk)
-                chunks.append(chunk)
-        return Shard(rank, slot, seal, encoded, chunks)
+            with (
+                into.coming(rank, slot, seal, encoded) as (index, window),
+                chunks.of(index, self._hosts.name(self._host)),
+                handed_over(writer) as socket,
+            ):
+                await self._send(writer, {"go": True})
+                chunks.receive(socket, window, index.digests, self._patience, self._stop)
+        return seal.size
 
     async def _drop(self, rank: int, step: int) -> None:
         async with self._visit() as (reader, writer):
@@ -110,7 +131,7 @@ class PeerMemory(Tier):
 
 
 async def serve(
-    memory: Tier,
+    memory: HostMemory,
     may_put: Callable[[int], str | None],
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
@@ -119,36 +140,31 @@ async def serve(
 
     may_put: says why nothing of a rank is taken in here, if so.
     """
-    loop = asyncio.get_running_loop()
     request, _ = await link.receive(reader)
     try:
         match request:
             case {"put": int(rank)}:
                 slot, seal = _slot_and_seal(request)
-                _, index = await link.receive(reader)
+                _, encoded = await link.receive(reader)
                 if (reason := may_put(rank)) is not None:
                     raise SaveError(reason)
-
-                def chunks() -> Iterator[bytes]:
-                    for _ in range(shard.chunks_in(seal.data_bytes)):
-                        header, data = asyncio.run_coroutine_threadsafe(link.receive(reader), loop).result()
-                        if "chunk" not in header:
-                            raise SaveError("Something came where a chunk belongs.")
-                        yield data
-
-                await asyncio.to_thread(memory.put, Shard(rank, slot, seal, index, chunks()))
+                await _take(memory.coming(rank, slot, seal, encoded), writer)
                 writer.write(link.encode({"kept": rank}))
             case {"has": True}:
                 held = await asyncio.to_thread(memory.has)
                 writer.write(link.encode({"held": True}, json.dumps([asdict(one) for one in held]).encode()))
             case {"get": int(rank), "step": int(step), "timeline": str(timeline)}:
-                one = await asyncio.to_thread(memory.get, rank, step, timeline)
-                header = {"slot": one.slot, "seal": one.seal.encode().hex()}
-                writer.write(link.encode(header, one.index))
-                pieces = iter(one.chunks)
-                while piece := await asyncio.to_thread(next, pieces, b""):
-                    writer.write(link.encode({"chunk": True}, piece))
-                    await writer.drain()
+                one = await asyncio.to_thread(memory.shard, rank, step, timeline)
+                index = shard.parse_index(one.index, one.seal)
+                writer.write(link.encode({"slot": one.slot, "seal": one.seal.encode().hex()}, one.index))
+                await link.receive(reader)  # that it may come
+
+                def send(socket: int, stop: int) -> None:
+                    chunks.send(socket, one.window, index.digests, Pace(), ANSWER_SECONDS, stop)
+
+                with chunks.of(index):
+                    await _beside(writer, send)
+                return
             case {"drop": int(rank), "step": int(step)}:
                 await asyncio.to_thread(memory.drop, rank, step)
                 writer.write(link.encode({"dropped": rank}))
@@ -157,6 +173,56 @@ async def serve(
     except (SaveError, OSError, ValueError) as error:
         writer.write(link.encode({"error": str(error)}))
     await writer.drain()
+
+
+async def _take(
+    coming: AbstractContextManager[tuple[shard.Index, chunks.Window]], writer: asyncio.StreamWriter
+) -> None:
+    """Have a shard come into memory."""
+    with ExitStack() as stack:
+        # What takes long is no matter for the loop, which others wait for.
+        index, window = await asyncio.to_thread(stack.enter_context, coming)
+
+        def receive(socket: int, stop: int) -> None:
+            chunks.receive(socket, window, index.digests, ANSWER_SECONDS, stop)
+
+        with chunks.of(index):
+            await _beside(writer, receive, {"go": True})
+
+
+@contextmanager
+def handed_over(writer: asyncio.StreamWriter) -> Iterator[int]:
+    """Give the connection away: what comes meanwhile is for whoever has the descriptor."""
+    transport = writer.transport
+    assert isinstance(transport, asyncio.Transport)
+    transport.pause_reading()
+    descriptor = os.dup(writer.get_extra_info("socket").fileno())  # the connection may be closed meanwhile
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+        if not writer.is_closing():
+            transport.resume_reading()
+
+
+async def _beside(
+    writer: asyncio.StreamWriter, call: Callable[[int, int], None], first: link.Header | None = None
+) -> None:
+    """Have a thread call with the connection, and an eventfd that ends it; first: what is said before."""
+    stop = os.eventfd(0, os.EFD_CLOEXEC)
+    try:
+        with handed_over(writer) as socket:
+            if first is not None:
+                writer.write(link.encode(first))
+            running = asyncio.get_running_loop().run_in_executor(_transfers, call, socket, stop)
+            try:
+                await asyncio.shield(running)
+            except asyncio.CancelledError:
+                os.eventfd_write(stop, 1)
+                await asyncio.wait([running])
+                raise
+    finally:
+        os.close(stop)
 
 
 def _slot_and_seal(header: link.Header) -> tuple[int, shard.Seal]:

@@ -8,7 +8,7 @@ Nothing of it is unpickled.
 
 import json
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -22,6 +22,7 @@ from jitckpt.saves.folders import SavedState
 from jitckpt.saves.layout import Identity
 
 CHUNK = 4 << 20  # bytes
+DIGEST_BYTES = 16
 ALIGNMENT = 16
 MOST_DATA = 1 << 41  # bytes of one shard
 MOST_INDEX = 128 << 20
@@ -77,6 +78,10 @@ class Index:
     host_from: int
     document: dict[str, Json]
 
+    @property
+    def digests(self) -> list[bytes]:
+        return [bytes.fromhex(one) for one in self.checksums]
+
     def encode(self) -> bytes:
         return json.dumps(asdict(self), separators=(",", ":"), allow_nan=False).encode()
 
@@ -110,6 +115,8 @@ def _problem(index: Index, seal: Seal) -> str | None:
     identity = index.identity
     if index.step != seal.step or len(index.checksums) != chunks_in(seal.data_bytes):
         return "it is of another step, or of other data"
+    if any(len(one) != DIGEST_BYTES for one in index.digests):
+        return f"a checksum has not {DIGEST_BYTES} bytes"
     if not 0 <= identity.rank < identity.world_size or not 0 <= identity.shard < identity.shards:
         return f"rank {identity.rank} of {identity.world_size} is none"
     for name, (kind, shape, offset) in index.tensors.items():
@@ -122,21 +129,6 @@ def _problem(index: Index, seal: Seal) -> str | None:
 def chunks_in(size: int) -> int:
     """Return how many chunks so many bytes have."""
     return -(-size // CHUNK)
-
-
-def chunk_sizes(size: int) -> Iterator[int]:
-    """Yield the size of each chunk."""
-    for number in range(chunks_in(size)):
-        yield min(CHUNK, size - number * CHUNK)
-
-
-def check_chunk(index: Index, number: int, chunk: bytes | memoryview) -> None:
-    """Raise SaveError if a chunk is not what was sealed."""
-    if xxhash.xxh3_128_hexdigest(chunk) != index.checksums[number]:
-        raise SaveError(
-            f"Chunk {number} of step {index.step} of rank {index.identity.rank} is damaged: its checksum is "
-            "another than when it was written."
-        )
 
 
 def aligned(size: int) -> int:

@@ -1,10 +1,13 @@
 """What every tier can do that keeps whole shards of past steps beside the devices and the files."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from jitckpt.tiers.shard import Seal
+from jitckpt.tiers.chunks import Window
+from jitckpt.tiers.shard import Index, Seal
 
 
 @dataclass(frozen=True)
@@ -23,15 +26,26 @@ class Held:
 class Shard:
     """A whole shard on its way from one tier to another.
 
-    slot: which of a rank's two places it has; it has the same everywhere. chunks: read one by one; each is
-    checked where it is read and where it is written, and SaveError raised if it is damaged.
+    slot: which of a rank's two places it has; it has the same everywhere. window: its data, unchecked.
     """
 
     rank: int
     slot: int
     seal: Seal
     index: bytes = field(repr=False)
-    chunks: Iterable[bytes] = field(repr=False)  # Python may show it when it is in its way
+    window: Window = field(repr=False)
+
+
+class Taker(Protocol):
+    """What a tier brings a shard into: memory of this host."""
+
+    def coming(
+        self, rank: int, slot: int, seal: Seal, index: bytes
+    ) -> AbstractContextManager[tuple[Index, Window]]:
+        """Give the slot up, and return where the data are to be put; the context's end seals them.
+
+        Raises SaveError if there is no room, or the index is not the seal's.
+        """
 
 
 class Tier(ABC):
@@ -51,9 +65,12 @@ class Tier(ABC):
         """Return what is whole here, as far as seals and indexes tell; chunks are not read."""
 
     @abstractmethod
-    def get(self, rank: int, step: int, timeline: str) -> Shard:
-        """Return a shard that `has` told of; it may be given up while it is read, which the check of its
-        chunks finds. Raises SaveError if it is not there, or is damaged."""
+    def get(self, rank: int, step: int, timeline: str, into: Taker) -> int:
+        """Bring a shard that `has` told of into this host's memory; return its bytes.
+
+        It may be given up meanwhile, which the check of its chunks finds. Raises SaveError if it is not
+        there, or is damaged.
+        """
 
     @abstractmethod
     def drop(self, rank: int, step: int) -> None:

@@ -63,6 +63,7 @@ def test_install_and_uninstall(tmp_path: Path, environment: Path) -> None:
     assert {name for name in files_below(package) if name.endswith(".py")} == modules
     assert {path.name.split(".")[0] for path in package.glob("*.so")} == {
         "_algorithms",
+        "_memory_tier",
         "_seen",
         "_step_barrier",
     }

@@ -21,7 +21,7 @@ PYTHON = {
     "console wire errors",
     "rehearsal": "reports agent/proxies events faults tiers saves wire errors",
     "agent": "agent/migration agent/proxies agent/processes ring events bindings faults tiers "
-    "objects hosts saves decisions console system wire errors",
+    "objects hosts saves decisions console system wire errors _memory_tier",
     "jitckpt": "worker worker/saving",  # the package's own names, imported when first asked for
     "doctor": "events bindings device hosts saves console system",
     "web": "reports events console system wire errors",
@@ -46,7 +46,7 @@ PYTHON = {
     "bindings": "wire errors",
     "faults": "system wire errors",
     "device": "wire errors",
-    "tiers": "hosts saves encoding errors",
+    "tiers": "hosts saves encoding errors _memory_tier",
     "objects": "hosts saves errors",
     "formats": "saves state encoding errors",
     "hosts": "saves decisions console errors",

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from jitckpt.errors import SaveError
 from jitckpt.saves.layout import Identity
-from jitckpt.tiers import host_memory, shard
+from jitckpt.tiers import chunks, host_memory, shard
+from jitckpt.tiers.chunks import Window
 from jitckpt.tiers.host_memory import HostMemory
 from jitckpt.tiers.own_shard import OwnShard
 from jitckpt.tiers.tier import Shard
@@ -27,19 +28,28 @@ def made(step: int, data: bytes, *, identity: Identity = IDENTITY, slot: int | N
     """Return a shard whose data are one tensor of bytes, and a small one that was on the host."""
     place = shard.aligned(len(data))
     whole = data + bytes(place - len(data)) + step.to_bytes(16, "little")
-    chunks = [whole[begin : begin + shard.CHUNK] for begin in range(0, len(whole), shard.CHUNK)]
+    cut = [whole[begin : begin + shard.CHUNK] for begin in range(0, len(whole), shard.CHUNK)]
     index = shard.Index(
         identity=identity,
         step=step,
         timeline="first",
         time=1.0,
-        checksums=[xxhash.xxh3_128_hexdigest(chunk) for chunk in chunks],
+        checksums=[xxhash.xxh3_128_hexdigest(chunk) for chunk in cut],
         tensors={"big": ("uint8", [len(data)], 0), "small": ("int64", [2], place)},
         host_from=place,
         document={"step": step},
     ).encode()
     slot = step % 2 if slot is None else slot
-    return Shard(identity.rank, slot, shard.seal_of(index, step, len(whole)), index, chunks)
+    return Shard(identity.rank, slot, shard.seal_of(index, step, len(whole)), index, window_of(whole))
+
+
+def window_of(data: bytes) -> Window:
+    """Return bytes as a shard's data."""
+    descriptor = host_memory.create()
+    host_memory.write(descriptor, data, host_memory.PAGE)
+    window = chunks.window(descriptor, host_memory.PAGE, len(data))
+    os.close(descriptor)
+    return window
 
 
 @pytest.fixture
@@ -58,7 +68,7 @@ def test_what_is_put_in_comes_out_again(memory: HostMemory) -> None:
     assert state.tensors["big"].numpy().tobytes() == data
     assert state.tensors["small"].tolist() == [7, 0]
     other = HostMemory()
-    other.put(memory.get(1, 7, "first"))
+    assert memory.get(1, 7, "first", other) == memory.has()[0].bytes
     assert other.has() == memory.has()
     other.close()
     memory.drop(1, 7)
@@ -71,16 +81,15 @@ def test_the_older_step_stays_while_the_newer_one_comes(memory: HostMemory) -> N
     memory.put(made(2, b"two"))
     coming = made(3, bytes(3 * shard.CHUNK))
 
-    def stops() -> Iterator[bytes]:
-        yield from list(coming.chunks)[:2]
-        assert [held.step for held in memory.has()] == [2]
-        raise SaveError("the host that sends it has died")
-
-    with pytest.raises(SaveError, match="has died"):
-        memory.put(Shard(1, coming.slot, coming.seal, coming.index, stops()))
+    context = memory.coming(1, coming.slot, coming.seal, coming.index)
+    _, window = context.__enter__()
+    memoryview(window)[:8] = b"halfways"
     assert [held.step for held in memory.has()] == [2]
-    with pytest.raises(SaveError, match="2 chunks came"):
-        memory.put(Shard(1, coming.slot, coming.seal, coming.index, list(coming.chunks)[:2]))
+    died = SaveError("the host that sends it has died")
+    assert not context.__exit__(SaveError, died, None)
+    assert [held.step for held in memory.has()] == [2]
+    with pytest.raises(SaveError, match="another number of chunks"):
+        memory.put(Shard(1, coming.slot, coming.seal, coming.index, window_of(b"short")))
     assert [held.step for held in memory.has()] == [2]
 
 
@@ -102,21 +111,30 @@ def test_a_flipped_byte_anywhere_is_found(place: int, flip: int) -> None:
     with pytest.raises(SaveError):
         host_memory.check(descriptor, 5)
     with pytest.raises(SaveError):
-        HostMemory({1: descriptor}).put(memory.get(1, 5, "first"))
+        memory.get(1, 5, "first", HostMemory())
     memory.close()
+
+
+def test_what_can_only_be_read_is_checked(memory: HostMemory) -> None:
+    memory.put(made(4, b"x"))
+    reading = os.open(f"/proc/self/fd/{memory.of(1)}", os.O_RDONLY)
+    try:
+        assert host_memory.check(reading, 4).step == 4
+    finally:
+        os.close(reading)
 
 
 def test_damaged_chunks_are_not_taken_in(memory: HostMemory) -> None:
     one = made(4, bytes(100))
     with pytest.raises(SaveError, match="Chunk 0 of step 4 of rank 1 is damaged"):
-        memory.put(Shard(1, one.slot, one.seal, one.index, [b"\1" * 128]))
+        memory.put(Shard(1, one.slot, one.seal, one.index, window_of(b"\1" * one.seal.data_bytes)))
     assert memory.has() == []
 
 
 def test_a_shard_of_another_rank_or_job_is_refused(memory: HostMemory) -> None:
     one = made(4, b"")
     with pytest.raises(SaveError, match="A shard of rank 1 came as that of rank 0"):
-        memory.put(Shard(0, one.slot, one.seal, one.index, one.chunks))
+        memory.put(Shard(0, one.slot, one.seal, one.index, one.window))
     memory.put(one)
     for identity, why in (
         (Identity("other", "fingerprint", 2, 1, 1, 2), "of another job"),

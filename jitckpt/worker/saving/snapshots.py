@@ -8,12 +8,11 @@ meant for: so the two slots of every rank always hold one step in common.
 import mmap
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
 import torch
-import xxhash
 from torch import Tensor
 
 from jitckpt.encoding import tensor_file
@@ -21,7 +20,7 @@ from jitckpt.encoding.tree_codec import Encoded, Json
 from jitckpt.errors import JitckptError
 from jitckpt.saves.layout import Identity
 from jitckpt.state.host_state import HostState, Shared
-from jitckpt.tiers import host_memory, shard
+from jitckpt.tiers import chunks, host_memory, shard
 from jitckpt.tiers.host_memory import BEGUN, OFF, READY, SAFE, SETTLED, SKIPPED, SLOTS, WAITED
 from jitckpt.tiers.own_shard import OwnShard
 from jitckpt.wire.environment import MEMORY_EVERY, MEMORY_LIMIT
@@ -107,6 +106,7 @@ class Snapshots(BesideTraining):
         self._given, self._identity, self._timeline = given, identity, timeline
         self._memory = given.descriptor
         self._room = _Room(given.descriptor)
+        self._windows: dict[int, chunks.Window] = {}  # by slot, as they were last
         self._restored = 0  # the step in memory that the job has gone on from
         self._slot = 0  # of the newest snapshot
         self._off = False
@@ -215,7 +215,7 @@ class Snapshots(BesideTraining):
             step=begun.step,
             timeline=self._timeline,
             time=time.time(),
-            checksums=list(self._checksums(slot, end)),
+            checksums=self._checksums(slot, end),
             tensors=places,
             host_from=host_from,
             document=document,
@@ -223,18 +223,12 @@ class Snapshots(BesideTraining):
         if not self._off:
             host_memory.seal(memory, slot, index, shard.seal_of(index, begun.step, end))
 
-    def _checksums(self, slot: int, size: int) -> Iterator[str]:
-        if size == 0:
-            return
-        with (
-            mmap.mmap(self._memory, size, prot=mmap.PROT_READ, offset=host_memory.data_place(slot)) as memory,
-            memoryview(memory) as view,
-        ):
-            offset = 0
-            for count in shard.chunk_sizes(size):
-                with view[offset : offset + count] as chunk:
-                    yield xxhash.xxh3_128_hexdigest(chunk)
-                offset += count
+    def _checksums(self, slot: int, size: int) -> list[str]:
+        """Return those of a slot's chunks, made without Python's lock."""
+        known = self._windows.get(slot)
+        if known is None or known.size != size:
+            known = self._windows[slot] = chunks.window(self._memory, host_memory.data_place(slot), size)
+        return [digest.hex() for digest in chunks.digests(known)]
 
 
 def _worth(seal: shard.Seal | None, kept: int) -> tuple[bool, int]:

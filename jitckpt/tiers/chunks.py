@@ -1,0 +1,43 @@
+"""What native/memory_tier does with a shard's chunks, and its failures as sentences."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from jitckpt._memory_tier import Failure, Window, copy, digests, receive, send, verify
+from jitckpt.errors import SaveError
+from jitckpt.hosts.link import LinkError
+from jitckpt.tiers import shard
+from jitckpt.tiers.shard import Index
+
+__all__ = ["Window", "copy", "digests", "of", "receive", "send", "verify", "window"]
+
+
+@contextmanager
+def of(index: Index, other: str = "the other host") -> Iterator[None]:
+    """Raise what fails inside as SaveError, or as LinkError if the other host is at fault."""
+    what = f"step {index.step} of rank {index.identity.rank}"
+    try:
+        yield
+    except Failure as error:
+        match error.reason:
+            case "damaged":
+                raise SaveError(
+                    f"Chunk {error.chunk} of {what} is damaged: its checksum is another than when it was "
+                    "written."
+                ) from error
+            case "refused":
+                raise LinkError(f"Chunk {error.chunk} of {what} has come to {other} damaged.") from error
+            case "no_memory":
+                raise SaveError(f"{what[0].upper()}{what[1:]} can't be had from memory: {error}.") from error
+            case _:
+                raise LinkError(
+                    f"{what[0].upper()}{what[1:]} did not get to or from {other}: {error}."
+                ) from error
+
+
+def window(descriptor: int, offset: int, size: int) -> Window:
+    """Return the data of a shard in a memfd. Raises SaveError."""
+    try:
+        return Window(descriptor, offset, size, shard.CHUNK)
+    except Failure as error:
+        raise SaveError(f"What is kept in memory can't be reached: {error}.") from error

@@ -1,0 +1,138 @@
+// jitckpt._memory_tier: this room for Python, which lets go of its lock meanwhile.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "memory_tier/failure.h"
+#include "memory_tier/transfer.h"
+
+namespace py = pybind11;
+using namespace jitckpt::memory_tier;
+
+namespace {
+
+using Digests = std::vector<Digest>;
+
+Digests digests_in(const py::sequence& given) {
+  Digests digests(given.size());
+  for (size_t number = 0; number < digests.size(); ++number) {
+    const auto one = given[number].cast<std::string>();
+    if (one.size() != digests[number].size()) throw std::invalid_argument("a checksum has 16 bytes");
+    std::copy(one.begin(), one.end(), digests[number].begin());
+  }
+  return digests;
+}
+
+py::list as_bytes(const Digests& digests) {
+  py::list found;
+  for (const Digest& one : digests)
+    found.append(py::bytes(reinterpret_cast<const char*>(one.data()), one.size()));
+  return found;
+}
+
+Connection connection_of(int socket, int stop, double patience) {
+  return {socket, stop,
+          std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(patience))};
+}
+
+const char* name_of(Reason reason) {
+  switch (reason) {
+    case Reason::ended:
+      return "ended";
+    case Reason::silent:
+      return "silent";
+    case Reason::stopped:
+      return "stopped";
+    case Reason::damaged:
+      return "damaged";
+    case Reason::refused:
+      return "refused";
+    case Reason::nonsense:
+      return "nonsense";
+    case Reason::no_memory:
+      return "no_memory";
+  }
+  return "";
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_memory_tier, module) {
+  module.doc() = "Chunks of the memory tier, outside of Python's lock. Use it through jitckpt.tiers.";
+  static py::handle failed = py::exception<Failure>(module, "Failure", PyExc_OSError).release();
+  py::register_exception_translator([](std::exception_ptr pending) {
+    try {
+      if (pending) std::rethrow_exception(pending);
+    } catch (const Failure& error) {
+      py::object raised = failed(error.what());
+      raised.attr("reason") = name_of(error.reason);
+      raised.attr("chunk") = error.chunk;
+      PyErr_SetObject(failed.ptr(), raised.ptr());
+    }
+  });
+  py::class_<Window>(module, "Window", py::buffer_protocol(),
+                     "A shard's data in a memfd that can't shrink, cut into chunks.")
+      .def(py::init<int, uint64_t, uint64_t, uint64_t>(), py::arg("descriptor"), py::arg("offset"),
+           py::arg("size"), py::arg("chunk"), py::call_guard<py::gil_scoped_release>())
+      .def_buffer([](const Window& window) {
+        return py::buffer_info(reinterpret_cast<uint8_t*>(window.bytes().data()),
+                               static_cast<py::ssize_t>(window.bytes().size()), !window.is_writable());
+      })
+      .def_property_readonly("size", [](const Window& window) { return window.bytes().size(); });
+  py::class_<Pace>(module, "Pace", "When how much may be sent; one for all that a host sends.")
+      .def(py::init())
+      .def("set_rate", &Pace::set_rate, py::arg("bytes_per_second"));
+  module.def(
+      "digests",
+      [](const Window& window) {
+        Digests found;
+        {
+          const py::gil_scoped_release released;
+          found = digests_of(window);
+        }
+        return as_bytes(found);
+      },
+      py::arg("window"), "The checksums of a window's chunks.");
+  module.def(
+      "verify",
+      [](const Window& window, const py::sequence& given) {
+        const Digests digests = digests_in(given);
+        const py::gil_scoped_release released;
+        verify(window, digests);
+      },
+      py::arg("window"), py::arg("digests"));
+  module.def(
+      "copy",
+      [](const Window& window, const py::sequence& given, const py::buffer& to) {
+        const Digests digests = digests_in(given);
+        const py::buffer_info target = to.request(true);
+        const py::gil_scoped_release released;
+        copy(window, digests,
+             {static_cast<std::byte*>(target.ptr), static_cast<size_t>(target.size * target.itemsize)});
+      },
+      py::arg("window"), py::arg("digests"), py::arg("to"));
+  module.def(
+      "send",
+      [](int socket, const Window& window, const py::sequence& given, Pace& pace, double patience, int stop) {
+        const Digests digests = digests_in(given);
+        Connection connection = connection_of(socket, stop, patience);
+        const py::gil_scoped_release released;
+        send_chunks(connection, window, digests, pace);
+      },
+      py::arg("socket"), py::arg("window"), py::arg("digests"), py::arg("pace"), py::arg("patience"),
+      py::arg("stop") = -1);
+  module.def(
+      "receive",
+      [](int socket, const Window& window, const py::sequence& given, double patience, int stop) {
+        const Digests digests = digests_in(given);
+        Connection connection = connection_of(socket, stop, patience);
+        const py::gil_scoped_release released;
+        receive_chunks(connection, window, digests);
+      },
+      py::arg("socket"), py::arg("window"), py::arg("digests"), py::arg("patience"), py::arg("stop") = -1);
+}

@@ -1,0 +1,24 @@
+// A shard's chunks from one host's memory into another's, over a connection that both agents have agreed on.
+//
+// The sender says of each chunk its number and size, and sends it; the receiver answers with the number and
+// whether its checksum is right. So many chunks may be unanswered at a time. Both know number, sizes and
+// checksums before (from the shard's index): what is not so ends it. After a wrong one the sender says that
+// it gives up, looks whether it is wrong there, too, and the connection can be talked on.
+#pragma once
+
+#include <span>
+
+#include "memory_tier/connection.h"
+#include "memory_tier/digests.h"
+#include "memory_tier/pace.h"
+#include "memory_tier/window.h"
+
+namespace jitckpt::memory_tier {
+
+constexpr uint64_t most_unanswered = 4;  // chunks: GEMINI's p sub-buffers
+
+// Each throws Failure.
+void send_chunks(Connection& connection, const Window& from, std::span<const Digest> digests, Pace& pace);
+void receive_chunks(Connection& connection, const Window& to, std::span<const Digest> digests);
+
+}  // namespace jitckpt::memory_tier
