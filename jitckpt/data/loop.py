@@ -73,6 +73,7 @@ class Loop:
         self._goes_on_at: int | None = None  # of those, the one where the state is put back
         self._newest: tuple[Pass | None, int] = (None, 0)  # pass that gave the last batch, iterations by then
         self._minibatches = 0
+        self._has_given = False  # a batch since the last iteration with an optimizer step
         self._numbers = torch.zeros(0, dtype=torch.int64, device="cpu")
         self._structure: object = None
         self._tree: Json = None
@@ -236,6 +237,7 @@ class Loop:
             self._ended()
             raise
         self._newest = one, self._minibatches
+        self._has_given = True
         self._put_numbers()
         return batch
 
@@ -335,11 +337,16 @@ class Loop:
         """The script asks for the next minibatch, or is at the loop's end."""
         if self._boundary():
             self._minibatches += 1
+            self._has_given = False
 
     def _ended(self) -> None:
-        """It is known since then that the loop is at its end."""
+        """It is known since then that the loop is at its end.
+
+        Batches that came to no optimizer step (accumulated, of an evaluation) belong to the next one: without
+        them it would be another one, so a restart reads them again.
+        """
         self._put_numbers()
-        if not self._in_steps and all(one.ended for one in self._passes):
+        if not (self._in_steps or self._has_given) and all(one.ended for one in self._passes):
             self._write_again()
 
     def _put_numbers(self) -> None:

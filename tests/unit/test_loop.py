@@ -505,3 +505,42 @@ def test_what_a_replica_saw_of_a_loops_end_counts() -> None:
     left_early(again, build(), False)
     again.told.append(generators())
     assert again.told == undisturbed.told
+
+
+def accumulating(training: Training, loader: Any, plain: bool) -> None:
+    """Makes a step after each third batch; what an epoch's last batches have given goes on into the next."""
+    loop = training.loop
+    gathered: list[Any] = []
+    for epoch in range(EPOCHS) if plain else loop.epochs(EPOCHS):
+        batches = loader if plain else loop.batches(loader)
+        for number, batch in enumerate(batches, 0 if plain else batches.first):
+            gathered.append((listed(batch), generators()))
+            if number % 4 == 3:
+                training.told.append([*gathered])
+                training.optimize()
+                gathered.clear()
+        training.told.append(("evaluated", epoch, generators(), training.scheduled))
+        training.scheduled += 1
+
+
+def validating(training: Training, loaders: Any, plain: bool) -> None:
+    """Iterates the data of its validation by the loop, too."""
+    loop = training.loop
+    for epoch in range(EPOCHS) if plain else loop.epochs(EPOCHS):
+        first, second = loaders if plain else map(loop.batches, loaders)
+        for batch in first:
+            training.told.append((epoch, listed(batch), generators()))
+            training.optimize()
+        training.told.append([(listed(batch), generators()) for batch in second])
+        training.told.append(("evaluated", epoch, generators(), training.scheduled))
+        training.scheduled += 1
+
+
+@pytest.mark.parametrize("script", [accumulating, validating])
+def test_batches_without_a_step_belong_to_the_next_one(script: Script) -> None:
+    def build() -> Any:
+        one = LOADERS["shuffled"]()
+        return one if script is accumulating else (one, LOADERS["shuffled"]())
+
+    assert run(script, build).told == run(script, build, plain=True).told
+    check_all(script, build)
