@@ -62,6 +62,7 @@ class Loader:
         self.workers: Workers | None = None  # persistent ones
         self.states: dict[int, bytes] = {}  # theirs
         self.seed: int | None = None
+        self.generators = Generators(loader if isinstance(loader, DataLoader) else None)
         self.is_new = True  # no pass over it has begun in this process
         known = any(fits(loader) for fits, _ in OTHER_KINDS)
         if (
@@ -187,7 +188,7 @@ class _PlainPass(Pass):
         assert isinstance(loader, DataLoader)
         self._plain = copy.copy(loader)
         self._persistent = loader.persistent_workers and loader.num_workers > 0
-        self._generators = Generators(loader)
+        self._generators = self._of.generators
         self._begin_plain()
 
     @abstractmethod

@@ -116,6 +116,37 @@ class Stateful:
         self.position, self.epoch = state["position"], state["epoch"]
 
 
+def weighted_anew(training: "Training", loader: Any, plain: bool) -> None:
+    """Changes after each epoch how the next one's sampler draws."""
+    loop, sampler = training.loop, loader.sampler
+    for epoch in range(3) if plain else loop.epochs(3):
+        for batch in loader if plain else loop.batches(loader):
+            training.told.append((epoch, listed(batch), generators()))
+            training.optimize()
+        sampler.weights = sampler.weights * torch.tensor([1.0, 0.2, 3.0])
+        sampler.weights[epoch] += 2
+
+
+def by_difficulty(training: "Training", loader: Any, plain: bool) -> None:
+    """The same in the places of a list and an array."""
+    loop, sampler = training.loop, loader.sampler
+    for epoch in range(3) if plain else loop.epochs(3):
+        for batch in loader if plain else loop.batches(loader):
+            training.told.append((epoch, listed(batch)))
+            training.optimize()
+        sampler.order.reverse()
+        sampler.left_out[epoch] = True
+
+
+class Curriculum(Sampler[int]):
+    def __init__(self) -> None:
+        self.order, self.left_out = [*range(9)], numpy.zeros(9, dtype=bool)
+        self.names = object()
+
+    def __iter__(self) -> Iterator[int]:
+        return (one for one in self.order if not self.left_out[one])
+
+
 def reseed(worker: int) -> None:
     numpy.random.seed(worker + torch.initial_seed() % 1000)
 
@@ -485,6 +516,17 @@ def test_a_count_beside_the_batches_is_named() -> None:
     assert "islice(batches, n - batches.first)" in warning
 
 
+def test_what_keeps_batches_for_later_rounds_is_named() -> None:
+    training = Training()
+    many, few = LOADERS["in order"](), LOADERS["single"]()
+    for _ in training.loop.epochs(1):
+        batches = training.loop.batches(few)
+        for _ in zip(training.loop.batches(many), itertools.cycle(batches), strict=False):
+            training.optimize()
+    (warning,) = training.warnings
+    assert "while True: yield from job.batches(loader)" in warning
+
+
 def test_a_save_of_a_loop_over_range_gives_the_step_to_go_on_from() -> None:
     training = Training()
     training.loop.count_from(3)
@@ -534,6 +576,17 @@ def validating(training: Training, loaders: Any, plain: bool) -> None:
         training.told.append([(listed(batch), generators()) for batch in second])
         training.told.append(("evaluated", epoch, generators(), training.scheduled))
         training.scheduled += 1
+
+
+def test_what_a_script_changes_of_a_sampler_comes_back() -> None:
+    build = build_of("weighted", "0")
+    assert run(weighted_anew, build).told == run(weighted_anew, build, plain=True).told
+    check_all(weighted_anew, build)
+
+    def curriculum() -> Any:
+        return DataLoader(Squares(), batch_size=2, sampler=Curriculum())
+
+    check_all(by_difficulty, curriculum)
 
 
 @pytest.mark.parametrize("script", [accumulating, validating])

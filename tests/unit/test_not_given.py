@@ -1,18 +1,27 @@
 """What trains beside the objects that jitckpt.init was given is named, and nothing else."""
 
 import copy
-from collections.abc import Mapping
+import gc
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch._C._distributed_c10d import HashStore
+from torch.amp.grad_scaler import GradScaler
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook, powerSGD_hook
 from torch.optim.swa_utils import AveragedModel
 
 from jitckpt.encoding import tree_codec
 from jitckpt.encoding.tree_codec import Json
 from jitckpt.state.host_state import HostState
 from jitckpt.worker.self_check.not_given import NotGiven
+
+
+@pytest.fixture(autouse=True)
+def _nothing_of_other_tests() -> None:
+    gc.collect()
 
 
 class Training:
@@ -92,7 +101,7 @@ def test_schedulers_and_a_scaler_are_named_unless_extra_keeps_them(is_kept: bool
     first = torch.optim.lr_scheduler.LinearLR(training.optimizer)
     second = torch.optim.lr_scheduler.ExponentialLR(training.optimizer, 0.9)
     both = torch.optim.lr_scheduler.ChainedScheduler([first, second])
-    scaler = torch.amp.GradScaler("cpu")
+    scaler = GradScaler("cpu")
 
     class Extra:
         def state_dict(self) -> Any:
@@ -106,3 +115,33 @@ def test_schedulers_and_a_scaler_are_named_unless_extra_keeps_them(is_kept: bool
     assert names == (set() if is_kept else {"the scheduler of optimizer 0, ChainedScheduler", "a GradScaler"})
     training.given |= {"schedulers": [both], "scaler": scaler, "extra": None}
     assert training.names(scaler=scaler) == []
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize(
+    ("hook", "state", "named"),
+    [
+        (powerSGD_hook.powerSGD_hook, powerSGD_hook.PowerSGDState(None), "powerSGD_hook"),
+        (
+            post_localSGD_hook.post_localSGD_hook,
+            post_localSGD_hook.PostLocalSGDState(None, None, 5),
+            "post_localSGD_hook",
+        ),
+        (default_hooks.bf16_compress_hook, None, ""),
+    ],
+)
+def test_a_communication_hook_that_keeps_something_is_named(hook: Any, state: Any, named: str) -> None:
+    training = Training()
+    training.model = nn.Sequential(nn.Linear(3, 3))
+    training.optimizer = torch.optim.Adam(training.model.parameters())
+    wrapped = nn.parallel.DistributedDataParallel(training.model)
+    wrapped.register_comm_hook(state, hook)
+    names = training.names()
+    assert any(f"communication hook {named} with its" in one for one in names) == bool(named), names

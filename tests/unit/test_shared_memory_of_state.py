@@ -218,3 +218,27 @@ def test_numbers_in_a_module_s_attributes_are_named_when_they_change() -> None:
     for _ in range(LOOKED_STEPS - 2):
         numbers.changed()
     assert numbers.changed() == []
+
+
+def test_modes_and_rates_that_a_script_changes_in_later_epochs_are_named() -> None:
+    model = nn.Sequential(Annealed(nn.Linear(2, 2)), nn.BatchNorm1d(2), nn.Dropout(0.5))
+    setattr(model[0], "temperature", 1.0)  # noqa: B010
+    numbers = ModuleNumbers(model)
+    for _ in range(LOOKED_STEPS + 2):
+        model.eval()
+        model.train()  # around an evaluation
+        assert numbers.changed() == []
+    model[1].eval()
+    assert numbers.changed() == ["the training mode (train() or eval()) of 1"]
+    assert numbers.changed() == []
+    for module, name, value in ((model[2], "p", 0.0), (model[0], "temperature", 0.9), (model[0], "width", 5)):
+        setattr(module, name, value)
+    assert numbers.changed() == [
+        "the attribute 'temperature' of Annealed (0)",
+        "the attribute 'p' of Dropout (2)",
+    ]
+    setattr(model[2], "p", 0.1)  # noqa: B010
+    for mode in (True, False, True, False):
+        model.train(mode)
+        numbers.changed()
+    assert numbers.changed() == []

@@ -72,6 +72,7 @@ class _Begun:
     shared: set[str]
     seconds: float  # of the training's thread
     document: dict[str, Json] = field(default_factory=dict)
+    not_given: list[Difference] = field(default_factory=list)
 
 
 class SelfChecker:
@@ -179,6 +180,7 @@ class SelfChecker:
             begun.held |= described.texts
             begun.held |= comparison.leaves(described.tensors, _small(described.tensors))
             begun.shared |= described.shared
+            begun.not_given = self._look_for_others(begun)
             begun.seconds += time.monotonic() - started
             self._thread = threading.Thread(
                 target=self._run, args=(begun,), name="jitckpt-self-check", daemon=True
@@ -237,7 +239,7 @@ class SelfChecker:
             begun.save |= self._host.parameters()
             held = self._with_values(begun)
             differences = self._restore_and_compare(begun, held)
-            differences += self._changing_buffers(held) + self._look_for_others(begun)
+            differences += self._changing_buffers(held) + begun.not_given
             apart = self._compare_with_replicas(begun.step, held)
         except Exception as error:
             self._give_up(error)

@@ -5,10 +5,11 @@ and that they train by what torch counts as written to their parameters and buff
 """
 
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -19,19 +20,32 @@ from jitckpt.state.optimizer_state import parameters_of
 from jitckpt.worker.self_check.comparison import Difference
 
 CHANGES = "changes in the training, and jitckpt.init was not given it"
-Versions = list[tuple[int, int]]
 AVERAGE = "AveragedModel"  # of torch.optim.swa_utils: it may be changed in later epochs only
 
 
+class _Beside(NamedTuple):
+    """A module or an optimizer that was not given, and how often was written to tensors that nobody saves."""
+
+    owner: weakref.ref[Any]
+    versions: Sequence[tuple[weakref.ref[Tensor], int]]
+
+    def changed(self) -> Any:
+        """Return the owner if something was written since."""
+        alive = [(one, before) for of, before in self.versions if (one := of()) is not None]
+        return self.owner() if any(one._version != before for one, before in alive) else None
+
+
 class NotGiven:
-    """Of one job: `look` is called twice, some steps apart."""
+    """Of one job. `look` is called twice, some steps apart, by the training's thread."""
 
     def __init__(self, host: HostState, module: nn.Module, ours: Collection[object]) -> None:
         """module: the model that was given. ours: modules and optimizers that jitckpt has made itself."""
         self._host, self._module = host, module
         self._ours = {*map(id, ours)}
-        self._modules_first: list[tuple[weakref.ref[nn.Module], Versions]] | None = None
-        self._optimizers_first: list[tuple[weakref.ref[Optimizer], Versions]] | None = None
+        self._modules: list[_Beside] | None = None
+        self._optimizers: list[_Beside] = []
+        self._schedulers: list[str] = []
+        self._hooks: list[Difference] = []  # of DDP
 
     def look(self, extra: Mapping[str, Tensor], said: Json, scaler: object) -> list[Difference]:
         """Return what was found by now. extra, said: the tensors that `extra` keeps, and what else it says.
@@ -39,72 +53,87 @@ class NotGiven:
         scaler: one that is used.
         """
         text = to_json(said)
-        found = [*self._optimizers()]
+        is_first = self._modules is None
+        if self._modules is None:
+            self._modules = self._look_first(extra)
+        changed = [
+            of.owner()
+            for of in self._modules
+            if of.changed() is not None or (is_first and _is_still_to_begin(of.owner()))
+        ]
+        found = [Difference(CHANGES, name) for name in sorted({*map(_name_of, _outermost(changed))})]
+        for optimizer in (one for of in self._optimizers if (one := of.changed()) is not None):
+            name = f"{type(optimizer).__qualname__} with {len(parameters_of(optimizer))} parameters"
+            found.append(Difference("not given to jitckpt.init: optimizer=[...]", name))
         if '"last_epoch"' not in text:
-            found += self._schedulers()
+            found += [
+                Difference("not given to jitckpt.init: scheduler=...", name) for name in self._schedulers
+            ]
         if scaler is not None and self._host.scaler is None and '"growth_factor"' not in text:
             found.append(Difference("not given to jitckpt.init: scaler=...", "a GradScaler"))
-        return [*found, *self._modules(extra)]
+        return found + self._hooks
 
-    def _optimizers(self) -> Iterator[Difference]:
-        if self._optimizers_first is None:
-            known = {id(one) for state in self._host.optimizers for one in state.parameters()}
-            self._optimizers_first = [
-                (weakref.ref(one), _versions(own))
-                for one in parallel.all_of(Optimizer)
-                if id(one) not in self._ours and not known.issuperset(map(id, own := parameters_of(one)))
-            ]
-        for of, before in self._optimizers_first:
-            if (one := of()) is not None and _versions(own := parameters_of(one)) != before:
-                name = f"{type(one).__qualname__} with {len(own)} parameters"
-                yield Difference("not given to jitckpt.init: optimizer=[...]", name)
-
-    def _schedulers(self) -> Iterator[Difference]:
-        given = [state.scheduler for state in self._host.schedulers]
-        numbers = {id(state.optimizer): number for number, state in enumerate(self._host.optimizers)}
-        every: list[Any] = parallel.all_of(LRScheduler)
-        known = {id(part) for one in [*every, *given] for part in getattr(one, "_schedulers", ())}
-        known |= {*map(id, given)}
-        for scheduler in every:
-            number = numbers.get(id(getattr(scheduler, "optimizer", None)))
-            if number is not None and id(scheduler) not in known:
-                name = f"the scheduler of optimizer {number}, {type(scheduler).__qualname__}"
-                yield Difference("not given to jitckpt.init: scheduler=...", name)
-
-    def _modules(self, extra: Mapping[str, Tensor]) -> Iterator[Difference]:
-        """Look for modules with tensors that nobody saves, which have changed since the first call."""
-        if self._modules_first is None:
-            self._modules_first = [
-                (weakref.ref(one), _versions(_tensors(one))) for one in self._unsaved(extra)
-            ]
-            changed = [one for of, _ in self._modules_first if type(one := of()).__name__ == AVERAGE]
-        else:
-            changed = [
-                one
-                for of, before in self._modules_first
-                if (one := of()) is not None and _versions(_tensors(one)) != before
-            ]
-        for name in sorted({_name_of(one) for one in _outermost(changed)}):
-            yield Difference(CHANGES, name)
-
-    def _unsaved(self, extra: Mapping[str, Tensor]) -> Iterator[nn.Module]:
-        of_model = {id(part) for part in self._module.modules()}
-        saved = {*map(id, self._module.parameters()), *map(id, self._module.buffers())}
-        saved |= {id(one) for state in self._host.optimizers for one in state.parameters()}
+    def _look_first(self, extra: Mapping[str, Tensor]) -> list[_Beside]:
+        every = parallel.all_of(nn.Module, Optimizer, LRScheduler)
+        ours = self._ours | {id(part) for part in self._module.modules()}
+        of_optimizers = {id(one) for state in self._host.optimizers for one in state.parameters()}
+        saved = of_optimizers | {*map(id, self._module.parameters()), *map(id, self._module.buffers())}
         places = {one.data_ptr() for one in extra.values() if one.device.type != "meta"}
         alike = {(one.shape, one.dtype) for one in extra.values() if one.device.type == "cpu"}
-        for module in parallel.all_of(nn.Module):
-            if id(module) in of_model or id(module) in self._ours:
-                continue
-            tensors = [
-                one
-                for one in _tensors(module)
-                if id(one) not in saved
-                and one.data_ptr() not in places
-                and (one.shape, one.dtype) not in alike
-            ]
-            if tensors:
-                yield module
+        modules: list[_Beside] = []
+        for one in every:
+            if isinstance(one, Optimizer):
+                tensors = [tensor for tensor in parameters_of(one) if id(tensor) not in of_optimizers]
+                kept = self._optimizers
+            elif isinstance(one, nn.Module):
+                tensors = [
+                    tensor
+                    for tensor in _tensors(one)
+                    if id(tensor) not in saved
+                    and tensor.data_ptr() not in places
+                    and (tensor.shape, tensor.dtype) not in alike
+                ]
+                kept = modules
+            if not isinstance(one, LRScheduler) and tensors and id(one) not in ours:
+                versions = [(weakref.ref(tensor), tensor._version) for tensor in tensors]
+                kept.append(_Beside(weakref.ref(one), versions))
+        self._look_for_schedulers([one for one in every if isinstance(one, LRScheduler)])
+        self._hooks = [
+            found
+            for one in every
+            if isinstance(one, nn.parallel.DistributedDataParallel) and id(one.module) in ours
+            for hook, state in getattr(one, "_comm_hooks", ())
+            if (found := _of_hook(hook, state)) is not None
+        ]
+        return modules
+
+    def _look_for_schedulers(self, every: Iterable[LRScheduler]) -> None:
+        given = [state.scheduler for state in self._host.schedulers]
+        numbers = {id(state.optimizer): number for number, state in enumerate(self._host.optimizers)}
+        known = {id(part) for one in (*every, *given) for part in getattr(one, "_schedulers", ())}
+        known |= {*map(id, given)}
+        self._schedulers = [
+            f"the scheduler of optimizer {number}, {type(one).__qualname__}"
+            for one in every
+            if id(one) not in known and (number := numbers.get(id(one.optimizer))) is not None
+        ]
+
+
+def _of_hook(hook: Any, state: object) -> Difference | None:
+    """Return what a restart makes of a communication hook of DDP, if it is more than a function."""
+    if state is None or isinstance(state, ProcessGroup):
+        return None
+    kind = type(state).__qualname__
+    if "LocalSGD" in kind:
+        what = "lets ranks differ that are taken for replicas: give jitckpt.init shard and shards"
+    else:
+        what = "keeps in it what no save holds"
+    return Difference(what, f"the communication hook {getattr(hook, '__name__', hook)} with its {kind}")
+
+
+def _is_still_to_begin(module: object) -> bool:
+    average = type(module).__name__ == AVERAGE
+    return average and module.n_averaged._version == 0  # type: ignore[attr-defined]
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:
@@ -114,12 +143,10 @@ def _tensors(module: nn.Module) -> list[Tensor]:
     return [one for one in plain if not one.is_inference()]
 
 
-def _versions(tensors: Iterable[Tensor]) -> Versions:
-    return [(id(one), one._version) for one in tensors]
-
-
-def _outermost(modules: Iterable[object]) -> list[nn.Module]:
+def _outermost(modules: Collection[object]) -> list[nn.Module]:
     """Return those that contain these, and are in no other."""
+    if not modules:
+        return []
     every = parallel.all_of(nn.Module)
     parts = {id(part) for one in every for part in one._modules.values()}
     wanted = {*map(id, modules)}
