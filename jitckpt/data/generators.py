@@ -15,6 +15,7 @@ from jitckpt.encoding.tree_codec import Encoded
 
 _CHANGED = "*changed"  # the key of what is no generator and no number
 PLAIN = (bool, int, float, str)
+GENERATORS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
 # What these keep besides a generator they do not change themselves.
 TORCHS = (BatchSampler, DistributedSampler, RandomSampler, SequentialSampler)
 
@@ -65,14 +66,8 @@ def _own_state(keeper: Any, built: dict[str, object]) -> dict[str, Any]:
         return {"state_dict": keeper.state_dict()}
     state: dict[str, Any] = {}
     for name, value in getattr(keeper, "__dict__", {}).items():
-        if isinstance(value, torch.Generator):
-            state[name] = value.get_state()
-        elif isinstance(value, random.Random):
-            state[name] = value.getstate()
-        elif isinstance(value, numpy.random.Generator):
-            state[name] = value.bit_generator.state
-        elif isinstance(value, numpy.random.RandomState):
-            state[name] = value.get_state(legacy=False)
+        if isinstance(value, GENERATORS):
+            state[name] = state_of(value)
         elif isinstance(value, PLAIN) and not isinstance(keeper, DataLoader) and type(keeper) not in TORCHS:
             state[name] = value
     changed = {name: getattr(keeper, name) for name, mark in _marks(keeper) if built.get(name) != mark}
@@ -105,17 +100,32 @@ def _restore_own(keeper: Any, state: dict[str, Any]) -> None:
         value = None if name == "state_dict" else getattr(keeper, name)
         if name == "state_dict":
             keeper.load_state_dict(saved)
-        elif isinstance(value, torch.Generator):
-            value.set_state(saved)
+        elif isinstance(value, GENERATORS):
+            put_state(value, saved)
         elif isinstance(saved, torch.Tensor):  # of a generator that the sampler makes with its first draw
             made = torch.Generator()
             made.set_state(saved)
             setattr(keeper, name, made)
-        elif isinstance(value, random.Random):
-            value.setstate(saved)
-        elif isinstance(value, numpy.random.Generator):
-            value.bit_generator.state = saved
-        elif isinstance(value, numpy.random.RandomState):
-            value.set_state(saved)
         else:
             setattr(keeper, name, saved)
+
+
+def state_of(generator: Any) -> Any:
+    """Return the state of a generator of Python's, numpy's or torch's."""
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, numpy.random.Generator):
+        return generator.bit_generator.state
+    return generator.get_state(legacy=False)
+
+
+def put_state(generator: Any, saved: Any) -> None:
+    """Put back what `state_of` returned."""
+    if isinstance(generator, random.Random):
+        generator.setstate(saved)
+    elif isinstance(generator, numpy.random.Generator):
+        generator.bit_generator.state = saved
+    else:
+        generator.set_state(saved)

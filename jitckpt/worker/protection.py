@@ -380,7 +380,7 @@ class Protection:
             if self._outside.tells_apart:
                 one.step_begins()  # what comes now may change what it copies
             one.settled(step - 1)
-        self._settle_check(step - 1)
+        self._settle_check(step - 1, changed)
         if self._extra_behind_step is not None and self._extra_behind_step != self._host.extra_now():
             self._reporter.warn_once(EXTRA_CHANGES_LATE)
         self._extra_behind_step = None
@@ -551,13 +551,13 @@ class Protection:
             one.settled(step)
         if self._found is not None:
             self._found.settle(step)
-        self._settle_check(step)
+        self._settle_check(step, changed)
 
-    def _settle_check(self, step: int) -> None:
+    def _settle_check(self, step: int, changed: bool) -> None:
         if self._checker is not None:
             if self._outside.tells_apart:
                 self._checker.step_begins()
-            self._checker.settled(step)
+            self._checker.settled(step, self._host.local if changed else None)
 
     def drawn_ahead(self) -> None:
         self._reporter.warn_once(

@@ -578,6 +578,43 @@ def validating(training: Training, loaders: Any, plain: bool) -> None:
         training.scheduled += 1
 
 
+class Augmented(Dataset[Any]):
+    """Draws from generators of its own, one of them in a transform."""
+
+    def __init__(self) -> None:
+        class Noise:
+            def __init__(self) -> None:
+                self.random, self.torch = random.Random(3), torch.Generator().manual_seed(4)
+
+        self.numpy, self.transforms = numpy.random.default_rng(5), [Noise()]
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> Tensor:
+        noise = self.transforms[0]
+        drawn = [float(self.numpy.random()), noise.random.random()]
+        return torch.tensor([index, *drawn, float(torch.rand((), generator=noise.torch))])
+
+
+class AugmentedStream(IterableDataset[Any]):
+    def __init__(self) -> None:
+        self.numpy = numpy.random.RandomState(5)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (torch.tensor([number, float(self.numpy.rand())]) for number in range(10))
+
+
+@pytest.mark.parametrize("workers", ["0", "2", "3 persistent"])
+@pytest.mark.parametrize("dataset", [Augmented, AugmentedStream])
+def test_generators_of_the_datasets_own_go_on(dataset: Callable[[], Any], workers: str) -> None:
+    def build() -> Any:
+        return DataLoader(dataset(), batch_size=3, **WORKERS[workers])
+
+    assert run(usual, build).told == run(usual, build, plain=True).told
+    check_all(usual, build, None if workers == "0" else (2, 4, 5))
+
+
 def test_what_a_script_changes_of_a_sampler_comes_back() -> None:
     build = build_of("weighted", "0")
     assert run(weighted_anew, build).told == run(weighted_anew, build, plain=True).told

@@ -198,6 +198,18 @@ def test_what_a_wrapper_does_after_the_step_belongs_to_it() -> None:
     assert torch.equal(other.slow[0], wrapper.slow[0])
 
 
+def test_a_wrapper_of_a_wrapper_is_no_attribute_that_changes() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inner = Wrapper(optimizer)
+    outer = Wrapper(optimizer)
+    outer.optimizer = inner  # type: ignore[assignment]
+    host = host_of(model, optimizer, outer, inner)
+    inner.steps += 1
+    host.shared()
+    assert host.problems() == []
+
+
 class Annealed(nn.Module):
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()

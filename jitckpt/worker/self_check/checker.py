@@ -160,14 +160,20 @@ class SelfChecker:
         """The next optimizer step changes what is being copied."""
         self._copies.step_begins()
 
-    def settled(self, step: int) -> None:
-        """The host's state after `step` is complete."""
+    def settled(self, step: int, changed: Callable[[], Mapping[str, Encoded]] | None = None) -> None:
+        """The host's state after `step` is complete.
+
+        changed: returns the rank's local state, where parameters or optimizer state were changed since the
+        optimizer step (masters copied back): what was copied then may be either, so it is copied once more.
+        """
         begun = self._begun
         if begun is None or begun.step != step:
             return
         self._begun = None
         started = time.monotonic()
         try:
+            if changed is not None:
+                begun = self._begin(step, changed(), self._history.shared(step))
             snapshot = self._history.snapshot(step)
             if snapshot is None:
                 return
