@@ -92,6 +92,7 @@ class ModelState:
         self._take_structure()
         self.built = frozenset(self._parameters)  # what the script has built, by the parameters' names
         self._built_frozen = self._frozen()
+        self._thawed: list[str] = []
         self.look_again()
 
     def look_again(self) -> None:
@@ -177,14 +178,14 @@ class ModelState:
         known = self.memory.keys() or not self._parameters
         if self._held is None or self._flags != flags or self._places != places or not known:
             self._flags, self._places = flags, places
-            self._held = Held(self.parameters(), self._frozen(), self._cuts, self._aliases)
+            frozen = self._frozen()
+            self._thawed = sorted({*self._built_frozen}.difference(frozen))
+            self._held = Held(self.parameters(), frozen, self._cuts, self._aliases)
         return self._held
 
     def thawed(self) -> list[str]:
         """Return the parameters that are trained, but were frozen as DDP was built around the model."""
-        if not self._in_ddp or self._held is None:
-            return []
-        return [name for name in self._built_frozen if name not in self._held.frozen]
+        return self._thawed if self._in_ddp else []
 
     def _frozen(self) -> tuple[str, ...]:
         return tuple([name for name, one in self._parameters.items() if not one.requires_grad])

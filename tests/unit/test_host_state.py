@@ -359,7 +359,7 @@ def test_what_ddp_was_built_without_is_named_and_not_restored_into() -> None:
     assert state.thawed() == []
     model[1].requires_grad_(True)  # type: ignore[index]
     parameters, frozen, *_ = state.held()
-    assert state.thawed() == ["1.weight", "1.bias"]
+    assert state.thawed() == ["1.bias", "1.weight"]
     with pytest.raises(
         CheckpointError, match=r"1\.weight, 1\.bias: frozen as DistributedDataParallel was built"
     ):
