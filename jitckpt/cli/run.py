@@ -188,7 +188,7 @@ def _run(arguments: list[str]) -> int:
             traced(lambda: log.directory if log.leading else None),
         ):
             status = _launch(settings, log, config, command, command_arguments)
-        if status == 0 and temporary is not None:
+        if status == 0 and temporary is not None and temporary.exists():
             shutil.rmtree(temporary)
     return status
 
