@@ -751,6 +751,7 @@ class Supervisor(threading.Thread):
             steps=whole_steps(self._job.ranks),
             write=self._reports.write_local_states,
             done=lambda: os.eventfd_write(self._wake, 1),
+            before=self._at_death.finish,
         )
         self._local_states.start()
 

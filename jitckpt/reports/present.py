@@ -143,6 +143,15 @@ class Suspect:
 
 
 @dataclass(frozen=True)
+class MemoryHost:
+    """A host of the memory tier. kept_by: the hosts, by place in the list, that have its ranks' state."""
+
+    host: str
+    ranks: tuple[int, ...]
+    kept_by: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Present:
     """What is known of a job. spent: seconds by cause; their sum is `seconds`, all since `started`.
 
@@ -166,6 +175,7 @@ class Present:
     step_seconds: float | None
     safe_step: int | None
     memory_step: int | None
+    memory_hosts: tuple[MemoryHost, ...]
     protected: float
     seconds: float
     spent: Mapping[str, float]
@@ -296,6 +306,7 @@ class JobModel:
         self._shards_saved: dict[int, set[int]] = {}
         self._safe_step: int | None = None
         self._memory_step: int | None = None
+        self._memory_hosts: tuple[MemoryHost, ...] = ()
         self._incidents: list[_Incident] = []
         self._fault: tuple[str, int, float] | None = None
         self._repeated = 0
@@ -372,6 +383,7 @@ class JobModel:
             step_seconds=(told.step_seconds if told is not None else None) or self._step_seconds,
             safe_step=self._safe_step,
             memory_step=self._memory_step,
+            memory_hosts=self._memory_hosts,
             protected=len(safe) / self._world_size if self._world_size else 0.0,
             seconds=self._at + waited,
             spent=spent,
@@ -630,6 +642,20 @@ class JobModel:
     def _hear_memory_safe(self, event: Event) -> None:
         self._memory_step = event["step"]
 
+    def _hear_memory_placement(self, event: Event) -> None:
+        hosts = event["hosts"][:MOST_RANKS]
+        try:
+            self._memory_hosts = tuple(
+                MemoryHost(
+                    str(one["host"]),
+                    tuple(int(rank) for rank in one["ranks"]),
+                    tuple(int(host) for host in one["kept_by"] if 0 <= int(host) < len(hosts)),
+                )
+                for one in hosts
+            )
+        except (KeyError, TypeError, ValueError):
+            return  # a damaged log, as with all that does not fit
+
     def _hear_kept_in_memory(self, event: Event) -> None:
         self._note("decided")
         self._memory_step = event["step"]
@@ -782,6 +808,7 @@ _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "periodic_save": {"rank": int, "step": int, "shard": int},
     "saved": {"step": int},
     "memory_safe": {"step": int},
+    "memory_placement": {"hosts": list},
     "kept_in_memory": {"step": int, "newest": (int, type(None))},
     "not_saved": {"step": (int, type(None))},
     "ranks_ended": {"kill": list, "terminate": list},
