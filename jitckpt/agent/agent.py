@@ -80,6 +80,7 @@ from jitckpt.saves import directory_lock, folders
 from jitckpt.saves.layout import Identity, Kind
 from jitckpt.system import descriptor_limit
 from jitckpt.system.disk_thread import waited_for
+from jitckpt.system.versions import versions
 from jitckpt.wire import environment as variables
 from jitckpt.wire import protocol
 from jitckpt.wire.protocol import Message
@@ -453,6 +454,7 @@ class Agent(LocalElasticAgent):
             "restart" if self._log.restart else "job_started",
             world_size=worker_group.workers[0].world_size,
             max_restarts=spec.max_restarts,
+            versions=versions(),
         )
         if self._log.restart and spec.rdzv_handler.use_agent_store and self._hosts is None:
             self._give_fresh_store(worker_group)

@@ -187,6 +187,7 @@ class Present:
     warnings: tuple[str, ...]
     checkpoint_dir: str
     fingerprint: str
+    versions: Mapping[str, str]
     log_bytes: int
     image_bytes: int
 
@@ -316,6 +317,7 @@ class JobModel:
         self._hang_text = ""
         self._hanging_since: float | None = None
         self._checkpoint_dir = self._fingerprint = ""
+        self._versions: dict[str, str] = {}
         self._log_bytes = self._image_bytes = 0
 
     def take(self, event: Event) -> None:
@@ -395,6 +397,7 @@ class JobModel:
             warnings=tuple(self._warnings[-KEPT_WARNINGS:]),
             checkpoint_dir=self._checkpoint_dir,
             fingerprint=self._fingerprint,
+            versions=self._versions,
             log_bytes=self._log_bytes,
             image_bytes=self._image_bytes,
         )
@@ -458,6 +461,9 @@ class JobModel:
         self._states, self._steps, self._late_since = {}, {}, {}
         self._trained, self._doing, self._replicas = set(), "starting", []
         self._hanging_since = None
+        told = event.get("versions")
+        if isinstance(told, dict):
+            self._versions = {str(name): str(version) for name, version in told.items()}
 
     def _hear_registered(self, event: Event) -> None:
         self._shard_of[event["rank"]] = event["shard"]
