@@ -15,9 +15,11 @@ from jitckpt._memory_tier import Pace
 from jitckpt.agent.keeping import KeptMemory
 from jitckpt.console import say, show_size
 from jitckpt.decisions import sources
-from jitckpt.decisions.placement import Machine, place
+from jitckpt.decisions.check import InvalidInput
+from jitckpt.decisions.holders import holders
+from jitckpt.decisions.placement import Machine, Placement
 from jitckpt.decisions.sources import Kind, Source
-from jitckpt.errors import JitckptError, SaveError
+from jitckpt.errors import HostsError, JitckptError, SaveError
 from jitckpt.events import EventLog
 from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.link import LinkError
@@ -29,14 +31,17 @@ from jitckpt.tiers.tier import Held
 from jitckpt.wire.environment import MEMORY_EVERY, MEMORY_LIMIT, MEMORY_TIER
 
 FREE_PART = 0.8
+AUTO = 0  # steps
 
 
 @dataclass(frozen=True)
 class Wanted:
     """What `jitckpt run` was asked for. mode: auto or peer. copies: of each shard, its own host's included.
 
-    every: steps. limit: bytes of this host's memory; None for FREE_PART of what is free. keep: seconds that
-    the memory stays without an agent.
+    every: steps; AUTO for as many as what is measured asks for. limit: bytes of this host's memory; None for
+    FREE_PART of what is free. keep: seconds that the memory stays without an agent. domains: the failure
+    domains that this host is in. address: of this host, by which others send what it is to keep; "" for the
+    one that they know it by.
     """
 
     mode: str
@@ -44,6 +49,8 @@ class Wanted:
     every: int = 1
     limit: int | None = None
     keep: float = 60.0
+    domains: tuple[str, ...] = ()
+    address: str = ""
 
 
 class MemoryTier:
@@ -80,8 +87,8 @@ class MemoryTier:
         return descriptor
 
     def answer_others(self, hosts: Hosts) -> None:
-        """Answer other hosts of this meeting; to be called before they are connected."""
-        placed = holders_of(hosts, self.wanted.copies)
+        """Answer other hosts of this meeting; to be called before they are connected. Raises HostsError."""
+        placed = placement_of(hosts, self.wanted.copies).holders
         self._may_hold = frozenset(
             rank
             for host, one in enumerate(hosts.all)
@@ -206,10 +213,19 @@ def _within_job(timeline: str) -> str:
     return timeline.rpartition("/")[2]
 
 
-def holders_of(hosts: Hosts, copies: int) -> tuple[tuple[int, ...], ...]:
-    """Return for each host which hosts have its ranks' state, itself first (GEMINI, Algorithm 1)."""
-    count = len(hosts.all)
-    return place([Machine()] * count, min(copies, count), 0).holders
+def placement_of(hosts: Hosts, copies: int) -> Placement:
+    """Return for each host which hosts have its ranks' state, itself first. Raises HostsError."""
+    try:
+        return holders(machines_of(hosts), copies)
+    except InvalidInput as error:
+        raise HostsError(
+            f"--failure-domains: {error}. Give all hosts the option, and the same file."
+        ) from error
+
+
+def machines_of(hosts: Hosts) -> list[Machine]:
+    """Return all hosts as what a state can be placed on."""
+    return [Machine(one.domains, one.memory or float("inf")) for one in hosts.all]
 
 
 def decide(

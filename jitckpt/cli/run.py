@@ -25,7 +25,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
 from jitckpt.agent.agent import Settings, launch
-from jitckpt.agent.memory_tier import Wanted
+from jitckpt.agent.memory_tier import AUTO, Wanted
 from jitckpt.agent.object_copies import WantedObjects
 from jitckpt.agent.processes.guardian import remove_if_empty
 from jitckpt.agent.standby import stand_by
@@ -35,12 +35,14 @@ from jitckpt.cli.exec import DEFAULT_DEVICES, add_device_argument
 from jitckpt.cli.parser import Parser
 from jitckpt.clusters import slurm
 from jitckpt.console import said_aside, say
+from jitckpt.decisions.check import InvalidInput
+from jitckpt.decisions.holders import domains_of, read_domains
 from jitckpt.decisions.limits import Limits, conflicts
 from jitckpt.decisions.suspects import visible_devices
 from jitckpt.device import LIBRARY_DIR, check_libraries, choose_device, device_environment
 from jitckpt.doctor import moved_process
 from jitckpt.encoding.staging import DEFAULT_BYTES
-from jitckpt.errors import HostsError, HostsMissing, NotNeeded, SaveError
+from jitckpt.errors import HostsError, HostsMissing, NoProgress, NotNeeded, SaveError
 from jitckpt.events import Event, EventLog
 from jitckpt.faults.injection import (
     DEVICE_KINDS,
@@ -51,6 +53,7 @@ from jitckpt.faults.injection import (
     parse_fault,
 )
 from jitckpt.hosts.etcd import Etcd, endpoints_of
+from jitckpt.hosts.interfaces import address_of
 from jitckpt.hosts.rendezvous import own_address
 from jitckpt.hosts.stores import has_calls_out
 from jitckpt.objects.bucket import parse
@@ -70,6 +73,7 @@ DEFAULT_MAX_RESTARTS = 3
 DEFAULT_HANG_TIMEOUT = 60.0
 DEFAULT_VALIDATE_EVERY = 1000
 HANG_FLOOR = 5.0
+MOST_STEPS = (1 << 31) - 1
 LEAST_SECRET, MOST_SECRET = 16, 1 << 16  # bytes
 NO_MASTER = "127.0.0.1"  # where --master-addr is not given
 NO_HOSTS, NO_RANKS = "1:1", "1"  # where --nnodes, --nproc-per-node are not given
@@ -221,6 +225,8 @@ def _launch(
         return NO_PROGRESS if any(event["event"] == "no_progress" for event in log.events) else 1
     except HostsError as error:
         say(str(error))
+        if isinstance(error, NoProgress):
+            return NO_PROGRESS
         return HOSTS_MISSING if isinstance(error, HostsMissing) else 1
     except NotNeeded as error:
         outcome = "ended without this host"
@@ -294,6 +300,7 @@ def _fault_folder(needed: bool) -> Iterator[dict[str, str]]:
 def _check(args: argparse.Namespace, kind: str) -> None:
     """Refuse, by ValueError, what torch would find out too late; fill in what depends on the device."""
     _check_hosts(args)
+    args.own_domains = _own_domains(args)
     _check_modes(args)
     if args.state_on_device and args.mode != "transparent":
         raise ValueError("--state-on-device: only --mode transparent keeps copies of the device's memory")
@@ -323,8 +330,6 @@ def _check_modes(args: argparse.Namespace) -> None:
         )
     if args.objects is not None and args.checkpoint_dir is None:
         raise ValueError("--objects needs --checkpoint-dir, which is what it copies")
-    if args.memory_every < 1:
-        raise ValueError("--memory-every must be at least 1")
     if args.broken_device != "restart" and args.mode != "transparent":
         raise ValueError(
             f"--broken-device {args.broken_device}: only --mode transparent goes on without a restart"
@@ -338,6 +343,20 @@ def _check_modes(args: argparse.Namespace) -> None:
         raise ValueError("--standby: not with --coordination, where hosts that stand by are not known")
     if args.standby and (args.standalone or torchrun.parse_min_max_nnodes(args.nnodes)[1] == 1):
         raise ValueError("--standby: a job on one host has no other (--nnodes)")
+
+
+def _own_domains(args: argparse.Namespace) -> tuple[str, ...]:
+    """Return the failure domains that this host is in. Raises ValueError."""
+    name = socket.gethostname()
+    if args.failure_domains is None:
+        return (name,)
+    if not args.failure_domains:
+        return ()
+    names = list(dict.fromkeys(filter(None, (name, name.partition(".")[0], args.local_addr))))
+    try:
+        return domains_of(args.failure_domains, names)
+    except InvalidInput as error:
+        raise ValueError(f"--failure-domains: {error}") from error
 
 
 def _check_hosts(args: argparse.Namespace) -> None:
@@ -599,10 +618,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     ours.add_argument(
         "--memory-every",
-        type=_steps,
-        default=1,
-        metavar="STEPS",
-        help="a snapshot for the memory tier after every so many steps (default 1)",
+        type=_memory_every,
+        metavar="STEPS|auto",
+        help="a snapshot for the memory tier after every so many steps; auto: as often as one is whole "
+        "everywhere before the next begins, which is measured (default: auto with --memory-tier auto, else "
+        "1)",
     )
     ours.add_argument(
         "--memory-limit",
@@ -617,6 +637,22 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="how long the memory tier's memory stays when the agent was killed, for the same command to "
         "go on from (default 60)",
+    )
+    ours.add_argument(
+        "--memory-interface",
+        type=_interface,
+        metavar="NAME|ADDRESS",
+        help="the network interface of this host over which others send what its memory is to keep (default: "
+        "the one that the agents talk over)",
+    )
+    ours.add_argument(
+        "--failure-domains",
+        type=_domains,
+        default={},
+        metavar="FILE|hostname",
+        help="no two copies of a state go where one failure could take both, if there is another way. FILE: "
+        "a line for each host, its name and the racks, switches ... that it is in; hostname: hosts of one "
+        "name are one machine",
     )
     ours.add_argument(
         "--objects",
@@ -760,7 +796,46 @@ def _memory(args: argparse.Namespace) -> Wanted | None:
         return None
     mode, copies = args.memory_tier
     limit = None if args.memory_limit is None else args.memory_limit << 20
-    return Wanted(mode, copies, args.memory_every, limit, args.memory_keep)
+    every = args.memory_every
+    return Wanted(
+        mode,
+        copies,
+        (AUTO if mode == "auto" else 1) if every is None else every,
+        limit,
+        args.memory_keep,
+        args.own_domains,
+        args.memory_interface or "",
+    )
+
+
+def _memory_every(text: str) -> int:
+    if text == "auto":
+        return AUTO
+    steps = _steps(text)
+    if not 1 <= steps <= MOST_STEPS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither a number of steps from 1 to {MOST_STEPS} nor auto"
+        )
+    return steps
+
+
+def _interface(text: str) -> str:
+    try:
+        return address_of(text)
+    except HostsError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _domains(text: str) -> dict[str, tuple[str, ...]] | None:
+    """Return the failure domains of all hosts, as a file tells them; None if each is one by its name."""
+    if text == "hostname":
+        return None
+    try:
+        return read_domains(Path(text).read_text())
+    except (OSError, UnicodeError) as error:
+        raise argparse.ArgumentTypeError(f"{text} can't be read: {error}") from error
+    except InvalidInput as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error}") from error
 
 
 def _objects(text: str) -> str:

@@ -14,6 +14,7 @@ from namespaces import Namespaces, namespaces
 
 TRAINING = str(Path(__file__).parent / "sharded_training.py")
 HOSTS = 4
+FORMS = ("full", "fsdp2", "zero", "tensor", "pipeline")  # fsdp2: in hybrid sharding
 MEET = [
     "--rdzv-backend",
     "c10d",
@@ -32,24 +33,29 @@ def hosts() -> Iterator[Namespaces]:
         yield found
 
 
+@pytest.fixture(scope="module", params=FORMS)
+def form(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, form: str) -> list[str]:
     launcher = Launcher(tmp_path_factory.mktemp("undisturbed"))
     run = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", str(HOSTS), "--warm-start"]
-    result = launcher.run(*run, "--max-restarts", "0", TRAINING, "full", "--unprotected")
+    result = launcher.run(*run, "--max-restarts", "0", TRAINING, form, "--unprotected")
     assert result.status == 0, result.err
     return digests([result.out])
 
 
 def digests(outs: Sequence[str]) -> list[str]:
-    return sorted(line for out in outs for line in out.splitlines() if line.startswith("full rank "))
+    return sorted(line for out in outs for line in out.splitlines() if re.match(r"\w+ rank \d", line))
 
 
 class Job:
     """One agent with one rank on each host, and a checkpoint directory of the host's own."""
 
-    def __init__(self, launcher: Launcher, hosts: Namespaces) -> None:
-        self.launcher, self.hosts = launcher, hosts
+    def __init__(self, launcher: Launcher, hosts: Namespaces, form: str = "full") -> None:
+        self.launcher, self.hosts, self.form = launcher, hosts, form
         self.agents: dict[int, subprocess.Popen[str]] = {}
         self.outs: list[str] = []
 
@@ -57,8 +63,10 @@ class Job:
         place = self.launcher.directory / f"host-{host}"
         place.mkdir(exist_ok=True)
         run = ["env", "-C", str(place), THREADS, *JITCKPT, "run", "--nnodes", str(count), *MEET, *OPTIONS]
-        run += ["--checkpoint-dir", str(place / "ckpt"), "--memory-tier", "peer", *options, TRAINING, "full"]
-        self.agents[host] = self.launcher.start(*self.hosts.on(host), *run, "--pause", "0.3")
+        run += ["--checkpoint-dir", str(place / "ckpt"), "--memory-tier", "peer", *options]
+        self.agents[host] = self.launcher.start(
+            *self.hosts.on(host), *run, TRAINING, self.form, "--pause", "0.3"
+        )
 
     def events(self, name: str) -> list[dict[str, object]]:
         found = []
@@ -85,8 +93,8 @@ class Job:
 
 
 @pytest.fixture
-def job(launcher: Launcher, hosts: Namespaces) -> Job:
-    return Job(launcher, hosts)
+def job(launcher: Launcher, hosts: Namespaces, form: str) -> Job:
+    return Job(launcher, hosts, form)
 
 
 def test_a_lost_host_comes_back_on_a_standby_host_from_memory(job: Job, undisturbed: list[str]) -> None:
