@@ -59,13 +59,13 @@ class Job:
         self.agents: dict[int, subprocess.Popen[str]] = {}
         self.outs: list[str] = []
 
-    def start(self, host: int, *options: str, count: int = HOSTS) -> None:
+    def start(self, host: int, *options: str, count: int = HOSTS, of_script: Sequence[str] = ()) -> None:
         place = self.launcher.directory / f"host-{host}"
         place.mkdir(exist_ok=True)
         run = ["env", "-C", str(place), THREADS, *JITCKPT, "run", "--nnodes", str(count), *MEET, *OPTIONS]
         run += ["--checkpoint-dir", str(place / "ckpt"), "--memory-tier", "peer", *options]
         self.agents[host] = self.launcher.start(
-            *self.hosts.on(host), *run, TRAINING, self.form, "--pause", "0.3"
+            *self.hosts.on(host), *run, TRAINING, self.form, "--pause", "0.3", *of_script
         )
 
     def events(self, name: str) -> list[dict[str, object]]:
