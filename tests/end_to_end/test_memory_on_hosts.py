@@ -14,7 +14,8 @@ from namespaces import Namespaces, namespaces
 
 TRAINING = str(Path(__file__).parent / "sharded_training.py")
 HOSTS = 4
-FORMS = ("full", "fsdp2", "zero", "tensor", "pipeline")  # fsdp2: in hybrid sharding
+WITHOUT_REPLICAS = ("full", "zero")
+WITH_REPLICAS = ("fsdp2", "tensor", "pipeline")  # two of each shard, on the hosts 0 and 2, and 1 and 3
 MEET = [
     "--rdzv-backend",
     "c10d",
@@ -33,14 +34,8 @@ def hosts() -> Iterator[Namespaces]:
         yield found
 
 
-@pytest.fixture(scope="module", params=FORMS)
-def form(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, form: str) -> list[str]:
-    launcher = Launcher(tmp_path_factory.mktemp("undisturbed"))
+def undisturbed(launcher: Launcher, form: str) -> list[str]:
+    """Return what the training ends with on one host."""
     run = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", str(HOSTS), "--warm-start"]
     result = launcher.run(*run, "--max-restarts", "0", TRAINING, form, "--unprotected")
     assert result.status == 0, result.err
@@ -93,11 +88,30 @@ class Job:
 
 
 @pytest.fixture
-def job(launcher: Launcher, hosts: Namespaces, form: str) -> Job:
-    return Job(launcher, hosts, form)
+def job(launcher: Launcher, hosts: Namespaces) -> Job:
+    return Job(launcher, hosts)
 
 
-def test_a_lost_host_comes_back_on_a_standby_host_from_memory(job: Job, undisturbed: list[str]) -> None:
+def check(job: Job, said: str) -> None:
+    """See that all ranks have gone on from one step in memory, and that no file was written."""
+    restored = job.events("restored")
+    assert len({event["step"] for event in restored}) == 1
+    assert all(event["in_memory"] for event in restored)
+    assert job.saves() == [], "no file was written"
+    assert "has fetched its ranks' state from other hosts' memory" in said
+    kept = re.search(r"the state after step (\d+) is in memory", said)
+    assert kept is not None, said
+    assert {event["step"] for event in restored} == {int(kept[1])}
+    # A snapshot begins only once the one before is safe.
+    newest = max(int(str(event["newest"])) for event in job.events("kept_in_memory"))
+    assert newest - int(kept[1]) in (1, 2) or "was left out" in said
+    assert job.launcher.survivors() == []
+
+
+@pytest.mark.parametrize("form", WITHOUT_REPLICAS)
+def test_a_lost_host_comes_back_on_a_standby_host_from_memory(job: Job, form: str) -> None:
+    expected = undisturbed(job.launcher, form)
+    job.form = form
     for host in range(HOSTS):
         job.start(host)
     job.launcher.wait_until(lambda: job.events("first_step") != [])
@@ -105,14 +119,35 @@ def test_a_lost_host_comes_back_on_a_standby_host_from_memory(job: Job, undistur
     job.launcher.wait_until(lambda: job.events("memory_safe") != [])
     job.lose(2)
     said = job.finish()
-    assert digests(job.outs) == undisturbed
-    restored = job.events("restored")
-    assert len({event["step"] for event in restored}) == 1
-    assert all(event["in_memory"] for event in restored)
-    assert job.saves() == [], "no file was written"
-    kept = re.search(r"the state after step (\d+) is in memory", said)
-    assert kept is not None, said
-    newest = {event["newest"] for event in job.events("kept_in_memory")}
-    assert {event["step"] for event in restored} == {int(kept[1])} == {int(str(step)) - 1 for step in newest}
-    assert "has fetched its ranks' state from other hosts' memory" in said
+    assert digests(job.outs) == expected
+    check(job, said)
+
+
+@pytest.mark.parametrize("form", WITH_REPLICAS)
+def test_hosts_that_have_all_replicas_of_a_shard_come_back_from_memory(job: Job, form: str) -> None:
+    expected = undisturbed(job.launcher, form)
+    job.form = form
+    racks = job.launcher.directory / "racks"
+    racks.write_text("".join(f"10.79.0.{host + 1} rack-{host % 2}\n" for host in range(HOSTS)))
+    for host in range(HOSTS):
+        job.start(host, "--failure-domains", str(racks))
+    job.launcher.wait_until(lambda: job.events("memory_safe") != [])
+    for host in (1, 3):
+        job.lose(host)
+    for host in (1, 3):  # replaced
+        job.start(host, "--failure-domains", str(racks))
+    said = job.finish()
+    assert digests(job.outs) == expected
+    check(job, said)
+
+
+def test_hosts_that_make_no_progress_end_together_and_leave_what_memory_has_in_files(job: Job) -> None:
+    for host in range(2):
+        job.start(host, "--max-restarts", "9", count=2, of_script=["--dies-in", "5"])
+    ends = [job.launcher.finish(agent) for agent in job.agents.values()]
+    said = "".join(end.err for end in ends)
+    assert [end.status for end in ends] == [93, 93], said
+    assert "3 starts have come to step 5 and failed alike (rank 1 was killed by SIGKILL)" in said
+    assert len(job.events("restart")) == 2
+    assert {path.name for path in job.saves()} == {"rank-00000", "rank-00001"}
     assert job.launcher.survivors() == []
