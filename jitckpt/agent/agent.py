@@ -40,7 +40,7 @@ from torch.distributed.elastic.utils.store import _barrier_nonblocking
 from torch.distributed.launcher import api as launcher
 
 from jitckpt.agent import object_copies
-from jitckpt.agent.memory_tier import MemoryTier, Wanted
+from jitckpt.agent.memory_tier import MemoryTier
 from jitckpt.agent.migration.leaving import Departure
 from jitckpt.agent.migration.move import Mover
 from jitckpt.agent.migration.store_relay import StoreRelay
@@ -58,6 +58,7 @@ from jitckpt.agent.supervisor import Reports, Supervisor
 from jitckpt.bindings.criu import Criu
 from jitckpt.console import say, show_size
 from jitckpt.decisions import quorum
+from jitckpt.decisions.memory_wanted import Wanted
 from jitckpt.decisions.recovery import SAME_ENDS, Outcome, brings_no_progress
 from jitckpt.decisions.step_tree import Place
 from jitckpt.decisions.suspects import VARIABLE, NoDeviceError, Suspects, without
@@ -764,8 +765,6 @@ class WorkerProcesses(PContext):
         host = 0 if self._hosts is None else self._hosts.index
         self._progress = ProgressTeller({w.rank: w.ring_fd for w in workers}, self._log, host)
         self._progress.start()
-        if self._protection is not None:
-            self._protection.start()
         if self._copier is not None:
             self._copier.start()
         self._open = True
@@ -915,6 +914,8 @@ class WorkerProcesses(PContext):
 
     def _registered(self, worker: Worker, message: protocol.Registered) -> None:
         self._children.note_registered(worker.pid)
+        if self._protection is not None:
+            self._protection.hear_rank(worker.rank)
         self._saves_itself = message.saver == "callback"
         # Between two starts no rank has the lock.
         self._log.aside(partial(_hold, Path(message.checkpoint_dir), self._run, self._log))

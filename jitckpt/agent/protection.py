@@ -20,7 +20,7 @@ from jitckpt.console import say, show_size
 from jitckpt.decisions.holders import nearest, shared_domains
 from jitckpt.decisions.pace import PROFILED_EVERY, packed
 from jitckpt.decisions.sources import confirmed
-from jitckpt.errors import SaveError
+from jitckpt.errors import JitckptError, SaveError
 from jitckpt.events import EventLog
 from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.link import LinkError
@@ -70,15 +70,11 @@ class Protection(threading.Thread):
         self._tier, self._hosts, self._log = tier, hosts, log
         self._own = {rank: _Rank(memory) for rank, memory in memories.items()}
         self._ranks = list(memories) if hosts is None else [rank for one in hosts.all for rank in one.ranks]
-        placed = None if hosts is None else placement_of(hosts, tier.wanted.copies)
-        self._placed = ((0,),) if placed is None else placed.holders
-        self._domains = [] if hosts is None or placed is None else shared_domains(machines_of(hosts), placed)
         self._index = 0 if hosts is None else hosts.index
-        self._holders = [host for host in self._placed[self._index] if host != self._index]
+        self._place()
         self._kept: dict[int, list[int]] = {}  # at the root: of each rank the steps that all its holders have
         self.safe = 0
         self._settled = 0
-        self._pace = Pacer(tier.wanted.every)
         self._off: str | None = None
         self._told = 0.0  # when an event told of a safe step
         self._began = time.monotonic()
@@ -87,6 +83,28 @@ class Protection(threading.Thread):
         self._stopping = threading.Event()
         self._stop_sending = os.eventfd(0, os.EFD_CLOEXEC)
         self._senders = ThreadPoolExecutor(max(1, len(memories)), "jitckpt-memory-send")
+
+    def _place(self) -> None:
+        placed = None if self._hosts is None else placement_of(self._hosts, self._tier.wanted.copies)
+        self._placed = ((0,),) if placed is None else placed.holders
+        self._domains: list[str] = []
+        if self._hosts is not None and placed is not None:
+            self._domains = shared_domains(machines_of(self._hosts), placed)
+        self._holders = [host for host in self._placed[self._index] if host != self._index]
+        self._pace = Pacer(self._tier.wanted.steps)
+
+    def hear_rank(self, rank: int) -> None:
+        """A rank of this host has begun: if the tier is wanted, look after it from now on."""
+        if self.is_alive() or self._stopping.is_set():
+            return
+        try:
+            if not self._tier.hear(rank):
+                return
+        except (JitckptError, OSError) as error:
+            self._end(f"the memory tier can't be used: {error}")
+            return
+        self._place()  # the script may have asked for another number of copies
+        self.start()
 
     def step_that_stays(self, lost: Collection[int]) -> int | None:
         """Return the step that is whole in memory without these hosts; None if there is none."""

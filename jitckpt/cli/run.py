@@ -15,6 +15,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +26,6 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
 from jitckpt.agent.agent import Settings, launch
-from jitckpt.agent.memory_tier import AUTO, Wanted
 from jitckpt.agent.object_copies import WantedObjects
 from jitckpt.agent.processes.guardian import remove_if_empty
 from jitckpt.agent.standby import stand_by
@@ -35,9 +35,11 @@ from jitckpt.cli.exec import DEFAULT_DEVICES, add_device_argument
 from jitckpt.cli.parser import Parser
 from jitckpt.clusters import slurm
 from jitckpt.console import said_aside, say
+from jitckpt.decisions import memory_wanted
 from jitckpt.decisions.check import InvalidInput
 from jitckpt.decisions.holders import domains_of, read_domains
 from jitckpt.decisions.limits import Limits, conflicts
+from jitckpt.decisions.memory_wanted import Wanted
 from jitckpt.decisions.suspects import visible_devices
 from jitckpt.device import LIBRARY_DIR, check_libraries, choose_device, device_environment
 from jitckpt.doctor import moved_process
@@ -73,7 +75,6 @@ DEFAULT_MAX_RESTARTS = 3
 DEFAULT_HANG_TIMEOUT = 60.0
 DEFAULT_VALIDATE_EVERY = 1000
 HANG_FLOOR = 5.0
-MOST_STEPS = (1 << 31) - 1
 LEAST_SECRET, MOST_SECRET = 16, 1 << 16  # bytes
 NO_MASTER = "127.0.0.1"  # where --master-addr is not given
 NO_HOSTS, NO_RANKS = "1:1", "1"  # where --nnodes, --nproc-per-node are not given
@@ -323,11 +324,17 @@ def _check(args: argparse.Namespace, kind: str) -> None:
 
 def _check_modes(args: argparse.Namespace) -> None:
     """Refuse what is for another mode of protection."""
-    if args.memory_tier is not None and args.mode == "transparent":
+    if args.memory_tier not in (None, Wanted(memory_wanted.OFF)) and args.mode == "transparent":
         raise ValueError(
             "--memory-tier: in transparent mode the device proxies' servers have the state in host memory "
             "already, and no other host has; without --mode transparent the memory tier protects it"
         )
+    for name in ("every", "limit", "keep"):
+        if getattr(args, f"memory_{name}") is not None and args.memory_tier is None:
+            raise ValueError(
+                f"--memory-{name} goes with --memory-tier; where the script asks for the tier, it says "
+                f"this, too: jitckpt.init(memory={{'tier': 'auto', '{name}': ...}})"
+            )
     if args.objects is not None and args.checkpoint_dir is None:
         raise ValueError("--objects needs --checkpoint-dir, which is what it copies")
     if args.broken_device != "restart" and args.mode != "transparent":
@@ -633,7 +640,6 @@ def _parser() -> argparse.ArgumentParser:
     ours.add_argument(
         "--memory-keep",
         type=_seconds,
-        default=60.0,
         metavar="SECONDS",
         help="how long the memory tier's memory stays when the agent was killed, for the same command to "
         "go on from (default 60)",
@@ -779,44 +785,33 @@ def _steps(text: str) -> int:
     return int(text)
 
 
-def _memory_tier(text: str) -> tuple[str, int] | None:
-    mode, _, copies = text.partition("=")
-    if text == "off":
-        return None
-    if mode == "auto" and not copies:
-        return mode, 2
-    if mode == "peer" and (not copies or (copies.isascii() and copies.isdigit() and 1 <= int(copies) <= 16)):
-        return mode, int(copies or 2)
-    raise argparse.ArgumentTypeError(f"{text!r} is none of auto, off, peer and peer=M, with M from 1 to 16")
-
-
-def _memory(args: argparse.Namespace) -> Wanted | None:
-    """Return what is wanted of the memory tier, if it is."""
-    if args.memory_tier is None:
-        return None
-    mode, copies = args.memory_tier
-    limit = None if args.memory_limit is None else args.memory_limit << 20
-    every = args.memory_every
-    return Wanted(
-        mode,
-        copies,
-        (AUTO if mode == "auto" else 1) if every is None else every,
-        limit,
-        args.memory_keep,
-        args.own_domains,
-        args.memory_interface or "",
-    )
+def _memory_tier(text: str) -> Wanted:
+    try:
+        return memory_wanted.tier(text)
+    except InvalidInput as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _memory_every(text: str) -> int:
-    if text == "auto":
-        return AUTO
-    steps = _steps(text)
-    if not 1 <= steps <= MOST_STEPS:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is neither a number of steps from 1 to {MOST_STEPS} nor auto"
-        )
-    return steps
+    try:
+        return memory_wanted.steps(text)
+    except InvalidInput as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _memory(args: argparse.Namespace) -> Wanted | None:
+    """Return what is wanted of the memory tier, or that the script may say it; None if it is off."""
+    wanted = args.memory_tier or Wanted(memory_wanted.BY_SCRIPT)
+    if wanted.mode == memory_wanted.OFF or args.mode == "transparent":
+        return None
+    return replace(
+        wanted,
+        every=args.memory_every,
+        limit=None if args.memory_limit is None else args.memory_limit << 20,
+        keep=wanted.keep if args.memory_keep is None else args.memory_keep,
+        domains=args.own_domains,
+        address=args.memory_interface or "",
+    )
 
 
 def _interface(text: str) -> str:

@@ -1,7 +1,7 @@
 """Trainings whose state is spread over ranks, run by test_shards.py under `jitckpt run`.
 
 usage: sharded_training.py FORM... [--unprotected] [--save-every N] [--pause SECONDS]
-                           [--dies-in STEP] [--state FILE]
+                           [--memory TIER] [--dies-in STEP] [--state FILE]
 
 Each rank prints a digest of what it holds in the end: parameters, optimizer state, random numbers.
 """
@@ -239,6 +239,7 @@ def train(form: str, options: argparse.Namespace) -> None:
             scheduler=schedulers,
             extra=batches,
             save_every=options.save_every,
+            memory=options.memory,
         )
         start = job.restore()
     for step in range(start, STEPS):
@@ -266,6 +267,7 @@ def main() -> None:
     parser.add_argument("forms", nargs="+", choices=FORMS)
     parser.add_argument("--unprotected", action="store_true")
     parser.add_argument("--save-every", type=int)
+    parser.add_argument("--memory", metavar="TIER", help="of the memory tier")
     parser.add_argument("--dies-in", type=int, metavar="STEP", help="rank 1 does, in each start")
     parser.add_argument("--state", metavar="FILE", help="put torch's own state dicts there in the end")
     parser.add_argument("--pause", type=float, default=PAUSE)

@@ -69,11 +69,15 @@ class Job:
             found += [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]
         return [event for event in found if event["event"] == name]
 
-    def lose(self, host: int) -> None:
-        """Kill all processes of a host at once."""
-        for pid in self.hosts.processes(host):
+    def lose(self, *lost: int) -> None:
+        """Kill all processes of these hosts at once; what is on their disks is lost, too."""
+        for pid in [pid for host in lost for pid in self.hosts.processes(host)]:
             os.kill(pid, signal.SIGKILL)
-        self.outs.append(self.agents.pop(host).communicate()[0])
+        for host in lost:
+            self.outs.append(self.agents.pop(host).communicate()[0])
+            (self.launcher.directory / f"host-{host}" / "ckpt").rename(
+                self.launcher.directory / f"lost-{host}"
+            )
 
     def finish(self) -> str:
         """Wait for all agents; return what they said."""
@@ -132,8 +136,7 @@ def test_hosts_that_have_all_replicas_of_a_shard_come_back_from_memory(job: Job,
     for host in range(HOSTS):
         job.start(host, "--failure-domains", str(racks))
     job.launcher.wait_until(lambda: job.events("memory_safe") != [])
-    for host in (1, 3):
-        job.lose(host)
+    job.lose(1, 3)
     for host in (1, 3):  # replaced
         job.start(host, "--failure-domains", str(racks))
     said = job.finish()

@@ -39,12 +39,21 @@ def events(launcher: Launcher, name: str) -> list[dict[str, object]]:
     return [event for event in map(json.loads, lines) if event["event"] == name]
 
 
-@pytest.mark.parametrize("form", FORMS)
+BY_COMMAND, BY_SCRIPT = (["--memory-tier", "peer"], []), ([], ["--memory", "peer"])
+
+
+@pytest.mark.parametrize(
+    ("form", "options", "of_script"), [*((form, *BY_COMMAND) for form in FORMS), ("full", *BY_SCRIPT)]
+)
 def test_a_killed_rank_comes_back_from_memory_and_no_file(
-    launcher: Launcher, undisturbed_of_all: dict[str, list[str]], form: str
+    launcher: Launcher,
+    undisturbed_of_all: dict[str, list[str]],
+    form: str,
+    options: list[str],
+    of_script: list[str],
 ) -> None:
     fault = "rank=1 step=5 phase=backward kind=kill"
-    result = launcher.run(*RUN, "--memory-tier", "peer", "--fault", fault, TRAINING, form, *PAUSE)
+    result = launcher.run(*RUN, *options, "--fault", fault, TRAINING, form, *PAUSE, *of_script)
     assert result.status == 0, result.err
     assert digests(result.out, form) == undisturbed_of_all[form]
     assert [event["step"] for event in events(launcher, "restored")] == [4, 4], "one minibatch was redone"

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from test_host_memory import made
 
-from jitckpt.agent.memory_tier import MemoryTier, Wanted
+from jitckpt.agent.memory_tier import MemoryTier
 from jitckpt.agent.protection import Protection
+from jitckpt.decisions.memory_wanted import Wanted
 from jitckpt.events import EventLog
 from jitckpt.hosts import connections, link
 from jitckpt.hosts.connections import Arrived, Host, Hosts

@@ -20,7 +20,7 @@ from jitckpt.encoding.tree_codec import Encoded, Json
 from jitckpt.errors import JitckptError
 from jitckpt.saves.layout import Identity
 from jitckpt.state.host_state import HostState, Shared
-from jitckpt.tiers import chunks, host_memory, shard
+from jitckpt.tiers import asked, chunks, host_memory, shard
 from jitckpt.tiers.host_memory import BEGUN, OFF, READY, SAFE, SETTLED, SKIPPED, SLOTS, WAITED
 from jitckpt.tiers.own_shard import OwnShard
 from jitckpt.wire.environment import MEMORY_EVERY, MEMORY_LIMIT
@@ -45,12 +45,14 @@ class Given:
 
 
 def given(descriptor: int) -> Given:
-    """Return what the agent has said, beside this memory."""
-    return Given(
-        descriptor,
-        MEMORY_EVERY.get(),
-        MEMORY_LIMIT.get(),
-    )
+    """Return what the agent has said, beside this memory; or the script, where it may."""
+    wanted = asked.of(descriptor)
+    if wanted is None:
+        return Given(descriptor, MEMORY_EVERY.get(), MEMORY_LIMIT.get())
+    limit = MEMORY_LIMIT.get()
+    if wanted.limit is not None:
+        limit = wanted.limit / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return Given(descriptor, wanted.steps, limit / wanted.copies)
 
 
 # Memory that the device may write to stays mapped until the process ends; see ring/ring.py.
