@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing import SignalException
@@ -501,6 +502,15 @@ class RunParser(Parser):
     def __init__(self, ours: argparse.ArgumentParser, theirs: argparse.ArgumentParser) -> None:
         super().__init__(prog="jitckpt run", parents=[theirs, ours], add_help=False)
         self._shown = (ours, theirs)
+        self._ours = set(map(id, ours._actions))
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """Return which options an abbreviation may mean.
+
+        The script's own arguments are looked at, too, and must not be refused for what ours are called.
+        """
+        found: list[Any] = super()._get_option_tuples(option_string)
+        return found if len(found) < 2 else [one for one in found if id(one[0]) not in self._ours]
 
     def format_help(self) -> str:
         """Return the help of both, one after the other."""

@@ -3,7 +3,8 @@
 import re
 
 import pytest
-from test_plan import CRASH, DOWN, LINK, describe, large
+from descriptions import describe, large
+from test_plan import CRASH, DOWN, LINK
 
 from jitckpt.cli.run import _parser
 from jitckpt.decisions.check import InvalidInput
