@@ -103,7 +103,8 @@ def parse_arguments() -> argparse.Namespace:
         f"{', '.join(FATAL_KINDS)}; one that is named twice comes twice as often "
         f"(default {','.join(USER_KINDS)}); in transparent mode, "
         f"and by default all: {', '.join(TRANSPARENT_KINDS)}; on hosts, and by default all: "
-        f"{', '.join(trials_on_hosts.HOST_KINDS)}",
+        f"{', '.join(trials_on_hosts.HOST_KINDS)}; of jobs without replicas, and by default all: "
+        f"{', '.join(trials_in_memory.MEMORY_KINDS)}",
     )
     parser.add_argument(
         "--second",
