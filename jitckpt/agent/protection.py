@@ -12,6 +12,7 @@ import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from jitckpt.agent.memory_tier import MemoryTier, machines_of, placement_of
@@ -92,6 +93,7 @@ class Protection(threading.Thread):
             self._domains = shared_domains(machines_of(self._hosts), placed)
         self._holders = [host for host in self._placed[self._index] if host != self._index]
         self._pace = Pacer(self._tier.wanted.steps)
+        self._tier.pace.set_rate(inf)  # nothing is known of this start's steps yet
 
     def hear_rank(self, rank: int) -> None:
         """A rank of this host has begun: if the tier is wanted, look after it from now on."""
