@@ -7,6 +7,7 @@ is whole everywhere.
 """
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Collection, Mapping
@@ -74,6 +75,7 @@ class Protection(threading.Thread):
         self._index = 0 if hosts is None else hosts.index
         self._place()
         self._kept: dict[int, list[int]] = {}  # at the root: of each rank the steps that all its holders have
+        self._told_keepers: dict[int, list[int]] = {}
         self.safe = 0
         self._settled = 0
         self._off: str | None = None
@@ -92,6 +94,7 @@ class Protection(threading.Thread):
         if self._hosts is not None and placed is not None:
             self._domains = shared_domains(machines_of(self._hosts), placed)
         self._holders = [host for host in self._placed[self._index] if host != self._index]
+        self._keepers = {host: list(by) for host, by in enumerate(self._placed)}  # became
         self._pace = Pacer(self._tier.wanted.steps)
         self._tier.pace.set_rate(inf)  # nothing is known of this start's steps yet
 
@@ -160,8 +163,9 @@ class Protection(threading.Thread):
         """Take in what another host says, or this one. Raises ValueError for nonsense."""
         with self._lock:
             match said:
-                case {"kept": int(rank), "steps": list(steps), **more} if rank in self._ranks:
+                case {"kept": int(rank), "steps": list(steps), "by": list(by), **more} if rank in self._ranks:
                     self._kept[rank] = [step for step in steps if isinstance(step, int)]
+                    self._keepers[host] = [one for one in by if isinstance(one, int)]
                     match more:
                         case {"took": [int(step), float(seconds)], "step_seconds": float(step_seconds)}:
                             self._pace.measured(step, seconds, step_seconds)
@@ -196,7 +200,11 @@ class Protection(threading.Thread):
             if not self._send_to(holder, rank, step):
                 return
         own.sent = {step, *sorted(own.sent - {step})[-1:]}
-        said: dict[str, Any] = {"kept": rank, "steps": sorted(own.sent)}
+        said: dict[str, Any] = {
+            "kept": rank,
+            "steps": sorted(own.sent),
+            "by": [self._index, *self._holders],
+        }
         if step == own.snapshot[0]:
             said |= {"took": [step, time.monotonic() - own.snapshot[1]], "step_seconds": own.step_seconds}
         self._tell(said)
@@ -276,6 +284,7 @@ class Protection(threading.Thread):
             waited = sum(host_memory.word(own.memory, host_memory.WAITED) for own in self._own.values())
             size = sum(held.bytes for held in self._tier.memory.has() if held.step == self.safe)
             self._log.write("memory_safe", step=self.safe, bytes=size, waited=waited / 1e6)
+            self._tell_keepers()
             if first:
                 say(self._in_words(size))
                 if self._domains:
@@ -286,6 +295,24 @@ class Protection(threading.Thread):
                     )
         if first and self._hosts is not None:
             self._tier.forget_strangers(self._hosts)
+
+    def _tell_keepers(self) -> None:
+        """Write down which host's memory has whose state, once and whenever that has changed."""
+        if self._keepers == self._told_keepers:
+            return
+        self._told_keepers = dict(self._keepers)
+        count = 1 if self._hosts is None else len(self._hosts.all)
+        self._log.write(
+            "memory_placement",
+            hosts=[
+                {
+                    "host": socket.gethostname() if self._hosts is None else self._hosts.name(host),
+                    "ranks": self._ranks if self._hosts is None else self._hosts.all[host].ranks,
+                    "kept_by": self._keepers[host],
+                }
+                for host in range(count)
+            ],
+        )
 
     def _in_words(self, size: int) -> str:
         every = self._pace.rule[0]

@@ -28,7 +28,6 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from jitckpt.agent.agent import Settings, launch
 from jitckpt.agent.object_copies import WantedObjects
-from jitckpt.agent.processes.guardian import remove_if_empty
 from jitckpt.agent.standby import stand_by
 from jitckpt.bindings import criu, softgpu
 from jitckpt.bindings.criu import Criu, CriuError
@@ -62,6 +61,7 @@ from jitckpt.hosts.stores import has_calls_out
 from jitckpt.objects.bucket import parse
 from jitckpt.reports.timeline import in_words
 from jitckpt.saves.start_record import note_finished
+from jitckpt.system.launcher_folder import launcher_folder
 from jitckpt.web.beside import parse_address, served, traced
 from jitckpt.wire import environment
 from jitckpt.wire.exit_statuses import HOSTS_MISSING, NO_PROGRESS, SAVED
@@ -282,11 +282,9 @@ def _log_dir(args: argparse.Namespace) -> Iterator[Path | None]:
     if args.log_dir is not None or args.logs_specs is not None or (args.redirects, args.tee) != ("0", "0"):
         yield None
         return
-    args.log_dir = tempfile.mkdtemp(prefix="jitckpt-")
-    try:
-        yield Path(args.log_dir)
-    finally:
-        remove_if_empty(args.log_dir)
+    with launcher_folder() as folder:
+        args.log_dir = str(folder)
+        yield folder
 
 
 @contextmanager
@@ -351,6 +349,11 @@ def _check_modes(args: argparse.Namespace) -> None:
         raise ValueError("--standby: not with --coordination, where hosts that stand by are not known")
     if args.standby and (args.standalone or torchrun.parse_min_max_nnodes(args.nnodes)[1] == 1):
         raise ValueError("--standby: a job on one host has no other (--nnodes)")
+    if args.standby and args.secret_file is None:
+        raise ValueError(
+            "--standby needs --secret-file FILE, the same on all hosts: without it whoever reaches the "
+            "rendezvous' store could have processes of his own made here"
+        )
 
 
 def _own_domains(args: argparse.Namespace) -> tuple[str, ...]:
