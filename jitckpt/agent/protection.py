@@ -130,7 +130,8 @@ class Protection(threading.Thread):
         """See what the ranks have put into this host's memory."""
         for rank, own in self._own.items():
             if host_memory.word(own.memory, OFF):
-                self._tell({"off": rank})
+                if self._off is None:
+                    self._tell({"off": rank})
                 continue
             if not host_memory.word(own.memory, READY):
                 continue  # what is there may be of a start before this one

@@ -276,13 +276,17 @@ def test_a_step_that_was_left_out_keeps_nobody_waiting(agents: Agents) -> None:
     assert agents.word(0, SAFE) == 0
 
 
-def test_a_rank_that_makes_no_snapshots_any_more_takes_all_out(agents: Agents) -> None:
+def test_a_rank_that_makes_no_snapshots_any_more_takes_all_out(
+    agents: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for rank in range(4):
         agents.put(rank, 1)
     agents.until_safe(1)
     host_memory.put_word(agents.tiers[2].memory.of(2), OFF, 1)
     until(lambda: agents.look() or all(agents.held(host) == set() for host in range(4)))
     assert agents.protections[1].step_that_stays([]) is None
+    monkeypatch.setattr(Hosts, "send", lambda *said: pytest.fail(f"{said} was said again"))
+    agents.look()
 
 
 def test_nobody_else_has_a_host_keep_something(agents: Agents) -> None:
