@@ -125,6 +125,7 @@ def init(
         shard, shards = (layout.shards[rank], layout.count) if layout else (0, 1)
     elif not 0 <= shard < shards:
         raise ValueError(f"shard is {shard}; with shards={shards} it must be from 0 to {shards - 1}.")
+    needed = _memory_of(wanted, lacks_replicas=agreements.lacks_replicas(layout, shards))
     _current = Job(
         Arguments(
             root=root,
@@ -150,11 +151,16 @@ def init(
             self_check=arguments.self_check(self_check),
         ),
         step_barrier=True if step_barrier is None and shards > 1 else step_barrier,
-        memory=_memory_of(wanted, lacks_replicas=agreements.lacks_replicas(layout, shards)),
+        memory=needed,
     )
     if _base_of_next_job is not None:
         _current.set_base(*_base_of_next_job)
         _base_of_next_job = None
+    if memory is not None and needed is not None and _current.memory is None and rank == 0:
+        _current._reporter.warn(
+            "There is no memory tier, for which jitckpt.init(memory=...) asks: `jitckpt run` has one in user "
+            "mode, where --memory-tier off does not say otherwise."
+        )
     if layout is not None and rank == 0 and save_every is None and layout.alone():
         if _current.memory is None:
             _current._reporter.warn(agreements.without_replicas(layout))

@@ -72,6 +72,13 @@ def test_auto_protects_what_has_no_replica_and_nothing_else(launcher: Launcher) 
     assert events(launcher, "memory_safe") != []
 
 
+def test_the_command_goes_before_the_script(launcher: Launcher) -> None:
+    result = launcher.run(*RUN, "--memory-tier", "off", TRAINING, "full", "--memory", "peer")
+    assert result.status == 0, result.err
+    assert "There is no memory tier, for which jitckpt.init(memory=...) asks" in result.err
+    assert events(launcher, "memory_safe") == []
+
+
 def test_a_job_that_makes_no_progress_ends_and_leaves_what_memory_has_in_files(
     launcher: Launcher, undisturbed: list[str]
 ) -> None:
