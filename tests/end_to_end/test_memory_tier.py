@@ -39,7 +39,9 @@ def events(launcher: Launcher, name: str) -> list[dict[str, object]]:
     return [event for event in map(json.loads, lines) if event["event"] == name]
 
 
-BY_COMMAND, BY_SCRIPT = (["--memory-tier", "peer"], []), ([], ["--memory", "peer"])
+Asked = tuple[list[str], list[str]]  # options of the command, and of the script
+BY_COMMAND: Asked = (["--memory-tier", "peer"], [])
+BY_SCRIPT: Asked = ([], ["--memory", "peer"])
 
 
 @pytest.mark.parametrize(
