@@ -16,6 +16,7 @@ from jitckpt.rehearsal.trials import Trial
 from jitckpt.rehearsal.trials_in_memory import (
     CUT,
     HOST,
+    LONG_CUT,
     MEMORY_KINDS,
     PAIR,
     RANK,
@@ -90,6 +91,14 @@ def test_a_short_cut_needs_no_restart_and_a_lost_host_does(tmp_path: Path) -> No
     cut = Trial(1, CUT, (), (CutStrike(0, "memory_safe", 0.1),))
     assert judge(cut, nothing, GOOD, tmp_path).reason == ""
     assert judge(TRIAL, nothing, GOOD, tmp_path).reason == "no rank went on from a state"
+
+
+def test_a_host_that_was_cut_off_for_long_may_have_saved_what_it_has(tmp_path: Path) -> None:
+    (tmp_path / "step-0000000005" / "rank-00000").mkdir(parents=True)
+    cut = Trial(1, LONG_CUT, (), (CutStrike(0, "memory_safe", 0.1, seconds=20.0),))
+    assert judge(cut, GOOD, GOOD, tmp_path).reason == ""
+    from_files = replace(GOOD, events=(RESTORED | {"in_memory": ""},))
+    assert judge(cut, from_files, GOOD, tmp_path).reason == "a rank went on from files"
 
 
 def test_another_end_is_never_good(tmp_path: Path) -> None:
