@@ -156,6 +156,12 @@ def init(
     if _base_of_next_job is not None:
         _current.set_base(*_base_of_next_job)
         _base_of_next_job = None
+    is_auto = "auto" in (environment.MEMORY_TIER.get(), wanted.mode)
+    if is_auto and needed is None and rank == 0 and environment.RESTART.get() == 0:
+        say(
+            "memory tier: nothing is kept in memory, since each rank's state has a replica on another host or, "
+            "where there is one host, another device: these save just in time."
+        )
     if memory is not None and needed is not None and _current.memory is None and rank == 0:
         _current._reporter.warn(
             "There is no memory tier, for which jitckpt.init(memory=...) asks: `jitckpt run` has one in user "

@@ -67,7 +67,9 @@ def test_a_killed_rank_comes_back_from_memory_and_no_file(
 
 def test_auto_protects_what_has_no_replica_and_nothing_else(launcher: Launcher) -> None:
     options = [*RUN, "--nproc-per-node", "4", "--memory-tier", "auto"]
-    assert launcher.run(*options, TRAINING, "fsdp2").status == 0
+    with_replicas = launcher.run(*options, TRAINING, "fsdp2")
+    assert with_replicas.status == 0, with_replicas.err
+    assert with_replicas.err.count("memory tier: nothing is kept in memory, since each rank's state") == 1
     assert events(launcher, "memory_safe") == []
     (launcher.directory / "ckpt").rename(launcher.directory / "with-replicas")
     assert launcher.run(*options, TRAINING, "zero").status == 0
