@@ -156,17 +156,8 @@ def init(
     if _base_of_next_job is not None:
         _current.set_base(*_base_of_next_job)
         _base_of_next_job = None
-    is_auto = "auto" in (environment.MEMORY_TIER.get(), wanted.mode)
-    if is_auto and needed is None and rank == 0 and environment.RESTART.get() == 0:
-        say(
-            "memory tier: nothing is kept in memory, since each rank's state has a replica on another host or, "
-            "where there is one host, another device: these save just in time."
-        )
-    if memory is not None and needed is not None and _current.memory is None and rank == 0:
-        _current._reporter.warn(
-            "There is no memory tier, for which jitckpt.init(memory=...) asks: `jitckpt run` has one in user "
-            "mode, where --memory-tier off does not say otherwise."
-        )
+    if rank == 0:
+        _tell_of_memory(_current, wanted, needed, is_replicated=layout is not None)
     if layout is not None and rank == 0 and save_every is None and layout.alone():
         if _current.memory is None:
             _current._reporter.warn(agreements.without_replicas(layout))
@@ -462,6 +453,21 @@ def _memory_of(by_script: Wanted, *, lacks_replicas: bool) -> Wanted | None:
     if mode == memory_wanted.OFF or (mode == "auto" and not lacks_replicas):
         return None
     return by_script
+
+
+def _tell_of_memory(job: "Job", by_script: Wanted, needed: Wanted | None, *, is_replicated: bool) -> None:
+    """Say why there is nothing in the memory tier, where somebody might think so."""
+    is_automatic = "auto" in (environment.MEMORY_TIER.get(), by_script.mode)
+    if is_automatic and needed is None and is_replicated and environment.RESTART.get() == 0:
+        say(
+            "memory tier: nothing is kept in memory, since each rank's state has a replica on another host (on "
+            "another device, where there is one host): these save just in time."
+        )
+    if by_script.mode != memory_wanted.OFF and needed is not None and job.memory is None:
+        job._reporter.warn(
+            "There is no memory tier, for which jitckpt.init(memory=...) asks: `jitckpt run` has one in user "
+            "mode, where --memory-tier off does not say otherwise."
+        )
 
 
 def _given_by_agent(rank: int, memory: Wanted | None) -> descriptors.Given | None:
