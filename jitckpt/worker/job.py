@@ -460,8 +460,8 @@ def _tell_of_memory(job: "Job", by_script: Wanted, needed: Wanted | None, *, is_
     is_automatic = "auto" in (environment.MEMORY_TIER.get(), by_script.mode)
     if is_automatic and needed is None and is_replicated and environment.RESTART.get() == 0:
         say(
-            "memory tier: nothing is kept in memory, since each rank's state has a replica on another host (on "
-            "another device, where there is one host): these save just in time."
+            "memory tier: nothing is kept in memory, since each rank's state has a replica on another host "
+            "(another device, where there is one host): these save just in time."
         )
     if by_script.mode != memory_wanted.OFF and needed is not None and job.memory is None:
         job._reporter.warn(
