@@ -33,7 +33,7 @@ from jitckpt.bindings import criu, softgpu
 from jitckpt.bindings.criu import Criu, CriuError
 from jitckpt.cli.exec import DEFAULT_DEVICES, add_device_argument
 from jitckpt.cli.parser import Parser
-from jitckpt.clusters import slurm
+from jitckpt.clusters import kubernetes, slurm
 from jitckpt.console import said_aside, say
 from jitckpt.decisions.limits import Limits, conflicts
 from jitckpt.decisions.suspects import visible_devices
@@ -51,7 +51,7 @@ from jitckpt.faults.injection import (
     parse_fault,
 )
 from jitckpt.hosts.etcd import Etcd, endpoints_of
-from jitckpt.hosts.rendezvous import own_address
+from jitckpt.hosts.rendezvous import own_address, wait_for_name
 from jitckpt.hosts.stores import has_calls_out
 from jitckpt.objects.bucket import parse
 from jitckpt.reports.timeline import in_words
@@ -71,6 +71,7 @@ DEFAULT_HANG_TIMEOUT = 60.0
 DEFAULT_VALIDATE_EVERY = 1000
 HANG_FLOOR = 5.0
 LEAST_SECRET, MOST_SECRET = 16, 1 << 16  # bytes
+MOST_MEBIBYTES = 1 << 24
 NO_MASTER = "127.0.0.1"  # where --master-addr is not given
 NO_HOSTS, NO_RANKS = "1:1", "1"  # where --nnodes, --nproc-per-node are not given
 NO_ID = "none"  # where --rdzv-id is not given
@@ -109,7 +110,7 @@ def _ended(status: int) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    parser = _parser()
+    parser = run_parser()
     args = parser.parse_args(arguments)
     kind = choose_device(args.device, os.environ)
     transparent = args.mode == "transparent"
@@ -363,7 +364,10 @@ def _check_hosts(args: argparse.Namespace) -> None:
             "--master-addr HOST and --node-rank"
         )
     if args.local_addr is None:
-        args.local_addr = own_address(parse_rendezvous_endpoint(args.rdzv_endpoint, 0)[0])
+        name = parse_rendezvous_endpoint(args.rdzv_endpoint, 0)[0]
+        if kubernetes.in_pod(os.environ):
+            wait_for_name(name)
+        args.local_addr = own_address(name)
 
 
 def _make_slurm(args: argparse.Namespace) -> None:
@@ -481,7 +485,8 @@ class RunParser(Parser):
         return "\n".join(parser.format_help() for parser in self._shown)
 
 
-def _parser() -> argparse.ArgumentParser:
+def run_parser() -> argparse.ArgumentParser:
+    """Return the parser of all options, torchrun's and ours."""
     theirs = torchrun.get_args_parser()
     theirs.usage = argparse.SUPPRESS
     theirs.description = "torchrun's options, which mean the same here:"
@@ -782,7 +787,10 @@ def _secret(text: str) -> bytes:
         raise argparse.ArgumentTypeError(
             f"{text} has {len(secret)} bytes; a secret needs {LEAST_SECRET}: `openssl rand -hex 32`"
         )
-    if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+    others = stat.S_IRWXG | stat.S_IRWXO
+    if found.st_uid == 0 != os.geteuid() and found.st_gid in (os.getegid(), *os.getgroups()):
+        others &= ~stat.S_IRGRP  # root has let this group read it: a pod gets its Secret so
+    if found.st_mode & others:
         raise argparse.ArgumentTypeError(f"others can read or change {text}: `chmod 600 {text}`")
     if found.st_uid not in (0, os.geteuid()):
         raise argparse.ArgumentTypeError(f"{text} belongs to another user, who can read it; make your own")
@@ -805,8 +813,8 @@ def _coordination(text: str) -> str:
 
 
 def _mebibytes(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 1 << 16):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of MiB from 1 to 65536")
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MOST_MEBIBYTES):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of MiB from 1 to {MOST_MEBIBYTES}")
     return int(text)
 
 

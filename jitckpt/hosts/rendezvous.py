@@ -3,12 +3,14 @@
 import contextlib
 import secrets
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from torch.distributed.launcher.api import LaunchConfig
 
+from jitckpt.console import say
 from jitckpt.decisions.quorum import Past
 from jitckpt.errors import HostsError
 from jitckpt.hosts.connections import Host
@@ -17,6 +19,7 @@ from jitckpt.hosts.signed import ForeignError, Signature, Store
 DEFAULT_PORT = 29400  # as torch has it
 DEFAULT_TIMEOUT = 600.0
 ANSWER_SECONDS = 3.0
+NAME_SECONDS = 1.0  # between two looks for a name
 MOST_HOSTS = 1 << 16
 SAME = "All hosts need the same --secret-file, or none, and the same version of jitckpt."
 
@@ -138,6 +141,22 @@ def answers(host: str, port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def wait_for_name(name: str, seconds: float = DEFAULT_TIMEOUT) -> None:
+    """Wait until the name means an address; a pod's does only once the pod is there. Raises OSError."""
+    end, said = time.monotonic() + seconds, False
+    while True:
+        try:
+            socket.getaddrinfo(name, None)
+            return
+        except socket.gaierror:
+            if time.monotonic() >= end:
+                raise
+        if not said:
+            say(f"nobody is called {name} yet; this host waits for the pod of that name.")
+            said = True
+        time.sleep(NAME_SECONDS)
 
 
 def own_address(towards: str) -> str:
