@@ -40,7 +40,7 @@ from jitckpt.decisions.suspects import visible_devices
 from jitckpt.device import LIBRARY_DIR, check_libraries, choose_device, device_environment
 from jitckpt.doctor import moved_process
 from jitckpt.encoding.staging import DEFAULT_BYTES
-from jitckpt.errors import HostsError, HostsMissing, NotNeeded, SaveError
+from jitckpt.errors import HostsError, HostsMissing, HostUnfit, NotNeeded, SaveError
 from jitckpt.events import Event, EventLog
 from jitckpt.faults.injection import (
     DEVICE_KINDS,
@@ -56,6 +56,7 @@ from jitckpt.hosts.stores import has_calls_out
 from jitckpt.objects.bucket import parse
 from jitckpt.reports.timeline import in_words
 from jitckpt.saves.start_record import note_finished
+from jitckpt.system.nameless_user import give_name
 from jitckpt.web.beside import parse_address, served, traced
 from jitckpt.wire import environment
 from jitckpt.wire.exit_statuses import HOSTS_MISSING, NO_PROGRESS, SAVED
@@ -94,8 +95,15 @@ record(run_script_path)(*sys.argv[1:])
 
 def main(arguments: list[str]) -> int:
     """Run the job; return torchrun's exit status, or 2 where nothing was started. Raises DeviceError."""
+    before = dict(os.environ)
     with said_aside():
-        status = _run(arguments)
+        try:
+            status = _run(arguments)
+        except HostUnfit:
+            status = None
+    if status is None:  # as a new host, which is taken when its check passes
+        sys.stdout.flush()
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], before)
     return _ended(status)
 
 
@@ -112,6 +120,7 @@ def _ended(status: int) -> int:
 def _run(arguments: list[str]) -> int:
     parser = run_parser()
     args = parser.parse_args(arguments)
+    give_name()
     kind = choose_device(args.device, os.environ)
     transparent = args.mode == "transparent"
     check_libraries(kind, LIBRARY_DIR, proxy=transparent, relay=args.broken_device == "move")
@@ -174,6 +183,7 @@ def _run(arguments: list[str]) -> int:
             exclude_suspect=args.exclude_suspect,
             exchange_broken=args.broken_device != "restart",
             criu=_criu() if args.broken_device == "move" else None,
+            health_check=args.health_check,
             stands_by=args.standby,
             temporary=temporary,
             memory=_memory(args),
@@ -223,6 +233,10 @@ def _launch(
     except HostsError as error:
         say(str(error))
         return HOSTS_MISSING if isinstance(error, HostsMissing) else 1
+    except HostUnfit as error:
+        outcome = "goes on without this host"
+        say(str(error))
+        raise
     except NotNeeded as error:
         outcome = "ended without this host"
         say(str(error))
@@ -578,6 +592,12 @@ def run_parser() -> argparse.ArgumentParser:
         help="the same on all hosts, for you alone to read: by what it holds their agents know each other, "
         "and what they leave in the rendezvous' store (default: a secret that the first host makes and tells "
         "the others through that store)",
+    )
+    ours.add_argument(
+        "--health-check",
+        metavar="COMMAND",
+        help="run by this host's shell before each start of the ranks; where it does not end with 0 in 120 s "
+        "the host is not taken, until it does",
     )
     ours.add_argument(
         "--slurm",

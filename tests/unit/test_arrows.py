@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PYTHON = {
     "cli": "rehearsal agent doctor web reports clusters planning agent/processes worker/in_place "
     "worker/self_check events bindings faults formats objects device hosts saves decisions encoding "
-    "console wire errors",
+    "console system wire errors",
     "rehearsal": "reports agent/proxies events faults tiers saves wire errors",
     "agent": "agent/migration agent/proxies agent/processes ring events bindings faults tiers "
     "objects hosts saves decisions console system wire errors _memory_tier",
