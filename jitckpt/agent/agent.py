@@ -288,7 +288,7 @@ class Agent(LocalElasticAgent):
     def _rendezvous(self, worker_group: Any) -> None:
         processes, self._processes = self._processes, None  # a signal ends the agent at once while it waits
         spec = worker_group.spec
-        self._check_health(again=processes is not None)
+        self._check_health(worker_group, again=processes is not None)
         if processes is not None and self._config.max_nodes == 1 and spec.rdzv_handler.use_agent_store:
             return  # a host alone knows its ranks; they get a fresh store when they are started
         again = "Start the same command on all hosts again; the job goes on from its newest save."
@@ -319,7 +319,7 @@ class Agent(LocalElasticAgent):
             if before is not None and self._hosts is not before:
                 before.close()
 
-    def _check_health(self, again: bool) -> None:
+    def _check_health(self, worker_group: Any, again: bool) -> None:
         """Have no part in a start for which this host is not well.
 
         Raises HostUnfit at a restart, which others may do without this host; else waits until it is well.
@@ -330,6 +330,10 @@ class Agent(LocalElasticAgent):
         if not again or self._config.max_nodes == 1:
             health.wait_until_well(command, rendezvous.join_timeout(self._config))
         elif why := health.why_unfit(command):
+            assert self._lasting is not None
+            self._lasting.decline(
+                worker_group.store, f"jitckpt/{self._meetings + 1}", worker_group.group_rank
+            )
             raise HostUnfit(f"the job goes on without this host: {why}.")
 
     def _come_together(self, worker_group: Any) -> bool:

@@ -99,6 +99,11 @@ class CoordinatedRendezvous(RendezvousHandler):
         text = f"{self._start.number} {self._fence}"
         self.guarded(lambda: agree(store, prefix, (index, len(hosts)), text, self.signature))
 
+    def decline(self, store: Any, prefix: str, index: int) -> None:
+        """Be no member any more; nobody waits for one that is none."""
+        del store, prefix, index
+        self.leave()
+
     def begin(self, met: Hosts, silent_are_dead: bool) -> None:
         """Begin the start. Raises Apart if its hosts do not reach each other."""
         del silent_are_dead
@@ -159,7 +164,7 @@ class CoordinatedRendezvous(RendezvousHandler):
 
     def shutdown(self) -> bool:
         """The job has ended: tell those that stand by. Returns whether it could be told, by right."""
-        if self._start is None:
+        if self._start is None or self._closing.is_set():  # the job goes on without this agent
             return False
         number = self._start.number
         closed = self._write("closed", number) | self._write("over", number)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from torch.distributed import DistError
 from torch.distributed.launcher.api import LaunchConfig
 
 from jitckpt.console import say
@@ -43,6 +44,11 @@ def exchange(
     return hosts, signature.secret or store.get(f"{prefix}/secret")
 
 
+def decline(store: Store, prefix: str, index: int, signature: Signature) -> None:
+    """Tell those that wait in an exchange for this host that it does not come."""
+    signature.put(store, f"{prefix}/host/{index}", None)
+
+
 def agree(store: Store, prefix: str, place: tuple[int, int], start: str, signature: Signature) -> None:
     """Wait until all hosts of an exchange know the same start, and go on.
 
@@ -61,7 +67,10 @@ def agree(store: Store, prefix: str, place: tuple[int, int], start: str, signatu
 
 def _told_by(number: int, store: Store, key: str, signature: Signature) -> Host:
     try:
-        return _host(signature.take(store, key))
+        told = signature.take(store, key)
+        if told is None:
+            raise DistError(f"host {number} has no part in this start")
+        return _host(told)
     except (ForeignError, KeyError, TypeError, ValueError) as error:
         raise HostsError(
             f"What host {number} tells of itself makes no sense ({error!r:.200}). {SAME}"

@@ -24,7 +24,7 @@ from functools import partial
 from hashlib import sha256
 from typing import Any, TypeVar
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
     RendezvousGracefulExitError,
@@ -47,6 +47,7 @@ from jitckpt.hosts.rendezvous import (
     SAME,
     agree,
     answers,
+    decline,
     is_own_address,
     join_timeout,
     past_of,
@@ -207,6 +208,12 @@ class LastingRendezvous(RendezvousHandler):
         # For those that stand by. Each host writes it before its ranks start, so where new hosts meet while
         # some of these may run, the new ones know.
         self.guarded(lambda: self._tell_store(start, _reserves(hosts)))
+
+    def decline(self, store: Store, prefix: str, index: int) -> None:
+        """Leave, and tell those that would wait for this host when they meet again."""
+        with suppress(DistError, StoreGone):  # without the store they go the long way by themselves
+            self.guarded(lambda: decline(store, prefix, index, self.signature))
+        self._leave()
 
     def begin(self, met: Hosts, silent_are_dead: bool) -> None:
         """Begin the start that was agreed on, with its hosts connected.
