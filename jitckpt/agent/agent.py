@@ -106,6 +106,7 @@ class Settings:
     exchange_broken: bool  # in transparent mode: devices that no new server cures, for others of this host
     criu: Criu | None  # by which the worker of such a rank is made anew, too
     health_check: str | None  # a command that has to succeed here before each start
+    max_standby: int | None  # hosts beyond those that train; None: any number
     stands_by: bool  # takes no part until a host's devices are broken
     temporary: Path | None  # a folder of the launcher's that goes with it
     faults: tuple[FaultSpec, ...]
@@ -158,6 +159,7 @@ def _coordinated(settings: Settings, config: launcher.LaunchConfig) -> Iterator[
         fixed_place=settings.fixed_place,
         secret=settings.secret,
         silent_hosts_are_dead=settings.silent_hosts_are_dead,
+        max_standby=settings.max_standby,
     )
     rendezvous_handler_registry.register(config.rdzv_backend, lambda _: handler)
     try:
@@ -183,7 +185,12 @@ class Agent(LocalElasticAgent):
             self._lasting.newest_step = self._newest_saved
         elif config.max_nodes > 1:
             self._lasting = LastingRendezvous(
-                config, spec.rdzv_handler, settings.host_timeout, settings.fixed_place, settings.secret
+                config,
+                spec.rdzv_handler,
+                settings.host_timeout,
+                settings.fixed_place,
+                settings.secret,
+                max_standby=settings.max_standby,
             )
             spec.rdzv_handler = self._lasting
         else:

@@ -184,6 +184,7 @@ def _run(arguments: list[str]) -> int:
             exchange_broken=args.broken_device != "restart",
             criu=_criu() if args.broken_device == "move" else None,
             health_check=args.health_check,
+            max_standby=args.max_standby,
             stands_by=args.standby,
             temporary=temporary,
             memory=_memory(args),
@@ -592,6 +593,12 @@ def run_parser() -> argparse.ArgumentParser:
         help="the same on all hosts, for you alone to read: by what it holds their agents know each other, "
         "and what they leave in the rendezvous' store (default: a secret that the first host makes and tells "
         "the others through that store)",
+    )
+    ours.add_argument(
+        "--max-standby",
+        type=_steps,
+        metavar="N",
+        help="of the hosts beyond --nnodes so many stand by; a further one ends with status 0 (default: all)",
     )
     ours.add_argument(
         "--health-check",

@@ -71,6 +71,11 @@ NOT_NEEDED = "The job has ended; this host stood by and was not needed."
 Value = TypeVar("Value")
 
 
+def too_many(most: int) -> str:
+    """Return why a host that would stand by is sent away."""
+    return f"This host is not needed: as many stand by as are to (--max-standby {most})."
+
+
 class StoreGone(JitckptError):
     """The store is lost, or the job has gone to another one."""
 
@@ -149,6 +154,8 @@ class LastingRendezvous(RendezvousHandler):
         patience: float,
         fixed_place: int | None = None,
         secret: bytes | None = None,
+        *,
+        max_standby: int | None = None,
     ) -> None:
         """inner: torch's handler with the store at the endpoint. patience: seconds for a store's answer.
 
@@ -173,7 +180,7 @@ class LastingRendezvous(RendezvousHandler):
         self._heard: Past | None = None  # the newest that a store has told of
         self._client: Any = None
         self._left = False
-        self._stands_by = False
+        self._stands_by, self._max_standby = False, max_standby
         self._closing = threading.Event()
 
     # What an agent tells the others, and hears.
@@ -338,6 +345,11 @@ class LastingRendezvous(RendezvousHandler):
         if notes.start is not None and not self._stands_by and self._is_redundant():
             self._stands_by = True
             say("this host stands by: it takes the place of one that is lost.")
+        if self._stands_by and self._max_standby is not None:
+            waiting = sorted(self.inner._state_holder.state.redundancy_list)
+            if self.inner._this_node in waiting[self._max_standby :]:
+                self._leave()
+                raise NotNeeded(too_many(self._max_standby))
         self._reserves, self._heard = notes.reserves or self._reserves, notes.start or self._heard
         if notes.moved is not None and notes.moved != self._place:
             self._moved = notes.moved
