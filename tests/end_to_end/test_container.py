@@ -89,4 +89,4 @@ def test_a_container_that_is_stopped_saves(container: list[str], launcher: Launc
     subprocess.run(["kill", f"-{int(signal.SIGTERM)}", first.strip()], check=True)
     result = launcher.finish(started)
     assert result.status == 75, result.err
-    assert list(directory.glob("step-*/rank-*/metadata.json"))
+    assert list(launcher.directory.glob("*/step-*/rank-*/metadata.json"))
