@@ -11,6 +11,7 @@ from jitckpt.cli.parser import Parser
 from jitckpt.cli.run import run_parser
 from jitckpt.clusters import kubernetes
 from jitckpt.clusters.kubernetes import Manifest, Training
+from jitckpt.decisions import memory_wanted
 from jitckpt.errors import JitckptError
 
 KINDS: dict[str, Callable[[Training], list[Manifest]]] = {
@@ -86,11 +87,11 @@ def _training(args: argparse.Namespace, run: list[str]) -> Training:
         )
     if args.in_place_restart and args.kind != "jobset":
         raise ValueError("--in-place-restart: only --kind jobset has it")
-    if wanted.memory_tier is not None and wanted.memory_limit is None:
+    has_tier = wanted.memory_tier is not None and wanted.memory_tier.mode != memory_wanted.OFF
+    if has_tier and wanted.memory_limit is None:
         raise ValueError(
             "--memory-tier needs --memory-limit here: a pod that takes more than it has is killed"
         )
-    tier = wanted.memory_limit or 0 if wanted.memory_tier is not None else 0
     beside = LAUNCHER + max(args.gpus, 1) * (RANK + wanted.staging)
     seconds = wanted.save_deadline + (wanted.objects_deadline if wanted.objects is not None else 0)
     return Training(
@@ -100,7 +101,7 @@ def _training(args: argparse.Namespace, run: list[str]) -> Training:
         standbys=args.standby,
         gpus=args.gpus,
         cpus=args.cpus,
-        memory=(args.memory + args.shared_memory) * GIB + tier + beside,
+        memory=(args.memory + args.shared_memory) * GIB + (wanted.memory_limit or 0) + beside,
         shared_memory=args.shared_memory * GIB,
         grace=math.ceil(seconds) + LEEWAY,
         claim=args.claim,

@@ -212,6 +212,8 @@ def test_the_limit_of_memory_has_room_for_the_tier_and_for_shared_memory(
     assert mebibytes(with_room) - mebibytes(without) == (32 - 8) * 1024
     assert with_room["volumes"][1]["emptyDir"]["sizeLimit"] == f"{32 * 1024}Mi"
     assert mebibytes(without) > (256 + 8) * 1024
+    (off,) = pods(printed(capsys, "--", "--memory-tier", "off", "train.py"))
+    assert mebibytes(off) == mebibytes(without)
     assert "--memory-limit" in refused(capsys, "--", "--memory-tier", "peer", "train.py")
 
 

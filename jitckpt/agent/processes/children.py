@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jitckpt.agent.processes.guardian import remove_if_empty
 from jitckpt.console import say
 from jitckpt.system import process_tree
+from jitckpt.system.empty_folder import remove_if_empty
 
 PR_SET_CHILD_SUBREAPER = 36
 LOOK_SECONDS = 1.0  # between two looks for orphans that have ended
@@ -161,7 +161,7 @@ class Children:
         # From now on nobody would do it if the agent were killed, which may have to wait for a disk.
         if self._temporary is not None:
             with contextlib.suppress(OSError):
-                remove_if_empty(str(self._temporary))
+                remove_if_empty(self._temporary)
         # In this order: whoever guards takes the end of the socket for the agent's, and cleans up behind it.
         self._end_guardian()
         self._socket.close()
