@@ -49,6 +49,10 @@ class NoProgress(HostsError):
     """The starts of a job on several hosts come to one step and fail alike there."""
 
 
+class HostUnfit(JitckptError):
+    """This host's health check fails: the job goes on without it."""
+
+
 class NotNeeded(JitckptError):
     """A host stood by, and the job has ended without it."""
 

@@ -39,7 +39,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.elastic.utils.store import _barrier_nonblocking
 from torch.distributed.launcher import api as launcher
 
-from jitckpt.agent import object_copies
+from jitckpt.agent import health, object_copies
 from jitckpt.agent.memory_tier import MemoryTier
 from jitckpt.agent.migration.leaving import Departure
 from jitckpt.agent.migration.move import Mover
@@ -62,7 +62,7 @@ from jitckpt.decisions.memory_wanted import Wanted
 from jitckpt.decisions.recovery import SAME_ENDS, Outcome, brings_no_progress
 from jitckpt.decisions.step_tree import Place
 from jitckpt.decisions.suspects import VARIABLE, NoDeviceError, Suspects, without
-from jitckpt.errors import HostsError, HostsMissing, JitckptError, NoProgress, NotNeeded
+from jitckpt.errors import HostsError, HostsMissing, HostUnfit, JitckptError, NoProgress, NotNeeded
 from jitckpt.events import EventLog
 from jitckpt.faults import injection
 from jitckpt.faults.injection import FaultSpec
@@ -107,6 +107,8 @@ class Settings:
     exclude_suspect: bool
     exchange_broken: bool  # in transparent mode: devices that no new server cures, for others of this host
     criu: Criu | None  # by which the worker of such a rank is made anew, too
+    health_check: str | None  # a command that has to succeed here before each start
+    max_standby: int | None  # hosts beyond those that train; None: any number
     stands_by: bool  # takes no part until a host's devices are broken
     temporary: Path | None  # a folder of the launcher's that goes with it
     faults: tuple[FaultSpec, ...]
@@ -159,6 +161,7 @@ def _coordinated(settings: Settings, config: launcher.LaunchConfig) -> Iterator[
         fixed_place=settings.fixed_place,
         secret=settings.secret,
         silent_hosts_are_dead=settings.silent_hosts_are_dead,
+        max_standby=settings.max_standby,
     )
     rendezvous_handler_registry.register(config.rdzv_backend, lambda _: handler)
     try:
@@ -184,7 +187,12 @@ class Agent(LocalElasticAgent):
             self._lasting.newest_step = self._newest_saved
         elif config.max_nodes > 1:
             self._lasting = LastingRendezvous(
-                config, spec.rdzv_handler, settings.host_timeout, settings.fixed_place, settings.secret
+                config,
+                spec.rdzv_handler,
+                settings.host_timeout,
+                settings.fixed_place,
+                settings.secret,
+                max_standby=settings.max_standby,
             )
             spec.rdzv_handler = self._lasting
         else:
@@ -289,6 +297,7 @@ class Agent(LocalElasticAgent):
     def _rendezvous(self, worker_group: Any) -> None:
         processes, self._processes = self._processes, None  # a signal ends the agent at once while it waits
         spec = worker_group.spec
+        self._check_health(worker_group, again=processes is not None)
         if processes is not None and self._config.max_nodes == 1 and spec.rdzv_handler.use_agent_store:
             return  # a host alone knows its ranks; they get a fresh store when they are started
         again = "Start the same command on all hosts again; the job goes on from its newest save."
@@ -318,6 +327,23 @@ class Agent(LocalElasticAgent):
         finally:
             if before is not None and self._hosts is not before:
                 before.close()
+
+    def _check_health(self, worker_group: Any, again: bool) -> None:
+        """Have no part in a start for which this host is not well.
+
+        Raises HostUnfit at a restart, which others may do without this host; else waits until it is well.
+        """
+        command = self._settings.health_check
+        if command is None:
+            return
+        if not again or self._config.max_nodes == 1:
+            health.wait_until_well(command, rendezvous.join_timeout(self._config))
+        elif why := health.why_unfit(command):
+            assert self._lasting is not None
+            self._lasting.decline(
+                worker_group.store, f"jitckpt/{self._meetings + 1}", worker_group.group_rank
+            )
+            raise HostUnfit(f"the job goes on without this host: {why}.")
 
     def _come_together(self, worker_group: Any) -> bool:
         """Meet the other hosts in torch's rendezvous; return whether none, nor its store, was lost there."""

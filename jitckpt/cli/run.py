@@ -33,7 +33,7 @@ from jitckpt.bindings import criu, softgpu
 from jitckpt.bindings.criu import Criu, CriuError
 from jitckpt.cli.exec import DEFAULT_DEVICES, add_device_argument
 from jitckpt.cli.parser import Parser
-from jitckpt.clusters import slurm
+from jitckpt.clusters import kubernetes, slurm
 from jitckpt.console import said_aside, say
 from jitckpt.decisions import memory_wanted
 from jitckpt.decisions.check import InvalidInput
@@ -44,7 +44,7 @@ from jitckpt.decisions.suspects import visible_devices
 from jitckpt.device import LIBRARY_DIR, check_libraries, choose_device, device_environment
 from jitckpt.doctor import moved_process
 from jitckpt.encoding.staging import DEFAULT_BYTES
-from jitckpt.errors import HostsError, HostsMissing, NoProgress, NotNeeded, SaveError
+from jitckpt.errors import HostsError, HostsMissing, HostUnfit, NoProgress, NotNeeded, SaveError
 from jitckpt.events import Event, EventLog
 from jitckpt.faults.injection import (
     DEVICE_KINDS,
@@ -56,12 +56,13 @@ from jitckpt.faults.injection import (
 )
 from jitckpt.hosts.etcd import Etcd, endpoints_of
 from jitckpt.hosts.interfaces import address_of
-from jitckpt.hosts.rendezvous import own_address
+from jitckpt.hosts.rendezvous import own_address, wait_for_name
 from jitckpt.hosts.stores import has_calls_out
 from jitckpt.objects.bucket import parse
 from jitckpt.reports.timeline import in_words
 from jitckpt.saves.start_record import note_finished
 from jitckpt.system.launcher_folder import launcher_folder
+from jitckpt.system.nameless_user import give_name
 from jitckpt.web.beside import parse_address, served, traced
 from jitckpt.wire import environment
 from jitckpt.wire.exit_statuses import HOSTS_MISSING, NO_PROGRESS, SAVED
@@ -77,6 +78,7 @@ DEFAULT_HANG_TIMEOUT = 60.0
 DEFAULT_VALIDATE_EVERY = 1000
 HANG_FLOOR = 5.0
 LEAST_SECRET, MOST_SECRET = 16, 1 << 16  # bytes
+MOST_MEBIBYTES = 1 << 24
 NO_MASTER = "127.0.0.1"  # where --master-addr is not given
 NO_HOSTS, NO_RANKS = "1:1", "1"  # where --nnodes, --nproc-per-node are not given
 NO_ID = "none"  # where --rdzv-id is not given
@@ -99,8 +101,15 @@ record(run_script_path)(*sys.argv[1:])
 
 def main(arguments: list[str]) -> int:
     """Run the job; return torchrun's exit status, or 2 where nothing was started. Raises DeviceError."""
+    before = dict(os.environ)
     with said_aside():
-        status = _run(arguments)
+        try:
+            status = _run(arguments)
+        except HostUnfit:
+            status = None
+    if status is None:  # as a new host, which is taken when its check passes
+        sys.stdout.flush()
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], before)
     return _ended(status)
 
 
@@ -115,8 +124,9 @@ def _ended(status: int) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    parser = _parser()
+    parser = run_parser()
     args = parser.parse_args(arguments)
+    give_name()
     kind = choose_device(args.device, os.environ)
     transparent = args.mode == "transparent"
     check_libraries(kind, LIBRARY_DIR, proxy=transparent, relay=args.broken_device == "move")
@@ -179,6 +189,8 @@ def _run(arguments: list[str]) -> int:
             exclude_suspect=args.exclude_suspect,
             exchange_broken=args.broken_device != "restart",
             criu=_criu() if args.broken_device == "move" else None,
+            health_check=args.health_check,
+            max_standby=args.max_standby,
             stands_by=args.standby,
             temporary=temporary,
             memory=_memory(args),
@@ -230,6 +242,10 @@ def _launch(
         if isinstance(error, NoProgress):
             return NO_PROGRESS
         return HOSTS_MISSING if isinstance(error, HostsMissing) else 1
+    except HostUnfit as error:
+        outcome = "goes on without this host"
+        say(str(error))
+        raise
     except NotNeeded as error:
         outcome = "ended without this host"
         say(str(error))
@@ -393,7 +409,10 @@ def _check_hosts(args: argparse.Namespace) -> None:
             "--master-addr HOST and --node-rank"
         )
     if args.local_addr is None:
-        args.local_addr = own_address(parse_rendezvous_endpoint(args.rdzv_endpoint, 0)[0])
+        name = parse_rendezvous_endpoint(args.rdzv_endpoint, 0)[0]
+        if kubernetes.in_pod(os.environ):
+            wait_for_name(name)
+        args.local_addr = own_address(name)
 
 
 def _make_slurm(args: argparse.Namespace) -> None:
@@ -520,7 +539,8 @@ class RunParser(Parser):
         return "\n".join(parser.format_help() for parser in self._shown)
 
 
-def _parser() -> argparse.ArgumentParser:
+def run_parser() -> argparse.ArgumentParser:
+    """Return the parser of all options, torchrun's and ours."""
     theirs = torchrun.get_args_parser()
     theirs.usage = argparse.SUPPRESS
     theirs.description = "torchrun's options, which mean the same here:"
@@ -612,6 +632,18 @@ def _parser() -> argparse.ArgumentParser:
         help="the same on all hosts, for you alone to read: by what it holds their agents know each other, "
         "and what they leave in the rendezvous' store (default: a secret that the first host makes and tells "
         "the others through that store)",
+    )
+    ours.add_argument(
+        "--max-standby",
+        type=_steps,
+        metavar="N",
+        help="of the hosts beyond --nnodes so many stand by; a further one ends with status 0 (default: all)",
+    )
+    ours.add_argument(
+        "--health-check",
+        metavar="COMMAND",
+        help="run by this host's shell before each start of the ranks; where it does not end with 0 in 120 s "
+        "the host is not taken, until it does",
     )
     ours.add_argument(
         "--slurm",
@@ -865,7 +897,10 @@ def _secret(text: str) -> bytes:
         raise argparse.ArgumentTypeError(
             f"{text} has {len(secret)} bytes; a secret needs {LEAST_SECRET}: `openssl rand -hex 32`"
         )
-    if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+    others = stat.S_IRWXG | stat.S_IRWXO
+    if found.st_uid == 0 != os.geteuid() and found.st_gid in (os.getegid(), *os.getgroups()):
+        others &= ~stat.S_IRGRP  # root has let this group read it: a pod gets its Secret so
+    if found.st_mode & others:
         raise argparse.ArgumentTypeError(f"others can read or change {text}: `chmod 600 {text}`")
     if found.st_uid not in (0, os.geteuid()):
         raise argparse.ArgumentTypeError(f"{text} belongs to another user, who can read it; make your own")
@@ -888,8 +923,8 @@ def _coordination(text: str) -> str:
 
 
 def _mebibytes(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 1 << 16):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of MiB from 1 to 65536")
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MOST_MEBIBYTES):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of MiB from 1 to {MOST_MEBIBYTES}")
     return int(text)
 
 

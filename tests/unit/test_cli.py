@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import tempfile
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -129,6 +131,38 @@ def test_a_secret_that_others_can_read_is_none(
     assert f"others can read or change {secret}: `chmod 600 {secret}`" in told
     secret.chmod(0o600)
     assert _secret(str(secret)) == bytes(range(65, 97))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone can give files to others")
+@pytest.mark.parametrize(
+    ("mode", "group", "taken"),
+    [
+        (0o440, 54321, True),
+        (0o640, 54321, True),
+        (0o440, 1, False),
+        (0o660, 54321, False),
+        (0o444, 54321, False),
+    ],
+)
+def test_a_secret_that_root_lets_a_group_read_is_one(mode: int, group: int, taken: bool) -> None:
+    """A pod gets its Secret so: a file of root's, of the pod's own group."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        secret = Path(folder) / "secret"
+        secret.write_bytes(bytes(range(65, 97)))
+        os.chown(secret, 0, group)
+        secret.chmod(mode)
+        child = get_context("fork").Process(target=_read_as, args=(12345, 54321, secret))
+        child.start()
+        child.join()
+        assert (child.exitcode == 0) == taken
+
+
+def _read_as(user: int, group: int, secret: Path) -> None:
+    os.setgroups([])
+    os.setgid(group)
+    os.setuid(user)
+    assert len(_secret(str(secret))) == 32
 
 
 @pytest.mark.parametrize("command", COMMANDS)
