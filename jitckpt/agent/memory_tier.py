@@ -13,18 +13,22 @@ from pathlib import Path
 
 from jitckpt._memory_tier import Pace
 from jitckpt.agent.keeping import KeptMemory
+from jitckpt.agent.parity import ParityOfHosts, as_parities
 from jitckpt.console import say, show_size
 from jitckpt.decisions import sources
+from jitckpt.decisions.decoding import decodable
 from jitckpt.decisions.placement import Machine, place
-from jitckpt.decisions.sources import Kind, Source
+from jitckpt.decisions.sources import Kind, Parity, Source
 from jitckpt.errors import JitckptError, SaveError
 from jitckpt.events import EventLog
 from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.link import LinkError
 from jitckpt.system.free_memory import free_memory
-from jitckpt.tiers import host_memory, own_shard, peers
+from jitckpt.tiers import host_memory, own_shard, parity_peers, peers
+from jitckpt.tiers.decoding import PieceLost
 from jitckpt.tiers.host_memory import WORDS, HostMemory
-from jitckpt.tiers.peers import PeerMemory
+from jitckpt.tiers.parity import HeldParity, ParityMemory, Stripe
+from jitckpt.tiers.parity_peers import PeerParity
 from jitckpt.tiers.tier import Held
 from jitckpt.wire.environment import MEMORY_EVERY, MEMORY_LIMIT, MEMORY_TIER
 
@@ -33,7 +37,8 @@ FREE_PART = 0.8
 
 @dataclass(frozen=True)
 class Wanted:
-    """What `jitckpt run` was asked for. mode: auto or peer. copies: of each shard, its own host's included.
+    """What `jitckpt run` was asked for. mode: auto, peer or parity. copies: of each shard, its own host's
+    included; for parity how many hosts are a group.
 
     every: steps. limit: bytes of this host's memory; None for FREE_PART of what is free. keep: seconds that
     the memory stays without an agent.
@@ -56,15 +61,22 @@ class MemoryTier:
         self._holding = threading.Lock()
         self._keeper = KeptMemory(job, wanted.keep)
         self.limit = int(free_memory() * FREE_PART) if wanted.limit is None else wanted.limit
-        self.memory = HostMemory(self._keeper.descriptors, self.limit)
+        held = self._keeper.descriptors
+        self.memory = HostMemory({key: one for key, one in held.items() if key >= 0}, self.limit)
+        self.parity: ParityOfHosts | None = None
+        if wanted.mode == "parity":
+            of_parity = {_number(key): one for key, one in held.items() if key < 0}
+            parities = ParityMemory(of_parity, self.limit, self.memory.taken)
+            self.parity = ParityOfHosts(wanted.copies, self.memory, parities)
         self.pace = Pace()  # of all that this host sends
         self._may_hold: frozenset[int] = frozenset()  # ranks of other hosts
 
     def variables(self, ranks: int) -> dict[str, str]:
         """Return what the workers, so many on this host, are told."""
-        limit = self.limit / (ranks * self.wanted.copies)
+        share = self.wanted.copies if self.parity is None else self.parity.share
+        limit = self.limit / (ranks * share)
         return {
-            **MEMORY_TIER.to(self.wanted.mode),
+            **MEMORY_TIER.to("auto" if self.wanted.mode == "auto" else "peer"),
             **MEMORY_EVERY.to(self.wanted.every),
             **MEMORY_LIMIT.to(limit),
         }
@@ -79,8 +91,21 @@ class MemoryTier:
             self._hold(rank)
         return descriptor
 
+    def holders(self, hosts: Hosts) -> tuple[tuple[int, ...], ...]:
+        """Return for each host which hosts get something of its ranks' state, itself first."""
+        if self.parity is None:
+            return holders_of(hosts, self.wanted.copies)
+        groups = [self.parity.group_of(host) for host in range(len(hosts.all))]
+        return tuple((host, *(one for one in of if one != host)) for host, of in enumerate(groups))
+
     def answer_others(self, hosts: Hosts) -> None:
         """Answer other hosts of this meeting; to be called before they are connected."""
+        if self.parity is not None:
+            self.parity.meet(hosts)
+            of = self.parity.parities
+            more = partial(parity_peers.answer, self.memory, of, self._number_of_stripe)
+            hosts.answers[peers.VISIT] = partial(peers.serve, self.memory, self._why_not, more=more)
+            return
         placed = holders_of(hosts, self.wanted.copies)
         self._may_hold = frozenset(
             rank
@@ -96,16 +121,21 @@ class MemoryTier:
         What can't be had is no error here: then the ranks agree on files.
         """
         begun = time.monotonic()
-        tiers = {host: PeerMemory(hosts, host) for host in range(len(hosts.all)) if host != hosts.index}
+        tiers = {host: PeerParity(hosts, host) for host in range(len(hosts.all)) if host != hosts.index}
         held: dict[int, Sequence[Held]] = {hosts.index: self.memory.has()}
+        parities: dict[int, Sequence[HeldParity]] = {}
+        if self.parity is not None:
+            parities[hosts.index] = self.parity.parities.has()
         for host, tier in tiers.items():
             try:
                 held[host] = tier.has()
+                if self.parity is not None:
+                    parities[host] = tier.parities()
             except (LinkError, SaveError) as error:
                 self._warn(f"what {hosts.name(host)} has in memory is not known: {error}")
-        failed: list[Source] = []
+        failed: list[Source | Parity] = []
         fetched = 0
-        while (plan := decide(hosts, held, failed)) is not None:
+        while (plan := decide(hosts, held, failed, parities)) is not None:
             for rank in hosts.all[hosts.index].ranks:
                 source = plan.sources[rank]
                 try:
@@ -113,10 +143,13 @@ class MemoryTier:
                         host_memory.check(self.memory.of(rank), source.step)
                         continue
                     timeline = _within_job(source.timeline)
-                    fetched += tiers[source.host].get(rank, source.step, timeline, self.memory)
+                    if source.kind == Kind.PARITY and self.parity is not None:
+                        fetched += self.parity.decode(source, timeline, tiers)
+                    else:
+                        fetched += tiers[source.host].get(rank, source.step, timeline, self.memory)
                     self._hold(rank)
-                except (LinkError, SaveError) as error:
-                    failed.append(source)
+                except (LinkError, SaveError, PieceLost) as error:
+                    failed.append(error.piece if isinstance(error, PieceLost) else source)
                     self._warn(f"a copy of rank {rank}'s state is passed over: {error}")
                     break
             else:
@@ -150,6 +183,8 @@ class MemoryTier:
     def close(self, *, end: bool) -> None:
         """Free the memory; end: no later agent goes on from it."""
         self.memory.close()
+        if self.parity is not None:
+            self.parity.parities.close()
         self._keeper.close(end=end)
 
     def see_keeper(self) -> None:
@@ -157,16 +192,26 @@ class MemoryTier:
         for rank in list(self.memory.descriptors)[:1]:
             self._hold(rank)
 
-    def _hold(self, rank: int) -> None:
-        """Have the keeper hold a rank's memory; one that was killed is replaced, and gets all."""
+    def _memfd(self, key: int) -> int:
+        if key >= 0 or self.parity is None:
+            return self.memory.of(key)
+        return self.parity.parities.of(_number(key))
+
+    def _held(self) -> dict[int, int]:
+        """Return all memfds as the keeper knows them: parities have negative numbers."""
+        of_parity = {} if self.parity is None else self.parity.parities.descriptors
+        return {**self.memory.descriptors, **{_number(key): one for key, one in of_parity.items()}}
+
+    def _hold(self, key: int) -> None:
+        """Have the keeper hold a memfd; one that was killed is replaced, and gets all."""
         with self._holding:
             try:
-                self._keeper.hold(rank, self.memory.of(rank))
+                self._keeper.hold(key, self._memfd(key))
             except OSError:
                 self._keeper.close(end=True)
                 try:
                     self._keeper = KeptMemory(self._job, self.wanted.keep)
-                    for known, descriptor in list(self.memory.descriptors.items()):
+                    for known, descriptor in self._held().items():
                         self._keeper.hold(known, descriptor)
                 except (JitckptError, OSError) as error:
                     self._warn(
@@ -176,6 +221,12 @@ class MemoryTier:
                     self._log.write(
                         "warning", text="the memory tier's keeper was killed; another one holds all"
                     )
+
+    def _number_of_stripe(self, stripe: Stripe) -> int:
+        assert self.parity is not None
+        number = self.parity.number_of(stripe)
+        self._hold(_number(number))
+        return number
 
     def _why_not(self, rank: int) -> str | None:
         if rank in self._may_hold:
@@ -192,6 +243,9 @@ class MemoryTier:
 
         Not before a step of the new start is safe: another host may lack it until then.
         """
+        if self.parity is not None:
+            for number in self.parity.forget_strangers():
+                self._keeper.drop(_number(number))
         wanted = self._may_hold | set(hosts.all[hosts.index].ranks)
         for rank in set(self.memory.descriptors) - wanted:
             self.memory.forget(rank)
@@ -200,6 +254,11 @@ class MemoryTier:
     def _warn(self, text: str) -> None:
         self._log.write("warning", text=text)
         say(text)
+
+
+def _number(key: int) -> int:
+    """Return by which number the keeper knows a parity; and the other way round."""
+    return -1 - key
 
 
 def _within_job(timeline: str) -> str:
@@ -213,7 +272,10 @@ def holders_of(hosts: Hosts, copies: int) -> tuple[tuple[int, ...], ...]:
 
 
 def decide(
-    hosts: Hosts, held: Mapping[int, Sequence[Held]], failed: Collection[Source]
+    hosts: Hosts,
+    held: Mapping[int, Sequence[Held]],
+    failed: Collection[Source | Parity],
+    parities: Mapping[int, Sequence[HeldParity]],
 ) -> sources.Plan | None:
     """Return where every rank's state comes from, of what all hosts have in memory."""
     ranks = [rank for host in hosts.all for rank in host.ranks]
@@ -230,4 +292,5 @@ def decide(
         for one in of_host
         if one.rank < len(ranks) == one.world_size
     ]
+    found += decodable(found, as_parities(parities, len(ranks)), failed)
     return sources.decide(ranks, found, failed)

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from jitckpt.agent.memory_tier import MemoryTier, holders_of
+from jitckpt.agent.memory_tier import MemoryTier
 from jitckpt.console import say, show_size
 from jitckpt.decisions.sources import confirmed
 from jitckpt.errors import SaveError
@@ -23,7 +23,7 @@ from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.link import LinkError
 from jitckpt.tiers import host_memory
 from jitckpt.tiers.host_memory import OFF, READY, SAFE, SETTLED, SKIPPED
-from jitckpt.tiers.peers import PeerMemory
+from jitckpt.tiers.parity_peers import PeerParity
 
 LOOK_SECONDS = 0.002
 KEEPER_SECONDS = 1.0  # between two looks whether the keeper is there
@@ -55,7 +55,7 @@ class Protection(threading.Thread):
         self._tier, self._hosts, self._log = tier, hosts, log
         self._own = {rank: _Rank(memory) for rank, memory in memories.items()}
         self._ranks = list(memories) if hosts is None else [rank for one in hosts.all for rank in one.ranks]
-        self._placed = ((0,),) if hosts is None else holders_of(hosts, tier.wanted.copies)
+        self._placed = ((0,),) if hosts is None else tier.holders(hosts)
         self._index = 0 if hosts is None else hosts.index
         self._holders = [host for host in self._placed[self._index] if host != self._index]
         self._kept: dict[int, list[int]] = {}  # at the root: of each rank the steps that all its holders have
@@ -74,7 +74,10 @@ class Protection(threading.Thread):
         """Return the step that is whole in memory without these hosts; None if there is none."""
         if not self.safe or self._off is not None:
             return None
-        alive = all(set(self._placed[host]) - set(lost) for host in lost)
+        if self._tier.parity is not None:
+            alive = self._tier.parity.survives(lost)
+        else:
+            alive = all(set(self._placed[host]) - set(lost) for host in lost)
         return self.safe if alive else None
 
     def run(self) -> None:
@@ -153,6 +156,8 @@ class Protection(threading.Thread):
         assert self._hosts is not None
         problem = ""
         others = [host for host in range(len(self._hosts.all)) if host not in self._placed[self._index]]
+        if self._tier.parity is not None:
+            others = []  # a parity is of a place in its group
         for host in (holder, *others):
             if host != holder:
                 self._hosts.send(host, {"memory": {"allow": rank}})
@@ -171,7 +176,8 @@ class Protection(threading.Thread):
                     return True
         if self._stopping.is_set() or holder in self._hosts.lost:
             return False  # the job is about to start anew
-        self._warn(f"rank {rank}'s state is less protected, in its own host's memory alone: {problem}")
+        where = "" if self._tier.parity is not None else ", in its own host's memory alone"
+        self._warn(f"rank {rank}'s state is less protected{where}: {problem}")
         return True
 
     def _put(self, host: int, rank: int, step: int) -> None:
@@ -180,8 +186,11 @@ class Protection(threading.Thread):
         held = next((one for one in memory.has() if (one.rank, one.step) == (rank, step)), None)
         if held is None:
             raise SaveError(f"Step {step} of rank {rank} is in this host's memory no more, or damaged.")
-        peer = PeerMemory(self._hosts, host, PATIENCE_SECONDS, pace=self._tier.pace, stop=self._stop_sending)
-        peer.put(memory.shard(rank, step, held.timeline))
+        peer = PeerParity(self._hosts, host, PATIENCE_SECONDS, pace=self._tier.pace, stop=self._stop_sending)
+        if self._tier.parity is not None:
+            self._tier.parity.put(peer, host, rank, step, held.timeline)
+        else:
+            peer.put(memory.shard(rank, step, held.timeline))
 
     def _is_safe(self, safe: int, settled: int) -> None:
         first = self.safe == 0 < safe
@@ -209,7 +218,9 @@ class Protection(threading.Thread):
         every = self._tier.wanted.every
         steps = "every step" if every == 1 else f"every {every} steps"
         where = "this host"
-        if self._hosts is not None:
+        if self._tier.parity is not None:
+            where = f"its host, with parity over {len(self._holders) + 1} hosts, of which one may be lost"
+        elif self._hosts is not None:
             where = f"its host and {len(self._holders)} other{'s' if len(self._holders) != 1 else ''}"
         return (
             f"memory tier: after {steps} the state of all {len(self._ranks)} ranks is kept in the memory of "
@@ -221,6 +232,8 @@ class Protection(threading.Thread):
         if self._off is None:
             self._off = reason
             self._warn(f"the memory tier protects this job no more: {reason}")
+            if self._tier.parity is not None:
+                self._tier.parity.parities.drop_all()
             for rank in self._ranks:
                 for held in self._tier.memory.has():
                     if held.rank == rank:

@@ -35,7 +35,9 @@ from jitckpt.cli.exec import DEFAULT_DEVICES, add_device_argument
 from jitckpt.cli.parser import Parser
 from jitckpt.clusters import slurm
 from jitckpt.console import said_aside, say
+from jitckpt.decisions.check import InvalidInput
 from jitckpt.decisions.limits import Limits, conflicts
+from jitckpt.decisions.redundancy import groups
 from jitckpt.decisions.suspects import visible_devices
 from jitckpt.device import LIBRARY_DIR, check_libraries, choose_device, device_environment
 from jitckpt.doctor import moved_process
@@ -72,6 +74,7 @@ DEFAULT_VALIDATE_EVERY = 1000
 HANG_FLOOR = 5.0
 LEAST_SECRET, MOST_SECRET = 16, 1 << 16  # bytes
 NO_MASTER = "127.0.0.1"  # where --master-addr is not given
+GROUP = 4  # hosts whose memory has parity together
 NO_HOSTS, NO_RANKS = "1:1", "1"  # where --nnodes, --nproc-per-node are not given
 NO_ID = "none"  # where --rdzv-id is not given
 COORDINATED = "jitckpt"  # the name of its rendezvous in torch's registry
@@ -323,6 +326,12 @@ def _check_modes(args: argparse.Namespace) -> None:
         )
     if args.objects is not None and args.checkpoint_dir is None:
         raise ValueError("--objects needs --checkpoint-dir, which is what it copies")
+    if args.memory_tier is not None and args.memory_tier[0] == "parity":
+        most = 1 if args.standalone else torchrun.parse_min_max_nnodes(args.nnodes)[1]
+        try:
+            groups(most, args.memory_tier[1])
+        except InvalidInput as error:
+            raise ValueError(f"--memory-tier parity: {error}") from error
     if args.memory_every < 1:
         raise ValueError("--memory-every must be at least 1")
     if args.broken_device != "restart" and args.mode != "transparent":
@@ -592,10 +601,11 @@ def _parser() -> argparse.ArgumentParser:
         "--memory-tier",
         type=_memory_tier,
         default=None,
-        metavar="auto|off|peer[=M]",
+        metavar="auto|off|peer[=M]|parity[=D]",
         help="keep each rank's whole state in host memory, too, for jobs without replicas. peer: with M "
         "copies (default 2), its own host's and those on other hosts; auto: the same, only where some rank's "
-        "state has no replica on another host (default off)",
+        "state has no replica on another host; parity: once, with XOR parity over groups of D hosts (default "
+        "4), of which one may be lost at a time (default off)",
     )
     ours.add_argument(
         "--memory-every",
@@ -751,7 +761,11 @@ def _memory_tier(text: str) -> tuple[str, int] | None:
         return mode, 2
     if mode == "peer" and (not copies or (copies.isascii() and copies.isdigit() and 1 <= int(copies) <= 16)):
         return mode, int(copies or 2)
-    raise argparse.ArgumentTypeError(f"{text!r} is none of auto, off, peer and peer=M, with M from 1 to 16")
+    if mode == "parity" and (not copies or (copies.isascii() and copies.isdigit() and len(copies) < 5)):
+        return mode, int(copies or GROUP)
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is none of auto, off, peer, parity, peer=M with M from 1 to 16, and parity=D with D hosts"
+    )
 
 
 def _memory(args: argparse.Namespace) -> Wanted | None:

@@ -38,12 +38,13 @@ class Agents:
     job: str
     count: int
     copies: int = 2
+    mode: str = "peer"
     tiers: list[MemoryTier] = field(default_factory=list)
     hosts: list[Hosts] = field(default_factory=list)
     protections: list[Protection] = field(default_factory=list)
 
     def start(self) -> None:
-        wanted = Wanted("peer", self.copies, limit=1 << 30)
+        wanted = Wanted(self.mode, self.copies, limit=1 << 30)
         self.tiers = [MemoryTier(wanted, self.job, EventLog()) for _ in range(self.count)]
         self.meet()
 
