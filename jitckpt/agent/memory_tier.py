@@ -122,31 +122,17 @@ class MemoryTier:
         """
         begun = time.monotonic()
         tiers = {host: PeerParity(hosts, host) for host in range(len(hosts.all)) if host != hosts.index}
-        held: dict[int, Sequence[Held]] = {hosts.index: self.memory.has()}
-        parities: dict[int, Sequence[HeldParity]] = {}
-        if self.parity is not None:
-            parities[hosts.index] = self.parity.parities.has()
-        for host, tier in tiers.items():
-            try:
-                held[host] = tier.has()
-                if self.parity is not None:
-                    parities[host] = tier.parities()
-            except (LinkError, SaveError) as error:
-                self._warn(f"what {hosts.name(host)} has in memory is not known: {error}")
+        held, parities = self._what_all_have(hosts, tiers)
         failed: list[Source | Parity] = []
         fetched = 0
         while (plan := decide(hosts, held, failed, parities)) is not None:
             for rank in hosts.all[hosts.index].ranks:
                 source = plan.sources[rank]
                 try:
-                    if source.host == hosts.index:
+                    if source.host == hosts.index and source.kind == Kind.OWN_MEMORY:
                         host_memory.check(self.memory.of(rank), source.step)
                         continue
-                    timeline = _within_job(source.timeline)
-                    if source.kind == Kind.PARITY and self.parity is not None:
-                        fetched += self.parity.decode(source, timeline, tiers)
-                    else:
-                        fetched += tiers[source.host].get(rank, source.step, timeline, self.memory)
+                    fetched += self._fetch(source, tiers)
                     self._hold(rank)
                 except (LinkError, SaveError, PieceLost) as error:
                     failed.append(error.piece if isinstance(error, PieceLost) else source)
@@ -162,7 +148,36 @@ class MemoryTier:
                         f"{hosts.name(hosts.index)} has fetched its ranks' state from other hosts' memory: "
                         f"{show_size(fetched)} in {seconds:.2f} s."
                     )
-                break
+                return
+        if self._log.leading and any(held.values()):
+            what = "its parity" if self.parity is not None else "its copies"
+            self._warn(
+                f"no step is whole in the hosts' memory any more: more is lost than {what} can give back, so "
+                "the ranks go on from files, or from the beginning"
+            )
+
+    def _what_all_have(
+        self, hosts: Hosts, tiers: Mapping[int, PeerParity]
+    ) -> tuple[dict[int, Sequence[Held]], dict[int, Sequence[HeldParity]]]:
+        held: dict[int, Sequence[Held]] = {hosts.index: self.memory.has()}
+        parities: dict[int, Sequence[HeldParity]] = {}
+        if self.parity is not None:
+            parities[hosts.index] = self.parity.parities.has()
+        for host, tier in tiers.items():
+            try:
+                held[host] = tier.has()
+                if self.parity is not None:
+                    parities[host] = tier.parities()
+            except (LinkError, SaveError) as error:
+                self._warn(f"what {hosts.name(host)} has in memory is not known: {error}")
+        return held, parities
+
+    def _fetch(self, source: Source, tiers: Mapping[int, PeerParity]) -> int:
+        """Bring a source into this host's memory; return the bytes that came."""
+        timeline = _within_job(source.timeline)
+        if source.kind == Kind.PARITY and self.parity is not None:
+            return self.parity.decode(source, timeline, tiers)
+        return tiers[source.host].get(source.rank, source.step, timeline, self.memory)
 
     def write_saves(self, directory: Path, ranks: Collection[int], step: int) -> None:
         """The job ends: write what memory has of these ranks to files, from which another job can go on."""

@@ -34,8 +34,18 @@ def hosts() -> Iterator[Namespaces]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    launcher = Launcher(tmp_path_factory.mktemp("undisturbed"))
-    run = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", str(HOSTS), "--warm-start"]
+    return alone(tmp_path_factory.mktemp("undisturbed"), HOSTS)
+
+
+@pytest.fixture(scope="module")
+def undisturbed_on_three(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return alone(tmp_path_factory.mktemp("undisturbed-on-three"), 3)
+
+
+def alone(directory: Path, ranks: int) -> list[str]:
+    """Return the digests of the same training on one host, unprotected."""
+    launcher = Launcher(directory)
+    run = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", str(ranks), "--warm-start"]
     result = launcher.run(*run, "--max-restarts", "0", TRAINING, "full", "--unprotected")
     assert result.status == 0, result.err
     return digests([result.out])
@@ -53,11 +63,11 @@ class Job:
         self.agents: dict[int, subprocess.Popen[str]] = {}
         self.outs: list[str] = []
 
-    def start(self, host: int, *options: str, count: int = HOSTS) -> None:
+    def start(self, host: int, *options: str, count: int = HOSTS, tier: str = "peer") -> None:
         place = self.launcher.directory / f"host-{host}"
         place.mkdir(exist_ok=True)
         run = ["env", "-C", str(place), THREADS, *JITCKPT, "run", "--nnodes", str(count), *MEET, *OPTIONS]
-        run += ["--checkpoint-dir", str(place / "ckpt"), "--memory-tier", "peer", *options, TRAINING, "full"]
+        run += ["--checkpoint-dir", str(place / "ckpt"), "--memory-tier", tier, *options, TRAINING, "full"]
         self.agents[host] = self.launcher.start(*self.hosts.on(host), *run, "--pause", "0.3")
 
     def events(self, name: str) -> list[dict[str, object]]:
@@ -107,4 +117,44 @@ def test_a_lost_host_comes_back_on_a_standby_host_from_memory(job: Job, undistur
     newest = {event["newest"] for event in job.events("kept_in_memory")}
     assert {event["step"] for event in restored} == {int(kept[1])} == {int(str(step)) - 1 for step in newest}
     assert "has fetched its ranks' state from other hosts' memory" in said
+    assert job.launcher.survivors() == []
+
+
+def test_a_lost_host_is_decoded_from_parity_on_a_standby_host(
+    job: Job, undisturbed_on_three: list[str]
+) -> None:
+    for host in range(3):
+        job.start(host, count=3, tier="parity")
+    job.launcher.wait_until(lambda: job.events("first_step") != [])
+    job.start(3, count=3, tier="parity")  # it stands by
+    job.launcher.wait_until(lambda: job.events("memory_safe") != [])
+    job.lose(2)
+    said = job.finish()
+    assert digests(job.outs) == undisturbed_on_three
+    restored = job.events("restored")
+    assert len({event["step"] for event in restored}) == 1
+    assert all(event["in_memory"] for event in restored)
+    assert job.saves() == [], "no file was written"
+    newest = {event["newest"] for event in job.events("kept_in_memory")}
+    assert {event["step"] for event in restored} == {int(str(step)) - 1 for step in newest}
+    assert any(
+        "from parity in other hosts' memory" in str(one["reason"]) for one in job.events("memory_sources")
+    )
+    assert "with parity over 3 hosts, of which one may be lost" in said
+    assert job.launcher.survivors() == []
+
+
+def test_two_lost_hosts_of_a_parity_group_go_back_to_files(job: Job, undisturbed_on_three: list[str]) -> None:
+    for host in range(3):
+        job.start(host, count=3, tier="parity")
+    job.launcher.wait_until(lambda: job.events("first_step") != [])
+    for host in (3, 4):
+        job.start(host, count=3, tier="parity")
+    job.launcher.wait_until(lambda: job.events("memory_safe") != [])
+    job.lose(1)
+    job.lose(2)
+    said = job.finish()
+    assert digests(job.outs) == undisturbed_on_three
+    assert not any(event["in_memory"] for event in job.events("restored"))
+    assert "more is lost than its parity can give back" in said
     assert job.launcher.survivors() == []

@@ -46,7 +46,7 @@ PYTHON = {
     "bindings": "wire errors",
     "faults": "system wire errors",
     "device": "wire errors",
-    "tiers": "hosts saves encoding errors _memory_tier",
+    "tiers": "hosts saves decisions encoding errors _memory_tier",
     "objects": "hosts saves errors",
     "formats": "saves state encoding errors",
     "hosts": "saves decisions console errors",

@@ -79,10 +79,10 @@ def reason(agents: Agents, host: int) -> str:
     return str(told[-1]["reason"])
 
 
-def flip(window: object) -> None:
+def flip(window: object, at: int = 5) -> None:
     """Change a byte of what is kept."""
     data = memoryview(window)  # type: ignore[arg-type]
-    data[5] ^= 1
+    data[at] ^= 1
 
 
 def test_hosts_keep_their_own_shards_and_parity_and_nothing_else(agents: Agents) -> None:
@@ -107,13 +107,17 @@ def test_any_one_lost_host_comes_back_bit_for_bit(agents: Agents, lost: int) -> 
     assert f"rank {lost} from parity in other hosts' memory" in reason(agents, lost)
 
 
-def test_two_lost_hosts_of_a_group_are_too_many(agents: Agents) -> None:
+def test_two_lost_hosts_of_a_group_are_too_many(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
     make_steps(agents, 1)
     assert agents.protections[0].step_that_stays([0, 3]) is None
     lose(agents, 0)
     lose(agents, 3)
+    said: list[str] = []
+    monkeypatch.setattr("jitckpt.agent.memory_tier.say", said.append)
     gather(agents)
     assert agents.held(0) == set()
+    assert all("more is lost than its parity can give back" in text for text in said)
+    assert len(said) == HOSTS, "here all of them lead"
     assert not any(event["event"] == "memory_sources" for event in agents.tiers[0]._log.events)
 
 
@@ -141,13 +145,14 @@ def test_a_damaged_piece_is_passed_over_and_it_is_decided_again(agents: Agents, 
     if piece == "parity":
         flip(parities(agents, 3).find(Stripe((0, 1, 2, 3), 3), 2, "first")[2])
     else:
-        flip(agents.tiers[2].memory.shard(2, 2, "first").window)
+        flip(agents.tiers[2].memory.shard(2, 2, "first").window, 3 * shard.CHUNK)  # under host 1's parity
     gather(agents)
     assert is_there(agents, 0, 1), "the step before is whole"
-    what = "of the parity of ranks 0, 1, 2" if piece == "parity" else "of rank 2"
-    assert f"Step 2 {what} in the memory of host {3 if piece == 'parity' else 2} has failed" in reason(
-        agents, 0
-    )
+    found = {
+        "parity": "Step 2 of the parity of ranks 0, 1, 2 in the memory of host 3 has failed its check",
+        "shard": "Step 2 of rank 2 in their own host's memory has failed its check",
+    }
+    assert found[piece] in reason(agents, 0)
 
 
 def test_a_piece_that_comes_twice_is_in_the_parity_once(agents: Agents) -> None:
@@ -164,7 +169,7 @@ def test_a_step_that_not_all_have_sent_takes_the_place_of_no_whole_one(agents: A
     make_steps(agents, 1)
     for step in (2, 3):
         put(agents, 0, step)
-        until(lambda step=step: agents.look() or step in agents.protections[0]._own[0].sent)
+        until(lambda: agents.look() or max(agents.protections[0]._own[0].sent) == step)  # noqa: B023
         host_memory.unseal(agents.tiers[0].memory.of(0), step % 2)
         host_memory.unseal(agents.tiers[0].memory.of(0), 1)
         put(agents, 0, 1)
@@ -179,9 +184,9 @@ def test_what_does_not_belong_there_is_refused(agents: Agents) -> None:
     of = parities(agents, 0)
     with pytest.raises(SaveError, match="is not for this parity"):
         of.begin(0, Piece(2, Stripe((0, 1, 2, 3), 0), member, 0))
+    owner = agents.tiers[0].parity
+    assert owner is not None
     with pytest.raises(SaveError, match="is not for this host to keep"):
-        owner = agents.tiers[0].parity
-        assert owner is not None
         owner.number_of(Stripe((0, 1, 2, 3), 1))
     with pytest.raises(SaveError, match="has no parity"):
         of.find(Stripe((0, 1, 2, 3), 1), 1, "first")
