@@ -84,6 +84,26 @@ def take_page(browser: Any, size: tuple[int, int], theme: str, file: Path) -> No
         context.close()
 
 
+def in_memory(folder: Path) -> None:
+    """Write the events of a job without replicas, whose state sixteen hosts keep for each other."""
+    made = SimulatedJob(folder, ranks=128, shards=128, started=time.time() - 60.0)
+    made.begin()
+    made.at = 59
+    made.progress(50)
+    made.keep_in_memory(50)
+
+
+def take_placement(browser: Any, file: Path) -> None:
+    """Take a picture of which host keeps whose state, with a rank chosen."""
+    with served(Path("ckpt")) as url:
+        page = browser.new_page(viewport={"width": DESKTOP[0], "height": DESKTOP[1]}, color_scheme="light")
+        page.goto(url)
+        page.click("#ranks button[data-rank='21']")
+        page.wait_for_selector("#memory .keeps")
+        page.locator("#memory").screenshot(path=str(file))
+        page.close()
+
+
 def take_terminal(file: Path) -> None:
     """Write what `jitckpt watch` shows as a picture."""
     follower = Follower(Path("ckpt"))
@@ -113,6 +133,10 @@ def main() -> None:
             os.chdir(folder)
             job(Path("ckpt"), ranks, shards, recovering)
             take_page(browser, size, theme, target / f"{name}.png")
+        (folder := Path(temporary) / "memory").mkdir()
+        os.chdir(folder)
+        in_memory(Path("ckpt"))
+        take_placement(browser, target / "page-memory.png")
         browser.close()
         os.chdir(Path(temporary) / "page-2-ranks")
         take_terminal(target / "watch.svg")

@@ -68,6 +68,23 @@ class SimulatedJob:
         for first in range(0, self.ranks, self.shards):
             yield {"event": "group", "name": "tensor", "ranks": list(range(first, first + self.shards))}
 
+    def keep_in_memory(self, step: int, ranks_of_a_host: int = 8, copies: int = 2) -> None:
+        """Let the memory tier have a step of all ranks, on groups of hosts."""
+        count = self.ranks // ranks_of_a_host
+        hosts = [
+            {
+                "host": f"host {host} (10.0.0.{host + 1})",
+                "ranks": list(range(host * ranks_of_a_host, (host + 1) * ranks_of_a_host)),
+                "kept_by": [
+                    host,
+                    *(one for one in range(host - host % copies, count)[:copies] if one != host),
+                ],
+            }
+            for host in range(count)
+        ]
+        self.write("memory_safe", step=step, bytes=1 << 30, waited=0.1)
+        self.write("memory_placement", hosts=hosts)
+
     def fail(self, rank: int, step: int, cause: str = "died") -> None:
         """Let a rank fail in the step after `step`; the others are told to save."""
         texts = {"died": f"rank {rank} was killed by SIGKILL", "hang": f"rank {rank} does not answer"}

@@ -80,6 +80,7 @@ from jitckpt.saves import directory_lock, folders
 from jitckpt.saves.layout import Identity, Kind
 from jitckpt.system import descriptor_limit
 from jitckpt.system.disk_thread import waited_for
+from jitckpt.system.versions import versions
 from jitckpt.wire import environment as variables
 from jitckpt.wire import protocol
 from jitckpt.wire.protocol import Message
@@ -453,6 +454,7 @@ class Agent(LocalElasticAgent):
             "restart" if self._log.restart else "job_started",
             world_size=worker_group.workers[0].world_size,
             max_restarts=spec.max_restarts,
+            versions=versions(),
         )
         if self._log.restart and spec.rdzv_handler.use_agent_store and self._hosts is None:
             self._give_fresh_store(worker_group)
@@ -1023,11 +1025,14 @@ def write_local_states(ring_fd: int, directory: Path, steps: set[int], by: str =
     identity = local_state.read_identity(ring_fd)
     # A start that ends before its first step is done has nothing newer than what it began with; and of the
     # rank's host and the one that keeps a copy the first may have written it.
-    there = {step: 0 for step in listed if _has_local_state(directory, step, identity)}
+    drafts = set() if by else kept  # of its own host, which knows more now than when the rank died
+    there = {step: 0 for step in listed if _has_local_state(directory, step, identity, step in drafts)}
     needed = ((saved | steps) & kept) - there.keys()
     written = {step: local_state.write_save(ring_fd, directory, step, by) for step in needed}
     if not by and identity is not None:
-        for step in (kept & there.keys()) - saved - steps:  # written when the rank died (states_at_death.py)
+        for step in (kept & listed.keys()) - saved - steps:  # written when the rank died (states_at_death.py)
+            if not _has_local_state(directory, step, identity, better=False):
+                continue
             record = folders.look_at(directory, step, "local", identity.rank)
             folders.remove(record.path)
             with suppress(OSError):  # there is more of that step
@@ -1041,13 +1046,16 @@ def _is_saved(directory: Path, step: int, names: Sequence[tuple[Kind, int]]) -> 
     return any(folders.look_at(directory, step, "rank", rank).metadata for rank in replicas)
 
 
-def _has_local_state(directory: Path, step: int, identity: Identity | None) -> bool:
-    """Return whether there is a whole state of the rank's own."""
+def _has_local_state(directory: Path, step: int, identity: Identity | None, better: bool) -> bool:
+    """Return whether there is a whole state of the rank's own; better: a draft counts for none."""
     if identity is None:
         return False
     record = folders.look_at(directory, step, "local", identity.rank)
-    ours = record.metadata is not None and record.metadata.identity.job == identity.job
-    return ours and folders.verify(record) is None
+    if record.metadata is None or record.metadata.identity.job != identity.job:
+        return False
+    if better and record.metadata.saver == local_state.SAVER_AT_DEATH:
+        return False
+    return folders.verify(record) is None
 
 
 def _signal_exception(signum: int) -> SignalException:

@@ -1,6 +1,7 @@
 """Looks into a collective that does not end: asks the ranks where they are, says whether it is a failure."""
 
 import pickle
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,11 +14,15 @@ from jitckpt.console import say
 from jitckpt.decisions import flight_recorder, hang
 from jitckpt.decisions.hang import Diagnosis, diagnose
 from jitckpt.events import EventLog
+from jitckpt.system import nccl_ras
+from jitckpt.system.kernel_log import xid_lines
 from jitckpt.system.stacks import ask_for_stacks, read_stacks
 from jitckpt.wire import protocol
 
 MOST_STACKS = 8  # of late ranks, in a report
 STACK_SECONDS = 10.0  # that a report waits for those of other hosts, while ranks save
+DRIVER_SECONDS = 900.0  # of the kernel's log are looked through
+NCCL_SECONDS = 4.0  # that a report that is ready waits for NCCL's own answer
 
 
 @dataclass
@@ -38,7 +43,7 @@ class _Question:
 class _Report:
     """What is to be written once the stacks of the ranks `awaited` have come from other hosts.
 
-    until: or by when. written: where ranks of this host write their stacks.
+    until: or by when. written: where ranks of this host write their stacks. driver: by host. nccl: is asked.
     """
 
     diagnosis: Diagnosis
@@ -47,6 +52,8 @@ class _Report:
     written: list[tuple[int, BinaryIO]] = field(default_factory=list)
     stacks: dict[int, str] = field(default_factory=dict)
     awaited: set[int] = field(default_factory=set)
+    driver: dict[str, Sequence[str]] = field(default_factory=dict)
+    nccl: nccl_ras.Question = field(default_factory=nccl_ras.Question)
 
 
 class Investigation:
@@ -162,6 +169,7 @@ class Investigation:
         if diagnosis is None:
             return
         report = self._report = _Report(diagnosis, directory, time.monotonic() + STACK_SECONDS)
+        report.nccl.start()
         for rank in (diagnosis.late or diagnosis.silent)[:MOST_STACKS]:
             if rank not in self._workers:
                 report.awaited.add(rank)
@@ -176,11 +184,15 @@ class Investigation:
             rank, file = report.written.pop()
             report.stacks[rank] = read_stacks(file)
 
-    def hear_stacks(self, rank: int, text: str) -> None:
-        """Take note of the Python stacks of a rank on another host, empty if there are none."""
+    def hear_stacks(self, rank: int, text: str, host: str, driver: Sequence[str]) -> None:
+        """Take note of the Python stacks of a rank on another host, empty if there are none.
+
+        driver: what the driver there has told the kernel's log.
+        """
         if self._report is not None and rank in self._report.awaited:
             self._report.awaited.remove(rank)
             self._report.stacks[rank] = text
+            self._report.driver[host] = driver
 
     def finish_report(self, *, at_once: bool = False) -> None:
         """Write who waited for whom, with the late ranks' stacks, if all is there or it is time."""
@@ -191,10 +203,10 @@ class Investigation:
             return
         self.read_stacks()
         self._report = None
-        stacks = report.stacks | dict.fromkeys(report.awaited, "")
+        report.stacks |= dict.fromkeys(report.awaited, "")
         path = report.directory / f"hang-{self._log.restart}-{self._questions}.txt"
         dumps = flight_recorder.dumps(report.diagnosis, self._workers, time.time())
-        self._log.aside(partial(_write_report, path, hang.report(report.diagnosis, stacks), dumps, self._log))
+        self._log.aside(partial(_write_report, path, report, dumps, self._log))
 
     def _ask(self, reported: str, patience: float, askable: Sequence[int]) -> None:
         self._questions += 1
@@ -206,8 +218,13 @@ class Investigation:
                 self._log.write("warning", rank=rank, text=f"rank {rank} can't be asked: {problem}")
 
 
-def _write_report(path: Path, text: str, dumps: Mapping[int, flight_recorder.Dump], log: EventLog) -> None:
+def _write_report(
+    path: Path, report: _Report, dumps: Mapping[int, flight_recorder.Dump], log: EventLog
+) -> None:
     """Write what people read, and beside it what torch's tool for flight recorders reads."""
+    driver = report.driver | {socket.gethostname(): xid_lines(DRIVER_SECONDS)}
+    report.nccl.join(NCCL_SECONDS)
+    text = hang.report(report.diagnosis, report.stacks, driver, report.nccl.answer)
     try:
         path.write_text(text, errors="backslashreplace")
         folder = path.with_suffix("")

@@ -26,10 +26,11 @@ class LocalStateWriter(threading.Thread):
         steps: set[int],
         write: Write,
         done: Callable[[], None],
+        before: Callable[[], None] = lambda: None,
     ) -> None:
         """rings: memory files by rank, of which this object uses copies. copied: ranks of other hosts.
 
-        write: see supervisor.Reports.write_local_states. done: is called on this thread.
+        write: see supervisor.Reports.write_local_states. before, done: are called on this thread.
         """
         super().__init__(name="jitckpt-local-states", daemon=True)
         self._rings = dict(rings)
@@ -38,7 +39,7 @@ class LocalStateWriter(threading.Thread):
             for rank, ring in rings.items():
                 self._rings[rank] = os.dup(ring)
                 self._own.add(self._rings[rank])
-        self._copied, self._write, self._done = copied, write, done
+        self._copied, self._write, self._done, self._before = copied, write, done, before
         self.directory, self.steps = directory, steps
         self.written: dict[int, dict[int, int]] = {}
         self.problems: dict[int, str] = {}
@@ -49,6 +50,7 @@ class LocalStateWriter(threading.Thread):
 
     def run(self) -> None:
         begun = time.monotonic()
+        self._before()
         for rank, ring in self._rings.items():
             if not self._is_given_up:
                 # A rank's own host may write the same at the same time into a directory that all share.

@@ -7,6 +7,7 @@ is whole everywhere.
 """
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Collection, Mapping
@@ -59,6 +60,8 @@ class Protection(threading.Thread):
         self._index = 0 if hosts is None else hosts.index
         self._holders = [host for host in self._placed[self._index] if host != self._index]
         self._kept: dict[int, list[int]] = {}  # at the root: of each rank the steps that all its holders have
+        self._keepers = {host: list(placed) for host, placed in enumerate(self._placed)}  # became
+        self._told_keepers: dict[int, list[int]] = {}
         self.safe = 0
         self._settled = 0
         self._off: str | None = None
@@ -120,8 +123,9 @@ class Protection(threading.Thread):
         """Take in what another host says, or this one. Raises ValueError for nonsense."""
         with self._lock:
             match said:
-                case {"kept": int(rank), "steps": list(steps)} if rank in self._ranks:
+                case {"kept": int(rank), "steps": list(steps), "by": list(keepers)} if rank in self._ranks:
                     self._kept[rank] = [step for step in steps if isinstance(step, int)]
+                    self._keepers[host] = [one for one in keepers if isinstance(one, int)]
                     self._count()
                 case {"skipped": int(step), "rank": int(rank)}:
                     self._warn(
@@ -149,7 +153,7 @@ class Protection(threading.Thread):
             if not self._send_to(holder, rank, step):
                 return
         own.sent = {step, *sorted(own.sent - {step})[-1:]}
-        self._tell({"kept": rank, "steps": sorted(own.sent)})
+        self._tell({"kept": rank, "steps": sorted(own.sent), "by": [self._index, *self._holders]})
 
     def _send_to(self, holder: int, rank: int, step: int) -> bool:
         """Return whether the rank's step is where it is to be, or nowhere else to be had."""
@@ -209,10 +213,29 @@ class Protection(threading.Thread):
             waited = sum(host_memory.word(own.memory, host_memory.WAITED) for own in self._own.values())
             size = sum(held.bytes for held in self._tier.memory.has() if held.step == self.safe)
             self._log.write("memory_safe", step=self.safe, bytes=size, waited=waited / 1e6)
+            self._tell_keepers()
             if first:
                 say(self._in_words(size))
         if first and self._hosts is not None:
             self._tier.forget_strangers(self._hosts)
+
+    def _tell_keepers(self) -> None:
+        """Write down which host's memory has whose state, once and whenever that has changed."""
+        if self._keepers == self._told_keepers:
+            return
+        self._told_keepers = dict(self._keepers)
+        count = 1 if self._hosts is None else len(self._hosts.all)
+        self._log.write(
+            "memory_placement",
+            hosts=[
+                {
+                    "host": socket.gethostname() if self._hosts is None else self._hosts.name(host),
+                    "ranks": self._ranks if self._hosts is None else self._hosts.all[host].ranks,
+                    "kept_by": self._keepers[host],
+                }
+                for host in range(count)
+            ],
+        )
 
     def _in_words(self, size: int) -> str:
         every = self._tier.wanted.every

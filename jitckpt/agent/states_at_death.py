@@ -1,7 +1,8 @@
 """A dead rank's own states are on the disk at once, and not only when the others have saved.
 
 Until then they lie in the agent's memory alone, and the agent may be the next to die. Which step the others
-save is not known yet, so all are written; agent.write_local_states removes those that nobody needs.
+save is not known yet, so all are written; agent.write_local_states removes those that nobody needs, and
+writes the others again: a rank that an exception ends lives a while, and so does its device.
 """
 
 import contextlib
@@ -37,6 +38,12 @@ class StatesAtDeath:
         self._threads[rank] = thread
         thread.start()
 
+    def finish(self) -> None:
+        """Stop, and wait for what is under way: what is written after this stays."""
+        self._over.set()
+        for thread in self._threads.values():
+            thread.join()
+
     def close(self) -> None:
         """Stop, and wait for what is under way, as long as the disk answers."""
         self._over.set()
@@ -49,4 +56,4 @@ class StatesAtDeath:
             for step in sorted((state.step for state in local_state.read(ring_fd)), reverse=True):
                 if self._over.is_set():
                     return
-                local_state.write_save(ring_fd, directory, step, BY)
+                local_state.write_save(ring_fd, directory, step, BY, local_state.SAVER_AT_DEATH)

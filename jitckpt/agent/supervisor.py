@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jitckpt.agent.investigation import STACK_SECONDS, Investigation, stacks_of
+from jitckpt.agent.investigation import DRIVER_SECONDS, STACK_SECONDS, Investigation, stacks_of
 from jitckpt.agent.local_state_writer import LocalStateWriter
 from jitckpt.agent.processes.workers import Worker
 from jitckpt.agent.protection import Protection
@@ -39,6 +39,7 @@ from jitckpt.hosts.connections import Arrived, Hosts, Lost
 from jitckpt.ring import format as ring_format
 from jitckpt.ring import local_state, wishes
 from jitckpt.ring.copies import Copies
+from jitckpt.system.kernel_log import MOST_LINES, xid_lines
 from jitckpt.system.stacks import read_stacks
 from jitckpt.wire import protocol
 from jitckpt.wire.protocol import Message, ProtocolError
@@ -47,6 +48,7 @@ TOLD = ("nothing", "kill", "terminate")  # to a rank before it ended
 STATUS_OF_AN_EXCEPTION = 1  # of a Python that an exception has ended
 MOST_NONSENSE = 100  # messages that are noted
 MOST_TEXT = 2000  # characters of a failure's description
+MOST_OF_A_LINE = 500  # characters of the kernel's log
 STOPPED_LOOK = 0.5  # seconds between two looks whether a rank that is to save is stopped
 
 
@@ -597,8 +599,10 @@ class Supervisor(threading.Thread):
         match header:
             case {"stacks_wanted": int(rank)}:
                 self._send_stacks(host, self._workers[rank])
-            case {"stacks_of": int(rank)}:
-                self._investigation.hear_stacks(self._rank(rank).rank, data.decode())
+            case {"stacks_of": int(rank), "driver": list(driver)}:
+                name = "" if self._hosts is None else self._hosts.name(host)
+                lines = [str(line)[:MOST_OF_A_LINE] for line in driver[:MOST_LINES]]
+                self._investigation.hear_stacks(self._rank(rank).rank, data.decode(), name, lines)
             case unknown:
                 raise ValueError(f"{unknown!r:.200}")
 
@@ -626,7 +630,8 @@ class Supervisor(threading.Thread):
 
         def send() -> None:
             text = "" if file is None else read_stacks(file, STACK_SECONDS)
-            hosts.send(host, {"stacks_of": worker.rank}, text.encode())
+            driver = [line[:MOST_OF_A_LINE] for line in xid_lines(DRIVER_SECONDS)]
+            hosts.send(host, {"stacks_of": worker.rank, "driver": driver}, text.encode())
 
         threading.Thread(target=send, name="jitckpt-stacks", daemon=True).start()
 
@@ -746,6 +751,7 @@ class Supervisor(threading.Thread):
             steps=whole_steps(self._job.ranks),
             write=self._reports.write_local_states,
             done=lambda: os.eventfd_write(self._wake, 1),
+            before=self._at_death.finish,
         )
         self._local_states.start()
 

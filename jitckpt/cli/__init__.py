@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module, metadata
 
 from jitckpt.cli.parser import Parser
+from jitckpt.console import say
 from jitckpt.errors import JitckptError
 
 GROUPS = {
@@ -53,7 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("command", choices=COMMANDS, metavar="command", help="one of those below")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="see `jitckpt COMMAND --help`")
     parsed = parser.parse_args(arguments)
-    command: Callable[[list[str]], int] = import_module(f"jitckpt.cli.{parsed.command}").main
+    try:
+        command: Callable[[list[str]], int] = import_module(f"jitckpt.cli.{parsed.command}").main
+    except OSError as error:
+        say(f"`jitckpt {parsed.command}` can't be loaded, so nothing was started: {error}")
+        return 1
     try:
         status = command(parsed.arguments)
         sys.stdout.flush()

@@ -5,6 +5,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
 from jitckpt.cli.parser import Parser
 from jitckpt.errors import JitckptError
 
@@ -33,13 +36,18 @@ def main(arguments: list[str]) -> int:
             parser.error(f"{target} is there already: name a folder that is not")
     from jitckpt.formats import distributed_checkpoint, safetensors_files, training_state, whole_step
 
-    state = training_state.gather(
-        whole_step.find(args.directory, args.step), with_optimizers=not args.model_only
-    )
-    if args.dcp is not None:
-        _in_one_moment(args.dcp, lambda folder: distributed_checkpoint.write(state, folder))
-    if args.safetensors is not None:
-        _in_one_moment(args.safetensors, lambda folder: safetensors_files.write(state, folder))
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("reading the saves")
+        state = training_state.gather(
+            whole_step.find(args.directory, args.step), with_optimizers=not args.model_only
+        )
+        if args.dcp is not None:
+            progress.update(task, description=f"writing {args.dcp}")
+            _in_one_moment(args.dcp, lambda folder: distributed_checkpoint.write(state, folder))
+        if args.safetensors is not None:
+            progress.update(task, description=f"writing {args.safetensors}")
+            _in_one_moment(args.safetensors, lambda folder: safetensors_files.write(state, folder))
     for note in state.notes:
         print(note)
     for target in targets:

@@ -27,7 +27,6 @@ from torch.distributed.launcher.api import LaunchConfig
 from jitckpt.agent.agent import Settings, launch
 from jitckpt.agent.memory_tier import Wanted
 from jitckpt.agent.object_copies import WantedObjects
-from jitckpt.agent.processes.guardian import remove_if_empty
 from jitckpt.agent.standby import stand_by
 from jitckpt.bindings import criu, softgpu
 from jitckpt.bindings.criu import Criu, CriuError
@@ -58,6 +57,7 @@ from jitckpt.hosts.stores import has_calls_out
 from jitckpt.objects.bucket import parse
 from jitckpt.reports.timeline import in_words
 from jitckpt.saves.start_record import note_finished
+from jitckpt.system.launcher_folder import launcher_folder
 from jitckpt.web.beside import parse_address, served, traced
 from jitckpt.wire import environment
 from jitckpt.wire.exit_statuses import HOSTS_MISSING, NO_PROGRESS, SAVED
@@ -191,7 +191,7 @@ def _run(arguments: list[str]) -> int:
             traced(lambda: log.directory if log.leading else None),
         ):
             status = _launch(settings, log, config, command, command_arguments)
-        if status == 0 and temporary is not None:
+        if status == 0 and temporary is not None and temporary.exists():
             shutil.rmtree(temporary)
     return status
 
@@ -277,11 +277,9 @@ def _log_dir(args: argparse.Namespace) -> Iterator[Path | None]:
     if args.log_dir is not None or args.logs_specs is not None or (args.redirects, args.tee) != ("0", "0"):
         yield None
         return
-    args.log_dir = tempfile.mkdtemp(prefix="jitckpt-")
-    try:
-        yield Path(args.log_dir)
-    finally:
-        remove_if_empty(args.log_dir)
+    with launcher_folder() as folder:
+        args.log_dir = str(folder)
+        yield folder
 
 
 @contextmanager

@@ -200,8 +200,17 @@ def _size(count: int) -> str:
     return f"{count:.3g} GB"
 
 
-def report(diagnosis: Diagnosis, stacks: Mapping[int, str]) -> str:
-    """Return the whole story for a file; stacks: the Python stacks of late ranks, where they could be had."""
+def report(
+    diagnosis: Diagnosis,
+    stacks: Mapping[int, str],
+    driver: Mapping[str, Sequence[str]] | None = None,
+    nccl: str = "",
+) -> str:
+    """Return the whole story for a file.
+
+    stacks: the Python stacks of late ranks, where they could be had. driver: what NVIDIA's driver has told
+    the kernel's log of each host. nccl: what NCCL itself says of the job.
+    """
     lines = [f"{diagnosis}.", "", "Who waits for whom:"]
     longest_first = sorted(diagnosis.waits, key=lambda waiting: -waiting.seconds)
     lines += [f"  {waiting}" for waiting in longest_first] or ["  nobody"]
@@ -209,4 +218,9 @@ def report(diagnosis: Diagnosis, stacks: Mapping[int, str]) -> str:
         lines.append(f"Without an answer: {named(diagnosis.silent)}.")
     for rank, text in sorted(stacks.items()):
         lines += ["", f"Python stacks of rank {rank}:", text.rstrip() or "  it did not write them"]
+    for host, said in sorted((driver or {}).items()):
+        if said:
+            lines += ["", f"NVIDIA's driver on {host}:", *(f"  {line}" for line in said)]
+    if nccl:
+        lines += ["", "NCCL itself (its RAS service) says:", nccl.rstrip()]
     return "\n".join(lines) + "\n"

@@ -6,6 +6,7 @@ from typing import Any
 
 from jitckpt.reports.present import (
     HangReport,
+    MemoryHost,
     Present,
     RankNow,
     RecoveryNow,
@@ -41,6 +42,9 @@ def from_document(document: Mapping[str, Any]) -> tuple[Present | None, float | 
         )
         fields["suspects"] = tuple(Suspect(**one) for one in job["suspects"])
         fields["hang_reports"] = tuple(HangReport(**one) for one in job["hang_reports"])
+        fields["memory_hosts"] = tuple(
+            MemoryHost(one["host"], tuple(one["ranks"]), tuple(one["kept_by"])) for one in job["memory_hosts"]
+        )
         fields["segments"] = tuple((str(what), begin, end) for what, begin, end in job["segments"])
         fields["warnings"] = tuple(job["warnings"])
         return Present(**fields), silent, problem

@@ -143,6 +143,15 @@ class Suspect:
 
 
 @dataclass(frozen=True)
+class MemoryHost:
+    """A host of the memory tier. kept_by: the hosts, by place in the list, that have its ranks' state."""
+
+    host: str
+    ranks: tuple[int, ...]
+    kept_by: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Present:
     """What is known of a job. spent: seconds by cause; their sum is `seconds`, all since `started`.
 
@@ -166,6 +175,7 @@ class Present:
     step_seconds: float | None
     safe_step: int | None
     memory_step: int | None
+    memory_hosts: tuple[MemoryHost, ...]
     protected: float
     seconds: float
     spent: Mapping[str, float]
@@ -177,6 +187,7 @@ class Present:
     warnings: tuple[str, ...]
     checkpoint_dir: str
     fingerprint: str
+    versions: Mapping[str, str]
     log_bytes: int
     image_bytes: int
 
@@ -296,6 +307,7 @@ class JobModel:
         self._shards_saved: dict[int, set[int]] = {}
         self._safe_step: int | None = None
         self._memory_step: int | None = None
+        self._memory_hosts: tuple[MemoryHost, ...] = ()
         self._incidents: list[_Incident] = []
         self._fault: tuple[str, int, float] | None = None
         self._repeated = 0
@@ -305,6 +317,7 @@ class JobModel:
         self._hang_text = ""
         self._hanging_since: float | None = None
         self._checkpoint_dir = self._fingerprint = ""
+        self._versions: dict[str, str] = {}
         self._log_bytes = self._image_bytes = 0
 
     def take(self, event: Event) -> None:
@@ -372,6 +385,7 @@ class JobModel:
             step_seconds=(told.step_seconds if told is not None else None) or self._step_seconds,
             safe_step=self._safe_step,
             memory_step=self._memory_step,
+            memory_hosts=self._memory_hosts,
             protected=len(safe) / self._world_size if self._world_size else 0.0,
             seconds=self._at + waited,
             spent=spent,
@@ -383,6 +397,7 @@ class JobModel:
             warnings=tuple(self._warnings[-KEPT_WARNINGS:]),
             checkpoint_dir=self._checkpoint_dir,
             fingerprint=self._fingerprint,
+            versions=self._versions,
             log_bytes=self._log_bytes,
             image_bytes=self._image_bytes,
         )
@@ -446,6 +461,9 @@ class JobModel:
         self._states, self._steps, self._late_since = {}, {}, {}
         self._trained, self._doing, self._replicas = set(), "starting", []
         self._hanging_since = None
+        told = event.get("versions")
+        if isinstance(told, dict):
+            self._versions = {str(name): str(version) for name, version in told.items()}
 
     def _hear_registered(self, event: Event) -> None:
         self._shard_of[event["rank"]] = event["shard"]
@@ -630,6 +648,20 @@ class JobModel:
     def _hear_memory_safe(self, event: Event) -> None:
         self._memory_step = event["step"]
 
+    def _hear_memory_placement(self, event: Event) -> None:
+        hosts = event["hosts"][:MOST_RANKS]
+        try:
+            self._memory_hosts = tuple(
+                MemoryHost(
+                    str(one["host"]),
+                    tuple(int(rank) for rank in one["ranks"]),
+                    tuple(int(host) for host in one["kept_by"] if 0 <= int(host) < len(hosts)),
+                )
+                for one in hosts
+            )
+        except (KeyError, TypeError, ValueError):
+            return  # a damaged log, as with all that does not fit
+
     def _hear_kept_in_memory(self, event: Event) -> None:
         self._note("decided")
         self._memory_step = event["step"]
@@ -782,6 +814,7 @@ _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "periodic_save": {"rank": int, "step": int, "shard": int},
     "saved": {"step": int},
     "memory_safe": {"step": int},
+    "memory_placement": {"hosts": list},
     "kept_in_memory": {"step": int, "newest": (int, type(None))},
     "not_saved": {"step": (int, type(None))},
     "ranks_ended": {"kill": list, "terminate": list},

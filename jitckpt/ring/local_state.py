@@ -160,17 +160,22 @@ def _named(tree: Json) -> set[str]:
     return set()
 
 
-def write_save(descriptor: int, root: Path, step: int, by: str = "") -> int:
+SAVER: layout.SaverName = "ring"
+SAVER_AT_DEATH: layout.SaverName = "ring at death"  # the rank may have lived, and its device gone on
+
+
+def write_save(descriptor: int, root: Path, step: int, by: str = "", saver: layout.SaverName = SAVER) -> int:
     """Write a ring's state after `step` as a save of its rank; returns the bytes written.
 
-    by: who writes it, where another process may write the same save at the same time.
-    Raises SaveError if the ring has no whole state of that step, or the file system refuses.
+    by: who writes it, where another process may write the same save at the same time. saver: SAVER, or
+    SAVER_AT_DEATH for a first draft. Raises SaveError if the ring has no whole state of that step, or the
+    file system refuses.
     """
     identity = read_identity(descriptor)
     state = next((state for state in read(descriptor) if state.step == step), None)
     if identity is None or state is None:
         raise SaveError(f"The rank left no whole state of its own for step {step}.")
-    with SaveFolder(root, identity, step, "local", "ring", by=by) as folder:
+    with SaveFolder(root, identity, step, "local", saver, by=by) as folder:
         folder.add_tensors(layout.TENSORS_FILE, state.tensors)
         folder.add_json(layout.STATE_FILE, {"local": state.document()})
         return folder.commit()[1]

@@ -28,7 +28,8 @@ METADATA_FILE = "metadata.json"
 TENSORS_FILE = "tensors.safetensors"
 STATE_FILE = "state.json"
 
-SaverName = Literal["builtin", "callback", "ring"]
+SaverName = Literal["builtin", "callback", "ring", "ring at death"]
+SAVERS: tuple[SaverName, ...] = ("builtin", "callback", "ring", "ring at death")
 
 Kind = Literal["rank", "local"]
 _STEP = re.compile(r"step-(\d{10,18})")
@@ -131,7 +132,7 @@ def parse_metadata(data: bytes) -> Metadata:
     entry = _Entry(content, METADATA_FILE)
     identity = _Entry(entry.value("identity", dict), f"{METADATA_FILE}: identity")
     kind, saver = entry.value("kind", str), entry.value("saver", str)
-    if kind not in ("rank", "local") or saver not in ("builtin", "callback", "ring"):
+    if kind not in ("rank", "local") or saver not in SAVERS:
         raise SaveError(f"{METADATA_FILE} is of the unknown kind {kind!r:.40} by {saver!r:.40}.")
     result = Metadata(
         identity=Identity(

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from importlib.metadata import version
 from typing import Any
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
@@ -59,7 +58,8 @@ def app(follower: Callable[[], Follower | None]) -> Any:
 def metrics_of(present: Present) -> Iterator[Metric]:
     """Yield the metrics of one job."""
     info = {
-        "version": version("jitckpt"),
+        **{name: present.versions.get(name, "") for name in ("jitckpt", "torch", "python")},
+        "versions_hash": present.versions.get("hash", ""),
         "fingerprint": present.fingerprint,
         "checkpoint_dir": present.checkpoint_dir,
     }

@@ -15,6 +15,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
 from campaign_hostile import attacks
 from campaign_hostile.job import Outcome, Start
 from campaign_hostile.place import PLAIN, Place
@@ -187,20 +190,24 @@ def main(words: Sequence[str]) -> int:
     folder = args.keep.resolve() if args.keep else Path(tempfile.mkdtemp(prefix="jitckpt-hostile-"))
     campaign = Campaign(args, folder)
     verdicts: dict[int, Verdict] = {}
-    told = sys.stderr if args.json else sys.stdout
+    console = Console(stderr=args.json)
+    columns = (TextColumn("trials"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    progress = Progress(*columns, console=Console(stderr=True), transient=True)
     pool = ThreadPoolExecutor(args.parallel)
+    progress.start()
     try:
         numbers = range(args.first, args.first + args.trials)
-        for made in pool.map(campaign.trial, numbers):
+        for made in progress.track(pool.map(campaign.trial, numbers), total=args.trials):
             if made is None:
                 break
             number, verdict = made
             verdicts[number] = verdict
-            print(in_short(number, verdict), file=told, flush=True)
+            console.print(in_short(number, verdict), markup=False, highlight=False, soft_wrap=True)
     except HostsError as error:
         print(f"jitckpt: {error}", file=sys.stderr)
         return 2
     finally:
+        progress.stop()
         campaign.over.set()
         pool.shutdown(cancel_futures=True)
         fallen = any(verdict.result == FELL for verdict in verdicts.values())

@@ -54,8 +54,15 @@ class Job:
         return self._of_spares()[:1]
 
     def spares(self) -> list[int]:
-        """Return those that wait; one that is a worker by now has registered, or will in a moment."""
-        return [pid for pid in self._of_spares()[1:] if pid not in self._registered()]
+        """Return those that wait; one that is a worker by now has registered, or will in a moment.
+
+        A worker's own forks, which load its data, have the same command.
+        """
+        registered = self._registered()
+        parents = {process.pid: process.parent for process in self.processes}
+        return [
+            pid for pid in self._of_spares()[1:] if pid not in registered and parents[pid] not in registered
+        ]
 
     def workers(self) -> list[int]:
         started = [

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from launcher import python_path
+from nccl_ras_server import STATUS, nccl_ras_server
 
 from jitckpt.agent.processes.workers import Worker
 from jitckpt.agent.supervisor import Reports, Supervisor
@@ -19,6 +20,7 @@ from jitckpt.decisions.recovery import Outcome
 from jitckpt.events import Event, EventLog
 from jitckpt.hosts import connections
 from jitckpt.hosts.connections import Host, Hosts
+from jitckpt.system import nccl_ras
 
 SAVES = "register(); save(7)"
 
@@ -198,8 +200,22 @@ def test_a_rank_that_another_host_has_stopped_is_found(agents: Agents) -> None:
     assert agents.blamed == [1], "by the agent of its host, which counts how often its device failed"
 
 
-def test_the_report_of_a_hang_has_the_stacks_of_a_rank_on_another_host(agents: Agents) -> None:
-    """It lives, and has kept the others waiting for too long."""
+def test_the_report_of_a_hang_has_what_all_hosts_know(
+    agents: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The late rank lives, and has kept the others waiting; its host, its driver and NCCL tell."""
+    said = "3 s ago: NVRM: Xid (PCI:0000:3b:00): 79"
+    monkeypatch.setattr("jitckpt.agent.supervisor.xid_lines", lambda _: [said])
+    with nccl_ras_server() as address:
+        monkeypatch.setenv(nccl_ras.ADDRESS, address)
+        text = report_of_a_late_rank(agents)
+    assert "where rank 1 has not arrived" in text
+    assert "in <module>" in text.partition("Python stacks of rank 1:")[2]
+    assert f"NVIDIA's driver on host 1 (127.0.0.1):\n  {said}\n" in text
+    assert f"NCCL itself (its RAS service) says:\n{STATUS}" in text
+
+
+def report_of_a_late_rank(agents: Agents) -> str:
     agents.start(
         [
             "register(); wait_for(here + '/go'); report_hang(seconds=600.0); answer_one(); "
@@ -211,9 +227,7 @@ def test_the_report_of_a_hang_has_the_stacks_of_a_rank_on_another_host(agents: A
     (agents.directory / "go").touch()
     assert agents.outcomes() == [Outcome.RESTART] * 2
     (report,) = agents.events("hang_report")
-    text = Path(report["path"]).read_text()
-    assert "where rank 1 has not arrived" in text
-    assert "in <module>" in text.partition("Python stacks of rank 1:")[2]
+    return Path(report["path"]).read_text()
 
 
 def test_an_agent_that_is_asked_to_end_takes_its_host_out(agents: Agents) -> None:

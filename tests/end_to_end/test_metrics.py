@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from jitckpt.events import read_events
 from jitckpt.reports.following import Follower
 from jitckpt.reports.timeline import recoveries
+from jitckpt.system.versions import versions
 
 DASHBOARD = Path(__file__).parents[2] / "examples" / "grafana" / "jitckpt.json"
 SCRIPT = """
@@ -193,6 +194,9 @@ def test_metrics_are_whole_and_who_does_not_read_them_holds_up_nothing(
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert all(family.documentation for family in families.values())
     assert {"jitckpt_goodput_ratio", "jitckpt_recoveries", "jitckpt_recovery_seconds"} <= set(families)
+    [job_is] = families["jitckpt_job_info"].samples
+    assert job_is.labels["torch"] == versions()["torch"]
+    assert job_is.labels["versions_hash"] == versions()["hash"]
     idle = [socket.create_connection(address) for _ in range(100)]
     for one in idle[:50]:
         one.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n")

@@ -137,6 +137,26 @@ def test_all_of_it_by_keyboard_alone(chromium: Any, serve: Serve, job: Simulated
     assert reader.complaints == []
 
 
+def test_the_memory_tiers_placement_is_a_picture(chromium: Any, serve: Serve, tmp_path: Path) -> None:
+    """Which hosts have a rank's state is seen where the rank is chosen."""
+    job = SimulatedJob(tmp_path, ranks=16, shards=16, started=time.time() - 40)
+    job.begin()
+    reader = Reader(chromium, serve(tmp_path), DESKTOP, "light")
+    page = reader.page
+    assert page.is_hidden("#memory")
+    job.keep_in_memory(20, ranks_of_a_host=4)
+    page.wait_for_selector("#memory svg")
+    titles = page.locator("#memory title").all_text_contents()
+    assert titles[2] == "host 2 (10.0.0.3) has ranks 8, 9, 10, 11, and keeps the state of hosts 2, 3"
+    assert page.locator("#memory .keeps").count() == 0
+    page.click("#ranks button[data-rank='5']")
+    framed = page.locator("#memory g:has(.keeps) title").all_text_contents()
+    assert [one.split(" (")[0] for one in framed] == ["host 0", "host 1"]
+    job.write("warning", text="the memory tier protects this job no more: a host is lost")
+    page.wait_for_selector("#memory", state="hidden")
+    assert reader.complaints == []
+
+
 @pytest.mark.parametrize(
     ("ranks", "look"),
     [
@@ -158,6 +178,8 @@ def test_every_size_is_whole_and_nothing_serious_for_axe(
     job.fail(1, 30)
     job.save(1, 30)
     job.begin(30)
+    if ranks > 2:
+        job.keep_in_memory(40)
     job.at = 90
     job.fail(0, 60, "hang")
     job.report_hang(0)

@@ -106,9 +106,33 @@ def test_a_dead_ranks_states_are_written_at_once(dead_worker: Worker, tmp_path: 
         thread.join()
     assert local_steps(tmp_path) == [5, 6, 7, 8]
     save(tmp_path, 7)
-    assert write_local_states(dead_worker.ring_fd, tmp_path, set()) == {7: 0}
+    assert write_local_states(dead_worker.ring_fd, tmp_path, set())[7] > 0
     assert local_steps(tmp_path) == [7]
     assert [path.name for path in tmp_path.iterdir()] == [layout.step_folder(7)]
+
+
+def test_what_was_written_at_a_death_is_a_draft(tmp_path: Path) -> None:
+    """A rank that an exception ends lives a while: its device goes on, and writes more of its own state."""
+
+    def mean(of: float) -> dict[str, tree_codec.Encoded]:
+        return {"buffers": tree_codec.encode({"mean": torch.full((3,), of)}, "buffers")}
+
+    with os.fdopen(local_state.create()) as ring:
+        recorder = Recorder(Ring(ring.fileno(), DEAD, 4, 2 << 20), lambda *_: None, print)
+        recorder.write(7, final=False, parts=mean(1.0))
+        at_death = StatesAtDeath()
+        at_death.write(1, ring.fileno(), tmp_path)
+        at_death._threads[1].join()
+        at_death.finish()
+        assert local_steps(tmp_path) == [7]
+        recorder.write(7, final=True, parts=mean(2.0))
+        save(tmp_path, 7)
+        # Who has but a copy, and that may be older, leaves it as it is.
+        assert write_local_states(ring.fileno(), tmp_path, set(), "copy") == {7: 0}
+        assert write_local_states(ring.fileno(), tmp_path, set())[7] > 0
+        assert write_local_states(ring.fileno(), tmp_path, set()) == {7: 0}
+    (local,) = [record for record in folders.find(tmp_path) if record.kind == "local"]
+    assert folders.read(local).tensors["buffers.mean"].tolist() == [2.0] * 3
 
 
 def test_a_disk_that_takes_no_state_of_a_dead_rank_is_no_matter(dead_worker: Worker, tmp_path: Path) -> None:

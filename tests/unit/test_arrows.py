@@ -16,9 +16,9 @@ ROOT = Path(__file__).parents[2]
 
 # From the top of the house down. What has no room, such as errors.py, stands by itself.
 PYTHON = {
-    "cli": "rehearsal agent doctor web reports clusters planning agent/processes worker/in_place "
+    "cli": "rehearsal agent doctor web reports clusters planning worker/in_place "
     "worker/self_check events bindings faults formats objects device hosts saves decisions encoding "
-    "console wire errors",
+    "console system wire errors",
     "rehearsal": "reports agent/proxies events faults tiers saves wire errors",
     "agent": "agent/migration agent/proxies agent/processes ring events bindings faults tiers "
     "objects hosts saves decisions console system wire errors _memory_tier",

@@ -1,11 +1,12 @@
 """What a newcomer types: help that is sorted, mistakes that are named, output that is never cut off."""
 
+import errno
 import os
 import subprocess
 import sys
 from io import StringIO
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -153,3 +154,18 @@ def test_steps_leaves_the_real_checkpoint_directory_alone(
     with pytest.raises(steps.StepsError):
         steps._run(["train.py"], 1, "softgpu", tmp_path, None)
     assert Path(environments[0]["JITCKPT_REHEARSAL_DIR"]).is_relative_to(tmp_path)
+
+
+def test_a_command_that_cant_be_loaded_says_so_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its own modules and torch's are thousands of files, and a machine may have no descriptor left."""
+
+    def fail(name: str) -> ModuleType:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), f"{name}.py")
+
+    monkeypatch.setattr("jitckpt.cli.import_module", fail)
+    assert main(["run", "train.py"]) == 1
+    said = capsys.readouterr().err
+    assert "jitckpt: `jitckpt run` can't be loaded, so nothing was started" in said
+    assert "Too many open files" in said

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jitckpt.agent import protection
 from jitckpt.reports.document import as_document, from_document
 from jitckpt.reports.following import SILENT_AFTER, Follower
-from jitckpt.reports.present import CAUSES, MEMORY_IS_OFF, JobModel, Present, Progress, model_of
+from jitckpt.reports.present import CAUSES, MEMORY_IS_OFF, JobModel, MemoryHost, Present, Progress, model_of
 
 RANKS = 2
 STARTED = 1000.0
@@ -175,6 +175,9 @@ def test_the_memory_tier_protects_what_has_no_replica() -> None:
     events.append(event("memory_safe", 5, step=4, bytes=1, waited=0.0))
     seen = after(events)
     assert (seen.protected, seen.memory_step, seen.safe_step) == (1, 4, None)
+    hosts = [{"host": "a", "ranks": [0], "kept_by": [0, 1]}, {"host": "b", "ranks": [1], "kept_by": [1, 9]}]
+    events.append(event("memory_placement", 5, hosts=hosts))
+    assert after(events).memory_hosts == (MemoryHost("a", (0,), (0, 1)), MemoryHost("b", (1,), (1,)))
     off = event("warning", 6, text="the memory tier protects this job no more: a host is lost")
     assert MEMORY_IS_OFF in Path(str(protection.__file__)).read_text(), "the agent says so"
     assert (after([*events, off]).protected, after([*events, off]).memory_step) == (0, None)
@@ -214,8 +217,8 @@ def anything(fields: Mapping[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[
 names = st.sampled_from(sorted({one["event"] for one in KILLED} | {
     "hang", "straggler", "hang_over", "device_alarm", "recovery_begun", "rank_stopped", "server_restarted",
     "calls_made_again", "recovered", "recovery_given_up", "not_saved", "periodic_save", "suspect", "warning",
-    "proxy_connected", "memory_safe", "kept_in_memory", "state_stays", "group", "hang_report",
-    "finished", "what_comes_next_year",
+    "proxy_connected", "memory_safe", "memory_placement", "kept_in_memory", "state_stays", "group",
+    "hang_report", "finished", "what_comes_next_year",
 }))  # fmt: skip
 rank = st.integers(0, RANKS)
 number = st.integers(0, 20)
@@ -228,6 +231,9 @@ rest = anything(
         "fingerprint": st.just("f"), "fault": st.just("kill"), "operation": st.just("x"), "state": number,
         "replicas": st.just([[0, 1]]), "outcome": st.just("failed"), "path": st.just("/p"),
         "name": st.just("dp"),
+        "hosts": st.lists(
+            st.just({"host": "a", "ranks": [0], "kept_by": [0, 1]}) | st.just({"ranks": 1}), max_size=2
+        ),
         "device": st.just("0"), "host": st.just("h"), "ended": number,
     }
 )  # fmt: skip

@@ -62,7 +62,7 @@ KEYS = [
     ("want_save",),
     ("alarm", "text", "blamed"),
     ("stacks_wanted",),
-    ("stacks_of",),
+    ("stacks_of", "driver"),
     ("something else",),
 ]
 sensible = st.sampled_from(

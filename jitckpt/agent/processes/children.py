@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import secrets
+import select
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 
 from jitckpt.console import say
 from jitckpt.system import process_tree
+from jitckpt.system.empty_folder import remove_if_empty
 
 PR_SET_CHILD_SUBREAPER = 36
 LOOK_SECONDS = 1.0  # between two looks for orphans that have ended
@@ -99,10 +101,11 @@ class Children:
     def __init__(self, seconds_to_save: float, temporary: Path | None) -> None:
         """temporary: the agent's folder, which goes if nothing is in it. Raises OSError."""
         self.mark = f"{os.getpid()}-{secrets.token_hex(8)}"
+        self._temporary = temporary
         self._arguments = [str(seconds_to_save), "" if temporary is None else str(temporary), self.mark]
         self._known: dict[int, _Known] = {}
         self._guardians = 0
-        self._closing = threading.Event()
+        self._closing = os.eventfd(0, os.EFD_CLOEXEC)
         adopt_orphans()
         self._start_guardian()
         self._reaper = threading.Thread(target=self._reap_orphans, name="jitckpt-children", daemon=True)
@@ -150,10 +153,15 @@ class Children:
 
     def close(self) -> None:
         """End everything that is left, and the guardian."""
-        self._closing.set()
+        os.eventfd_write(self._closing, 1)
         self._reaper.join()
+        os.close(self._closing)
         _of_spares.clear()
         self.end_all()
+        # From now on nobody would do it if the agent were killed, which may have to wait for a disk.
+        if self._temporary is not None:
+            with contextlib.suppress(OSError):
+                remove_if_empty(self._temporary)
         # In this order: whoever guards takes the end of the socket for the agent's, and cleans up behind it.
         self._end_guardian()
         self._socket.close()
@@ -216,8 +224,17 @@ class Children:
 
     # Orphans.
 
+    def _is_closing(self, within: float) -> bool:
+        """Wait until the agent closes, a guardian's end, or so many seconds; return whether it closes."""
+        looked_at = select.poll()
+        looked_at.register(self._closing, select.POLLIN)
+        with _lock:
+            if self._guardians < MAX_GUARDIANS:
+                looked_at.register(self._socket, 0)  # that its other end is closed is told unasked
+        return self._closing in dict(looked_at.poll(within * 1000))
+
     def _reap_orphans(self) -> None:
-        while not self._closing.wait(LOOK_SECONDS):
+        while not self._is_closing(LOOK_SECONDS):
             with _lock:
                 if self._guardian.poll() is not None and self._guardians < MAX_GUARDIANS:
                     self._replace_guardian()

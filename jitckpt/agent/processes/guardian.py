@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jitckpt.system import network_lock, process_tree
+from jitckpt.system.empty_folder import remove_if_empty
 
 MAX_BYTES = 1 << 16
 
@@ -30,14 +31,6 @@ class Guarded:
     pid: int
     pidfd: int
     registered: bool = False
-
-
-def remove_if_empty(folder: str) -> None:
-    """Remove a folder with the folders in it, unless there is a file anywhere."""
-    if not any(files for _, _, files in os.walk(folder)):
-        for path, _, _ in os.walk(folder, topdown=False):
-            with contextlib.suppress(FileNotFoundError):  # another may clean up, too
-                os.rmdir(path)
 
 
 def listen(agent: socket.socket) -> tuple[dict[int, Guarded], set[str] | None]:

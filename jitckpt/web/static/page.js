@@ -62,6 +62,7 @@ function show(document_) {
   showNow();
   showRanks();
   showProtection();
+  showMemory();
   showRecoveries();
   showHangs();
   showCost();
@@ -202,6 +203,7 @@ function showChosen() {
         ? `${others.length === 1 ? "rank" : "ranks"} ${few(others)} would save it.` : job.memory_step !== null ? `the memory tier has it after step ${job.memory_step}.` : "nobody else has it now.") : ".");
   }
   if ($("chosen").textContent !== text) $("chosen").textContent = text;
+  showMemory();
 }
 
 const few = (ranks) => ranks.slice(0, 8).join(", ") + (ranks.length > 8 ? ` and ${ranks.length - 8} more` : "");
@@ -276,6 +278,52 @@ function showProtection() {
   $("placement").replaceChildren(...job.shards.map((one) => make("span",
     `shard ${one.number}: ${one.living.length} of ${one.ranks.length} copies` + (one.ranks.length > 8 ? "" : ` (${one.living.length === 1 ? "rank" : "ranks"} ${few(one.living)})`),
     one.protected || job.memory_step !== null ? "kept" : "bare")));
+}
+
+// The memory tier: a box a host, with a square for each host whose ranks' state its memory has.
+
+const HOST = { width: 172, height: 58, gap: 8, square: 17, most: 6 };
+
+function showMemory() {
+  const hosts = job.memory_step === null ? [] : job.memory_hosts;
+  const box = $("memory");
+  box.hidden = !hosts.length;
+  const width = Math.max(280, box.clientWidth);
+  const owner = hosts.findIndex((one) => one.ranks.includes(chosen));
+  const told = JSON.stringify([hosts, owner, width]);
+  if (box.dataset.told === told) return;
+  box.dataset.told = told;
+  const keeps = hosts.map(() => []);
+  hosts.forEach((one, host) => one.kept_by.forEach((by) => keeps[by].push(host)));
+  const across = Math.max(1, Math.floor((width + HOST.gap) / (HOST.width + HOST.gap)));
+  const height = Math.ceil(hosts.length / across) * (HOST.height + HOST.gap);
+  const fewest = Math.min(...hosts.map((one) => one.kept_by.length));
+  const svg = drawn("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
+    "aria-label": `${hosts.length} hosts keep each other's state in memory, that of each rank on ${fewest} or more` });
+  hosts.forEach((one, host) => {
+    const group = drawn("g", { transform:
+      `translate(${(host % across) * (HOST.width + HOST.gap)} ${Math.floor(host / across) * (HOST.height + HOST.gap)})` });
+    const theirs = owner >= 0 && hosts[owner].kept_by.includes(host);
+    group.append(drawn("title", {}, `${one.host} has ranks ${few(one.ranks)}, and keeps the state of hosts ${few(keeps[host])}`));
+    group.append(drawn("rect", { x: 1.5, y: 1.5, width: HOST.width - 3, height: HOST.height - 3, rx: 6, class: theirs ? "host keeps" : "host" }));
+    group.append(drawn("text", { x: 8, y: 16 }, `host ${host}`));
+    const ranks = one.ranks.length > 1 ? `ranks ${one.ranks[0]} to ${one.ranks.at(-1)}` : `rank ${one.ranks[0]}`;
+    group.append(drawn("text", { x: HOST.width - 8, y: 16, "text-anchor": "end", class: "name" }, ranks));
+    const shown = keeps[host].slice(0, HOST.most);
+    shown.forEach((each, place) => {
+      const x = 8 + place * (HOST.square + 4);
+      const className = each === host ? "own" : "other";
+      group.append(drawn("rect", { x, y: 28, width: HOST.square, height: HOST.square, rx: 3, class: className }));
+      group.append(drawn("text", { x: x + HOST.square / 2, y: 40.5, "text-anchor": "middle", class: className }, String(each)));
+    });
+    if (keeps[host].length > shown.length) {
+      group.append(drawn("text", { x: HOST.width - 8, y: 40.5, "text-anchor": "end" }, `+${keeps[host].length - shown.length}`));
+    }
+    svg.append(group);
+  });
+  const legend = make("p", "A box is a host's memory; a square is the state of the ranks of the host with that number: filled, its own."
+    + (owner >= 0 ? ` Framed: the hosts that have rank ${chosen}'s.` : " Choose a rank above to see which hosts have its state."), "none");
+  box.replaceChildren(svg, legend);
 }
 
 // Timeline.

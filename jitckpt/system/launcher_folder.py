@@ -1,0 +1,49 @@
+"""The launcher's folder for temporary files; it goes with the launcher, or with its guardian.
+
+Where both were killed, as a scheduler may do, with the next launcher. Who lives holds a lock.
+"""
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from jitckpt.system.empty_folder import remove_if_empty
+
+PREFIX = "jitckpt-launcher-"
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@contextmanager
+def launcher_folder() -> Iterator[Path]:
+    """Give a folder that is this user's alone, and goes in the end if no file is in it. Raises OSError."""
+    _remove_what_others_left()
+    hidden = Path(tempfile.mkdtemp(prefix=f".{PREFIX}"))
+    descriptor = os.open(hidden, _OPEN)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # before it has the name by which others would find it
+        folder = hidden.rename(hidden.with_name(hidden.name.removeprefix(".")))
+        try:
+            yield folder
+        finally:
+            remove_if_empty(folder)
+    finally:
+        os.close(descriptor)
+
+
+def _remove_what_others_left() -> None:
+    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        try:
+            descriptor = os.open(path, _OPEN)
+        except OSError:  # another user's, or gone by now
+            continue
+        try:
+            if os.fstat(descriptor).st_uid == os.getuid():
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove_if_empty(path)
+        except OSError:  # its launcher lives; or something was put there just now, and it stays
+            continue
+        finally:
+            os.close(descriptor)
