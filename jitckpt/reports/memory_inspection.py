@@ -6,16 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jitckpt.errors import SaveError
-from jitckpt.tiers import host_memory
+from jitckpt.tiers import chunks, host_memory, parity
 
 KEEPER = b"jitckpt.tiers.keeper"
 
 
 @dataclass(frozen=True)
 class KeptShard:
-    """A rank's whole state after a step. keeper: the process that holds it. safe: every rank of the job has
-    that step, on all hosts that it is meant for. own: the rank ran on this host; else it is kept for another
-    one. problem: why it can't be used; "" as far as is known.
+    """A rank's whole state after a step, or the parity of several. keeper: the process that holds it.
+
+    safe: every rank of the job has that step, on all hosts that it is meant for. own: the rank ran on this
+    host; else it is kept for another one. parity_of: the ranks whose shards it is the parity of; then `rank`
+    is -1. problem: why it can't be used; "" as far as is known.
     """
 
     keeper: int
@@ -28,6 +30,7 @@ class KeptShard:
     safe: bool
     own: bool
     problem: str = ""
+    parity_of: tuple[int, ...] = ()
 
 
 def inspect(*, verify: bool = False) -> list[KeptShard]:
@@ -67,6 +70,9 @@ def _kept_by(keeper: int, verify: bool) -> Iterator[KeptShard]:
 
 def _in(keeper: int, descriptor: int, verify: bool) -> Iterator[KeptShard]:
     for slot, seal in host_memory.found(descriptor):
+        if (found := _parity(keeper, descriptor, slot, verify)) is not None:
+            yield found
+            continue
         try:
             index = host_memory.index_in(descriptor, slot, seal)
         except SaveError as error:
@@ -93,3 +99,26 @@ def _in(keeper: int, descriptor: int, verify: bool) -> Iterator[KeptShard]:
             own,
             problem,
         )
+
+
+def _parity(keeper: int, descriptor: int, slot: int, verify: bool) -> KeptShard | None:
+    """Return the parity that is whole in a slot; None if it is a shard, or damaged."""
+    seal = host_memory.seal_in(descriptor, slot)
+    if seal is None:
+        return None
+    try:
+        index = parity.parse_index(host_memory.index_bytes(descriptor, slot, seal), seal)
+    except SaveError:
+        return None
+    problem = ""
+    if verify:
+        try:
+            with chunks.of_parity(seal.step):
+                window = chunks.window(descriptor, host_memory.data_place(slot), seal.data_bytes)
+                chunks.verify(window, index.digests)
+        except SaveError as error:
+            problem = str(error)
+    of = tuple(sorted(index.stripe.others()))
+    return KeptShard(
+        keeper, index.job, index.world_size, -1, seal.step, seal.size, 0.0, False, False, problem, of
+    )

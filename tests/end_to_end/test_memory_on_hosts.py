@@ -142,19 +142,3 @@ def test_a_lost_host_is_decoded_from_parity_on_a_standby_host(
     )
     assert "with parity over 3 hosts, of which one may be lost" in said
     assert job.launcher.survivors() == []
-
-
-def test_two_lost_hosts_of_a_parity_group_go_back_to_files(job: Job, undisturbed_on_three: list[str]) -> None:
-    for host in range(3):
-        job.start(host, count=3, tier="parity")
-    job.launcher.wait_until(lambda: job.events("first_step") != [])
-    for host in (3, 4):
-        job.start(host, count=3, tier="parity")
-    job.launcher.wait_until(lambda: job.events("memory_safe") != [])
-    job.lose(1)
-    job.lose(2)
-    said = job.finish()
-    assert digests(job.outs) == undisturbed_on_three
-    assert not any(event["in_memory"] for event in job.events("restored"))
-    assert "more is lost than its parity can give back" in said
-    assert job.launcher.survivors() == []

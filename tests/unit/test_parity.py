@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from test_host_memory import made
 from test_protection import Agents, until
 
+from jitckpt.cli.inspect import memory_table
 from jitckpt.decisions.decoding import decodable
 from jitckpt.decisions.redundancy import layout, survives
 from jitckpt.decisions.sources import NOBODY, Kind, Parity, Source, decide
 from jitckpt.errors import SaveError
+from jitckpt.reports import memory_inspection
 from jitckpt.saves.layout import Identity
 from jitckpt.tiers import host_memory, parity, shard
 from jitckpt.tiers.parity import Member, ParityMemory, Piece, Stripe
@@ -247,3 +249,14 @@ def test_what_is_decided_is_what_survives(members: int, data: st.DataObject) -> 
             assert decide(ranks, found, failed) is None
     elif len(lost & set(ranks)) > 1:
         assert plan is None
+
+
+def test_what_is_inspected_tells_parity_from_shards(agents: Agents) -> None:
+    make_steps(agents, 1)
+    descriptor = parities(agents, 1).of(0)
+    (found,) = memory_inspection._in(7, descriptor, True)
+    assert (found.rank, found.step, found.parity_of, found.problem) == (-1, 1, (0, 2, 3), "")
+    assert "parity of 0, 2, 3" in str(list(memory_table([found]).columns[1].cells))
+    flip(parities(agents, 1).find(Stripe((0, 1, 2, 3), 1), 1, "first")[2])
+    (found,) = memory_inspection._in(7, descriptor, True)
+    assert "Chunk 0 of the parity of step 1 is damaged" in found.problem
