@@ -6,9 +6,10 @@ it does while the workers run: protection.py.
 
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from pathlib import Path
 
 from jitckpt._memory_tier import Pace
@@ -21,6 +22,7 @@ from jitckpt.decisions.placement import Machine, place
 from jitckpt.decisions.sources import Kind, Parity, Source
 from jitckpt.errors import JitckptError, SaveError
 from jitckpt.events import EventLog
+from jitckpt.hosts import link
 from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.link import LinkError
 from jitckpt.system.free_memory import free_memory
@@ -33,6 +35,7 @@ from jitckpt.tiers.tier import Held
 from jitckpt.wire.environment import MEMORY_EVERY, MEMORY_LIMIT, MEMORY_TIER
 
 FREE_PART = 0.8
+LOOK_SECONDS = 0.05  # between two looks at how far another host is
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class MemoryTier:
             self.parity = ParityOfHosts(wanted.copies, self.memory, parities)
         self.pace = Pace()  # of all that this host sends
         self._may_hold: frozenset[int] = frozenset()  # ranks of other hosts
+        self._gathered: int | None = None  # in this meeting: see PeerMemory.gathered
 
     def variables(self, ranks: int) -> dict[str, str]:
         """Return what the workers, so many on this host, are told."""
@@ -100,11 +104,10 @@ class MemoryTier:
 
     def answer_others(self, hosts: Hosts) -> None:
         """Answer other hosts of this meeting; to be called before they are connected."""
+        self._gathered = None
+        hosts.answers[peers.VISIT] = partial(peers.serve, self.memory, self._why_not, more=self._answer)
         if self.parity is not None:
             self.parity.meet(hosts)
-            of = self.parity.parities
-            more = partial(parity_peers.answer, self.memory, of, self._number_of_stripe)
-            hosts.answers[peers.VISIT] = partial(peers.serve, self.memory, self._why_not, more=more)
             return
         placed = holders_of(hosts, self.wanted.copies)
         self._may_hold = frozenset(
@@ -113,7 +116,16 @@ class MemoryTier:
             if host != hosts.index and hosts.index in placed[host]
             for rank in one.ranks
         )
-        hosts.answers[peers.VISIT] = partial(peers.serve, self.memory, self._why_not)
+
+    async def _answer(self, request: link.Header, connection: peers.Connection) -> bool:
+        """Do what a visit asks for beside shards (peers.More)."""
+        if "gathered" in request:
+            connection[1].write(link.encode({"gathered": self._gathered}))
+            return True
+        if self.parity is None:
+            return False
+        of = self.parity.parities
+        return await parity_peers.answer(self.memory, of, self._number_of_stripe, request, connection)
 
     def gather(self, hosts: Hosts) -> None:
         """Fetch from other hosts' memory what this host's ranks lack to go on from the step that all will.
@@ -124,8 +136,46 @@ class MemoryTier:
         tiers = {host: PeerParity(hosts, host) for host in range(len(hosts.all)) if host != hosts.index}
         held, parities = self._what_all_have(hosts, tiers)
         failed: list[Source | Parity] = []
+        step = self._get(hosts, tiers, begun, partial(decide, hosts, held, failed, parities), failed)
+        self._gathered = step
+        if any(held.values()) and 0 < (least := self._least(hosts, tiers)) < step:
+            # Another host has found its copies of that step damaged.
+            again = partial(decide, hosts, held, failed, parities, least)
+            self._get(hosts, tiers, time.monotonic(), again, failed)
+        elif step == 0 and self._log.leading and any(held.values()):
+            what = "its parity" if self.parity is not None else "its copies"
+            self._warn(
+                f"no step is whole in the hosts' memory any more: more is lost than {what} can give back, so "
+                "the ranks go on from files, or from the beginning"
+            )
+
+    def _least(self, hosts: Hosts, tiers: Mapping[int, PeerParity]) -> int:
+        """Return the oldest step that a host, of those that are not lost, has got what it needs of."""
+        found = [self._gathered or 0]
+        for host, tier in tiers.items():
+            step: int | None = None
+            while step is None and host not in hosts.lost:
+                try:
+                    step = tier.gathered()
+                except (LinkError, SaveError):
+                    break  # its loss is noticed, and the job starts anew
+                if step is None:
+                    time.sleep(LOOK_SECONDS)
+            if step is not None:
+                found.append(step)
+        return min(found)
+
+    def _get(
+        self,
+        hosts: Hosts,
+        tiers: Mapping[int, PeerParity],
+        begun: float,
+        decided: Callable[[], sources.Plan | None],
+        failed: list[Source | Parity],
+    ) -> int:
+        """Get what this host's ranks need of the step that is decided on; return the step, 0 for none."""
         fetched = 0
-        while (plan := decide(hosts, held, failed, parities)) is not None:
+        while (plan := decided()) is not None:
             for rank in hosts.all[hosts.index].ranks:
                 source = plan.sources[rank]
                 try:
@@ -148,13 +198,8 @@ class MemoryTier:
                         f"{hosts.name(hosts.index)} has fetched its ranks' state from other hosts' memory: "
                         f"{show_size(fetched)} in {seconds:.2f} s."
                     )
-                return
-        if self._log.leading and any(held.values()):
-            what = "its parity" if self.parity is not None else "its copies"
-            self._warn(
-                f"no step is whole in the hosts' memory any more: more is lost than {what} can give back, so "
-                "the ranks go on from files, or from the beginning"
-            )
+                return plan.step
+        return 0
 
     def _what_all_have(
         self, hosts: Hosts, tiers: Mapping[int, PeerParity]
@@ -291,8 +336,9 @@ def decide(
     held: Mapping[int, Sequence[Held]],
     failed: Collection[Source | Parity],
     parities: Mapping[int, Sequence[HeldParity]],
+    newest: float = inf,
 ) -> sources.Plan | None:
-    """Return where every rank's state comes from, of what all hosts have in memory."""
+    """Return where every rank's state comes from, of what all hosts have in memory; newest: of the steps."""
     ranks = [rank for host in hosts.all for rank in host.ranks]
     found = [
         Source(
@@ -305,7 +351,7 @@ def decide(
         )
         for host, of_host in held.items()
         for one in of_host
-        if one.rank < len(ranks) == one.world_size
+        if one.rank < len(ranks) == one.world_size and one.step <= newest
     ]
     found += decodable(found, as_parities(parities, len(ranks)), failed)
     return sources.decide(ranks, found, failed)

@@ -65,6 +65,10 @@ class PeerMemory(Tier):
     def drop(self, rank: int, step: int) -> None:
         asyncio.run(self._drop(rank, step))
 
+    def gathered(self) -> int | None:
+        """Return which step the other host has got all that its ranks need of; 0: none, None: not yet."""
+        return asyncio.run(self._gathered())
+
     async def _put(self, one: Shard) -> None:
         async with self._visit() as (reader, writer):
             await self._send(writer, {"put": one.rank, "slot": one.slot, "seal": one.seal.encode().hex()})
@@ -102,6 +106,13 @@ class PeerMemory(Tier):
         async with self._visit() as (reader, writer):
             await self._send(writer, {"drop": rank, "step": step})
             await self._answer(reader)
+
+    async def _gathered(self) -> int | None:
+        async with self._visit() as (reader, writer):
+            await self._send(writer, {"gathered": True})
+            header, _ = await self._answer(reader)
+        step = header.get("gathered")
+        return step if isinstance(step, int) else None
 
     @asynccontextmanager
     async def _visit(self) -> AsyncIterator[Connection]:

@@ -147,7 +147,8 @@ class Agents:
         if tier.parity is not None:
             tier.parity.parities.close()
         self.meet()
-        took = seconds(lambda: tier.gather(self._hosts[-1]))
+        with ThreadPoolExecutor(len(self._hosts)) as pool:
+            took = seconds(lambda: list(pool.map(lambda of, met: of.gather(met), self.tiers, self._hosts)))
         host_memory.check(tier.memory.of(len(self.tiers) - 1), STEPS)
         return took
 

@@ -67,8 +67,7 @@ def parities(agents: Agents, host: int) -> ParityMemory:
 
 def gather(agents: Agents) -> None:
     agents.meet()
-    for tier, met in zip(agents.tiers, agents.hosts, strict=True):
-        tier.gather(met)
+    agents.gather()
 
 
 def is_there(agents: Agents, rank: int, step: int) -> bool:
@@ -155,6 +154,16 @@ def test_a_damaged_piece_is_passed_over_and_it_is_decided_again(agents: Agents, 
         "shard": "Step 2 of rank 2 in their own host's memory has failed its check",
     }
     assert found[piece] in reason(agents, 0)
+
+
+def test_a_host_goes_back_with_one_whose_own_copy_is_damaged(agents: Agents) -> None:
+    """Host 0's shard is decoded without the damaged chunk, which is under the parity that it has lost."""
+    make_steps(agents, 1, 2)
+    lose(agents, 0)
+    flip(agents.tiers[2].memory.shard(2, 2, "first").window)
+    gather(agents)
+    for rank in range(HOSTS):
+        assert is_there(agents, rank, 1)
 
 
 def test_a_piece_that_comes_twice_is_in_the_parity_once(agents: Agents) -> None:

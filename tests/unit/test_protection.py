@@ -4,6 +4,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,13 @@ class Agents:
             Protection(tier, {rank: tier.given(rank)}, met, EventLog())
             for rank, (tier, met) in enumerate(zip(self.tiers, self.hosts, strict=True))
         ]
+
+    def gather(self) -> None:
+        """Have all agents get what their ranks need, at the same time, as they wait for each other."""
+        with ThreadPoolExecutor(self.count) as pool:
+            for tier in self.tiers:
+                tier._gathered = None
+            list(pool.map(lambda tier, met: tier.gather(met), self.tiers, self.hosts))
 
     def put(self, rank: int, step: int, data: bytes = b"state") -> None:
         """Make a snapshot, as the rank does."""
@@ -143,8 +151,7 @@ def test_a_lost_host_is_made_good_from_its_holder(agents: Agents) -> None:
         agents.until_safe(step)
     agents.tiers[2].memory.close()
     agents.meet()
-    for tier, met in zip(agents.tiers, agents.hosts, strict=True):
-        tier.gather(met)
+    agents.gather()
     assert agents.held(2) >= {(2, 2)}
     index, state = host_memory.read(agents.tiers[2].memory.of(2), 2)
     assert index.identity.rank == 2
@@ -159,13 +166,13 @@ def test_a_flipped_byte_takes_a_source_out_and_it_is_decided_again(agents: Agent
         agents.until_safe(step)
     agents.flip(0, 0, 2, header=header)
     agents.meet()
-    agents.tiers[0].gather(agents.hosts[0])
+    agents.gather()
     assert host_memory.check(agents.tiers[0].memory.of(0), 2).step == 2, "from host 2's memory"
     told = [event for event in agents.tiers[0]._log.events if event["event"] == "memory_sources"]
     assert "rank 0 from the memory of host 2" in told[-1]["reason"]
     agents.flip(0, 0, 2, header=header)
     agents.flip(2, 0, 2, header=header)
-    agents.tiers[0].gather(agents.hosts[0])
+    agents.gather()
     told = [event for event in agents.tiers[0]._log.events if event["event"] == "memory_sources"]
     assert told[-1]["step"] == 1, "the older step is whole everywhere"
 
