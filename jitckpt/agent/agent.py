@@ -791,7 +791,8 @@ class WorkerProcesses(PContext):
 
     def _departure(self) -> dict[str, Any]:
         """Return what has all ranks of this host go on on another one, if there may be one."""
-        if self._mover is None or self._hosts is None:
+        secret = self._settings.secret
+        if self._mover is None or self._hosts is None or secret is None:
             return {}
         departure = Departure(
             self._mover,
@@ -802,6 +803,7 @@ class WorkerProcesses(PContext):
             facts=self._facts,
             barrier=self._barrier,
             messenger=self._messenger,
+            secret=secret,
         )
 
         def can_leave() -> bool:

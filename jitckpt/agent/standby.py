@@ -7,7 +7,6 @@ was: it has its index, its ranks, its place in the step barrier, and its connect
 import asyncio
 import contextlib
 import os
-import secrets
 import signal
 import socket
 import tempfile
@@ -131,7 +130,8 @@ class _Waiting:
         self._settings, self._config, self._children, self._stack = settings, config, children, stack
         assert config.local_addr is not None
         self._address = config.local_addr
-        self._secret = settings.secret or secrets.token_bytes()
+        assert settings.secret is not None
+        self._secret = settings.secret
         self._links = connections.listen(self._address)  # for the other agents
 
     async def wait(self) -> tuple[_Taken, socket.socket]:
@@ -140,7 +140,7 @@ class _Waiting:
         listener = connections.listen(self._address)
         store, signature = self._store(), Signature(self._config.run_id, self._settings.secret)
         server = await asyncio.start_server(self._called, sock=listener)
-        announce(store, signature, Standby(self._address, listener.getsockname()[1], self._secret))
+        announce(store, signature, Standby(self._address, listener.getsockname()[1]))
         say("this host stands by: it takes the place of one whose devices are broken for good.")
         try:
             while not self._taken.done():
@@ -169,8 +169,8 @@ class _Waiting:
         try:
             await link.admit(reader, writer, self._secret)
             await self._take(reader, writer)
-        except LinkError as error:
-            say(f"a host's ranks did not come here: {error}")
+        except (LinkError, KeyError, TypeError, ValueError) as error:  # or it is of another version
+            say(f"a host's ranks did not come here: {error!r}")
         finally:
             writer.close()
 

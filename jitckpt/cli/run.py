@@ -345,6 +345,11 @@ def _check_modes(args: argparse.Namespace) -> None:
         raise ValueError("--standby: not with --coordination, where hosts that stand by are not known")
     if args.standby and (args.standalone or torchrun.parse_min_max_nnodes(args.nnodes)[1] == 1):
         raise ValueError("--standby: a job on one host has no other (--nnodes)")
+    if args.standby and args.secret_file is None:
+        raise ValueError(
+            "--standby needs --secret-file FILE, the same on all hosts: without it whoever reaches the "
+            "rendezvous' store could have processes of his own made here"
+        )
 
 
 def _check_hosts(args: argparse.Namespace) -> None:

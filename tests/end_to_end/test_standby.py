@@ -38,6 +38,9 @@ def test_both_ranks_of_a_host_go_on_on_one_that_stands_by(launcher: Launcher, ho
     lost = ["--fault", "rank=3 step=8 phase=backward kind=device-lost-hard", "--broken-device", "move"]
     command = ["env", "OMP_NUM_THREADS=1", "SOFTGPU_DEVICES=2", f"{environment.CRIU.name}={program}"]
     command += [*JITCKPT, "run", *MEET, "--mode", "transparent", "--nproc-per-node", "2", *OPTIONS, *lost]
+    (secret := launcher.directory / "secret").write_bytes(b"0123456789abcdef")
+    secret.chmod(0o600)
+    command += ["--secret-file", str(secret)]
     places = [
         [*command, "--node-rank", "0"],
         [*command, "--node-rank", "1"],

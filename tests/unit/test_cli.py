@@ -13,6 +13,7 @@ from jitckpt.device import LIBRARY_DIR
 
 FOLDER = Path(__file__).parent
 MOVES = ["--mode", "transparent", "--broken-device", "move"]
+MEET = ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:1", "--rdzv-id=job"]
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -47,6 +48,10 @@ MEETS = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:1"]
         (
             ["run", *MOVES, "--standby", "x.py"],
             "--standby: a job on one host has no other (--nnodes)",
+        ),
+        (
+            ["run", *MOVES, *MEET, "--standby", "x.py"],
+            "--standby needs --secret-file FILE, the same on all hosts",
         ),
         (
             [

@@ -61,10 +61,14 @@ class Departure:
         facts: Mapping[str, Any],
         barrier: StepBarrier | None,
         messenger: Messenger | None,
+        secret: bytes,
     ) -> None:
-        """standbys: who stands by now. facts: what the other host's agent needs to know of the job."""
+        """standbys: who stands by now. secret: that the user gave to all hosts.
+
+        facts: what the other host's agent needs to know of the job.
+        """
         self._mover, self._hosts, self._log, self._say = mover, hosts, log, say
-        self._standbys, self._facts = standbys, dict(facts)
+        self._standbys, self._facts, self._secret = standbys, dict(facts), secret
         self._barrier, self._messenger = barrier, messenger
         self._handed_over = False
 
@@ -172,7 +176,7 @@ class Departure:
         try:
             async with asyncio.timeout(CONNECTING_SECONDS):
                 reader, writer = await asyncio.open_connection(standby.address, standby.port)
-                await link.introduce(reader, writer, standby.secret)
+                await link.introduce(reader, writer, self._secret)
         except OSError as error:
             raise LinkError(
                 f"The host that stands by at {standby.address} can't be reached: {error}"
