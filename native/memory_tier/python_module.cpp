@@ -106,8 +106,8 @@ PYBIND11_MODULE(_memory_tier, module) {
       .def("end", &Sum::end, py::call_guard<py::gil_scoped_release>())
       .def(
           "receive",
-          [](Sum& sum, uint32_t piece, const Window& to, int socket, uint64_t size,
-             const py::sequence& given, double patience, int stop) {
+          [](Sum& sum, uint32_t piece, const Window& to, int socket, uint64_t size, const py::sequence& given,
+             double patience, int stop) {
             const Digests digests = digests_in(given);
             Connection connection = connection_of(socket, stop, patience);
             const py::gil_scoped_release released;

@@ -116,8 +116,7 @@ void send_chunks(Connection& connection, const Window& from, std::span<const Dig
 void receive_chunks(Connection& connection, const Window& to, std::span<const Digest> digests) {
   to.check(digests.size());
   if (to.chunks() > 0 && !to.is_writable()) throw Failure(Reason::no_memory, "it can only be read");
-  receive_all(
-      connection, digests, [&](uint64_t number) { return to.chunk(number); }, [](auto, auto) {});
+  receive_all(connection, digests, [&](uint64_t number) { return to.chunk(number); }, [](auto, auto) {});
 }
 
 void receive_each(Connection& connection, uint64_t size, uint64_t chunk, std::span<const Digest> digests,

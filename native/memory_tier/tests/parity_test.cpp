@@ -41,15 +41,15 @@ TEST(ExclusiveOr, DoesEveryByteOfAnyLength) {
     exclusive_or(one.bytes().subspan(3, size), two.bytes().subspan(5, size));
     for (size_t at = 0; at < 2000; ++at) {
       const bool within = at >= 3 && at < 3 + size;
-      EXPECT_EQ(one.bytes()[at],
-                within ? before.bytes()[at] ^ two.bytes()[at + 2] : before.bytes()[at]);
+      EXPECT_EQ(one.bytes()[at], within ? before.bytes()[at] ^ two.bytes()[at + 2] : before.bytes()[at]);
     }
   }
 }
 
 // Whichever piece comes first, and however old what lies in memory is.
 TEST(Sum, OfUnequalPiecesGivesEachOneBack) {
-  const Window pieces[] = {memory_of(3 * chunk_size + 5, 1), memory_of(chunk_size / 2, 2), memory_of(2 * chunk_size, 3)};
+  const Window pieces[] = {memory_of(3 * chunk_size + 5, 1), memory_of(chunk_size / 2, 2),
+                           memory_of(2 * chunk_size, 3)};
   for (const auto& order : {std::vector{0, 1, 2}, {1, 2, 0}, {2, 0, 1}}) {
     const Window parity = memory_of(3 * chunk_size + 5, 9);
     Sum sum;
@@ -66,7 +66,8 @@ TEST(Sum, OfUnequalPiecesGivesEachOneBack) {
 }
 
 TEST(Sum, AddsNothingTwice) {
-  const Window one = memory_of(2 * chunk_size, 1), two = memory_of(2 * chunk_size, 2), parity = memory_of(2 * chunk_size, 9);
+  const Window one = memory_of(2 * chunk_size, 1), two = memory_of(2 * chunk_size, 2),
+               parity = memory_of(2 * chunk_size, 9);
   Sum sum;
   sum.add(0, 0, one.chunk(0), parity);
   add_all(sum, 0, one, parity);
@@ -77,7 +78,8 @@ TEST(Sum, AddsNothingTwice) {
 }
 
 TEST(Sum, WritesNothingOnceItIsEnded) {
-  const Window one = memory_of(chunk_size, 1), parity = memory_of(chunk_size, 9), before = memory_of(chunk_size, 9);
+  const Window one = memory_of(chunk_size, 1), parity = memory_of(chunk_size, 9),
+               before = memory_of(chunk_size, 9);
   Sum sum;
   sum.end();
   EXPECT_THROW(sum.add(0, 0, one.chunk(0), parity), Failure);
@@ -85,7 +87,8 @@ TEST(Sum, WritesNothingOnceItIsEnded) {
 }
 
 TEST(Sum, TakesPiecesOnSeveralThreads) {
-  const Window one = memory_of(9 * chunk_size, 1), two = memory_of(9 * chunk_size, 2), parity = memory_of(9 * chunk_size, 9);
+  const Window one = memory_of(9 * chunk_size, 1), two = memory_of(9 * chunk_size, 2),
+               parity = memory_of(9 * chunk_size, 9);
   Sum sum;
   std::thread other([&] { add_all(sum, 1, two, parity); });
   add_all(sum, 0, one, parity);
