@@ -99,6 +99,14 @@ def job(launcher: Launcher, hosts: Namespaces) -> Job:
     return Job(launcher, hosts)
 
 
+def assert_one_minibatch_at_most(job: Job, restored: Sequence[dict[str, object]]) -> None:
+    """The step that was safe comes back, or the one after it, if all its holders have it by then."""
+    (kept,) = {int(str(event["step"])) for event in job.events("kept_in_memory")}
+    (newest,) = {int(str(event["newest"])) for event in job.events("kept_in_memory")}
+    (step,) = {int(str(event["step"])) for event in restored}
+    assert newest - 1 <= kept <= step <= newest
+
+
 def test_a_lost_host_comes_back_on_a_standby_host_from_memory(job: Job, undisturbed: list[str]) -> None:
     for host in range(HOSTS):
         job.start(host)
@@ -112,10 +120,8 @@ def test_a_lost_host_comes_back_on_a_standby_host_from_memory(job: Job, undistur
     assert len({event["step"] for event in restored}) == 1
     assert all(event["in_memory"] for event in restored)
     assert job.saves() == [], "no file was written"
-    kept = re.search(r"the state after step (\d+) is in memory", said)
-    assert kept is not None, said
-    newest = {event["newest"] for event in job.events("kept_in_memory")}
-    assert {event["step"] for event in restored} == {int(kept[1])} == {int(str(step)) - 1 for step in newest}
+    assert re.search(r"the state after step \d+ is in memory", said), said
+    assert_one_minibatch_at_most(job, restored)
     assert "has fetched its ranks' state from other hosts' memory" in said
     assert job.launcher.survivors() == []
 
@@ -135,8 +141,7 @@ def test_a_lost_host_is_decoded_from_parity_on_a_standby_host(
     assert len({event["step"] for event in restored}) == 1
     assert all(event["in_memory"] for event in restored)
     assert job.saves() == [], "no file was written"
-    newest = {event["newest"] for event in job.events("kept_in_memory")}
-    assert {event["step"] for event in restored} == {int(str(step)) - 1 for step in newest}
+    assert_one_minibatch_at_most(job, restored)
     assert any(
         "from parity in other hosts' memory" in str(one["reason"]) for one in job.events("memory_sources")
     )
