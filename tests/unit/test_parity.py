@@ -15,6 +15,7 @@ from jitckpt.decisions.decoding import decodable
 from jitckpt.decisions.redundancy import layout, survives
 from jitckpt.decisions.sources import NOBODY, Kind, Parity, Source, decide
 from jitckpt.errors import SaveError
+from jitckpt.hosts.connections import Host
 from jitckpt.reports import memory_inspection
 from jitckpt.saves.layout import Identity
 from jitckpt.tiers import host_memory, parity, shard
@@ -269,3 +270,19 @@ def test_what_is_inspected_tells_parity_from_shards(agents: Agents) -> None:
     flip(parities(agents, 1).find(Stripe((0, 1, 2, 3), 1), 1, "first")[2])
     (found,) = memory_inspection._in(7, descriptor, True)
     assert "Chunk 0 of the parity of step 1 is damaged" in found.problem
+
+
+def test_hosts_with_unequal_ranks_and_several_groups(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = agents.tiers[0].parity
+    assert owner is not None
+    monkeypatch.setattr(owner, "_size", 3)
+    ranks = [(0, 1), (2,), (3, 4), (5, 6), (7, 8), (9,), (10,)]
+    met = agents.hosts[0]
+    met.all = tuple(Host("127.0.0.1", 1, of, 0) for of in ranks)
+    owner.meet(met)
+    assert owner.group_of(0) == (0, 1, 2)
+    assert owner.group_of(6) == (3, 4, 5, 6)
+    assert [owner.number_of(Stripe(group, 0)) for group in ((0, 2, 3), (1, NOBODY, 4))] == [0, 1]
+    assert owner.share == 1.5
+    assert owner.survives([1, 5])
+    assert not owner.survives([3, 6])
