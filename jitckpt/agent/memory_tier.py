@@ -7,7 +7,7 @@ it does while the workers run: protection.py.
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -17,16 +17,19 @@ from jitckpt.agent.keeping import KeptMemory
 from jitckpt.agent.parity import ParityOfHosts, as_parities
 from jitckpt.console import say, show_size
 from jitckpt.decisions import sources
+from jitckpt.decisions.check import InvalidInput
 from jitckpt.decisions.decoding import decodable
-from jitckpt.decisions.placement import Machine, place
+from jitckpt.decisions.holders import holders
+from jitckpt.decisions.memory_wanted import BY_SCRIPT, PARITY, Wanted
+from jitckpt.decisions.placement import Machine, Placement
 from jitckpt.decisions.sources import Kind, Parity, Source
-from jitckpt.errors import JitckptError, SaveError
+from jitckpt.errors import HostsError, JitckptError, SaveError
 from jitckpt.events import EventLog
 from jitckpt.hosts import link
 from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.link import LinkError
 from jitckpt.system.free_memory import free_memory
-from jitckpt.tiers import host_memory, own_shard, parity_peers, peers
+from jitckpt.tiers import asked, host_memory, own_shard, parity_peers, peers
 from jitckpt.tiers.decoding import PieceLost
 from jitckpt.tiers.host_memory import WORDS, HostMemory
 from jitckpt.tiers.parity import HeldParity, ParityMemory, Stripe
@@ -38,36 +41,23 @@ FREE_PART = 0.8
 LOOK_SECONDS = 0.05  # between two looks at how far another host is
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What `jitckpt run` was asked for. mode: auto, peer or parity. copies: of each shard, its own host's
-    included; for parity how many hosts are a group.
-
-    every: steps. limit: bytes of this host's memory; None for FREE_PART of what is free. keep: seconds that
-    the memory stays without an agent.
-    """
-
-    mode: str
-    copies: int = 2
-    every: int = 1
-    limit: int | None = None
-    keep: float = 60.0
-
-
 class MemoryTier:
     """This host's memory for snapshots, over all starts of the workers."""
 
     def __init__(self, wanted: Wanted, job: str, log: EventLog) -> None:
-        """job: what tells it from other jobs on this host. Raises JitckptError or OSError."""
+        """job: what tells it from other jobs on this host. Raises JitckptError or OSError.
+
+        As long as the script may say what it wants, and has not, no keeper is started.
+        """
         self.wanted = wanted
         self._job, self._log = job, log
         self._holding = threading.Lock()
-        self._keeper = KeptMemory(job, wanted.keep)
+        self._keeper = KeptMemory(job, wanted.keep, start=wanted.mode != BY_SCRIPT)
         self.limit = int(free_memory() * FREE_PART) if wanted.limit is None else wanted.limit
         held = self._keeper.descriptors
         self.memory = HostMemory({key: one for key, one in held.items() if key >= 0}, self.limit)
         self.parity: ParityOfHosts | None = None
-        if wanted.mode == "parity":
+        if wanted.mode == PARITY:
             of_parity = {_number(key): one for key, one in held.items() if key < 0}
             parities = ParityMemory(of_parity, self.limit, self.memory.taken)
             self.parity = ParityOfHosts(wanted.copies, self.memory, parities)
@@ -77,13 +67,31 @@ class MemoryTier:
 
     def variables(self, ranks: int) -> dict[str, str]:
         """Return what the workers, so many on this host, are told."""
+        if self.wanted.mode == BY_SCRIPT:
+            return MEMORY_LIMIT.to(self.limit / ranks)
         share = self.wanted.copies if self.parity is None else self.parity.share
-        limit = self.limit / (ranks * share)
         return {
-            **MEMORY_TIER.to("auto" if self.wanted.mode == "auto" else "peer"),
-            **MEMORY_EVERY.to(self.wanted.every),
-            **MEMORY_LIMIT.to(limit),
+            **MEMORY_TIER.to("peer" if self.parity is not None else self.wanted.mode),
+            **MEMORY_EVERY.to(self.wanted.steps),
+            **MEMORY_LIMIT.to(self.limit / (ranks * share)),
         }
+
+    def hear(self, rank: int) -> bool:
+        """A rank of this host has begun; return whether its script wants something of the tier.
+
+        What it wants it has written into its memory (tiers/asked.py). Raises JitckptError or OSError.
+        """
+        told = asked.of(self.memory.of(rank))
+        if self.wanted.mode != BY_SCRIPT or told is None:
+            return self.wanted.mode != BY_SCRIPT
+        with self._holding:
+            self.wanted = replace(told, domains=self.wanted.domains, address=self.wanted.address)
+            if told.limit is not None:
+                self.limit = self.memory.limit = told.limit
+            self._keeper.start(told.keep)
+            for known, descriptor in self.memory.descriptors.items():
+                self._keeper.hold(known, descriptor)
+        return True
 
     def given(self, rank: int) -> int:
         """Return the memfd of a rank that is about to start, with nothing said of it yet."""
@@ -95,25 +103,27 @@ class MemoryTier:
             self._hold(rank)
         return descriptor
 
-    def holders(self, hosts: Hosts) -> tuple[tuple[int, ...], ...]:
-        """Return for each host which hosts get something of its ranks' state, itself first."""
+    def placement(self, hosts: Hosts) -> Placement:
+        """Return for each host which hosts get something of its ranks' state. Raises HostsError."""
         if self.parity is None:
-            return holders_of(hosts, self.wanted.copies)
+            return placement_of(hosts, self.wanted.copies)
         groups = [self.parity.group_of(host) for host in range(len(hosts.all))]
-        return tuple((host, *(one for one in of if one != host)) for host, of in enumerate(groups))
+        placed = [(host, *(one for one in of if one != host)) for host, of in enumerate(groups)]
+        return Placement(PARITY, tuple(placed))
 
     def answer_others(self, hosts: Hosts) -> None:
-        """Answer other hosts of this meeting; to be called before they are connected."""
+        """Answer other hosts of this meeting; to be called before they are connected. Raises HostsError."""
         self._gathered = None
         hosts.answers[peers.VISIT] = partial(peers.serve, self.memory, self._why_not, more=self._answer)
         if self.parity is not None:
             self.parity.meet(hosts)
             return
-        placed = holders_of(hosts, self.wanted.copies)
+        placed = self.placement(hosts).holders
+        by_script = self.wanted.mode == BY_SCRIPT  # how many copies is not known yet
         self._may_hold = frozenset(
             rank
             for host, one in enumerate(hosts.all)
-            if host != hosts.index and hosts.index in placed[host]
+            if host != hosts.index and (by_script or hosts.index in placed[host])
             for rank in one.ranks
         )
 
@@ -265,6 +275,8 @@ class MemoryTier:
     def _hold(self, key: int) -> None:
         """Have the keeper hold a memfd; one that was killed is replaced, and gets all."""
         with self._holding:
+            if not self._keeper.is_there:
+                return
             try:
                 self._keeper.hold(key, self._memfd(key))
             except OSError:
@@ -325,10 +337,19 @@ def _within_job(timeline: str) -> str:
     return timeline.rpartition("/")[2]
 
 
-def holders_of(hosts: Hosts, copies: int) -> tuple[tuple[int, ...], ...]:
-    """Return for each host which hosts have its ranks' state, itself first (GEMINI, Algorithm 1)."""
-    count = len(hosts.all)
-    return place([Machine()] * count, min(copies, count), 0).holders
+def placement_of(hosts: Hosts, copies: int) -> Placement:
+    """Return for each host which hosts have its ranks' state, itself first. Raises HostsError."""
+    try:
+        return holders(machines_of(hosts), copies)
+    except InvalidInput as error:
+        raise HostsError(
+            f"--failure-domains: {error}. Give all hosts the option, and the same file."
+        ) from error
+
+
+def machines_of(hosts: Hosts) -> list[Machine]:
+    """Return all hosts as what a state can be placed on."""
+    return [Machine(one.domains, one.memory or float("inf")) for one in hosts.all]
 
 
 def decide(

@@ -84,6 +84,8 @@ def _show_memory(*, in_json: bool, verify: bool) -> int:
         print(json.dumps([asdict(one) for one in found], indent=1))
     elif found:
         Console(soft_wrap=not sys.stdout.isatty()).print(memory_table(found))
+        for sentence in memory_inspection.in_words(found):
+            print(sentence)
     else:
         print("No memory tier of yours has anything on this host.")
     return 0 if any(not one.problem for one in found) else 1

@@ -15,8 +15,10 @@ import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing import SignalException
@@ -25,7 +27,6 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
 from jitckpt.agent.agent import Settings, launch
-from jitckpt.agent.memory_tier import Wanted
 from jitckpt.agent.object_copies import WantedObjects
 from jitckpt.agent.standby import stand_by
 from jitckpt.bindings import criu, softgpu
@@ -34,14 +35,17 @@ from jitckpt.cli.exec import DEFAULT_DEVICES, add_device_argument
 from jitckpt.cli.parser import Parser
 from jitckpt.clusters import slurm
 from jitckpt.console import said_aside, say
+from jitckpt.decisions import memory_wanted
 from jitckpt.decisions.check import InvalidInput
+from jitckpt.decisions.holders import domains_of, read_domains
 from jitckpt.decisions.limits import Limits, conflicts
+from jitckpt.decisions.memory_wanted import Wanted
 from jitckpt.decisions.redundancy import groups
 from jitckpt.decisions.suspects import visible_devices
 from jitckpt.device import LIBRARY_DIR, check_libraries, choose_device, device_environment
 from jitckpt.doctor import moved_process
 from jitckpt.encoding.staging import DEFAULT_BYTES
-from jitckpt.errors import HostsError, HostsMissing, NotNeeded, SaveError
+from jitckpt.errors import HostsError, HostsMissing, NoProgress, NotNeeded, SaveError
 from jitckpt.events import Event, EventLog
 from jitckpt.faults.injection import (
     DEVICE_KINDS,
@@ -52,6 +56,7 @@ from jitckpt.faults.injection import (
     parse_fault,
 )
 from jitckpt.hosts.etcd import Etcd, endpoints_of
+from jitckpt.hosts.interfaces import address_of
 from jitckpt.hosts.rendezvous import own_address
 from jitckpt.hosts.stores import has_calls_out
 from jitckpt.objects.bucket import parse
@@ -74,7 +79,6 @@ DEFAULT_VALIDATE_EVERY = 1000
 HANG_FLOOR = 5.0
 LEAST_SECRET, MOST_SECRET = 16, 1 << 16  # bytes
 NO_MASTER = "127.0.0.1"  # where --master-addr is not given
-GROUP = 4  # hosts whose memory has parity together
 NO_HOSTS, NO_RANKS = "1:1", "1"  # where --nnodes, --nproc-per-node are not given
 NO_ID = "none"  # where --rdzv-id is not given
 COORDINATED = "jitckpt"  # the name of its rendezvous in torch's registry
@@ -224,6 +228,8 @@ def _launch(
         return NO_PROGRESS if any(event["event"] == "no_progress" for event in log.events) else 1
     except HostsError as error:
         say(str(error))
+        if isinstance(error, NoProgress):
+            return NO_PROGRESS
         return HOSTS_MISSING if isinstance(error, HostsMissing) else 1
     except NotNeeded as error:
         outcome = "ended without this host"
@@ -295,6 +301,7 @@ def _fault_folder(needed: bool) -> Iterator[dict[str, str]]:
 def _check(args: argparse.Namespace, kind: str) -> None:
     """Refuse, by ValueError, what torch would find out too late; fill in what depends on the device."""
     _check_hosts(args)
+    args.own_domains = _own_domains(args)
     _check_modes(args)
     if args.state_on_device and args.mode != "transparent":
         raise ValueError("--state-on-device: only --mode transparent keeps copies of the device's memory")
@@ -317,21 +324,25 @@ def _check(args: argparse.Namespace, kind: str) -> None:
 
 def _check_modes(args: argparse.Namespace) -> None:
     """Refuse what is for another mode of protection."""
-    if args.memory_tier is not None and args.mode == "transparent":
+    if args.memory_tier not in (None, Wanted(memory_wanted.OFF)) and args.mode == "transparent":
         raise ValueError(
             "--memory-tier: in transparent mode the device proxies' servers have the state in host memory "
             "already, and no other host has; without --mode transparent the memory tier protects it"
         )
+    for name in ("every", "limit", "keep"):
+        if getattr(args, f"memory_{name}") is not None and args.memory_tier is None:
+            raise ValueError(
+                f"--memory-{name} goes with --memory-tier; where the script asks for the tier, it says "
+                f"this, too: jitckpt.init(memory={{'tier': 'auto', '{name}': ...}})"
+            )
     if args.objects is not None and args.checkpoint_dir is None:
         raise ValueError("--objects needs --checkpoint-dir, which is what it copies")
-    if args.memory_tier is not None and args.memory_tier[0] == "parity":
+    if args.memory_tier is not None and args.memory_tier.mode == memory_wanted.PARITY:
         most = 1 if args.standalone else torchrun.parse_min_max_nnodes(args.nnodes)[1]
         try:
-            groups(most, args.memory_tier[1])
+            groups(most, args.memory_tier.copies)
         except InvalidInput as error:
             raise ValueError(f"--memory-tier parity: {error}") from error
-    if args.memory_every < 1:
-        raise ValueError("--memory-every must be at least 1")
     if args.broken_device != "restart" and args.mode != "transparent":
         raise ValueError(
             f"--broken-device {args.broken_device}: only --mode transparent goes on without a restart"
@@ -350,6 +361,20 @@ def _check_modes(args: argparse.Namespace) -> None:
             "--standby needs --secret-file FILE, the same on all hosts: without it whoever reaches the "
             "rendezvous' store could have processes of his own made here"
         )
+
+
+def _own_domains(args: argparse.Namespace) -> tuple[str, ...]:
+    """Return the failure domains that this host is in. Raises ValueError."""
+    name = socket.gethostname()
+    if args.failure_domains is None:
+        return (name,)
+    if not args.failure_domains:
+        return ()
+    names = list(dict.fromkeys(filter(None, (name, name.partition(".")[0], args.local_addr))))
+    try:
+        return domains_of(args.failure_domains, names)
+    except InvalidInput as error:
+        raise ValueError(f"--failure-domains: {error}") from error
 
 
 def _check_hosts(args: argparse.Namespace) -> None:
@@ -487,6 +512,15 @@ class RunParser(Parser):
     def __init__(self, ours: argparse.ArgumentParser, theirs: argparse.ArgumentParser) -> None:
         super().__init__(prog="jitckpt run", parents=[theirs, ours], add_help=False)
         self._shown = (ours, theirs)
+        self._ours = set(map(id, ours._actions))
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """Return which options an abbreviation may mean.
+
+        The script's own arguments are looked at, too, and must not be refused for what ours are called.
+        """
+        found: list[Any] = super()._get_option_tuples(option_string)
+        return found if len(found) < 2 else [one for one in found if id(one[0]) not in self._ours]
 
     def format_help(self) -> str:
         """Return the help of both, one after the other."""
@@ -612,10 +646,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     ours.add_argument(
         "--memory-every",
-        type=_steps,
-        default=1,
-        metavar="STEPS",
-        help="a snapshot for the memory tier after every so many steps (default 1)",
+        type=_memory_every,
+        metavar="STEPS|auto",
+        help="a snapshot for the memory tier after every so many steps; auto: as often as one is whole "
+        "everywhere before the next begins, which is measured (default: auto with --memory-tier auto, else "
+        "1)",
     )
     ours.add_argument(
         "--memory-limit",
@@ -626,10 +661,25 @@ def _parser() -> argparse.ArgumentParser:
     ours.add_argument(
         "--memory-keep",
         type=_seconds,
-        default=60.0,
         metavar="SECONDS",
         help="how long the memory tier's memory stays when the agent was killed, for the same command to "
         "go on from (default 60)",
+    )
+    ours.add_argument(
+        "--memory-interface",
+        type=_interface,
+        metavar="NAME|ADDRESS",
+        help="the network interface of this host over which others send what its memory is to keep (default: "
+        "the one that the agents talk over)",
+    )
+    ours.add_argument(
+        "--failure-domains",
+        type=_domains,
+        default={},
+        metavar="FILE|hostname",
+        help="no two copies of a state go where one failure could take both, if there is another way. FILE: "
+        "a line for each host, its name and the racks, switches ... that it is in; hostname: hosts of one "
+        "name are one machine",
     )
     ours.add_argument(
         "--objects",
@@ -756,28 +806,52 @@ def _steps(text: str) -> int:
     return int(text)
 
 
-def _memory_tier(text: str) -> tuple[str, int] | None:
-    mode, _, copies = text.partition("=")
-    if text == "off":
-        return None
-    if mode == "auto" and not copies:
-        return mode, 2
-    if mode == "peer" and (not copies or (copies.isascii() and copies.isdigit() and 1 <= int(copies) <= 16)):
-        return mode, int(copies or 2)
-    if mode == "parity" and (not copies or (copies.isascii() and copies.isdigit() and len(copies) < 5)):
-        return mode, int(copies or GROUP)
-    raise argparse.ArgumentTypeError(
-        f"{text!r} is none of auto, off, peer, parity, peer=M with M from 1 to 16, and parity=D with D hosts"
-    )
+def _memory_tier(text: str) -> Wanted:
+    try:
+        return memory_wanted.tier(text)
+    except InvalidInput as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _memory_every(text: str) -> int:
+    try:
+        return memory_wanted.steps(text)
+    except InvalidInput as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _memory(args: argparse.Namespace) -> Wanted | None:
-    """Return what is wanted of the memory tier, if it is."""
-    if args.memory_tier is None:
+    """Return what is wanted of the memory tier, or that the script may say it; None if it is off."""
+    wanted = args.memory_tier or Wanted(memory_wanted.BY_SCRIPT)
+    if wanted.mode == memory_wanted.OFF or args.mode == "transparent":
         return None
-    mode, copies = args.memory_tier
-    limit = None if args.memory_limit is None else args.memory_limit << 20
-    return Wanted(mode, copies, args.memory_every, limit, args.memory_keep)
+    return replace(
+        wanted,
+        every=args.memory_every,
+        limit=None if args.memory_limit is None else args.memory_limit << 20,
+        keep=wanted.keep if args.memory_keep is None else args.memory_keep,
+        domains=args.own_domains,
+        address=args.memory_interface or "",
+    )
+
+
+def _interface(text: str) -> str:
+    try:
+        return address_of(text)
+    except HostsError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _domains(text: str) -> dict[str, tuple[str, ...]] | None:
+    """Return the failure domains of all hosts, as a file tells them; None if each is one by its name."""
+    if text == "hostname":
+        return None
+    try:
+        return read_domains(Path(text).read_text())
+    except (OSError, UnicodeError) as error:
+        raise argparse.ArgumentTypeError(f"{text} can't be read: {error}") from error
+    except InvalidInput as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error}") from error
 
 
 def _objects(text: str) -> str:

@@ -86,6 +86,11 @@ def _host(told: Mapping[str, Any]) -> Host:
         _of(bool, told["has_store"]),
         tuple(map(past_of, told["pasts"])),
         _of(str, told["agent"]),
+        _of(str, told["stuck"]),
+        tuple(_of(str, domain) for domain in told["domains"]),
+        _of(int, told["memory"]),
+        _of(str, told["memory_address"]),
+        _of(int, told["memory_port"]),
     )
 
 

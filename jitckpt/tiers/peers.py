@@ -117,7 +117,7 @@ class PeerMemory(Tier):
     @asynccontextmanager
     async def _visit(self) -> AsyncIterator[Connection]:
         try:
-            async with self._hosts.visit(self._host, VISIT) as connection:
+            async with self._hosts.visit(self._host, VISIT, for_memory=True) as connection:
                 yield connection
         except OSError as error:
             raise LinkError(f"{self._hosts.name(self._host)} can't be reached: {error}.") from error

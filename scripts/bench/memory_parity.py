@@ -20,8 +20,9 @@ from pathlib import Path
 
 import torch
 
-from jitckpt.agent.memory_tier import MemoryTier, Wanted
+from jitckpt.agent.memory_tier import MemoryTier
 from jitckpt.agent.protection import Protection
+from jitckpt.decisions.memory_wanted import Wanted
 from jitckpt.events import EventLog
 from jitckpt.hosts import connections
 from jitckpt.hosts.connections import Arrived, Host, Hosts
