@@ -21,7 +21,7 @@ def test_the_scripts_own_arguments_are_no_abbreviations_of_ours(argument: str) -
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--memory-tier", "peers"], "'peers' is none of auto, off, peer and peer=M"),
+        (["--memory-tier", "peers"], "'peers' is none of auto, off, peer, parity, peer=M"),
         (["--memory-every", "0"], "'0' is neither a number of steps from 1 to 2147483647 nor auto"),
         (["--memory-every", "often"], "'often' is neither"),
         (["--memory-limit", "0"], "'0' is not a whole number of MiB from 1 to 65536"),
