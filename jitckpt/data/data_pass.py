@@ -19,6 +19,7 @@ import torch
 import xxhash
 from torch.utils.data import DataLoader, IterableDataset
 
+from jitckpt.data.dataset_generators import DatasetGenerators
 from jitckpt.data.generators import Generators
 from jitckpt.data.loader_workers import Beginning, Carried, WithStates, Workers
 from jitckpt.encoding import packed, tree_codec
@@ -62,6 +63,7 @@ class Loader:
         self.workers: Workers | None = None  # persistent ones
         self.states: dict[int, bytes] = {}  # theirs
         self.seed: int | None = None
+        self.generators = Generators(loader if isinstance(loader, DataLoader) else None)
         self.is_new = True  # no pass over it has begun in this process
         known = any(fits(loader) for fits, _ in OTHER_KINDS)
         if (
@@ -187,7 +189,9 @@ class _PlainPass(Pass):
         assert isinstance(loader, DataLoader)
         self._plain = copy.copy(loader)
         self._persistent = loader.persistent_workers and loader.num_workers > 0
-        self._generators = Generators(loader)
+        self._generators = self._of.generators
+        # Of a dataset that is read in this process; its state goes by number 0, as that of a worker.
+        self._of_dataset = DatasetGenerators(loader.dataset if loader.num_workers == 0 else None)
         self._begin_plain()
 
     @abstractmethod
@@ -204,6 +208,7 @@ class _PlainPass(Pass):
         if plain.num_workers == 0:
             if self._goes_on:
                 plain.generator = torch.Generator()
+            self._restore_dataset(states)
             self._iterator = plain._get_iterator()
         elif of.workers is not None:
             of.workers._index_sampler = plain._index_sampler
@@ -220,8 +225,19 @@ class _PlainPass(Pass):
                 of.workers = workers
             self._iterator = workers
 
+    def _restore_dataset(self, states: str) -> None:
+        """Put the dataset's own generators back in a pass that goes on; else keep their states for it."""
+        if self._of_dataset:
+            own: dict[int, bytes] = getattr(self.state, states)
+            if self._goes_on and own:
+                self._of_dataset.restore(packed.unpack(own[0]))
+            elif not self._goes_on:
+                self.state.at_start = self.state.now = {0: packed.pack(self._of_dataset.capture())}
+
     def _handed_out(self, batch: Any) -> Any:
         if not isinstance(batch, Carried):
+            if self._of_dataset:
+                self.state.now = {0: packed.pack(self._of_dataset.capture())}
             return batch
         if batch.states is not None:
             self.state.now[batch.worker] = batch.states
@@ -240,6 +256,7 @@ class _IterablePass(_PlainPass):
         if self._goes_on:
             self._generators.restore(packed.unpack(state.begun))
             if was_ended and not (was_left and self._persistent):
+                self._restore_dataset("now")
                 self.end(was_left)
                 return
             state.now = dict(state.at_start)
@@ -264,6 +281,7 @@ class _MapPass(_PlainPass):
             # So that generators of the sampler's own are where they were.
             for _ in islice(iter(plain._index_sampler), self._ahead if state.left else None):
                 pass
+            self._restore_dataset("now")
             self.end(state.left)
             return
         self._iterate("now", state.batches % max(1, plain.num_workers))

@@ -1,17 +1,21 @@
 """The random number generators that a loader draws from: the process's own ones, and those of its sampler."""
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy
 import torch
+import xxhash
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
 from jitckpt.data.random_state import RandomState
 from jitckpt.encoding import tree_codec
 from jitckpt.encoding.tree_codec import Encoded
 
+_CHANGED = "*changed"  # the key of what is no generator and no number
 PLAIN = (bool, int, float, str)
+GENERATORS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
 # What these keep besides a generator they do not change themselves.
 TORCHS = (BatchSampler, DistributedSampler, RandomSampler, SequentialSampler)
 
@@ -20,7 +24,8 @@ class Generators:
     """Takes and puts back their states: of the process on the host, of a loader, and of its samplers.
 
     Of a sampler that torch does not have, also numbers and texts among its attributes (an epoch, a position),
-    and what its state_dict says.
+    and what its state_dict says; and tensors, arrays and containers there (weights) that have changed since
+    this was made.
     """
 
     def __init__(self, loader: DataLoader[Any] | None = None) -> None:
@@ -28,10 +33,11 @@ class Generators:
         self._keepers: list[Any] = []
         if loader is not None:
             self._keepers = [loader, *samplers(loader)]
+        self._built = [dict(_marks(keeper)) for keeper in self._keepers]
 
     def capture(self) -> Encoded:
         """Return all states, to be packed."""
-        own = [_own_state(keeper) for keeper in self._keepers]
+        own = [_own_state(keeper, built) for keeper, built in zip(self._keepers, self._built, strict=True)]
         on_host, of_keepers = self._random.capture(), tree_codec.encode(own, "own")
         tree = {"host": on_host.tree, "own": of_keepers.tree}
         return Encoded(tree, on_host.tensors | of_keepers.tensors)
@@ -55,40 +61,71 @@ def samplers(loader: DataLoader[Any]) -> list[Any]:
     return found
 
 
-def _own_state(keeper: Any) -> dict[str, Any]:
+def _own_state(keeper: Any, built: dict[str, object]) -> dict[str, Any]:
     if not isinstance(keeper, DataLoader) and hasattr(keeper, "load_state_dict"):
         return {"state_dict": keeper.state_dict()}
     state: dict[str, Any] = {}
     for name, value in getattr(keeper, "__dict__", {}).items():
-        if isinstance(value, torch.Generator):
-            state[name] = value.get_state()
-        elif isinstance(value, random.Random):
-            state[name] = value.getstate()
-        elif isinstance(value, numpy.random.Generator):
-            state[name] = value.bit_generator.state
-        elif isinstance(value, numpy.random.RandomState):
-            state[name] = value.get_state(legacy=False)
+        if isinstance(value, GENERATORS):
+            state[name] = state_of(value)
         elif isinstance(value, PLAIN) and not isinstance(keeper, DataLoader) and type(keeper) not in TORCHS:
             state[name] = value
-    return state
+    changed = {name: getattr(keeper, name) for name, mark in _marks(keeper) if built.get(name) != mark}
+    return state | {_CHANGED: changed} if changed else state
+
+
+def _marks(keeper: Any) -> Iterator[tuple[str, object]]:
+    """Yield what tells whether a sampler's tensors, arrays and containers are as they were."""
+    if isinstance(keeper, DataLoader) or type(keeper) in TORCHS or hasattr(keeper, "load_state_dict"):
+        return
+    for name, value in getattr(keeper, "__dict__", {}).items():
+        if type(value) is torch.Tensor and value.is_cpu and value.layout == torch.strided:
+            numbers = value.detach().contiguous().view(-1).view(torch.uint8)
+            yield name, xxhash.xxh3_64_digest(numbers.numpy().data)
+        elif isinstance(value, numpy.ndarray) and not value.dtype.hasobject:
+            yield name, xxhash.xxh3_64_digest(numpy.ascontiguousarray(value).data)
+        elif isinstance(value, list | tuple | dict | set) and _is_plain(value):
+            yield name, xxhash.xxh3_64_digest(repr(value).encode())
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it has nothing but numbers and texts inside."""
+    parts = [*value, *value.values()] if isinstance(value, dict) else value
+    return all(type(one) in PLAIN or (type(one) in (list, tuple) and _is_plain(one)) for one in parts)
 
 
 def _restore_own(keeper: Any, state: dict[str, Any]) -> None:
+    vars(keeper).update(state.pop(_CHANGED, {}))
     for name, saved in state.items():
         value = None if name == "state_dict" else getattr(keeper, name)
         if name == "state_dict":
             keeper.load_state_dict(saved)
-        elif isinstance(value, torch.Generator):
-            value.set_state(saved)
+        elif isinstance(value, GENERATORS):
+            put_state(value, saved)
         elif isinstance(saved, torch.Tensor):  # of a generator that the sampler makes with its first draw
             made = torch.Generator()
             made.set_state(saved)
             setattr(keeper, name, made)
-        elif isinstance(value, random.Random):
-            value.setstate(saved)
-        elif isinstance(value, numpy.random.Generator):
-            value.bit_generator.state = saved
-        elif isinstance(value, numpy.random.RandomState):
-            value.set_state(saved)
         else:
             setattr(keeper, name, saved)
+
+
+def state_of(generator: Any) -> Any:
+    """Return the state of a generator of Python's, numpy's or torch's."""
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, numpy.random.Generator):
+        return generator.bit_generator.state
+    return generator.get_state(legacy=False)
+
+
+def put_state(generator: Any, saved: Any) -> None:
+    """Put back what `state_of` returned."""
+    if isinstance(generator, random.Random):
+        generator.setstate(saved)
+    elif isinstance(generator, numpy.random.Generator):
+        generator.bit_generator.state = saved
+    else:
+        generator.set_state(saved)

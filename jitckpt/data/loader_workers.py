@@ -13,11 +13,11 @@ from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from jitckpt.data.random_state import RandomState
+from jitckpt.data.dataset_generators import WorkerGenerators
 from jitckpt.encoding import packed
 from jitckpt.encoding.tree_codec import Encoded
 
-_random: RandomState | None = None  # in a worker: its own
+_random: WorkerGenerators | None = None  # in a worker: its own
 _sent: Encoded | None = None
 
 
@@ -60,10 +60,10 @@ class Beginning:
         global _random, _sent  # noqa: PLW0603
         if self.begin is not None:
             self.begin(worker)
-        _random = RandomState(None)
+        _random = WorkerGenerators()
         _sent = _random.capture()
         if worker in self.states:
-            _random.restore(packed.unpack(self.states[worker]))
+            _random.restore(self.states[worker])
 
 
 class Workers(_MultiProcessingDataLoaderIter):

@@ -44,17 +44,19 @@ class Loop:
         write_again: Callable[[], None],
         put_back: Callable[[], None],
         warn: Callable[[str], None],
+        went_on: Callable[[FrameType], None] = lambda frame: None,
     ) -> None:
         """begins: the first loop begins. boundary: the script asks for its next minibatch.
 
         It returns whether optimizer steps have been made since the last one. write_again: write what this
         rank alone knows after the last step once more. put_back: put the state back that the job was restored
-        to, whatever the script has done since the loop began.
+        to, whatever the script has done since the loop began. went_on: the script, in this frame, asks for
+        its next minibatch, and has made optimizer steps.
         """
         self.is_used = False
         self.last_boundary = 0  # step whose state was written again, once the script had gone on from it
         self._begins, self._boundary, self._write_again = begins, boundary, write_again
-        self._put_back, self._warn = put_back, warn
+        self._put_back, self._warn, self._script_went_on = put_back, warn, went_on
         self._host = Generators()
         self._loaders: dict[int, Loader] = {}
         self._iteration = 0
@@ -63,7 +65,7 @@ class Loop:
         self._in_epochs = self._in_steps = False
         self._went_on = False
         self._driven: Iterator[int] | None = None
-        self._warned = False
+        self._warned = self._warned_of_cycle = False
         self._passes: list[PassState] = []  # of this epoch, in the order in which they began
         self._of: list[Loader] = []  # theirs
         self._previous: list[
@@ -73,6 +75,7 @@ class Loop:
         self._goes_on_at: int | None = None  # of those, the one where the state is put back
         self._newest: tuple[Pass | None, int] = (None, 0)  # pass that gave the last batch, iterations by then
         self._minibatches = 0
+        self._has_given = False  # a batch since the last iteration with an optimizer step
         self._numbers = torch.zeros(0, dtype=torch.int64, device="cpu")
         self._structure: object = None
         self._tree: Json = None
@@ -90,7 +93,7 @@ class Loop:
         self._went_on = True
         try:
             for step in range(first, number):
-                self._reached()
+                self._reached(sys._getframe(1))
                 self._iteration = step + 1
                 self._put_numbers()
                 yield step
@@ -185,6 +188,16 @@ class Loop:
                 f"the middle of an epoch. Write `batches = job.batches(loader)` and then `{instead}`."
             )
 
+    def warn_of_cycle(self) -> None:
+        """What itertools.cycle has kept of the first round is lost with the process."""
+        if not self._warned_of_cycle:
+            self._warned_of_cycle = True
+            self._warn(
+                "itertools.cycle of job.batches(loader) gives the batches of its first round again, which a "
+                "restart does not have: from there on the training would differ. Write a generator in its "
+                "place, `while True: yield from job.batches(loader)`, which reads the loader in each round."
+            )
+
     def begin_pass(self, loader: Iterable[Any]) -> tuple[Pass, int]:
         """Begin a pass over a loader; returns it and its number among those of the epoch."""
         self._begin()
@@ -217,9 +230,9 @@ class Loop:
         finally:
             self._host.restore(tree_codec.decode(before.tree, before.tensors))
 
-    def next_batch(self, one: Pass, number: int) -> Any:
-        """Return the next batch of a pass; the script is between two minibatches."""
-        self._reached()
+    def next_batch(self, one: Pass, number: int, frame: FrameType | None = None) -> Any:
+        """Return the next batch of a pass; the script, in this frame, is between two minibatches."""
+        self._reached(frame)
         newest, minibatches = self._newest
         outer = any(not other.ended for other in self._passes[:number])
         if newest is one and minibatches < self._minibatches and outer and not self._in_steps:
@@ -236,6 +249,7 @@ class Loop:
             self._ended()
             raise
         self._newest = one, self._minibatches
+        self._has_given = True
         self._put_numbers()
         return batch
 
@@ -331,15 +345,22 @@ class Loop:
             self._put_numbers()
             self._reached()
 
-    def _reached(self) -> None:
+    def _reached(self, frame: FrameType | None = None) -> None:
         """The script asks for the next minibatch, or is at the loop's end."""
         if self._boundary():
             self._minibatches += 1
+            self._has_given = False
+            if frame is not None:
+                self._script_went_on(frame)
 
     def _ended(self) -> None:
-        """It is known since then that the loop is at its end."""
+        """It is known since then that the loop is at its end.
+
+        Batches that came to no optimizer step (accumulated, of an evaluation) belong to the next one: without
+        them it would be another one, so a restart reads them again.
+        """
         self._put_numbers()
-        if not self._in_steps and all(one.ended for one in self._passes):
+        if not (self._in_steps or self._has_given) and all(one.ended for one in self._passes):
             self._write_again()
 
     def _put_numbers(self) -> None:
@@ -365,6 +386,8 @@ class Batches:
                 self._loop.warn_of_count("enumerate", "enumerate(batches, batches.first)")
             elif "islice" in names:
                 self._loop.warn_of_count("islice", "islice(batches, n - batches.first)")
+        if "cycle" in names and _doing(caller).startswith("CALL"):
+            self._loop.warn_of_cycle()
         return Iteration(self._loop, self._loader)
 
     @property
@@ -391,7 +414,7 @@ class Iteration:
         if self._pass is None:
             raise StopIteration
         try:
-            return self._loop.next_batch(self._pass, self._number)
+            return self._loop.next_batch(self._pass, self._number, sys._getframe(1))
         except StopIteration:
             self._pass = None
             raise

@@ -30,9 +30,13 @@ OPAQUE = (nn.Module, Optimizer, type, types.ModuleType, types.FunctionType, type
 class ChangedAttributes:
     """Of one object, since this was made of it."""
 
-    def __init__(self, owner: object, optimizer: Optimizer) -> None:
-        """optimizer: the one that is saved: what `owner` has of its parameters and state is no more news."""
+    def __init__(self, owner: object, optimizer: Optimizer, wrappers: Iterable[object] = ()) -> None:
+        """optimizer: the one that is saved: what `owner` has of its parameters and state is no more news.
+
+        wrappers: what is around it, each of which is looked at by itself.
+        """
         self._owner, self._optimizer = owner, optimizer
+        self._wrappers = {*map(id, wrappers)}
         self._first: dict[str, Any] | None = None
         self._changed: dict[str, None] = {}
         self._unsavable: set[str] = set()
@@ -80,7 +84,11 @@ class ChangedAttributes:
 
     def _marks(self) -> dict[str, Any]:
         known = {id(one) for group in self._optimizer.param_groups for one in group["params"]}
-        known |= {id(self._optimizer), id(self._optimizer.param_groups), id(self._optimizer.state)}
+        known |= self._wrappers | {
+            id(self._optimizer),
+            id(self._optimizer.param_groups),
+            id(self._optimizer.state),
+        }
         return {
             name: _mark(value, known, DEPTH)
             for name, value in vars(self._owner).items()

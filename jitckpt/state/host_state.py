@@ -53,6 +53,10 @@ def unwrapped(model: nn.Module) -> nn.Module:
         model = inner
 
 
+def _ddps(model: nn.Module) -> list[nn.Module]:
+    return [one for one in model.modules() if isinstance(one, nn.parallel.DistributedDataParallel)]
+
+
 class Held(NamedTuple):
     """The model's parameters after a step: what this rank holds of each by name, and which are frozen.
 
@@ -71,6 +75,7 @@ class ModelState:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = unwrapped(model)
+        self._in_ddp = self._model is not model and bool(_ddps(model))
         self._buffers: list[tuple[str, dict[str, Tensor | None], str]] = []
         self._passing: list[tuple[str, dict[str, Tensor | None], str, object]] = []  # not persistent, so far
         self._with_extra_state: list[tuple[str, nn.Module]] = []
@@ -86,6 +91,8 @@ class ModelState:
         self._structure = Seen()
         self._take_structure()
         self.built = frozenset(self._parameters)  # what the script has built, by the parameters' names
+        self._built_frozen = self._frozen()
+        self._thawed: list[str] = []
         self.look_again()
 
     def look_again(self) -> None:
@@ -171,9 +178,17 @@ class ModelState:
         known = self.memory.keys() or not self._parameters
         if self._held is None or self._flags != flags or self._places != places or not known:
             self._flags, self._places = flags, places
-            frozen = [name for name, one in self._parameters.items() if not one.requires_grad]
-            self._held = Held(self.parameters(), tuple(frozen), self._cuts, self._aliases)
+            frozen = self._frozen()
+            self._thawed = sorted({*self._built_frozen}.difference(frozen))
+            self._held = Held(self.parameters(), frozen, self._cuts, self._aliases)
         return self._held
+
+    def thawed(self) -> list[str]:
+        """Return the parameters that are trained, but were frozen as DDP was built around the model."""
+        return self._thawed if self._in_ddp else []
+
+    def _frozen(self) -> tuple[str, ...]:
+        return tuple([name for name, one in self._parameters.items() if not one.requires_grad])
 
     def parameters(self) -> dict[str, Tensor]:
         """Return what this rank holds of each parameter; a shared one is there once."""
@@ -187,6 +202,13 @@ class ModelState:
         """
         own = self.parameters()
         _check_names("parameters", own, saved)
+        thawed = [name for name in self._frozen() if name not in frozen]
+        if thawed and self._in_ddp:
+            raise CheckpointError(
+                f"{', '.join(thawed[:5])}: frozen as DistributedDataParallel was built around the model, but "
+                "not in the save, so no gradients of it would be averaged. Give jitckpt.init the model "
+                "without DistributedDataParallel, call job.restore(), and wrap it then."
+            )
         with torch.no_grad():
             for name, tensor in own.items():
                 parameter, value = self._parameters[name], saved[name]

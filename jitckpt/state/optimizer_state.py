@@ -458,7 +458,7 @@ def states_of(
     wrappers: Sequence[object] = (),
 ) -> list[OptimizerState]:
     """Return the state of an optimizer and of those that it keeps in its attributes (such as Lookahead's)."""
-    attributes = [ChangedAttributes(one, optimizer) for one in (optimizer, *wrappers)]
+    attributes = [ChangedAttributes(one, optimizer, wrappers) for one in (optimizer, *wrappers)]
     found = [OptimizerState(optimizer, name, names=names, find=find, attributes=attributes)]
     if type(optimizer).__module__.startswith("torch.") or _has_own_dict(optimizer):
         return found  # torch's own are known; one with a state_dict of its own says there what is inside

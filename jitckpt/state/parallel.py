@@ -357,9 +357,12 @@ def _stages(model: nn.Module | None) -> list[tuple[int, int]]:
     return sorted(found)
 
 
-def all_of(kind: type) -> list[Any]:
-    """Return all living objects of a class: a wrapper is not to be found from what it wraps."""
-    kinds = _with_subclasses(kind)
+def all_of(*wanted: type) -> list[Any]:
+    """Return all living objects of some classes: a wrapper is not to be found from what it wraps.
+
+    For the training's thread: meanwhile nothing dies, and what another thread lets go dies in that one.
+    """
+    kinds = set().union(*map(_with_subclasses, wanted))
     # Not issubclass, which runs Python code for an abstract class: there are a million objects.
     return [one for one in gc.get_objects() if type(one) in kinds]
 

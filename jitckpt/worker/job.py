@@ -38,6 +38,7 @@ from jitckpt.worker.reporter import Reporter
 from jitckpt.worker.saving.history import History
 from jitckpt.worker.saving.periodic import Settings
 from jitckpt.worker.saving.saver import SaveFunction
+from jitckpt.worker.script_variables import ScriptVariables
 
 _current: "Job | None" = None
 _base_of_next_job: tuple[int, Path] | None = None
@@ -224,12 +225,20 @@ class Job:
         self._restored_parts: Mapping[str, Any] | None = None  # what this rank alone knew
         self._progress_as_loop_began: Encoded | None = None
         self._protection: Protection | None = None
+        state = [given.model, *given.optimizers, *given.schedulers, given.scaler, given.extra, self]
+        self._variables = ScriptVariables(
+            [*state, *(one for wrapped in given.wrappers.values() for one in wrapped)],
+            given.extra,
+            lambda: 0 if self._protection is None else self._protection.step,
+            self._reporter.warn_on_first,
+        )
         self._loop = Loop(
             begins=self._loop_begins,
             boundary=lambda: self._protection is not None and self._protection.boundary(),
             write_again=lambda: None if self._protection is None else self._protection.write_again(),
             put_back=self._put_back,
             warn=self._reporter.warn_on_first,
+            went_on=self._variables.look,
         )
         device, problem = arguments.device_of(given.model)
         self._host = HostState(
@@ -324,6 +333,7 @@ class Job:
         """
         begun = time.monotonic()
         self._is_restored = True
+        self._variables.script_restores = not self._loop.is_used
         snapshots = None if self._protection is None else self._protection.snapshots
         memory = None if snapshots is None else snapshots.found(self.identity)
         choice = agreements.choice(

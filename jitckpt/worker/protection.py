@@ -90,6 +90,12 @@ EXTRA_CHANGES_LATE = (
     "step in job.steps(n):`, to which it belongs then; or change it before the optimizer step."
 )
 
+THAWED = (
+    "{names}: trained now, but frozen as DistributedDataParallel was built, which averages no gradients of "
+    "these. A restart builds both so again, and refuses to go on. Give jitckpt.init the model without "
+    "DistributedDataParallel, call job.restore(), and wrap the model after that, here and in every start."
+)
+
 P = ParamSpec("P")
 
 
@@ -374,7 +380,7 @@ class Protection:
             if self._outside.tells_apart:
                 one.step_begins()  # what comes now may change what it copies
             one.settled(step - 1)
-        self._settle_check(step - 1)
+        self._settle_check(step - 1, changed)
         if self._extra_behind_step is not None and self._extra_behind_step != self._host.extra_now():
             self._reporter.warn_once(EXTRA_CHANGES_LATE)
         self._extra_behind_step = None
@@ -461,6 +467,8 @@ class Protection:
         shared = self._host.shared()
         self._history.add(step, shared)
         parameters = [] if self._host.model is None else [self._host.model.memory]
+        if self._host.model is not None and (thawed := self._host.model.thawed()):
+            self._reporter.warn_once(THAWED.format(names=", ".join(thawed[:SHOWN_NAMES])))
         watched = [*parameters, *(part.device for part in shared.optimizers)]
         self._outside.ended(step, watched, shared.all_tensors)
         if self._loop.is_used:
@@ -471,7 +479,8 @@ class Protection:
             for one in self._module_numbers.changed():
                 self._reporter.warn_once(
                     f"A save lacks {one}, which changes while the model trains: after a restart it is as the "
-                    "script builds it. If that matters, and `extra` does not hold it, make it a buffer."
+                    "script builds it. If that matters, and `extra` does not hold it, make it a buffer, or "
+                    "set it in every epoch."
                 )
         if (refusal := self._host.refusal()) is not None:
             self._switch_off(refusal)
@@ -542,13 +551,13 @@ class Protection:
             one.settled(step)
         if self._found is not None:
             self._found.settle(step)
-        self._settle_check(step)
+        self._settle_check(step, changed)
 
-    def _settle_check(self, step: int) -> None:
+    def _settle_check(self, step: int, changed: bool) -> None:
         if self._checker is not None:
             if self._outside.tells_apart:
                 self._checker.step_begins()
-            self._checker.settled(step)
+            self._checker.settled(step, self._host.local if changed else None)
 
     def drawn_ahead(self) -> None:
         self._reporter.warn_once(

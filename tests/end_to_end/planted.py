@@ -1,5 +1,6 @@
 """A training with what a save does not hold, as argv[1] says; test_self_check.py runs it."""
 
+import copy
 import os
 import sys
 from collections.abc import Callable
@@ -53,6 +54,7 @@ def main() -> None:
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     torch.manual_seed(0)
     model = DistributedDataParallel(Model(plants).cuda())
+    teacher = copy.deepcopy(model.module)
     if plants == "replicas" and dist.get_rank() == 1:
         with torch.no_grad():
             model.module.get_parameter("last.weight").add_(1)
@@ -65,6 +67,10 @@ def main() -> None:
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
+        if plants == "teacher":
+            with torch.no_grad():
+                for slow, fast in zip(teacher.parameters(), model.parameters(), strict=True):
+                    slow.lerp_(fast, 0.1)
     dist.destroy_process_group()
 
 

@@ -11,7 +11,10 @@ from jitckpt.events import Event, read_events
 PLANTED = str(Path(__file__).parent / "planted.py")
 RUN = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "2", "--warm-spares", "0", "--warm-start"]
 # What is planted: where it is named, and whose warning it is.
-NAMED = {"closure": "scheduler 0.lr_lambdas.0.calls.0 ("}
+NAMED = {
+    "closure": "scheduler 0.lr_lambdas.0.calls.0 (",
+    "teacher": "the module Model (changes in the training, and jitckpt.init was not given it)",
+}
 
 
 def self_checks(launcher: Launcher) -> list[Event]:

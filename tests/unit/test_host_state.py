@@ -340,6 +340,35 @@ def test_a_model_has_the_same_names_inside_ddp_and_compile() -> None:
     assert list(ModelState(model).buffers()) == ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
 
 
+def in_ddp(model: nn.Module) -> nn.Module:
+    """Wrap it as DistributedDataParallel does; without a process group."""
+    wrapper = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
+    nn.Module.__init__(wrapper)
+    wrapper.module = model
+    return wrapper
+
+
+def test_what_ddp_was_built_without_is_named_and_not_restored_into() -> None:
+    def built() -> nn.Module:
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        return model.requires_grad_(False)
+
+    model = built()
+    state = ModelState(in_ddp(model))
+    state.held()
+    assert state.thawed() == []
+    model[1].requires_grad_(True)  # type: ignore[index]
+    parameters, frozen, *_ = state.held()
+    assert state.thawed() == ["1.bias", "1.weight"]
+    with pytest.raises(
+        CheckpointError, match=r"1\.weight, 1\.bias: frozen as DistributedDataParallel was built"
+    ):
+        ModelState(in_ddp(built())).restore_parameters(parameters, frozen)
+    unwrapped = built()
+    ModelState(unwrapped).restore_parameters(parameters, frozen)
+    assert [one.requires_grad for one in unwrapped.parameters()] == [False, False, True, True]
+
+
 def test_tied_parameters_non_persistent_buffers_and_extra_states() -> None:
     class Counting(nn.Module):
         def __init__(self) -> None:

@@ -116,6 +116,37 @@ class Stateful:
         self.position, self.epoch = state["position"], state["epoch"]
 
 
+def weighted_anew(training: "Training", loader: Any, plain: bool) -> None:
+    """Changes after each epoch how the next one's sampler draws."""
+    loop, sampler = training.loop, loader.sampler
+    for epoch in range(3) if plain else loop.epochs(3):
+        for batch in loader if plain else loop.batches(loader):
+            training.told.append((epoch, listed(batch), generators()))
+            training.optimize()
+        sampler.weights = sampler.weights * torch.tensor([1.0, 0.2, 3.0])
+        sampler.weights[epoch] += 2
+
+
+def by_difficulty(training: "Training", loader: Any, plain: bool) -> None:
+    """The same in the places of a list and an array."""
+    loop, sampler = training.loop, loader.sampler
+    for epoch in range(3) if plain else loop.epochs(3):
+        for batch in loader if plain else loop.batches(loader):
+            training.told.append((epoch, listed(batch)))
+            training.optimize()
+        sampler.order.reverse()
+        sampler.left_out[epoch] = True
+
+
+class Curriculum(Sampler[int]):
+    def __init__(self) -> None:
+        self.order, self.left_out = [*range(9)], numpy.zeros(9, dtype=bool)
+        self.names = object()
+
+    def __iter__(self) -> Iterator[int]:
+        return (one for one in self.order if not self.left_out[one])
+
+
 def reseed(worker: int) -> None:
     numpy.random.seed(worker + torch.initial_seed() % 1000)
 
@@ -485,6 +516,17 @@ def test_a_count_beside_the_batches_is_named() -> None:
     assert "islice(batches, n - batches.first)" in warning
 
 
+def test_what_keeps_batches_for_later_rounds_is_named() -> None:
+    training = Training()
+    many, few = LOADERS["in order"](), LOADERS["single"]()
+    for _ in training.loop.epochs(1):
+        batches = training.loop.batches(few)
+        for _ in zip(training.loop.batches(many), itertools.cycle(batches), strict=False):
+            training.optimize()
+    (warning,) = training.warnings
+    assert "while True: yield from job.batches(loader)" in warning
+
+
 def test_a_save_of_a_loop_over_range_gives_the_step_to_go_on_from() -> None:
     training = Training()
     training.loop.count_from(3)
@@ -505,3 +547,90 @@ def test_what_a_replica_saw_of_a_loops_end_counts() -> None:
     left_early(again, build(), False)
     again.told.append(generators())
     assert again.told == undisturbed.told
+
+
+def accumulating(training: Training, loader: Any, plain: bool) -> None:
+    """Makes a step after each third batch; what an epoch's last batches have given goes on into the next."""
+    loop = training.loop
+    gathered: list[Any] = []
+    for epoch in range(EPOCHS) if plain else loop.epochs(EPOCHS):
+        batches = loader if plain else loop.batches(loader)
+        for number, batch in enumerate(batches, 0 if plain else batches.first):
+            gathered.append((listed(batch), generators()))
+            if number % 4 == 3:
+                training.told.append([*gathered])
+                training.optimize()
+                gathered.clear()
+        training.told.append(("evaluated", epoch, generators(), training.scheduled))
+        training.scheduled += 1
+
+
+def validating(training: Training, loaders: Any, plain: bool) -> None:
+    """Iterates the data of its validation by the loop, too."""
+    loop = training.loop
+    for epoch in range(EPOCHS) if plain else loop.epochs(EPOCHS):
+        first, second = loaders if plain else map(loop.batches, loaders)
+        for batch in first:
+            training.told.append((epoch, listed(batch), generators()))
+            training.optimize()
+        training.told.append([(listed(batch), generators()) for batch in second])
+        training.told.append(("evaluated", epoch, generators(), training.scheduled))
+        training.scheduled += 1
+
+
+class Augmented(Dataset[Any]):
+    """Draws from generators of its own, one of them in a transform."""
+
+    def __init__(self) -> None:
+        class Noise:
+            def __init__(self) -> None:
+                self.random, self.torch = random.Random(3), torch.Generator().manual_seed(4)
+
+        self.numpy, self.transforms = numpy.random.default_rng(5), [Noise()]
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> Tensor:
+        noise = self.transforms[0]
+        drawn = [float(self.numpy.random()), noise.random.random()]
+        return torch.tensor([index, *drawn, float(torch.rand((), generator=noise.torch))])
+
+
+class AugmentedStream(IterableDataset[Any]):
+    def __init__(self) -> None:
+        self.numpy = numpy.random.RandomState(5)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (torch.tensor([number, float(self.numpy.rand())]) for number in range(10))
+
+
+@pytest.mark.parametrize("workers", ["0", "2", "3 persistent"])
+@pytest.mark.parametrize("dataset", [Augmented, AugmentedStream])
+def test_generators_of_the_datasets_own_go_on(dataset: Callable[[], Any], workers: str) -> None:
+    def build() -> Any:
+        return DataLoader(dataset(), batch_size=3, **WORKERS[workers])
+
+    assert run(usual, build).told == run(usual, build, plain=True).told
+    check_all(usual, build, None if workers == "0" else (2, 4, 5))
+
+
+def test_what_a_script_changes_of_a_sampler_comes_back() -> None:
+    build = build_of("weighted", "0")
+    assert run(weighted_anew, build).told == run(weighted_anew, build, plain=True).told
+    check_all(weighted_anew, build)
+
+    def curriculum() -> Any:
+        return DataLoader(Squares(), batch_size=2, sampler=Curriculum())
+
+    check_all(by_difficulty, curriculum)
+
+
+@pytest.mark.parametrize("script", [accumulating, validating])
+def test_batches_without_a_step_belong_to_the_next_one(script: Script) -> None:
+    def build() -> Any:
+        one = LOADERS["shuffled"]()
+        return one if script is accumulating else (one, LOADERS["shuffled"]())
+
+    assert run(script, build).told == run(script, build, plain=True).told
+    check_all(script, build)

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from torch.optim import lr_scheduler
+from torch import Tensor, nn
+from torch.optim import Optimizer, lr_scheduler
 
 from jitckpt.worker.self_check import comparison
 from jitckpt.worker.self_check.comparison import (
@@ -16,6 +16,7 @@ from jitckpt.worker.self_check.comparison import (
     TensorLeaf,
     TooManyError,
     compare,
+    torchs_own,
 )
 
 WEIGHT = TensorLeaf("float32", (4, 3, 2, 2), (12, 1, 6, 3), True, "parameter weight", "aaaa")
@@ -148,3 +149,25 @@ def test_an_optimizer_inside_of_another_object_is_described_if_asked_for() -> No
 def test_an_object_with_too_many_values_is_given_up() -> None:
     with pytest.raises(TooManyError, match="it has more than 20000 values"):
         described(list(range(30_000)))
+
+
+KINDS = [kind for kind in vars(torch.optim).values() if isinstance(kind, type) and kind is not Optimizer]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_what_torchs_own_optimizers_note_in_attributes_is_no_state(kind: type[Optimizer]) -> None:
+    parameter = nn.Parameter(torch.ones(2, 2))
+    optimizer = kind([parameter], lr=0.1)  # type: ignore[call-arg]
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = (parameter**2).sum()
+        loss.backward()
+        if kind is torch.optim.SparseAdam:
+            parameter.grad = loss.detach() * torch.ones(2, 2).to_sparse()
+        return loss
+
+    before = described({name: value for name, value in vars(optimizer).items() if name not in torchs_own()})
+    optimizer.step(closure)  # type: ignore[arg-type]
+    own = {name: value for name, value in vars(optimizer).items() if name not in torchs_own()}
+    assert described(own).texts == before.texts

@@ -11,7 +11,7 @@ from test_optimizer_state import host_of, net, put, step, take
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from jitckpt.state.module_numbers import LOOKED_STEPS, ModuleNumbers
+from jitckpt.state.module_numbers import EACH, LOOKED_STEPS, ModuleNumbers
 from jitckpt.worker.saving.history import History
 
 
@@ -198,6 +198,18 @@ def test_what_a_wrapper_does_after_the_step_belongs_to_it() -> None:
     assert torch.equal(other.slow[0], wrapper.slow[0])
 
 
+def test_a_wrapper_of_a_wrapper_is_no_attribute_that_changes() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inner = Wrapper(optimizer)
+    outer = Wrapper(optimizer)
+    outer.optimizer = inner  # type: ignore[assignment]
+    host = host_of(model, optimizer, outer, inner)
+    inner.steps += 1
+    host.shared()
+    assert host.problems() == []
+
+
 class Annealed(nn.Module):
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -218,3 +230,28 @@ def test_numbers_in_a_module_s_attributes_are_named_when_they_change() -> None:
     for _ in range(LOOKED_STEPS - 2):
         numbers.changed()
     assert numbers.changed() == []
+
+
+def test_modes_and_rates_that_a_script_changes_in_later_epochs_are_named() -> None:
+    model = nn.Sequential(Annealed(nn.Linear(2, 2)), nn.BatchNorm1d(2), nn.Dropout(0.5))
+    setattr(model[0], "temperature", 1.0)  # noqa: B010
+    numbers = ModuleNumbers(model)
+
+    def named() -> list[str]:
+        return [clause for _ in range(EACH) for clause in numbers.changed()]
+
+    for _ in range(LOOKED_STEPS + 2):
+        model.eval()
+        model.train()  # around an evaluation
+        assert numbers.changed() == []
+    model[1].eval()
+    assert named() == ["the training mode (train() or eval()) of 1"]
+    assert named() == []
+    for module, name, value in ((model[2], "p", 0.0), (model[0], "temperature", 0.9), (model[0], "width", 5)):
+        setattr(module, name, value)
+    assert named() == ["the attribute 'temperature' of Annealed (0)", "the attribute 'p' of Dropout (2)"]
+    setattr(model[2], "p", 0.1)  # noqa: B010
+    for mode in (True, False, True, False):
+        model.train(mode)
+        named()
+    assert named() == []

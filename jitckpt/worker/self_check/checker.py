@@ -44,6 +44,7 @@ from jitckpt.worker.self_check.fresh_copy import (
     parameters_of,
     worth_looking_at,
 )
+from jitckpt.worker.self_check.not_given import NotGiven
 
 CHECKED_STEPS = (2, 6)  # counted from this start
 SAMPLED_BYTES = 16 << 20
@@ -71,6 +72,7 @@ class _Begun:
     shared: set[str]
     seconds: float  # of the training's thread
     document: dict[str, Json] = field(default_factory=dict)
+    not_given: list[Difference] = field(default_factory=list)
 
 
 class SelfChecker:
@@ -128,6 +130,7 @@ class SelfChecker:
         self._begun: _Begun | None = None
         self._thread: threading.Thread | None = None
         self._kept: dict[str, str] = {}  # digests of non-persistent buffers in the first check
+        self._not_given: NotGiven | None = None
         self._named: set[str] = set()
         self._left = len(CHECKED_STEPS)
 
@@ -157,14 +160,20 @@ class SelfChecker:
         """The next optimizer step changes what is being copied."""
         self._copies.step_begins()
 
-    def settled(self, step: int) -> None:
-        """The host's state after `step` is complete."""
+    def settled(self, step: int, changed: Callable[[], Mapping[str, Encoded]] | None = None) -> None:
+        """The host's state after `step` is complete.
+
+        changed: returns the rank's local state, where parameters or optimizer state were changed since the
+        optimizer step (masters copied back): what was copied then may be either, so it is copied once more.
+        """
         begun = self._begun
         if begun is None or begun.step != step:
             return
         self._begun = None
         started = time.monotonic()
         try:
+            if changed is not None:
+                begun = self._begin(step, changed(), self._history.shared(step))
             snapshot = self._history.snapshot(step)
             if snapshot is None:
                 return
@@ -177,6 +186,7 @@ class SelfChecker:
             begun.held |= described.texts
             begun.held |= comparison.leaves(described.tensors, _small(described.tensors))
             begun.shared |= described.shared
+            begun.not_given = self._look_for_others(begun)
             begun.seconds += time.monotonic() - started
             self._thread = threading.Thread(
                 target=self._run, args=(begun,), name="jitckpt-self-check", daemon=True
@@ -235,7 +245,7 @@ class SelfChecker:
             begun.save |= self._host.parameters()
             held = self._with_values(begun)
             differences = self._restore_and_compare(begun, held)
-            differences += self._changing_buffers(held) + self._not_given()
+            differences += self._changing_buffers(held) + begun.not_given
             apart = self._compare_with_replicas(begun.step, held)
         except Exception as error:
             self._give_up(error)
@@ -308,18 +318,14 @@ class SelfChecker:
         self._kept = now
         return [Difference("changes in the training, and no save holds it", name) for name in changed]
 
-    def _not_given(self) -> list[Difference]:
-        """Return what trains along, but that jitckpt.init does not know of."""
-        found = []
-        if self._host.scaler is None and self._found_scaler() is not None:
-            found.append(Difference("not given to jitckpt.init: scaler=...", "a GradScaler"))
-        if not self._schedulers:
-            found += [
-                Difference("not given to jitckpt.init: scheduler=...", f"the scheduler of optimizer {index}")
-                for index, optimizer in enumerate(self._optimizers)
-                if hasattr(optimizer.step, "_wrapped_by_lr_sched")
-            ]
-        return found
+    def _look_for_others(self, begun: _Begun) -> list[Difference]:
+        """Return what trains along, but jitckpt.init does not know of."""
+        if self._not_given is None:
+            fresh = self._fresh
+            ours = [] if fresh is None else [*fresh.copy.modules(), *fresh.optimizers]
+            self._not_given = NotGiven(self._host, self._module, ours)
+        extra = {name: one for name, one in begun.save.items() if name.startswith("extra")}
+        return self._not_given.look(extra, begun.local["trees"].get("extra"), self._found_scaler())
 
     def _compare_with_replicas(self, step: int, held: Snapshot) -> str:
         """Return the sentence about replicas that differ, if they do."""

@@ -41,6 +41,7 @@ def torchs_own() -> frozenset[str]:
         "_opt_called",
         "_warned_capturable_if_run_uncaptured",
         "_need_device_dtype_check_for_fused",
+        "_numel_cache",  # of LBFGS
         "_jitckpt_state",
         "_get_lr_called_within_step",
         "_is_initial",

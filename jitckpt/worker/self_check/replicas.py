@@ -1,10 +1,13 @@
 """How the replicas of a state tell each other of it, through torch's store."""
 
+import itertools
 import json
 from collections.abc import Callable, Mapping
 
 import torch
 from torch.distributed.distributed_c10d import Store
+
+_made = itertools.count()  # in this process: a script may train one model after the other
 
 
 class Replicas:
@@ -13,7 +16,7 @@ class Replicas:
     def __init__(self, rank: int, shard: int, restart: int, store: Callable[[], Store]) -> None:
         """store: returns the job's, once the ranks are a process group."""
         self._rank, self._store = rank, store
-        self._prefix = f"jitckpt/self-check/{restart}/{shard}"
+        self._prefix = f"jitckpt/self-check/{restart}/{next(_made)}/{shard}"
 
     def post(self, step: int, digests: Mapping[str, str]) -> tuple[int, Mapping[str, str]] | None:
         """Tell them what this rank's state is, or hear it of the first one that told."""

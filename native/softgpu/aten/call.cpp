@@ -207,12 +207,22 @@ void call_and_wait(Operator& op, c10::Stack* stack, const Packed& packed, c10::c
   push_returns(op, stack, fresh, list_lengths, values);
 }
 
+// CUDA's own kernels for lists count what they write to each tensor, as nothing above them does.
+void count_writes(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (!op.arguments[i].written || op.arguments[i].kind != ArgumentKind::tensor_list) continue;
+    for (const at::Tensor& tensor : arguments[i].toTensorVector())
+      tensor.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
 }  // namespace
 
 void call_operator(Operator& op, c10::Stack* stack) {
   if (op.prepare != nullptr) op.prepare(stack);
   const auto arguments = torch::jit::last(*stack, op.arguments.size());
   Packed packed = pack(op, arguments);
+  if (op.name.starts_with("aten::_foreach_")) count_writes(op, arguments);
   const c10::cuda::CUDAGuard guard(packed.device && packed.device->has_index()
                                        ? *packed.device
                                        : c10::Device(c10::kCUDA, c10::cuda::current_device()));

@@ -213,3 +213,17 @@ dropping = torch.nn.LSTM(6, 5, num_layers=2, dropout=0.5).cuda()
 dropping(steps.cuda())[0].sum().backward()
 assert all(parameter.grad is not None for parameter in dropping.parameters())
 torch.backends.cudnn.enabled = False
+
+# What is written to lists is counted, as CUDA's kernels do it.
+lists = [torch.ones(3, device="cuda") for _ in range(2)]
+for count, write in enumerate(
+    (
+        lambda: torch._foreach_add_(lists, 1),
+        lambda: torch._foreach_lerp_(lists, lists[::-1], 0.5),
+        lambda: torch._foreach_copy_(lists, lists[::-1]),
+        lambda: torch._foreach_zero_(lists),
+    ),
+    start=1,
+):
+    write()
+    assert [one._version for one in lists] == [count, count]

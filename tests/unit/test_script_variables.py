@@ -1,0 +1,197 @@
+"""Variables of the script that its loop carries on are named, and no others."""
+
+import itertools
+import random
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from jitckpt.worker.script_variables import ScriptVariables
+
+ITERATIONS = 6
+
+
+class Loop:
+    """Stands for job.batches, whose frame tells from where it is asked."""
+
+    def __init__(self, extra: object = None) -> None:
+        self.warnings: list[str] = []
+        self.steps = 0
+        self.variables = ScriptVariables([self], extra, lambda: self.steps, self.warnings.append)
+
+    def __iter__(self) -> "Loop":
+        return self
+
+    def __next__(self) -> int:
+        if self.steps:
+            self.variables.look(sys._getframe(1))
+        if self.steps == ITERATIONS:
+            raise StopIteration
+        self.steps += 1
+        return self.steps
+
+    @property
+    def named(self) -> set[str]:
+        assert len(self.warnings) <= 1
+        listed = [text.partition("holds: ")[2].partition(". After")[0] for text in self.warnings]
+        return {name for text in listed for name in text.split(", ")}
+
+
+class Average:
+    """An average of weights as many write it, in a dict."""
+
+    def __init__(self) -> None:
+        self.shadow, self.updates, self.last = {"weight": torch.zeros(2)}, 0, 0.0
+
+    def update(self) -> None:
+        self.updates += 1
+        self.last = float(self.updates)
+        self.shadow["weight"] = self.shadow["weight"] + 1
+
+
+def counted(loop: Loop) -> None:
+    count, total, largest = 0, 0.0, None
+    for batch in loop:
+        loss = batch * 2.0
+        count += 2
+        total += loss
+        largest = loss if largest is None else max(largest, loss)
+
+
+def history(loop: Loop) -> None:
+    losses: list[float] = []
+    last: deque[int] = deque(maxlen=2)
+    names = {"a": 1}
+    for batch in loop:
+        result = {"loss": batch}
+        losses.append(result["loss"] + names["a"])
+        last.append(batch)
+
+
+def drawing(loop: Loop) -> None:
+    of_numpy, of_torch, of_python = numpy.random.default_rng(1), torch.Generator(), random.Random(1)
+    unused = numpy.random.default_rng(2)
+
+    def draw() -> None:
+        of_numpy.random()
+        torch.rand(1, generator=of_torch)
+        of_python.random()
+
+    for _ in loop:
+        draw()
+    del unused
+
+
+def recurrent(loop: Loop) -> None:
+    hidden = torch.zeros(2)
+    fixed = torch.ones(2)
+    for batch in loop:
+        output = hidden + batch * fixed
+        hidden = output.detach()
+
+
+def averaged(loop: Loop) -> None:
+    average = Average()
+    for _ in loop:
+        average.update()
+
+
+def in_a_generator(loop: Loop) -> None:
+    def forever() -> Iterator[int]:
+        while True:
+            yield from loop
+
+    count = 0
+    for batch in forever():
+        if batch == ITERATIONS:
+            break
+        count += 2
+
+
+def by_next(loop: Loop) -> None:
+    count = 0
+    batches = iter(loop)
+    while count < ITERATIONS:
+        next(batches)
+        count += 1
+
+
+def innocent(loop: Loop) -> None:
+    model, words = torch.nn.Linear(2, 2), ["a", "b"]
+    begun = time.perf_counter()
+    for number, batch in zip(itertools.count(), loop, strict=False):
+        squares = [one * one for one in range(batch)]
+        for word in words:
+            loss = sum(squares) + len(word)
+        if number == batch:
+            loss = 0
+        model(torch.ones(2)).sum().backward()
+        seconds, begun = time.perf_counter() - begun, time.perf_counter()
+    del loss, seconds
+
+
+@pytest.mark.parametrize(
+    ("script", "names"),
+    [
+        (counted, {"count", "total", "largest"}),
+        (history, {"losses", "last"}),
+        (drawing, {"of_numpy", "of_torch", "of_python"}),
+        (recurrent, {"hidden"}),
+        (averaged, {"average.shadow", "average.updates"}),
+        (in_a_generator, {"count"}),
+        (by_next, {"count"}),
+        (innocent, set()),
+    ],
+)
+def test_what_a_loop_carries_on_is_named(script: Callable[[Loop], None], names: set[str]) -> None:
+    loop = Loop()
+    script(loop)
+    assert loop.named == names
+
+
+def test_what_extra_keeps_is_not_named() -> None:
+    average, count, history, generator = Average(), 0, [0], numpy.random.default_rng(1)
+
+    class Extra:
+        inside = average
+
+        def __init__(self) -> None:
+            self.history = history
+
+        def state_dict(self) -> Any:
+            return {"count": count, "generator": generator.bit_generator.state, "shadow": average.shadow}
+
+    loop = Loop(Extra())
+    for batch in loop:
+        count += 1
+        average.update()
+        history.append(batch)
+        generator.random()
+    assert loop.named == set()
+
+
+def test_a_counter_that_begins_with_what_restore_said_is_not_named() -> None:
+    loop = Loop()
+    loop.variables.script_restores = True
+    step = other = 0
+    for batch in loop:
+        step = step + batch // batch
+        other += batch
+    assert loop.named == {"other"}
+    assert "a counter of optimizer steps can begin with job.restore()" in loop.warnings[0].lower()
+
+
+def test_only_the_loop_that_makes_steps_is_looked_at() -> None:
+    loop = Loop()
+    for _ in itertools.islice(loop, ITERATIONS - 1):
+        pass
+    total = 0
+    for batch in loop:
+        total += batch
+    assert loop.named == set()
