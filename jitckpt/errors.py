@@ -45,6 +45,14 @@ class HostsMissing(HostsError):
     """Too few hosts have come together; the same command goes on when there are enough."""
 
 
+class NoProgress(HostsError):
+    """The starts of a job on several hosts come to one step and fail alike there."""
+
+
+class HostUnfit(JitckptError):
+    """This host's health check fails: the job goes on without it."""
+
+
 class NotNeeded(JitckptError):
     """A host stood by, and the job has ended without it."""
 

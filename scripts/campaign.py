@@ -63,6 +63,7 @@ USER_KINDS = (FROM_OUTSIDE, "kill", "exit", "exception", "stop")
 START = Path(__file__).parent / "campaign_start"  # what every Python process of a trial does first
 SILENT_TIMEOUT = 15.0  # seconds until a stopped rank is missed
 SILENT_IN_PLACE = 5.0  # the same in transparent mode, where a false alarm costs little
+SAVED_EVERY = 5  # steps, where files are what is left
 HOST_TIMEOUT = "4"  # seconds, less than users have, so that slow hosts are taken for lost ones if ever
 TIME_LIMIT_ON_HOSTS = 400.0  # hosts wait for others for 600 s
 TIME_LIMIT = 1800.0  # seconds of a job, on a machine under load
@@ -102,7 +103,8 @@ def parse_arguments() -> argparse.Namespace:
         f"{', '.join(FATAL_KINDS)}; one that is named twice comes twice as often "
         f"(default {','.join(USER_KINDS)}); in transparent mode, "
         f"and by default all: {', '.join(TRANSPARENT_KINDS)}; on hosts, and by default all: "
-        f"{', '.join(trials_on_hosts.HOST_KINDS)}",
+        f"{', '.join(trials_on_hosts.HOST_KINDS)}; of jobs without replicas, and by default all: "
+        f"{', '.join(trials_in_memory.MEMORY_KINDS)}",
     )
     parser.add_argument(
         "--second",
@@ -399,12 +401,13 @@ class CampaignInMemory(Campaign):
 
     def attempt(self, trial: Trial, folder: Path, undisturbed: Run) -> Verdict | None:
         example, _ = self.place(trial.number)
-        options = ["--warm-spares", "0", "--max-restarts", "2", "--memory-tier", "peer"]
+        options = ["--warm-spares", "0", "--max-restarts", "4", "--memory-tier", "peer"]
         options += ["--host-timeout", HOST_TIMEOUT, "--rdzv-conf", "keep_alive_interval=2"]
+        own = trials_in_memory.has_own_directories(trial)
         run = run_on_hosts(
-            self.command(example, options),
+            [*self.command(example, options), "--save-every", str(SAVED_EVERY * (not own))],
             folder,
-            own_directories=True,
+            own_directories=own,
             faults=trial.faults,
             strikes=trial.strikes,
             time_limit=TIME_LIMIT_ON_HOSTS,

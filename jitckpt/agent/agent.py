@@ -39,8 +39,8 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.elastic.utils.store import _barrier_nonblocking
 from torch.distributed.launcher import api as launcher
 
-from jitckpt.agent import object_copies
-from jitckpt.agent.memory_tier import MemoryTier, Wanted
+from jitckpt.agent import health, object_copies
+from jitckpt.agent.memory_tier import MemoryTier
 from jitckpt.agent.migration.leaving import Departure
 from jitckpt.agent.migration.move import Mover
 from jitckpt.agent.migration.store_relay import StoreRelay
@@ -58,10 +58,11 @@ from jitckpt.agent.supervisor import Reports, Supervisor
 from jitckpt.bindings.criu import Criu
 from jitckpt.console import say, show_size
 from jitckpt.decisions import quorum
+from jitckpt.decisions.memory_wanted import Wanted
 from jitckpt.decisions.recovery import SAME_ENDS, Outcome, brings_no_progress
 from jitckpt.decisions.step_tree import Place
 from jitckpt.decisions.suspects import VARIABLE, NoDeviceError, Suspects, without
-from jitckpt.errors import HostsError, HostsMissing, JitckptError, NotNeeded
+from jitckpt.errors import HostsError, HostsMissing, HostUnfit, JitckptError, NoProgress, NotNeeded
 from jitckpt.events import EventLog
 from jitckpt.faults import injection
 from jitckpt.faults.injection import FaultSpec
@@ -106,6 +107,8 @@ class Settings:
     exclude_suspect: bool
     exchange_broken: bool  # in transparent mode: devices that no new server cures, for others of this host
     criu: Criu | None  # by which the worker of such a rank is made anew, too
+    health_check: str | None  # a command that has to succeed here before each start
+    max_standby: int | None  # hosts beyond those that train; None: any number
     stands_by: bool  # takes no part until a host's devices are broken
     temporary: Path | None  # a folder of the launcher's that goes with it
     faults: tuple[FaultSpec, ...]
@@ -158,6 +161,7 @@ def _coordinated(settings: Settings, config: launcher.LaunchConfig) -> Iterator[
         fixed_place=settings.fixed_place,
         secret=settings.secret,
         silent_hosts_are_dead=settings.silent_hosts_are_dead,
+        max_standby=settings.max_standby,
     )
     rendezvous_handler_registry.register(config.rdzv_backend, lambda _: handler)
     try:
@@ -183,7 +187,12 @@ class Agent(LocalElasticAgent):
             self._lasting.newest_step = self._newest_saved
         elif config.max_nodes > 1:
             self._lasting = LastingRendezvous(
-                config, spec.rdzv_handler, settings.host_timeout, settings.fixed_place, settings.secret
+                config,
+                spec.rdzv_handler,
+                settings.host_timeout,
+                settings.fixed_place,
+                settings.secret,
+                max_standby=settings.max_standby,
             )
             spec.rdzv_handler = self._lasting
         else:
@@ -233,7 +242,7 @@ class Agent(LocalElasticAgent):
             if result.is_failed():
                 self._write_what_memory_has()
             return result
-        except SignalException:
+        except (SignalException, NoProgress):
             self._write_what_memory_has()
             raise
         finally:
@@ -288,6 +297,7 @@ class Agent(LocalElasticAgent):
     def _rendezvous(self, worker_group: Any) -> None:
         processes, self._processes = self._processes, None  # a signal ends the agent at once while it waits
         spec = worker_group.spec
+        self._check_health(worker_group, again=processes is not None)
         if processes is not None and self._config.max_nodes == 1 and spec.rdzv_handler.use_agent_store:
             return  # a host alone knows its ranks; they get a fresh store when they are started
         again = "Start the same command on all hosts again; the job goes on from its newest save."
@@ -317,6 +327,23 @@ class Agent(LocalElasticAgent):
         finally:
             if before is not None and self._hosts is not before:
                 before.close()
+
+    def _check_health(self, worker_group: Any, again: bool) -> None:
+        """Have no part in a start for which this host is not well.
+
+        Raises HostUnfit at a restart, which others may do without this host; else waits until it is well.
+        """
+        command = self._settings.health_check
+        if command is None:
+            return
+        if not again or self._config.max_nodes == 1:
+            health.wait_until_well(command, rendezvous.join_timeout(self._config))
+        elif why := health.why_unfit(command):
+            assert self._lasting is not None
+            self._lasting.decline(
+                worker_group.store, f"jitckpt/{self._meetings + 1}", worker_group.group_rank
+            )
+            raise HostUnfit(f"the job goes on without this host: {why}.")
 
     def _come_together(self, worker_group: Any) -> bool:
         """Meet the other hosts in torch's rendezvous; return whether none, nor its store, was lost there."""
@@ -379,6 +406,8 @@ class Agent(LocalElasticAgent):
         pasts = lasting.pasts(index)
         listener = connections.listen(spec.local_addr)
         self._worker_store = store_at(spec.local_addr) if index == 0 else None
+        memory = self._settings.memory
+        for_memory = connections.listen(memory.address) if memory is not None and memory.address else None
         own = Host(
             address=spec.local_addr,
             port=listener.getsockname()[1],
@@ -390,22 +419,30 @@ class Agent(LocalElasticAgent):
             has_store=lasting.has_store,
             pasts=pasts,
             agent=lasting.agent,
+            stuck=self._stuck(),
+            domains=() if memory is None else memory.domains,
+            memory=0 if self._memory is None else max(1, self._memory.limit >> 20),
+            memory_address="" if memory is None else memory.address,
+            memory_port=0 if for_memory is None else for_memory.getsockname()[1],
         )
         store, prefix = worker_group.store, f"jitckpt/{self._meetings}"
         place = (index, worker_group.group_world_size)
         exchange = partial(rendezvous.exchange, store, prefix, place, own, lasting.signature)
         try:
             met, secret = lasting.guarded(exchange)
+            self._check_progress(met)
             _check_quorum(met)
             lasting.agree(met, index, store, prefix)
         except BaseException:
             listener.close()
+            if for_memory is not None:
+                for_memory.close()
             raise
         # Who is new goes by what the others say: the same script uses the same directory.
         told = next((host.directory for host in met if host.directory), "")
         directory = Path(own.directory or told) if told else None
         timeout = self._settings.host_timeout
-        connected = Hosts(index, met, listener, secret, timeout)
+        connected = Hosts(index, met, listener, secret, timeout, memory_listener=for_memory)
         connected.answers[fetch.VISIT] = partial(fetch.serve, directory)
         if self._memory is not None:
             self._memory.answer_others(connected)
@@ -495,18 +532,29 @@ class Agent(LocalElasticAgent):
         if self._processes.supervisor.result() is Outcome.FAILED:
             self._remaining_restarts = 0
         self._ends.append(self._processes.supervisor.end)
-        # Of several hosts each sees another end; one that stayed away would keep the others waiting.
-        alone = self._hosts is None
-        if alone and self._remaining_restarts > 0 and brings_no_progress(self._ends):
+        # Several hosts tell each other as they meet: one that stayed away would keep the others waiting.
+        if self._hosts is None and self._remaining_restarts > 0 and (text := self._stuck()):
             self._remaining_restarts = 0
-            step, failure = self._ends[-1]
-            text = f"{SAME_ENDS} starts have come to step {step} and failed alike ({failure})"
             self._log.write("no_progress", text=text)
             if self._log.leading:
                 say(f"the job ends here, with no restart: {text}.")
         if self._remaining_restarts > 0:
             self._leave_out_devices(self._processes.broken_devices, worker_group.spec.local_world_size)
         return result
+
+    def _stuck(self) -> str:
+        """Return how the last starts have ended, if that was alike and without progress; else nothing."""
+        if not brings_no_progress(self._ends):
+            return ""
+        step, failure = self._ends[-1]
+        return f"{SAME_ENDS} starts have come to step {step} and failed alike ({failure})"
+
+    def _check_progress(self, met: Sequence[Host]) -> None:
+        """End the job on all hosts at once if one of them has seen it fail again and again."""
+        text = next((host.stuck for host in met if host.stuck), "")
+        if text:
+            self._log.write("no_progress", text=text)
+            raise NoProgress(f"The job ends here, with no restart: {text}.")
 
     def _who_stands_by(self) -> list[Standby]:
         # At a coordination service nobody stands by.
@@ -745,8 +793,6 @@ class WorkerProcesses(PContext):
         host = 0 if self._hosts is None else self._hosts.index
         self._progress = ProgressTeller({w.rank: w.ring_fd for w in workers}, self._log, host)
         self._progress.start()
-        if self._protection is not None:
-            self._protection.start()
         if self._copier is not None:
             self._copier.start()
         self._open = True
@@ -898,6 +944,8 @@ class WorkerProcesses(PContext):
 
     def _registered(self, worker: Worker, message: protocol.Registered) -> None:
         self._children.note_registered(worker.pid)
+        if self._protection is not None:
+            self._protection.hear_rank(worker.rank)
         self._saves_itself = message.saver == "callback"
         # Between two starts no rank has the lock.
         self._log.aside(partial(_hold, Path(message.checkpoint_dir), self._run, self._log))

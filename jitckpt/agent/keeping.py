@@ -23,27 +23,45 @@ _PROGRAM = "import sys; sys.path.append(sys.argv.pop(1)); from jitckpt.tiers.kee
 class KeptMemory:
     """A connection to the keeper. descriptors: by rank, what it has held for an agent before this one."""
 
-    def __init__(self, job: str, keep_seconds: float) -> None:
-        """job: what tells the job from others of this user on this host. Raises JitckptError or OSError."""
+    def __init__(self, job: str, keep_seconds: float, *, start: bool = True) -> None:
+        """job: what tells the job from others of this user on this host. start: it, if it is not there.
+
+        Raises JitckptError or OSError.
+        """
         self.descriptors: dict[int, int] = {}
+        self.is_there = False
         self._process: subprocess.Popen[bytes] | None = None
         key = xxhash.xxh3_128_hexdigest(job.encode())
-        for number in range(MOST_AGENTS):
-            name = f"\0jitckpt memory keeper {os.getuid()} {key} {number}"
-            if self._connect(name) or self._start(name, keep_seconds):
-                return
-        raise JitckptError(f"{MOST_AGENTS} agents of this job run on this host already.")
+        self._names = [
+            f"\0jitckpt memory keeper {os.getuid()} {key} {number}" for number in range(MOST_AGENTS)
+        ]
+        if start:
+            self.start(keep_seconds)
+        else:
+            self.is_there = any(map(self._connect, self._names))
+
+    def start(self, keep_seconds: float) -> None:
+        """See to it that there is one. Raises JitckptError or OSError."""
+        self.is_there = self.is_there or any(
+            self._connect(name) or self._start(name, keep_seconds) for name in self._names
+        )
+        if not self.is_there:
+            raise JitckptError(f"{MOST_AGENTS} agents of this job run on this host already.")
 
     def hold(self, rank: int, descriptor: int) -> None:
         """Have a memfd outlive this process. Raises OSError if the keeper has been killed."""
         keeper.send(self._socket, {"hold": rank}, descriptor)
 
     def drop(self, rank: int) -> None:
+        if not self.is_there:
+            return
         with suppress(OSError):
             keeper.send(self._socket, {"drop": rank})
 
     def close(self, *, end: bool) -> None:
         """Let go of it; end: nothing in it is needed any more."""
+        if not self.is_there:
+            return
         if end:
             with suppress(OSError):
                 keeper.send(self._socket, {"end": True})

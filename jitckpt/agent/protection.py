@@ -13,18 +13,22 @@ import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
-from jitckpt.agent.memory_tier import MemoryTier, holders_of
+from jitckpt.agent.memory_tier import MemoryTier, machines_of
+from jitckpt.agent.pacer import Pacer
 from jitckpt.console import say, show_size
+from jitckpt.decisions.holders import nearest, shared_domains
+from jitckpt.decisions.pace import PROFILED_EVERY, packed
 from jitckpt.decisions.sources import confirmed
-from jitckpt.errors import SaveError
+from jitckpt.errors import JitckptError, SaveError
 from jitckpt.events import EventLog
 from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.link import LinkError
 from jitckpt.tiers import host_memory
-from jitckpt.tiers.host_memory import OFF, READY, SAFE, SETTLED, SKIPPED
-from jitckpt.tiers.peers import PeerMemory
+from jitckpt.tiers.host_memory import BEGUN, OFF, READY, RULE, SAFE, SETTLED, SKIPPED, STEP_TIME
+from jitckpt.tiers.parity_peers import PeerParity
 
 LOOK_SECONDS = 0.002
 KEEPER_SECONDS = 1.0  # between two looks whether the keeper is there
@@ -37,12 +41,24 @@ ROOT = 0  # the host that counts
 
 @dataclass
 class _Rank:
-    """A rank of this host. sent: its steps that all holders have; begun: those that are on their way, too."""
+    """A rank of this host. sent: its steps that all holders have; begun: those that are on their way, too.
+
+    snapshot: the step of which one was begun last, and when. copied: how long it took to be in this host's
+    memory. size: its bytes.
+    """
 
     memory: int
     begun: set[int] = field(default_factory=set)
     sent: set[int] = field(default_factory=set)
     skipped: int = 0
+    snapshot: tuple[int, float] = (0, 0.0)
+    copied: float = 0.0
+    size: int = 0
+
+    @property
+    def step_seconds(self) -> float:
+        """What a step takes; 0 as long as it is not known."""
+        return host_memory.word(self.memory, STEP_TIME) / 1e6
 
 
 class Protection(threading.Thread):
@@ -56,11 +72,9 @@ class Protection(threading.Thread):
         self._tier, self._hosts, self._log = tier, hosts, log
         self._own = {rank: _Rank(memory) for rank, memory in memories.items()}
         self._ranks = list(memories) if hosts is None else [rank for one in hosts.all for rank in one.ranks]
-        self._placed = ((0,),) if hosts is None else holders_of(hosts, tier.wanted.copies)
         self._index = 0 if hosts is None else hosts.index
-        self._holders = [host for host in self._placed[self._index] if host != self._index]
+        self._place()
         self._kept: dict[int, list[int]] = {}  # at the root: of each rank the steps that all its holders have
-        self._keepers = {host: list(placed) for host, placed in enumerate(self._placed)}  # became
         self._told_keepers: dict[int, list[int]] = {}
         self.safe = 0
         self._settled = 0
@@ -73,11 +87,38 @@ class Protection(threading.Thread):
         self._stop_sending = os.eventfd(0, os.EFD_CLOEXEC)
         self._senders = ThreadPoolExecutor(max(1, len(memories)), "jitckpt-memory-send")
 
+    def _place(self) -> None:
+        placed = None if self._hosts is None else self._tier.placement(self._hosts)
+        self._placed = ((0,),) if placed is None else placed.holders
+        self._domains: list[str] = []
+        if self._hosts is not None and placed is not None and self._tier.parity is None:
+            self._domains = shared_domains(machines_of(self._hosts), placed)
+        self._holders = [host for host in self._placed[self._index] if host != self._index]
+        self._keepers = {host: list(by) for host, by in enumerate(self._placed)}  # became
+        self._pace = Pacer(self._tier.wanted.steps)
+        self._tier.pace.set_rate(inf)  # nothing is known of this start's steps yet
+
+    def hear_rank(self, rank: int) -> None:
+        """A rank of this host has begun: if the tier is wanted, look after it from now on."""
+        if self.is_alive() or self._stopping.is_set():
+            return
+        try:
+            if not self._tier.hear(rank):
+                return
+        except (JitckptError, OSError) as error:
+            self._end(f"the memory tier can't be used: {error}")
+            return
+        self._place()  # the script may have asked for another number of copies
+        self.start()
+
     def step_that_stays(self, lost: Collection[int]) -> int | None:
         """Return the step that is whole in memory without these hosts; None if there is none."""
         if not self.safe or self._off is not None:
             return None
-        alive = all(set(self._placed[host]) - set(lost) for host in lost)
+        if self._tier.parity is not None:
+            alive = self._tier.parity.survives(lost)
+        else:
+            alive = all(set(self._placed[host]) - set(lost) for host in lost)
         return self.safe if alive else None
 
     def run(self) -> None:
@@ -92,10 +133,14 @@ class Protection(threading.Thread):
         """See what the ranks have put into this host's memory."""
         for rank, own in self._own.items():
             if host_memory.word(own.memory, OFF):
-                self._tell({"off": rank})
+                if self._off is None:
+                    self._tell({"off": rank})
                 continue
             if not host_memory.word(own.memory, READY):
                 continue  # what is there may be of a start before this one
+            begun = host_memory.word(own.memory, BEGUN)
+            if begun != own.snapshot[0]:
+                own.snapshot = (begun, time.monotonic())
             skipped = host_memory.word(own.memory, SKIPPED)
             if skipped > own.skipped:
                 own.skipped = skipped
@@ -103,6 +148,8 @@ class Protection(threading.Thread):
             for slot, seal in host_memory.found(own.memory):
                 if seal.step not in own.begun:
                     own.begun = {seal.step, *sorted(own.begun)[-1:]}
+                    if seal.step == own.snapshot[0]:
+                        own.copied, own.size = time.monotonic() - own.snapshot[1], seal.size
                     self._senders.submit(self._send, rank, own, slot, seal.step)
 
     def stop(self) -> None:
@@ -120,16 +167,20 @@ class Protection(threading.Thread):
         """Take in what another host says, or this one. Raises ValueError for nonsense."""
         with self._lock:
             match said:
-                case {"kept": int(rank), "steps": list(steps), "by": list(keepers)} if rank in self._ranks:
+                case {"kept": int(rank), "steps": list(steps), "by": list(by), **more} if rank in self._ranks:
                     self._kept[rank] = [step for step in steps if isinstance(step, int)]
-                    self._keepers[host] = [one for one in keepers if isinstance(one, int)]
+                    self._keepers[host] = [one for one in by if isinstance(one, int)]
+                    match more:
+                        case {"took": [int(step), float(seconds)], "step_seconds": float(step_seconds)}:
+                            self._pace.measured(step, seconds, step_seconds)
                     self._count()
                 case {"skipped": int(step), "rank": int(rank)}:
                     self._warn(
                         f"the snapshot of step {step} was left out: the one before was not whole everywhere "
                         f"after {PATIENCE_SECONDS:g} s (rank {rank})"
                     )
-                    self._publish({"safe": self.safe, "settled": max(self._settled, step)})
+                    settled = max(self._settled, step)
+                    self._publish({"safe": self.safe, "settled": settled, **self._pace.doubled(settled)})
                 case {"off": int(rank)} if rank in self._ranks:
                     if self._off is None:
                         self._publish({"ends": rank})
@@ -137,7 +188,10 @@ class Protection(threading.Thread):
                     self._end(f"rank {rank} makes no snapshots any more")
                 case {"allow": int(rank)}:
                     self._tier.allow(rank)
-                case {"safe": int(safe), "settled": int(settled)}:
+                case {"safe": int(safe), "settled": int(settled), **more}:
+                    match more:
+                        case {"every": int(every), "since": int(since)} if (every, since) != self._pace.rule:
+                            self._change_pace(every, since, str(more.get("why", "")))
                     self._is_safe(safe, settled)
                 case unknown:
                     raise ValueError(f"{unknown!r:.200} of host {host}")
@@ -150,13 +204,23 @@ class Protection(threading.Thread):
             if not self._send_to(holder, rank, step):
                 return
         own.sent = {step, *sorted(own.sent - {step})[-1:]}
-        self._tell({"kept": rank, "steps": sorted(own.sent), "by": [self._index, *self._holders]})
+        said: dict[str, Any] = {
+            "kept": rank,
+            "steps": sorted(own.sent),
+            "by": [self._index, *self._holders],
+        }
+        if step == own.snapshot[0]:
+            said |= {"took": [step, time.monotonic() - own.snapshot[1]], "step_seconds": own.step_seconds}
+        self._tell(said)
 
     def _send_to(self, holder: int, rank: int, step: int) -> bool:
         """Return whether the rank's step is where it is to be, or nowhere else to be had."""
         assert self._hosts is not None
         problem = ""
         others = [host for host in range(len(self._hosts.all)) if host not in self._placed[self._index]]
+        others = nearest(machines_of(self._hosts), self._index, others)
+        if self._tier.parity is not None:
+            others = []  # a parity is of a place in its group
         for host in (holder, *others):
             if host != holder:
                 self._hosts.send(host, {"memory": {"allow": rank}})
@@ -175,7 +239,8 @@ class Protection(threading.Thread):
                     return True
         if self._stopping.is_set() or holder in self._hosts.lost:
             return False  # the job is about to start anew
-        self._warn(f"rank {rank}'s state is less protected, in its own host's memory alone: {problem}")
+        where = "" if self._tier.parity is not None else ", in its own host's memory alone"
+        self._warn(f"rank {rank}'s state is less protected{where}: {problem}")
         return True
 
     def _put(self, host: int, rank: int, step: int) -> None:
@@ -184,10 +249,36 @@ class Protection(threading.Thread):
         held = next((one for one in memory.has() if (one.rank, one.step) == (rank, step)), None)
         if held is None:
             raise SaveError(f"Step {step} of rank {rank} is in this host's memory no more, or damaged.")
-        peer = PeerMemory(self._hosts, host, PATIENCE_SECONDS, pace=self._tier.pace, stop=self._stop_sending)
-        peer.put(memory.shard(rank, step, held.timeline))
+        peer = PeerParity(self._hosts, host, PATIENCE_SECONDS, pace=self._tier.pace, stop=self._stop_sending)
+        if self._tier.parity is not None:
+            self._tier.parity.put(peer, host, rank, step, held.timeline)
+        else:
+            peer.put(memory.shard(rank, step, held.timeline))
+
+    def _change_pace(self, every: int, since: int, why: str) -> None:
+        """All ranks read of it before they read that a step is settled, and so before they come to that."""
+        self._pace.rule = every, since
+        for own in self._own.values():
+            host_memory.put_word(own.memory, RULE, packed(every, since))
+        if self._log.leading:
+            self._log.write("memory_every", steps=every, since=since, text=why)
+            say(f"memory tier: {why} (--memory-every auto).")
+
+    def _send_in_time(self) -> None:
+        """Send no faster than is needed: what is left of the network is the training's."""
+        known = [own for own in self._own.values() if own.step_seconds]
+        every = self._pace.rule[0]
+        if not known or not every:
+            return
+        between = every * min(own.step_seconds for own in known)
+        waited = max(host_memory.word(own.memory, host_memory.WAITED) for own in known) / 1e6
+        copies = 1 if self._tier.parity is not None else len(self._holders)
+        size = sum(own.size for own in known) * copies
+        self._tier.pace.set_rate(self._pace.rate(size, max(own.copied for own in known), between, waited))
 
     def _is_safe(self, safe: int, settled: int) -> None:
+        if safe > self.safe:
+            self._send_in_time()
         first = self.safe == 0 < safe
         self.safe, self._settled = max(self.safe, safe), max(self._settled, settled)
         if self._off is None:
@@ -207,6 +298,12 @@ class Protection(threading.Thread):
             self._tell_keepers()
             if first:
                 say(self._in_words(size))
+                if self._domains:
+                    shared = ", ".join(self._domains)
+                    self._warn(
+                        f"two copies of one state lie in {shared}, which may fail as a whole: with so many "
+                        "hosts and copies there is no other way (--failure-domains)"
+                    )
         if first and self._hosts is not None:
             self._tier.forget_strangers(self._hosts)
 
@@ -229,10 +326,14 @@ class Protection(threading.Thread):
         )
 
     def _in_words(self, size: int) -> str:
-        every = self._tier.wanted.every
-        steps = "every step" if every == 1 else f"every {every} steps"
+        every = self._pace.rule[0]
+        steps = f"every {every} steps" if every > 1 else "every step"
+        if not every:
+            steps = f"every {PROFILED_EVERY} steps until it is known how often it can be"
         where = "this host"
-        if self._hosts is not None:
+        if self._tier.parity is not None:
+            where = f"its host, with parity over {len(self._holders) + 1} hosts, of which one may be lost"
+        elif self._hosts is not None:
             where = f"its host and {len(self._holders)} other{'s' if len(self._holders) != 1 else ''}"
         return (
             f"memory tier: after {steps} the state of all {len(self._ranks)} ranks is kept in the memory of "
@@ -244,6 +345,8 @@ class Protection(threading.Thread):
         if self._off is None:
             self._off = reason
             self._warn(f"the memory tier protects this job no more: {reason}")
+            if self._tier.parity is not None:
+                self._tier.parity.parities.drop_all()
             for rank in self._ranks:
                 for held in self._tier.memory.has():
                     if held.rank == rank:
@@ -255,7 +358,7 @@ class Protection(threading.Thread):
         if self._index == ROOT and self._kept.keys() >= set(self._ranks):
             safe = confirmed(self._kept.values())
             if safe > self.safe:
-                self._publish({"safe": safe, "settled": max(self._settled, safe)})
+                self._publish({"safe": safe, "settled": max(self._settled, safe), **self._pace.planned(safe)})
 
     def _publish(self, said: Mapping[str, Any]) -> None:
         if self._index == ROOT:

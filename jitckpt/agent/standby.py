@@ -24,6 +24,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher import api as launcher
 
+from jitckpt.agent import health
 from jitckpt.agent.agent import Settings, WorkerProcesses
 from jitckpt.agent.migration.move import end_what_is_left, inherited_outputs, lifeline_of
 from jitckpt.agent.migration.store_relay import StoreRelay
@@ -100,6 +101,8 @@ def stand_by(
     before = {number: signal.signal(number, _end) for number in (signal.SIGTERM, signal.SIGINT)}
     children = Children(settings.save_deadline, settings.temporary)
     try:
+        if settings.health_check is not None:
+            health.wait_until_well(settings.health_check, rendezvous.join_timeout(config))
         with contextlib.ExitStack() as stack:
             taken, links = asyncio.run(_Waiting(settings, config, children, stack).wait())
             _go_on(settings, log, taken, links, children)

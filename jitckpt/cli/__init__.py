@@ -14,6 +14,7 @@ GROUPS = {
     "Run a training": {
         "run": "run a training as torchrun does, and save its state just in time when a rank fails",
         "exec": "run any command with softgpu or CUDA as its device, without the launcher",
+        "kubernetes": "print the manifests by which a training runs on a Kubernetes cluster",
         "lib": "print the library to preload where another launcher is used",
     },
     "Look at it": {
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         usage="jitckpt [--version] COMMAND ...",
         description="Fault tolerance for distributed PyTorch training.",
         epilog="\n\n".join(
-            f"{title}:\n" + "\n".join(f"  {name:10}{what}" for name, what in group.items())
+            f"{title}:\n" + "\n".join(f"  {name:12}{what}" for name, what in group.items())
             for title, group in GROUPS.items()
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -84,6 +84,8 @@ def _show_memory(*, in_json: bool, verify: bool) -> int:
         print(json.dumps([asdict(one) for one in found], indent=1))
     elif found:
         Console(soft_wrap=not sys.stdout.isatty()).print(memory_table(found))
+        for sentence in memory_inspection.in_words(found):
+            print(sentence)
     else:
         print("No memory tier of yours has anything on this host.")
     return 0 if any(not one.problem for one in found) else 1
@@ -96,8 +98,10 @@ def memory_table(found: Sequence[KeptShard]) -> Table:
     for one in found:
         age = f"{max(0.0, time() - one.time):.1f} s" if one.time else ""
         state = one.problem or ("whole everywhere" if one.safe else "whole here")
-        whom = "this host" if one.own else "another host"
+        whom = "this host" if one.own else "another host" if not one.parity_of else "its group"
         rank = f"{one.rank} of {one.world_size}" if one.world_size else ""
+        if one.parity_of:
+            rank = f"parity of {', '.join(map(str, one.parity_of))}"
         result.add_row(one.job[:8], rank, str(one.step), show_size(one.bytes), age, whom, state)
     return result
 

@@ -75,6 +75,7 @@ def main(arguments: list[str]) -> int:
                 f"{row.policy} cannot run here: {row.reason}", markup=False, highlight=False, soft_wrap=True
             )
     console.print(advice.text, markup=False, highlight=False, soft_wrap=True)
+    console.print(advice.command, markup=False, highlight=False, soft_wrap=True)
     if any(mode.triggers for mode in description.failures):
         console.print(
             "Failures that others trigger are counted one by one here, so a cascade that takes all copies of "

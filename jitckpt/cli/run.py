@@ -15,8 +15,10 @@ import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing import SignalException
@@ -25,21 +27,25 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
 from jitckpt.agent.agent import Settings, launch
-from jitckpt.agent.memory_tier import Wanted
 from jitckpt.agent.object_copies import WantedObjects
 from jitckpt.agent.standby import stand_by
 from jitckpt.bindings import criu, softgpu
 from jitckpt.bindings.criu import Criu, CriuError
 from jitckpt.cli.exec import DEFAULT_DEVICES, add_device_argument
 from jitckpt.cli.parser import Parser
-from jitckpt.clusters import slurm
+from jitckpt.clusters import kubernetes, slurm
 from jitckpt.console import said_aside, say
+from jitckpt.decisions import memory_wanted
+from jitckpt.decisions.check import InvalidInput
+from jitckpt.decisions.holders import domains_of, read_domains
 from jitckpt.decisions.limits import Limits, conflicts
+from jitckpt.decisions.memory_wanted import Wanted
+from jitckpt.decisions.redundancy import groups
 from jitckpt.decisions.suspects import visible_devices
 from jitckpt.device import LIBRARY_DIR, check_libraries, choose_device, device_environment
 from jitckpt.doctor import moved_process
 from jitckpt.encoding.staging import DEFAULT_BYTES
-from jitckpt.errors import HostsError, HostsMissing, NotNeeded, SaveError
+from jitckpt.errors import HostsError, HostsMissing, HostUnfit, NoProgress, NotNeeded, SaveError
 from jitckpt.events import Event, EventLog
 from jitckpt.faults.injection import (
     DEVICE_KINDS,
@@ -50,12 +56,14 @@ from jitckpt.faults.injection import (
     parse_fault,
 )
 from jitckpt.hosts.etcd import Etcd, endpoints_of
-from jitckpt.hosts.rendezvous import own_address
+from jitckpt.hosts.interfaces import address_of
+from jitckpt.hosts.rendezvous import own_address, wait_for_name
 from jitckpt.hosts.stores import has_calls_out
 from jitckpt.objects.bucket import parse
 from jitckpt.reports.timeline import in_words
 from jitckpt.saves.start_record import note_finished
 from jitckpt.system.launcher_folder import launcher_folder
+from jitckpt.system.nameless_user import give_name
 from jitckpt.web.beside import parse_address, served, traced
 from jitckpt.wire import environment
 from jitckpt.wire.exit_statuses import HOSTS_MISSING, NO_PROGRESS, SAVED
@@ -71,6 +79,7 @@ DEFAULT_HANG_TIMEOUT = 60.0
 DEFAULT_VALIDATE_EVERY = 1000
 HANG_FLOOR = 5.0
 LEAST_SECRET, MOST_SECRET = 16, 1 << 16  # bytes
+MOST_MEBIBYTES = 1 << 24
 NO_MASTER = "127.0.0.1"  # where --master-addr is not given
 NO_HOSTS, NO_RANKS = "1:1", "1"  # where --nnodes, --nproc-per-node are not given
 NO_ID = "none"  # where --rdzv-id is not given
@@ -93,8 +102,15 @@ record(run_script_path)(*sys.argv[1:])
 
 def main(arguments: list[str]) -> int:
     """Run the job; return torchrun's exit status, or 2 where nothing was started. Raises DeviceError."""
+    before = dict(os.environ)
     with said_aside():
-        status = _run(arguments)
+        try:
+            status = _run(arguments)
+        except HostUnfit:
+            status = None
+    if status is None:  # as a new host, which is taken when its check passes
+        sys.stdout.flush()
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], before)
     return _ended(status)
 
 
@@ -109,8 +125,9 @@ def _ended(status: int) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    parser = _parser()
+    parser = run_parser()
     args = parser.parse_args(arguments)
+    give_name()
     kind = choose_device(args.device, os.environ)
     transparent = args.mode == "transparent"
     check_libraries(kind, LIBRARY_DIR, proxy=transparent, relay=args.broken_device == "move")
@@ -173,6 +190,8 @@ def _run(arguments: list[str]) -> int:
             exclude_suspect=args.exclude_suspect,
             exchange_broken=args.broken_device != "restart",
             criu=_criu() if args.broken_device == "move" else None,
+            health_check=args.health_check,
+            max_standby=args.max_standby,
             stands_by=args.standby,
             temporary=temporary,
             memory=_memory(args),
@@ -221,7 +240,13 @@ def _launch(
         return NO_PROGRESS if any(event["event"] == "no_progress" for event in log.events) else 1
     except HostsError as error:
         say(str(error))
+        if isinstance(error, NoProgress):
+            return NO_PROGRESS
         return HOSTS_MISSING if isinstance(error, HostsMissing) else 1
+    except HostUnfit as error:
+        outcome = "goes on without this host"
+        say(str(error))
+        raise
     except NotNeeded as error:
         outcome = "ended without this host"
         say(str(error))
@@ -292,6 +317,7 @@ def _fault_folder(needed: bool) -> Iterator[dict[str, str]]:
 def _check(args: argparse.Namespace, kind: str) -> None:
     """Refuse, by ValueError, what torch would find out too late; fill in what depends on the device."""
     _check_hosts(args)
+    args.own_domains = _own_domains(args)
     _check_modes(args)
     if args.state_on_device and args.mode != "transparent":
         raise ValueError("--state-on-device: only --mode transparent keeps copies of the device's memory")
@@ -314,15 +340,25 @@ def _check(args: argparse.Namespace, kind: str) -> None:
 
 def _check_modes(args: argparse.Namespace) -> None:
     """Refuse what is for another mode of protection."""
-    if args.memory_tier is not None and args.mode == "transparent":
+    if args.memory_tier not in (None, Wanted(memory_wanted.OFF)) and args.mode == "transparent":
         raise ValueError(
             "--memory-tier: in transparent mode the device proxies' servers have the state in host memory "
             "already, and no other host has; without --mode transparent the memory tier protects it"
         )
+    for name in ("every", "limit", "keep"):
+        if getattr(args, f"memory_{name}") is not None and args.memory_tier is None:
+            raise ValueError(
+                f"--memory-{name} goes with --memory-tier; where the script asks for the tier, it says "
+                f"this, too: jitckpt.init(memory={{'tier': 'auto', '{name}': ...}})"
+            )
     if args.objects is not None and args.checkpoint_dir is None:
         raise ValueError("--objects needs --checkpoint-dir, which is what it copies")
-    if args.memory_every < 1:
-        raise ValueError("--memory-every must be at least 1")
+    if args.memory_tier is not None and args.memory_tier.mode == memory_wanted.PARITY:
+        most = 1 if args.standalone else torchrun.parse_min_max_nnodes(args.nnodes)[1]
+        try:
+            groups(most, args.memory_tier.copies)
+        except InvalidInput as error:
+            raise ValueError(f"--memory-tier parity: {error}") from error
     if args.broken_device != "restart" and args.mode != "transparent":
         raise ValueError(
             f"--broken-device {args.broken_device}: only --mode transparent goes on without a restart"
@@ -341,6 +377,20 @@ def _check_modes(args: argparse.Namespace) -> None:
             "--standby needs --secret-file FILE, the same on all hosts: without it whoever reaches the "
             "rendezvous' store could have processes of his own made here"
         )
+
+
+def _own_domains(args: argparse.Namespace) -> tuple[str, ...]:
+    """Return the failure domains that this host is in. Raises ValueError."""
+    name = socket.gethostname()
+    if args.failure_domains is None:
+        return (name,)
+    if not args.failure_domains:
+        return ()
+    names = list(dict.fromkeys(filter(None, (name, name.partition(".")[0], args.local_addr))))
+    try:
+        return domains_of(args.failure_domains, names)
+    except InvalidInput as error:
+        raise ValueError(f"--failure-domains: {error}") from error
 
 
 def _check_hosts(args: argparse.Namespace) -> None:
@@ -366,7 +416,10 @@ def _check_hosts(args: argparse.Namespace) -> None:
             "--master-addr HOST and --node-rank"
         )
     if args.local_addr is None:
-        args.local_addr = own_address(parse_rendezvous_endpoint(args.rdzv_endpoint, 0)[0])
+        name = parse_rendezvous_endpoint(args.rdzv_endpoint, 0)[0]
+        if kubernetes.in_pod(os.environ):
+            wait_for_name(name)
+        args.local_addr = own_address(name)
 
 
 def _make_slurm(args: argparse.Namespace) -> None:
@@ -478,13 +531,23 @@ class RunParser(Parser):
     def __init__(self, ours: argparse.ArgumentParser, theirs: argparse.ArgumentParser) -> None:
         super().__init__(prog="jitckpt run", parents=[theirs, ours], add_help=False)
         self._shown = (ours, theirs)
+        self._ours = set(map(id, ours._actions))
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """Return which options an abbreviation may mean.
+
+        The script's own arguments are looked at, too, and must not be refused for what ours are called.
+        """
+        found: list[Any] = super()._get_option_tuples(option_string)
+        return found if len(found) < 2 else [one for one in found if id(one[0]) not in self._ours]
 
     def format_help(self) -> str:
         """Return the help of both, one after the other."""
         return "\n".join(parser.format_help() for parser in self._shown)
 
 
-def _parser() -> argparse.ArgumentParser:
+def run_parser() -> argparse.ArgumentParser:
+    """Return the parser of all options, torchrun's and ours."""
     theirs = torchrun.get_args_parser()
     theirs.usage = argparse.SUPPRESS
     theirs.description = "torchrun's options, which mean the same here:"
@@ -578,6 +641,18 @@ def _parser() -> argparse.ArgumentParser:
         "the others through that store)",
     )
     ours.add_argument(
+        "--max-standby",
+        type=_steps,
+        metavar="N",
+        help="of the hosts beyond --nnodes so many stand by; a further one ends with status 0 (default: all)",
+    )
+    ours.add_argument(
+        "--health-check",
+        metavar="COMMAND",
+        help="run by this host's shell before each start of the ranks; where it does not end with 0 in 120 s "
+        "the host is not taken, until it does",
+    )
+    ours.add_argument(
         "--slurm",
         action="store_true",
         help="in a step of a Slurm job, with one task on each node: hosts, their order and where they meet "
@@ -595,17 +670,19 @@ def _parser() -> argparse.ArgumentParser:
         "--memory-tier",
         type=_memory_tier,
         default=None,
-        metavar="auto|off|peer[=M]",
+        metavar="auto|off|peer[=M]|parity[=D]",
         help="keep each rank's whole state in host memory, too, for jobs without replicas. peer: with M "
         "copies (default 2), its own host's and those on other hosts; auto: the same, only where some rank's "
-        "state has no replica on another host (default off)",
+        "state has no replica on another host; parity: once, with XOR parity over groups of D hosts (default "
+        "4), of which one may be lost at a time (default off)",
     )
     ours.add_argument(
         "--memory-every",
-        type=_steps,
-        default=1,
-        metavar="STEPS",
-        help="a snapshot for the memory tier after every so many steps (default 1)",
+        type=_memory_every,
+        metavar="STEPS|auto",
+        help="a snapshot for the memory tier after every so many steps; auto: as often as one is whole "
+        "everywhere before the next begins, which is measured (default: auto with --memory-tier auto, else "
+        "1)",
     )
     ours.add_argument(
         "--memory-limit",
@@ -616,10 +693,25 @@ def _parser() -> argparse.ArgumentParser:
     ours.add_argument(
         "--memory-keep",
         type=_seconds,
-        default=60.0,
         metavar="SECONDS",
         help="how long the memory tier's memory stays when the agent was killed, for the same command to "
         "go on from (default 60)",
+    )
+    ours.add_argument(
+        "--memory-interface",
+        type=_interface,
+        metavar="NAME|ADDRESS",
+        help="the network interface of this host over which others send what its memory is to keep (default: "
+        "the one that the agents talk over)",
+    )
+    ours.add_argument(
+        "--failure-domains",
+        type=_domains,
+        default={},
+        metavar="FILE|hostname",
+        help="no two copies of a state go where one failure could take both, if there is another way. FILE: "
+        "a line for each host, its name and the racks, switches ... that it is in; hostname: hosts of one "
+        "name are one machine",
     )
     ours.add_argument(
         "--objects",
@@ -746,24 +838,52 @@ def _steps(text: str) -> int:
     return int(text)
 
 
-def _memory_tier(text: str) -> tuple[str, int] | None:
-    mode, _, copies = text.partition("=")
-    if text == "off":
-        return None
-    if mode == "auto" and not copies:
-        return mode, 2
-    if mode == "peer" and (not copies or (copies.isascii() and copies.isdigit() and 1 <= int(copies) <= 16)):
-        return mode, int(copies or 2)
-    raise argparse.ArgumentTypeError(f"{text!r} is none of auto, off, peer and peer=M, with M from 1 to 16")
+def _memory_tier(text: str) -> Wanted:
+    try:
+        return memory_wanted.tier(text)
+    except InvalidInput as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _memory_every(text: str) -> int:
+    try:
+        return memory_wanted.steps(text)
+    except InvalidInput as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _memory(args: argparse.Namespace) -> Wanted | None:
-    """Return what is wanted of the memory tier, if it is."""
-    if args.memory_tier is None:
+    """Return what is wanted of the memory tier, or that the script may say it; None if it is off."""
+    wanted = args.memory_tier or Wanted(memory_wanted.BY_SCRIPT)
+    if wanted.mode == memory_wanted.OFF or args.mode == "transparent":
         return None
-    mode, copies = args.memory_tier
-    limit = None if args.memory_limit is None else args.memory_limit << 20
-    return Wanted(mode, copies, args.memory_every, limit, args.memory_keep)
+    return replace(
+        wanted,
+        every=args.memory_every,
+        limit=None if args.memory_limit is None else args.memory_limit << 20,
+        keep=wanted.keep if args.memory_keep is None else args.memory_keep,
+        domains=args.own_domains,
+        address=args.memory_interface or "",
+    )
+
+
+def _interface(text: str) -> str:
+    try:
+        return address_of(text)
+    except HostsError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _domains(text: str) -> dict[str, tuple[str, ...]] | None:
+    """Return the failure domains of all hosts, as a file tells them; None if each is one by its name."""
+    if text == "hostname":
+        return None
+    try:
+        return read_domains(Path(text).read_text())
+    except (OSError, UnicodeError) as error:
+        raise argparse.ArgumentTypeError(f"{text} can't be read: {error}") from error
+    except InvalidInput as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error}") from error
 
 
 def _objects(text: str) -> str:
@@ -785,7 +905,10 @@ def _secret(text: str) -> bytes:
         raise argparse.ArgumentTypeError(
             f"{text} has {len(secret)} bytes; a secret needs {LEAST_SECRET}: `openssl rand -hex 32`"
         )
-    if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+    others = stat.S_IRWXG | stat.S_IRWXO
+    if found.st_uid == 0 != os.geteuid() and found.st_gid in (os.getegid(), *os.getgroups()):
+        others &= ~stat.S_IRGRP  # root has let this group read it: a pod gets its Secret so
+    if found.st_mode & others:
         raise argparse.ArgumentTypeError(f"others can read or change {text}: `chmod 600 {text}`")
     if found.st_uid not in (0, os.geteuid()):
         raise argparse.ArgumentTypeError(f"{text} belongs to another user, who can read it; make your own")
@@ -808,8 +931,8 @@ def _coordination(text: str) -> str:
 
 
 def _mebibytes(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 1 << 16):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of MiB from 1 to 65536")
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MOST_MEBIBYTES):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of MiB from 1 to {MOST_MEBIBYTES}")
     return int(text)
 
 

@@ -1,1 +1,1 @@
-"""What the machinery of clusters says of a job: where it runs, and as which part of it."""
+"""What the machinery of clusters says of a job, and is told of it: where it runs, and as which part of it."""

@@ -57,6 +57,12 @@ def next_start(
     return Start(number + 1, placed, step)
 
 
+def stands_by(members: Mapping[str, Member], last: Start, agent: str) -> int | None:
+    """Return which of those that stand by this agent is, from 0, the oldest first; None if it is none."""
+    waiting = sorted(members.keys() - set(last.agents), key=lambda other: (members[other].since, other))
+    return waiting.index(agent) if agent in waiting else None
+
+
 def _placed(ready: Mapping[str, Member], before: Sequence[str], hosts: int) -> tuple[str, ...] | None:
     """Give each place to who had it, else to who wishes it, else to who wishes none.
 

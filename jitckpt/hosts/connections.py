@@ -47,6 +47,11 @@ class Host:
     has_store: bool = False  # the rendezvous' store is on this host
     pasts: tuple[Past, ...] = ()  # what is known here of the starts before this one
     agent: str = ""  # by which it is known as the same in all meetings
+    stuck: str = ""  # how the last starts have ended, if that was alike and without progress
+    domains: tuple[str, ...] = ()  # that may fail as a whole: one of each kind
+    memory: int = 0  # MiB that the memory tier may take; 0: there is none
+    memory_address: str = ""  # where it is visited for that, if not at `address`
+    memory_port: int = 0
 
 
 @dataclass(frozen=True)
@@ -82,17 +87,20 @@ class Hosts:
         silence: float,
         *,
         takes_place: bool = False,
+        memory_listener: socket.socket | None = None,
     ) -> None:
         """listener: a listening socket, this object's from now on. silence: seconds until a machine that
         does not answer is lost; an agent has PATIENCE times as long. takes_place: this host comes in the
-        place of another, which has told all others (`hand_over`), so it calls them all.
+        place of another, which has told all others (`hand_over`), so it calls them all. memory_listener: a
+        second one, at `memory_address`.
         """
         self._takes_place = takes_place
         self.index, self.all = index, tuple(hosts)
         self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # readable when something is to be taken
         # Who looks after an agent that visits, by what it wants, until that returns or raises LinkError.
         self.answers: dict[str, Visit] = {}
-        self._listener, self._secret, self._silence = listener, secret, silence
+        self._listeners = [one for one in (listener, memory_listener) if one is not None]
+        self._secret, self._silence = secret, silence
         self._patience = PATIENCE * silence
         self._numbers = itertools.count()
         self._beats_missed: dict[int, int] = {}
@@ -188,7 +196,8 @@ class Hosts:
             self._in_loop(self._closing.set)
             self._thread.join()
         else:
-            self._listener.close()
+            for listener in self._listeners:
+                listener.close()
         os.close(self.wake)
 
     def _in_loop(self, call: Any, *arguments: Any) -> None:
@@ -202,7 +211,7 @@ class Hosts:
             self._loop.close()
 
     async def _talk(self) -> None:
-        server = await asyncio.start_server(self._called, sock=self._listener)
+        servers = [await asyncio.start_server(self._called, sock=one) for one in self._listeners]
         called = self._connected if self._takes_place else range(self.index)
         callers = [asyncio.create_task(self._call(host)) for host in called]
         if not self._takes_place:
@@ -211,7 +220,8 @@ class Hosts:
             ]
         heart = asyncio.create_task(self._beat())
         await self._closing.wait()
-        server.close()
+        for server in servers:
+            server.close()
         for task in (heart, *callers):
             task.cancel()
         for writer in self._writers.values():
@@ -244,7 +254,7 @@ class Hosts:
         Whether its agent is busy or not, the machine answers, or says that nobody listens there any more.
         """
         try:
-            reader, writer = await self._reach(host)
+            reader, writer = await self._reach((self.all[host].address, self.all[host].port))
         except LinkError as error:
             self._lose(host, _clause(str(error)))
             return
@@ -256,7 +266,7 @@ class Hosts:
         there = self.all[host]
         while host not in self._writers and host not in self._lost:
             try:
-                _, writer = await self._open(host)
+                _, writer = await self._open((there.address, there.port))
                 writer.close()
             except OSError as error:
                 if host not in self._writers:  # which it may be by now
@@ -267,31 +277,37 @@ class Hosts:
 
     @contextlib.asynccontextmanager
     async def visit(
-        self, host: int, what: str
+        self, host: int, what: str, *, for_memory: bool = False
     ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        """Connect to a host for once, in any event loop; its `answers` look after it. Raises LinkError."""
-        reader, writer = await self._reach(host)
+        """Connect to a host for once, in any event loop; its `answers` look after it. Raises LinkError.
+
+        for_memory: where it wants to be visited for its memory.
+        """
+        there = self.all[host]
+        place = (there.address, there.port)
+        if for_memory and there.memory_address:
+            place = (there.memory_address, there.memory_port)
+        reader, writer = await self._reach(place)
         try:
             writer.write(link.encode({"visit": what}))
             yield reader, writer
         finally:
             writer.close()
 
-    async def _reach(self, host: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _reach(self, place: tuple[str, int]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Connect to an agent and prove to belong there; more than once where strangers crowd it out."""
         for pause in CROWD_PAUSES:
             try:
-                return await self._reach_once(host)
+                return await self._reach_once(place)
             except LinkError as error:
                 if not isinstance(error.__cause__, LinkError):  # nobody listens there
                     raise
             await asyncio.sleep(pause)
-        return await self._reach_once(host)
+        return await self._reach_once(place)
 
-    async def _reach_once(self, host: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        there = self.all[host]
+    async def _reach_once(self, place: tuple[str, int]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         try:
-            reader, writer = await self._open(host)
+            reader, writer = await self._open(place)
             try:
                 async with asyncio.timeout(self._patience):
                     await link.introduce(reader, writer, self._secret)
@@ -299,22 +315,19 @@ class Hosts:
                 writer.close()
                 raise
         except (LinkError, OSError) as error:  # TimeoutError is an OSError
-            raise LinkError(
-                f"{there.address} port {there.port} can't be reached: {self._said(error)}"
-            ) from error
+            raise LinkError(f"{place[0]} port {place[1]} can't be reached: {self._said(error)}") from error
         return reader, writer
 
-    async def _open(self, host: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _open(self, place: tuple[str, int]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Connect to the machine. Raises OSError if it refuses, or is silent twice.
 
         Once may be the fault of this agent, if it was held up.
         """
-        there = self.all[host]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._silence):
-                return await asyncio.open_connection(there.address, there.port)
+                return await asyncio.open_connection(*place)
         async with asyncio.timeout(self._silence):
-            return await asyncio.open_connection(there.address, there.port)
+            return await asyncio.open_connection(*place)
 
     def _said(self, error: Exception) -> str:
         return str(error) or f"it does not answer within {self._silence:g} s"

@@ -26,7 +26,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from jitckpt.console import say
-from jitckpt.decisions.meeting import Member, Start, next_start
+from jitckpt.decisions.meeting import Member, Start, next_start, stands_by
 from jitckpt.decisions.quorum import Past
 from jitckpt.errors import HostsError, NotNeeded
 from jitckpt.hosts.connections import Host, Hosts
@@ -34,7 +34,7 @@ from jitckpt.hosts.coordination import Coordination, CoordinationError, Found, L
 from jitckpt.hosts.job_store import JobStore
 from jitckpt.hosts.rendezvous import SAME, agree
 from jitckpt.hosts.signed import ForeignError, Signature
-from jitckpt.hosts.stores import NOT_NEEDED, Apart, StoreGone
+from jitckpt.hosts.stores import NOT_NEEDED, Apart, StoreGone, too_many
 
 LEAST_LEASE = 2.0  # seconds
 KEPT = 3  # how often within its time a lease is kept alive
@@ -61,6 +61,7 @@ class CoordinatedRendezvous(RendezvousHandler):
         fixed_place: int | None = None,
         secret: bytes | None = None,
         silent_hosts_are_dead: bool = False,
+        max_standby: int | None = None,
     ) -> None:
         """timeout: seconds for the hosts to come together. silence: seconds after which one is lost."""
         self.agent = secrets.token_hex(8)
@@ -76,7 +77,7 @@ class CoordinatedRendezvous(RendezvousHandler):
         self._fence = 0  # its revision
         self._lost: frozenset[str] = frozenset()  # agents of the last start that are seen no more here
         self._joined = 0  # the revision at which this agent came
-        self._stands_by = False
+        self._stands_by, self._max_standby = False, max_standby
         self._lease = 0
         self._lock = threading.Lock()  # of the lease
         self._closing = threading.Event()
@@ -98,6 +99,11 @@ class CoordinatedRendezvous(RendezvousHandler):
             raise HostsError(f"Others than the agents of start {self._start.number} have met. {SAME}")
         text = f"{self._start.number} {self._fence}"
         self.guarded(lambda: agree(store, prefix, (index, len(hosts)), text, self.signature))
+
+    def decline(self, store: Any, prefix: str, index: int) -> None:
+        """Be no member any more; nobody waits for one that is none."""
+        del store, prefix, index
+        self.leave()
 
     def begin(self, met: Hosts, silent_are_dead: bool) -> None:
         """Begin the start. Raises Apart if its hosts do not reach each other."""
@@ -159,7 +165,7 @@ class CoordinatedRendezvous(RendezvousHandler):
 
     def shutdown(self) -> bool:
         """The job has ended: tell those that stand by. Returns whether it could be told, by right."""
-        if self._start is None:
+        if self._start is None or self._closing.is_set():  # the job goes on without this agent
             return False
         number = self._start.number
         closed = self._write("closed", number) | self._write("over", number)
@@ -226,6 +232,11 @@ class CoordinatedRendezvous(RendezvousHandler):
                 puts = self._write("start", told) | {self._key("root"): None}
                 self._service.put_if(puts, {self._key(key): rev for key, rev in looked.items()})
                 return None, ""
+        if last is not None and not is_over and self._max_standby is not None:
+            number = stands_by(members, last, self.agent)
+            if number is not None and number >= self._max_standby:
+                self.leave()
+                raise NotNeeded(too_many(self._max_standby))
         why = ""
         if last is not None and not is_over and not any(agent in members for agent in last.agents):
             why = (

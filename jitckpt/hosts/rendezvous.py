@@ -3,12 +3,15 @@
 import contextlib
 import secrets
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from torch.distributed import DistError
 from torch.distributed.launcher.api import LaunchConfig
 
+from jitckpt.console import say
 from jitckpt.decisions.quorum import Past
 from jitckpt.errors import HostsError
 from jitckpt.hosts.connections import Host
@@ -17,6 +20,7 @@ from jitckpt.hosts.signed import ForeignError, Signature, Store
 DEFAULT_PORT = 29400  # as torch has it
 DEFAULT_TIMEOUT = 600.0
 ANSWER_SECONDS = 3.0
+NAME_SECONDS = 1.0  # between two looks for a name
 MOST_HOSTS = 1 << 16
 SAME = "All hosts need the same --secret-file, or none, and the same version of jitckpt."
 
@@ -40,6 +44,11 @@ def exchange(
     return hosts, signature.secret or store.get(f"{prefix}/secret")
 
 
+def decline(store: Store, prefix: str, index: int, signature: Signature) -> None:
+    """Tell those that wait in an exchange for this host that it does not come."""
+    signature.put(store, f"{prefix}/host/{index}", None)
+
+
 def agree(store: Store, prefix: str, place: tuple[int, int], start: str, signature: Signature) -> None:
     """Wait until all hosts of an exchange know the same start, and go on.
 
@@ -58,7 +67,10 @@ def agree(store: Store, prefix: str, place: tuple[int, int], start: str, signatu
 
 def _told_by(number: int, store: Store, key: str, signature: Signature) -> Host:
     try:
-        return _host(signature.take(store, key))
+        told = signature.take(store, key)
+        if told is None:
+            raise DistError(f"host {number} has no part in this start")
+        return _host(told)
     except (ForeignError, KeyError, TypeError, ValueError) as error:
         raise HostsError(
             f"What host {number} tells of itself makes no sense ({error!r:.200}). {SAME}"
@@ -86,6 +98,11 @@ def _host(told: Mapping[str, Any]) -> Host:
         _of(bool, told["has_store"]),
         tuple(map(past_of, told["pasts"])),
         _of(str, told["agent"]),
+        _of(str, told["stuck"]),
+        tuple(_of(str, domain) for domain in told["domains"]),
+        _of(int, told["memory"]),
+        _of(str, told["memory_address"]),
+        _of(int, told["memory_port"]),
     )
 
 
@@ -138,6 +155,22 @@ def answers(host: str, port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def wait_for_name(name: str, seconds: float = DEFAULT_TIMEOUT) -> None:
+    """Wait until the name means an address; a pod's does only once the pod is there. Raises OSError."""
+    end, said = time.monotonic() + seconds, False
+    while True:
+        try:
+            socket.getaddrinfo(name, None)
+            return
+        except socket.gaierror:
+            if time.monotonic() >= end:
+                raise
+        if not said:
+            say(f"nobody is called {name} yet; this host waits for the pod of that name.")
+            said = True
+        time.sleep(NAME_SECONDS)
 
 
 def own_address(towards: str) -> str:

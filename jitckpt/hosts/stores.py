@@ -24,7 +24,7 @@ from functools import partial
 from hashlib import sha256
 from typing import Any, TypeVar
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
     RendezvousGracefulExitError,
@@ -47,6 +47,7 @@ from jitckpt.hosts.rendezvous import (
     SAME,
     agree,
     answers,
+    decline,
     is_own_address,
     join_timeout,
     past_of,
@@ -68,6 +69,11 @@ HEARTBEATS_NAME = "RendezvousKeepAliveTimer"  # torch's, with a number
 NOT_NEEDED = "The job has ended; this host stood by and was not needed."
 
 Value = TypeVar("Value")
+
+
+def too_many(most: int) -> str:
+    """Return why a host that would stand by is sent away."""
+    return f"This host is not needed: as many stand by as are to (--max-standby {most})."
 
 
 class StoreGone(JitckptError):
@@ -148,6 +154,8 @@ class LastingRendezvous(RendezvousHandler):
         patience: float,
         fixed_place: int | None = None,
         secret: bytes | None = None,
+        *,
+        max_standby: int | None = None,
     ) -> None:
         """inner: torch's handler with the store at the endpoint. patience: seconds for a store's answer.
 
@@ -172,7 +180,7 @@ class LastingRendezvous(RendezvousHandler):
         self._heard: Past | None = None  # the newest that a store has told of
         self._client: Any = None
         self._left = False
-        self._stands_by = False
+        self._stands_by, self._max_standby = False, max_standby
         self._closing = threading.Event()
 
     # What an agent tells the others, and hears.
@@ -207,6 +215,12 @@ class LastingRendezvous(RendezvousHandler):
         # For those that stand by. Each host writes it before its ranks start, so where new hosts meet while
         # some of these may run, the new ones know.
         self.guarded(lambda: self._tell_store(start, _reserves(hosts)))
+
+    def decline(self, store: Store, prefix: str, index: int) -> None:
+        """Leave, and tell those that would wait for this host when they meet again."""
+        with suppress(DistError, StoreGone):  # without the store they go the long way by themselves
+            self.guarded(lambda: decline(store, prefix, index, self.signature))
+        self._leave()
 
     def begin(self, met: Hosts, silent_are_dead: bool) -> None:
         """Begin the start that was agreed on, with its hosts connected.
@@ -331,6 +345,11 @@ class LastingRendezvous(RendezvousHandler):
         if notes.start is not None and not self._stands_by and self._is_redundant():
             self._stands_by = True
             say("this host stands by: it takes the place of one that is lost.")
+        if self._stands_by and self._max_standby is not None:
+            waiting = sorted(self.inner._state_holder.state.redundancy_list)
+            if self.inner._this_node in waiting[self._max_standby :]:
+                self._leave()
+                raise NotNeeded(too_many(self._max_standby))
         self._reserves, self._heard = notes.reserves or self._reserves, notes.start or self._heard
         if notes.moved is not None and notes.moved != self._place:
             self._moved = notes.moved

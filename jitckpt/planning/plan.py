@@ -9,6 +9,7 @@ from jitckpt.decisions.sizes import show_bytes
 from jitckpt.planning import exact
 from jitckpt.planning.cluster import Description, FailureMode
 from jitckpt.planning.cost import money_per_month
+from jitckpt.planning.options import command, why_not
 from jitckpt.planning.policies import Files, Policy, Tier, lost_by, parse_policy
 from jitckpt.planning.units import DAY_SECONDS, show_seconds
 
@@ -205,20 +206,39 @@ def compare(description: Description, policies: Sequence[str] = USUAL_POLICIES) 
 
 @dataclass(frozen=True)
 class Recommendation:
+    """command: what to start the job with."""
+
     policy: str
     text: str
+    command: str
 
 
 def recommend(description: Description, rows: Sequence[Analysis | Refused]) -> Recommendation:
-    """The policy to run and why, in words. Rows come from the simplest to the most elaborate."""
-    runnable = [row for row in rows if isinstance(row, Analysis)]
-    if not runnable:
+    """The policy to run and why, in words. Rows come from the simplest to the most elaborate.
+
+    Only what `jitckpt run` can do is recommended; what else would be clearly better is named.
+    """
+    possible = [row for row in rows if isinstance(row, Analysis)]
+    if not possible:
         raise InvalidInput("none of the policies can run on this cluster; the table says why")
+    runnable = [row for row in possible if not why_not(row.policy)]
+    if not runnable:
+        reasons = "; ".join(f"{row.policy.text}: {why_not(row.policy)}" for row in possible)
+        raise InvalidInput(f"`jitckpt run` can do none of these policies ({reasons})")
     best = runnable[0]
     for row in runnable[1:]:
         if row.wasted_share < CLEARLY_BETTER * best.wasted_share:
             best = row
-    return Recommendation(best.policy.text, _reason(description, best, runnable))
+    text = _reason(description, best, runnable)
+    better = min(possible, key=lambda row: row.wasted_share)
+    if better.wasted_share < CLEARLY_BETTER * best.wasted_share and why_not(better.policy):
+        text += (
+            f" {better.policy.text} would waste {better.wasted_share:.3%}, but `jitckpt run` can't do it: "
+            f"{why_not(better.policy)}."
+        )
+    return Recommendation(
+        best.policy.text, text, command(description, best.policy, best.minibatches_per_save)
+    )
 
 
 def _reason(description: Description, best: Analysis, runnable: Sequence[Analysis]) -> str:

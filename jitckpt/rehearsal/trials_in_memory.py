@@ -1,6 +1,7 @@
 """Trials of jobs without replicas on three hosts, whose state the memory tier keeps.
 
-A host dies whole, or a rank, or the keeper of a host's memory; or that memory is damaged.
+A host dies whole, or two at once, or one after the other; or a rank, also while its state is copied or sent;
+or an agent, or the keeper of a host's memory; or that memory is damaged, or the network is cut.
 """
 
 import contextlib
@@ -14,14 +15,23 @@ from pathlib import Path
 
 from jitckpt.faults.injection import phases_of
 from jitckpt.rehearsal.runs import Run
-from jitckpt.rehearsal.runs_on_hosts import HOSTS, HostStrike, JobOnHosts
+from jitckpt.rehearsal.runs_on_hosts import HOSTS, STRIKE_SECONDS, HostStrike, JobOnHosts
 from jitckpt.rehearsal.trials import Trial, Verdict, differences
 from jitckpt.tiers import host_memory
 
 RANK, HOST, STORE_HOST, KEEPER = "kill", "host", "store-host", "keeper"
 CHUNK, HEADER, STOPPED = "flipped-chunk", "flipped-header", "stopped-holder"
-MEMORY_KINDS = (RANK, HOST, STORE_HOST, KEEPER, CHUNK, HEADER, STOPPED)
+IN_COPY, IN_SEND, AGENT = "in-copy", "in-send", "agent"
+PAIR, SECOND = "pair", "second"  # more is lost than two copies survive
+CUT, LONG_CUT = "cut-1-s", "cut-20-s"
+MEMORY_KINDS = (
+    *(RANK, HOST, STORE_HOST, KEEPER, CHUNK, HEADER, STOPPED),
+    *(IN_COPY, IN_SEND, AGENT, PAIR, SECOND, CUT, LONG_CUT),
+)
 STOPPED_SECONDS = 3.0
+CUT_SECONDS = {CUT: 1.0, LONG_CUT: 20.0}
+LOOK_SECONDS = 0.0005  # for a moment within a snapshot
+COMES_SECONDS = 60.0  # until that moment, or the end of what has no host any more, is given up
 MOST_REDONE = 8  # minibatches of a training whose snapshots take longer than they
 KEEPER_PROGRAM = b"jitckpt.tiers.keeper"
 
@@ -45,6 +55,9 @@ class MemoryStrike(HostStrike):
             _signal([agent], signal.SIGCONT)
         elif self.what == KEEPER:
             _signal(keepers, signal.SIGKILL)
+        elif self.what in (IN_COPY, IN_SEND):
+            for keeper in keepers:
+                _await_moment(keeper, in_copy=self.what == IN_COPY)
         else:
             _signal(workers, signal.SIGSTOP)  # so that it does not write another snapshot over it
             for keeper in keepers:
@@ -53,6 +66,74 @@ class MemoryStrike(HostStrike):
 
     def _what(self) -> str:
         return self.what
+
+
+@dataclass(frozen=True)
+class AgentStrike(HostStrike):
+    """A host's agent is killed alone, and the same command is started there when its ranks are gone."""
+
+    def befall(self, job: JobOnHosts) -> None:
+        """Let it happen."""
+        _signal([job.agents[self.rank].pid], signal.SIGKILL)
+        job.agents[self.rank].wait()
+        end = time.monotonic() + COMES_SECONDS
+        while any(KEEPER_PROGRAM not in _command(pid) for pid in job.hosts.processes(self.rank)):
+            if time.monotonic() > end:
+                raise TimeoutError(f"The ranks of host {self.rank} have outlived its agent.")
+            time.sleep(STRIKE_SECONDS)
+        job.start(self.rank)
+
+    def _what(self) -> str:
+        return "loses its agent"
+
+
+@dataclass(frozen=True)
+class PairStrike(HostStrike):
+    """This host and the next one die at once: a rank's copies are lost, if there are two."""
+
+    def befall(self, job: JobOnHosts) -> None:
+        """Let it happen."""
+        pair = (self.rank, (self.rank + 1) % HOSTS)
+        for host in pair:
+            job.lose(host)
+        for host in pair:
+            job.start(host)
+
+    def _what(self) -> str:
+        return "dies with the next one"
+
+
+@dataclass(frozen=True)
+class CutStrike(HostStrike):
+    """The first host's network is cut for a while; if it has ended for that, it is started again."""
+
+    seconds: float = CUT_SECONDS[CUT]
+
+    def befall(self, job: JobOnHosts) -> None:
+        """Let it happen."""
+        with job.hosts.cable_cut():
+            time.sleep(self.seconds)
+        end = time.monotonic() + COMES_SECONDS
+        while self.seconds > CUT_SECONDS[CUT] and time.monotonic() < end and not job.over.is_set():
+            if job.agents[0].poll() is not None:
+                job.start(0)
+                return
+            time.sleep(STRIKE_SECONDS)
+
+    def _what(self) -> str:
+        return f"is cut off for {self.seconds:g} s"
+
+
+def _await_moment(keeper: int, *, in_copy: bool) -> None:
+    """Wait until a snapshot of the host's own rank is being copied, or sent."""
+    end = time.monotonic() + COMES_SECONDS
+    for descriptor in _memories(keeper):
+        while host_memory.word(descriptor, host_memory.READY) and time.monotonic() < end:
+            begun = host_memory.word(descriptor, host_memory.BEGUN)
+            newest = next((seal.step for _, seal in host_memory.found(descriptor)), 0)
+            if begun > newest if in_copy else newest > host_memory.word(descriptor, host_memory.SAFE):
+                return
+            time.sleep(LOOK_SECONDS)
 
 
 def _command(pid: int) -> bytes:
@@ -96,33 +177,59 @@ def choose_trial(seed: int, number: int, *, steps: int, step_seconds: float, kin
         fault = f"rank={chance.randrange(HOSTS)} step={step} phase={phase} kind=kill"
         return Trial(number, kind, (fault,), ())
     delay = round(chance.uniform(0, steps * step_seconds / 2), 4)
-    if kind in (HOST, STORE_HOST):
-        host = 0 if kind == STORE_HOST else chance.randrange(1, HOSTS)
-        return Trial(number, kind, (), (HostStrike(host, "memory_safe", delay),))
-    return Trial(number, kind, (), (MemoryStrike(chance.randrange(HOSTS), "memory_safe", delay, what=kind),))
+    host = chance.randrange(1 if kind == HOST else 0, HOSTS)
+    when = ("memory_safe", delay)
+    strikes: tuple[HostStrike, ...]
+    match kind:
+        case "host":
+            strikes = (HostStrike(host, *when),)
+        case "store-host":
+            strikes = (HostStrike(0, *when),)
+        case "second":
+            other = (host + chance.choice((1, 2))) % HOSTS
+            strikes = (HostStrike(host, *when), HostStrike(other, "restored", chance.uniform(0, 1.0), 1))
+        case "pair":
+            strikes = (PairStrike(host, *when),)
+        case "agent":
+            strikes = (AgentStrike(host, *when),)
+        case "cut-1-s" | "cut-20-s":
+            strikes = (CutStrike(0, *when, seconds=CUT_SECONDS[kind]),)
+        case _:
+            strikes = (MemoryStrike(host, *when, what=kind),)
+    return Trial(number, kind, (), strikes)
+
+
+def has_own_directories(trial: Trial) -> bool:
+    """Return whether each host has a checkpoint directory of its own, which is lost with it."""
+    return trial.kind not in (PAIR, SECOND)  # there only files are sure to be left
 
 
 def missed(trial: Trial, run: Run) -> bool:
-    """Return whether the failure should have come when the training was over."""
-    return any(strike not in run.struck for strike in trial.strikes)
+    """Return whether the failure should have come when the training was over; a second one may."""
+    return any(strike not in run.struck for strike in trial.strikes[:1])
 
 
 def judge(trial: Trial, run: Run, undisturbed: Run, folder: Path, ignored: Sequence[str] = ()) -> Verdict:
-    """Return whether the run has ended as the undisturbed one, from memory and without a file."""
+    """Return whether the run has ended as the undisturbed one, from memory and without a file.
+
+    Where more is lost than the copies survive, from files or from the beginning. A short cut does nothing.
+    """
     reasons = [f"ended with status {run.status}"] if run.status else differences(run, undisturbed, ignored)
     restored = [event for event in run.events if event["event"] == "restored"]
-    if not restored:
-        reasons.append("no rank went on from a state")
-    if any(not event.get("in_memory") for event in restored):
-        reasons.append("a rank went on from files")
     steps = {event["step"] for event in restored if event["restart"] == 1}
     if len(steps) > 1:
         reasons.append(f"ranks went on from steps {sorted(steps)}")
-    if saves := list(folder.rglob("step-*/rank-*")):
-        reasons.append(f"{len(saves)} saves were written")
+    if has_own_directories(trial):
+        if not restored and trial.kind != CUT:
+            reasons.append("no rank went on from a state")
+        if any(not event.get("in_memory") for event in restored):
+            reasons.append("a rank went on from files")
+        # A host that is cut off from more hosts than copies survive saves what it has.
+        if trial.kind != LONG_CUT and (saves := list(folder.rglob("step-*/rank-*"))):
+            reasons.append(f"{len(saves)} saves were written")
     kept = [event for event in run.events if event["event"] == "kept_in_memory"]
     redone = max((event["newest"] - step for event in kept for step in steps if event["newest"]), default=1)
-    if redone > MOST_REDONE:
+    if redone > MOST_REDONE and has_own_directories(trial):
         reasons.append(f"{redone} minibatches redone")
     reasons += [f"left behind {thing}" for thing in run.left_behind]
     times = [one.first_step_seconds for one in run.recoveries if one.first_step_seconds is not None]

@@ -27,11 +27,12 @@ SPAN = 1 << 42  # bytes between the beginnings of the two slots
 SLOTS = (0, 1)
 _WORD = struct.Struct("<Q")
 # The words, by their offsets. By the agent: the newest step that is whole everywhere; the newest that nobody
-# waits for any more. By the rank: 1 once what is in the slots is of this start, or what it goes on from; the
-# newest step that it left out; microseconds that its training has waited for snapshots; the step of which one
-# was begun last; 1 if it makes no more, and none of its are to be used.
-SAFE, SETTLED, READY, SKIPPED, WAITED, BEGUN, OFF = (8 * number for number in range(1, 8))
-WORDS = (SAFE, SETTLED, READY, SKIPPED, WAITED, BEGUN, OFF)
+# waits for any more; after which steps there is to be one (decisions/pace.py). By the rank: 1 once what is in
+# the slots is of this start, or what it goes on from; the newest step that it left out; microseconds that its
+# training has waited for snapshots; the step of which one was begun last; 1 if it makes no more, and none of
+# its are to be used; microseconds that a step takes; and what its script asks for (tiers/asked.py).
+WORDS = tuple(8 * number for number in range(1, 14))
+SAFE, SETTLED, READY, SKIPPED, WAITED, BEGUN, OFF, STEP_TIME, RULE, COPIES, EVERY, LIMIT, KEEP = WORDS
 
 
 def create() -> int:
@@ -89,7 +90,17 @@ def seal(descriptor: int, slot: int, encoded: bytes, made: Seal) -> None:
 
 def index_in(descriptor: int, slot: int, of: Seal) -> Index:
     """Return the index of what is whole in a slot. Raises SaveError if it is damaged."""
-    return shard.parse_index(_read(descriptor, of.index_bytes, _index_place(slot, of.data_bytes)), of)
+    return shard.parse_index(index_bytes(descriptor, slot, of), of)
+
+
+def index_bytes(descriptor: int, slot: int, of: Seal) -> bytes:
+    """Return the index of what is whole in a slot, unchecked. Raises SaveError if it is cut off."""
+    return _read(descriptor, of.index_bytes, _index_place(slot, of.data_bytes))
+
+
+def worth(seal_: Seal | None, kept: int) -> tuple[bool, int]:
+    """Return how much what is in a slot is worth, to be compared; kept: the step that is not to be lost."""
+    return (seal_ is not None and seal_.step == kept, 0 if seal_ is None else seal_.step)
 
 
 def found(descriptor: int) -> Iterator[tuple[int, Seal]]:
@@ -219,7 +230,7 @@ class HostMemory(Tier):
             raise SaveError(f"This host's memory has nothing of rank {rank}.")
         descriptor = self.descriptors[rank]
         slot, of = _find(descriptor, step)
-        encoded = _read(descriptor, of.index_bytes, _index_place(slot, of.data_bytes))
+        encoded = index_bytes(descriptor, slot, of)
         if shard.parse_index(encoded, of).timeline != timeline:
             raise SaveError(f"Step {step} of rank {rank} in this host's memory is of another start.")
         return Shard(rank, slot, of, encoded, self._window(rank, slot, of.data_bytes))

@@ -350,9 +350,9 @@ MEMORY_EVERY = _whole(
     "JITCKPT_MEMORY_EVERY",
     "agent",
     "worker",
-    "steps from one state in host memory to the next",
+    "steps from one state in host memory to the next; 0: as many as the agent finds that are needed",
     default=1,
-    least=1,
+    least=0,
     most=1 << 31,
 )
 MEMORY_LIMIT = Variable[float](

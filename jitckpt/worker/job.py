@@ -16,6 +16,8 @@ from torch.optim import Optimizer
 from jitckpt.bindings.interpose import Native
 from jitckpt.console import say
 from jitckpt.data.loop import Batches, Loop
+from jitckpt.decisions import memory_wanted
+from jitckpt.decisions.memory_wanted import Wanted
 from jitckpt.encoding.tree_codec import Encoded
 from jitckpt.errors import CheckpointError, JitckptError, NativeError, SaveError, TreeError
 from jitckpt.events import EventLog
@@ -26,6 +28,7 @@ from jitckpt.state import host_state
 from jitckpt.state.host_state import HostState, Stateful
 from jitckpt.state.parallel import StepBarrier
 from jitckpt.system import descriptors
+from jitckpt.tiers import asked
 from jitckpt.wire import environment, protocol
 from jitckpt.worker import agreements, arguments, directory, restoring
 from jitckpt.worker.arguments import Arguments
@@ -57,6 +60,7 @@ def init(
     keep: int = 2,
     local_state_limit: int = 64 << 20,
     self_check: bool | None = None,
+    memory: str | Mapping[str, Any] | None = None,
 ) -> "Job":
     """Protect this rank's training; call it once, when all that it is given is built and on its device.
 
@@ -90,6 +94,9 @@ def init(
         local_state_limit: bytes of host memory for what this rank alone knows of the last steps.
         self_check: after the first steps restore what a save would hold into copies of the objects, compare
             them, and compare replicas; a warning names what differs (default: JITCKPT_SELF_CHECK, else True).
+        memory: keep the whole state in host memory, too, for jobs without replicas: "auto", "off", "peer" or
+            "peer=3" as for `jitckpt run --memory-tier`, which goes before it; or a dict of tier, every, limit
+            (MiB) and keep (seconds), as for the options of these names.
 
     Returns:
         The job. Take its epochs, batches or steps in the place of your own.
@@ -108,6 +115,7 @@ def init(
     optimizers, wrappers = arguments.unwrapped(optimizer)
     schedulers = arguments.listed("scheduler", scheduler, object)
     arguments.check(save_checkpoint, model, optimizers, schedulers, extra, save_every=save_every, keep=keep)
+    wanted = memory_wanted.by_script("off" if memory is None else memory)
     root = directory.root_of(checkpoint_dir)
     rank, world_size = agreements.place()
     layout = None
@@ -118,6 +126,7 @@ def init(
         shard, shards = (layout.shards[rank], layout.count) if layout else (0, 1)
     elif not 0 <= shard < shards:
         raise ValueError(f"shard is {shard}; with shards={shards} it must be from 0 to {shards - 1}.")
+    needed = _memory_of(wanted, lacks_replicas=agreements.lacks_replicas(layout, shards))
     _current = Job(
         Arguments(
             root=root,
@@ -143,13 +152,15 @@ def init(
             self_check=arguments.self_check(self_check),
         ),
         step_barrier=True if step_barrier is None and shards > 1 else step_barrier,
-        needs_memory=environment.MEMORY_TIER.get() != "auto" or agreements.lacks_replicas(layout, shards),
+        memory=needed,
     )
     if _base_of_next_job is not None:
         _current.set_base(*_base_of_next_job)
         _base_of_next_job = None
+    if rank == 0:
+        _tell_of_memory(_current, wanted, needed, is_replicated=layout is not None)
     if layout is not None and rank == 0 and save_every is None and layout.alone():
-        if descriptors.MEMORY not in os.environ:
+        if _current.memory is None:
             _current._reporter.warn(agreements.without_replicas(layout))
         elif save_checkpoint is not None:
             _current._reporter.warn(
@@ -198,13 +209,14 @@ class Job:
 
     given_step: int | None = None  # by jit_get_checkpoint_path: what the script has loaded
 
-    def __init__(self, given: Arguments, *, step_barrier: bool | None, needs_memory: bool) -> None:
+    def __init__(self, given: Arguments, *, step_barrier: bool | None, memory: Wanted | None) -> None:
         """step_barrier: None for where what the device keeps has to be on another host before the step.
 
-        needs_memory: the memory tier is to be used, if there is one.
+        memory: what is wanted of the memory tier, if it is to be used.
         """
         self.root, self.identity = given.root, given.identity
-        by_agent = _given_by_agent(self.identity.rank, needs_memory)
+        by_agent = _given_by_agent(self.identity.rank, memory)
+        self.memory = None if by_agent is None or by_agent.memory is None else memory
         self._events = EventLog(self.root)
         self._events.restart = environment.RESTART.get()
         self._reporter = Reporter(self._events, self.identity.rank, by_agent is not None)
@@ -445,11 +457,38 @@ class Job:
             self._host.restore_progress(self._progress_as_loop_began)
 
 
-def _given_by_agent(rank: int, needs_memory: bool) -> descriptors.Given | None:
+def _memory_of(by_script: Wanted, *, lacks_replicas: bool) -> Wanted | None:
+    """Return what is wanted of the memory tier; None if it is not to be used."""
+    mode = environment.MEMORY_TIER.get() or by_script.mode
+    if mode == memory_wanted.OFF or (mode == "auto" and not lacks_replicas):
+        return None
+    return by_script
+
+
+def _tell_of_memory(job: "Job", by_script: Wanted, needed: Wanted | None, *, is_replicated: bool) -> None:
+    """Say why there is nothing in the memory tier, where somebody might think so."""
+    is_automatic = "auto" in (environment.MEMORY_TIER.get(), by_script.mode)
+    if is_automatic and needed is None and is_replicated and environment.RESTART.get() == 0:
+        say(
+            "memory tier: nothing is kept in memory, since each rank's state has a replica on another host "
+            "(another device, where there is one host): these save just in time."
+        )
+    if by_script.mode != memory_wanted.OFF and needed is not None and job.memory is None:
+        job._reporter.warn(
+            "There is no memory tier, for which jitckpt.init(memory=...) asks: `jitckpt run` has one in user "
+            "mode, where --memory-tier off does not say otherwise."
+        )
+
+
+def _given_by_agent(rank: int, memory: Wanted | None) -> descriptors.Given | None:
     """Return what the agent has given this process; None, with a warning, if that is not there to be used."""
     try:
         given = descriptors.claim(rank)
-        return given if given is None or needs_memory else replace(given, memory=None)
+        if given is None or memory is None:
+            return given if given is None else replace(given, memory=None)
+        if given.memory is not None and not environment.MEMORY_TIER.get():
+            asked.ask(given.memory, memory)
+        return given
     except descriptors.NotOursError as error:
         warnings.warn(
             f"jitckpt: {error} So rank {rank} runs as without an agent: it saves by itself when it is sent "

@@ -20,6 +20,7 @@ def run(build: Callable[[nn.Sequential], Built]) -> None:
     """Train under protection, and print each step."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--save-every", type=int, default=0)
     args, _ = parser.parse_known_args()
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
@@ -27,7 +28,7 @@ def run(build: Callable[[nn.Sequential], Built]) -> None:
     layers = [nn.Linear(WIDTH, 20), nn.GELU(), nn.Dropout(0.2), nn.Linear(20, WIDTH)]
     model, optimizer = build(nn.Sequential(*layers).cuda())
     torch.manual_seed(100 + dist.get_rank())
-    job = jitckpt.init(model=model, optimizer=optimizer)
+    job = jitckpt.init(model=model, optimizer=optimizer, save_every=args.save_every or None)
     for step in job.steps(args.steps):
         optimizer.zero_grad()
         batch = torch.randn(BATCH, WIDTH).cuda()

@@ -1,7 +1,7 @@
 """Trainings whose state is spread over ranks, run by test_shards.py under `jitckpt run`.
 
 usage: sharded_training.py FORM... [--unprotected] [--save-every N] [--pause SECONDS]
-                           [--dies-in STEP] [--state FILE]
+                           [--memory TIER] [--dies-in STEP] [--state FILE]
 
 Each rank prints a digest of what it holds in the end: parameters, optimizer state, random numbers.
 """
@@ -59,9 +59,7 @@ def mesh_of(**sizes: int) -> DeviceMesh:
 
 def simple(model: nn.Module, optimizer: torch.optim.Optimizer, data_index: int) -> Training:
     def backward(batch: Tensor, target: Tensor) -> None:
-        output = model(batch)
-        time.sleep(PAUSE)
-        loss(output, target).backward()
+        loss(model(batch), target).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
 
     return Training(model, [optimizer], backward, data_index)
@@ -241,10 +239,13 @@ def train(form: str, options: argparse.Namespace) -> None:
             scheduler=schedulers,
             extra=batches,
             save_every=options.save_every,
+            memory=options.memory,
         )
         start = job.restore()
     for step in range(start, STEPS):
-        training.backward(*batches.next())
+        batch, target = batches.next()
+        time.sleep(PAUSE)
+        training.backward(batch, target)
         if (step + 1, rank) == (options.dies_in, 1):
             os.kill(os.getpid(), signal.SIGKILL)
         for optimizer in training.optimizers:
@@ -266,6 +267,7 @@ def main() -> None:
     parser.add_argument("forms", nargs="+", choices=FORMS)
     parser.add_argument("--unprotected", action="store_true")
     parser.add_argument("--save-every", type=int)
+    parser.add_argument("--memory", metavar="TIER", help="of the memory tier")
     parser.add_argument("--dies-in", type=int, metavar="STEP", help="rank 1 does, in each start")
     parser.add_argument("--state", metavar="FILE", help="put torch's own state dicts there in the end")
     parser.add_argument("--pause", type=float, default=PAUSE)

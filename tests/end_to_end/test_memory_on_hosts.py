@@ -14,6 +14,8 @@ from namespaces import Namespaces, namespaces
 
 TRAINING = str(Path(__file__).parent / "sharded_training.py")
 HOSTS = 4
+WITHOUT_REPLICAS = ("full", "zero")
+WITH_REPLICAS = ("fsdp2", "tensor", "pipeline")  # two of each shard, on the hosts 0 and 2, and 1 and 3
 MEET = [
     "--rdzv-backend",
     "c10d",
@@ -32,33 +34,41 @@ def hosts() -> Iterator[Namespaces]:
         yield found
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    launcher = Launcher(tmp_path_factory.mktemp("undisturbed"))
-    run = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", str(HOSTS), "--warm-start"]
-    result = launcher.run(*run, "--max-restarts", "0", TRAINING, "full", "--unprotected")
+def undisturbed(launcher: Launcher, form: str, ranks: int = HOSTS) -> list[str]:
+    """Return what the training ends with on one host."""
+    run = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", str(ranks), "--warm-start"]
+    result = launcher.run(*run, "--max-restarts", "0", TRAINING, form, "--unprotected")
     assert result.status == 0, result.err
     return digests([result.out])
 
 
 def digests(outs: Sequence[str]) -> list[str]:
-    return sorted(line for out in outs for line in out.splitlines() if line.startswith("full rank "))
+    return sorted(line for out in outs for line in out.splitlines() if re.match(r"\w+ rank \d", line))
 
 
 class Job:
     """One agent with one rank on each host, and a checkpoint directory of the host's own."""
 
-    def __init__(self, launcher: Launcher, hosts: Namespaces) -> None:
-        self.launcher, self.hosts = launcher, hosts
+    def __init__(self, launcher: Launcher, hosts: Namespaces, form: str = "full") -> None:
+        self.launcher, self.hosts, self.form = launcher, hosts, form
         self.agents: dict[int, subprocess.Popen[str]] = {}
         self.outs: list[str] = []
 
-    def start(self, host: int, *options: str, count: int = HOSTS) -> None:
+    def start(
+        self,
+        host: int,
+        *options: str,
+        count: int = HOSTS,
+        tier: str = "peer",
+        of_script: Sequence[str] = (),
+    ) -> None:
         place = self.launcher.directory / f"host-{host}"
         place.mkdir(exist_ok=True)
         run = ["env", "-C", str(place), THREADS, *JITCKPT, "run", "--nnodes", str(count), *MEET, *OPTIONS]
-        run += ["--checkpoint-dir", str(place / "ckpt"), "--memory-tier", "peer", *options, TRAINING, "full"]
-        self.agents[host] = self.launcher.start(*self.hosts.on(host), *run, "--pause", "0.3")
+        run += ["--checkpoint-dir", str(place / "ckpt"), "--memory-tier", tier, *options]
+        self.agents[host] = self.launcher.start(
+            *self.hosts.on(host), *run, TRAINING, self.form, "--pause", "0.3", *of_script
+        )
 
     def events(self, name: str) -> list[dict[str, object]]:
         found = []
@@ -66,11 +76,15 @@ class Job:
             found += [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]
         return [event for event in found if event["event"] == name]
 
-    def lose(self, host: int) -> None:
-        """Kill all processes of a host at once."""
-        for pid in self.hosts.processes(host):
+    def lose(self, *lost: int) -> None:
+        """Kill all processes of these hosts at once; what is on their disks is lost, too."""
+        for pid in [pid for host in lost for pid in self.hosts.processes(host)]:
             os.kill(pid, signal.SIGKILL)
-        self.outs.append(self.agents.pop(host).communicate()[0])
+        for host in lost:
+            self.outs.append(self.agents.pop(host).communicate()[0])
+            (self.launcher.directory / f"host-{host}" / "ckpt").rename(
+                self.launcher.directory / f"lost-{host}"
+            )
 
     def finish(self) -> str:
         """Wait for all agents; return what they said."""
@@ -89,7 +103,25 @@ def job(launcher: Launcher, hosts: Namespaces) -> Job:
     return Job(launcher, hosts)
 
 
-def test_a_lost_host_comes_back_on_a_standby_host_from_memory(job: Job, undisturbed: list[str]) -> None:
+def check(job: Job, said: str) -> None:
+    """See that all ranks have gone on from one step in memory, and that no file was read."""
+    restored = job.events("restored")
+    assert len({event["step"] for event in restored}) == 1
+    assert all(event["in_memory"] for event in restored)
+    assert "has fetched its ranks' state from other hosts' memory" in said
+    kept = re.search(r"the state after step (\d+) is in memory", said)
+    assert kept is not None, said
+    assert {event["step"] for event in restored} == {int(kept[1])}
+    # A snapshot begins only once the one before is safe.
+    newest = max(int(str(event["newest"])) for event in job.events("kept_in_memory"))
+    assert newest - int(kept[1]) in (1, 2) or "was left out" in said
+    assert job.launcher.survivors() == []
+
+
+@pytest.mark.parametrize("form", WITHOUT_REPLICAS)
+def test_a_lost_host_comes_back_on_a_standby_host_from_memory(job: Job, form: str) -> None:
+    expected = undisturbed(job.launcher, form)
+    job.form = form
     for host in range(HOSTS):
         job.start(host)
     job.launcher.wait_until(lambda: job.events("first_step") != [])
@@ -97,14 +129,51 @@ def test_a_lost_host_comes_back_on_a_standby_host_from_memory(job: Job, undistur
     job.launcher.wait_until(lambda: job.events("memory_safe") != [])
     job.lose(2)
     said = job.finish()
-    assert digests(job.outs) == undisturbed
-    restored = job.events("restored")
-    assert len({event["step"] for event in restored}) == 1
-    assert all(event["in_memory"] for event in restored)
+    assert digests(job.outs) == expected
+    check(job, said)
     assert job.saves() == [], "no file was written"
-    kept = re.search(r"the state after step (\d+) is in memory", said)
-    assert kept is not None, said
-    newest = {event["newest"] for event in job.events("kept_in_memory")}
-    assert {event["step"] for event in restored} == {int(kept[1])} == {int(str(step)) - 1 for step in newest}
-    assert "has fetched its ranks' state from other hosts' memory" in said
-    assert job.launcher.survivors() == []
+
+
+@pytest.mark.parametrize("form", WITH_REPLICAS)
+def test_hosts_that_have_all_replicas_of_a_shard_come_back_from_memory(job: Job, form: str) -> None:
+    expected = undisturbed(job.launcher, form)
+    job.form = form
+    racks = job.launcher.directory / "racks"
+    racks.write_text("".join(f"10.79.0.{host + 1} rack-{host % 2}\n" for host in range(HOSTS)))
+    for host in range(HOSTS):
+        job.start(host, "--failure-domains", str(racks))
+    job.launcher.wait_until(lambda: job.events("memory_safe") != [])
+    job.lose(1, 3)
+    for host in (1, 3):  # replaced
+        job.start(host, "--failure-domains", str(racks))
+    said = job.finish()
+    assert digests(job.outs) == expected
+    check(job, said)
+
+
+def test_hosts_that_make_no_progress_end_together_and_leave_what_memory_has_in_files(job: Job) -> None:
+    for host in range(2):
+        job.start(host, "--max-restarts", "9", count=2, of_script=["--dies-in", "5"])
+    ends = [job.launcher.finish(agent) for agent in job.agents.values()]
+    said = "".join(end.err for end in ends)
+    assert [end.status for end in ends] == [93, 93], said
+    assert "3 starts have come to step 5 and failed alike (rank 1 was killed by SIGKILL)" in said
+    assert len(job.events("restart")) == 2
+    assert {path.name for path in job.saves()} == {"rank-00000", "rank-00001"}
+
+
+def test_a_lost_host_is_decoded_from_parity_on_a_standby_host(job: Job) -> None:
+    expected = undisturbed(job.launcher, job.form, ranks=3)
+    for host in range(3):
+        job.start(host, count=3, tier="parity")
+    job.launcher.wait_until(lambda: job.events("first_step") != [])
+    job.start(3, count=3, tier="parity")  # it stands by
+    job.launcher.wait_until(lambda: job.events("memory_safe") != [])
+    job.lose(2)
+    said = job.finish()
+    assert digests(job.outs) == expected
+    check(job, said)
+    assert job.saves() == [], "no file was written"
+    reasons = [str(one["reason"]) for one in job.events("memory_sources")]
+    assert any("from parity in other hosts' memory" in reason for reason in reasons)
+    assert "with parity over 3 hosts, of which one may be lost" in said

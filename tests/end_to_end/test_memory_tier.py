@@ -39,12 +39,23 @@ def events(launcher: Launcher, name: str) -> list[dict[str, object]]:
     return [event for event in map(json.loads, lines) if event["event"] == name]
 
 
-@pytest.mark.parametrize("form", FORMS)
+Asked = tuple[list[str], list[str]]  # options of the command, and of the script
+BY_COMMAND: Asked = (["--memory-tier", "peer"], [])
+BY_SCRIPT: Asked = ([], ["--memory", "peer"])
+
+
+@pytest.mark.parametrize(
+    ("form", "options", "of_script"), [*((form, *BY_COMMAND) for form in FORMS), ("full", *BY_SCRIPT)]
+)
 def test_a_killed_rank_comes_back_from_memory_and_no_file(
-    launcher: Launcher, undisturbed_of_all: dict[str, list[str]], form: str
+    launcher: Launcher,
+    undisturbed_of_all: dict[str, list[str]],
+    form: str,
+    options: list[str],
+    of_script: list[str],
 ) -> None:
     fault = "rank=1 step=5 phase=backward kind=kill"
-    result = launcher.run(*RUN, "--memory-tier", "peer", "--fault", fault, TRAINING, form, *PAUSE)
+    result = launcher.run(*RUN, *options, "--fault", fault, TRAINING, form, *PAUSE, *of_script)
     assert result.status == 0, result.err
     assert digests(result.out, form) == undisturbed_of_all[form]
     assert [event["step"] for event in events(launcher, "restored")] == [4, 4], "one minibatch was redone"
@@ -56,11 +67,20 @@ def test_a_killed_rank_comes_back_from_memory_and_no_file(
 
 def test_auto_protects_what_has_no_replica_and_nothing_else(launcher: Launcher) -> None:
     options = [*RUN, "--nproc-per-node", "4", "--memory-tier", "auto"]
-    assert launcher.run(*options, TRAINING, "fsdp2").status == 0
+    with_replicas = launcher.run(*options, TRAINING, "fsdp2")
+    assert with_replicas.status == 0, with_replicas.err
+    assert with_replicas.err.count("memory tier: nothing is kept in memory, since each rank's state") == 1
     assert events(launcher, "memory_safe") == []
     (launcher.directory / "ckpt").rename(launcher.directory / "with-replicas")
     assert launcher.run(*options, TRAINING, "zero").status == 0
     assert events(launcher, "memory_safe") != []
+
+
+def test_the_command_goes_before_the_script(launcher: Launcher) -> None:
+    result = launcher.run(*RUN, "--memory-tier", "off", TRAINING, "full", "--memory", "peer")
+    assert result.status == 0, result.err
+    assert "There is no memory tier, for which jitckpt.init(memory=...) asks" in result.err
+    assert events(launcher, "memory_safe") == []
 
 
 def test_a_job_that_makes_no_progress_ends_and_leaves_what_memory_has_in_files(

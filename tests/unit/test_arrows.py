@@ -33,12 +33,13 @@ PYTHON = {
     "agent/processes": "worker console system wire",
     "frameworks": "worker state data encoding console wire errors",
     "worker": "worker/in_place worker/self_check worker/ends worker/saving ring hooks events "
-    "bindings faults tiers saves state data encoding console system wire errors",
+    "bindings faults tiers saves state data decisions encoding console system wire errors",
     "worker/in_place": "worker/ends hooks decisions/transparent bindings faults device state system wire "
     "errors _seen",
     "worker/self_check": "worker/saving state encoding wire",
     "worker/ends": "ring system wire errors",
-    "worker/saving": "ring bindings tiers saves state data encoding console system wire errors _seen",
+    "worker/saving": "ring bindings tiers saves state data decisions encoding console system wire errors "
+    "_seen",
     "ring": "bindings hosts saves state encoding errors",
     "hooks": "state errors _seen",
     "decisions/transparent": "wire errors",
@@ -46,7 +47,7 @@ PYTHON = {
     "bindings": "wire errors",
     "faults": "system wire errors",
     "device": "wire errors",
-    "tiers": "hosts saves encoding errors _memory_tier",
+    "tiers": "hosts saves decisions encoding errors _memory_tier",
     "objects": "hosts saves errors",
     "formats": "saves state encoding errors",
     "hosts": "saves decisions console errors",

@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import tempfile
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,9 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         sys.exit(main(arguments))
     assert caught.value.code == 2
     return capsys.readouterr().err.strip().splitlines()[-1]
+
+
+MEETS = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:1"]
 
 
 @pytest.mark.parametrize(
@@ -61,6 +66,19 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
                 "x.py",
             ],
             "--standby: not with --coordination",
+        ),
+        (
+            ["run", "--memory-tier", "parity", __file__],
+            "parity needs groups of 3 hosts or more, and here are 1",
+        ),
+        (
+            ["run", "--nnodes", "4", *MEETS, "--memory-tier", "parity=2", __file__],
+            "parity needs groups of 3 hosts or more, and here a group has 2: with two, the "
+            "parity is as long as a copy; take --memory-tier peer",
+        ),
+        (
+            ["run", "--memory-tier", "parity=many", __file__],
+            "'parity=many' is none of auto, off, peer, parity",
         ),
         (["run", "--run-path", "/no/such.py"], "there is no script /no/such.py"),
         (["run", "-m", "no_such_module.sub"], "there is no module no_such_module.sub"),
@@ -129,6 +147,38 @@ def test_a_secret_that_others_can_read_is_none(
     assert f"others can read or change {secret}: `chmod 600 {secret}`" in told
     secret.chmod(0o600)
     assert _secret(str(secret)) == bytes(range(65, 97))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone can give files to others")
+@pytest.mark.parametrize(
+    ("mode", "group", "taken"),
+    [
+        (0o440, 54321, True),
+        (0o640, 54321, True),
+        (0o440, 1, False),
+        (0o660, 54321, False),
+        (0o444, 54321, False),
+    ],
+)
+def test_a_secret_that_root_lets_a_group_read_is_one(mode: int, group: int, taken: bool) -> None:
+    """A pod gets its Secret so: a file of root's, of the pod's own group."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        secret = Path(folder) / "secret"
+        secret.write_bytes(bytes(range(65, 97)))
+        os.chown(secret, 0, group)
+        secret.chmod(mode)
+        child = get_context("fork").Process(target=_read_as, args=(12345, 54321, secret))
+        child.start()
+        child.join()
+        assert (child.exitcode == 0) == taken
+
+
+def _read_as(user: int, group: int, secret: Path) -> None:
+    os.setgroups([])
+    os.setgid(group)
+    os.setuid(user)
+    assert len(_secret(str(secret))) == 32
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -45,7 +45,7 @@ def test_help_groups_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     titles = [f"\n{title}:\n" for title in GROUPS]
     assert [shown.count(title) for title in titles] == [1, 1, 1, 1]
     assert sorted(titles, key=shown.index) == titles
-    assert all(f"\n  {name:10}" in shown for name in COMMANDS)
+    assert all(f"\n  {name:12}" in shown for name in COMMANDS)
 
 
 def test_runs_own_options_come_before_torchruns(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,7 +60,9 @@ def test_runs_own_options_come_before_torchruns(capsys: pytest.CaptureFixture[st
 
 
 def test_run_takes_both_kinds_of_options() -> None:
-    parsed = run._parser().parse_args(["--nnodes", "2", "--save-deadline", "7", "train.py", "--steps", "3"])
+    parsed = run.run_parser().parse_args(
+        ["--nnodes", "2", "--save-deadline", "7", "train.py", "--steps", "3"]
+    )
     assert (parsed.nnodes, parsed.save_deadline, parsed.max_restarts) == ("2", 7.0, 3)
     assert (parsed.training_script, parsed.training_script_args) == ("train.py", ["--steps", "3"])
 

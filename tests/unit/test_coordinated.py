@@ -170,3 +170,30 @@ def test_what_a_stranger_writes_is_refused(agents: Agents) -> None:
 def test_places_are_as_wished(agents: Agents) -> None:
     a, b = agents.make(fixed_place=1), agents.make(fixed_place=0)
     assert [info.rank for info in agents.meet(a, b)] == [1, 0]
+
+
+def test_no_more_stand_by_than_are_wanted(agents: Agents) -> None:
+    a, b, c, d = (agents.make(max_standby=1) for _ in range(4))
+    agents.meet(a, b)
+    (waits,) = agents.begin(c)
+    while not c._joined:
+        time.sleep(0.05)
+    (surplus,) = agents.begin(d)
+    with pytest.raises(NotNeeded, match="as many stand by as are to"):
+        surplus.result()
+    assert not d.shutdown(), "the job goes on without it"
+    assert not waits.done()
+    lose(b, a)
+    lose(c, a)
+    (info,) = agents.meet(b)
+    assert {info.rank, waits.result().rank} == {0, 1}, "who stood by has taken the place"
+
+
+def test_the_job_goes_on_without_a_host_that_is_not_well(agents: Agents) -> None:
+    a, b, c = agents.make(), agents.make(), agents.make()
+    before, _ = agents.meet(a, b)
+    (waits,) = agents.begin(c)
+    b.decline(before.store, "again", 1)
+    assert not b.shutdown(), "it does not end the job with its own part"
+    (info,) = agents.meet(a)
+    assert {info.rank, waits.result().rank} == {0, 1}

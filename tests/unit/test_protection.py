@@ -2,23 +2,27 @@
 
 import asyncio
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from test_host_memory import made
 
-from jitckpt.agent.memory_tier import MemoryTier, Wanted
+from jitckpt.agent.memory_tier import MemoryTier
 from jitckpt.agent.protection import Protection
+from jitckpt.decisions.memory_wanted import AUTO, Wanted
+from jitckpt.decisions.pace import unpacked
 from jitckpt.events import EventLog
 from jitckpt.hosts import connections, link
 from jitckpt.hosts.connections import Arrived, Host, Hosts
 from jitckpt.saves.layout import Identity
 from jitckpt.tiers import host_memory, peers, shard
-from jitckpt.tiers.host_memory import OFF, READY, SAFE, SETTLED, SKIPPED
+from jitckpt.tiers.host_memory import BEGUN, OFF, READY, RULE, SAFE, SETTLED, SKIPPED, STEP_TIME
 from jitckpt.tiers.peers import PeerMemory
 
 LIMIT = 60.0
@@ -38,12 +42,16 @@ class Agents:
     job: str
     count: int
     copies: int = 2
+    mode: str = "peer"
+    every: int | None = None
+    memory_address: str = ""
+    domains: tuple[str, ...] = ()
     tiers: list[MemoryTier] = field(default_factory=list)
     hosts: list[Hosts] = field(default_factory=list)
     protections: list[Protection] = field(default_factory=list)
 
     def start(self) -> None:
-        wanted = Wanted("peer", self.copies, limit=1 << 30)
+        wanted = Wanted(self.mode, self.copies, self.every, limit=1 << 30)
         self.tiers = [MemoryTier(wanted, self.job, EventLog()) for _ in range(self.count)]
         self.meet()
 
@@ -54,7 +62,18 @@ class Agents:
             met.close()
         listeners = [connections.listen("127.0.0.1") for _ in self.tiers]
         known = [Host("127.0.0.1", one.getsockname()[1], (i,), 0) for i, one in enumerate(listeners)]
-        self.hosts = [Hosts(i, known, one, b"secret", 30) for i, one in enumerate(listeners)]
+        second: list[socket.socket | None] = [None for _ in self.tiers]
+        if self.memory_address:
+            second = [connections.listen(self.memory_address) for _ in self.tiers]
+        for i, other in enumerate(second):
+            port = 0 if other is None else other.getsockname()[1]
+            known[i] = replace(known[i], memory_address=self.memory_address, memory_port=port)
+        for i, domain in enumerate(self.domains):
+            known[i] = replace(known[i], domains=(domain,))
+        self.hosts = [
+            Hosts(i, known, one, b"secret", 30, memory_listener=other)
+            for i, (one, other) in enumerate(zip(listeners, second, strict=True))
+        ]
         for tier, met in zip(self.tiers, self.hosts, strict=True):
             tier.answer_others(met)
             met._thread.start()
@@ -65,6 +84,13 @@ class Agents:
             Protection(tier, {rank: tier.given(rank)}, met, EventLog())
             for rank, (tier, met) in enumerate(zip(self.tiers, self.hosts, strict=True))
         ]
+
+    def gather(self) -> None:
+        """Have all agents get what their ranks need, at the same time, as they wait for each other."""
+        with ThreadPoolExecutor(self.count) as pool:
+            for tier in self.tiers:
+                tier._gathered = None
+            list(pool.map(lambda tier, met: tier.gather(met), self.tiers, self.hosts))
 
     def put(self, rank: int, step: int, data: bytes = b"state") -> None:
         """Make a snapshot, as the rank does."""
@@ -135,6 +161,65 @@ def test_a_step_is_safe_once_every_rank_and_its_holders_have_it(agents: Agents) 
     assert agents.protections[0].step_that_stays([1, 3]) is None, "both hosts of a pair"
 
 
+def test_copies_go_where_no_failure_takes_both(tmp_path: Path) -> None:
+    agents = Agents(str(tmp_path), 4, domains=("a", "b", "a", "b"))
+    agents.start()
+    for rank in range(4):
+        agents.put(rank, 1)
+    agents.until_safe(1)
+    for rank in range(4):
+        keepers = {host for host in range(4) if (rank, 1) in agents.held(host)}
+        assert {agents.domains[host] for host in keepers} == {"a", "b"}
+    agents.close()
+
+
+def test_a_host_is_visited_for_its_memory_where_it_wants_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agents = Agents(str(tmp_path), 2, memory_address="127.0.0.2")
+    agents.start()
+    places: list[str] = []
+    opened = Hosts._open
+
+    async def noted(self: Hosts, place: tuple[str, int]) -> Any:
+        places.append(place[0])
+        return await opened(self, place)
+
+    monkeypatch.setattr(Hosts, "_open", noted)
+    for rank in range(2):
+        agents.put(rank, 1)
+    agents.until_safe(1)
+    assert agents.held(0) == agents.held(1) == {(0, 1), (1, 1)}
+    assert set(places) == {"127.0.0.2"}
+    agents.close()
+
+
+def test_how_often_a_snapshot_is_made_is_found_and_all_ranks_change_over_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("jitckpt.agent.protection.say", said.append)
+    agents = Agents(str(tmp_path), 2, every=AUTO)
+    agents.start()
+    for step in (1, 5, 9):
+        assert agents.word(0, RULE) == agents.word(1, RULE) == 0
+        for rank in range(2):
+            memory = agents.tiers[rank].memory.of(rank)
+            host_memory.put_word(memory, BEGUN, step)
+            host_memory.put_word(memory, STEP_TIME, 100)  # microseconds
+            host_memory.put_word(memory, READY, 1)
+        agents.look()
+        for rank in range(2):
+            agents.put(rank, step)
+        agents.until_safe(step)
+    until(lambda: agents.look() or agents.word(1, RULE) != 0)
+    every, since = unpacked(agents.word(0, RULE))
+    assert unpacked(agents.word(1, RULE)) == (every, since) == agents.protections[1]._pace.rule
+    assert every > 1, "a tenth of a millisecond is too little"
+    assert since == 9 + 4
+    agents.close()
+
+
 def test_a_lost_host_is_made_good_from_its_holder(agents: Agents) -> None:
     for step in (1, 2):
         for rank in range(4):
@@ -142,8 +227,7 @@ def test_a_lost_host_is_made_good_from_its_holder(agents: Agents) -> None:
         agents.until_safe(step)
     agents.tiers[2].memory.close()
     agents.meet()
-    for tier, met in zip(agents.tiers, agents.hosts, strict=True):
-        tier.gather(met)
+    agents.gather()
     assert agents.held(2) >= {(2, 2)}
     index, state = host_memory.read(agents.tiers[2].memory.of(2), 2)
     assert index.identity.rank == 2
@@ -158,13 +242,13 @@ def test_a_flipped_byte_takes_a_source_out_and_it_is_decided_again(agents: Agent
         agents.until_safe(step)
     agents.flip(0, 0, 2, header=header)
     agents.meet()
-    agents.tiers[0].gather(agents.hosts[0])
+    agents.gather()
     assert host_memory.check(agents.tiers[0].memory.of(0), 2).step == 2, "from host 2's memory"
     told = [event for event in agents.tiers[0]._log.events if event["event"] == "memory_sources"]
     assert "rank 0 from the memory of host 2" in told[-1]["reason"]
     agents.flip(0, 0, 2, header=header)
     agents.flip(2, 0, 2, header=header)
-    agents.tiers[0].gather(agents.hosts[0])
+    agents.gather()
     told = [event for event in agents.tiers[0]._log.events if event["event"] == "memory_sources"]
     assert told[-1]["step"] == 1, "the older step is whole everywhere"
 
@@ -200,13 +284,17 @@ def test_a_step_that_was_left_out_keeps_nobody_waiting(agents: Agents) -> None:
     assert agents.word(0, SAFE) == 0
 
 
-def test_a_rank_that_makes_no_snapshots_any_more_takes_all_out(agents: Agents) -> None:
+def test_a_rank_that_makes_no_snapshots_any_more_takes_all_out(
+    agents: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for rank in range(4):
         agents.put(rank, 1)
     agents.until_safe(1)
     host_memory.put_word(agents.tiers[2].memory.of(2), OFF, 1)
     until(lambda: agents.look() or all(agents.held(host) == set() for host in range(4)))
     assert agents.protections[1].step_that_stays([]) is None
+    monkeypatch.setattr(Hosts, "send", lambda *said: pytest.fail(f"{said} was said again"))
+    agents.look()
 
 
 def test_nobody_else_has_a_host_keep_something(agents: Agents) -> None:

@@ -1,5 +1,6 @@
 """How hosts find each other."""
 
+import socket
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -120,3 +121,25 @@ def test_a_host_knows_its_own_addresses() -> None:
     assert rendezvous.is_own_address("localhost")
     assert not rendezvous.is_own_address("192.0.2.1")
     assert not rendezvous.is_own_address("no.such.host.invalid")
+
+
+def test_a_pods_name_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The name of a pod means nothing before the pod is there; to end then would end the job."""
+    answers = [socket.gaierror(socket.EAI_NONAME, "no"), socket.gaierror(socket.EAI_AGAIN, "later"), []]
+
+    def ask(name: str, port: None) -> list[Any]:
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(rendezvous, "NAME_SECONDS", 0)
+    monkeypatch.setattr(socket, "getaddrinfo", ask)
+    rendezvous.wait_for_name("gpt-0.gpt")
+    assert answers == []
+    assert capsys.readouterr().err.count("nobody is called gpt-0.gpt yet") == 1
+    answers.append(socket.gaierror(socket.EAI_NONAME, "no"))
+    with pytest.raises(socket.gaierror):
+        rendezvous.wait_for_name("gpt-0.gpt", seconds=0)

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, replace
 from hashlib import sha256
 from typing import Any
@@ -364,3 +364,23 @@ def test_only_who_is_refused_is_closed(free_port: int) -> None:
     assert is_closed(Place(HERE, free_port))
     with connections.listen(HERE) as alive:
         assert not is_closed(Place(HERE, alive.getsockname()[1]))
+
+
+def test_no_more_stand_by_than_are_wanted(threads: ThreadPoolExecutor) -> None:
+    store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
+    first, second, *others = (agent(store.port, 2) for _ in range(4))
+    meet(*(threads.submit(one.next_rendezvous) for one in (first, second)))
+    told = {"start": asdict(Past("start", 0, 2, STORE, 0)), "reserves": [[HERE, 1]] * 2}
+    first.signature.put(store, first._key("start"), told)
+    for one in others:
+        one._max_standby = 1
+    waiting = [threads.submit(one.next_rendezvous) for one in others]
+    (surplus,) = wait(waiting, 60, FIRST_COMPLETED).done
+    with pytest.raises(NotNeeded, match="as many stand by as are to"):
+        surplus.result()
+    assert not others[waiting.index(surplus)].shutdown(), "the job goes on without it"
+    assert not first.is_closed()
+    assert first.shutdown()
+    (other,) = (one for one in waiting if one is not surplus)
+    with pytest.raises(NotNeeded, match="The job has ended"):
+        other.result(60)

@@ -20,13 +20,14 @@ from jitckpt.encoding.tree_codec import Encoded, Json
 from jitckpt.errors import JitckptError
 from jitckpt.saves.layout import Identity
 from jitckpt.state.host_state import HostState, Shared
-from jitckpt.tiers import chunks, host_memory, shard
+from jitckpt.tiers import asked, chunks, host_memory, shard
 from jitckpt.tiers.host_memory import BEGUN, OFF, READY, SAFE, SETTLED, SKIPPED, SLOTS, WAITED
 from jitckpt.tiers.own_shard import OwnShard
 from jitckpt.wire.environment import MEMORY_EVERY, MEMORY_LIMIT
 from jitckpt.worker.saving.beside import Begun, BesideTraining
 from jitckpt.worker.saving.history import History
 from jitckpt.worker.saving.host_copies import HostCopies
+from jitckpt.worker.saving.rhythm import Rhythm
 
 LOOK_SECONDS = 0.001
 # So long the training waits for a snapshot to be whole everywhere, before it leaves the next one out.
@@ -36,7 +37,7 @@ REASON = "memory"
 
 @dataclass(frozen=True)
 class Given:
-    """What the agent says of the tier. every: steps. limit: bytes for this rank's two snapshots."""
+    """What the agent says of the tier. every: steps; 0: it will say. limit: bytes for two snapshots."""
 
     descriptor: int
     every: int = 1
@@ -44,12 +45,14 @@ class Given:
 
 
 def given(descriptor: int) -> Given:
-    """Return what the agent has said, beside this memory."""
-    return Given(
-        descriptor,
-        MEMORY_EVERY.get(),
-        MEMORY_LIMIT.get(),
-    )
+    """Return what the agent has said, beside this memory; or the script, where it may."""
+    wanted = asked.of(descriptor)
+    if wanted is None:
+        return Given(descriptor, MEMORY_EVERY.get(), MEMORY_LIMIT.get())
+    limit = MEMORY_LIMIT.get()
+    if wanted.limit is not None:
+        limit = wanted.limit / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return Given(descriptor, wanted.steps, limit / wanted.copies)
 
 
 # Memory that the device may write to stays mapped until the process ends; see ring/ring.py.
@@ -106,6 +109,7 @@ class Snapshots(BesideTraining):
         self._given, self._identity, self._timeline = given, identity, timeline
         self._memory = given.descriptor
         self._room = _Room(given.descriptor)
+        self._rhythm = Rhythm(given.descriptor, given.every)
         self._windows: dict[int, chunks.Window] = {}  # by slot, as they were last
         self._restored = 0  # the step in memory that the job has gone on from
         self._slot = 0  # of the newest snapshot
@@ -124,7 +128,7 @@ class Snapshots(BesideTraining):
         host_memory.put_word(self._memory, READY, 1)
 
     def is_due(self, step: int) -> bool:
-        return not self._off and step % self._given.every == 0
+        return self._rhythm.is_due(step) and not self._off
 
     def _may_begin(self, step: int) -> bool:
         if not host_memory.word(self._memory, READY):
@@ -135,10 +139,14 @@ class Snapshots(BesideTraining):
             torch.cuda.current_stream(self._host.device).query()
             time.sleep(LOOK_SECONDS)
             if time.monotonic() > begun + PATIENCE_SECONDS:
+                self._rhythm.waited(time.monotonic() - begun)
                 host_memory.put_word(self._memory, SKIPPED, step)
                 return False
-        waited = host_memory.word(self._memory, WAITED) + int((time.monotonic() - begun) * 1e6)
-        host_memory.put_word(self._memory, WAITED, waited)
+        seconds = time.monotonic() - begun
+        self._rhythm.waited(seconds)
+        host_memory.put_word(
+            self._memory, WAITED, host_memory.word(self._memory, WAITED) + int(seconds * 1e6)
+        )
         self._slot = self._free_slot()
         host_memory.put_word(self._memory, BEGUN, step)
         host_memory.unseal(self._memory, self._slot)
@@ -159,7 +167,7 @@ class Snapshots(BesideTraining):
         """Return the slot of which nobody may need what is in it."""
         kept = max(host_memory.word(self._memory, SAFE), self._restored)
         seals = {slot: host_memory.seal_in(self._memory, slot) for slot in SLOTS}
-        return min(SLOTS, key=lambda slot: _worth(seals[slot], kept))
+        return min(SLOTS, key=lambda slot: host_memory.worth(seals[slot], kept))
 
     def _room_for(self, size: int) -> Tensor:
         if 2 * size > self._given.limit:
@@ -229,8 +237,3 @@ class Snapshots(BesideTraining):
         if known is None or known.size != size:
             known = self._windows[slot] = chunks.window(self._memory, host_memory.data_place(slot), size)
         return [digest.hex() for digest in chunks.digests(known)]
-
-
-def _worth(seal: shard.Seal | None, kept: int) -> tuple[bool, int]:
-    """Return how much what is in a slot is worth, to be compared."""
-    return (seal is not None and seal.step == kept, 0 if seal is None else seal.step)

@@ -1,0 +1,187 @@
+"""`jitckpt kubernetes`: print the manifests by which a training runs on a Kubernetes cluster."""
+
+import argparse
+import math
+import re
+import shlex
+from collections.abc import Callable
+from functools import partial
+
+from jitckpt.cli.parser import Parser
+from jitckpt.cli.run import run_parser
+from jitckpt.clusters import kubernetes
+from jitckpt.clusters.kubernetes import Manifest, Training
+from jitckpt.decisions import memory_wanted
+from jitckpt.errors import JitckptError
+
+KINDS: dict[str, Callable[[Training], list[Manifest]]] = {
+    "jobset": partial(kubernetes.job_set, in_place=False),
+    "job": kubernetes.job,
+    "trainjob": kubernetes.train_job,
+    "pytorchjob": kubernetes.pytorch_job,
+}
+PLACES = ("trainjob", "pytorchjob")  # where the operator says who each host is
+# The command says these, so nobody else may.
+SAID_HERE = {
+    "nnodes": "--nodes",
+    "nproc_per_node": "--gpus",
+    "checkpoint_dir": "--claim",
+    "secret_file": "--secret",
+    "metrics": "port 9400",
+    "rdzv_backend": "the name of the first pod",
+    "rdzv_endpoint": "the name of the first pod",
+    "rdzv_id": "--name",
+    "master_addr": "the name of the first pod",
+    "master_port": "port 29500",
+    "node_rank": "the number of the pod",
+    "standalone": "--nodes",
+    "slurm": "Kubernetes",
+}
+NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")  # of which the names of pods are made
+GIB = 1024  # MiB
+# MiB beside the training itself: the launcher; for each rank a warm spare.
+LAUNCHER, RANK = 1024, 512
+LEEWAY = 30  # seconds, in which those that have saved end
+
+
+def main(arguments: list[str]) -> int:
+    """Print the manifests. Raises JitckptError where the library for YAML is missing."""
+    parser = _parser()
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    args = parser.parse_args(arguments[:split])
+    run = arguments[split + 1 :]
+    if not run:
+        parser.error("after `--` comes what `jitckpt run` is given: [options] script.py [its arguments]")
+    try:
+        training = _training(args, run)
+    except ValueError as error:
+        parser.error(str(error))
+    make = partial(kubernetes.job_set, in_place=True) if args.in_place_restart else KINDS[args.kind]
+    try:
+        import yaml
+    except ImportError as error:
+        raise JitckptError("manifests need a library: pip install 'jitckpt[kubernetes]'") from error
+
+    class WithoutAliases(yaml.SafeDumper):
+        """What two replicas have alike is written twice, for who reads it."""
+
+        def ignore_aliases(self, data: object) -> bool:
+            return True
+
+    print(f"# Made by: {shlex.join(['jitckpt', 'kubernetes', *arguments])}")
+    print(yaml.dump_all(make(training), Dumper=WithoutAliases, sort_keys=False, width=100), end="")
+    return 0
+
+
+def _training(args: argparse.Namespace, run: list[str]) -> Training:
+    """Return what the flags say. Raises ValueError with a sentence where they contradict each other."""
+    parser = run_parser()
+    wanted = parser.parse_args(run)
+    for name, place in SAID_HERE.items():
+        if getattr(wanted, name) != parser.get_default(name):
+            raise ValueError(f"--{name.replace('_', '-')} is not for after `--`: {place} says it here")
+    if args.kind in PLACES and (args.standby or wanted.coordination):
+        raise ValueError(
+            f"--kind {args.kind}: Kubeflow gives each host its place, so none stands by, and there is no "
+            "--coordination; take --kind jobset or job"
+        )
+    if args.in_place_restart and args.kind != "jobset":
+        raise ValueError("--in-place-restart: only --kind jobset has it")
+    has_tier = wanted.memory_tier is not None and wanted.memory_tier.mode != memory_wanted.OFF
+    if has_tier and wanted.memory_limit is None:
+        raise ValueError(
+            "--memory-tier needs --memory-limit here: a pod that takes more than it has is killed"
+        )
+    beside = LAUNCHER + max(args.gpus, 1) * (RANK + wanted.staging)
+    seconds = wanted.save_deadline + (wanted.objects_deadline if wanted.objects is not None else 0)
+    return Training(
+        name=args.name,
+        image=args.image,
+        nodes=args.nodes,
+        standbys=args.standby,
+        gpus=args.gpus,
+        cpus=args.cpus,
+        memory=(args.memory + args.shared_memory) * GIB + (wanted.memory_limit or 0) + beside,
+        shared_memory=args.shared_memory * GIB,
+        grace=math.ceil(seconds) + LEEWAY,
+        claim=args.claim,
+        secret=args.secret,
+        queue=args.queue,
+        coordinated=wanted.coordination is not None,
+        run=tuple(run),
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="jitckpt kubernetes",
+        usage="jitckpt kubernetes [options] -- [options of jitckpt run] script.py [its arguments]",
+        description="Print the manifests by which a training runs on a Kubernetes cluster, for kubectl apply "
+        "-f -.",
+    )
+    parser.add_argument(
+        "--kind",
+        choices=sorted(KINDS),
+        default="jobset",
+        help="jobset (the default); job: of Kubernetes itself; trainjob: of Kubeflow Trainer 2; pytorchjob: "
+        "of Kubeflow's older operator",
+    )
+    parser.add_argument("--name", type=_name, default="training", help="of the job (default training)")
+    parser.add_argument("--image", required=True, help="with jitckpt and the script: docs/guides/containers")
+    parser.add_argument("--nodes", type=_count, required=True, metavar="N", help="hosts, a pod on each")
+    parser.add_argument(
+        "--standby", type=_amount, default=0, metavar="N", help="further hosts, for those that are lost"
+    )
+    parser.add_argument(
+        "--gpus", type=_amount, required=True, metavar="N", help="of each host, a rank on each; 0: one rank"
+    )
+    parser.add_argument("--cpus", type=_count, metavar="N", help="that each host asks for")
+    parser.add_argument(
+        "--memory",
+        type=_count,
+        required=True,
+        metavar="GIB",
+        help="that the training takes on a host; what jitckpt and /dev/shm take comes on top",
+    )
+    parser.add_argument(
+        "--shared-memory",
+        type=_count,
+        default=8,
+        metavar="GIB",
+        help="room in /dev/shm, for data loaders and NCCL (default 8; jitckpt itself needs none)",
+    )
+    parser.add_argument(
+        "--claim",
+        required=True,
+        metavar="NAME",
+        help="the PersistentVolumeClaim (ReadWriteMany) for the saves",
+    )
+    parser.add_argument(
+        "--secret", metavar="NAME", help="a Secret with the key `secret`, by which the hosts know each other"
+    )
+    parser.add_argument("--queue", metavar="NAME", help="of Kueue, where it admits the job")
+    parser.add_argument(
+        "--in-place-restart",
+        action="store_true",
+        help="a host whose launcher fails starts again in the same pod (JobSet's feature gate "
+        "InPlaceRestart, and Kubernetes 1.35)",
+    )
+    return parser
+
+
+def _name(text: str) -> str:
+    if not NAME.fullmatch(text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: a name has up to 40 small letters, digits and -, and begins with a letter"
+        )
+    return text
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 100_000):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 100000")
+    return int(text)
+
+
+def _amount(text: str) -> int:
+    return 0 if text == "0" else _count(text)

@@ -1,0 +1,109 @@
+"""What is wanted of the memory tier: by the options of `jitckpt run`, or by jitckpt.init(memory=...)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import isfinite
+from typing import Any
+
+from jitckpt.decisions.check import InvalidInput
+
+AUTO = 0  # steps
+MOST_COPIES = 16
+MOST_STEPS = (1 << 31) - 1
+MOST_MEBIBYTES = 1 << 16
+MOST_GROUP = 9999
+BY_SCRIPT, OFF, PARITY = "", "off", "parity"  # modes
+GROUP = 4  # hosts whose memory has parity together
+KEYS = ("tier", "every", "limit", "keep")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """mode: auto, peer or PARITY; BY_SCRIPT where the script may say it; OFF, by a script alone.
+
+    copies: of each shard, its own host's included; for parity how many hosts are a group. every: steps; AUTO
+    for as many as what is measured asks for; None for what is usual in the mode. limit: bytes of this host's
+    memory; None for a part of what is free. keep: seconds that the memory stays without an agent. domains:
+    the failure domains that this host is in. address: of this host, by which others send what it is to keep;
+    "" for the one they know it by.
+    """
+
+    mode: str
+    copies: int = 2
+    every: int | None = None
+    limit: int | None = None
+    keep: float = 60.0
+    domains: tuple[str, ...] = ()
+    address: str = ""
+
+    @property
+    def steps(self) -> int:
+        """Steps from one snapshot to the next, or AUTO."""
+        if self.every is not None:
+            return self.every
+        return 1 if self.mode in ("peer", PARITY) else AUTO
+
+
+def tier(text: str) -> Wanted:
+    """Read auto, off, peer, peer=M, parity or parity=D. Raises InvalidInput."""
+    mode, equals, count = text.partition("=")
+    if text in ("auto", OFF):
+        return Wanted(mode)
+    usual, most = {"peer": (2, MOST_COPIES), PARITY: (GROUP, MOST_GROUP)}.get(mode, (0, 0))
+    if usual and not equals:
+        return Wanted(mode, usual)
+    if count.isascii() and count.isdigit() and 1 <= int(count) <= most:
+        return Wanted(mode, int(count))
+    raise InvalidInput(
+        f"{text!r} is none of auto, off, peer, parity, peer=M with M from 1 to {MOST_COPIES}, and parity=D "
+        "with D hosts"
+    )
+
+
+def steps(text: str) -> int:
+    """Read a number of steps, or auto. Raises InvalidInput."""
+    if text == "auto":
+        return AUTO
+    if text.isascii() and text.isdigit() and 1 <= int(text) <= MOST_STEPS:
+        return int(text)
+    raise InvalidInput(f"{text!r} is neither a number of steps from 1 to {MOST_STEPS} nor auto")
+
+
+def by_script(given: str | Mapping[str, Any]) -> Wanted:
+    """Read what a script gives to jitckpt.init(memory=...). Raises InvalidInput, or TypeError."""
+    if isinstance(given, str):
+        given = {"tier": given}
+    if not isinstance(given, Mapping):
+        raise TypeError(f"memory is a {type(given).__name__}; it must be a text such as 'peer', or a dict")
+    if unknown := [key for key in given if key not in KEYS]:
+        raise InvalidInput(
+            f"memory has no {unknown[0]!r}; it may have {', '.join(KEYS)}. What is different on each host "
+            "is for `jitckpt run` (--memory-interface, --failure-domains)"
+        )
+    wanted = tier(str(given.get("tier", "auto")))
+    if wanted.mode == PARITY:
+        raise InvalidInput(
+            "memory can't be parity: hosts form groups for it before the script begins, by `jitckpt run "
+            "--memory-tier parity`"
+        )
+    if "every" in given:
+        wanted = replace(wanted, every=steps(str(given["every"])))
+    if "limit" in given:
+        wanted = replace(wanted, limit=_limit(given["limit"]) << 20)
+    if "keep" in given:
+        wanted = replace(wanted, keep=_keep(given["keep"]))
+    return wanted
+
+
+def _limit(given: Any) -> int:
+    if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= MOST_MEBIBYTES:
+        raise InvalidInput(
+            f"memory's limit is {given!r}; it must be a whole number of MiB to {MOST_MEBIBYTES}"
+        )
+    return given
+
+
+def _keep(given: Any) -> float:
+    if isinstance(given, bool) or not isinstance(given, int | float) or not (given > 0 and isfinite(given)):
+        raise InvalidInput(f"memory's keep is {given!r}; it must be a number of seconds above 0")
+    return float(given)

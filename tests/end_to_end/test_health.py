@@ -1,0 +1,77 @@
+"""`jitckpt run --health-check`: a host that is not well has no part in the next start."""
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gpt import RUN, TRAINING, digests
+from launcher import JITCKPT, Launcher
+from namespaces import Namespaces, namespaces
+
+MEET = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "10.79.0.1:29400"]
+OPTIONS = ["--nproc-per-node", "1", "--device", "softgpu", "--warm-spares", "0", "--warm-start"]
+
+# Runs the training; in the first start rank 1's host falls ill before its rank dies.
+FALLS_ILL = """
+import os, pathlib, runpy, sys
+if (os.environ["RANK"], os.environ["JITCKPT_RESTART"]) == ("1", "0"):
+    pathlib.Path("ill").touch()
+sys.path.insert(0, os.path.dirname(sys.argv[1]))
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+FAULT = ["--fault", "rank=1 step=3 phase=backward kind=kill"]
+CHECK = ["--health-check", "test ! -e ill || { echo the GPU smells; exit 7; }"]
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Namespaces]:
+    with namespaces(3) as found:
+        yield found
+
+
+def until_told(agent: "subprocess.Popen[str]", text: str) -> str:
+    assert agent.stderr is not None
+    told = ""
+    for line in agent.stderr:
+        told += line
+        if text in line:
+            return told
+    raise AssertionError(told)
+
+
+def test_one_that_stands_by_takes_the_place_of_a_host_that_is_not_well(
+    launcher: Launcher, hosts: Namespaces, undisturbed: list[str]
+) -> None:
+    script = launcher.script(FALLS_ILL)
+
+    def start(host: int, *options: str) -> "subprocess.Popen[str]":
+        run = ["env", "OMP_NUM_THREADS=1", *JITCKPT, "run", "--nnodes", "2", *MEET, *OPTIONS, *FAULT]
+        return launcher.start(*hosts.on(host), *run, *options, script, *TRAINING)
+
+    first = start(0)
+    ill = start(1, *CHECK)
+    launcher.wait_until((launcher.directory / "ill").exists)
+    third = start(2)
+    told = until_told(ill, "the job goes on without this host: ")
+    assert "ended with status 7: the GPU smells." in told
+    told += until_told(ill, "this host is not taken: ")
+    ends = [launcher.finish(agent) for agent in (first, third)]
+    assert [end.status for end in ends] == [0, 0], told + ends[0].err + ends[1].err
+    assert digests(ends[0].out + ends[1].out) == undisturbed
+    # It still waits to be well, and is ended there.
+    ill.send_signal(signal.SIGTERM)
+    assert launcher.finish(ill).status == 1
+
+
+def test_a_host_alone_waits_until_it_is_well(launcher: Launcher, undisturbed: list[str]) -> None:
+    agent = launcher.start(*RUN, *FAULT, *CHECK, launcher.script(FALLS_ILL), *TRAINING)
+    told = until_told(agent, "this host is not taken: ")
+    assert Path(launcher.directory / "ill").exists()
+    (launcher.directory / "ill").unlink()
+    result = launcher.finish(agent)
+    assert result.status == 0, told + result.err
+    assert digests(result.out) == undisturbed
+    assert "this host's health check passes" in result.err

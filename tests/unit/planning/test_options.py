@@ -1,0 +1,48 @@
+"""What is recommended can be started, with the options that are printed."""
+
+import re
+
+import pytest
+from descriptions import describe, large
+from test_plan import CRASH, DOWN, LINK
+
+from jitckpt.cli.run import _parser
+from jitckpt.decisions.check import InvalidInput
+from jitckpt.planning.options import command, why_not
+from jitckpt.planning.plan import USUAL_POLICIES, Analysis, compare, recommend
+from jitckpt.planning.policies import parse_policy
+
+
+def rows_of(policy: str) -> list[Analysis]:
+    return [row for row in compare(large(16, CRASH + DOWN), [policy]) if isinstance(row, Analysis)]
+
+
+@pytest.mark.parametrize("policy", USUAL_POLICIES[1:])
+def test_the_options_of_what_can_be_run_are_options(policy: str) -> None:
+    (row,) = rows_of(policy)
+    if why_not(row.policy):
+        assert "reft" in policy or ("gemini" in policy and "transparent" in policy)
+        return
+    said = command(large(16, CRASH + DOWN), row.policy, row.minibatches_per_save)
+    found = re.match(r"Start it with: jitckpt run (.*) train\.py", said)
+    assert found is not None, said
+    words = found[1].replace("--failure-domains FILE", "--failure-domains hostname").split()
+    args = _parser().parse_args([*words, "train.py"])
+    assert (args.nnodes, args.nproc_per_node) == ("16", "8")
+    assert (args.mode == "transparent") == ("transparent" in policy)
+    assert (args.memory_tier is not None) == ("gemini" in policy)
+    assert ("save_every=" in said) == (row.minibatches_per_save is not None)
+
+
+def test_what_can_not_be_run_is_not_recommended_and_named_where_it_would_be_better() -> None:
+    description = describe(LINK + CRASH, machines="1")
+    advice = recommend(description, compare(description))
+    assert why_not(parse_policy(advice.policy, description)) == ""
+    assert advice.command.startswith("Start it with: jitckpt run")
+    with pytest.raises(InvalidInput, match=r"can do none of these policies \(reft: it keeps no parts"):
+        recommend(large(16, CRASH), rows_of("reft"))
+
+
+def test_an_unprotected_job_needs_no_option() -> None:
+    description = describe("")
+    assert "torchrun" in command(description, parse_policy("none", description), None)

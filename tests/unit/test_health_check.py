@@ -1,0 +1,57 @@
+"""--health-check: what it says of a host, and what becomes of its processes."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from jitckpt.agent import health
+from jitckpt.errors import HostsMissing
+
+
+def test_a_host_whose_check_ends_with_0_is_well() -> None:
+    assert health.why_unfit("echo all is well") == ""
+
+
+def test_the_last_line_says_what_is_wrong() -> None:
+    assert health.why_unfit("echo first; echo GPU 3 has fallen off the bus >&2; exit 4") == (
+        "`echo first; echo GPU 3 has fallen off the bus >&2; exit 4` ended with status 4: "
+        "GPU 3 has fallen off the bus"
+    )
+    assert health.why_unfit("kill -9 $$") == "`kill -9 $$` ended with signal 9"
+
+
+def test_a_check_that_hangs_is_ended_with_all_that_it_has_started(tmp_path: Path) -> None:
+    command = f"sleep 600 & echo $! > {tmp_path}/pid; wait"
+    assert health.why_unfit(command, seconds=2).endswith("has not ended in 2 s")
+    started = int((tmp_path / "pid").read_text())
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        try:
+            state = Path(f"/proc/{started}/stat").read_text().rpartition(") ")[2][0]
+        except FileNotFoundError:
+            return
+        if state == "Z":  # whoever adopted it has not looked yet
+            return
+        time.sleep(0.01)
+    os.kill(started, 9)
+    pytest.fail("a process of the check still runs")
+
+
+def test_a_host_is_waited_for_until_its_check_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(health, "PAUSE_SECONDS", 0)
+    command = f"cd {tmp_path}; echo x >> tries; test $(wc -l < tries) -ge 4 || {{ echo sick; exit 1; }}"
+    health.wait_until_well(command, timeout=600)
+    said = capsys.readouterr().err
+    assert said.count("this host is not taken") == 1
+    assert "status 1: sick" in said
+    assert said.count("it may be taken again") == 1
+
+
+def test_a_host_that_stays_unwell_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "PAUSE_SECONDS", 0)
+    with pytest.raises(HostsMissing, match="has not passed in 0 s: `false` ended with status 1"):
+        health.wait_until_well("false", timeout=0)

@@ -1,0 +1,125 @@
+"""What befalls jobs that the memory tier protects, and what is said of their ends."""
+
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jitckpt.rehearsal import trials_in_memory
+from jitckpt.rehearsal.runs import Run
+from jitckpt.rehearsal.runs_on_hosts import HOSTS, HostStrike
+from jitckpt.rehearsal.trials import Trial
+from jitckpt.rehearsal.trials_in_memory import (
+    CUT,
+    HOST,
+    LONG_CUT,
+    MEMORY_KINDS,
+    PAIR,
+    RANK,
+    SECOND,
+    CutStrike,
+    PairStrike,
+    choose_trial,
+    has_own_directories,
+    judge,
+    missed,
+)
+from jitckpt.saves.final_state import FinalState
+from jitckpt.tiers import host_memory
+from jitckpt.tiers.host_memory import BEGUN, READY, SAFE
+from jitckpt.tiers.shard import Seal
+
+STRIKE = HostStrike(0, "memory_safe", 0.1)
+TRIAL = Trial(1, HOST, (), (STRIKE,))
+FINAL = {rank: FinalState(9, {"parameters": "aa"}, ()) for rank in range(HOSTS)}
+RESTORED = {
+    "event": "restored",
+    "time": 4.0,
+    "clock": 4.0,
+    "restart": 1,
+    "rank": 0,
+    "step": 5,
+    "in_memory": "x",
+}
+GOOD = Run(0, 9.0, (), FINAL, (RESTORED,), (STRIKE,), ())
+
+
+@given(st.integers(0, 99), st.integers(0, 999), st.sampled_from(MEMORY_KINDS))
+def test_trials_are_within_the_job_and_the_same_every_time(seed: int, number: int, kind: str) -> None:
+    trial, again = (choose_trial(seed, number, steps=40, step_seconds=0.1, kinds=[kind]) for _ in range(2))
+    assert trial == again
+    assert trial.kind == kind
+    assert len(trial.faults) == (kind == RANK)
+    assert len(trial.strikes) == {RANK: 0, SECOND: 2}.get(kind, 1)
+    assert all(0 <= strike.rank < HOSTS and strike.delay <= 2.0 for strike in trial.strikes)
+    if kind == SECOND:
+        assert trial.strikes[0].rank != trial.strikes[1].rank
+        assert trial.strikes[1].restart == 1
+
+
+def test_strikes_say_what_they_do() -> None:
+    assert str(PairStrike(2, "memory_safe", 0.5)) == "host 2 dies with the next one 500 ms after memory_safe"
+    assert str(CutStrike(0, "memory_safe", 0.5, seconds=20.0)) == (
+        "host 0 is cut off for 20 s 500 ms after memory_safe"
+    )
+
+
+def test_what_memory_has_brought_back_is_good(tmp_path: Path) -> None:
+    assert judge(TRIAL, GOOD, GOOD, tmp_path).reason == ""
+    assert not missed(TRIAL, GOOD)
+    assert missed(TRIAL, replace(GOOD, struck=()))
+
+
+def test_files_are_good_only_where_more_is_lost_than_copies_survive(tmp_path: Path) -> None:
+    from_files = replace(GOOD, events=(RESTORED | {"in_memory": ""},))
+    (tmp_path / "step-0000000005" / "rank-00000").mkdir(parents=True)
+    assert judge(TRIAL, from_files, GOOD, tmp_path).reason == (
+        "a rank went on from files; 1 saves were written"
+    )
+    pair = Trial(1, PAIR, (), (PairStrike(0, "memory_safe", 0.1),))
+    assert not has_own_directories(pair)
+    assert judge(pair, from_files, GOOD, tmp_path).reason == ""
+    assert judge(pair, replace(GOOD, events=()), GOOD, tmp_path).reason == "", "from the beginning"
+
+
+def test_a_short_cut_needs_no_restart_and_a_lost_host_does(tmp_path: Path) -> None:
+    nothing = replace(GOOD, events=())
+    cut = Trial(1, CUT, (), (CutStrike(0, "memory_safe", 0.1),))
+    assert judge(cut, nothing, GOOD, tmp_path).reason == ""
+    assert judge(TRIAL, nothing, GOOD, tmp_path).reason == "no rank went on from a state"
+
+
+def test_a_host_that_was_cut_off_for_long_may_have_saved_what_it_has(tmp_path: Path) -> None:
+    (tmp_path / "step-0000000005" / "rank-00000").mkdir(parents=True)
+    cut = Trial(1, LONG_CUT, (), (CutStrike(0, "memory_safe", 0.1, seconds=20.0),))
+    assert judge(cut, GOOD, GOOD, tmp_path).reason == ""
+    from_files = replace(GOOD, events=(RESTORED | {"in_memory": ""},))
+    assert judge(cut, from_files, GOOD, tmp_path).reason == "a rank went on from files"
+
+
+def test_another_end_is_never_good(tmp_path: Path) -> None:
+    other = replace(GOOD, final={**FINAL, 1: FinalState(9, {"parameters": "bb"}, ())})
+    for kind in MEMORY_KINDS:
+        assert judge(Trial(1, kind, (), (STRIKE,)), other, GOOD, tmp_path).reason != ""
+
+
+@pytest.mark.parametrize("in_copy", [True, False])
+def test_the_moment_within_a_snapshot_is_awaited(monkeypatch: pytest.MonkeyPatch, in_copy: bool) -> None:
+    memory = host_memory.create()
+    monkeypatch.setattr(trials_in_memory, "_memories", lambda keeper: iter([memory]))
+    host_memory.put_word(memory, READY, 1)
+    waiting = threading.Thread(target=trials_in_memory._await_moment, args=(0,), kwargs={"in_copy": in_copy})
+    waiting.start()
+    time.sleep(0.05)
+    assert waiting.is_alive()
+    if in_copy:
+        host_memory.put_word(memory, BEGUN, 3)
+    else:
+        host_memory.seal(memory, 0, b"{}", Seal(3, 0, 2, bytes(16)))
+    waiting.join(60)
+    assert not waiting.is_alive()
+    assert host_memory.word(memory, SAFE) == 0
