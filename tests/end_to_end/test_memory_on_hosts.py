@@ -106,15 +106,15 @@ def job(launcher: Launcher, hosts: Namespaces) -> Job:
 def check(job: Job, said: str) -> None:
     """See that all ranks have gone on from one step in memory, and that no file was read."""
     restored = job.events("restored")
-    assert len({event["step"] for event in restored}) == 1
+    (step,) = {int(str(event["step"])) for event in restored}
     assert all(event["in_memory"] for event in restored)
     assert "has fetched its ranks' state from other hosts' memory" in said
     kept = re.search(r"the state after step (\d+) is in memory", said)
     assert kept is not None, said
-    assert {event["step"] for event in restored} == {int(kept[1])}
-    # A snapshot begins only once the one before is safe.
+    # A snapshot begins only once the one before is safe; what is whole a moment later is better still.
     newest = max(int(str(event["newest"])) for event in job.events("kept_in_memory"))
-    assert newest - int(kept[1]) in (1, 2) or "was left out" in said
+    assert int(kept[1]) <= step < newest
+    assert newest - step <= 2 or "was left out" in said
     assert job.launcher.survivors() == []
 
 

@@ -24,7 +24,7 @@ def test_the_scripts_own_arguments_are_no_abbreviations_of_ours(argument: str) -
         (["--memory-tier", "peers"], "'peers' is none of auto, off, peer, parity, peer=M"),
         (["--memory-every", "0"], "'0' is neither a number of steps from 1 to 2147483647 nor auto"),
         (["--memory-every", "often"], "'often' is neither"),
-        (["--memory-limit", "0"], "'0' is not a whole number of MiB from 1 to 65536"),
+        (["--memory-limit", "0"], "'0' is not a whole number of MiB from 1 to 16777216"),
         (["--memory-keep", "-1"], "'-1' is not a number of seconds above 0"),
         (["--memory-interface", "no-such0"], "'no-such0' is neither a network interface of this host"),
         (["--failure-domains", "/no/such/file"], "/no/such/file can't be read"),
