@@ -6,32 +6,39 @@ it does while the workers run: protection.py.
 
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 from pathlib import Path
 
 from jitckpt._memory_tier import Pace
 from jitckpt.agent.keeping import KeptMemory
+from jitckpt.agent.parity import ParityOfHosts, as_parities
 from jitckpt.console import say, show_size
 from jitckpt.decisions import sources
 from jitckpt.decisions.check import InvalidInput
+from jitckpt.decisions.decoding import decodable
 from jitckpt.decisions.holders import holders
-from jitckpt.decisions.memory_wanted import BY_SCRIPT, Wanted
+from jitckpt.decisions.memory_wanted import BY_SCRIPT, PARITY, Wanted
 from jitckpt.decisions.placement import Machine, Placement
-from jitckpt.decisions.sources import Kind, Source
+from jitckpt.decisions.sources import Kind, Parity, Source
 from jitckpt.errors import HostsError, JitckptError, SaveError
 from jitckpt.events import EventLog
+from jitckpt.hosts import link
 from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.link import LinkError
 from jitckpt.system.free_memory import free_memory
-from jitckpt.tiers import asked, host_memory, own_shard, peers
+from jitckpt.tiers import asked, host_memory, own_shard, parity_peers, peers
+from jitckpt.tiers.decoding import PieceLost
 from jitckpt.tiers.host_memory import WORDS, HostMemory
-from jitckpt.tiers.peers import PeerMemory
+from jitckpt.tiers.parity import HeldParity, ParityMemory, Stripe
+from jitckpt.tiers.parity_peers import PeerParity
 from jitckpt.tiers.tier import Held
 from jitckpt.wire.environment import MEMORY_EVERY, MEMORY_LIMIT, MEMORY_TIER
 
 FREE_PART = 0.8
+LOOK_SECONDS = 0.05  # between two looks at how far another host is
 
 
 class MemoryTier:
@@ -47,18 +54,26 @@ class MemoryTier:
         self._holding = threading.Lock()
         self._keeper = KeptMemory(job, wanted.keep, start=wanted.mode != BY_SCRIPT)
         self.limit = int(free_memory() * FREE_PART) if wanted.limit is None else wanted.limit
-        self.memory = HostMemory(self._keeper.descriptors, self.limit)
+        held = self._keeper.descriptors
+        self.memory = HostMemory({key: one for key, one in held.items() if key >= 0}, self.limit)
+        self.parity: ParityOfHosts | None = None
+        if wanted.mode == PARITY:
+            of_parity = {_number(key): one for key, one in held.items() if key < 0}
+            parities = ParityMemory(of_parity, self.limit, self.memory.taken)
+            self.parity = ParityOfHosts(wanted.copies, self.memory, parities)
         self.pace = Pace()  # of all that this host sends
         self._may_hold: frozenset[int] = frozenset()  # ranks of other hosts
+        self._gathered: int | None = None  # in this meeting: see PeerMemory.gathered
 
     def variables(self, ranks: int) -> dict[str, str]:
         """Return what the workers, so many on this host, are told."""
         if self.wanted.mode == BY_SCRIPT:
             return MEMORY_LIMIT.to(self.limit / ranks)
+        share = self.wanted.copies if self.parity is None else self.parity.share
         return {
-            **MEMORY_TIER.to(self.wanted.mode),
+            **MEMORY_TIER.to("peer" if self.parity is not None else self.wanted.mode),
             **MEMORY_EVERY.to(self.wanted.steps),
-            **MEMORY_LIMIT.to(self.limit / (ranks * self.wanted.copies)),
+            **MEMORY_LIMIT.to(self.limit / (ranks * share)),
         }
 
     def hear(self, rank: int) -> bool:
@@ -88,9 +103,22 @@ class MemoryTier:
             self._hold(rank)
         return descriptor
 
+    def placement(self, hosts: Hosts) -> Placement:
+        """Return for each host which hosts get something of its ranks' state. Raises HostsError."""
+        if self.parity is None:
+            return placement_of(hosts, self.wanted.copies)
+        groups = [self.parity.group_of(host) for host in range(len(hosts.all))]
+        placed = [(host, *(one for one in of if one != host)) for host, of in enumerate(groups)]
+        return Placement(PARITY, tuple(placed))
+
     def answer_others(self, hosts: Hosts) -> None:
         """Answer other hosts of this meeting; to be called before they are connected. Raises HostsError."""
-        placed = placement_of(hosts, self.wanted.copies).holders
+        self._gathered = None
+        hosts.answers[peers.VISIT] = partial(peers.serve, self.memory, self._why_not, more=self._answer)
+        if self.parity is not None:
+            self.parity.meet(hosts)
+            return
+        placed = self.placement(hosts).holders
         by_script = self.wanted.mode == BY_SCRIPT  # how many copies is not known yet
         self._may_hold = frozenset(
             rank
@@ -98,7 +126,16 @@ class MemoryTier:
             if host != hosts.index and (by_script or hosts.index in placed[host])
             for rank in one.ranks
         )
-        hosts.answers[peers.VISIT] = partial(peers.serve, self.memory, self._why_not)
+
+    async def _answer(self, request: link.Header, connection: peers.Connection) -> bool:
+        """Do what a visit asks for beside shards (peers.More)."""
+        if "gathered" in request:
+            connection[1].write(link.encode({"gathered": self._gathered}))
+            return True
+        if self.parity is None:
+            return False
+        of = self.parity.parities
+        return await parity_peers.answer(self.memory, of, self._number_of_stripe, request, connection)
 
     def gather(self, hosts: Hosts) -> None:
         """Fetch from other hosts' memory what this host's ranks lack to go on from the step that all will.
@@ -106,27 +143,59 @@ class MemoryTier:
         What can't be had is no error here: then the ranks agree on files.
         """
         begun = time.monotonic()
-        tiers = {host: PeerMemory(hosts, host) for host in range(len(hosts.all)) if host != hosts.index}
-        held: dict[int, Sequence[Held]] = {hosts.index: self.memory.has()}
+        tiers = {host: PeerParity(hosts, host) for host in range(len(hosts.all)) if host != hosts.index}
+        held, parities = self._what_all_have(hosts, tiers)
+        failed: list[Source | Parity] = []
+        step = self._get(hosts, tiers, begun, partial(decide, hosts, held, failed, parities), failed)
+        self._gathered = step
+        if any(held.values()) and 0 < (least := self._least(hosts, tiers)) < step:
+            # Another host has found its copies of that step damaged.
+            again = partial(decide, hosts, held, failed, parities, least)
+            self._get(hosts, tiers, time.monotonic(), again, failed)
+        elif step == 0 and self._log.leading and any(held.values()):
+            what = "its parity" if self.parity is not None else "its copies"
+            self._warn(
+                f"no step is whole in the hosts' memory any more: more is lost than {what} can give back, so "
+                "the ranks go on from files, or from the beginning"
+            )
+
+    def _least(self, hosts: Hosts, tiers: Mapping[int, PeerParity]) -> int:
+        """Return the oldest step that a host, of those that are not lost, has got what it needs of."""
+        found = [self._gathered or 0]
         for host, tier in tiers.items():
-            try:
-                held[host] = tier.has()
-            except (LinkError, SaveError) as error:
-                self._warn(f"what {hosts.name(host)} has in memory is not known: {error}")
-        failed: list[Source] = []
+            step: int | None = None
+            while step is None and host not in hosts.lost:
+                try:
+                    step = tier.gathered()
+                except (LinkError, SaveError):
+                    break  # its loss is noticed, and the job starts anew
+                if step is None:
+                    time.sleep(LOOK_SECONDS)
+            if step is not None:
+                found.append(step)
+        return min(found)
+
+    def _get(
+        self,
+        hosts: Hosts,
+        tiers: Mapping[int, PeerParity],
+        begun: float,
+        decided: Callable[[], sources.Plan | None],
+        failed: list[Source | Parity],
+    ) -> int:
+        """Get what this host's ranks need of the step that is decided on; return the step, 0 for none."""
         fetched = 0
-        while (plan := decide(hosts, held, failed)) is not None:
+        while (plan := decided()) is not None:
             for rank in hosts.all[hosts.index].ranks:
                 source = plan.sources[rank]
                 try:
-                    if source.host == hosts.index:
+                    if source.host == hosts.index and source.kind == Kind.OWN_MEMORY:
                         host_memory.check(self.memory.of(rank), source.step)
                         continue
-                    timeline = _within_job(source.timeline)
-                    fetched += tiers[source.host].get(rank, source.step, timeline, self.memory)
+                    fetched += self._fetch(source, tiers)
                     self._hold(rank)
-                except (LinkError, SaveError) as error:
-                    failed.append(source)
+                except (LinkError, SaveError, PieceLost) as error:
+                    failed.append(error.piece if isinstance(error, PieceLost) else source)
                     self._warn(f"a copy of rank {rank}'s state is passed over: {error}")
                     break
             else:
@@ -139,7 +208,31 @@ class MemoryTier:
                         f"{hosts.name(hosts.index)} has fetched its ranks' state from other hosts' memory: "
                         f"{show_size(fetched)} in {seconds:.2f} s."
                     )
-                break
+                return plan.step
+        return 0
+
+    def _what_all_have(
+        self, hosts: Hosts, tiers: Mapping[int, PeerParity]
+    ) -> tuple[dict[int, Sequence[Held]], dict[int, Sequence[HeldParity]]]:
+        held: dict[int, Sequence[Held]] = {hosts.index: self.memory.has()}
+        parities: dict[int, Sequence[HeldParity]] = {}
+        if self.parity is not None:
+            parities[hosts.index] = self.parity.parities.has()
+        for host, tier in tiers.items():
+            try:
+                held[host] = tier.has()
+                if self.parity is not None:
+                    parities[host] = tier.parities()
+            except (LinkError, SaveError) as error:
+                self._warn(f"what {hosts.name(host)} has in memory is not known: {error}")
+        return held, parities
+
+    def _fetch(self, source: Source, tiers: Mapping[int, PeerParity]) -> int:
+        """Bring a source into this host's memory; return the bytes that came."""
+        timeline = _within_job(source.timeline)
+        if source.kind == Kind.PARITY and self.parity is not None:
+            return self.parity.decode(source, timeline, tiers)
+        return tiers[source.host].get(source.rank, source.step, timeline, self.memory)
 
     def write_saves(self, directory: Path, ranks: Collection[int], step: int) -> None:
         """The job ends: write what memory has of these ranks to files, from which another job can go on."""
@@ -160,6 +253,8 @@ class MemoryTier:
     def close(self, *, end: bool) -> None:
         """Free the memory; end: no later agent goes on from it."""
         self.memory.close()
+        if self.parity is not None:
+            self.parity.parities.close()
         self._keeper.close(end=end)
 
     def see_keeper(self) -> None:
@@ -167,18 +262,28 @@ class MemoryTier:
         for rank in list(self.memory.descriptors)[:1]:
             self._hold(rank)
 
-    def _hold(self, rank: int) -> None:
-        """Have the keeper hold a rank's memory; one that was killed is replaced, and gets all."""
+    def _memfd(self, key: int) -> int:
+        if key >= 0 or self.parity is None:
+            return self.memory.of(key)
+        return self.parity.parities.of(_number(key))
+
+    def _held(self) -> dict[int, int]:
+        """Return all memfds as the keeper knows them: parities have negative numbers."""
+        of_parity = {} if self.parity is None else self.parity.parities.descriptors
+        return {**self.memory.descriptors, **{_number(key): one for key, one in of_parity.items()}}
+
+    def _hold(self, key: int) -> None:
+        """Have the keeper hold a memfd; one that was killed is replaced, and gets all."""
         with self._holding:
             if not self._keeper.is_there:
                 return
             try:
-                self._keeper.hold(rank, self.memory.of(rank))
+                self._keeper.hold(key, self._memfd(key))
             except OSError:
                 self._keeper.close(end=True)
                 try:
                     self._keeper = KeptMemory(self._job, self.wanted.keep)
-                    for known, descriptor in list(self.memory.descriptors.items()):
+                    for known, descriptor in self._held().items():
                         self._keeper.hold(known, descriptor)
                 except (JitckptError, OSError) as error:
                     self._warn(
@@ -188,6 +293,12 @@ class MemoryTier:
                     self._log.write(
                         "warning", text="the memory tier's keeper was killed; another one holds all"
                     )
+
+    def _number_of_stripe(self, stripe: Stripe) -> int:
+        assert self.parity is not None
+        number = self.parity.number_of(stripe)
+        self._hold(_number(number))
+        return number
 
     def _why_not(self, rank: int) -> str | None:
         if rank in self._may_hold:
@@ -204,6 +315,9 @@ class MemoryTier:
 
         Not before a step of the new start is safe: another host may lack it until then.
         """
+        if self.parity is not None:
+            for number in self.parity.forget_strangers():
+                self._keeper.drop(_number(number))
         wanted = self._may_hold | set(hosts.all[hosts.index].ranks)
         for rank in set(self.memory.descriptors) - wanted:
             self.memory.forget(rank)
@@ -212,6 +326,11 @@ class MemoryTier:
     def _warn(self, text: str) -> None:
         self._log.write("warning", text=text)
         say(text)
+
+
+def _number(key: int) -> int:
+    """Return by which number the keeper knows a parity; and the other way round."""
+    return -1 - key
 
 
 def _within_job(timeline: str) -> str:
@@ -234,9 +353,13 @@ def machines_of(hosts: Hosts) -> list[Machine]:
 
 
 def decide(
-    hosts: Hosts, held: Mapping[int, Sequence[Held]], failed: Collection[Source]
+    hosts: Hosts,
+    held: Mapping[int, Sequence[Held]],
+    failed: Collection[Source | Parity],
+    parities: Mapping[int, Sequence[HeldParity]],
+    newest: float = inf,
 ) -> sources.Plan | None:
-    """Return where every rank's state comes from, of what all hosts have in memory."""
+    """Return where every rank's state comes from, of what all hosts have in memory; newest: of the steps."""
     ranks = [rank for host in hosts.all for rank in host.ranks]
     found = [
         Source(
@@ -249,6 +372,7 @@ def decide(
         )
         for host, of_host in held.items()
         for one in of_host
-        if one.rank < len(ranks) == one.world_size
+        if one.rank < len(ranks) == one.world_size and one.step <= newest
     ]
+    found += decodable(found, as_parities(parities, len(ranks)), failed)
     return sources.decide(ranks, found, failed)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from jitckpt.agent.memory_tier import MemoryTier, machines_of, placement_of
+from jitckpt.agent.memory_tier import MemoryTier, machines_of
 from jitckpt.agent.pacer import Pacer
 from jitckpt.console import say, show_size
 from jitckpt.decisions.holders import nearest, shared_domains
@@ -28,7 +28,7 @@ from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.link import LinkError
 from jitckpt.tiers import host_memory
 from jitckpt.tiers.host_memory import BEGUN, OFF, READY, RULE, SAFE, SETTLED, SKIPPED, STEP_TIME
-from jitckpt.tiers.peers import PeerMemory
+from jitckpt.tiers.parity_peers import PeerParity
 
 LOOK_SECONDS = 0.002
 KEEPER_SECONDS = 1.0  # between two looks whether the keeper is there
@@ -88,10 +88,10 @@ class Protection(threading.Thread):
         self._senders = ThreadPoolExecutor(max(1, len(memories)), "jitckpt-memory-send")
 
     def _place(self) -> None:
-        placed = None if self._hosts is None else placement_of(self._hosts, self._tier.wanted.copies)
+        placed = None if self._hosts is None else self._tier.placement(self._hosts)
         self._placed = ((0,),) if placed is None else placed.holders
         self._domains: list[str] = []
-        if self._hosts is not None and placed is not None:
+        if self._hosts is not None and placed is not None and self._tier.parity is None:
             self._domains = shared_domains(machines_of(self._hosts), placed)
         self._holders = [host for host in self._placed[self._index] if host != self._index]
         self._keepers = {host: list(by) for host, by in enumerate(self._placed)}  # became
@@ -115,7 +115,10 @@ class Protection(threading.Thread):
         """Return the step that is whole in memory without these hosts; None if there is none."""
         if not self.safe or self._off is not None:
             return None
-        alive = all(set(self._placed[host]) - set(lost) for host in lost)
+        if self._tier.parity is not None:
+            alive = self._tier.parity.survives(lost)
+        else:
+            alive = all(set(self._placed[host]) - set(lost) for host in lost)
         return self.safe if alive else None
 
     def run(self) -> None:
@@ -216,6 +219,8 @@ class Protection(threading.Thread):
         problem = ""
         others = [host for host in range(len(self._hosts.all)) if host not in self._placed[self._index]]
         others = nearest(machines_of(self._hosts), self._index, others)
+        if self._tier.parity is not None:
+            others = []  # a parity is of a place in its group
         for host in (holder, *others):
             if host != holder:
                 self._hosts.send(host, {"memory": {"allow": rank}})
@@ -234,7 +239,8 @@ class Protection(threading.Thread):
                     return True
         if self._stopping.is_set() or holder in self._hosts.lost:
             return False  # the job is about to start anew
-        self._warn(f"rank {rank}'s state is less protected, in its own host's memory alone: {problem}")
+        where = "" if self._tier.parity is not None else ", in its own host's memory alone"
+        self._warn(f"rank {rank}'s state is less protected{where}: {problem}")
         return True
 
     def _put(self, host: int, rank: int, step: int) -> None:
@@ -243,8 +249,11 @@ class Protection(threading.Thread):
         held = next((one for one in memory.has() if (one.rank, one.step) == (rank, step)), None)
         if held is None:
             raise SaveError(f"Step {step} of rank {rank} is in this host's memory no more, or damaged.")
-        peer = PeerMemory(self._hosts, host, PATIENCE_SECONDS, pace=self._tier.pace, stop=self._stop_sending)
-        peer.put(memory.shard(rank, step, held.timeline))
+        peer = PeerParity(self._hosts, host, PATIENCE_SECONDS, pace=self._tier.pace, stop=self._stop_sending)
+        if self._tier.parity is not None:
+            self._tier.parity.put(peer, host, rank, step, held.timeline)
+        else:
+            peer.put(memory.shard(rank, step, held.timeline))
 
     def _change_pace(self, every: int, since: int, why: str) -> None:
         """All ranks read of it before they read that a step is settled, and so before they come to that."""
@@ -263,7 +272,8 @@ class Protection(threading.Thread):
             return
         between = every * min(own.step_seconds for own in known)
         waited = max(host_memory.word(own.memory, host_memory.WAITED) for own in known) / 1e6
-        size = sum(own.size for own in known) * len(self._holders)
+        copies = 1 if self._tier.parity is not None else len(self._holders)
+        size = sum(own.size for own in known) * copies
         self._tier.pace.set_rate(self._pace.rate(size, max(own.copied for own in known), between, waited))
 
     def _is_safe(self, safe: int, settled: int) -> None:
@@ -321,7 +331,9 @@ class Protection(threading.Thread):
         if not every:
             steps = f"every {PROFILED_EVERY} steps until it is known how often it can be"
         where = "this host"
-        if self._hosts is not None:
+        if self._tier.parity is not None:
+            where = f"its host, with parity over {len(self._holders) + 1} hosts, of which one may be lost"
+        elif self._hosts is not None:
             where = f"its host and {len(self._holders)} other{'s' if len(self._holders) != 1 else ''}"
         return (
             f"memory tier: after {steps} the state of all {len(self._ranks)} ranks is kept in the memory of "
@@ -333,6 +345,8 @@ class Protection(threading.Thread):
         if self._off is None:
             self._off = reason
             self._warn(f"the memory tier protects this job no more: {reason}")
+            if self._tier.parity is not None:
+                self._tier.parity.parities.drop_all()
             for rank in self._ranks:
                 for held in self._tier.memory.has():
                     if held.rank == rank:

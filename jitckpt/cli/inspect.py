@@ -98,8 +98,10 @@ def memory_table(found: Sequence[KeptShard]) -> Table:
     for one in found:
         age = f"{max(0.0, time() - one.time):.1f} s" if one.time else ""
         state = one.problem or ("whole everywhere" if one.safe else "whole here")
-        whom = "this host" if one.own else "another host"
+        whom = "this host" if one.own else "another host" if not one.parity_of else "its group"
         rank = f"{one.rank} of {one.world_size}" if one.world_size else ""
+        if one.parity_of:
+            rank = f"parity of {', '.join(map(str, one.parity_of))}"
         result.add_row(one.job[:8], rank, str(one.step), show_size(one.bytes), age, whom, state)
     return result
 

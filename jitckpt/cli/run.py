@@ -40,6 +40,7 @@ from jitckpt.decisions.check import InvalidInput
 from jitckpt.decisions.holders import domains_of, read_domains
 from jitckpt.decisions.limits import Limits, conflicts
 from jitckpt.decisions.memory_wanted import Wanted
+from jitckpt.decisions.redundancy import groups
 from jitckpt.decisions.suspects import visible_devices
 from jitckpt.device import LIBRARY_DIR, check_libraries, choose_device, device_environment
 from jitckpt.doctor import moved_process
@@ -352,6 +353,12 @@ def _check_modes(args: argparse.Namespace) -> None:
             )
     if args.objects is not None and args.checkpoint_dir is None:
         raise ValueError("--objects needs --checkpoint-dir, which is what it copies")
+    if args.memory_tier is not None and args.memory_tier.mode == memory_wanted.PARITY:
+        most = 1 if args.standalone else torchrun.parse_min_max_nnodes(args.nnodes)[1]
+        try:
+            groups(most, args.memory_tier.copies)
+        except InvalidInput as error:
+            raise ValueError(f"--memory-tier parity: {error}") from error
     if args.broken_device != "restart" and args.mode != "transparent":
         raise ValueError(
             f"--broken-device {args.broken_device}: only --mode transparent goes on without a restart"
@@ -663,10 +670,11 @@ def run_parser() -> argparse.ArgumentParser:
         "--memory-tier",
         type=_memory_tier,
         default=None,
-        metavar="auto|off|peer[=M]",
+        metavar="auto|off|peer[=M]|parity[=D]",
         help="keep each rank's whole state in host memory, too, for jobs without replicas. peer: with M "
         "copies (default 2), its own host's and those on other hosts; auto: the same, only where some rank's "
-        "state has no replica on another host (default off)",
+        "state has no replica on another host; parity: once, with XOR parity over groups of D hosts (default "
+        "4), of which one may be lost at a time (default off)",
     )
     ours.add_argument(
         "--memory-every",

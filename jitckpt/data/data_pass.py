@@ -7,6 +7,7 @@ A loader with state_dict and load_state_dict goes on by its own state.
 """
 
 import copy
+import sys
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +26,7 @@ from jitckpt.data.loader_workers import Beginning, Carried, WithStates, Workers
 from jitckpt.encoding import packed, tree_codec
 from jitckpt.errors import CheckpointError
 
+OWN_REFERENCES = 3  # to a loader: this module's, that of its generators, and of who counts them
 _DIGEST_BITS = 63  # a number that int64 holds
 
 
@@ -77,6 +79,11 @@ class Loader:
                 "workers' random numbers: what these draw for each sample would differ after a failure. With "
                 "torch's own DataLoader it would not."
             )
+
+    @property
+    def is_let_go(self) -> bool:
+        """Whether the script has its loader no more, as one that makes a new one for each epoch."""
+        return isinstance(self.loader, DataLoader) and sys.getrefcount(self.loader) <= OWN_REFERENCES
 
     def begin(self, saved: PassState | None = None) -> "Pass":
         """Begin a pass, or go on with a saved one: then the caller puts the process's generators back."""

@@ -95,7 +95,8 @@ def _is_plain(value: Any) -> bool:
 
 
 def _restore_own(keeper: Any, state: dict[str, Any]) -> None:
-    vars(keeper).update(state.pop(_CHANGED, {}))
+    if changed := state.pop(_CHANGED, {}):
+        vars(keeper).update(changed)
     for name, saved in state.items():
         value = None if name == "state_dict" else getattr(keeper, name)
         if name == "state_dict":

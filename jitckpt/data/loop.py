@@ -207,6 +207,7 @@ class Loop:
             _set_epoch(loader, self._epoch)
         known = self._loaders.get(id(loader))
         if known is None:
+            self._loaders = {key: one for key, one in self._loaders.items() if not one.is_let_go}
             known = self._loaders[id(loader)] = Loader(loader, self._warn)
         previous = self._previous[number] if number < len(self._previous) else None
         if previous is not None and saved is None and known.is_new and previous.ended:

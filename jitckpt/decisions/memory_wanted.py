@@ -11,18 +11,21 @@ AUTO = 0  # steps
 MOST_COPIES = 16
 MOST_STEPS = (1 << 31) - 1
 MOST_MEBIBYTES = 1 << 16
-BY_SCRIPT, OFF = "", "off"  # modes
+MOST_GROUP = 9999
+BY_SCRIPT, OFF, PARITY = "", "off", "parity"  # modes
+GROUP = 4  # hosts whose memory has parity together
 KEYS = ("tier", "every", "limit", "keep")
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """mode: auto or peer; BY_SCRIPT where the script may say it; OFF, by a script alone.
+    """mode: auto, peer or PARITY; BY_SCRIPT where the script may say it; OFF, by a script alone.
 
-    copies: of each shard, its own host's included. every: steps; AUTO for as many as what is measured asks
-    for; None for what is usual in the mode. limit: bytes of this host's memory; None for a part of what is
-    free. keep: seconds that the memory stays without an agent. domains: the failure domains that this host is
-    in. address: of this host, by which others send what it is to keep; "" for the one they know it by.
+    copies: of each shard, its own host's included; for parity how many hosts are a group. every: steps; AUTO
+    for as many as what is measured asks for; None for what is usual in the mode. limit: bytes of this host's
+    memory; None for a part of what is free. keep: seconds that the memory stays without an agent. domains:
+    the failure domains that this host is in. address: of this host, by which others send what it is to keep;
+    "" for the one they know it by.
     """
 
     mode: str
@@ -38,19 +41,23 @@ class Wanted:
         """Steps from one snapshot to the next, or AUTO."""
         if self.every is not None:
             return self.every
-        return 1 if self.mode == "peer" else AUTO
+        return 1 if self.mode in ("peer", PARITY) else AUTO
 
 
 def tier(text: str) -> Wanted:
-    """Read auto, off, peer or peer=M. Raises InvalidInput."""
-    mode, equals, copies = text.partition("=")
+    """Read auto, off, peer, peer=M, parity or parity=D. Raises InvalidInput."""
+    mode, equals, count = text.partition("=")
     if text in ("auto", OFF):
         return Wanted(mode)
-    if mode == "peer" and not equals:
-        return Wanted(mode)
-    if mode == "peer" and copies.isascii() and copies.isdigit() and 1 <= int(copies) <= MOST_COPIES:
-        return Wanted(mode, int(copies))
-    raise InvalidInput(f"{text!r} is none of auto, off, peer and peer=M, with M from 1 to {MOST_COPIES}")
+    usual, most = {"peer": (2, MOST_COPIES), PARITY: (GROUP, MOST_GROUP)}.get(mode, (0, 0))
+    if usual and not equals:
+        return Wanted(mode, usual)
+    if count.isascii() and count.isdigit() and 1 <= int(count) <= most:
+        return Wanted(mode, int(count))
+    raise InvalidInput(
+        f"{text!r} is none of auto, off, peer, parity, peer=M with M from 1 to {MOST_COPIES}, and parity=D "
+        "with D hosts"
+    )
 
 
 def steps(text: str) -> int:
@@ -65,7 +72,7 @@ def steps(text: str) -> int:
 def by_script(given: str | Mapping[str, Any]) -> Wanted:
     """Read what a script gives to jitckpt.init(memory=...). Raises InvalidInput, or TypeError."""
     if isinstance(given, str):
-        return tier(given)
+        given = {"tier": given}
     if not isinstance(given, Mapping):
         raise TypeError(f"memory is a {type(given).__name__}; it must be a text such as 'peer', or a dict")
     if unknown := [key for key in given if key not in KEYS]:
@@ -74,6 +81,11 @@ def by_script(given: str | Mapping[str, Any]) -> Wanted:
             "is for `jitckpt run` (--memory-interface, --failure-domains)"
         )
     wanted = tier(str(given.get("tier", "auto")))
+    if wanted.mode == PARITY:
+        raise InvalidInput(
+            "memory can't be parity: hosts form groups for it before the script begins, by `jitckpt run "
+            "--memory-tier parity`"
+        )
     if "every" in given:
         wanted = replace(wanted, every=steps(str(given["every"])))
     if "limit" in given:

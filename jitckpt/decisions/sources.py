@@ -19,7 +19,8 @@ class Kind(IntEnum):
     REPLICA_DEVICE = 1
     OWN_MEMORY = 2
     PEER_MEMORY = 3
-    FILES = 4
+    PARITY = 4
+    FILES = 5
 
 
 # Bytes per second, as far as nobody has measured them: only their order matters.
@@ -28,8 +29,27 @@ RATES: Mapping[Kind, float] = {
     Kind.REPLICA_DEVICE: 2e10,
     Kind.OWN_MEMORY: 1e10,
     Kind.PEER_MEMORY: 1e9,
+    Kind.PARITY: 1e9,
     Kind.FILES: 2e8,
 }
+
+
+@dataclass(frozen=True)
+class Parity:
+    """The XOR of a cell of each other member's shard (redundancy.py) of a step, in a host's memory.
+
+    group: the members' ranks; NOBODY for one without. place: which member the parity is.
+    """
+
+    group: tuple[int, ...]
+    place: int
+    step: int
+    timeline: str = ""
+    host: int = 0
+    bytes: int = 0
+
+
+NOBODY = -1
 
 
 @dataclass(frozen=True)
@@ -37,6 +57,7 @@ class Source:
     """A copy, whole as far as is known, of all that a rank needs of a step.
 
     timeline: of which start's minibatches it is; "" for files, which tell only their job. host: who has it.
+    made_of: what it has to be decoded from.
     """
 
     rank: int
@@ -45,6 +66,7 @@ class Source:
     timeline: str = ""
     host: int = 0
     bytes: int = 0
+    made_of: tuple["Source | Parity", ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,7 +86,7 @@ class Plan:
 def decide(
     ranks: Collection[int],
     sources: Iterable[Source],
-    failed: Collection[Source] = (),
+    failed: Collection[Source | Parity] = (),
     rates: Mapping[Kind, float] = RATES,
 ) -> Plan | None:
     """Return the newest step of which every rank has a source; of equal ones the one that is had soonest.
@@ -74,7 +96,7 @@ def decide(
     out = frozenset(failed)
     by_group: dict[tuple[int, str], dict[int, list[Source]]] = defaultdict(lambda: defaultdict(list))
     for source in sources:
-        if source not in out:
+        if source not in out and not out.intersection(source.made_of):
             by_group[source.step, source.timeline][source.rank].append(source)
     needed = sorted(ranks)
     whole = [group for group, found in by_group.items() if all(rank in found for rank in needed)]
@@ -115,7 +137,7 @@ def _reason(
     chosen: Mapping[int, Source],
     ranks: Sequence[int],
     lost: Mapping[int, Mapping[int, object]],
-    failed: Collection[Source],
+    failed: Collection[Source | Parity],
 ) -> str:
     by_place: dict[str, list[int]] = defaultdict(list)
     for rank, source in chosen.items():
@@ -126,24 +148,32 @@ def _reason(
         missing = [rank for rank in ranks if rank not in lost[newer]]
         what = f"of {listed(missing)} nothing of it is left" if missing else "its copies are of two timelines"
         text += f". Step {newer} is not whole: {what}"
-    damaged = sorted({(one.rank, one.step, _place(one)) for one in failed if one.step >= step})
-    for rank, of_step, place in damaged[:SHOWN_RANKS]:
-        text += f". Step {of_step} of rank {rank} in {place} has failed its check"
+    damaged = sorted({(one.step, _whose(one), _place(one)) for one in failed if one.step >= step})
+    for of_step, whose, place in damaged[:SHOWN_RANKS]:
+        text += f". Step {of_step} {whose} in {place} has failed its check"
     return text
 
 
-def _place(source: Source) -> str:
-    match source.kind:
-        case Kind.OWN_DEVICE:
-            return "their own devices"
-        case Kind.REPLICA_DEVICE:
-            return f"a replica's device on host {source.host}"
-        case Kind.OWN_MEMORY:
-            return "their own host's memory"
-        case Kind.PEER_MEMORY:
-            return f"the memory of host {source.host}"
-        case Kind.FILES:
-            return "files"
+def _whose(one: Source | Parity) -> str:
+    if isinstance(one, Parity):
+        others = [rank for place, rank in enumerate(one.group) if place != one.place and rank != NOBODY]
+        return f"of the parity of {listed(others)}"
+    return f"of rank {one.rank}"
+
+
+def _place(source: Source | Parity) -> str:
+    if isinstance(source, Source) and source.kind in _PLACES:
+        return _PLACES[source.kind]
+    device = isinstance(source, Source) and source.kind == Kind.REPLICA_DEVICE
+    return f"a replica's device on host {source.host}" if device else f"the memory of host {source.host}"
+
+
+_PLACES: Mapping[Kind, str] = {
+    Kind.OWN_DEVICE: "their own devices",
+    Kind.OWN_MEMORY: "their own host's memory",
+    Kind.PARITY: "parity in other hosts' memory",
+    Kind.FILES: "files",
+}
 
 
 def listed(ranks: Sequence[int]) -> str:

@@ -11,14 +11,14 @@ To that each method adds:
 
 Several methods together survive as many losses as there are methods: k copies always do, with strides 1..k.
 ARC and AEC together do so only if no parity lies on the member that keeps the copy (then a shard has
-D - 2 cells); otherwise two neighbours lost together take a cell and its parity. `survives` decides this
-from the layout itself.
+D - 2 cells); otherwise two neighbours lost together take a cell and its parity. `survives` in
+decisions/redundancy.py decides this from the layout itself.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from jitckpt.decisions.check import InvalidInput, number, whole
+from jitckpt.decisions.check import number, whole
+from jitckpt.decisions.redundancy import protectable
 from jitckpt.planning.mesh import Mesh
 
 
@@ -45,20 +45,20 @@ def unprotected(stage_bytes: float, members: int) -> Costs:
 
 def arc(stage_bytes: float, members: int, copies: int = 1) -> Costs:
     """`copies` further members' shards: 2 |P| / D in all for one."""
-    shard = unprotected(stage_bytes, _protectable(members, copies)).snapshot_bytes
+    shard = unprotected(stage_bytes, protectable(members, copies)).snapshot_bytes
     return Costs(shard, copies * shard, copies * shard, copies)
 
 
 def aec(stage_bytes: float, members: int) -> Costs:
     """XOR parity, made on the device in bubbles: |P| / (D - 1) more for the group."""
-    shard = unprotected(stage_bytes, _protectable(members, 1)).snapshot_bytes
+    shard = unprotected(stage_bytes, protectable(members, 1)).snapshot_bytes
     parity = shard / (members - 1)
     return Costs(shard, parity, parity, 1)
 
 
 def arc_with_aec(stage_bytes: float, members: int) -> Costs:
     """One copy and one parity that avoids it; needs three members."""
-    shard = unprotected(stage_bytes, _protectable(members, 2)).snapshot_bytes
+    shard = unprotected(stage_bytes, protectable(members, 2)).snapshot_bytes
     extra = shard + shard / (members - 2)
     return Costs(shard, extra, extra, 2)
 
@@ -84,15 +84,6 @@ def aor(
     )
 
 
-def _protectable(members: int, losses: int) -> int:
-    if whole("members", members, low=1) <= losses:
-        raise InvalidInput(
-            f"members is {members}: to survive {losses} lost of a sharding group it must be at "
-            f"least {losses + 1}"
-        )
-    return members
-
-
 def saved_range(mesh: Mesh, rank: int, shard_bytes: int) -> tuple[int, int]:
     """The bytes [start, end) of its shard that a rank snapshots: each of its D replicas another 1/D.
 
@@ -102,56 +93,6 @@ def saved_range(mesh: Mesh, rank: int, shard_bytes: int) -> tuple[int, int]:
     _, data, _ = mesh.coordinates(whole("rank", rank, high=mesh.gpus - 1))
     member = data // mesh.shard_group
     return shard_bytes * member // mesh.replicas, shard_bytes * (member + 1) // mesh.replicas
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Who of a sharding group keeps what, by cell. A cell is (shard, number)."""
-
-    members: int
-    cells_per_shard: int
-    kept: tuple[frozenset[tuple[int, int]], ...]  # by member
-    parity: tuple[
-        tuple[int, frozenset[tuple[int, int]]], ...
-    ]  # (member that keeps it, cells it is the XOR of)
-
-
-def layout(members: int, copies: int = 0, parity: bool = False) -> Layout:
-    """Member d keeps shard d and those of the `copies` members before it; parity as in AEC.
-
-    The parity that member q keeps has one cell of every member whose shard q does not keep.
-    """
-    losses = copies + (1 if parity else 0)
-    _protectable(members, losses)
-    cells = members - 1 - copies if parity else 1
-    holders = [[(d + step) % members for step in range(copies + 1)] for d in range(members)]  # of shard d
-    kept = [
-        frozenset((d, cell) for d in range(members) if member in holders[d] for cell in range(cells))
-        for member in range(members)
-    ]
-    under: dict[int, set[tuple[int, int]]] = {member: set() for member in range(members)}
-    if parity:
-        for d in range(members):
-            others = [member for member in range(members) if member not in holders[d]]
-            for cell, member in enumerate(others):
-                under[member].add((d, cell))
-    return Layout(members, cells, tuple(kept), tuple((q, frozenset(c)) for q, c in under.items() if c))
-
-
-def survives(plan: Layout, lost: Iterable[int]) -> bool:
-    """Whether every cell can still be read or decoded when the `lost` members are gone."""
-    gone = set(lost)
-    have = set().union(*(plan.kept[member] for member in range(plan.members) if member not in gone))
-    equations = [cells for member, cells in plan.parity if member not in gone]
-    progress = True
-    while progress:
-        progress = False
-        for cells in equations:
-            missing = cells - have
-            if len(missing) == 1:
-                have |= missing
-                progress = True
-    return len(have) == plan.members * plan.cells_per_shard
 
 
 def bubble_seconds(stages: int, forward_seconds: float, backward_seconds: float) -> float:

@@ -29,6 +29,8 @@ MEMORY_KINDS = (
     *(IN_COPY, IN_SEND, AGENT, PAIR, SECOND, CUT, LONG_CUT),
 )
 STOPPED_SECONDS = 3.0
+# Who is cut off from more hosts than copies survive saves what it has, and so does a rank without an agent.
+SAVED_ALONE = (LONG_CUT, AGENT)
 CUT_SECONDS = {CUT: 1.0, LONG_CUT: 20.0}
 LOOK_SECONDS = 0.0005  # for a moment within a snapshot
 COMES_SECONDS = 60.0  # until that moment, or the end of what has no host any more, is given up
@@ -115,7 +117,7 @@ class CutStrike(HostStrike):
             time.sleep(self.seconds)
         end = time.monotonic() + COMES_SECONDS
         while self.seconds > CUT_SECONDS[CUT] and time.monotonic() < end and not job.over.is_set():
-            if job.agents[0].poll() is not None:
+            if job.agents[0].poll():  # with a failure
                 job.start(0)
                 return
             time.sleep(STRIKE_SECONDS)
@@ -224,8 +226,7 @@ def judge(trial: Trial, run: Run, undisturbed: Run, folder: Path, ignored: Seque
             reasons.append("no rank went on from a state")
         if any(not event.get("in_memory") for event in restored):
             reasons.append("a rank went on from files")
-        # A host that is cut off from more hosts than copies survive saves what it has.
-        if trial.kind != LONG_CUT and (saves := list(folder.rglob("step-*/rank-*"))):
+        if trial.kind not in SAVED_ALONE and (saves := list(folder.rglob("step-*/rank-*"))):
             reasons.append(f"{len(saves)} saves were written")
     kept = [event for event in run.events if event["event"] == "kept_in_memory"]
     redone = max((event["newest"] - step for event in kept for step in steps if event["newest"]), default=1)

@@ -8,7 +8,7 @@ from pathlib import Path
 from jitckpt.decisions import sources
 from jitckpt.decisions.sources import Kind, Source
 from jitckpt.errors import SaveError
-from jitckpt.tiers import host_memory
+from jitckpt.tiers import chunks, host_memory, parity
 
 HERE = -1  # this host among all, whose numbers are not known
 KEEPER = b"jitckpt.tiers.keeper"
@@ -16,9 +16,11 @@ KEEPER = b"jitckpt.tiers.keeper"
 
 @dataclass(frozen=True)
 class KeptShard:
-    """A rank's whole state after a step. keeper: the process that holds it. safe: every rank of the job has
-    that step, on all hosts that it is meant for. own: the rank ran on this host; else it is kept for another
-    one. problem: why it can't be used; "" as far as is known. timeline: of which start it is.
+    """A rank's whole state after a step, or the parity of several. keeper: the process that holds it.
+
+    safe: every rank of the job has that step, on all hosts that it is meant for. own: the rank ran on this
+    host; else it is kept for another one. problem: why it can't be used; "" as far as is known. timeline: of
+    which start it is. parity_of: the ranks whose shards it is the parity of; then `rank` is -1.
     """
 
     keeper: int
@@ -32,6 +34,7 @@ class KeptShard:
     own: bool
     problem: str = ""
     timeline: str = ""
+    parity_of: tuple[int, ...] = ()
 
 
 def inspect(*, verify: bool = False) -> list[KeptShard]:
@@ -71,6 +74,9 @@ def _kept_by(keeper: int, verify: bool) -> Iterator[KeptShard]:
 
 def _in(keeper: int, descriptor: int, verify: bool) -> Iterator[KeptShard]:
     for slot, seal in host_memory.found(descriptor):
+        if (found := _parity(keeper, descriptor, slot, verify)) is not None:
+            yield found
+            continue
         try:
             index = host_memory.index_in(descriptor, slot, seal)
         except SaveError as error:
@@ -100,6 +106,40 @@ def _in(keeper: int, descriptor: int, verify: bool) -> Iterator[KeptShard]:
         )
 
 
+def _parity(keeper: int, descriptor: int, slot: int, verify: bool) -> KeptShard | None:
+    """Return the parity that is whole in a slot; None if it is a shard, or damaged."""
+    seal = host_memory.seal_in(descriptor, slot)
+    if seal is None:
+        return None
+    try:
+        index = parity.parse_index(host_memory.index_bytes(descriptor, slot, seal), seal)
+    except SaveError:
+        return None
+    problem = ""
+    if verify:
+        try:
+            with chunks.of_parity(seal.step):
+                window = chunks.window(descriptor, host_memory.data_place(slot), seal.data_bytes)
+                chunks.verify(window, index.digests)
+        except SaveError as error:
+            problem = str(error)
+    of = tuple(sorted(index.stripe.others()))
+    return KeptShard(
+        keeper,
+        index.job,
+        index.world_size,
+        -1,
+        seal.step,
+        seal.size,
+        0.0,
+        False,
+        False,
+        problem,
+        index.timeline,
+        of,
+    )
+
+
 def in_words(found: Sequence[KeptShard]) -> list[str]:
     """Return for each job what a start would go on from, and why, by what this host knows.
 
@@ -107,7 +147,9 @@ def in_words(found: Sequence[KeptShard]) -> list[str]:
     """
     sentences = []
     for job in sorted({one.job for one in found if one.job}):
-        kept = [one for one in found if one.job == job]
+        kept = [one for one in found if one.job == job and not one.parity_of]
+        if not kept:
+            continue  # only parity of what other hosts had
         ranks = range(max(one.world_size for one in kept))
         elsewhere = set(ranks) - {one.rank for one in kept}
         here = [rank for rank in ranks if rank not in elsewhere]

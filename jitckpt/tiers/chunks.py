@@ -1,21 +1,29 @@
 """What native/memory_tier does with a shard's chunks, and its failures as sentences."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
-from jitckpt._memory_tier import Failure, Window, copy, digests, receive, send, verify
+from jitckpt._memory_tier import Failure, Sum, Window, copy, digests, receive, send, verify
 from jitckpt.errors import SaveError
 from jitckpt.hosts.link import LinkError
 from jitckpt.tiers import shard
 from jitckpt.tiers.shard import Index
 
-__all__ = ["Window", "copy", "digests", "of", "receive", "send", "verify", "window"]
+__all__ = ["Sum", "Window", "copy", "digests", "of", "receive", "send", "verify", "window"]
+
+
+def of(index: Index, other: str = "the other host") -> AbstractContextManager[None]:
+    """Raise what fails inside as SaveError, or as LinkError if the other host is at fault."""
+    return _named(f"step {index.step} of rank {index.identity.rank}", other)
+
+
+def of_parity(step: int, other: str = "the other host") -> AbstractContextManager[None]:
+    """Do the same for the chunks of a parity."""
+    return _named(f"the parity of step {step}", other)
 
 
 @contextmanager
-def of(index: Index, other: str = "the other host") -> Iterator[None]:
-    """Raise what fails inside as SaveError, or as LinkError if the other host is at fault."""
-    what = f"step {index.step} of rank {index.identity.rank}"
+def _named(what: str, other: str) -> Iterator[None]:
     try:
         yield
     except Failure as error:

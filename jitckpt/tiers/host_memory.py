@@ -90,7 +90,17 @@ def seal(descriptor: int, slot: int, encoded: bytes, made: Seal) -> None:
 
 def index_in(descriptor: int, slot: int, of: Seal) -> Index:
     """Return the index of what is whole in a slot. Raises SaveError if it is damaged."""
-    return shard.parse_index(_read(descriptor, of.index_bytes, _index_place(slot, of.data_bytes)), of)
+    return shard.parse_index(index_bytes(descriptor, slot, of), of)
+
+
+def index_bytes(descriptor: int, slot: int, of: Seal) -> bytes:
+    """Return the index of what is whole in a slot, unchecked. Raises SaveError if it is cut off."""
+    return _read(descriptor, of.index_bytes, _index_place(slot, of.data_bytes))
+
+
+def worth(seal_: Seal | None, kept: int) -> tuple[bool, int]:
+    """Return how much what is in a slot is worth, to be compared; kept: the step that is not to be lost."""
+    return (seal_ is not None and seal_.step == kept, 0 if seal_ is None else seal_.step)
 
 
 def found(descriptor: int) -> Iterator[tuple[int, Seal]]:
@@ -220,7 +230,7 @@ class HostMemory(Tier):
             raise SaveError(f"This host's memory has nothing of rank {rank}.")
         descriptor = self.descriptors[rank]
         slot, of = _find(descriptor, step)
-        encoded = _read(descriptor, of.index_bytes, _index_place(slot, of.data_bytes))
+        encoded = index_bytes(descriptor, slot, of)
         if shard.parse_index(encoded, of).timeline != timeline:
             raise SaveError(f"Step {step} of rank {rank} in this host's memory is of another start.")
         return Shard(rank, slot, of, encoded, self._window(rank, slot, of.data_bytes))

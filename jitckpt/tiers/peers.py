@@ -8,7 +8,7 @@ touches a device, a collective or the training's interpreter.
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict
@@ -30,6 +30,8 @@ MOST_TRANSFERS = 64  # that go on at a time, each on a thread that sleeps most o
 _transfers = ThreadPoolExecutor(MOST_TRANSFERS, "jitckpt-memory-transfer")
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+# Does what a visit asks for that this file does not know; returns whether it does.
+More = Callable[[link.Header, Connection], Awaitable[bool]]
 
 
 class PeerMemory(Tier):
@@ -63,6 +65,10 @@ class PeerMemory(Tier):
     def drop(self, rank: int, step: int) -> None:
         asyncio.run(self._drop(rank, step))
 
+    def gathered(self) -> int | None:
+        """Return which step the other host has got all that its ranks need of; 0: none, None: not yet."""
+        return asyncio.run(self._gathered())
+
     async def _put(self, one: Shard) -> None:
         async with self._visit() as (reader, writer):
             await self._send(writer, {"put": one.rank, "slot": one.slot, "seal": one.seal.encode().hex()})
@@ -86,7 +92,7 @@ class PeerMemory(Tier):
         async with self._visit() as (reader, writer):
             await self._send(writer, {"get": rank, "step": step, "timeline": timeline})
             header, encoded = await self._answer(reader)
-            slot, seal = _slot_and_seal(header)
+            slot, seal = slot_and_seal(header)
             with (
                 into.coming(rank, slot, seal, encoded) as (index, window),
                 chunks.of(index, self._hosts.name(self._host)),
@@ -100,6 +106,13 @@ class PeerMemory(Tier):
         async with self._visit() as (reader, writer):
             await self._send(writer, {"drop": rank, "step": step})
             await self._answer(reader)
+
+    async def _gathered(self) -> int | None:
+        async with self._visit() as (reader, writer):
+            await self._send(writer, {"gathered": True})
+            header, _ = await self._answer(reader)
+        step = header.get("gathered")
+        return step if isinstance(step, int) else None
 
     @asynccontextmanager
     async def _visit(self) -> AsyncIterator[Connection]:
@@ -135,6 +148,7 @@ async def serve(
     may_put: Callable[[int], str | None],
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
+    more: More | None = None,
 ) -> None:
     """Do what another host asks of this one's memory, and answer. Raises LinkError at the visit's end.
 
@@ -144,7 +158,7 @@ async def serve(
     try:
         match request:
             case {"put": int(rank)}:
-                slot, seal = _slot_and_seal(request)
+                slot, seal = slot_and_seal(request)
                 _, encoded = await link.receive(reader)
                 if (reason := may_put(rank)) is not None:
                     raise SaveError(reason)
@@ -163,13 +177,14 @@ async def serve(
                     chunks.send(socket, one.window, index.digests, Pace(), ANSWER_SECONDS, stop)
 
                 with chunks.of(index):
-                    await _beside(writer, send)
+                    await beside(writer, send)
                 return
             case {"drop": int(rank), "step": int(step)}:
                 await asyncio.to_thread(memory.drop, rank, step)
                 writer.write(link.encode({"dropped": rank}))
             case unknown:
-                raise SaveError(f"Nobody knows what {unknown!r:.200} asks for.")
+                if more is None or not await more(unknown, (reader, writer)):
+                    raise SaveError(f"Nobody knows what {unknown!r:.200} asks for.")
     except (SaveError, OSError, ValueError) as error:
         writer.write(link.encode({"error": str(error)}))
     await writer.drain()
@@ -187,7 +202,7 @@ async def _take(
             chunks.receive(socket, window, index.digests, ANSWER_SECONDS, stop)
 
         with chunks.of(index):
-            await _beside(writer, receive, {"go": True})
+            await beside(writer, receive, {"go": True})
 
 
 @contextmanager
@@ -205,7 +220,7 @@ def handed_over(writer: asyncio.StreamWriter) -> Iterator[int]:
             transport.resume_reading()
 
 
-async def _beside(
+async def beside(
     writer: asyncio.StreamWriter, call: Callable[[int, int], None], first: link.Header | None = None
 ) -> None:
     """Have a thread call with the connection, and an eventfd that ends it; first: what is said before."""
@@ -225,7 +240,8 @@ async def _beside(
         os.close(stop)
 
 
-def _slot_and_seal(header: link.Header) -> tuple[int, shard.Seal]:
+def slot_and_seal(header: link.Header) -> tuple[int, shard.Seal]:
+    """Return what a message says of a shard. Raises SaveError for nonsense."""
     try:
         seal = shard.parse_seal(bytes.fromhex(header["seal"]))
     except (KeyError, TypeError, ValueError) as error:

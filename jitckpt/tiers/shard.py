@@ -95,12 +95,17 @@ def seal_of(index: bytes, step: int, data_bytes: int) -> Seal:
     return Seal(step, data_bytes, len(index), xxhash.xxh3_128_digest(index))
 
 
+def checked(index: bytes, seal: Seal) -> bytes:
+    """Return the bytes of an index. Raises SaveError if they are not this seal's."""
+    if len(index) != seal.index_bytes or xxhash.xxh3_128_digest(index) != seal.index_checksum:
+        raise SaveError(f"The index of step {seal.step} in memory is damaged: its checksum is another.")
+    return index
+
+
 def parse_index(data: bytes, seal: Seal) -> Index:
     """Return the index that belongs to this seal. Raises SaveError for any other bytes."""
-    if len(data) != seal.index_bytes or xxhash.xxh3_128_digest(data) != seal.index_checksum:
-        raise SaveError(f"The index of step {seal.step} in memory is damaged: its checksum is another.")
     try:
-        content = layout.parse_object(data, "A shard's index")
+        content = layout.parse_object(checked(data, seal), "A shard's index")
         identity = content.pop("identity")
         index = Index(identity=Identity(**identity), **content)
         problem = _problem(index, seal)

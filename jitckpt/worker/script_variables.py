@@ -32,6 +32,8 @@ CLOCK_SECONDS = 3600.0  # what is so near to a clock was read from it
 GENERATORS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
 OTHERS_AFFAIR = (nn.Module, Optimizer, DataLoader, Dataset, Sampler, type)
 CONTAINERS = (list, tuple, dict, deque, set)
+VALUES = (type(None), bool, int, float, complex, str, bytes, numpy.ndarray, numpy.generic, Tensor)
+_OPAQUE = "*opaque"
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 _ACCESS = re.compile(r"(LOAD|STORE)_(?:FAST|NAME|GLOBAL|DEREF)")
 
@@ -60,8 +62,13 @@ class ScriptVariables:
 
     def look(self, frame: FrameType | None) -> None:
         """The script asks for its next minibatch from this frame; a generator of it may lie between."""
-        if self._looks >= LOOKS:
-            return
+        if self._looks < LOOKS:
+            try:
+                self._look(frame)
+            except Exception:  # what a variable's own methods raise is not the training's affair
+                self._looks = LOOKS
+
+    def _look(self, frame: FrameType | None) -> None:
         while frame is not None and (frame.f_code.co_flags & inspect.CO_GENERATOR or not is_scripts(frame)):
             frame = frame.f_back
         if frame is None:
@@ -145,29 +152,33 @@ def _rebound(value: object) -> object:
 
 
 def _inside(name: str, value: object, kept: set[int]) -> dict[str, object]:
-    """Return marks of what an object of the script's changes in its place, by names."""
+    """Return marks of what an object of the script's changes in its place, by names.
+
+    What has objects inside that are no values (events, files) is not looked at.
+    """
     left = MOST_VALUES
 
     def mark(one: Any, depth: int) -> object:
         nonlocal left
         left -= 1
-        if left < 0 or id(one) in kept:
+        if left < 0 or depth < 0 or id(one) in kept:
             return None
         if isinstance(one, GENERATORS):
             return _state_of(one)
-        if isinstance(one, dict):
-            return len(one), [mark(part, depth) for part in [*one.values()][:MOST_VALUES]]
-        if isinstance(one, list | tuple | deque | set):
-            return len(one), [mark(part, depth) for part in [*one][:MOST_VALUES]]
-        if _is_own(one) and depth:
-            return [(key, mark(part, depth - 1)) for key, part in vars(one).items() if _lasts(part)]
-        return _rebound(one)
+        if isinstance(one, CONTAINERS):
+            parts = [*one.values()] if isinstance(one, dict) else [*one]
+            marks = [mark(part, depth - 1) for part in parts[:MOST_VALUES]]
+            return _OPAQUE if any(part is _OPAQUE for part in marks) else (len(one), marks)
+        if _is_own(one):
+            marked = ((key, mark(part, depth - 1)) for key, part in vars(one).items() if _lasts(part))
+            return [(key, found) for key, found in marked if found is not _OPAQUE]
+        return _rebound(one) if isinstance(one, VALUES) else _OPAQUE
 
-    if isinstance(value, CONTAINERS):
-        return {name: mark(value, DEPTH)}
+    parts = {name: value} if isinstance(value, CONTAINERS) else {}
     if _is_own(value):
-        return {f"{name}.{key}": mark(part, DEPTH) for key, part in vars(value).items() if _lasts(part)}
-    return {}
+        parts = {f"{name}.{key}": part for key, part in vars(value).items() if _lasts(part)}
+    found = {key: mark(part, DEPTH) for key, part in parts.items()}
+    return {key: one for key, one in found.items() if one is not _OPAQUE}
 
 
 def _lasts(value: object) -> bool:

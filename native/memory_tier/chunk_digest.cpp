@@ -27,7 +27,7 @@ void finish(const void* state, uint8_t* digest) {
 
 }  // namespace
 
-#ifdef JITCKPT_AVX2
+#ifdef WITH_AVX2
 extern const DigestCalls digest_calls_avx2;
 const DigestCalls digest_calls_avx2{create, free_state, reset, add, finish};
 #else

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "memory_tier/failure.h"
+#include "memory_tier/parity.h"
 #include "memory_tier/transfer.h"
 
 namespace py = pybind11;
@@ -83,10 +84,40 @@ PYBIND11_MODULE(_memory_tier, module) {
         return py::buffer_info(reinterpret_cast<uint8_t*>(window.bytes().data()),
                                static_cast<py::ssize_t>(window.bytes().size()), !window.is_writable());
       })
+      .def("part", &Window::part, py::arg("first"), py::arg("count"))
       .def_property_readonly("size", [](const Window& window) { return window.bytes().size(); });
   py::class_<Pace>(module, "Pace", "When how much may be sent; one for all that a host sends.")
       .def(py::init())
       .def("set_rate", &Pace::set_rate, py::arg("bytes_per_second"));
+  py::class_<Sum>(module, "Sum", "The XOR of pieces of several shards, which grows in memory as they come.")
+      .def(py::init())
+      .def(
+          "add",
+          [](Sum& sum, uint32_t piece, uint64_t number, const py::buffer& chunk, const Window& to) {
+            const py::buffer_info source = chunk.request();
+            const py::gil_scoped_release released;
+            sum.add(piece, number,
+                    {static_cast<const std::byte*>(source.ptr),
+                     static_cast<size_t>(source.size * source.itemsize)},
+                    to);
+          },
+          py::arg("piece"), py::arg("number"), py::arg("chunk"), py::arg("to"))
+      .def("added", &Sum::added, py::arg("piece"), py::call_guard<py::gil_scoped_release>())
+      .def("end", &Sum::end, py::call_guard<py::gil_scoped_release>())
+      .def(
+          "receive",
+          [](Sum& sum, uint32_t piece, const Window& to, int socket, uint64_t size, const py::sequence& given,
+             double patience, int stop) {
+            const Digests digests = digests_in(given);
+            Connection connection = connection_of(socket, stop, patience);
+            const py::gil_scoped_release released;
+            receive_each(connection, size, to.chunk_size(), digests,
+                         [&](uint64_t number, std::span<const std::byte> chunk) {
+                           sum.add(piece, number, chunk, to);
+                         });
+          },
+          py::arg("piece"), py::arg("to"), py::arg("socket"), py::arg("size"), py::arg("digests"),
+          py::arg("patience"), py::arg("stop") = -1);
   module.def(
       "digests",
       [](const Window& window) {

@@ -58,17 +58,34 @@ bool receive_chunk(Connection& connection, std::span<std::byte> to, const Digest
   return digester.finish() == expected;
 }
 
+// Where each chunk goes that is received.
+using Places = std::function<std::span<std::byte>(uint64_t number)>;
+
 // The chunks that are on their way when one is found wrong are received and thrown away.
-[[noreturn]] void give_up(Connection& connection, const Window& to, uint64_t number) {
+[[noreturn]] void give_up(Connection& connection, uint64_t number, uint64_t chunks, const Places& place) {
   say(connection, {static_cast<uint32_t>(number), wrong});
-  std::vector<std::byte> thrown_away(to.chunk(0).size());
+  std::vector<std::byte> thrown_away(place(0).size());
   for (uint64_t after = number + 1;; ++after) {
     const Word word = hear(connection);
     if (word.says == gives_up) damaged(number);
-    if (word.number != after || after >= to.chunks() || after >= number + most_unanswered ||
-        word.says != to.chunk(after).size())
+    if (word.number != after || after >= chunks || after >= number + most_unanswered ||
+        word.says != place(after).size())
       nonsense();
     connection.receive(std::span(thrown_away).first(word.says));
+  }
+}
+
+void receive_all(Connection& connection, std::span<const Digest> digests, const Places& place,
+                 const Taker& take) {
+  Digester digester;
+  for (uint64_t number = 0; number < digests.size(); ++number) {
+    const std::span<std::byte> chunk = place(number);
+    const Word word = hear(connection);
+    if (word.number != number || word.says != chunk.size()) nonsense();
+    if (!receive_chunk(connection, chunk, digests[number], digester))
+      give_up(connection, number, digests.size(), place);
+    take(number, chunk);
+    say(connection, {static_cast<uint32_t>(number), right});
   }
 }
 
@@ -99,14 +116,18 @@ void send_chunks(Connection& connection, const Window& from, std::span<const Dig
 void receive_chunks(Connection& connection, const Window& to, std::span<const Digest> digests) {
   to.check(digests.size());
   if (to.chunks() > 0 && !to.is_writable()) throw Failure(Reason::no_memory, "it can only be read");
-  Digester digester;
-  for (uint64_t number = 0; number < digests.size(); ++number) {
-    const std::span<std::byte> chunk = to.chunk(number);
-    const Word word = hear(connection);
-    if (word.number != number || word.says != chunk.size()) nonsense();
-    if (!receive_chunk(connection, chunk, digests[number], digester)) give_up(connection, to, number);
-    say(connection, {static_cast<uint32_t>(number), right});
-  }
+  receive_all(connection, digests, [&](uint64_t number) { return to.chunk(number); }, [](auto, auto) {});
+}
+
+void receive_each(Connection& connection, uint64_t size, uint64_t chunk, std::span<const Digest> digests,
+                  const Taker& take) {
+  if (chunk == 0 || chunk > most_chunk || digests.size() != size / chunk + (size % chunk != 0))
+    throw Failure(Reason::no_memory, "it has another number of chunks than of checksums");
+  std::vector<std::byte> scratch(std::min(chunk, size));
+  const auto place = [&](uint64_t number) {
+    return std::span(scratch).first(std::min(chunk, size - number * chunk));
+  };
+  receive_all(connection, digests, place, take);
 }
 
 }  // namespace jitckpt::memory_tier

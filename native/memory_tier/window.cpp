@@ -35,15 +35,20 @@ Window::Window(int descriptor, uint64_t offset, uint64_t size, uint64_t chunk) :
   const uint64_t before = offset % static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   is_writable_ = (fcntl(descriptor, F_GETFL) & O_ACCMODE) == O_RDWR;
   const int rights = PROT_READ | (is_writable_ ? PROT_WRITE : 0);
-  begin_ = mmap(nullptr, before + size, rights, MAP_SHARED | MAP_POPULATE, descriptor,
-                static_cast<off_t>(offset - before));
-  if (begin_ == MAP_FAILED) no_memory(std::strerror(errno));
-  mapped_ = before + size;
-  bytes_ = {static_cast<std::byte*>(begin_) + before, size};
+  const size_t mapped = before + size;
+  void* const begin = mmap(nullptr, mapped, rights, MAP_SHARED | MAP_POPULATE, descriptor,
+                           static_cast<off_t>(offset - before));
+  if (begin == MAP_FAILED) no_memory(std::strerror(errno));
+  mapping_ = {begin, [mapped](void* mapping) { munmap(mapping, mapped); }};
+  bytes_ = {static_cast<std::byte*>(begin) + before, size};
 }
 
-Window::~Window() {
-  if (mapped_) munmap(begin_, mapped_);
+Window Window::part(uint64_t first, uint64_t count) const {
+  if (first > chunks() || count > chunks() - first) no_memory("it has not so many chunks");
+  Window found = *this;
+  const uint64_t begin = std::min<uint64_t>(first * chunk_, bytes_.size());
+  found.bytes_ = bytes_.subspan(begin, std::min<uint64_t>(count * chunk_, bytes_.size() - begin));
+  return found;
 }
 
 void Window::check(size_t digests) const {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -24,9 +25,10 @@ class Window {
   // The data are cut into chunks of so many bytes, of which the last one is shorter. Throws
   // Failure(no_memory).
   Window(int descriptor, uint64_t offset, uint64_t size, uint64_t chunk);
-  ~Window();
-  Window(const Window&) = delete;
-  Window& operator=(const Window&) = delete;
+
+  // So many chunks of it, from one on, as a window of their own. Throws Failure(no_memory) if they are not
+  // there.
+  Window part(uint64_t first, uint64_t count) const;
 
   std::span<std::byte> bytes() const { return bytes_; }
   bool is_writable() const { return is_writable_; }  // if the descriptor is
@@ -43,8 +45,7 @@ class Window {
  private:
   uint64_t chunk_;
   bool is_writable_ = false;
-  void* begin_ = nullptr;
-  size_t mapped_ = 0;
+  std::shared_ptr<void> mapping_;  // of this window and its parts
   std::span<std::byte> bytes_;
 };
 

@@ -34,9 +34,9 @@ def hosts() -> Iterator[Namespaces]:
         yield found
 
 
-def undisturbed(launcher: Launcher, form: str) -> list[str]:
+def undisturbed(launcher: Launcher, form: str, ranks: int = HOSTS) -> list[str]:
     """Return what the training ends with on one host."""
-    run = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", str(HOSTS), "--warm-start"]
+    run = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", str(ranks), "--warm-start"]
     result = launcher.run(*run, "--max-restarts", "0", TRAINING, form, "--unprotected")
     assert result.status == 0, result.err
     return digests([result.out])
@@ -54,11 +54,18 @@ class Job:
         self.agents: dict[int, subprocess.Popen[str]] = {}
         self.outs: list[str] = []
 
-    def start(self, host: int, *options: str, count: int = HOSTS, of_script: Sequence[str] = ()) -> None:
+    def start(
+        self,
+        host: int,
+        *options: str,
+        count: int = HOSTS,
+        tier: str = "peer",
+        of_script: Sequence[str] = (),
+    ) -> None:
         place = self.launcher.directory / f"host-{host}"
         place.mkdir(exist_ok=True)
         run = ["env", "-C", str(place), THREADS, *JITCKPT, "run", "--nnodes", str(count), *MEET, *OPTIONS]
-        run += ["--checkpoint-dir", str(place / "ckpt"), "--memory-tier", "peer", *options]
+        run += ["--checkpoint-dir", str(place / "ckpt"), "--memory-tier", tier, *options]
         self.agents[host] = self.launcher.start(
             *self.hosts.on(host), *run, TRAINING, self.form, "--pause", "0.3", *of_script
         )
@@ -153,4 +160,20 @@ def test_hosts_that_make_no_progress_end_together_and_leave_what_memory_has_in_f
     assert "3 starts have come to step 5 and failed alike (rank 1 was killed by SIGKILL)" in said
     assert len(job.events("restart")) == 2
     assert {path.name for path in job.saves()} == {"rank-00000", "rank-00001"}
-    assert job.launcher.survivors() == []
+
+
+def test_a_lost_host_is_decoded_from_parity_on_a_standby_host(job: Job) -> None:
+    expected = undisturbed(job.launcher, job.form, ranks=3)
+    for host in range(3):
+        job.start(host, count=3, tier="parity")
+    job.launcher.wait_until(lambda: job.events("first_step") != [])
+    job.start(3, count=3, tier="parity")  # it stands by
+    job.launcher.wait_until(lambda: job.events("memory_safe") != [])
+    job.lose(2)
+    said = job.finish()
+    assert digests(job.outs) == expected
+    check(job, said)
+    assert job.saves() == [], "no file was written"
+    reasons = [str(one["reason"]) for one in job.events("memory_sources")]
+    assert any("from parity in other hosts' memory" in reason for reason in reasons)
+    assert "with parity over 3 hosts, of which one may be lost" in said

@@ -26,6 +26,9 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().err.strip().splitlines()[-1]
 
 
+MEETS = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:1"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -63,6 +66,19 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
                 "x.py",
             ],
             "--standby: not with --coordination",
+        ),
+        (
+            ["run", "--memory-tier", "parity", __file__],
+            "parity needs groups of 3 hosts or more, and here are 1",
+        ),
+        (
+            ["run", "--nnodes", "4", *MEETS, "--memory-tier", "parity=2", __file__],
+            "parity needs groups of 3 hosts or more, and here a group has 2: with two, the "
+            "parity is as long as a copy; take --memory-tier peer",
+        ),
+        (
+            ["run", "--memory-tier", "parity=many", __file__],
+            "'parity=many' is none of auto, off, peer, parity",
         ),
         (["run", "--run-path", "/no/such.py"], "there is no script /no/such.py"),
         (["run", "-m", "no_such_module.sub"], "there is no module no_such_module.sub"),

@@ -1,7 +1,10 @@
 """Loops that go on where they were: batches and all generators as in a run that nothing disturbs."""
 
+import gc
 import itertools
+import multiprocessing
 import random
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -440,6 +443,23 @@ def test_other_loops_are_exact_too(script: Script, workers: str) -> None:
     steps = range(1, undisturbed.step + 1) if workers == "0" else (3, 4, 5)
     for step in steps:
         assert resumed(script, build, undisturbed.boundary[step]).told == undisturbed.told, step
+
+
+def test_workers_of_a_loader_that_the_script_let_go_end() -> None:
+    training = Training()
+    before = len(multiprocessing.active_children())
+    for _ in training.loop.epochs(4):
+        loader = LOADERS["shuffled"](num_workers=1, persistent_workers=True)
+        for _ in training.loop.batches(loader):
+            training.optimize()
+        del loader
+    assert len(training.loop._loaders) == 1
+    until = time.monotonic() + 60
+    gc.collect()  # a pass and its workers know each other
+    while len(multiprocessing.active_children()) > before + 1:
+        assert time.monotonic() < until, "the newest loader's worker is not the only one"
+        time.sleep(0.1)
+    training.loop.close()
 
 
 def test_persistent_workers_of_a_loop_that_was_left_have_made_more_batches() -> None:

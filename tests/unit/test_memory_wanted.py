@@ -30,7 +30,8 @@ def test_what_a_script_may_ask_for(given: Any, wanted: Wanted) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ("peers", "'peers' is none of auto, off, peer and peer=M"),
+        ("parity=4", "memory can't be parity: hosts form groups"),
+        ("peers", "'peers' is none of auto, off, peer, parity, peer=M"),
         ("peer=", "'peer=' is none of auto"),
         ("peer=0", "with M from 1 to 16"),
         ("peer=17", "with M from 1 to 16"),

@@ -5,6 +5,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ class Agents:
     job: str
     count: int
     copies: int = 2
+    mode: str = "peer"
     every: int | None = None
     memory_address: str = ""
     domains: tuple[str, ...] = ()
@@ -49,7 +51,7 @@ class Agents:
     protections: list[Protection] = field(default_factory=list)
 
     def start(self) -> None:
-        wanted = Wanted("peer", self.copies, self.every, limit=1 << 30)
+        wanted = Wanted(self.mode, self.copies, self.every, limit=1 << 30)
         self.tiers = [MemoryTier(wanted, self.job, EventLog()) for _ in range(self.count)]
         self.meet()
 
@@ -82,6 +84,13 @@ class Agents:
             Protection(tier, {rank: tier.given(rank)}, met, EventLog())
             for rank, (tier, met) in enumerate(zip(self.tiers, self.hosts, strict=True))
         ]
+
+    def gather(self) -> None:
+        """Have all agents get what their ranks need, at the same time, as they wait for each other."""
+        with ThreadPoolExecutor(self.count) as pool:
+            for tier in self.tiers:
+                tier._gathered = None
+            list(pool.map(lambda tier, met: tier.gather(met), self.tiers, self.hosts))
 
     def put(self, rank: int, step: int, data: bytes = b"state") -> None:
         """Make a snapshot, as the rank does."""
@@ -218,8 +227,7 @@ def test_a_lost_host_is_made_good_from_its_holder(agents: Agents) -> None:
         agents.until_safe(step)
     agents.tiers[2].memory.close()
     agents.meet()
-    for tier, met in zip(agents.tiers, agents.hosts, strict=True):
-        tier.gather(met)
+    agents.gather()
     assert agents.held(2) >= {(2, 2)}
     index, state = host_memory.read(agents.tiers[2].memory.of(2), 2)
     assert index.identity.rank == 2
@@ -234,13 +242,13 @@ def test_a_flipped_byte_takes_a_source_out_and_it_is_decided_again(agents: Agent
         agents.until_safe(step)
     agents.flip(0, 0, 2, header=header)
     agents.meet()
-    agents.tiers[0].gather(agents.hosts[0])
+    agents.gather()
     assert host_memory.check(agents.tiers[0].memory.of(0), 2).step == 2, "from host 2's memory"
     told = [event for event in agents.tiers[0]._log.events if event["event"] == "memory_sources"]
     assert "rank 0 from the memory of host 2" in told[-1]["reason"]
     agents.flip(0, 0, 2, header=header)
     agents.flip(2, 0, 2, header=header)
-    agents.tiers[0].gather(agents.hosts[0])
+    agents.gather()
     told = [event for event in agents.tiers[0]._log.events if event["event"] == "memory_sources"]
     assert told[-1]["step"] == 1, "the older step is whole everywhere"
 

@@ -127,7 +127,11 @@ def test_a_pods_name_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The name of a pod means nothing before the pod is there; to end then would end the job."""
-    answers = [socket.gaierror(socket.EAI_NONAME, "no"), socket.gaierror(socket.EAI_AGAIN, "later"), []]
+    answers: list[OSError | list[Any]] = [
+        socket.gaierror(socket.EAI_NONAME, "no"),
+        socket.gaierror(socket.EAI_AGAIN, "later"),
+        [],
+    ]
 
     def ask(name: str, port: None) -> list[Any]:
         answer = answers.pop(0)

@@ -2,26 +2,26 @@
 
 import pytest
 
-from jitckpt.cli.run import _parser
+from jitckpt.cli.run import run_parser
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     with pytest.raises(SystemExit) as end:
-        _parser().parse_args([*words, "train.py"])
+        run_parser().parse_args([*words, "train.py"])
     assert end.value.code == 2
     return capsys.readouterr().err
 
 
 @pytest.mark.parametrize("argument", ["--memory", "--objects-d", "--state"])
 def test_the_scripts_own_arguments_are_no_abbreviations_of_ours(argument: str) -> None:
-    args = _parser().parse_args(["--memory-tier", "peer=3", "train.py", argument, "1"])
+    args = run_parser().parse_args(["--memory-tier", "peer=3", "train.py", argument, "1"])
     assert args.training_script_args == [argument, "1"]
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--memory-tier", "peers"], "'peers' is none of auto, off, peer and peer=M"),
+        (["--memory-tier", "peers"], "'peers' is none of auto, off, peer, parity, peer=M"),
         (["--memory-every", "0"], "'0' is neither a number of steps from 1 to 2147483647 nor auto"),
         (["--memory-every", "often"], "'often' is neither"),
         (["--memory-limit", "0"], "'0' is not a whole number of MiB from 1 to 65536"),

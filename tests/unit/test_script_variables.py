@@ -3,6 +3,7 @@
 import itertools
 import random
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -53,6 +54,19 @@ class Average:
         self.updates += 1
         self.last = float(self.updates)
         self.shadow["weight"] = self.shadow["weight"] + 1
+
+
+class Waiting:
+    """Has what is no value."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+
+class Raising:
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise ValueError("not for you")
 
 
 def counted(loop: Loop) -> None:
@@ -125,6 +139,9 @@ def by_next(loop: Loop) -> None:
 def innocent(loop: Loop) -> None:
     model, words = torch.nn.Linear(2, 2), ["a", "b"]
     begun = time.perf_counter()
+    waiting = Waiting()
+    knot: list[Any] = []
+    knot.append(knot)
     for number, batch in zip(itertools.count(), loop, strict=False):
         squares = [one * one for one in range(batch)]
         for word in words:
@@ -132,6 +149,7 @@ def innocent(loop: Loop) -> None:
         if number == batch:
             loss = 0
         model(torch.ones(2)).sum().backward()
+        waiting.events.append((batch, len(knot), threading.Event()))
         seconds, begun = time.perf_counter() - begun, time.perf_counter()
     del loss, seconds
 
@@ -185,6 +203,14 @@ def test_a_counter_that_begins_with_what_restore_said_is_not_named() -> None:
         other += batch
     assert loop.named == {"other"}
     assert "a counter of optimizer steps can begin with job.restore()" in loop.warnings[0].lower()
+
+
+def test_what_a_variable_raises_is_not_the_trainings_affair() -> None:
+    loop, raising, count = Loop(), Raising(), 0
+    for batch in loop:
+        count += batch
+        assert raising
+    assert loop.named == set()
 
 
 def test_only_the_loop_that_makes_steps_is_looked_at() -> None:

@@ -167,7 +167,7 @@ class Snapshots(BesideTraining):
         """Return the slot of which nobody may need what is in it."""
         kept = max(host_memory.word(self._memory, SAFE), self._restored)
         seals = {slot: host_memory.seal_in(self._memory, slot) for slot in SLOTS}
-        return min(SLOTS, key=lambda slot: _worth(seals[slot], kept))
+        return min(SLOTS, key=lambda slot: host_memory.worth(seals[slot], kept))
 
     def _room_for(self, size: int) -> Tensor:
         if 2 * size > self._given.limit:
@@ -237,8 +237,3 @@ class Snapshots(BesideTraining):
         if known is None or known.size != size:
             known = self._windows[slot] = chunks.window(self._memory, host_memory.data_place(slot), size)
         return [digest.hex() for digest in chunks.digests(known)]
-
-
-def _worth(seal: shard.Seal | None, kept: int) -> tuple[bool, int]:
-    """Return how much what is in a slot is worth, to be compared."""
-    return (seal is not None and seal.step == kept, 0 if seal is None else seal.step)

@@ -1,5 +1,7 @@
 """Operators whose CUDA side is special give what the CPU gives."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -216,14 +218,12 @@ torch.backends.cudnn.enabled = False
 
 # What is written to lists is counted, as CUDA's kernels do it.
 lists = [torch.ones(3, device="cuda") for _ in range(2)]
-for count, write in enumerate(
-    (
-        lambda: torch._foreach_add_(lists, 1),
-        lambda: torch._foreach_lerp_(lists, lists[::-1], 0.5),
-        lambda: torch._foreach_copy_(lists, lists[::-1]),
-        lambda: torch._foreach_zero_(lists),
-    ),
-    start=1,
-):
+writes: list[Callable[[], object]] = [
+    lambda: torch._foreach_add_(lists, 1),
+    lambda: torch._foreach_lerp_(lists, lists[::-1], 0.5),
+    lambda: torch._foreach_copy_(lists, lists[::-1]),
+    lambda: torch._foreach_zero_(lists),
+]
+for count, write in enumerate(writes, start=1):
     write()
     assert [one._version for one in lists] == [count, count]

@@ -6,7 +6,7 @@ import pytest
 from descriptions import describe, large
 from test_plan import CRASH, DOWN, LINK
 
-from jitckpt.cli.run import _parser
+from jitckpt.cli.run import run_parser
 from jitckpt.decisions.check import InvalidInput
 from jitckpt.planning.options import command, why_not
 from jitckpt.planning.plan import USUAL_POLICIES, Analysis, compare, recommend
@@ -27,7 +27,7 @@ def test_the_options_of_what_can_be_run_are_options(policy: str) -> None:
     found = re.match(r"Start it with: jitckpt run (.*) train\.py", said)
     assert found is not None, said
     words = found[1].replace("--failure-domains FILE", "--failure-domains hostname").split()
-    args = _parser().parse_args([*words, "train.py"])
+    args = run_parser().parse_args([*words, "train.py"])
     assert (args.nnodes, args.nproc_per_node) == ("16", "8")
     assert (args.mode == "transparent") == ("transparent" in policy)
     assert (args.memory_tier is not None) == ("gemini" in policy)

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jitckpt.decisions.check import InvalidInput
+from jitckpt.decisions.redundancy import Layout, cell, groups, layout, recovered, survives
 from jitckpt.planning import redundancy
 from jitckpt.planning.mesh import Mesh, loses_a_shard
 
@@ -84,12 +85,10 @@ def test_aor_copies_gradients_and_keeps_optimizers() -> None:
     assert costs.survives_losses == 1
 
 
-def losses_survived(plan: redundancy.Layout) -> int:
+def losses_survived(plan: Layout) -> int:
     """The largest number of losses that it survives whoever is lost, by trying all."""
     for losses in range(plan.members + 1):
-        if not all(
-            redundancy.survives(plan, lost) for lost in itertools.combinations(range(plan.members), losses)
-        ):
+        if not all(survives(plan, lost) for lost in itertools.combinations(range(plan.members), losses)):
             return losses - 1
     return plan.members
 
@@ -101,9 +100,9 @@ def test_k_methods_survive_k_losses_and_no_more(members: int, copies: int, parit
     methods = copies + parity
     if members <= methods:
         with pytest.raises(InvalidInput, match=f"members is {members}"):
-            redundancy.layout(members, copies, parity)
+            layout(members, copies, parity)
         return
-    survived = losses_survived(redundancy.layout(members, copies, parity))
+    survived = losses_survived(layout(members, copies, parity))
     assert survived == methods
 
 
@@ -116,7 +115,7 @@ def test_layouts_take_the_bytes_that_costs_say() -> None:
         (0, True, redundancy.aec(stage, members)),
         (1, True, redundancy.arc_with_aec(stage, members)),
     ):
-        plan = redundancy.layout(members, copies, parity)
+        plan = layout(members, copies, parity)
         cell = stage / members / plan.cells_per_shard
         parities = [sum(keeper == member for keeper, _ in plan.parity) for member in range(members)]
         kept = [(len(cells) + parities[member]) * cell for member, cells in enumerate(plan.kept)]
@@ -126,15 +125,15 @@ def test_layouts_take_the_bytes_that_costs_say() -> None:
 def test_copy_and_plain_parity_together_lose_a_cell_with_two_neighbours() -> None:
     """Why `layout` keeps parity off the member that has the copy."""
     members = 5
-    copy = redundancy.layout(members, copies=1)
-    plain = redundancy.layout(members, parity=True)
+    copy = layout(members, copies=1)
+    plain = layout(members, parity=True)
     kept = tuple(
         frozenset((d, cell) for d, _ in copy.kept[member] for cell in range(plain.cells_per_shard))
         for member in range(members)
     )
-    naive = redundancy.Layout(members, plain.cells_per_shard, kept, plain.parity)
-    assert not redundancy.survives(naive, [0, 1])
-    assert redundancy.survives(redundancy.layout(members, 1, True), [0, 1])
+    naive = Layout(members, plain.cells_per_shard, kept, plain.parity)
+    assert not survives(naive, [0, 1])
+    assert survives(layout(members, 1, True), [0, 1])
 
 
 def test_snapshot_split() -> None:
@@ -154,3 +153,33 @@ def test_nonsense_is_refused() -> None:
         Mesh(1, 8, 1, shard_group=3)
     with pytest.raises(InvalidInput, match="order is"):
         Mesh(1, 8, 1, order=("data", "data", "tensor"))
+
+
+def test_groups_are_whole_and_the_last_one_takes_the_rest() -> None:
+    assert groups(3, 4) == ((0, 1, 2),)
+    assert groups(8, 4) == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert groups(7, 3) == ((0, 1, 2), (3, 4, 5, 6))
+    for hosts, size in ((2, 3), (1, 4), (9, 2)):
+        with pytest.raises(InvalidInput, match="take --memory-tier peer"):
+            groups(hosts, size)
+
+
+@given(st.integers(3, 8), st.integers(0, 40), st.data())
+def test_a_shards_cells_are_all_of_its_chunks_once(members: int, chunks: int, data: st.DataObject) -> None:
+    shard = data.draw(st.integers(0, members - 1))
+    cells = [cell(members, shard, place, chunks) for place in range(members) if place != shard]
+    assert [number for one in cells for number in one] == list(range(chunks))
+    assert max(map(len, cells)) == -(-chunks // (members - 1))
+
+
+@given(st.integers(3, 7), st.data())
+def test_parity_gives_back_one_shard_if_nothing_else_of_its_cells_is_gone(
+    members: int, data: st.DataObject
+) -> None:
+    everybody = set(range(members))
+    readable = data.draw(st.sets(st.sampled_from(sorted(everybody))))
+    parities = data.draw(st.sets(st.sampled_from(sorted(everybody))))
+    missing = everybody - readable
+    decodable = len(missing) <= 1 and everybody - missing <= parities
+    expected = everybody if decodable or not missing else readable
+    assert recovered(layout(members, parity=True), readable, parities) == expected

@@ -1,0 +1,94 @@
+"""The agent's part of the memory tier's parity: whose pieces this host keeps, and what comes back of them."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from jitckpt.decisions.redundancy import groups, layout, survives
+from jitckpt.decisions.sources import NOBODY, Parity, Source
+from jitckpt.errors import SaveError
+from jitckpt.hosts.connections import Hosts
+from jitckpt.tiers import host_memory
+from jitckpt.tiers.decoding import OwnPieces, Pieces, decode
+from jitckpt.tiers.host_memory import SLOTS, HostMemory
+from jitckpt.tiers.parity import HeldParity, Member, ParityMemory, Piece, Stripe
+from jitckpt.tiers.parity_peers import PeerParity
+
+
+class ParityOfHosts:
+    """This host's parities, over all starts of the workers."""
+
+    def __init__(self, size: int, memory: HostMemory, parities: ParityMemory) -> None:
+        """size: hosts of a group."""
+        self.memory, self.parities = memory, parities
+        self._size = size
+        self._groups: tuple[tuple[int, ...], ...] = ()  # of hosts
+        self._group: tuple[int, ...] = ()  # this host's
+        self._place = 0
+        self._stripes: list[tuple[int, ...]] = []  # of its ranks, by member
+
+    def meet(self, hosts: Hosts) -> None:
+        """Form groups of these hosts. Raises InvalidInput for too few."""
+        self._groups = groups(len(hosts.all), self._size)
+        self._group = self.group_of(hosts.index)
+        self._place = self._group.index(hosts.index)
+        ranks = [hosts.all[host].ranks for host in self._group]
+        self._stripes = [
+            tuple(of[number] if number < len(of) else NOBODY for of in ranks)
+            for number in range(max(map(len, ranks)))
+        ]
+
+    def group_of(self, host: int) -> tuple[int, ...]:
+        return next(group for group in self._groups if host in group)
+
+    @property
+    def share(self) -> float:
+        """How many times its ranks' state this host keeps, with as much parity."""
+        return 1 + 1 / (len(self._group) - 1)
+
+    def survives(self, lost: Collection[int]) -> bool:
+        """Whether all shards are still there, or can be decoded, without these hosts."""
+        return all(
+            survives(layout(len(group), parity=True), [group.index(host) for host in lost if host in group])
+            for group in self._groups
+        )
+
+    def put(self, peer: PeerParity, host: int, rank: int, step: int, timeline: str) -> None:
+        """Send a cell of a rank's shard under the parity of another member of the group."""
+        one = self.memory.shard(rank, step, timeline)
+        group = next(ranks for ranks in self._stripes if rank in ranks)
+        seals = [host_memory.seal_in(self.memory.of(rank), slot) for slot in SLOTS if slot != one.slot]
+        keep = max((seal.step for seal in seals if seal is not None), default=0)
+        stripe = Stripe(group, self._group.index(host))
+        piece = Piece(rank, stripe, Member(one.slot, one.seal, one.index), keep)
+        peer.add(piece, one.window)
+
+    def decode(self, source: Source, timeline: str, peers: Mapping[int, PeerParity]) -> int:
+        """Bring a shard that is lost into this host's memory; return the bytes that were read for it."""
+        own = OwnPieces(self.memory, self.parities)
+
+        def pieces_of(host: int) -> Pieces:
+            return peers.get(host, own)
+
+        return decode(source, timeline, pieces_of, self.memory)
+
+    def forget_strangers(self) -> list[int]:
+        """Give back the memory of stripes that there are no more; return their numbers."""
+        gone = [number for number in self.parities.descriptors if number >= len(self._stripes)]
+        for number in gone:
+            self.parities.forget(number)
+        return gone
+
+    def number_of(self, stripe: Stripe) -> int:
+        """Return which of this host's parities that is. Raises SaveError if it is none of them."""
+        if stripe.place != self._place or stripe.group not in self._stripes:
+            raise SaveError(f"The parity of ranks {sorted(stripe.others())} is not for this host to keep.")
+        return self._stripes.index(stripe.group)
+
+
+def as_parities(held: Mapping[int, Sequence[HeldParity]], ranks: int) -> list[Parity]:
+    """Return what hosts have, of a job with so many ranks, for the policy."""
+    return [
+        Parity(one.group, one.place, one.step, f"{one.job}/{one.timeline}", host, one.bytes)
+        for host, of_host in held.items()
+        for one in of_host
+        if one.world_size == ranks
+    ]

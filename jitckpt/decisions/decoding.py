@@ -1,0 +1,33 @@
+"""Which shards can be decoded from parity, and from what: sources like any other for sources.py."""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+
+from jitckpt.decisions.redundancy import layout, recovered
+from jitckpt.decisions.sources import NOBODY, Kind, Parity, Source
+
+
+def decodable(
+    sources: Sequence[Source], parities: Sequence[Parity], failed: Collection[Source | Parity] = ()
+) -> Iterator[Source]:
+    """Yield a source for each rank of which nobody has a step that parity and the others' shards give.
+
+    failed: what its check has found damaged, or could not be had: nothing is decoded from it.
+    """
+    out = frozenset(failed)
+    shards = {(one.rank, one.step, one.timeline): one for one in sources if one not in out}
+    by_group: dict[tuple[tuple[int, ...], int, str], dict[int, Parity]] = defaultdict(dict)
+    for parity in parities:
+        if parity not in out:
+            by_group[parity.group, parity.step, parity.timeline][parity.place] = parity
+    for (group, step, timeline), by_place in sorted(by_group.items()):
+        there = {
+            place: shards.get((rank, step, timeline)) for place, rank in enumerate(group) if rank != NOBODY
+        }
+        readable = {place for place in range(len(group)) if place not in there or there[place] is not None}
+        everybody = layout(len(group), parity=True)
+        for lost in sorted(recovered(everybody, readable, by_place.keys()) - readable):
+            pieces = [one for place, one in sorted(by_place.items()) if place != lost]
+            whole = tuple(one for one in there.values() if one is not None)
+            size = (len(group) - 1) * sum(one.bytes for one in pieces)
+            yield Source(group[lost], step, Kind.PARITY, timeline, pieces[0].host, size, (*pieces, *whole))

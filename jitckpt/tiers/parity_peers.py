@@ -1,0 +1,183 @@
+"""Cells of shards on their way under other hosts' parities, and back: more of what an agent's visit may ask.
+
+As in peers.py: messages first, then native/memory_tier has the connection, and checks each chunk.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+
+from jitckpt._memory_tier import Pace
+from jitckpt.hosts import link
+from jitckpt.hosts.link import LinkError
+from jitckpt.tiers import chunks, parity, peers, shard
+from jitckpt.tiers.chunks import Sum, Window
+from jitckpt.tiers.host_memory import HostMemory
+from jitckpt.tiers.parity import (
+    HeldParity,
+    Member,
+    ParityIndex,
+    ParityMemory,
+    Piece,
+    Stripe,
+    part_bytes,
+    part_of,
+)
+from jitckpt.tiers.peers import ANSWER_SECONDS, PeerMemory, handed_over
+
+
+class PeerParity(PeerMemory):
+    """What one other host's memory has, parities and cells of shards, too."""
+
+    def add(self, piece: Piece, window: Window) -> None:
+        """Send the cell of a shard that is to go under the other host's parity. window: the whole shard."""
+        asyncio.run(self._add(piece, window))
+
+    def parities(self) -> list[HeldParity]:
+        return asyncio.run(self._parities())
+
+    def parity_index(self, stripe: Stripe, step: int, timeline: str) -> ParityIndex:
+        return asyncio.run(self._get_parity(stripe, step, timeline, 0, None))
+
+    def parity_into(
+        self, stripe: Stripe, step: int, timeline: str, wanted: range, into: tuple[Sum, int, Window]
+    ) -> None:
+        """Add a parity's first chunks to a sum in this host's memory, as the piece of this number."""
+        asyncio.run(self._get_parity(stripe, step, timeline, wanted.stop, into))
+
+    def cells_into(self, index: shard.Index, size: int, wanted: range, into: tuple[Sum, int, Window]) -> None:
+        """Add chunks of a shard, of so many bytes, to a sum in this host's memory."""
+        asyncio.run(self._cells(index, size, wanted, into))
+
+    async def _add(self, piece: Piece, window: Window) -> None:
+        member, stripe = piece.member, piece.stripe
+        async with self._visit() as (reader, writer):
+            request = {
+                "add": piece.rank,
+                "slot": member.slot,
+                "seal": member.seal.encode().hex(),
+                "group": list(stripe.group),
+                "place": stripe.place,
+                "keep": piece.keep,
+            }
+            await self._send(writer, request)
+            await self._send(writer, {"index": True}, member.index)
+            await self._answer(reader)
+            index = shard.parse_index(member.index, member.seal)
+            wanted = stripe.cell_of(piece.rank, member.seal.data_bytes)
+            cell, digests = part_of(window, wanted), index.digests[wanted.start : wanted.stop]
+            with chunks.of(index, self._hosts.name(self._host)), handed_over(writer) as socket:
+                chunks.send(socket, cell, digests, self._pace, self._patience, self._stop)
+            await self._answer(reader)
+
+    async def _parities(self) -> list[HeldParity]:
+        async with self._visit() as (reader, writer):
+            await self._send(writer, {"parities": True})
+            _, data = await self._answer(reader)
+        try:
+            return [HeldParity(**{**one, "group": tuple(one["group"])}) for one in json.loads(data)]
+        except (ValueError, TypeError, KeyError) as error:
+            raise LinkError(f"A host's list of its parities makes no sense: {error!r}.") from error
+
+    async def _get_parity(
+        self, stripe: Stripe, step: int, timeline: str, count: int, into: tuple[Sum, int, Window] | None
+    ) -> ParityIndex:
+        async with self._visit() as (reader, writer):
+            request = {"parity": step, "timeline": timeline, "group": list(stripe.group)}
+            await self._send(writer, {**request, "place": stripe.place, "count": count})
+            header, encoded = await self._answer(reader)
+            _, seal = peers.slot_and_seal({"slot": 0, **header})
+            index = parity.parse_index(encoded, seal)
+            if into is not None:
+                sum_, number, to = into
+                size = part_bytes(seal.data_bytes, range(count))
+                await self._send(writer, {"go": True})
+                with handed_over(writer) as socket, chunks.of_parity(step, self._hosts.name(self._host)):
+                    sum_.receive(number, to, socket, size, index.digests[:count], self._patience, self._stop)
+        return index
+
+    async def _cells(
+        self, index: shard.Index, size: int, wanted: range, into: tuple[Sum, int, Window]
+    ) -> None:
+        sum_, number, to = into
+        async with self._visit() as (reader, writer):
+            request = {"cells": index.identity.rank, "step": index.step, "timeline": index.timeline}
+            await self._send(writer, {**request, "first": wanted.start, "count": len(wanted)})
+            await self._answer(reader)
+            await self._send(writer, {"go": True})
+            digests = index.digests[wanted.start : wanted.stop]
+            with handed_over(writer) as socket, chunks.of(index, self._hosts.name(self._host)):
+                size = part_bytes(size, wanted)
+                sum_.receive(number, to, socket, size, digests, self._patience, self._stop)
+
+
+async def answer(
+    memory: HostMemory,
+    parities: ParityMemory,
+    number_of: Callable[[Stripe], int],
+    request: link.Header,
+    connection: peers.Connection,
+) -> bool:
+    """Do what another host asks of this one's parities (peers.More).
+
+    number_of: says which stripe's parity this host keeps; raises SaveError if it keeps none for that one.
+    """
+    reader, writer = connection
+    match request:
+        case {"add": int(rank), "place": int(place), "keep": int(keep), "group": list(group)}:
+            slot, seal = peers.slot_and_seal(request)
+            _, encoded = await link.receive(reader)
+            stripe = Stripe(tuple(group), place)
+            piece = Piece(rank, stripe, Member(slot, seal, encoded), keep)
+            await _take(parities, number_of(stripe), piece, writer)
+            writer.write(link.encode({"added": rank}))
+        case {"parities": True}:
+            held = await asyncio.to_thread(parities.has)
+            writer.write(link.encode({"held": True}, json.dumps([asdict(one) for one in held]).encode()))
+        case {"parity": int(step), "timeline": str(timeline), "place": int(place), "count": int(count)}:
+            stripe = Stripe(tuple(request.get("group", ())), place)
+            seal, encoded, window = await asyncio.to_thread(parities.find, stripe, step, timeline)
+            writer.write(link.encode({"seal": seal.encode().hex()}, encoded))
+            if count:
+                await link.receive(reader)  # that it may come
+                digests = parity.parse_index(encoded, seal).digests[:count]
+                with chunks.of_parity(step):
+                    await _give(writer, part_of(window, range(count)), digests)
+        case {
+            "cells": int(rank),
+            "step": int(step),
+            "timeline": str(timeline),
+            "first": int(first),
+            "count": int(count),
+        }:
+            one = await asyncio.to_thread(memory.shard, rank, step, timeline)
+            index = shard.parse_index(one.index, one.seal)
+            writer.write(link.encode({"cells": rank}))
+            await link.receive(reader)
+            wanted = range(first, first + count)
+            with chunks.of(index):
+                await _give(writer, part_of(one.window, wanted), index.digests[first : first + count])
+        case _:
+            return False
+    return True
+
+
+async def _take(parities: ParityMemory, number: int, piece: Piece, writer: asyncio.StreamWriter) -> None:
+    """Have a cell come under a parity."""
+    # What takes long is no matter for the loop, which others wait for.
+    one = await asyncio.to_thread(parities.begin, number, piece)
+
+    def receive(socket: int, stop: int) -> None:
+        one.sum.receive(piece.rank, one.window, socket, one.size, one.digests, ANSWER_SECONDS, stop)
+
+    with chunks.of(one.index):
+        await peers.beside(writer, receive, {"go": True})
+    await asyncio.to_thread(parities.arrived, one)
+
+
+async def _give(writer: asyncio.StreamWriter, window: Window, digests: list[bytes]) -> None:
+    def send(socket: int, stop: int) -> None:
+        chunks.send(socket, window, digests, Pace(), ANSWER_SECONDS, stop)
+
+    await peers.beside(writer, send)
