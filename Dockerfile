@@ -18,6 +18,7 @@ FROM debian:bookworm-slim
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends python3 \
+    && mkdir /work \
     && rm -rf /var/lib/apt/lists/*
 COPY --from=build /opt/jitckpt /opt/jitckpt
 # HOME: of users that /etc/passwd does not know, and of libraries that keep something there.
