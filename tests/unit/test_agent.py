@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -210,6 +211,8 @@ def test_a_host_alone_starts_its_ranks_again_without_another_rendezvous() -> Non
 
     agent = Agent.__new__(Agent)
     agent._config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2)
+    settings: Any = SimpleNamespace(health_check=None)
+    agent._settings = settings
     agent._processes = WorkerProcesses.__new__(WorkerProcesses)
     agent._rendezvous(SimpleNamespace(spec=SimpleNamespace(rdzv_handler=Handler())))
     assert agent._processes is None
