@@ -19,7 +19,13 @@ from typing import Any
 from jitckpt.wire.environment import Variable, all_variables
 
 DOCS = Path(__file__).parents[1] / "docs"
-MODES = {"user": "user-level", "transparent": "transparent", "hosts": "three hosts"}
+MODES = {
+    "user": "user-level",
+    "transparent": "transparent",
+    "hosts": "three hosts",
+    "memory": "without replicas",
+    "hostile": "hostile",
+}
 Row = dict[str, Any]
 
 
