@@ -89,7 +89,7 @@ class ScriptVariables:
             self._warn(text + (COUNTER if any("." not in name for name in names) else ""))
 
     def _marks(self, frame: FrameType) -> dict[str, object]:
-        scope = {**frame.f_globals, **frame.f_locals}
+        scope = _variables_of(frame)
         kept_names, kept = _kept_by(self._extra)
         kept |= self._given
         read, carried = read_first(frame.f_code, frame.f_lasti)
@@ -110,6 +110,19 @@ class ScriptVariables:
         if type(value) is int:
             return (self.script_restores and value == self._steps()) or "first" in code.co_names
         return type(value) is float and any(abs(value - clock()) < CLOCK_SECONDS for clock in CLOCKS)
+
+
+def _variables_of(frame: FrameType) -> dict[str, object]:
+    """Return what a frame's code can read by name, and leave nothing of it with the frame.
+
+    Before Python 3.13 a function's frame keeps the dict that it was asked for, and all in it (PEP 667): the
+    outputs of one minibatch would stay in the device's memory as long as the loop runs.
+    """
+    local = frame.f_locals
+    scope = {**frame.f_globals, **local}
+    if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        local.clear()
+    return scope
 
 
 def is_scripts(frame: FrameType) -> bool:

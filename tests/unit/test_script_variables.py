@@ -5,6 +5,7 @@ import random
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -221,3 +222,26 @@ def test_only_the_loop_that_makes_steps_is_looked_at() -> None:
     for batch in loop:
         total += batch
     assert loop.named == set()
+
+
+def test_what_the_loop_has_let_go_is_not_kept() -> None:
+    """The outputs of a minibatch fill a device's memory."""
+    loop = Loop()
+    seen: list[weakref.ref[Average]] = []
+    for _ in loop:
+        outputs = Average()
+        seen.append(weakref.ref(outputs))
+        assert outputs.updates == 0
+        del outputs
+    assert len(seen) == ITERATIONS
+    assert [one() for one in seen] == [None] * ITERATIONS
+
+
+def test_the_loops_variables_stay_as_they_are() -> None:
+    loop = Loop()
+    kept, total = Average(), 0
+    for step in loop:
+        total += step
+        assert kept.updates == 0
+    assert total == sum(range(1, ITERATIONS + 1))
+    assert loop.named == {"total"}
