@@ -73,6 +73,15 @@ def test_another_models_optimizer_is_named_and_the_model() -> None:
     assert set(training.names(steps=steps)) == {"Adam with 2 parameters", "the module Linear"}
 
 
+def test_a_fused_optimizer_is_named_though_torch_does_not_count_what_it_writes() -> None:
+    training, head = Training(), nn.Linear(3, 1)
+    of_head = torch.optim.SGD(head.parameters(), lr=0.1, fused=True)
+    head.weight.grad, head.bias.grad = torch.ones_like(head.weight), torch.ones_like(head.bias)
+    version = head.weight._version
+    assert "SGD with 2 parameters" in training.names(steps=of_head.step)
+    assert head.weight._version == version
+
+
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_a_teacher_that_follows_the_model_is_named_unless_extra_keeps_it(is_kept: bool) -> None:
     training = Training()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from jitckpt.encoding.tree_codec import Json, to_json
 from jitckpt.state import parallel
@@ -44,6 +45,9 @@ class NotGiven:
         self._ours = {*map(id, ours)}
         self._modules: list[_Beside] | None = None
         self._optimizers: list[_Beside] = []
+        # A fused step is not counted among the writes to its parameters.
+        self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._hook = register_optimizer_step_post_hook(lambda one, *_: self._stepped.add(one))
         self._schedulers: list[str] = []
         self._hooks: list[Difference] = []  # of DDP
 
@@ -54,6 +58,8 @@ class NotGiven:
         """
         text = to_json(said)
         is_first = self._modules is None
+        if not is_first:
+            self._hook.remove()
         if self._modules is None:
             self._modules = self._look_first(extra)
         changed = [
@@ -62,7 +68,7 @@ class NotGiven:
             if of.changed() is not None or (is_first and _is_still_to_begin(of.owner()))
         ]
         found = [Difference(CHANGES, name) for name in sorted({*map(_name_of, _outermost(changed))})]
-        for optimizer in (one for of in self._optimizers if (one := of.changed()) is not None):
+        for optimizer in (one for of in self._optimizers if (one := self._has_trained(of)) is not None):
             name = f"{type(optimizer).__qualname__} with {len(parameters_of(optimizer))} parameters"
             found.append(Difference("not given to jitckpt.init: optimizer=[...]", name))
         if '"last_epoch"' not in text:
@@ -72,6 +78,10 @@ class NotGiven:
         if scaler is not None and self._host.scaler is None and '"growth_factor"' not in text:
             found.append(Difference("not given to jitckpt.init: scaler=...", "a GradScaler"))
         return found + self._hooks
+
+    def _has_trained(self, optimizer: _Beside) -> Any:
+        owner = optimizer.owner()
+        return owner if owner in self._stepped else optimizer.changed()
 
     def _look_first(self, extra: Mapping[str, Tensor]) -> list[_Beside]:
         every = parallel.all_of(nn.Module, Optimizer, LRScheduler)
