@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -78,8 +79,11 @@ class Job:
 
     def lose(self, *lost: int) -> None:
         """Kill all processes of these hosts at once; what is on their disks is lost, too."""
-        for pid in [pid for host in lost for pid in self.hosts.processes(host)]:
-            os.kill(pid, signal.SIGKILL)
+        # Whoever is killed before its agent (guardian, keeper) may be replaced by it at once.
+        while pids := [pid for host in lost for pid in self.hosts.processes(host)]:
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         for host in lost:
             self.outs.append(self.agents.pop(host).communicate()[0])
             (self.launcher.directory / f"host-{host}" / "ckpt").rename(

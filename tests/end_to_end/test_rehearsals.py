@@ -19,6 +19,7 @@ job = jitckpt.init(checkpoint_dir="ckpt", model=nn.ModuleList([model, average]),
 for step in range(job.restore(), 12):
     model(torch.ones(2, 4, device="cuda")).sum().backward()
     optimizer.step()
+    torch.cuda.synchronize()  # the device is never behind its host
 torch.distributed.destroy_process_group()
 """
 
