@@ -1,5 +1,7 @@
 """Failures on order in models of several modules, and those that never happen."""
 
+import re
+
 from gpt import RUN
 from launcher import Launcher
 
@@ -19,7 +21,6 @@ job = jitckpt.init(checkpoint_dir="ckpt", model=nn.ModuleList([model, average]),
 for step in range(job.restore(), 12):
     model(torch.ones(2, 4, device="cuda")).sum().backward()
     optimizer.step()
-    torch.cuda.synchronize()  # the device is never behind its host
 torch.distributed.destroy_process_group()
 """
 
@@ -28,7 +29,8 @@ def test_a_failure_comes_in_the_backward_pass_of_a_part(launcher: Launcher) -> N
     fault = "rank=1 step=7 phase=backward kind=kill"
     ended = launcher.run(*RUN, "--fault", fault, launcher.script(SCRIPT))
     assert ended.status == 0, ended.err
-    assert "Restart 1 went on from step 6" in ended.err
+    # Rank 0 may not have come to its optimizer step 6 when rank 1 was in step 7.
+    assert re.search("Restart 1 went on from step [56], with at most 1 minibatch done again", ended.err)
     assert "never happened" not in ended.err
 
 
