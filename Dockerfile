@@ -18,12 +18,12 @@ FROM debian:bookworm-slim
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends python3 \
-    && mkdir /work \
+    && mkdir /training \
     && rm -rf /var/lib/apt/lists/*
 COPY --from=build /opt/jitckpt /opt/jitckpt
 # HOME: of users that /etc/passwd does not know, and of libraries that keep something there.
 ENV PATH=/opt/jitckpt/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1
-WORKDIR /work
+WORKDIR /training
 # Any other number does: docker run --user.
 USER 1000:1000
 ENTRYPOINT ["jitckpt"]

@@ -32,6 +32,17 @@ class Result:
     err: str
 
 
+def until_told(agent: "subprocess.Popen[str]", text: str) -> str:
+    """Return what an agent says up to this."""
+    assert agent.stderr is not None
+    told = ""
+    for line in agent.stderr:
+        told += line
+        if text in line:
+            return told
+    raise AssertionError(told)
+
+
 class Launcher:
     """Runs commands that must leave no process behind: all of theirs carry a mark in their environment."""
 

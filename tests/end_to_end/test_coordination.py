@@ -8,9 +8,9 @@ from uuid import uuid4
 import pytest
 from etcd_cluster import Cluster, etcd
 from gpt import TRAINING, digests
-from launcher import Launcher
+from launcher import Launcher, until_told
 from namespaces import Namespaces, namespaces
-from test_hosts import PAUSING, Job, await_line, until_told
+from test_hosts import PAUSING, Job, await_line
 
 from jitckpt.events import read_events
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from gpt import RUN, TRAINING, digests
-from launcher import JITCKPT, Launcher
+from launcher import JITCKPT, Launcher, until_told
 from namespaces import Namespaces, namespaces
 
 MEET = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "10.79.0.1:29400"]
@@ -30,16 +30,6 @@ CHECK = ["--health-check", "test ! -e ill || { echo the GPU smells; exit 7; }"]
 def hosts() -> Iterator[Namespaces]:
     with namespaces(3) as found:
         yield found
-
-
-def until_told(agent: "subprocess.Popen[str]", text: str) -> str:
-    assert agent.stderr is not None
-    told = ""
-    for line in agent.stderr:
-        told += line
-        if text in line:
-            return told
-    raise AssertionError(told)
 
 
 def test_one_that_stands_by_takes_the_place_of_a_host_that_is_not_well(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from gpt import TRAINING, digests, run_of
-from launcher import JITCKPT, Launcher
+from launcher import JITCKPT, Launcher, until_told
 from namespaces import Namespaces, ip, namespaces
 
 from jitckpt.events import read_events
@@ -238,17 +238,6 @@ def await_line(agent: "subprocess.Popen[str]", text: str) -> None:
         if line == text:
             return
     raise AssertionError(agent.communicate()[1])
-
-
-def until_told(agent: "subprocess.Popen[str]", text: str) -> str:
-    """Return what an agent says up to this."""
-    assert agent.stderr is not None
-    told = ""
-    for line in agent.stderr:
-        told += line
-        if text in line:
-            return told
-    raise AssertionError(told)
 
 
 def test_a_killed_rank_on_one_host_changes_no_bit(job: Job, undisturbed: list[str]) -> None:
