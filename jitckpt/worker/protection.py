@@ -131,6 +131,7 @@ class Protection:
     _extra_behind_forward: tuple[Any, ...] | None = None  # in the first minibatches
     _extra_behind_step: tuple[Any, ...] | None = None  # the same
     _interrupted: str | None = None  # a signal's handler has raised in the middle of a hook
+    _awaits_forward = False  # a save lets the script go on to its next forward pass
     snapshots: Snapshots | None = None  # in the memory tier, where there is one
 
     def __init__(
@@ -363,8 +364,13 @@ class Protection:
 
     # What the hooks tell.
 
-    @_harmless
     def minibatch_begun(self, step: int) -> None:
+        self._settle_at_forward(step)
+        if self._awaits_forward:
+            self._native.await_boundary(False)
+
+    @_harmless
+    def _settle_at_forward(self, step: int) -> None:
         pending = any(one.is_pending(step - 1) for one in self._beside)
         changed = self._outside.minibatch_begun(step, look=pending)
         self._history.settle(step - 1)
@@ -407,7 +413,8 @@ class Protection:
             self._native.step_enter()
             self._barrier.enqueue()
         self._native.step_begin(step, self._stream())
-        if self._loop.is_used:
+        self._awaits_forward = self._outside.end_the_step and not self._loop.is_used
+        if self._loop.is_used or self._awaits_forward:
             self._native.await_boundary(True)
 
     @_harmless

@@ -12,6 +12,7 @@ import os
 import random
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -359,6 +360,19 @@ def masters_in_the_optimizer(training: Training) -> None:
 def weights_that_are_clamped(training: Training) -> None:
     def after(step: int) -> None:
         for parameter in training.net.parameters():
+            parameter.data.clamp_(-0.1, 0.1)
+
+    training.after = after
+
+
+@kind
+def weights_that_are_clamped_as_another_dies(training: Training) -> None:
+    """Rank 0 is held up in the middle of it until long after rank 1 has been found dead."""
+
+    def after(step: int) -> None:
+        for number, parameter in enumerate(training.net.parameters()):
+            if number == 2 and step == DIES - 1 and training.protected and training.rank == 0:
+                time.sleep(2)
             parameter.data.clamp_(-0.1, 0.1)
 
     training.after = after

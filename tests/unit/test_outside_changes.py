@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from typing import cast
 
+import pytest
 import torch
 from torch import Tensor
 
+from jitckpt.worker.saving import outside_changes
 from jitckpt.worker.saving.mirror import Mirror
 from jitckpt.worker.saving.outside_changes import CLOSURE, HEAD, INSIDE, OutsideChanges
 
@@ -111,6 +113,46 @@ def test_until_the_device_is_behind_it_the_state_is_not_whole() -> None:
     assert not loop.is_saved()
     loop.forward()
     assert loop.is_saved()
+
+
+def test_from_the_change_until_the_copies_there_is_no_moment_at_which_it_is_not_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The saver looks from another thread: here whenever the versions are looked at."""
+    loop = Loop()
+    for _ in range(4):
+        loop.forward()
+        loop.optimize()
+        loop.change()
+    looked: list[bool] = []
+    versions_of = outside_changes._versions_of
+
+    def look(tensors: list[Tensor]) -> bytes:
+        found = versions_of(tensors)
+        with monkeypatch.context() as unwatched:
+            unwatched.setattr(outside_changes, "_versions_of", versions_of)
+            loop.outside._versions, before = found, loop.outside._versions
+            looked.append(loop.is_saved())
+            loop.outside._versions = before
+        return found
+
+    monkeypatch.setattr(outside_changes, "_versions_of", look)
+    loop.forward()
+    assert not looked[-1]
+    assert loop.is_saved()
+
+
+def test_what_ends_each_step_is_let_come_to_its_end() -> None:
+    loop = Loop()
+    loop.plain(2)
+    assert not loop.outside.end_the_step
+
+    loop = Loop()
+    for _ in range(4):
+        loop.forward()
+        loop.optimize()
+        loop.change()
+    assert loop.outside.end_the_step
 
 
 def test_what_is_done_now_and_then_is_refused_for_that_minibatch_alone() -> None:

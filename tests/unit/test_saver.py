@@ -65,6 +65,7 @@ def step_to_save(
     seen: int = 0,
     save_function: SaveFunction | None = None,
     deadline: float = 0.0,
+    replacement: Callable[[int], Replacement] = lambda step: Replacement({}),
 ) -> tuple[int, bool]:
     """Ask once, after STEP; next_minibatch: the host has begun it. seen: minibatches since the start."""
     model = nn.Linear(2, 1)
@@ -85,7 +86,7 @@ def step_to_save(
         history=history,
         ring=-1,
         save_function=save_function,
-        replacement=lambda step: Replacement({}),
+        replacement=replacement,
         has_whole_copies=lambda step: False,
         refused=lambda: None,
         staging=Staging(1),
@@ -105,6 +106,15 @@ def test_what_is_still_to_come_of_the_step_is_waited_for(tmp_path: Path) -> None
         step_to_save(tmp_path, IN_BACKWARD, next_minibatch=False)
     at_the_gate = replace(IN_BACKWARD, step_thread_parked=True)
     assert step_to_save(tmp_path, at_the_gate, next_minibatch=False) == (STEP, False)
+
+
+def test_what_changes_outside_of_the_step_is_waited_for(tmp_path: Path) -> None:
+    answers = [Replacement({}, "half done"), Replacement({}, "its copies are on their way"), Replacement({})]
+    found = step_to_save(
+        tmp_path, IN_BACKWARD, next_minibatch=True, deadline=math.inf, replacement=lambda step: answers.pop(0)
+    )
+    assert found == (STEP, False)
+    assert answers == []
 
 
 def test_a_step_that_the_device_is_in_is_waited_for(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -202,6 +203,30 @@ def test_a_template_that_does_not_answer_is_ended(
     assert not template.alive()
     with pytest.raises(OSError, match="Broken pipe"):
         template.new_spare([])
+
+
+def test_what_a_stopped_template_was_forking_is_not_waited_for(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    """It has the template's end of the socket, and may be stopped as well."""
+    code = """
+import os, signal
+from pathlib import Path
+forked = os.fork()
+if forked:
+    (Path(__file__).parent / "forked").write_text(str(forked))
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+    (tmp_path / "torch" / "__init__.py").write_text(code)
+    template = Template(COMMAND, environment)
+    try:
+        with pytest.raises(OSError, match="the process they are forked from is stopped by a signal"):
+            template.new_spare([]).become(COMMAND, {}, {})
+    finally:
+        template.close()
+        forked = int((tmp_path / "torch" / "forked").read_text())  # this process's child by now
+        os.kill(forked, signal.SIGKILL)
+        os.waitpid(forked, 0)
 
 
 # A torch that can be asked for the number of devices, and can't be used in children of who has asked.

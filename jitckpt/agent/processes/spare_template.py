@@ -91,10 +91,12 @@ class Template:
             try:
                 data = self._socket.recv(spare.MAX_BYTES)
             except TimeoutError:
-                if self.alive() and (lost := patience.lost()):
-                    why = lost
-                    self._end()  # what it would say later is not waited for
-                continue
+                if self.alive():
+                    if lost := patience.lost():
+                        why = lost
+                        self._end()  # what it would say later is not waited for
+                    continue
+                data = b""  # what it was forking has its end of the socket, too
             except ConnectionResetError:  # it had not read all that it was asked
                 data = b""
             if not data:

@@ -102,9 +102,10 @@ class OutsideChanges:
         first = self._newest == self._base
         if not (first or self._tells_apart or self.whole or look):
             return False
-        changed = bool(self._take_changes())
+        changed = bool(self._changes())
         if first:  # that state is on the disk, or the script builds it again
             self._after_every_step = not changed
+            self._look_from_now()
             return False
         if changed:
             self._after_every_step &= self._tells_apart
@@ -114,6 +115,7 @@ class OutsideChanges:
                 self._say(HEAD)
         elif self._tells_apart:
             self._after_every_step = False
+        self._look_from_now()  # not before it is written down: the saver looks at any moment
         saved = self._saved()
         names = saved.keys() if self.whole else self._mirrored
         if self.whole:
@@ -130,20 +132,25 @@ class OutsideChanges:
         """Whether anything was changed outside of a step by now."""
         return self._tells_apart or self.whole
 
+    @property
+    def end_the_step(self) -> bool:
+        """Whether the device has come to the state after a step only as the next forward pass begins."""
+        return self._tells_apart and self._after_every_step
+
     def step_begun(self, step: int) -> bool:
         """The device is given the optimizer step. Returns whether nobody knows when something was changed."""
+        is_unknown = False
+        if changes := self._changes():
+            seen = self._minibatch(step)
+            if not self._tells_apart:
+                self._tells_apart = seen.unknown = is_unknown = True
+            else:
+                seen.inside, seen.names = True, frozenset(changes)
+                self._mirrored |= seen.names
+                self._say(INSIDE, self._mirrored)
+            self._look_from_now()
         self._in_step = True
-        changes = self._take_changes()
-        if not changes:
-            return False
-        seen = self._minibatch(step)
-        if not self._tells_apart:
-            self._tells_apart = seen.unknown = True
-            return True
-        seen.inside, seen.names = True, frozenset(changes)
-        self._mirrored |= seen.names
-        self._say(INSIDE, self._mirrored)
-        return False
+        return is_unknown
 
     def closure_again(self, step: int) -> None:
         """A step calls its closure once more, with parameters that are no more those of the step before."""
@@ -207,12 +214,9 @@ class OutsideChanges:
             if now[place : place + LOOK_BYTES] != self._versions[place : place + LOOK_BYTES]
         }
 
-    def _take_changes(self) -> set[str]:
-        changes = self._changes()
-        if changes:
-            self._versions = _versions_of(self._tensors)
-            self._data_taken = False
-        return changes
+    def _look_from_now(self) -> None:
+        self._versions = _versions_of(self._tensors)
+        self._data_taken = False
 
     def _say(self, text: str, copied: Iterable[str] = ()) -> None:
         if text not in self._said:

@@ -177,7 +177,9 @@ class Saver:
                 settled = True
             runs = not settled and self._save_function is None and self._history.is_foreseen(step)
             between_steps = progress.device_begun == step or self._has_whole_copies(step)
-            rests = between_steps and (settled or runs or now >= begun + PARK_SECONDS)
+            # What the script changes on the device after the step may be half done, its copies on their way.
+            whole = between_steps and (no_step_yet or self._replacement(step).problem is None)
+            rests = between_steps and ((settled or runs) and whole or now >= begun + PARK_SECONDS)
             if rests and standing is Standing.INTACT:
                 break
             if now >= min(deadline, begun + STUCK_SECONDS + PARK_SECONDS):
