@@ -1,6 +1,6 @@
 """Trainings whose state is spread over ranks, run by test_shards.py under `jitckpt run`.
 
-usage: sharded_training.py FORM... [--unprotected] [--save-every N] [--pause SECONDS]
+usage: sharded_training.py FORM... [--unprotected] [--save-every N] [--pause SECONDS] [--until-safe]
                            [--memory TIER] [--dies-in STEP] [--state FILE]
 
 Each rank prints a digest of what it holds in the end: parameters, optimizer state, random numbers.
@@ -8,6 +8,7 @@ Each rank prints a digest of what it holds in the end: parameters, optimizer sta
 
 import argparse
 import hashlib
+import itertools
 import os
 import random
 import signal
@@ -29,8 +30,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import jitckpt
+from jitckpt.tiers import host_memory
 
-PAUSE = 0.0  # seconds in each minibatch
+PATIENCE = 60.0  # seconds, for a snapshot to be whole everywhere
 STEPS, BATCH, MICROBATCHES, INPUTS, OUTPUTS = 8, 8, 2, 8, 6
 
 
@@ -223,6 +225,19 @@ def digest(training: Training) -> str:
     return found.hexdigest()
 
 
+def wait_for_memory(job: jitckpt.Job, start: int, step: int) -> None:
+    """Wait for the snapshot of `step`, which is written once the forward pass of the next one has begun."""
+    if step == start:
+        return
+    assert job._protection is not None
+    assert job._protection.snapshots is not None
+    memory = job._protection.snapshots._memory
+    until = time.monotonic() + PATIENCE
+    while host_memory.word(memory, host_memory.SAFE) < step:
+        assert time.monotonic() < until, f"The snapshot of step {step} is not safe."
+        time.sleep(0.001)
+
+
 def train(form: str, options: argparse.Namespace) -> None:
     rank = dist.get_rank()
     torch.manual_seed(0)
@@ -242,9 +257,12 @@ def train(form: str, options: argparse.Namespace) -> None:
             memory=options.memory,
         )
         start = job.restore()
+        if options.until_safe:
+            forward = itertools.count(start)
+            training.model.register_forward_hook(lambda *_: wait_for_memory(job, start, next(forward)))
     for step in range(start, STEPS):
         batch, target = batches.next()
-        time.sleep(PAUSE)
+        time.sleep(options.pause)
         training.backward(batch, target)
         if (step + 1, rank) == (options.dies_in, 1):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -270,9 +288,9 @@ def main() -> None:
     parser.add_argument("--memory", metavar="TIER", help="of the memory tier")
     parser.add_argument("--dies-in", type=int, metavar="STEP", help="rank 1 does, in each start")
     parser.add_argument("--state", metavar="FILE", help="put torch's own state dicts there in the end")
-    parser.add_argument("--pause", type=float, default=PAUSE)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds in each minibatch")
+    parser.add_argument("--until-safe", action="store_true", help="until the last one is in the memory tier")
     options = parser.parse_args()
-    globals()["PAUSE"] = options.pause
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
     for form in options.forms:

@@ -12,7 +12,7 @@ TRAINING = str(Path(__file__).parent / "sharded_training.py")
 RUN = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "2", "--warm-spares", "0", "--warm-start"]
 RUN += ["--checkpoint-dir", "ckpt"]
 FORMS = ("full", "zero")
-PAUSE = ["--pause", "0.1"]  # in the middle of a minibatch, for the snapshot of the last one
+WAITS = "--until-safe"  # in the middle of a minibatch, for the snapshot of the last one
 
 
 def digests(out: str, form: str = "full") -> list[str]:
@@ -55,7 +55,7 @@ def test_a_killed_rank_comes_back_from_memory_and_no_file(
     of_script: list[str],
 ) -> None:
     fault = "rank=1 step=5 phase=backward kind=kill"
-    result = launcher.run(*RUN, *options, "--fault", fault, TRAINING, form, *PAUSE, *of_script)
+    result = launcher.run(*RUN, *options, "--fault", fault, TRAINING, form, WAITS, *of_script)
     assert result.status == 0, result.err
     assert digests(result.out, form) == undisturbed_of_all[form]
     assert [event["step"] for event in events(launcher, "restored")] == [4, 4], "one minibatch was redone"
@@ -86,7 +86,7 @@ def test_the_command_goes_before_the_script(launcher: Launcher) -> None:
 def test_a_job_that_makes_no_progress_ends_and_leaves_what_memory_has_in_files(
     launcher: Launcher, undisturbed: list[str]
 ) -> None:
-    command = [*RUN, "--max-restarts", "9", "--memory-tier", "peer", TRAINING, "full", *PAUSE]
+    command = [*RUN, "--max-restarts", "9", "--memory-tier", "peer", TRAINING, "full", WAITS]
     first = launcher.run(*command, "--dies-in", "5")
     assert first.status == 93, first.err
     assert "3 starts have come to step 5 and failed alike (rank 1 was killed by SIGKILL)" in first.err

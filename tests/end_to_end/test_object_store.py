@@ -54,16 +54,18 @@ def test_files_that_are_lost_come_back(launcher: Launcher, door: Door) -> None:
     died = launcher.run(*RUN, *SAVED, *KILL, TRAINING, "replicated")
     assert died.status == 1
     assert {"500", "cut request"} & set(door.done)
-    assert {event["step"] for event in events(launcher, "copied_to_objects")} == {5}
+    (saved,) = (event["step"] for event in events(launcher, "saved"))
+    assert saved in (4, 5)  # rank 0 may have been a step behind
+    assert {event["step"] for event in events(launcher, "copied_to_objects")} == {saved}
     door.fault = lambda request: ""
     inspected = launcher.run(*JITCKPT, "inspect", "--verify", PLACE)
     assert inspected.status == 0, inspected.out + inspected.err
-    assert "would go on from step 5" in inspected.out
+    assert f"would go on from step {saved}" in inspected.out
 
     shutil.rmtree(launcher.directory / "ckpt")
     result = launcher.run(*RUN, *SAVED, TRAINING, "replicated")
     assert result.status == 0, result.err
-    assert f"step 5 has come from {PLACE}" in result.err
+    assert f"step {saved} has come from {PLACE}" in result.err
     assert "own state" not in result.err, "no rank lost what it alone knew"
     assert digests(result.out) == digests(undisturbed.out)
 

@@ -179,7 +179,7 @@ class Saver:
             between_steps = progress.device_begun == step or self._has_whole_copies(step)
             # What the script changes on the device after the step may be half done, its copies on their way.
             whole = between_steps and (no_step_yet or self._replacement(step).problem is None)
-            rests = between_steps and ((settled or runs) and whole or now >= begun + PARK_SECONDS)
+            rests = between_steps and (((settled or runs) and whole) or now >= begun + PARK_SECONDS)
             if rests and standing is Standing.INTACT:
                 break
             if now >= min(deadline, begun + STUCK_SECONDS + PARK_SECONDS):
