@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 REASON = (
-    "jitckpt counts the training's steps here. With fullgraph=True give jitckpt.init what torch.compile returned, "
-    "not the model inside of it"
+    "jitckpt counts the training's steps here. With fullgraph=True give jitckpt.init what torch.compile "
+    "returned, not the model inside of it"
 )
 
 
