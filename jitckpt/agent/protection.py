@@ -78,6 +78,7 @@ class Protection(threading.Thread):
         self._told_keepers: dict[int, list[int]] = {}
         self.safe = 0
         self._settled = 0
+        self._left_out = 0  # at the root: up to this step ranks may have given up what is newer than the safe one
         self._off: str | None = None
         self._told = 0.0  # when an event told of a safe step
         self._began = time.monotonic()
@@ -179,7 +180,7 @@ class Protection(threading.Thread):
                         f"the snapshot of step {step} was left out: the one before was not whole everywhere "
                         f"after {PATIENCE_SECONDS:g} s (rank {rank})"
                     )
-                    settled = max(self._settled, step)
+                    settled = self._left_out = max(self._settled, step)
                     self._publish({"safe": self.safe, "settled": settled, **self._pace.doubled(settled)})
                 case {"off": int(rank)} if rank in self._ranks:
                     if self._off is None:
@@ -357,7 +358,7 @@ class Protection(threading.Thread):
     def _count(self) -> None:
         if self._index == ROOT and self._kept.keys() >= set(self._ranks):
             safe = confirmed(self._kept.values())
-            if safe > self.safe:
+            if safe > max(self.safe, self._left_out):
                 self._publish({"safe": safe, "settled": max(self._settled, safe), **self._pace.planned(safe)})
 
     def _publish(self, said: Mapping[str, Any]) -> None:

@@ -284,6 +284,25 @@ def test_a_step_that_was_left_out_keeps_nobody_waiting(agents: Agents) -> None:
     assert agents.word(0, SAFE) == 0
 
 
+def test_what_comes_late_is_not_safe_once_others_may_have_given_it_up(agents: Agents) -> None:
+    """Ranks that hear of a step that was left out make the next; some may hear later than others what is safe."""
+    for rank in range(4):
+        agents.put(rank, 1)
+    agents.until_safe(1)
+    for rank in range(3):
+        agents.put(rank, 2)
+    host_memory.put_word(agents.tiers[0].memory.of(0), SKIPPED, 3)  # it has waited for rank 3's
+    until(lambda: agents.look() or all(agents.word(rank, SETTLED) == 3 for rank in range(4)))
+    agents.put(3, 2)
+    root = agents.protections[0]
+    until(lambda: agents.look() or all(2 in root._kept[rank] for rank in range(4)))
+    assert [agents.word(rank, SAFE) for rank in range(4)] == [1] * 4
+    for rank in range(4):
+        agents.put(rank, 4)
+        assert agents.held(rank) >= {(rank, 1), (rank, 4)}
+    agents.until_safe(4)
+
+
 def test_a_rank_that_makes_no_snapshots_any_more_takes_all_out(
     agents: Agents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
