@@ -226,7 +226,7 @@ class Saver:
         """No minibatch is done since the job went on from this step in the memory tier: write that."""
         if self._memory is None:
             raise SaveError(f"Step {step} is in memory that this rank does not have.")
-        return own_shard.write_save(self._memory, self._root, step)
+        return own_shard.write_save(self._memory, self._root, step, self._identity.start)
 
     def _write_files(
         self, step: int, order: protocol.Save, runs: bool, copies: Mapping[str, Tensor]
