@@ -24,7 +24,8 @@ class EventLog:
 
     Every event has `event` (its name), `time` (wall time, seconds since the epoch), `clock` (this machine's
     monotonic clock in seconds, for durations) and `restart` (how often the workers have been restarted);
-    where a coordination service numbers the starts, `start` (this one's number). Several processes may append to one file: a line is one write.
+    where a coordination service numbers the starts, `start` (this one's number). Several processes may append
+    to one file: a line is one write.
     """
 
     def __init__(self, directory: Path | None = None, *, aside: bool = False) -> None:

@@ -80,6 +80,12 @@ def read(root: Path) -> Starts:
     return Starts(max([0, *begun, *bases]), bases)
 
 
+def revisions(root: Path) -> dict[int, int]:
+    """Return the starts that have begun here, by number, and their revisions. Raises OSError."""
+    paths = sorted((root / FOLDER).glob("start-*.json"))
+    return {int(found[1]): _revision(path) or 0 for path in paths if (found := _BEGUN.fullmatch(path.name))}
+
+
 def is_superseded(root: Path, number: int) -> bool:
     """Return whether a later start than this one has begun. Raises OSError."""
     return number > 0 and read(root).newest > number
