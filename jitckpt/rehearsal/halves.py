@@ -90,10 +90,10 @@ def _double_starts(directories: Sequence[Directory]) -> Iterator[str]:
 
 def _double_ranks(directories: Sequence[Directory]) -> Iterator[str]:
     """Ranks that have gone on twice in one start: each half had one."""
+    events = [event for directory in directories for event in directory.log]
     firsts = Counter(
-        (run, event.get("start", 0), event["restart"], event["rank"])
-        for directory in directories
-        for run, event in _by_run(directory.log)
+        (0 if "start" in event else run, event.get("start", 0), event["restart"], event["rank"])
+        for run, event in _by_run(sorted(events, key=lambda event: event["clock"]))
         if event["event"] == "first_step"
     )
     for (_, start, restart, rank), count in sorted(firsts.items()):
@@ -140,10 +140,11 @@ def _revived(log: Sequence[Event], bases: Mapping[int, int]) -> Iterator[str]:
                         f"start {start} has gone on from step {event['step']} of start {maker}, which start "
                         f"{between} had left at step {base}"
                     )
+                    break
 
 
 def _late_saves(directory: Directory, bases: Mapping[int, int]) -> Iterator[str]:
-    """Saves that came when a later start had gone on from an earlier step, and had put aside what was there."""
+    """Saves that came when a later start had gone on from an earlier step, and put aside what was there."""
     here = {noted.number for noted in directory.starts if noted.revision}
     for saved in directory.saves if directory.set_aside else ():
         for later, base in sorted(bases.items()):

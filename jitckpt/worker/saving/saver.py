@@ -22,7 +22,7 @@ from jitckpt.encoding.tree_codec import Json
 from jitckpt.errors import JitckptError, SaveError
 from jitckpt.ring import local_state
 from jitckpt.ring.local_state import LocalState
-from jitckpt.saves import layout
+from jitckpt.saves import layout, starts
 from jitckpt.saves.folders import KeptSaves, SaveFolder
 from jitckpt.saves.layout import Identity
 from jitckpt.state import host_state
@@ -342,8 +342,9 @@ class Saver:
         folder = self._root if step is None else self._root / layout.step_folder(step)
         path = folder / f"error-{layout.rank_folder('rank', self._identity.rank)}.txt"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+            if not starts.is_superseded(self._root, self._identity.start):
+                folder.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
         except OSError as failure:
             reason += f" Its traceback can't be kept in {path}: {failure.strerror}."
         return protocol.SaveFailed(save_id, self._identity.rank, reason, text)
