@@ -27,14 +27,24 @@ def judge(trial: Trial, starts: Sequence[Outcome], undisturbed: Final) -> Verdic
     reasons: list[str] = []
     first, last = starts[0], starts[-1]
     said = ""
-    if any(first.statuses) and not trial.ends:
+    # Nothing is left to be saved, or to go on with, once the training is over on all ranks.
+    over = first.final.keys() >= undisturbed.keys()
+    if over:
+        reasons += differences(first.final, undisturbed)
+    if any(first.statuses) and not trial.ends and not over:
         said = _sentence(trial, first.output)
         if not said:
             reasons.append(f"it ended with {_statuses(first)} without the sentence that would be right")
     if any(last.statuses):
         reasons.append(f"start {len(starts)} ended with {_statuses(last)}")
     reasons += differences(last.final, undisturbed) if not any(last.statuses) else []
-    if len(starts) > 1 and trial.saved and trial.mode != TRANSPARENT and last.restored < first.step - 1:
+    if (
+        len(starts) > 1
+        and trial.saved
+        and not over
+        and trial.mode != TRANSPARENT
+        and last.restored < first.step - 1
+    ):
         reasons.append(f"{first.step} steps were done, and it went on from step {last.restored}")
     for number, start in enumerate(starts, 1):
         if start.late:

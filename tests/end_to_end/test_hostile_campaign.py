@@ -38,10 +38,18 @@ def test_a_trial_follows_from_seed_and_number_alone() -> None:
         ("kill-rank", [outcome()], EQUAL),
         ("kill-rank", [outcome(final={0: "a", 1: "other"})], FELL),
         ("kill-rank", [outcome(final={0: "a"})], FELL),
-        ("kill-rank", [outcome(status=1, output="jitckpt: No space left"), outcome()], FELL),
-        ("full-disk", [outcome(status=1, output="jitckpt: No space left"), outcome()], SENTENCE),
-        ("full-disk", [outcome(status=1, output="jitckpt: gone"), outcome()], FELL),
-        ("full-disk", [outcome(status=1, output="jitckpt: No space left"), outcome(status=1)], FELL),
+        ("kill-rank", [outcome(status=1, final={}, output="jitckpt: No space left"), outcome()], FELL),
+        ("kill-rank", [outcome(status=1, output="killed once all was over"), outcome()], EQUAL),
+        ("kill-rank", [outcome(status=1, final={0: "a", 1: "other"}), outcome()], FELL),
+        ("kill-agent", [outcome(status=-9, final={0: "a"}), outcome()], FELL),
+        ("kill-agent", [outcome(status=-9), outcome()], EQUAL),
+        ("full-disk", [outcome(status=1, final={}, output="jitckpt: No space left"), outcome()], SENTENCE),
+        ("full-disk", [outcome(status=1, final={}, output="jitckpt: gone"), outcome()], FELL),
+        (
+            "full-disk",
+            [outcome(status=1, final={}, output="jitckpt: No space left"), outcome(status=1)],
+            FELL,
+        ),
     ],
 )
 def test_what_counts_as_held(kind: str, starts: list[Outcome], result: str) -> None:
