@@ -38,13 +38,8 @@ def judge(trial: Trial, starts: Sequence[Outcome], undisturbed: Final) -> Verdic
     if any(last.statuses):
         reasons.append(f"start {len(starts)} ended with {_statuses(last)}")
     reasons += differences(last.final, undisturbed) if not any(last.statuses) else []
-    if (
-        len(starts) > 1
-        and trial.saved
-        and not over
-        and trial.mode != TRANSPARENT
-        and last.restored < first.step - 1
-    ):
+    saved = trial.saved and not over and trial.mode != TRANSPARENT
+    if len(starts) > 1 and saved and last.restored < first.step - 1:
         reasons.append(f"{first.step} steps were done, and it went on from step {last.restored}")
     for number, start in enumerate(starts, 1):
         if start.late:

@@ -13,7 +13,7 @@ sys.path.insert(0, str(SCRIPTS))  # where the campaign's modules are found, as f
 
 from campaign_hostile.job import Outcome  # noqa: E402
 from campaign_hostile.place import reached_at  # noqa: E402
-from campaign_hostile.trials import KINDS, USER, Trial, choose  # noqa: E402
+from campaign_hostile.trials import KINDS, LATER, USER, Attack, Trial, choose  # noqa: E402
 from campaign_hostile.verdict import EQUAL, FELL, SENTENCE, judge  # noqa: E402
 
 END = {0: "a", 1: "b"}
@@ -21,6 +21,9 @@ END = {0: "a", 1: "b"}
 
 def outcome(*, status: int = 0, final: dict[int, str] = END, output: str = "", restored: int = 0) -> Outcome:
     return Outcome((status,), 1.0, output, final, 20, restored, (), late=False)
+
+
+FULL = outcome(status=1, final={}, output="jitckpt: No space left")
 
 
 def test_a_trial_follows_from_seed_and_number_alone() -> None:
@@ -38,22 +41,19 @@ def test_a_trial_follows_from_seed_and_number_alone() -> None:
         ("kill-rank", [outcome()], EQUAL),
         ("kill-rank", [outcome(final={0: "a", 1: "other"})], FELL),
         ("kill-rank", [outcome(final={0: "a"})], FELL),
-        ("kill-rank", [outcome(status=1, final={}, output="jitckpt: No space left"), outcome()], FELL),
+        ("kill-rank", [FULL, outcome()], FELL),
         ("kill-rank", [outcome(status=1, output="killed once all was over"), outcome()], EQUAL),
         ("kill-rank", [outcome(status=1, final={0: "a", 1: "other"}), outcome()], FELL),
-        ("kill-agent", [outcome(status=-9, final={0: "a"}), outcome()], FELL),
+        ("kill-agent", [outcome(status=-9, final={0: "a"}), outcome()], FELL),  # from step 0, and not 20
         ("kill-agent", [outcome(status=-9), outcome()], EQUAL),
-        ("full-disk", [outcome(status=1, final={}, output="jitckpt: No space left"), outcome()], SENTENCE),
+        ("full-disk", [FULL, outcome()], SENTENCE),
         ("full-disk", [outcome(status=1, final={}, output="jitckpt: gone"), outcome()], FELL),
-        (
-            "full-disk",
-            [outcome(status=1, final={}, output="jitckpt: No space left"), outcome(status=1)],
-            FELL,
-        ),
+        ("full-disk", [FULL, outcome(status=1)], FELL),
     ],
 )
 def test_what_counts_as_held(kind: str, starts: list[Outcome], result: str) -> None:
-    assert judge(Trial(1, kind, USER, 1, ()), starts, END).result == result
+    attacks = (Attack("kill", "rank", LATER, 1.0),)
+    assert judge(Trial(1, kind, USER, 1, attacks), starts, END).result == result
 
 
 def test_an_exception_of_jitckpts_own_is_no_right_end() -> None:
