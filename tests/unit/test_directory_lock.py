@@ -101,10 +101,9 @@ def test_a_killed_job_leaves_no_lock_and_one_that_ends_in_time_is_waited_for(sta
 def test_a_rank_that_just_takes_the_directory_is_not_called_another_job(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Between its lock and its name in the file there is a moment, which is long where the machine is busy."""
-    taking = subprocess.Popen(
-        [sys.executable, "-c", TAKE, str(tmp_path / "job.lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+    """Between its lock and its name in the file is a moment, which is long where the machine is busy."""
+    take = [sys.executable, "-c", TAKE, str(tmp_path / "job.lock")]
+    taking = subprocess.Popen(take, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert taking.stdout is not None
     assert taking.stdout.readline() == b"taken\n"
     assert directory_lock.hold(tmp_path, "run") is None
