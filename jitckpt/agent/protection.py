@@ -75,9 +75,11 @@ class Protection(threading.Thread):
         self._index = 0 if hosts is None else hosts.index
         self._place()
         self._kept: dict[int, list[int]] = {}  # at the root: of each rank the steps that all its holders have
+        self._by: dict[int, list[int]] = {}  # at the root: of each rank the hosts with the newest
         self._told_keepers: dict[int, list[int]] = {}
         self.safe = 0
         self._settled = 0
+        self._left_out = 0  # at the root: up to here ranks may have given up what is newer than the safe step
         self._off: str | None = None
         self._told = 0.0  # when an event told of a safe step
         self._began = time.monotonic()
@@ -94,7 +96,8 @@ class Protection(threading.Thread):
         if self._hosts is not None and placed is not None and self._tier.parity is None:
             self._domains = shared_domains(machines_of(self._hosts), placed)
         self._holders = [host for host in self._placed[self._index] if host != self._index]
-        self._keepers = {host: list(by) for host, by in enumerate(self._placed)}  # became
+        # Of each host, those that have what its ranks had in the newest safe step, itself among them.
+        self._keepers = {host: list(by) for host, by in enumerate(self._placed)}
         self._pace = Pacer(self._tier.wanted.steps)
         self._tier.pace.set_rate(inf)  # nothing is known of this start's steps yet
 
@@ -116,9 +119,10 @@ class Protection(threading.Thread):
         if not self.safe or self._off is not None:
             return None
         if self._tier.parity is not None:
-            alive = self._tier.parity.survives(lost)
+            whole = all(set(self._placed[host]) <= set(self._keepers[host]) for host in lost)
+            alive = whole and self._tier.parity.survives(lost)
         else:
-            alive = all(set(self._placed[host]) - set(lost) for host in lost)
+            alive = all(set(self._keepers[host]) - set(lost) for host in lost)
         return self.safe if alive else None
 
     def run(self) -> None:
@@ -169,7 +173,7 @@ class Protection(threading.Thread):
             match said:
                 case {"kept": int(rank), "steps": list(steps), "by": list(by), **more} if rank in self._ranks:
                     self._kept[rank] = [step for step in steps if isinstance(step, int)]
-                    self._keepers[host] = [one for one in by if isinstance(one, int)]
+                    self._by[rank] = [one for one in by if isinstance(one, int)]
                     match more:
                         case {"took": [int(step), float(seconds)], "step_seconds": float(step_seconds)}:
                             self._pace.measured(step, seconds, step_seconds)
@@ -179,7 +183,7 @@ class Protection(threading.Thread):
                         f"the snapshot of step {step} was left out: the one before was not whole everywhere "
                         f"after {PATIENCE_SECONDS:g} s (rank {rank})"
                     )
-                    settled = max(self._settled, step)
+                    settled = self._left_out = max(self._settled, step)
                     self._publish({"safe": self.safe, "settled": settled, **self._pace.doubled(settled)})
                 case {"off": int(rank)} if rank in self._ranks:
                     if self._off is None:
@@ -189,6 +193,9 @@ class Protection(threading.Thread):
                 case {"allow": int(rank)}:
                     self._tier.allow(rank)
                 case {"safe": int(safe), "settled": int(settled), **more}:
+                    match more:
+                        case {"keepers": list(keepers)} if len(keepers) == len(self._keepers):
+                            self._keepers = {host: list(by) for host, by in enumerate(keepers)}
                     match more:
                         case {"every": int(every), "since": int(since)} if (every, since) != self._pace.rule:
                             self._change_pace(every, since, str(more.get("why", "")))
@@ -200,21 +207,24 @@ class Protection(threading.Thread):
 
     def _send(self, rank: int, own: _Rank, slot: int, step: int) -> None:
         """Have all holders take a rank's snapshot; count it then."""
-        for holder in self._holders:
-            if not self._send_to(holder, rank, step):
+        by = [self._index]
+        for holder in list(self._holders):
+            took = self._send_to(holder, rank, step)
+            if took is None:
                 return
+            by += took
         own.sent = {step, *sorted(own.sent - {step})[-1:]}
         said: dict[str, Any] = {
             "kept": rank,
             "steps": sorted(own.sent),
-            "by": [self._index, *self._holders],
+            "by": by,
         }
         if step == own.snapshot[0]:
             said |= {"took": [step, time.monotonic() - own.snapshot[1]], "step_seconds": own.step_seconds}
         self._tell(said)
 
-    def _send_to(self, holder: int, rank: int, step: int) -> bool:
-        """Return whether the rank's step is where it is to be, or nowhere else to be had."""
+    def _send_to(self, holder: int, rank: int, step: int) -> list[int] | None:
+        """Return the host that has the rank's step now, if one has; None if the job is to start anew."""
         assert self._hosts is not None
         problem = ""
         others = [host for host in range(len(self._hosts.all)) if host not in self._placed[self._index]]
@@ -233,15 +243,15 @@ class Protection(threading.Thread):
                     problem = str(error)
                     self._stopping.wait(TRY_SECONDS)
                 else:
-                    if host != holder:
+                    if host != holder and holder in self._holders:  # else another rank's sender has seen it
                         self._holders[self._holders.index(holder)] = host
                         self._warn(f"{self._hosts.name(host)} keeps rank {rank}'s state now: {problem}")
-                    return True
+                    return [host]
         if self._stopping.is_set() or holder in self._hosts.lost:
-            return False  # the job is about to start anew
+            return None
         where = "" if self._tier.parity is not None else ", in its own host's memory alone"
         self._warn(f"rank {rank}'s state is less protected{where}: {problem}")
-        return True
+        return []
 
     def _put(self, host: int, rank: int, step: int) -> None:
         assert self._hosts is not None
@@ -357,8 +367,20 @@ class Protection(threading.Thread):
     def _count(self) -> None:
         if self._index == ROOT and self._kept.keys() >= set(self._ranks):
             safe = confirmed(self._kept.values())
-            if safe > self.safe:
-                self._publish({"safe": safe, "settled": max(self._settled, safe), **self._pace.planned(safe)})
+            if safe > max(self.safe, self._left_out):
+                said = {"safe": safe, "settled": max(self._settled, safe), **self._pace.planned(safe)}
+                keepers = self._found_keepers()
+                if keepers != [*self._keepers.values()]:
+                    said["keepers"] = keepers
+                self._publish(said)
+
+    def _found_keepers(self) -> list[list[int]]:
+        """Return of each host which hosts have what its ranks have."""
+        ranks = [self._ranks] if self._hosts is None else [host.ranks for host in self._hosts.all]
+        return [
+            [one for one in self._by[of_host[0]] if all(one in self._by[rank] for rank in of_host)]
+            for of_host in ranks
+        ]
 
     def _publish(self, said: Mapping[str, Any]) -> None:
         if self._index == ROOT:

@@ -48,6 +48,8 @@ def main(arguments: list[str]) -> int:
         if args.safetensors is not None:
             progress.update(task, description=f"writing {args.safetensors}")
             _in_one_moment(args.safetensors, lambda folder: safetensors_files.write(state, folder))
+    if any(state.first[0]["scheduler_steps_due"]):
+        state.notes.append("A scheduler had a step still to make: the state is that before it.")
     for note in state.notes:
         print(note)
     for target in targets:

@@ -173,6 +173,7 @@ def _run(arguments: list[str]) -> int:
                 **_self_check(args.self_check),
                 **environment.MODE.to(args.mode),
                 **environment.FRAMEWORKS.to(args.frameworks),
+                **(environment.RESHARD.to(True) if args.reshard else {}),
                 **({} if args.save_every is None else environment.SAVE_EVERY.to(args.save_every)),
                 **environment.VALIDATE_EVERY.to(args.validate_every),
                 **environment.STATE_ON_DEVICE.to(
@@ -766,6 +767,12 @@ def run_parser() -> argparse.ArgumentParser:
         metavar="STEPS",
         help="of trainings that --frameworks protects, save after each so many optimizer steps as well, for "
         "failures that no replica survives (default: never)",
+    )
+    ours.add_argument(
+        "--reshard",
+        action="store_true",
+        help="in user mode: if the newest save is of another number of ranks or another layout, cut it anew; "
+        "else that is refused",
     )
     ours.add_argument(
         "--exclude-suspect",

@@ -29,13 +29,20 @@ class Parted:
 
     def whole(self) -> Tensor:
         """Return it in memory of its own."""
-        result = torch.empty(self.shape, dtype=self.dtype, device="cpu")
+        return self.part((0,) * len(self.shape), self.shape)
+
+    def part(self, offsets: Sequence[int], shape: Sequence[int]) -> Tensor:
+        """Return the part that begins there and has this shape, in memory of its own; it lies inside."""
+        result = torch.empty(tuple(shape), dtype=self.dtype, device="cpu")
         for piece in self.pieces:
-            place = tuple(
-                slice(begin, begin + size)
-                for begin, size in zip(piece.offsets, piece.tensor.shape, strict=True)
-            )
-            result[place].copy_(piece.tensor)
+            here, there = [], []
+            for wanted, size, begin, has in zip(
+                offsets, shape, piece.offsets, piece.tensor.shape, strict=True
+            ):
+                first, last = max(wanted, begin), min(wanted + size, begin + has)
+                here.append(slice(first - wanted, max(first, last) - wanted))
+                there.append(slice(first - begin, max(first, last) - begin))
+            result[tuple(here)].copy_(piece.tensor[tuple(there)])
         return result
 
 

@@ -26,7 +26,8 @@ class TrainingState:
     """What torch.distributed.checkpoint.state_dict.get_state_dict would return, and what is beside it.
 
     model: parameters, buffers and extra states of modules. optimizers: state by the parameters' names, and
-    groups of all optimizers. schedulers, scaler: their state dicts. notes: sentences on what is not there.
+    groups of all optimizers. schedulers, scaler: their state dicts. frozen: parameters that are not trained.
+    first: the document of the first shard's save, and its tensors. notes: sentences on what is not there.
     """
 
     step: int
@@ -35,6 +36,8 @@ class TrainingState:
     groups: list[dict[str, Any]]
     schedulers: list[Any]
     scaler: Any
+    frozen: frozenset[str]
+    first: tuple[Json, Mapping[str, Tensor]]
     notes: list[str] = field(default_factory=list)
 
 
@@ -71,10 +74,10 @@ def gather(records: Sequence[SaveRecord], *, with_optimizers: bool = True) -> Tr
         groups=[],
         schedulers=first.progress["schedulers"],
         scaler=first.document["scaler"],
+        frozen=frozenset(public(name) for shard in shards for name in shard.document["frozen"]),
+        first=(first.document, first.tensors),
     )
     _add_buffers(state, shards)
-    if any(first.document["scheduler_steps_due"]):
-        state.notes.append("A scheduler had a step still to make: the state is that before it.")
     if with_optimizers:
         for number in range(len(first.document["optimizers"])):
             _add_optimizer(state, shards, number)

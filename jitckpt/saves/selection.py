@@ -163,6 +163,6 @@ def nothing_usable(reasons: Sequence[str], expected: Identity) -> str:
     more = f" (and {len(reasons) - SHOWN_REASONS} more)" if len(reasons) > SHOWN_REASONS else ""
     return (
         f"The checkpoint directory holds saves, but none that rank {expected.rank} of {expected.world_size} "
-        f"can use: {shown}{more} Start the job as it was, or begin anew in another directory; for another "
-        "number of ranks or layout from what `jitckpt export --dcp` makes of these saves."
+        f"can use: {shown}{more} Start the job as it was, or begin anew in another directory; with "
+        "another number of ranks or layout give `jitckpt run --reshard`."
     )

@@ -277,6 +277,15 @@ class ModelState:
         """Return the extra states under the name "modules"; the same object while there are none."""
         return tree_codec.encode(self.extra_states(), "modules") if self._with_extra_state else _NONE
 
+    def extra_state_names(self) -> list[str]:
+        """Return the modules that have an extra state, by name."""
+        return [name for name, _ in self._with_extra_state]
+
+    @property
+    def has_stages(self) -> bool:
+        """Whether it is cut into stages of a pipeline, of which this rank has some."""
+        return parallel.has_stages(self._model)
+
     def restore_extra_states(self, states: Mapping[str, Any]) -> None:
         modules = dict(self._with_extra_state)
         _check_names("extra states of modules", modules, states)
@@ -562,11 +571,19 @@ class HostState:
         """
         progress = tree_codec.decode(document["progress"], tensors)
         if whole or self.optimizers:  # else they were found as they made their first step
-            _check_count("optimizers", len(self.optimizers), len(document["optimizers"]))
+            self.check_optimizers(document)
             for optimizer, tree, groups in zip(
                 self.optimizers, document["optimizers"], progress["groups"], strict=True
             ):
                 optimizer.restore(tree, tensors, groups, whole)
+        self.restore_schedules(document, progress)
+
+    def check_optimizers(self, document: Mapping[str, Json]) -> None:
+        """Raise CheckpointError if the save has more optimizers or fewer."""
+        _check_count("optimizers", len(self.optimizers), len(document["optimizers"]))
+
+    def restore_schedules(self, document: Mapping[str, Json], progress: Mapping[str, Any]) -> None:
+        """Put back schedulers and scaler, and step schedulers as often as the save says is due."""
         _check_count("schedulers", len(self.schedulers), len(progress["schedulers"]))
         for scheduler, state in zip(self.schedulers, progress["schedulers"], strict=True):
             scheduler.scheduler.load_state_dict(state)

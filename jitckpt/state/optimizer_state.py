@@ -104,6 +104,20 @@ class OptimizerState:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()  # where it hangs on an optimizer that is copied or pickled: no part of it
 
+    def why_not_cut_anew(self) -> str | None:
+        """Return why its state can't be put together from parts that others had, if so."""
+        if len(parallel.way_to_state(self.optimizer)) > 1:
+            return "what a rank holds of its state follows from the number of ranks (ZeroRedundancyOptimizer)"
+        if self._has_own_dict:
+            return f"{type(self.optimizer).__name__} says by itself what its state is"
+        if self.own_parameters():
+            return "it has parameters of its own, which are not the model's"
+        return None
+
+    def look_again(self) -> None:
+        """Its state is made of others than before."""
+        self._seen = None
+
     def parameters(self) -> list[Tensor]:
         return parameters_of(self.optimizer)
 

@@ -343,6 +343,11 @@ def _declared(model: nn.Module) -> Iterator[Iterable[int]]:
         yield common or [_rank()]
 
 
+def has_stages(model: nn.Module) -> bool:
+    """Return whether the model is a stage of a pipeline, or has some."""
+    return bool(_stages(model))
+
+
 def _stages(model: nn.Module | None) -> list[tuple[int, int]]:
     """Return which of how many pipeline stages the model is, or its parts are."""
     pipelining = sys.modules.get("torch.distributed.pipelining.stage")

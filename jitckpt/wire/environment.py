@@ -313,6 +313,12 @@ FRAMEWORKS = _switch(
     "worker",
     "trainings of the frameworks that jitckpt knows protect themselves",
 )
+RESHARD = _switch(
+    "JITCKPT_RESHARD",
+    "agent",
+    "worker",
+    "go on from a save of another number of ranks or layout, if that is the newest",
+)
 SAVE_EVERY = Variable[int | None](
     "JITCKPT_SAVE_EVERY",
     "a whole number",

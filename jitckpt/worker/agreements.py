@@ -24,6 +24,12 @@ def job_store() -> Store:
     return torch.distributed.distributed_c10d._get_default_store()
 
 
+def store_of_ranks() -> Store | None:
+    """Return the store that the ranks share; None where there is one rank, which needs no agreement."""
+    initialised = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return job_store() if initialised and torch.distributed.get_world_size() > 1 else None
+
+
 def place() -> tuple[int, int]:
     """Return this process's rank and the number of ranks."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():

@@ -30,11 +30,12 @@ from jitckpt.state.parallel import StepBarrier
 from jitckpt.system import descriptors
 from jitckpt.tiers import asked
 from jitckpt.wire import environment, protocol
-from jitckpt.worker import agreements, arguments, directory, restoring
+from jitckpt.worker import agreements, arguments, directory, resharding, restoring
 from jitckpt.worker.arguments import Arguments
 from jitckpt.worker.checkpoint_path import CheckpointPath
 from jitckpt.worker.protection import Protection, max_ahead
 from jitckpt.worker.reporter import Reporter
+from jitckpt.worker.resharding import Saved
 from jitckpt.worker.saving.history import History
 from jitckpt.worker.saving.periodic import Settings
 from jitckpt.worker.saving.saver import SaveFunction
@@ -323,12 +324,18 @@ class Job:
         """
         return self._loop.batches(loader)
 
-    def restore(self) -> int:
+    def restore(self, *, reshard: bool = False) -> int:
         """Bring the job back to the newest saved step; returns the optimizer steps done, 0 on a fresh start.
 
         `steps`, `epochs` and `batches` know themselves where to go on.
         With a save function of your own, load what it wrote first (jit_get_checkpoint_path tells where from):
         here come back random numbers, `extra`, buffers, schedulers, scaler and the optimizers' host part.
+
+        Args:
+            reshard: if the newest save is of another number of ranks or another layout, cut it anew, as
+                `jitckpt run --reshard` says for all starts. Parameters and optimizer state are the same then,
+                bit for bit; random numbers and the order of the data can't be.
+
         Raises CheckpointError if there are saves but none fits, or the save does not fit the model.
         """
         begun = time.monotonic()
@@ -336,9 +343,22 @@ class Job:
         self._variables.script_restores = not self._loop.is_used
         snapshots = None if self._protection is None else self._protection.snapshots
         memory = None if snapshots is None else snapshots.found(self.identity)
-        choice = agreements.choice(
-            self.root, self.identity, several_hosts=agreements.on_several_hosts(), memory=memory
-        )
+        choice: Choice | None = None
+        misfit: CheckpointError | None = None
+        try:
+            choice = agreements.choice(
+                self.root, self.identity, several_hosts=agreements.on_several_hosts(), memory=memory
+            )
+        except CheckpointError as error:
+            misfit = error
+        if reshard or environment.RESHARD.get():
+            saved = resharding.newer(
+                self.root, self.identity, 0 if choice is None else choice.step, agreements.store_of_ranks()
+            )
+            if saved is not None:
+                return self._restore_resharded(saved, begun)
+        if misfit is not None:
+            raise misfit
         if self.given_step is not None and self.given_step != (choice.step if choice else 0):
             raise CheckpointError(
                 f"jit_get_checkpoint_path gave rank {self.identity.rank} step {self.given_step}, but of that "
@@ -380,6 +400,32 @@ class Job:
         rank = self.identity.rank
         self._reporter.report(protocol.Restored(rank, choice.step, path, source, seconds, choice.reason))
         return choice.step
+
+    def _restore_resharded(self, saved: Saved, begun: float) -> int:
+        rank, first = self.identity.rank, saved.records[0]
+        if self.given_step is not None and self.given_step != saved.step:
+            raise CheckpointError(
+                f"jit_get_checkpoint_path gave rank {rank} step {self.given_step}; step {saved.step}, which "
+                "is of another layout, can only be loaded by restore()."
+            )
+        try:
+            parts, told = resharding.load(saved, self.root, self.identity, self._host)
+            if "loop" in parts:
+                self._loop.restore(parts["loop"], None, saved.step)
+            else:
+                self._loop.count_from(saved.step)
+        except (SaveError, TreeError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(f"Step {saved.step} in {self.root} can't be cut anew: {error}") from error
+        self._restored_parts = parts
+        if rank == 0:
+            self._reporter.warn(told)
+        folders.set_aside_after(self.root, saved.step, rank)
+        self.set_base(saved.step, first.path)
+        if self._protection is not None and self._protection.snapshots is not None:
+            self._protection.snapshots.restored(0)
+        seconds = time.monotonic() - begun
+        self._reporter.report(protocol.Restored(rank, saved.step, str(first.path), first.rank, seconds))
+        return saved.step
 
     def _tell_start(self, choice: Choice | None) -> None:
         """The first start of a run says what it goes on from, and how it differs from the run before."""

@@ -39,7 +39,7 @@ def load(
             f"The failure came after step {choice.step} and before the next minibatch. What the script "
             "does there now and then (an evaluation, a scheduler's step) was not done and is not made up."
         )
-    local, local_tensors = document["local"], tensors
+    own, local_tensors = None, tensors
     if choice.local is None:
         reporter.warn(
             f"Rank {identity.rank} left no state of its own after step {choice.step}: random "
@@ -48,21 +48,25 @@ def load(
         )
     elif choice.local is not choice.save:
         own_state = folders.read(choice.local)
-        local = own_state.document["local"]
+        own = own_state.document["local"]
         local_tensors = tensors | own_state.tensors
-        replaced = [*local["missing"], *local["left_out"]]
-        local["trees"] = {
-            name: local["trees"].get(name, tree) for name, tree in document["local"]["trees"].items()
-        }
+        replaced = [*own["missing"], *own["left_out"]]
         if replaced:
             reporter.warn(
                 f"What rank {identity.rank} did not keep of its own state "
                 f"({', '.join(replaced[:5])}) comes from rank {choice.save.rank}."
             )
-    parts = host_state.local_parts(local, local_tensors, host.device)
+    parts = host_state.local_parts(completed(own, document["local"]), local_tensors, host.device)
     host.restore_local(parts)
     _restore_loop(choice, document, tensors, parts, rank=identity.rank, loop=loop, reporter=reporter)
     return parts
+
+
+def completed(own: Mapping[str, Any] | None, others: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a rank alone knew, as it was saved; what of it was not kept comes from another rank."""
+    if own is None:
+        return others
+    return {**own, "trees": {name: own["trees"].get(name, tree) for name, tree in others["trees"].items()}}
 
 
 def _restore_loop(

@@ -9,7 +9,6 @@ import inspect
 import random
 import re
 import sys
-import sysconfig
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +22,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from jitckpt.system import installed
+
 LOOKS = 3  # after the first steps: a loop does in each iteration what it does in these
 MOST_VALUES = 2000  # that are looked at in one variable
 DEPTH = 3  # to which objects of the script's own classes are looked into
@@ -34,7 +35,7 @@ OTHERS_AFFAIR = (nn.Module, Optimizer, DataLoader, Dataset, Sampler, type)
 CONTAINERS = (list, tuple, dict, deque, set)
 VALUES = (type(None), bool, int, float, complex, str, bytes, numpy.ndarray, numpy.generic, Tensor)
 _OPAQUE = "*opaque"
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+_LIBRARIES = installed.folders()
 _ACCESS = re.compile(r"(LOAD|STORE)_(?:FAST|NAME|GLOBAL|DEREF)")
 
 TEXT = (

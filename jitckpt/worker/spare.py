@@ -19,12 +19,11 @@ import select
 import signal
 import socket
 import sys
-import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from jitckpt.system import signals
+from jitckpt.system import installed, signals
 from jitckpt.worker import autoload
 
 MAX_BYTES = 128 * 1024
@@ -99,12 +98,11 @@ def importable_modules(loaded: Mapping[str, Any]) -> list[str]:
 
     Not those beside the training's script: they are the user's own, and may do anything when imported.
     """
-    names = ("stdlib", "platstdlib", "purelib", "platlib")
-    installed = tuple({os.path.join(sysconfig.get_path(name), "") for name in names})
+    folders = installed.folders()
     return [
         name
         for name, module in loaded.items()
-        if name != "__main__" and (getattr(module, "__file__", None) or "").startswith(installed)
+        if name != "__main__" and (getattr(module, "__file__", None) or "").startswith(folders)
     ]
 
 

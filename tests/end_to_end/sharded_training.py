@@ -184,7 +184,14 @@ def replicated() -> Training:
     return simple(DistributedDataParallel(model), optimizer, dist.get_rank())
 
 
-FORMS = {one.__name__: one for one in (replicated, fsdp2, full, fsdp1, tensor, pipeline, three, zero)}
+def plain() -> Training:
+    """DDP with the model and the optimizer of fsdp2 and full."""
+    model = body()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, amsgrad=True)
+    return simple(DistributedDataParallel(model), optimizer, dist.get_rank())
+
+
+FORMS = {one.__name__: one for one in (replicated, plain, fsdp2, full, fsdp1, tensor, pipeline, three, zero)}
 
 
 class Batches:

@@ -1,5 +1,6 @@
 """A checkpoint directory on a file system that does not answer for a while, or never again."""
 
+import re
 import signal
 import subprocess
 import time
@@ -74,5 +75,5 @@ def test_a_recovery_goes_on_once_it_answers(
     blocked.unlink()
     ended = launcher.finish(process)
     assert ended.status == 0, said + ended.err
-    assert "Restart 1 went on from step 7" in ended.err
+    assert re.search("Restart 1 went on from step [67],", ended.err)  # rank 0 may have been a step behind
     assert digests(ended.out) == undisturbed

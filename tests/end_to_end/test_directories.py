@@ -35,8 +35,10 @@ def test_a_relative_directory_is_that_of_the_first_start(launcher: Launcher) -> 
     script = launcher.script(SCRIPT.replace("FOLDER", "'start-' + os.environ['JITCKPT_RESTART']"))
     ended = launcher.run(*RUN, *FAULT, script)
     assert ended.status == 0, ended.err
-    assert re.findall(r"rank 0 begins after step (\d+)", ended.out) == ["0", "7"]
-    assert "Restart 1 went on from step 7" in ended.err
+    first, step = re.findall(r"rank 0 begins after step (\d+)", ended.out)
+    assert first == "0"
+    assert step in ("6", "7")  # rank 0 may have been a step behind
+    assert f"Restart 1 went on from step {step}" in ended.err
     assert not (launcher.directory / "start-1" / "ckpt").exists()
 
 

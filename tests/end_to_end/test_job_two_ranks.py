@@ -98,7 +98,7 @@ def test_its_own_state_is_that_of_the_step_that_its_replica_took(
     result = launcher.run(*RUN, "--max-restarts", "1", script, "7", str(victim))
     assert result.status == 0, result.err
     assert results(result.out) == undisturbed
-    assert re.search("went on from step 7", result.err), result.err
+    assert re.search("went on from step [67],", result.err), result.err  # the other may be a step behind
     folder = launcher.directory / "ckpt"
     assert {record.rank for record in folders.find(folder) if record.kind == "rank"} == {1 - victim}
     local = folder / "step-0000000007" / f"local-{victim:05d}"

@@ -33,7 +33,7 @@ PYTHON = {
     "agent/processes": "worker console system wire",
     "frameworks": "worker state data encoding console wire errors",
     "worker": "worker/in_place worker/self_check worker/ends worker/saving ring hooks events "
-    "bindings faults tiers saves state data decisions encoding console system wire errors",
+    "bindings faults formats tiers saves state data decisions encoding console system wire errors",
     "worker/in_place": "worker/ends hooks decisions/transparent bindings faults device state system wire "
     "errors _seen",
     "worker/self_check": "worker/saving state encoding wire",

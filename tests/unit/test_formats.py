@@ -58,6 +58,7 @@ def document(**more: Any) -> dict[str, Any]:
         "scaler": None,
         "local": {"trees": {}},
         "cuts": {},
+        "frozen": [],
         "aliases": {},
         **more,
     }
@@ -141,3 +142,23 @@ def test_nothing_is_written_over_or_left_half(tmp_path: Path, capsys: pytest.Cap
     assert "is there already" in capsys.readouterr().err
     assert main(["export", str(tmp_path / "ckpt"), "--dcp", str(tmp_path / "no" / "dir"), "--step", "9"]) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ckpt", "dcp"]
+
+
+@given(st.integers(1, 7), st.integers(1, 5), st.integers(1, 4), st.integers(1, 4), st.data())
+def test_any_part_can_be_cut_out_of_any_pieces(
+    rows: int, columns: int, down: int, across: int, data: st.DataObject
+) -> None:
+    whole = torch.arange(rows * columns).reshape(rows, columns)
+    pieces = [
+        Piece(whole[top : top + down, left : left + across], (top, left))
+        for top in range(0, rows, down)
+        for left in range(0, columns, across)
+    ]
+    top, left = data.draw(st.integers(0, rows)), data.draw(st.integers(0, columns))
+    height, width = data.draw(st.integers(0, rows - top)), data.draw(st.integers(0, columns - left))
+    part = parts.joined("w", whole.shape, pieces).part((top, left), (height, width))
+    assert torch.equal(part, whole[top : top + height, left : left + width])
+
+
+def test_a_number_is_a_part_of_itself() -> None:
+    assert parts.joined("n", (), [Piece(torch.tensor(7), ())]).part((), ()) == 7

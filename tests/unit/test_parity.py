@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -20,6 +21,7 @@ from jitckpt.reports import memory_inspection
 from jitckpt.saves.layout import Identity
 from jitckpt.tiers import host_memory, parity, shard
 from jitckpt.tiers.parity import Member, ParityMemory, Piece, Stripe
+from jitckpt.tiers.parity_peers import PeerParity
 
 HOSTS = 4
 # Chunks of the ranks' shards: unequal, one of them less than a chunk, one with a short end.
@@ -107,6 +109,24 @@ def test_any_one_lost_host_comes_back_bit_for_bit(agents: Agents, lost: int) -> 
     gather(agents)
     assert is_there(agents, lost, 2)
     assert f"rank {lost} from parity in other hosts' memory" in reason(agents, lost)
+
+
+def test_what_has_not_come_to_another_host_is_not_counted_on(
+    agents: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Host 1 takes nothing in: without host 2 its part of host 2's shard would be missing."""
+    add = PeerParity.add
+
+    def refused(peer: PeerParity, *of: Any) -> None:
+        if peer._host == 1:
+            raise SaveError("no room")
+        add(peer, *of)
+
+    monkeypatch.setattr(PeerParity, "add", refused)
+    make_steps(agents, 1)
+    assert agents.protections[3].step_that_stays([2]) is None
+    assert agents.protections[3].step_that_stays([1]) == 1
+    assert agents.protections[3].step_that_stays([]) == 1
 
 
 def test_two_lost_hosts_of_a_group_are_too_many(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -262,6 +262,8 @@ def test_a_holder_that_refuses_is_replaced(agents: Agents, monkeypatch: pytest.M
     agents.until_safe(1)
     assert (0, 1) in agents.held(1)
     assert any("host 1 (127.0.0.1) keeps rank 0's state now" in text for text in said)
+    assert agents.protections[3].step_that_stays([0]) == 1
+    assert agents.protections[3].step_that_stays([0, 1]) is None
 
 
 def test_where_nobody_can_keep_it_the_job_goes_on_and_it_is_said(
@@ -275,6 +277,9 @@ def test_where_nobody_can_keep_it_the_job_goes_on_and_it_is_said(
         tier.memory.limit = 0
     agents.until_safe(1)
     assert any("rank 0's state is less protected" in text for text in said)
+    assert agents.protections[0].step_that_stays([0]) is None, "it is nowhere else"
+    assert agents.protections[2].step_that_stays([0]) is None
+    assert agents.protections[2].step_that_stays([3]) == 1, "host 0 has it"
 
 
 def test_a_step_that_was_left_out_keeps_nobody_waiting(agents: Agents) -> None:
@@ -282,6 +287,25 @@ def test_a_step_that_was_left_out_keeps_nobody_waiting(agents: Agents) -> None:
     host_memory.put_word(agents.tiers[3].memory.of(3), SKIPPED, 5)
     until(lambda: agents.look() or agents.word(0, SETTLED) == 5)
     assert agents.word(0, SAFE) == 0
+
+
+def test_what_comes_late_is_not_safe_once_others_may_have_given_it_up(agents: Agents) -> None:
+    """Ranks that hear of a step that was left out make the next, each keeping what it has heard is safe."""
+    for rank in range(4):
+        agents.put(rank, 1)
+    agents.until_safe(1)
+    for rank in range(3):
+        agents.put(rank, 2)
+    host_memory.put_word(agents.tiers[0].memory.of(0), SKIPPED, 3)  # it has waited for rank 3's
+    until(lambda: agents.look() or all(agents.word(rank, SETTLED) == 3 for rank in range(4)))
+    agents.put(3, 2)
+    root = agents.protections[0]
+    until(lambda: agents.look() or all(2 in root._kept[rank] for rank in range(4)))
+    assert [agents.word(rank, SAFE) for rank in range(4)] == [1] * 4
+    for rank in range(4):
+        agents.put(rank, 4)
+        assert agents.held(rank) >= {(rank, 1), (rank, 4)}
+    agents.until_safe(4)
 
 
 def test_a_rank_that_makes_no_snapshots_any_more_takes_all_out(

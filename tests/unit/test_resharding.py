@@ -1,0 +1,158 @@
+"""What a save of another layout is cut into, and what is refused by name. One rank, which holds all."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from jitckpt.errors import CheckpointError
+from jitckpt.saves import folders
+from jitckpt.saves.folders import SaveFolder
+from jitckpt.saves.layout import Identity, state_files
+from jitckpt.state.host_state import HostState
+from jitckpt.worker import resharding
+from jitckpt.worker.saving.history import History
+from jitckpt.worker.saving.saver import document_of
+
+STEP = 3
+HERE = Identity("job", "", 3, 0, 0, 1, "laid out so")
+
+
+class Kept(torch.optim.SGD):
+    """Keeps something that no state_dict holds."""
+
+    turns = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.turns += 1
+        return super().step(closure)
+
+
+def host_of(
+    *sizes: int, kind: type[torch.optim.Optimizer] = torch.optim.SGD, groups: int = 1, **of_kind: Any
+) -> HostState:
+    model = nn.Sequential(*(nn.Linear(size, size) for size in sizes))
+    parameters = [*model.parameters()]
+    each = len(parameters) // groups
+    cut = [{"params": parameters[at : at + each]} for at in range(0, len(parameters), each)]
+    optimizer = kind(cut, lr=0.1, **of_kind)  # type: ignore[call-arg]
+    host = HostState(
+        model=model,
+        optimizers=[optimizer],
+        schedulers=[torch.optim.lr_scheduler.StepLR(optimizer, 2)],
+        scaler=None,
+        extra=None,
+        device=None,
+    )
+    host.progress()
+    return host
+
+
+def train(host: HostState) -> None:
+    assert host.model is not None
+    optimizer = host.optimizers[0].optimizer
+    for parameter in host.optimizers[0].parameters():
+        parameter.grad = torch.rand_like(parameter)
+    optimizer.step()
+    host.schedulers[0].step(1)
+
+
+def saved(root: Path, host: HostState) -> None:
+    """Write what a rank of a job of one rank saves."""
+    identity = Identity("job", "", 1, 0, 0, 1)
+    folders.open_directory(root, "job")
+    history = History(host)
+    history.add(STEP, host.shared())
+    history.settle(STEP)
+    snapshot = history.snapshot(STEP)
+    assert snapshot is not None
+    parts = host.local()
+    local = {"trees": {name: part.tree for name, part in parts.items()}, "missing": [], "left_out": []}
+    document, tensors = document_of(host, history, snapshot, step=STEP, reason="test", local=local)
+    tensors |= snapshot.shared.tensors()
+    for part in parts.values():
+        tensors |= part.tensors
+    files = state_files("builtin")
+    with SaveFolder(root, identity, STEP, "rank", "builtin") as folder:
+        folder.add_tensors(files.tensors, tensors)
+        folder.add_json(files.document, document)
+        folder.commit()
+
+
+def values(host: HostState) -> dict[str, Any]:
+    optimizer = host.optimizers[0]
+    found = {name: tensor.detach().clone() for name, tensor in host.parameters().items()}
+    for number, parameter in enumerate(optimizer.parameters()):
+        for key, value in optimizer.optimizer.state[parameter].items():
+            found[f"{number}.{key}"] = value
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [(torch.optim.SGD, {"momentum": 0.9}), (torch.optim.AdamW, {"amsgrad": True})],
+)
+def test_all_of_it_comes_back(
+    tmp_path: Path, kind: type[torch.optim.Optimizer], more: dict[str, Any]
+) -> None:
+    before = host_of(3, 3, kind=kind, **more)
+    for _ in range(STEP):
+        train(before)
+    saved(tmp_path, before)
+    after = host_of(3, 3, kind=kind, **more)
+    found = resharding.newer(tmp_path, HERE, 0, None)
+    assert found is not None
+    _, told = resharding.load(found, tmp_path, HERE, after)
+    assert "Step 3 was saved by 1 rank; 3 ranks laid out as 'laid out so' go on" in told
+    wanted, here = values(before), values(after)
+    assert wanted.keys() == here.keys()
+    assert all(torch.equal(wanted[name], here[name]) for name in wanted)
+    assert after.optimizers[0].groups() == before.optimizers[0].groups()
+    assert after.schedulers[0].scheduler.state_dict() == before.schedulers[0].scheduler.state_dict()
+
+
+def test_only_what_is_newer_and_of_another_layout_counts(tmp_path: Path) -> None:
+    host = host_of(3)
+    train(host)
+    assert resharding.newer(tmp_path, HERE, 0, None) is None
+    saved(tmp_path, host)
+    assert resharding.newer(tmp_path, HERE, STEP, None) is None
+    assert resharding.newer(tmp_path, Identity("job", "", 1, 0, 0, 1), 0, None) is None
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (lambda: host_of(3), "The save holds 1.bias, 1.weight, which the model has not"),
+        (lambda: host_of(3, 3, 3), "The save has not the parameter 2.weight"),
+        (lambda: host_of(3, 4), r"the parameter 1.weight as \[3, 3\] of torch.float32; here it is \[4, 4\]"),
+        (lambda: host_of(3, 3, groups=2), "in other groups than the save"),
+    ],
+)
+def test_another_model_is_refused_by_name(tmp_path: Path, other: Any, told: str) -> None:
+    host = host_of(3, 3, groups=1)
+    train(host)
+    saved(tmp_path, host)
+    found = resharding.newer(tmp_path, HERE, 0, None)
+    assert found is not None
+    if "other groups" in told:  # one group here, two there: a group's own are all in one of the save's
+        host = other()
+        train(host)
+        saved(tmp_path, host)
+        other = lambda: host_of(3, 3)  # noqa: E731
+    with pytest.raises(CheckpointError, match=told):
+        resharding.load(found, tmp_path, HERE, other())
+
+
+def test_what_an_optimizer_keeps_in_attributes_is_refused(tmp_path: Path) -> None:
+    host = host_of(3, kind=Kept)
+    for _ in range(STEP):
+        train(host)
+        host.optimizers[0].beside()
+    saved(tmp_path, host)
+    found = resharding.newer(tmp_path, HERE, 0, None)
+    assert found is not None
+    with pytest.raises(CheckpointError, match="attributes that the training had changed"):
+        resharding.load(found, tmp_path, HERE, host_of(3, kind=Kept))
