@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from jitckpt._seen import Seen
 from jitckpt.errors import CheckpointError
 from jitckpt.hooks.torch_training import is_in_step
+from jitckpt.hooks.untraced import untraced
 from jitckpt.state import parallel
 from jitckpt.state.host_state import unwrapped
 from jitckpt.state.optimizer_state import OptimizerState, parameters_of
@@ -58,8 +59,8 @@ class OptimizerSteps:
         self._begun = False
         self._said: set[str] = set()
         self._handles = [
-            register_optimizer_step_pre_hook(self._enters),
-            register_optimizer_step_post_hook(self._leaves),
+            register_optimizer_step_pre_hook(untraced(self._enters)),
+            register_optimizer_step_post_hook(untraced(self._leaves)),
         ]
         self._scaler_step: Callable[..., Any] = GradScaler.step
         GradScaler.step = self._watched_scaler_step()  # type: ignore[method-assign]

@@ -23,6 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from jitckpt.hooks.attached import Attached, AttachedMethod
+from jitckpt.hooks.untraced import untraced
 from jitckpt.state.optimizer_state import inside
 
 
@@ -114,26 +115,28 @@ class TrainingHooks:
         self._handles: list[RemovableHandle] = []
         if model is not None:
             self._handles += [
-                model.register_forward_pre_hook(Attached(self._forward_begins)),
-                model.register_forward_hook(Attached(self._forward_ends)),
+                model.register_forward_pre_hook(Attached(untraced(self._forward_begins))),
+                model.register_forward_hook(Attached(untraced(self._forward_ends))),
             ]
         if on_phase is not None:
             self._parts = None if model is None else WeakSet(model.modules())
             self._whole = None if model is None else weakref.ref(model)
             self._handles += [
-                nn.modules.module.register_module_forward_pre_hook(self._any_module_begins),
-                nn.modules.module.register_module_forward_hook(self._any_module_ends, always_call=True),
+                nn.modules.module.register_module_forward_pre_hook(untraced(self._any_module_begins)),
+                nn.modules.module.register_module_forward_hook(
+                    untraced(self._any_module_ends), always_call=True
+                ),
             ]
         if optimizers:
             for optimizer in [*optimizers, *(inner for one in optimizers for inner in _all_inside(one))]:
                 self._handles += [
-                    optimizer.register_step_pre_hook(Attached(self._begin)),
-                    optimizer.register_step_post_hook(Attached(self._end)),
+                    optimizer.register_step_pre_hook(Attached(untraced(self._begin))),
+                    optimizer.register_step_post_hook(Attached(untraced(self._end))),
                 ]
         else:
             self._handles += [
-                register_optimizer_step_pre_hook(self._begin_any),
-                register_optimizer_step_post_hook(self._end_any),
+                register_optimizer_step_pre_hook(untraced(self._begin_any)),
+                register_optimizer_step_post_hook(untraced(self._end_any)),
             ]
         self._learns = every_optimizer and not optimizers
         self.is_learned = not self._learns  # which optimizers make up a minibatch
@@ -161,7 +164,7 @@ class TrainingHooks:
     def end_last(self) -> None:
         """Hear of the end of a step after all who are told of it by now. Where every optimizer is watched."""
         self._handles[-1].remove()
-        self._handles[-1] = register_optimizer_step_post_hook(self._end_any)
+        self._handles[-1] = register_optimizer_step_post_hook(untraced(self._end_any))
 
     @property
     def watched(self) -> list[Optimizer]:

@@ -4,7 +4,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,9 @@ class EventLog:
     """Appends events to the checkpoint directory, and keeps them until that is known.
 
     Every event has `event` (its name), `time` (wall time, seconds since the epoch), `clock` (this machine's
-    monotonic clock in seconds, for durations) and `restart` (how often the workers have been restarted).
-    Several processes may append to one file: a line is one write.
+    monotonic clock in seconds, for durations) and `restart` (how often the workers have been restarted);
+    where a coordination service numbers the starts, `start` (this one's number). Several processes may append
+    to one file: a line is one write.
     """
 
     def __init__(self, directory: Path | None = None, *, aside: bool = False) -> None:
@@ -34,6 +35,9 @@ class EventLog:
         self.events: list[Event] = []
         self.restart = 0
         self.leading = True  # of several hosts one writes, and says, what concerns all
+        self.start = 0  # its number; see saves/starts.py
+        self.superseded: Callable[[Path, int], bool] = lambda directory, start: False
+        self._is_cut_off = False
         self._directory = directory
         self._unwritten: list[Event] = []
 
@@ -51,6 +55,8 @@ class EventLog:
     def write(self, event: str, **details: object) -> None:
         """Add an event. What can't be written is said on stderr: a full disk must not stop a recovery."""
         line = {"event": event, "time": time.time(), "clock": time.monotonic(), "restart": self.restart}
+        if self.start:
+            line["start"] = self.start
         with self._lock:
             self.events.append(line | details)
             self._unwritten.append(self.events[-1])
@@ -75,7 +81,24 @@ class EventLog:
             return
         lines = "".join(json.dumps(event) + "\n" for event in self._unwritten)
         self._unwritten.clear()
-        self.aside(partial(_append, self._directory / FILE_NAME, lines.encode()))
+        self.aside(partial(self._append, self._directory, self.start, lines.encode()))
+
+    def _append(self, directory: Path, start: int, lines: bytes) -> None:
+        if not self.may_write(directory, start):
+            return
+        _append(directory / FILE_NAME, lines)
+
+    def may_write(self, directory: Path, start: int) -> bool:
+        """Return whether the job has not gone on without this process; the first time that is said."""
+        try:
+            is_cut_off = self.superseded(directory, start)
+        except OSError as error:
+            say(f"whether the job has gone on without this host can't be read: {error}.")
+            is_cut_off = start > 0
+        if is_cut_off and not self._is_cut_off:
+            say(f"the job has gone on without this host: no more of start {start} is told in {directory}.")
+        self._is_cut_off = is_cut_off
+        return not is_cut_off
 
 
 def _append(path: Path, lines: bytes) -> None:

@@ -1,5 +1,14 @@
-"""The schemas of Kubernetes' custom resources, as jsonschema takes them: what they don't name is refused."""
+"""The schemas of Kubernetes' custom resources, as jsonschema takes them: what they don't name is refused.
 
+crds/ has the CustomResourceDefinitions of JobSet (kubernetes-sigs/jobset), TrainJob and TrainingRuntime
+(kubeflow/trainer) and PyTorchJob (kubeflow/training-operator), all under the Apache License 2.0, as JSON and
+without descriptions. KUBERNETES_CRDS may name a folder with others as they are published, in YAML.
+"""
+
+import json
+import lzma
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +17,19 @@ import yaml
 Schema = dict[str, Any]
 
 
-def read(folder: Path) -> dict[tuple[str, str], Schema]:
-    """Return the schema of each version and kind whose CustomResourceDefinition lies in the folder."""
+def _definitions() -> Iterator[dict[str, Any]]:
+    for file in sorted(Path(__file__).with_name("crds").glob("*.json.xz")):
+        yield json.loads(lzma.decompress(file.read_bytes()))
+    if folder := os.environ.get("KUBERNETES_CRDS"):
+        for file in sorted(Path(folder).glob("*.yaml")):
+            yield yaml.safe_load(file.read_text())
+
+
+def read() -> dict[tuple[str, str], Schema]:
+    """Return the schema of each version and kind of which there is a CustomResourceDefinition."""
     found = {}
-    for file in sorted(folder.glob("*.yaml")):
-        spec = yaml.safe_load(file.read_text())["spec"]
+    for definition in _definitions():
+        spec = definition["spec"]
         for version in spec["versions"]:
             schema = strict(version["schema"]["openAPIV3Schema"])
             schema["properties"]["metadata"] = {"type": "object"}

@@ -62,7 +62,15 @@ from jitckpt.decisions.memory_wanted import Wanted
 from jitckpt.decisions.recovery import SAME_ENDS, Outcome, brings_no_progress
 from jitckpt.decisions.step_tree import Place
 from jitckpt.decisions.suspects import VARIABLE, NoDeviceError, Suspects, without
-from jitckpt.errors import HostsError, HostsMissing, HostUnfit, JitckptError, NoProgress, NotNeeded
+from jitckpt.errors import (
+    HostsError,
+    HostsMissing,
+    HostUnfit,
+    JitckptError,
+    NoProgress,
+    NotNeeded,
+    SaveError,
+)
 from jitckpt.events import EventLog
 from jitckpt.faults import injection
 from jitckpt.faults.injection import FaultSpec
@@ -77,8 +85,9 @@ from jitckpt.hosts.store_server import address_for, store_at, torchs_store
 from jitckpt.hosts.stores import Apart, LastingRendezvous, StoreGone
 from jitckpt.ring import local_state, wishes
 from jitckpt.ring.copies import Copier
-from jitckpt.saves import directory_lock, folders
+from jitckpt.saves import directory_lock, folders, starts
 from jitckpt.saves.layout import Identity, Kind
+from jitckpt.saves.starts import Start
 from jitckpt.system import descriptor_limit
 from jitckpt.system.disk_thread import waited_for
 from jitckpt.system.versions import versions
@@ -185,6 +194,7 @@ class Agent(LocalElasticAgent):
         if isinstance(spec.rdzv_handler, CoordinatedRendezvous):
             self._lasting = spec.rdzv_handler
             self._lasting.newest_step = self._newest_saved
+            log.superseded = starts.is_superseded
         elif config.max_nodes > 1:
             self._lasting = LastingRendezvous(
                 config,
@@ -349,6 +359,8 @@ class Agent(LocalElasticAgent):
         """Meet the other hosts in torch's rendezvous; return whether none, nor its store, was lost there."""
         try:
             spec = worker_group.spec
+            if isinstance(self._lasting, CoordinatedRendezvous) and self._directory():
+                self._lasting.newest_start = starts.read(Path(self._directory())).newest
             self._torchs_rendezvous(worker_group)
             if worker_group.group_world_size > 1:
                 self._meetings = 0
@@ -424,6 +436,7 @@ class Agent(LocalElasticAgent):
             memory=0 if self._memory is None else max(1, self._memory.limit >> 20),
             memory_address="" if memory is None else memory.address,
             memory_port=0 if for_memory is None else for_memory.getsockname()[1],
+            starts=self._starts_known(),
         )
         store, prefix = worker_group.store, f"jitckpt/{self._meetings}"
         place = (index, worker_group.group_world_size)
@@ -456,10 +469,36 @@ class Agent(LocalElasticAgent):
         worker_group.master_addr, worker_group.master_port = met[0].address, met[0].worker_store
         self._remaining_restarts = spec.max_restarts - max(host.restarts for host in met)
         self._log.leading = index == 0
+        self._note_start(directory, met)
         if directory is not None:
             self._fetch(self._hosts, directory)
         if self._memory is not None:
             self._memory.gather(self._hosts)
+
+    def _starts_known(self) -> tuple[tuple[int, int], ...]:
+        """Return the starts in the checkpoint directory, each with the step that it has gone on from."""
+        directory = self._directory()
+        if not directory or not isinstance(self._lasting, CoordinatedRendezvous):
+            return ()
+        return tuple(sorted(starts.read(Path(directory)).went_on_from.items()))
+
+    def _own_start(self) -> Start:
+        """Return the start that this agent has a part in, as far as a coordination service numbers them."""
+        if not isinstance(self._lasting, CoordinatedRendezvous) or self._lasting.start is None:
+            return Start()
+        return Start(self._lasting.start.number, self._lasting.fence)
+
+    def _note_start(self, directory: Path | None, met: Sequence[Host] = ()) -> None:
+        """Fence off those of earlier starts. Where the directory is not known yet, the ranks do it."""
+        start = self._own_start()
+        self._log.start = start.number
+        if directory is None or start.number == 0:
+            return
+        try:
+            starts.note_of_others(directory, (one for host in met for one in host.starts))
+            starts.note_begun(directory, start)
+        except (OSError, SaveError) as error:
+            raise HostsError(f"Start {start.number} can't begin: {error}") from error
 
     def _directory(self) -> str:
         """Return the checkpoint directory, as far as it is known."""
@@ -469,7 +508,7 @@ class Agent(LocalElasticAgent):
     def _fetch(self, met: Hosts, directory: Path) -> None:
         """Fetch the saves that this host's ranks need and only other hosts have."""
         try:
-            fetched = waited_for(partial(fetch.fetch, met, directory))
+            fetched = waited_for(partial(fetch.fetch, met, directory, self._log.start))
         except (JitckptError, OSError) as error:
             # If a host is gone, that is noticed; ranks that would not go on from one step refuse to.
             say(f"{met.name(met.index)} could not fetch from the others what it lacks: {error}")
@@ -486,6 +525,8 @@ class Agent(LocalElasticAgent):
         if self._signals:
             raise _signal_exception(self._signals[0])
         spec = worker_group.spec
+        if self._hosts is None:
+            self._note_start(Path(self._directory()) if self._directory() else None)
         self._log.restart = spec.max_restarts - self._remaining_restarts
         self._log.write(
             "restart" if self._log.restart else "job_started",
@@ -615,6 +656,7 @@ class Agent(LocalElasticAgent):
                 memory=self._memory,
                 standbys=self._who_stands_by,
                 facts=self._facts(),
+                started=self._own_start(),
                 **torch_arguments,
             )
             processes.start()
@@ -649,6 +691,7 @@ class WorkerProcesses(PContext):
         memory: MemoryTier | None = None,
         standbys: Callable[[], list[Standby]] = list,
         facts: Mapping[str, Any] = {},
+        started: Start = Start(),  # noqa: B008
         numa_options: Any = None,
         **torch_arguments: Any,
     ) -> None:
@@ -685,7 +728,7 @@ class WorkerProcesses(PContext):
         self._device_proxies: Proxies | None = None
         self._mover: Mover | None = None
         self._relay: StoreRelay | None = None
-        self._standbys, self._facts = standbys, facts
+        self._standbys, self._facts, self._started = standbys, facts, started
         # Where this host comes in the place of another, what that has known.
         self._said_before: Sequence[Arrived] = ()
         self._known_place: Place | None = None
@@ -899,6 +942,7 @@ class WorkerProcesses(PContext):
         environment |= variables.STAGING.to(self._settings.staging)
         environment |= variables.FIRST_DIRECTORIES.to(self._first_directories)
         environment |= variables.RESTART.to(self._log.restart)
+        environment |= variables.START.to(str(self._started))
         if self._memory is not None:
             rank = int(environment["RANK"])
             self._memories[rank] = self._memory.given(rank)
@@ -1073,6 +1117,8 @@ def write_local_states(ring_fd: int, directory: Path, steps: set[int], by: str =
     saved = {step for step, names in listed.items() if _is_saved(directory, step, names)}
     kept = {state.step for state in local_state.read(ring_fd)}
     identity = local_state.read_identity(ring_fd)
+    if identity is not None:
+        starts.check(directory, identity.start)  # what follows may also remove some
     # A start that ends before its first step is done has nothing newer than what it began with; and of the
     # rank's host and the one that keeps a copy the first may have written it.
     drafts = set() if by else kept  # of its own host, which knows more now than when the rank died

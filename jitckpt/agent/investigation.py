@@ -206,7 +206,7 @@ class Investigation:
         report.stacks |= dict.fromkeys(report.awaited, "")
         path = report.directory / f"hang-{self._log.restart}-{self._questions}.txt"
         dumps = flight_recorder.dumps(report.diagnosis, self._workers, time.time())
-        self._log.aside(partial(_write_report, path, report, dumps, self._log))
+        self._log.aside(partial(_write_report, path, report, dumps, self._log, self._log.start))
 
     def _ask(self, reported: str, patience: float, askable: Sequence[int]) -> None:
         self._questions += 1
@@ -219,9 +219,11 @@ class Investigation:
 
 
 def _write_report(
-    path: Path, report: _Report, dumps: Mapping[int, flight_recorder.Dump], log: EventLog
+    path: Path, report: _Report, dumps: Mapping[int, flight_recorder.Dump], log: EventLog, start: int
 ) -> None:
     """Write what people read, and beside it what torch's tool for flight recorders reads."""
+    if not log.may_write(report.directory, start):
+        return
     driver = report.driver | {socket.gethostname(): xid_lines(DRIVER_SECONDS)}
     report.nccl.join(NCCL_SECONDS)
     text = hang.report(report.diagnosis, report.stacks, driver, report.nccl.answer)

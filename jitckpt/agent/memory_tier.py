@@ -28,6 +28,7 @@ from jitckpt.events import EventLog
 from jitckpt.hosts import link
 from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.link import LinkError
+from jitckpt.saves.starts import Starts
 from jitckpt.system.free_memory import free_memory
 from jitckpt.tiers import asked, host_memory, own_shard, parity_peers, peers
 from jitckpt.tiers.decoding import PieceLost
@@ -240,7 +241,8 @@ class MemoryTier:
         begun = time.monotonic()
         try:
             for rank in sorted(ranks):
-                size += own_shard.write_save(self.memory.of(rank), directory, step)[1]
+                memory = self.memory.of(rank)
+                size += own_shard.write_save(memory, directory, step, self._log.start)[1]
         except (SaveError, OSError) as error:
             self._warn(f"step {step}, which is in memory alone, could not be written to {directory}: {error}")
             return
@@ -361,6 +363,7 @@ def decide(
 ) -> sources.Plan | None:
     """Return where every rank's state comes from, of what all hosts have in memory; newest: of the steps."""
     ranks = [rank for host in hosts.all for rank in host.ranks]
+    known = Starts(0, {number: step for host in hosts.all for number, step in host.starts})
     found = [
         Source(
             one.rank,
@@ -373,6 +376,7 @@ def decide(
         for host, of_host in held.items()
         for one in of_host
         if one.rank < len(ranks) == one.world_size and one.step <= newest
+        if known.problem(one.start, one.step) is None
     ]
     found += decodable(found, as_parities(parities, len(ranks)), failed)
     return sources.decide(ranks, found, failed)

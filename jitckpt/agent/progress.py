@@ -29,7 +29,7 @@ class ProgressTeller(threading.Thread):
         super().__init__(name="jitckpt-progress", daemon=True)
         self._rings = {rank: os.dup(ring) for rank, ring in rings.items()}
         self._log = log
-        self._restart = log.restart
+        self._restart, self._start = log.restart, log.start
         self._name = f"progress-{host}.json"
         self._seen: deque[tuple[float, int]] = deque(maxlen=REMEMBERED)
         self._stopped = threading.Event()
@@ -74,7 +74,7 @@ class ProgressTeller(threading.Thread):
             "steps": steps,
             "step_seconds": self._step_seconds(),
         }
-        if self._stopped.is_set():
+        if self._stopped.is_set() or not self._log.may_write(directory, self._start):
             return  # the next start's is newer
         directory.mkdir(parents=True, exist_ok=True)
         new = directory / f".{self._name}.new"

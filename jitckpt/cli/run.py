@@ -262,7 +262,8 @@ def _launch(
         transparent = environment.MODE.get(settings.device_environment) == "transparent"
         if (registered is not None or transparent) and log.leading:
             if outcome == "succeeded" and registered is not None:
-                log.aside(partial(_note_finished, Path(registered["checkpoint_dir"])))
+                directory = Path(registered["checkpoint_dir"])
+                log.aside(partial(_note_finished, directory, log.start))
             for sentence in in_words(log.events, "" if registered is None else registered["checkpoint_dir"]):
                 say(sentence)
         log.finish()
@@ -273,9 +274,9 @@ def _has_saved(events: Sequence[Event], restart: int) -> bool:
     return any(event["event"] in SAVES and event["restart"] == restart for event in events)
 
 
-def _note_finished(directory: Path) -> None:
+def _note_finished(directory: Path, start: int) -> None:
     try:
-        note_finished(directory)
+        note_finished(directory, start)
     except FileNotFoundError:
         return  # nothing tells of a job there that could be gone on with
     except (OSError, SaveError) as error:

@@ -15,7 +15,8 @@ class Member:
     """An agent that is there. after: the number of the newest start in which its ranks have ended.
 
     place: the one that its user has given it, if any. since: higher for those that have come later. step:
-    the newest of which it knows a save. address: neighbours have similar ones.
+    the newest of which it knows a save. address: neighbours have similar ones. start: the newest that its
+    checkpoint directory knows of, from when the job met elsewhere.
     """
 
     after: int
@@ -23,6 +24,7 @@ class Member:
     since: int
     step: int
     address: str = ""
+    start: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ def next_start(
     if placed is None:
         return None
     step = max([0 if last is None else last.step, *(members[agent].step for agent in placed)])
+    number = max([number, *(members[agent].start for agent in placed)])
     return Start(number + 1, placed, step)
 
 

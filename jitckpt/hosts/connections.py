@@ -52,6 +52,7 @@ class Host:
     memory: int = 0  # MiB that the memory tier may take; 0: there is none
     memory_address: str = ""  # where it is visited for that, if not at `address`
     memory_port: int = 0
+    starts: tuple[tuple[int, int], ...] = ()  # that it knows of, each with the step it has gone on from
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,7 @@ class CoordinatedRendezvous(RendezvousHandler):
         self.agent = secrets.token_hex(8)
         self.signature = Signature(job, secret)
         self.newest_step: Callable[[], int] = lambda: 0  # of which this agent knows a save
+        self.newest_start = 0  # that its checkpoint directory knows of
         self._service, self._job, self._hosts, self._timeout = service, job, hosts, timeout
         self._lease_seconds = max(LEAST_LEASE, silence)
         self._address, self._fixed_place = address, fixed_place
@@ -270,6 +271,11 @@ class CoordinatedRendezvous(RendezvousHandler):
         """The newest start that this agent has a part in."""
         return self._start
 
+    @property
+    def fence(self) -> int:
+        """The revision of that start, which no other has."""
+        return self._fence
+
     def _see_that_all_are_there(self) -> None:
         """Raise StoreGone if the start is over for one of its agents."""
         assert self._start is not None
@@ -318,9 +324,9 @@ class CoordinatedRendezvous(RendezvousHandler):
                 continue
             with suppress(ForeignError):
                 match self.signature.read(key, entry.value):
-                    case [int(after), None | int() as place, int(since), int(step), str(address)]:
+                    case [int(after), None | int() as place, int(since), int(step), str(address), int(start)]:
                         members[key.removeprefix(prefix)] = Member(
-                            after, place, since or entry.revision, step, address
+                            after, place, since or entry.revision, step, address, start
                         )
         return members
 
@@ -341,6 +347,7 @@ class CoordinatedRendezvous(RendezvousHandler):
             if not self._lease:
                 self._lease = self._service.lease(self._lease_seconds)
             told = [self._after, self._fixed_place, self._joined, self.newest_step(), self._address]
+            told.append(self.newest_start)
             key = f"members/{self.agent}"
             revision = self._service.put_if(self._write(key, told), {}, self._lease)
             assert revision is not None  # without a condition

@@ -183,19 +183,20 @@ def _pieces(directory: Path | None, request: Mapping[str, object]) -> Iterator[b
 # The side that lacks.
 
 
-def fetch(hosts: Hosts, directory: Path) -> Fetched | None:
+def fetch(hosts: Hosts, directory: Path, start: int = 0) -> Fetched | None:
     """Fetch what this host's ranks need into its directory; None if they lack nothing.
 
+    start: the number of the one that they begin.
     Damaged saves are passed over. SaveError if what came can't be written, LinkError if a host is gone.
     """
-    return asyncio.run(_fetch(hosts, directory))
+    return asyncio.run(_fetch(hosts, directory, start))
 
 
 class _Damaged(SaveError):
     """What came is not what was saved."""
 
 
-async def _fetch(hosts: Hosts, directory: Path) -> Fetched | None:
+async def _fetch(hosts: Hosts, directory: Path, start: int) -> Fetched | None:
     begun = time.monotonic()
     listing = _listing(directory)
     known = xxhash.xxh3_128_hexdigest(listing)
@@ -214,7 +215,7 @@ async def _fetch(hosts: Hosts, directory: Path) -> Fetched | None:
         for one in needed:
             async with hosts.visit(one.host, VISIT) as (reader, writer):
                 try:
-                    sizes.append(await _take(one.save, directory, reader, writer))
+                    sizes.append(await _take(one.save, directory, start, reader, writer))
                     held[hosts.index].append(one.save)
                 except _Damaged as error:
                     say(f"a save of {hosts.name(one.host)} is passed over: {error}")
@@ -224,10 +225,16 @@ async def _fetch(hosts: Hosts, directory: Path) -> Fetched | None:
 
 
 async def _take(
-    save: Metadata, directory: Path, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    save: Metadata,
+    directory: Path,
+    start: int,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
 ) -> int:
     """Fetch one save; return its bytes."""
-    with SaveFolder(directory, save.identity, save.step, save.kind, save.saver, by="fetched") as folder:
+    with SaveFolder(
+        directory, save.identity, save.step, save.kind, save.saver, by="fetched", start=start
+    ) as folder:
         for file in save.files:
             request = {"step": save.step, "kind": save.kind, "rank": save.identity.rank, "file": file.name}
             writer.write(link.encode(request))

@@ -156,7 +156,9 @@ class ObjectSaves:
 
     def _take(self, save: Metadata, directory: Path) -> int:
         key: Key = (save.step, save.kind, save.identity.rank)
-        with SaveFolder(directory, save.identity, save.step, save.kind, save.saver, by="objects") as folder:
+        of = save.identity
+        # Into a directory that has nothing, and so nothing that others could have gone on with.
+        with SaveFolder(directory, of, save.step, save.kind, save.saver, by="objects", start=0) as folder:
             for file in save.files:
                 path = folder.path / file.name
                 path.parent.mkdir(parents=True, exist_ok=True)

@@ -134,7 +134,7 @@ class Run:
 
     steps: (seconds since the start, step) for each "step N of M" that was printed, in order of time.
     final: what each rank ended with. struck: the strikes that hit a rank. left_behind: what should not be
-    there any more, a text each.
+    there any more, a text each. halves: signs that two halves of the job went on at once (halves.py).
     """
 
     status: int
@@ -144,6 +144,7 @@ class Run:
     events: tuple[Event, ...]
     struck: tuple[Strike, ...]
     left_behind: tuple[str, ...]
+    halves: tuple[str, ...] = ()
 
     @property
     def restarts(self) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jitckpt.events import Event, read_events
-from jitckpt.rehearsal import runs
+from jitckpt.rehearsal import halves, runs
 from jitckpt.rehearsal.etcd_members import EtcdMembers
 from jitckpt.rehearsal.namespaces import Namespaces, namespaces
 from jitckpt.rehearsal.runs import (
@@ -139,6 +139,15 @@ class JobOnHosts:
                 found += read_events(place / CHECKPOINTS)[0]
         return sorted(found, key=lambda event: event["clock"])
 
+    def halves(self) -> list[str]:
+        """Return the signs that two halves of the job went on at once."""
+        places = (self.folder, *self.folder.glob("disk-*"), *self.folder.glob("lost-*"))
+        # Where each host has a directory, nobody puts aside what others have of later steps.
+        directories = halves.read(
+            [place / CHECKPOINTS for place in places], set_aside=not self.own_directories
+        )
+        return halves.found(directories)
+
     def final(self) -> dict[int, FinalState]:
         """Return what the ranks of all hosts ended with."""
         found: dict[int, FinalState] = {}
@@ -262,4 +271,5 @@ def run_on_hosts(
         tuple(job.events()),
         tuple(job.struck),
         tuple(left_behind),
+        tuple(job.halves()),
     )

@@ -233,6 +233,7 @@ def judge(trial: Trial, run: Run, undisturbed: Run, folder: Path, ignored: Seque
     if redone > MOST_REDONE and has_own_directories(trial):
         reasons.append(f"{redone} minibatches redone")
     reasons += [f"left behind {thing}" for thing in run.left_behind]
+    reasons += [f"two halves went on at once: {sign}" for sign in run.halves]
     times = [one.first_step_seconds for one in run.recoveries if one.first_step_seconds is not None]
     return Verdict(
         failure=str(trial),

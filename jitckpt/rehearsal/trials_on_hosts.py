@@ -79,6 +79,7 @@ def judge_on_hosts(
     reasons += [f"{number} minibatches redone" for number in redone]
     reasons += sorted({line for line in said.splitlines() if any(text in line for text in LOST_STATE)})
     reasons += [f"left behind {thing}" for thing in run.left_behind]
+    reasons += [f"two halves went on at once: {sign}" for sign in run.halves]
     restored = [event["step"] for event in run.events if event["event"] == "restored"]
     times = [one.first_step_seconds for one in run.recoveries if one.first_step_seconds is not None]
     return Verdict(

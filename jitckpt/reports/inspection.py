@@ -18,7 +18,7 @@ from jitckpt.saves.layout import Identity
 from jitckpt.saves.selection import Choice
 
 State = Literal["whole", "unusable", "unfinished", "set aside", "other"]
-_NOT_A_SAVE = re.compile(r"(unfinished|replaced|set-aside)-(?:[a-z]+-)?((?:rank|local)-\d+)")
+_NOT_A_SAVE = re.compile(r"(unfinished|replaced|set-aside)-(?:[a-z0-9]+-){0,2}((?:rank|local)-\d+)")
 PREFIXES: dict[str, tuple[State, str]] = {
     "unfinished": ("unfinished", "it is being written, or its writer was ended before it was whole"),
     "replaced": ("unfinished", "it was being replaced by a newer save of the same step"),

@@ -24,7 +24,7 @@ from jitckpt.encoding import tensor_file
 from jitckpt.encoding.staging import Staging
 from jitckpt.encoding.tree_codec import Json
 from jitckpt.errors import CheckpointError, JitckptError, SaveError
-from jitckpt.saves import layout
+from jitckpt.saves import layout, starts
 from jitckpt.saves.layout import FileEntry, Identity, Metadata
 from jitckpt.saves.renames import exchange, make_folder, put_where_nothing_is, sync_folder
 
@@ -34,7 +34,7 @@ _committing = threading.Lock()  # where a save can take the place of another onl
 REPLACED = "replaced-"  # begins the name of a save in whose place a newer one is being put
 # What jitckpt puts into the folder of a step, beside which others may put something: saves, and what is left
 # of the writing of saves.
-_OURS = re.compile(r"(?:(unfinished|replaced|set-aside)-(?:[a-z]+-)?)?((?:rank|local)-\d{5,9})")
+_OURS = re.compile(r"(?:(unfinished|replaced|set-aside)-(?:[a-z0-9]+-){0,2})?((?:rank|local)-\d{5,9})")
 _ERROR = re.compile(r"error-rank-\d{5,9}\.txt")
 
 
@@ -79,16 +79,25 @@ class SaveFolder:
         saver: layout.SaverName,
         *,
         by: str = "",
+        start: int | None = None,
     ) -> None:
-        """by: who writes it, where this process may write the same save twice at a time."""
+        """by: who writes it, where this process may write the same save twice at a time.
+
+        start: which writes it; None: the one that has made the state. 0: nobody is fenced off.
+        """
         self._root, self._identity, self._step, self._kind, self._saver = root, identity, step, kind, saver
+        self._start = identity.start if start is None else start
         self._place = root / layout.step_folder(step) / layout.rank_folder(kind, identity.rank)
-        self.path = self._place.with_name("-".join(filter(None, ("unfinished", by, self._place.name))))
+        # A process that was stopped in the middle of its save may go on beside those of a later start.
+        of_start = f"start{self._start}" if self._start else ""
+        name = "-".join(filter(None, ("unfinished", of_start, by, self._place.name)))
+        self.path = self._place.with_name(name)
         self._files: list[FileEntry] = []
         self._holds_older = False  # the folder under the name of the unfinished one
 
     def __enter__(self) -> Self:
         with _explained(self.path):
+            starts.check(self._root, self._start)
             if self.path.exists():
                 shutil.rmtree(self.path)  # left by a process that was killed
             self.path.mkdir(parents=True)
@@ -142,13 +151,15 @@ class SaveFolder:
         """Make the save whole; returns its folder and the bytes written in all.
 
         Whenever the process is killed, or the machine loses its power, the older save of the same step is
-        there, if there was one, or this one.
+        there, if there was one, or this one. Raises starts.Superseded, and changes nothing, if the job has
+        gone on without this process.
         """
         metadata = Metadata(
             self._identity, self._kind, self._saver, self._step, time.time(), tuple(self._files)
         ).to_json()
         with _explained(self.path), _committing:
             write_by_rename(self.path / layout.METADATA_FILE, metadata)
+            starts.check(self._root, self._start)
             left = self._put_in_place()
             sync_folder(self._place.parent)
             sync_folder(self._root)
@@ -366,7 +377,10 @@ class KeptSaves:
         self._whole: set[int] = set()  # steps that were whole when they were looked at
 
     def remove_old(self, keep: int) -> None:
-        """Remove all saves older than the newest `keep` steps that are whole for every shard of the job."""
+        """Remove all saves older than the newest `keep` steps that are whole for every shard of the job.
+
+        Raises starts.Superseded if the job has gone on without this process.
+        """
         steps = sorted(_steps(self._root), reverse=True)
         self._whole &= set(steps)
         left = keep
@@ -403,12 +417,15 @@ class KeptSaves:
 def remove_before(root: Path, step: int, identity: Identity) -> None:
     """Remove the job's saves older than `step`; for when `step` is known to be whole for every shard.
 
-    What jitckpt has not written stays, as do saves of other jobs.
+    What jitckpt has not written stays, as do saves of other jobs. Raises starts.Superseded if the job has
+    gone on without this process.
     """
     for old in _steps(root):
         folder = root / layout.step_folder(old)
         if old >= step or not _is_step_of(folder, old, identity):
             continue
+        with _explained(folder):
+            starts.check(root, identity.start)
         # Every rank may do this at the same time: what is gone already is well.
         for path in _children(folder):
             if _OURS.fullmatch(path.name):
@@ -449,11 +466,14 @@ def clear_leftovers(root: Path, rank: int) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def set_aside_after(root: Path, step: int, rank: int) -> None:
+def set_aside_after(root: Path, step: int, rank: int, start: int = 0) -> None:
     """Rename what `rank` saved of later steps: the job goes on from `step` and will come to those steps anew.
 
     They are incomplete (else one of them would have been taken) and must not be mixed with what comes.
+    start: this one's number. Raises starts.Superseded if the job has gone on without this process.
     """
+    with _explained(root):
+        starts.check(root, start)
     clear_leftovers(root, rank)
     for later in _steps(root):
         folder = root / layout.step_folder(later)
@@ -463,6 +483,7 @@ def set_aside_after(root: Path, step: int, rank: int) -> None:
             if of_rank == rank:
                 aside = folder / f"set-aside-{layout.rank_folder(kind, rank)}"
                 with _explained(path):
+                    starts.check(root, start)
                     if aside.exists():
                         shutil.rmtree(aside)
                     path.rename(aside)
@@ -528,7 +549,18 @@ def _record(path: Path, step: int, kind: layout.Kind, rank: int) -> SaveRecord:
     if (metadata.step, metadata.kind, metadata.identity.rank) != (step, kind, rank):
         found = f"step {metadata.step}, {metadata.kind} {metadata.identity.rank}"
         return unusable(f"{path} was moved: its metadata is that of {found}.")
+    if metadata.identity.start and (problem := _passed_by(path.parents[1], metadata)):
+        # It counts no more than if it had never been finished.
+        return unusable(f"{path} {problem}.", finished=False)
     return SaveRecord(path, step, kind, rank, metadata)
+
+
+def _passed_by(root: Path, metadata: Metadata) -> str | None:
+    """Return why a save is not of the job as it went on, None if it is."""
+    try:
+        return starts.read(root).problem(metadata.identity.start, metadata.step)
+    except OSError as error:
+        raise CheckpointError(_sentence(error, root / starts.FOLDER)) from error
 
 
 def _children(path: Path) -> list[Path]:

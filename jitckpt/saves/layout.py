@@ -5,6 +5,7 @@ DIR/events.jsonl                             what happened, one JSON line an eve
 DIR/step-0000000020/rank-00001/              a replica: model, optimizer and rank 1's own state after step 20
     tensors.safetensors  state.json  metadata.json
 DIR/step-0000000020/local-00001/             rank 1's own state alone
+DIR/starts/                                  which starts have begun, and from where (starts.py)
 """
 
 import json
@@ -50,6 +51,7 @@ class Identity:
     shard: int
     shards: int
     layout: str = ""  # how the state lies on the ranks, in words; "" where nothing is known of it
+    start: int = 0  # the number of the start that made it; see starts.py
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,7 @@ def parse_metadata(data: bytes) -> Metadata:
             shard=identity.count("shard"),
             shards=identity.count("shards"),
             layout=identity.value("layout", str),
+            start=identity.count("start") if "start" in identity.content else 0,
         ),
         kind="rank" if kind == "rank" else "local",
         saver=saver,

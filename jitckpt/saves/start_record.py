@@ -14,7 +14,7 @@ import torch
 from torch.optim import Optimizer
 
 from jitckpt.errors import SaveError
-from jitckpt.saves import folders, layout
+from jitckpt.saves import folders, layout, starts
 
 SHOWN = 300  # characters of a setting
 _PLAIN = (bool, int, float, str, tuple, list, type(None))
@@ -62,16 +62,18 @@ def told(root: Path, step: int, saved: float, job: str, now: Mapping[str, str]) 
     return sentences
 
 
-def note_start(root: Path, now: Mapping[str, str]) -> None:
-    """Keep this start's settings. Raises SaveError, OSError."""
+def note_start(root: Path, now: Mapping[str, str], number: int = 0) -> None:
+    """Keep the settings of this start, which has this number. Raises SaveError, OSError."""
+    starts.check(root, number)
     before = _read(root)
     content = {name: value for name, value in before.items() if name != "finished"} | {"start": dict(now)}
     if content != before:
         _write(root, content)
 
 
-def note_finished(root: Path) -> None:
-    """The job has ended successfully. Raises SaveError, OSError."""
+def note_finished(root: Path, number: int = 0) -> None:
+    """The job has ended successfully, in the start of this number. Raises SaveError, OSError."""
+    starts.check(root, number)
     _write(root, _read(root) | {"finished": time.time()})
 
 

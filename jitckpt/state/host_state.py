@@ -676,7 +676,7 @@ def fingerprint(model: nn.Module | None, optimizers: Sequence[Optimizer]) -> str
     """Return what tells this rank's part of a model and its optimizers from all others; "" for none."""
     if model is None and not optimizers:
         return ""
-    return parallel.digest(parallel.pieces(model and unwrapped(model), optimizers))
+    return parallel.digest(parallel.pieces(None if model is None else unwrapped(model), optimizers))
 
 
 def _aliases(model: nn.Module) -> dict[str, str]:

@@ -220,8 +220,8 @@ class HostMemory(Tier):
                     continue
                 identity = index.identity
                 if identity.rank == rank:
-                    size = one.size
-                    told.append(Held(rank, one.step, index.timeline, size, identity.job, identity.world_size))
+                    job = (identity.job, identity.world_size, identity.start)
+                    told.append(Held(rank, one.step, index.timeline, one.size, *job))
         return told
 
     def shard(self, rank: int, step: int, timeline: str) -> Shard:

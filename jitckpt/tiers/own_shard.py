@@ -7,6 +7,7 @@ from jitckpt.saves import layout
 from jitckpt.saves.folders import SavedState, SaveFolder, SaveRecord
 from jitckpt.saves.layout import Identity, Metadata
 from jitckpt.saves.selection import Choice, misfit
+from jitckpt.saves.starts import Starts
 from jitckpt.tiers import host_memory
 from jitckpt.tiers.shard import Index
 
@@ -20,7 +21,8 @@ class OwnShard:
     ranks, or another model, does.
     """
 
-    def __init__(self, descriptor: int, identity: Identity) -> None:
+    def __init__(self, descriptor: int, identity: Identity, starts: Starts | None = None) -> None:
+        """starts: what is noted of them in the checkpoint directory."""
         self.reasons: list[str] = []
         self._descriptor = descriptor
         self._usable: dict[int, Index] = {}
@@ -35,7 +37,9 @@ class OwnShard:
             problem = misfit(_record(index), identity)
             if index.identity.rank != identity.rank:
                 problem = f"Step {seal.step} in memory is of rank {index.identity.rank}."
-            if problem is None:
+            if starts is not None and (past := starts.problem(index.identity.start, seal.step)):
+                self.reasons.append(f"Step {seal.step} in memory {past}.")
+            elif problem is None:
                 self._usable[seal.step] = index
             else:
                 self.reasons.append(problem)
@@ -60,13 +64,14 @@ class OwnShard:
         return Choice(step, record, record, (), step, in_memory=state)
 
 
-def write_save(descriptor: int, root: Path, step: int) -> tuple[Path, int]:
+def write_save(descriptor: int, root: Path, step: int, start: int) -> tuple[Path, int]:
     """Write a step in memory as a save of its rank to files; return its folder and bytes.
 
-    Raises SaveError if it is not whole in memory, or can't be written.
+    start: the number of the one that writes it. Raises SaveError if it is not whole in memory, or can't be
+    written.
     """
     index, state = host_memory.read(descriptor, step)
-    with SaveFolder(root, index.identity, step, "rank", "builtin", by="memory") as folder:
+    with SaveFolder(root, index.identity, step, "rank", "builtin", by="memory", start=start) as folder:
         folder.add_tensors(layout.TENSORS_FILE, state.tensors)
         folder.add_json(layout.STATE_FILE, state.document)
         return folder.commit()

@@ -20,6 +20,7 @@ class Held:
     bytes: int
     job: str
     world_size: int
+    start: int = 0  # its number
 
 
 @dataclass(frozen=True)

@@ -251,6 +251,12 @@ RESTART = _whole(
     least=0,
     most=1 << 31,
 )
+START = _text(
+    "JITCKPT_START",
+    "agent",
+    "worker",
+    "where hosts meet at a coordination service: number and revision of this start",
+)
 RUN = Variable[str | None](
     "JITCKPT_RUN", "a text", None, "agent", "worker", "the job's run, the same on all hosts", str
 )

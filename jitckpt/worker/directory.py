@@ -8,8 +8,9 @@ from pathlib import Path
 
 import torch
 
-from jitckpt.errors import CheckpointError
-from jitckpt.saves import directory_lock, folders
+from jitckpt.errors import CheckpointError, SaveError
+from jitckpt.saves import directory_lock, folders, starts
+from jitckpt.saves.starts import Start
 from jitckpt.state.shards import hear_first
 from jitckpt.wire import environment
 from jitckpt.worker.agreements import job_store, told_by_first
@@ -42,7 +43,16 @@ def job_id(root: Path, rank: int) -> str:
             f"{root} of rank {rank} belongs to another job than that of rank 0. Choose another checkpoint "
             "directory, or move one of them away."
         )
+    try:
+        starts.note_begun(root, start())
+    except (OSError, SaveError) as error:
+        raise CheckpointError(f"Rank {rank} can't begin in {root}: {error}") from error
     return found
+
+
+def start() -> Start:
+    """Return which start of the job this is, by a coordination service."""
+    return Start.parse(environment.START.get())
 
 
 def _check_same(root: Path, rank: int) -> None:

@@ -21,7 +21,7 @@ from jitckpt.decisions.memory_wanted import Wanted
 from jitckpt.encoding.tree_codec import Encoded
 from jitckpt.errors import CheckpointError, JitckptError, NativeError, SaveError, TreeError
 from jitckpt.events import EventLog
-from jitckpt.saves import directory_lock, folders, start_record
+from jitckpt.saves import directory_lock, folders, start_record, starts
 from jitckpt.saves.layout import Identity
 from jitckpt.saves.selection import Choice
 from jitckpt.state import host_state
@@ -140,6 +140,7 @@ def init(
                 shard=shard,
                 shards=shards,
                 layout="" if layout is None else layout.text,
+                start=directory.start().number,
             ),
             save_function=save_checkpoint,
             model=model,
@@ -342,7 +343,7 @@ class Job:
         self._is_restored = True
         self._variables.script_restores = not self._loop.is_used
         snapshots = None if self._protection is None else self._protection.snapshots
-        memory = None if snapshots is None else snapshots.found(self.identity)
+        memory = None if snapshots is None else snapshots.found(self.identity, starts.read(self.root))
         choice: Choice | None = None
         misfit: CheckpointError | None = None
         try:
@@ -367,7 +368,7 @@ class Job:
             )
         self._tell_start(choice)
         if choice is None:
-            folders.set_aside_after(self.root, 0, self.identity.rank)  # what an earlier try left
+            self._go_on_from(0)
             if snapshots is not None:
                 snapshots.restored(0)
             return 0
@@ -391,7 +392,7 @@ class Job:
             raise CheckpointError(f"{choice.save.path} can't be restored: it lacks {error}.") from error
         except (SaveError, TreeError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise CheckpointError(f"{choice.save.path} can't be restored: {error}") from error
-        folders.set_aside_after(self.root, choice.step, self.identity.rank)
+        self._go_on_from(choice.step)
         self.set_base(choice.step, None if choice.in_memory else choice.save.path)
         if snapshots is not None:
             snapshots.restored(choice.step if choice.in_memory else 0)
@@ -400,6 +401,15 @@ class Job:
         rank = self.identity.rank
         self._reporter.report(protocol.Restored(rank, choice.step, path, source, seconds, choice.reason))
         return choice.step
+
+    def _go_on_from(self, step: int) -> None:
+        """Leave later steps, of earlier tries, behind: they will be made again."""
+        identity = self.identity
+        try:
+            starts.note_going_on(self.root, identity.start, step)
+            folders.set_aside_after(self.root, step, identity.rank, identity.start)
+        except (OSError, SaveError) as error:
+            raise CheckpointError(f"Rank {identity.rank} can't go on from step {step}: {error}") from error
 
     def _restore_resharded(self, saved: Saved, begun: float) -> int:
         rank, first = self.identity.rank, saved.records[0]
@@ -419,7 +429,7 @@ class Job:
         self._restored_parts = parts
         if rank == 0:
             self._reporter.warn(told)
-        folders.set_aside_after(self.root, saved.step, rank)
+        self._go_on_from(saved.step)
         self.set_base(saved.step, first.path)
         if self._protection is not None and self._protection.snapshots is not None:
             self._protection.snapshots.restored(0)
@@ -437,7 +447,7 @@ class Job:
                 saved, job = choice.save.metadata.time, self.identity.job
                 for sentence in start_record.told(self.root, choice.step, saved, job, now):
                     say(sentence)
-            start_record.note_start(self.root, now)
+            start_record.note_start(self.root, now, self.identity.start)
         except (OSError, SaveError) as error:
             self._reporter.warn(f"How this start was made can't be noted in {self.root}: {error}")
 

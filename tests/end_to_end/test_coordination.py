@@ -1,8 +1,10 @@
 """`jitckpt run --coordination etcd://...` on several hosts, with real etcd members in their namespaces."""
 
+import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -13,6 +15,7 @@ from namespaces import Namespaces, namespaces
 from test_hosts import PAUSING, Job, await_line
 
 from jitckpt.events import read_events
+from jitckpt.rehearsal import halves
 
 
 @pytest.fixture(scope="module")
@@ -142,3 +145,35 @@ def test_a_host_that_is_cut_off_has_no_part_any_more(
     out, err = ended_well(job, agents[1], spare, agents[0])
     assert digests(out) == undisturbed
     assert "this host stood by and was not needed" in err
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """Return what lies in a checkpoint directory, but for what is written anew all the time."""
+    files = (path for path in directory.rglob("*") if path.is_file() and "progress-" not in path.name)
+    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
+
+
+def test_a_stopped_host_that_wakes_late_writes_nothing_into_the_job(
+    job: Job, cluster: Cluster, meet: list[str], undisturbed: list[str]
+) -> None:
+    """Host 0, which has led, stands still for longer than its lease, and the others go on without it."""
+    directory = job.launcher.directory / "ckpt"
+    command = [job.launcher.script(PAUSING), *TRAINING]
+    agents = [job.start(host, *command, meet=meet) for host in (0, 1)]
+    await_line(agents[0], "pauses\n")
+    spare = job.start(2, *command, meet=meet)
+    until_told(spare, "this host stands by")
+    stopped = [pid for pid in job.hosts.processes(0) if pid != cluster.members[0].pid]
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    await_line(spare, "pauses\n")
+    before = contents(directory)
+    for pid in stopped:
+        os.kill(pid, signal.SIGCONT)
+    told = until_told(agents[0], "this host stands by")
+    assert "The job has gone on without this host: start 2 has begun" in told
+    assert contents(directory) == before
+    (job.launcher.directory / "go").touch()
+    out, _ = ended_well(job, agents[1], spare, agents[0])
+    assert digests(out) == undisturbed
+    assert halves.found(halves.read([directory])) == []

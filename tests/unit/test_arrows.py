@@ -36,7 +36,7 @@ PYTHON = {
     "bindings faults formats tiers saves state data decisions encoding console system wire errors",
     "worker/in_place": "worker/ends hooks decisions/transparent bindings faults device state system wire "
     "errors _seen",
-    "worker/self_check": "worker/saving state encoding wire",
+    "worker/self_check": "worker/saving hooks state encoding wire",
     "worker/ends": "ring system wire errors",
     "worker/saving": "ring bindings tiers saves state data decisions encoding console system wire errors "
     "_seen",

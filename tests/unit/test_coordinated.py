@@ -71,6 +71,17 @@ def test_two_meet_and_share_a_store(agents: Agents) -> None:
     assert a.start.number == 2
 
 
+def test_a_job_that_met_elsewhere_before_numbers_its_starts_on(agents: Agents) -> None:
+    a, b = agents.make(), agents.make()
+    b.newest_start = 7
+    agents.meet(a, b)
+    assert a.start is not None
+    assert a.start.number == 8
+    assert a.fence == b.fence > 0
+    agents.meet(a, b)
+    assert a.start.number == 9
+
+
 def test_an_agent_that_was_cut_off_can_write_nothing_any_more(agents: Agents) -> None:
     a, b = agents.make(), agents.make()
     old, _ = agents.meet(a, b)

@@ -615,6 +615,12 @@ def test_a_fingerprint_tells_models_and_optimizers_apart() -> None:
     assert host_state.fingerprint(nn.Linear(2, 2), []) == fingerprints[1]
 
 
+def test_a_model_is_one_whatever_its_length_is() -> None:
+    model = nn.Linear(2, 2)
+    compiled: Any = torch.compile(in_ddp(model))  # has a length, and raises when it is asked for
+    assert host_state.fingerprint(compiled, []) == host_state.fingerprint(model, [])
+
+
 def test_names_follow_whoever_looked_last() -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -1,11 +1,9 @@
 """Manifests for Kubernetes: they are what its own schemas take, and a lost pod ends no other.
 
-The models of Kubeflow Trainer's package are made from the schemas of Kubernetes, JobSet and Trainer. With
-KUBERNETES_CRDS, a folder with the CustomResourceDefinitions of jobsets, trainjobs, trainingruntimes and
-pytorchjobs, these are asked as well.
+The models of Kubeflow Trainer's package are made from the schemas of Kubernetes, JobSet and Trainer; the
+CustomResourceDefinitions themselves lie in tests/crds.
 """
 
-import os
 import shlex
 from collections.abc import Iterator
 from functools import cache
@@ -105,10 +103,7 @@ def test_a_planted_mistake_is_seen_by_the_models() -> None:
 
 @cache
 def crds() -> dict[tuple[str, str], crd_schemas.Schema]:
-    folder = os.environ.get("KUBERNETES_CRDS")
-    if folder is None:
-        pytest.skip("KUBERNETES_CRDS names no folder with CustomResourceDefinitions")
-    return crd_schemas.read(Path(folder))
+    return crd_schemas.read()
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)

@@ -13,6 +13,15 @@ def member(after: int = 0, place: int | None = None, since: int = 1, address: st
 LAST = Start(4, ("a", "b"), 20)
 
 
+def test_starts_are_numbered_on_from_what_a_directory_knows_of() -> None:
+    """The job has met elsewhere before."""
+    members = {"a": member(), "b": Member(0, None, 1, 0, start=7), "c": Member(0, None, 9, 0, start=30)}
+    assert next_start(members, None, False, (), 2) == Start(8, ("a", "b"), 0)
+    assert next_start(members, Start(9, ("a", "b"), 0), True, ("a", "b"), 2) is None
+    over = {"a": member(after=9), "b": Member(9, None, 1, 0, start=7)}
+    assert next_start(over, Start(9, ("a", "b"), 0), True, (), 2) == Start(10, ("a", "b"), 0)
+
+
 def test_the_first_start_is_in_the_order_of_addresses_and_the_last_to_come_stand_by() -> None:
     members = {
         "late": member(since=3, address="1"),

@@ -62,6 +62,18 @@ def test_where_all_is_given_nothing_is_named() -> None:
     assert training.names(steps=lambda: (frozen(torch.randn(4, 3)), len(view))) == []
 
 
+def test_a_graph_with_an_optimizers_state_in_it_is_no_other_model() -> None:
+    training = Training()
+    training.model(torch.randn(4, 3)).sum().backward()
+    training.optimizer.step()
+    graph = nn.Module()  # as torch.compile makes one of the optimizer's step
+    for number, state in enumerate(training.optimizer.state.values()):
+        for name, value in state.items():
+            graph.register_buffer(f"{name}_{number}", value)
+    assert training.names() == []
+    assert [*graph.buffers()]
+
+
 def test_another_models_optimizer_is_named_and_the_model() -> None:
     training, head = Training(), nn.Linear(3, 1)
     of_head = torch.optim.Adam(head.parameters())

@@ -1,5 +1,6 @@
 """Where hosts are hit, and what is said of runs on hosts that went wrong."""
 
+import json
 import os
 import signal
 import subprocess
@@ -98,6 +99,7 @@ LOST = "jitckpt: rank 2's own state (random numbers, buffers ...) is lost: the h
         ),
         (GOOD, f"step 6\n{LOST}\n{LOST}\n", LOST),
         (replace(GOOD, left_behind=("process 12: python",)), "", "left behind process 12: python"),
+        (replace(GOOD, halves=("rank 0 ...",)), "", "two halves went on at once: rank 0 ..."),
     ],
 )
 def test_a_bad_run_is_told(run: Run, said: str, reason: str) -> None:
@@ -139,6 +141,18 @@ def test_a_host_writes_to_its_own_disk_or_to_the_one_of_all(tmp_path: Path, own:
     state = FinalState(8, {}, ())
     final_state.write(disk / final_state.FOLDER, 1, state)
     assert job.final() == {1: state}
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["a disk of its own", "one disk"])
+def test_a_split_is_found_where_the_hosts_have_written(tmp_path: Path, own: bool) -> None:
+    job = JobOnHosts([], tmp_path, Machines(("a", "b", "c")), own_directories=own)
+    event = {"event": "first_step", "time": 1.0, "clock": 1.0, "restart": 1, "rank": 0}
+    places = ["disk-0", "lost-1"] if own else ["."]
+    for place in places:
+        (tmp_path / place / CHECKPOINTS).mkdir(parents=True)
+        line = json.dumps(event) + "\n"
+        (tmp_path / place / CHECKPOINTS / FILE_NAME).write_text(line * (2 // len(places)))
+    assert job.halves() == ["rank 0 went on 2 times in restart 1 (start 0)"]
 
 
 def test_a_host_dies_whole_with_its_disk(tmp_path: Path) -> None:

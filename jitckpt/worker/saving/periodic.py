@@ -6,6 +6,7 @@ A thread writes the files, in the format of all saves.
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from jitckpt.encoding.tree_codec import Json
 from jitckpt.errors import JitckptError
-from jitckpt.saves import folders, layout
+from jitckpt.saves import folders, layout, starts
 from jitckpt.saves.folders import KeptSaves, SaveFolder
 from jitckpt.saves.layout import Identity
 from jitckpt.state.host_state import HostState
@@ -100,7 +101,9 @@ class PeriodicSaver(BesideTraining):
     def _remove(self, step: int) -> None:
         with self._ending:
             if self._committed is not None and self._newest == step:
-                folders.remove(self._committed)
+                with suppress(OSError):
+                    if not starts.is_superseded(self._root, self._identity.start):
+                        folders.remove(self._committed)
                 self._kept.forget(step)
 
     def wait(self) -> bool:
@@ -137,7 +140,8 @@ class PeriodicSaver(BesideTraining):
                         return
                     path, size = folder.commit()
                     if begun.step == self._cancelled:
-                        folders.remove(path)
+                        if not starts.is_superseded(self._root, self._identity.start):
+                            folders.remove(path)
                         return
                     self._committed = path
             self._kept.remove_old(self._settings.keep)  # whoever is the last one sees the step whole

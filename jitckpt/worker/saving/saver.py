@@ -22,7 +22,7 @@ from jitckpt.encoding.tree_codec import Json
 from jitckpt.errors import JitckptError, SaveError
 from jitckpt.ring import local_state
 from jitckpt.ring.local_state import LocalState
-from jitckpt.saves import layout
+from jitckpt.saves import layout, starts
 from jitckpt.saves.folders import KeptSaves, SaveFolder
 from jitckpt.saves.layout import Identity
 from jitckpt.state import host_state
@@ -226,7 +226,7 @@ class Saver:
         """No minibatch is done since the job went on from this step in the memory tier: write that."""
         if self._memory is None:
             raise SaveError(f"Step {step} is in memory that this rank does not have.")
-        return own_shard.write_save(self._memory, self._root, step)
+        return own_shard.write_save(self._memory, self._root, step, self._identity.start)
 
     def _write_files(
         self, step: int, order: protocol.Save, runs: bool, copies: Mapping[str, Tensor]
@@ -342,8 +342,9 @@ class Saver:
         folder = self._root if step is None else self._root / layout.step_folder(step)
         path = folder / f"error-{layout.rank_folder('rank', self._identity.rank)}.txt"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+            if not starts.is_superseded(self._root, self._identity.start):
+                folder.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
         except OSError as failure:
             reason += f" Its traceback can't be kept in {path}: {failure.strerror}."
         return protocol.SaveFailed(save_id, self._identity.rank, reason, text)

@@ -19,6 +19,7 @@ from jitckpt.encoding import tensor_file
 from jitckpt.encoding.tree_codec import Encoded, Json
 from jitckpt.errors import JitckptError
 from jitckpt.saves.layout import Identity
+from jitckpt.saves.starts import Starts
 from jitckpt.state.host_state import HostState, Shared
 from jitckpt.tiers import asked, chunks, host_memory, shard
 from jitckpt.tiers.host_memory import BEGUN, OFF, READY, SAFE, SETTLED, SKIPPED, SLOTS, WAITED
@@ -115,9 +116,9 @@ class Snapshots(BesideTraining):
         self._slot = 0  # of the newest snapshot
         self._off = False
 
-    def found(self, identity: Identity) -> OwnShard:
+    def found(self, identity: Identity, starts: Starts) -> OwnShard:
         """Return what the memory has of this rank."""
-        return OwnShard(self._memory, identity)
+        return OwnShard(self._memory, identity, starts)
 
     def restored(self, step: int) -> None:
         """The job goes on from this step in memory (0: from none); what is of other steps is given up."""

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from jitckpt.encoding.tree_codec import Json, to_json
+from jitckpt.hooks.untraced import untraced
 from jitckpt.state import parallel
 from jitckpt.state.host_state import HostState
 from jitckpt.state.optimizer_state import parameters_of
@@ -47,7 +48,7 @@ class NotGiven:
         self._optimizers: list[_Beside] = []
         # A fused step is not counted among the writes to its parameters.
         self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._hook = register_optimizer_step_post_hook(lambda one, *_: self._stepped.add(one))
+        self._hook = register_optimizer_step_post_hook(untraced(lambda one, *_: self._stepped.add(one)))
         self._schedulers: list[str] = []
         self._hooks: list[Difference] = []  # of DDP
 
@@ -88,6 +89,14 @@ class NotGiven:
         ours = self._ours | {id(part) for part in self._module.modules()}
         of_optimizers = {id(one) for state in self._host.optimizers for one in state.parameters()}
         saved = of_optimizers | {*map(id, self._module.parameters()), *map(id, self._module.buffers())}
+        # A graph that torch.compile has made of an optimizer's step has the optimizer's state in its buffers.
+        saved |= {
+            id(value)
+            for state in self._host.optimizers
+            for values in parallel.own_state(state.optimizer).values()
+            if isinstance(values, dict)
+            for value in values.values()
+        }
         places = {one.data_ptr() for one in extra.values() if one.device.type != "meta"}
         alike = {(one.shape, one.dtype) for one in extra.values() if one.device.type == "cpu"}
         modules: list[_Beside] = []
