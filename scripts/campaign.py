@@ -23,9 +23,10 @@ from pathlib import Path
 
 from campaign_hostile import command as campaign_hostile
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from jitckpt.cli.progress import shown_progress
 from jitckpt.doctor import moved_process
 from jitckpt.events import FILE_NAME
 from jitckpt.faults.injection import FATAL_KINDS, LASTING_KINDS, TRANSPARENT_KINDS
@@ -495,7 +496,7 @@ def main() -> int:
     numbers = range(args.first, args.first + args.trials)
     verdicts: dict[int, Verdict] = {}
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("trials"), TimeRemainingColumn())
-    progress = Progress(*columns, console=Console(stderr=True), transient=True)
+    progress = shown_progress(*columns)
     with folder_for(args.keep) as folder, progress:
         campaign = CAMPAIGNS[args.mode](args, folder)
         pool = ThreadPoolExecutor(args.parallel)

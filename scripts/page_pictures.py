@@ -29,12 +29,16 @@ from jitckpt.reports.live import view  # noqa: E402
 
 WATCH = [sys.executable, "-c", "import sys, jitckpt.cli; sys.exit(jitckpt.cli.main())", "watch"]
 DESKTOP, TELEPHONE = (1180, 860), (390, 800)
-# Name, ranks, shards, whether in a recovery, size, theme.
+# Name, ranks, shards, whether in a recovery, size, theme: all but the theme in all combinations.
 PICTURES = (
     ("page-2-ranks", 2, 1, False, DESKTOP, "light"),
+    ("page-2-ranks-recovering", 2, 1, True, DESKTOP, "dark"),
+    ("page-1024-ranks", 1024, 8, False, DESKTOP, "light"),
     ("page-1024-ranks-recovering", 1024, 8, True, DESKTOP, "dark"),
     ("page-telephone", 1024, 8, False, TELEPHONE, "dark"),
     ("page-telephone-recovering", 2, 1, True, TELEPHONE, "light"),
+    ("page-telephone-2-ranks", 2, 1, False, TELEPHONE, "dark"),
+    ("page-telephone-1024-ranks-recovering", 1024, 8, True, TELEPHONE, "light"),
 )
 
 

@@ -179,7 +179,8 @@ def main() -> int:
     args = parse_arguments()
     results: dict[Case, Result] = {}
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    err = Console(stderr=True)
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         bar = progress.add_task("starting", total=None)
         for count, case, result in sweep(args):
             results[case] = result

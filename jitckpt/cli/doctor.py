@@ -11,11 +11,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from jitckpt.cli.exec import add_device_argument, positive_number
 from jitckpt.cli.parser import Parser
+from jitckpt.cli.progress import shown_progress
 from jitckpt.cli.verify import script_of
 from jitckpt.device import LIBRARY_DIR, check_libraries, choose_device
 from jitckpt.doctor import checks, facts, moved_process
@@ -59,7 +60,7 @@ def main(arguments: list[str]) -> int:
     kind = choose_device(args.device, os.environ)
     check_libraries(kind, LIBRARY_DIR)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with shown_progress(*columns) as progress:
         task = progress.add_task("looking at this machine")
         disk = facts.disk(args.checkpoint_dir)
         rows = look_at_machine(kind, args.nproc_per_node, disk)

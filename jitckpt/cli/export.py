@@ -5,10 +5,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from jitckpt.cli.parser import Parser
+from jitckpt.cli.progress import shown_progress
 from jitckpt.errors import JitckptError
 
 
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
     from jitckpt.formats import distributed_checkpoint, safetensors_files, training_state, whole_step
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with shown_progress(*columns) as progress:
         task = progress.add_task("reading the saves")
         state = training_state.gather(
             whole_step.find(args.directory, args.step), with_optimizers=not args.model_only

@@ -10,10 +10,11 @@ from pathlib import Path
 from time import time
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from jitckpt.cli.parser import Parser
+from jitckpt.cli.progress import shown_progress
 from jitckpt.console import show_size
 from jitckpt.objects.bucket import is_url, parse
 from jitckpt.reports import memory_inspection, objects_inspection
@@ -47,11 +48,12 @@ def main(arguments: list[str]) -> int:
     look, size_of = _ways(parser, parsed.directory)
     if parsed.verify:
         columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        with shown_progress(*columns) as progress:
             task = progress.add_task("", total=size_of())
             found = look(True, lambda size: progress.advance(task, size))
     else:
-        found = look()
+        with Console(stderr=True).status("looking"):
+            found = look()
     if parsed.json:
         print(json.dumps(asdict(found) | {"status": found.status}, indent=1))
         return found.status
@@ -79,7 +81,8 @@ def _ways(parser: Parser, place: str) -> tuple[Callable[..., Inspection], Callab
 
 def _show_memory(*, in_json: bool, verify: bool) -> int:
     """Print what is in this host's memory; return 0 if something is whole, 1 if nothing is there."""
-    found = memory_inspection.inspect(verify=verify)
+    with Console(stderr=True).status("reading" if verify else "looking"):
+        found = memory_inspection.inspect(verify=verify)
     if in_json:
         print(json.dumps([asdict(one) for one in found], indent=1))
     elif found:

@@ -8,11 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from jitckpt.cli.parser import Parser
 from jitckpt.cli.plan import check_tiers
+from jitckpt.cli.progress import shown_progress
 from jitckpt.cli.tables import show
 from jitckpt.planning.cluster import Description, read_description
 from jitckpt.planning.failures import (
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
     description = read_description(parsed.cluster)
     policy = parse_policy(parsed.policy, description)
     analysis = analyse(description, policy)
-    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as progress:
+    with shown_progress() as progress:
         task = progress.add_task("simulating", total=1.0)
         result = simulate(
             description,

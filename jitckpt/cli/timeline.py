@@ -2,13 +2,15 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from jitckpt.cli.parser import Parser
-from jitckpt.events import read_events
+from jitckpt.events import Event, read_events
 from jitckpt.reports.timeline import in_words, jobs, recoveries, table
 from jitckpt.reports.timeline_transparent import steps_table, transparent_recoveries
 
@@ -26,39 +28,48 @@ def main(arguments: list[str]) -> int:
         help="write a trace that ui.perfetto.dev and chrome://tracing show",
     )
     parsed = parser.parse_args(arguments)
-    try:
-        events, damages = read_events(parsed.directory)
-    except OSError as error:
-        parser.error(f"{error.filename} can't be read: {error.strerror}")
+    # The table of a long job takes its time. All is printed at the end, as the spinner would spoil it.
+    shown = Console(soft_wrap=not sys.stdout.isatty())
+    with Console(stderr=True).status("reading the events"), shown.capture() as captured:
+        try:
+            events, damages = read_events(parsed.directory)
+        except OSError as error:
+            parser.error(f"{error.filename} can't be read: {error.strerror}")
+        if parsed.plot:
+            from jitckpt.reports.timeline_picture import draw
+
+            draw(jobs(events)[-1] if events else [], parsed.plot)
+        if parsed.trace:
+            from jitckpt.reports.trace import trace
+
+            try:
+                parsed.trace.write_text(json.dumps(trace(jobs(events))))
+            except OSError as error:
+                parser.error(f"{parsed.trace} can't be written: {error.strerror}")
+        if not parsed.json:
+            for job in jobs(events):
+                _show(shown, job, parsed.directory)
     for damage in damages:
         print(f"jitckpt timeline: {damage}", file=sys.stderr)
-    if parsed.plot:
-        from jitckpt.reports.timeline_picture import draw
-
-        draw(jobs(events)[-1] if events else [], parsed.plot)
-    if parsed.trace:
-        from jitckpt.reports.trace import trace
-
-        try:
-            parsed.trace.write_text(json.dumps(trace(jobs(events))))
-        except OSError as error:
-            parser.error(f"{parsed.trace} can't be written: {error.strerror}")
-    if parsed.json:
-        document = [
-            {
-                "events": job,
-                "recoveries": [asdict(r) for r in recoveries(job)],
-                "transparent_recoveries": [asdict(r) for r in transparent_recoveries(job)],
-            }
-            for job in jobs(events)
-        ]
-        print(json.dumps({"jobs": document}, indent=1))
-        return 0
-    console = Console(soft_wrap=not sys.stdout.isatty())
-    for job in jobs(events):
-        console.print(table(job))
-        for recovery in transparent_recoveries(job):
-            console.print(steps_table(recovery))
-        for sentence in in_words(job, str(parsed.directory)):
-            console.print(sentence, markup=False, highlight=False)
+    print(json.dumps(_document(events), indent=1) + "\n" if parsed.json else captured.get(), end="")
     return 0
+
+
+def _show(console: Console, job: Sequence[Event], directory: Path) -> None:
+    console.print(table(job))
+    for recovery in transparent_recoveries(job):
+        console.print(steps_table(recovery))
+    for sentence in in_words(job, str(directory)):
+        console.print(sentence, markup=False, highlight=False)
+
+
+def _document(events: Sequence[Event]) -> dict[str, Any]:
+    document = [
+        {
+            "events": job,
+            "recoveries": [asdict(r) for r in recoveries(job)],
+            "transparent_recoveries": [asdict(r) for r in transparent_recoveries(job)],
+        }
+        for job in jobs(events)
+    ]
+    return {"jobs": document}

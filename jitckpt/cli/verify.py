@@ -15,6 +15,7 @@ from rich.table import Table
 
 from jitckpt.cli.exec import add_device_argument, positive_number
 from jitckpt.cli.parser import Parser
+from jitckpt.cli.progress import shown_progress
 from jitckpt.errors import JitckptError
 from jitckpt.faults.injection import FATAL_KINDS
 from jitckpt.rehearsal.runs import OUTPUT, Run, Strike, end_in_order_on_sigterm, run_job
@@ -113,7 +114,7 @@ def script_of(command: list[str]) -> list[str]:
 def _verify(args: argparse.Namespace, folder: Path) -> int:
     console = Console(stderr=args.json, width=None if sys.stdout.isatty() else 180)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with shown_progress(*columns) as progress:
         result = _try(args, folder, console, progress)
     if args.json:
         document = asdict(result) | {"seed": args.seed, "command": args.command, "passed": result.passed}

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 
 from jitckpt.cli.parser import Parser
@@ -53,7 +53,9 @@ def main(arguments: list[str]) -> int:
     if where is None:
         parser.error(f"there is no {FILE_NAME} here, nor in one folder alone: name the checkpoint directory")
     remote = where.startswith(("http://", "https://"))
-    if not remote and not Path(where).is_dir():
+    console = Console(soft_wrap=not sys.stdout.isatty())
+    live = console.is_terminal and not (parsed.once or parsed.json or parsed.page)
+    if not remote and not live and not Path(where).is_dir():
         parser.error(f"there is no directory {where}")
     if parsed.page:
         if remote:
@@ -64,13 +66,12 @@ def main(arguments: list[str]) -> int:
     if parsed.json:
         print(json.dumps(first, indent=1))
         return 0 if first["job"] is not None else 2
+    if live:
+        return _watch(look, first, console)
     if first["job"] is None and first["problem"]:
         parser.error(first["problem"])
-    console = Console(soft_wrap=not sys.stdout.isatty())
-    if parsed.once or not console.is_terminal:
-        console.print(_view(first, console.width))
-        return 0
-    return _watch(look, first, console)
+    console.print(_view(first, console.width))
+    return 0
 
 
 def _watch(look: Look, first: dict[str, Any], console: Console) -> int:
@@ -78,7 +79,10 @@ def _watch(look: Look, first: dict[str, Any], console: Console) -> int:
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
         try:
             while True:
-                live.update(_view(document, console.width), refresh=True)
+                shown = _view(document, console.width)
+                if document["job"] is None:
+                    shown = Group(shown, "It is waited for; Ctrl-C ends that.")
+                live.update(shown, refresh=True)
                 if document["job"] is not None and document["job"]["outcome"] is not None:
                     return 0
                 time.sleep(LOOK_SECONDS)

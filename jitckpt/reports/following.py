@@ -41,6 +41,8 @@ class Follower:
             with open(self.directory / FILE_NAME, "rb") as file:
                 self._read_on(file.fileno())
             self.problem = ""
+        except FileNotFoundError:
+            self.problem = f"There is no {self.directory / FILE_NAME}: no job writes there."
         except OSError as error:
             self.problem = f"{self.directory / FILE_NAME} can't be read: {error.strerror}"
         self.progress = self._read_progress()

@@ -54,7 +54,7 @@ def _heading(present: Present, silent: float | None) -> Text:
     if present.step is not None:
         text.append(f"  step {present.step}")
     if present.step_seconds is not None:
-        text.append(f", {present.step_seconds:.3g} s each")
+        text.append(f"  {present.step_seconds:.3g} s a step")
     text.append(
         f"  restart {present.restart} of {present.max_restarts}  after {seconds_in_words(present.seconds)}"
     )
@@ -105,7 +105,9 @@ def _protection(present: Present) -> Text:
     text = Text()
     living = [shard for shard in present.shards if shard.protected]
     bare = [shard for shard in present.shards if not shard.protected]
-    if present.memory_step is not None:
+    if present.outcome is not None:
+        text.append("the job is over; no rank holds its state any more")
+    elif present.memory_step is not None:
         text.append(f"the memory tier has step {present.memory_step} of all ranks", "green")
     elif present.shards:
         text.append(

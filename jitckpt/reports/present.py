@@ -158,8 +158,8 @@ class Present:
     segments: the same in its order: cause, begin, end, in seconds since the start (what was done again is not
     told apart there). state: starting, training, late, recovering, ending, or how it ended. safe_step: the
     newest that lies whole on the disk; None if none does. memory_step: the newest that the memory
-    tier has of all ranks; None without one. protected: the share of the ranks that have a living replica, or
-    whose state the memory tier has.
+    tier has of all ranks; None without one. memory_bytes: what the first host's memory has of it. protected:
+    the share of the ranks that have a living replica, or whose state the memory tier has.
     """
 
     started: float
@@ -190,6 +190,7 @@ class Present:
     versions: Mapping[str, str]
     log_bytes: int
     image_bytes: int
+    memory_bytes: int
 
     @property
     def goodput(self) -> float | None:
@@ -307,6 +308,7 @@ class JobModel:
         self._shards_saved: dict[int, set[int]] = {}
         self._safe_step: int | None = None
         self._memory_step: int | None = None
+        self._memory_bytes = 0
         self._memory_hosts: tuple[MemoryHost, ...] = ()
         self._incidents: list[_Incident] = []
         self._fault: tuple[str, int, float] | None = None
@@ -400,6 +402,7 @@ class JobModel:
             versions=self._versions,
             log_bytes=self._log_bytes,
             image_bytes=self._image_bytes,
+            memory_bytes=self._memory_bytes if self._memory_step is not None else 0,
         )
 
     # Where the time goes.
@@ -646,7 +649,7 @@ class JobModel:
             self._newest(incident, event["step"])
 
     def _hear_memory_safe(self, event: Event) -> None:
-        self._memory_step = event["step"]
+        self._memory_step, self._memory_bytes = event["step"], event["bytes"]
 
     def _hear_memory_placement(self, event: Event) -> None:
         hosts = event["hosts"][:MOST_RANKS]
@@ -813,7 +816,7 @@ _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "save_ended": {"rank": int, "step": int, "shard": int},
     "periodic_save": {"rank": int, "step": int, "shard": int},
     "saved": {"step": int},
-    "memory_safe": {"step": int},
+    "memory_safe": {"step": int, "bytes": int},
     "memory_placement": {"hosts": list},
     "kept_in_memory": {"step": int, "newest": (int, type(None))},
     "not_saved": {"step": (int, type(None))},

@@ -72,7 +72,8 @@ def _wait_for(file: int, root: Path, run: str) -> None:
             fcntl.lockf(file, fcntl.LOCK_SH)  # in one moment
             return
         by = "another job"
-        if _lock(file, fcntl.LOCK_SH):  # as long as this is held nobody can write into the file
+        known = _lock(file, fcntl.LOCK_SH)  # as long as this is held nobody can write into the file
+        if known:
             owner = _owner(file)
             if owner.get("run") == run:
                 return
@@ -83,7 +84,7 @@ def _wait_for(file: int, root: Path, run: str) -> None:
                 f"{root} is in use by {by}. Two jobs can't share a checkpoint directory: wait until that one "
                 "has ended, or choose another directory."
             )
-        if not said:
+        if known and not said:  # else somebody is just taking it: most likely another rank of this run
             say(f"{root} is in use by {by}; waiting {PATIENCE_SECONDS:g} s for its end.")
             said = True
         time.sleep(LOOK_SECONDS * random.SystemRandom().uniform(0.5, 1.5))

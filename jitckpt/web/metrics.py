@@ -86,8 +86,9 @@ def metrics_of(present: Present) -> Iterator[Metric]:
     late = [(str(rank.rank), rank.late) for rank in present.late]
     yield _by("jitckpt_rank_late_seconds", "How long others have waited for a rank", "rank", late)
     yield CounterMetricFamily("jitckpt_hang_reports", "Reports of hangs", value=len(present.hang_reports))
-    memory = (("log", present.log_bytes), ("images", present.image_bytes))
-    yield _by("jitckpt_memory_bytes", "The most host memory of a rank in transparent mode", "kind", memory)
+    memory = {"log": present.log_bytes, "images": present.image_bytes, "memory_tier": present.memory_bytes}
+    what = "Host memory: log and images of the rank that has most in transparent mode, memory tier of a host"
+    yield _by("jitckpt_memory_bytes", what, "kind", memory.items())
     suspects = GaugeMetricFamily(
         "jitckpt_suspect_device", "Devices that ranks failed on twice", labels=("uuid", "host", "rank")
     )

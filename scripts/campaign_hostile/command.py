@@ -16,13 +16,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from campaign_hostile import attacks
 from campaign_hostile.job import Outcome, Start
 from campaign_hostile.place import PLAIN, Place
 from campaign_hostile.trials import HOSTS, KINDS, USER, Trial, choose
 from campaign_hostile.verdict import FELL, Verdict, judge
+from jitckpt.cli.progress import shown_progress
 from jitckpt.errors import HostsError
 from jitckpt.rehearsal.namespaces import Namespaces, namespaces
 from jitckpt.rehearsal.runs import end_in_order_on_sigterm
@@ -192,7 +193,7 @@ def main(words: Sequence[str]) -> int:
     verdicts: dict[int, Verdict] = {}
     console = Console(stderr=args.json)
     columns = (TextColumn("trials"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    progress = Progress(*columns, console=Console(stderr=True), transient=True)
+    progress = shown_progress(*columns)
     pool = ThreadPoolExecutor(args.parallel)
     progress.start()
     try:

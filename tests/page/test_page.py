@@ -89,6 +89,9 @@ def test_a_failure_comes_and_goes_without_a_reload(chromium: Any, serve: Serve, 
     job.each("at_end")
     job.write("job_ended", outcome="succeeded")
     reader.state("succeeded")
+    over = "The job is over; no rank holds its state any more. Step 29 lies whole on the disk."
+    assert page.text_content("#protection") == over
+    assert page.locator("#placement span").count() == 0
     assert page.evaluate("window.sameDocument")
     assert reader.complaints == []
 

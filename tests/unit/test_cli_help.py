@@ -2,6 +2,8 @@
 
 import errno
 import os
+import pty
+import re
 import subprocess
 import sys
 from io import StringIO
@@ -11,7 +13,9 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from rich.console import Console
 from rich.table import Table
+from simulated_job import SimulatedJob
 
+from jitckpt import cli
 from jitckpt.cli import COMMANDS, GROUPS, main, run, steps
 from jitckpt.cli.plan import TIERS
 from jitckpt.cli.tables import show
@@ -122,6 +126,40 @@ def test_a_reader_that_has_enough_is_no_error(cluster: Path) -> None:
     finally:
         os.close(writing)
     assert done.stderr == b""
+
+
+def test_what_prints_a_table_prints_json_too() -> None:
+    printing = re.compile(r"import .*\b(Table|table|view)$", re.MULTILINE)
+    sources = {name: Path(cli.__path__[0], f"{name}.py").read_text() for name in COMMANDS}
+    tables = {name for name, source in sources.items() if printing.search(source)}
+    assert {"timeline", "inspect", "doctor", "plan", "simulate", "verify", "watch"} <= tables
+    assert [name for name in tables if '"--json"' not in sources[name]] == []
+
+
+def test_progress_is_for_terminals(cluster: Path, tmp_path: Path) -> None:
+    """What takes long says so while it lasts, and where nobody looks nothing is said at all."""
+    job = SimulatedJob(tmp_path, ranks=2, shards=1, started=0.0)
+    job.begin()
+    ways = {
+        "comparing": ["plan", str(cluster)],
+        "simulating": ["simulate", str(cluster), "--policy", "periodic=1h", "--days", "3"],
+        "looking": ["inspect", str(tmp_path)],
+        "reading": ["inspect", "--verify", str(tmp_path)],
+        "reading the events": ["timeline", str(tmp_path)],
+    }
+    for said, arguments in ways.items():
+        quiet = subprocess.run([*CALL, *arguments], capture_output=True, check=False, timeout=60)
+        assert quiet.stderr == b"", arguments
+        ours, theirs = pty.openpty()
+        terminal = os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "50"}
+        subprocess.run(
+            [*CALL, *arguments], stdout=subprocess.PIPE, stderr=theirs, env=terminal, check=False, timeout=60
+        )
+        shown = os.read(ours, 1 << 16).decode()
+        os.close(theirs)
+        os.close(ours)
+        assert said in shown, arguments
+        assert shown.endswith("\x1b[2K"), "and takes it away again"
 
 
 @pytest.mark.parametrize("name", ["jit-table8", "gemini-fig9"])

@@ -98,6 +98,32 @@ def test_a_killed_job_leaves_no_lock_and_one_that_ends_in_time_is_waited_for(sta
     end(waiting)
 
 
+def test_a_rank_that_just_takes_the_directory_is_not_called_another_job(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Between its lock and its name in the file is a moment, which is long where the machine is busy."""
+    take = [sys.executable, "-c", TAKE, str(tmp_path / "job.lock")]
+    taking = subprocess.Popen(take, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert taking.stdout is not None
+    assert taking.stdout.readline() == b"taken\n"
+    assert directory_lock.hold(tmp_path, "run") is None
+    directory_lock.release(tmp_path)
+    assert capfd.readouterr().err == ""
+    taking.communicate()
+
+
+TAKE = """
+import fcntl, json, sys, time
+file = open(sys.argv[1], "w+")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("taken", flush=True)
+time.sleep(1)
+print(json.dumps({"run": "run"}), file=file, flush=True)
+fcntl.lockf(file, fcntl.LOCK_SH)
+sys.stdin.read()
+"""
+
+
 def test_a_file_system_without_locks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(37, "No locks available")

@@ -275,7 +275,7 @@ def test_of_any_log_the_parts_of_the_time_are_all_of_it(
 def test_a_follower_reads_what_is_new_and_survives_damage(tmp_path: Path) -> None:
     follower = Follower(tmp_path)
     assert not follower.look()
-    assert "No such file" in follower.problem
+    assert "no job writes there" in follower.problem
     assert follower.present() is None
     log = tmp_path / "events.jsonl"
     lines = [json.dumps(one) + "\n" for one in KILLED]

@@ -41,7 +41,7 @@ def shown(job: SimulatedJob, width: int = 100) -> str:
 
 def test_a_job_from_its_start_to_its_end(job: SimulatedJob) -> None:
     text = shown(job)
-    assert "training  step 20, 1 s each  restart 0 of 5" in text
+    assert "training  step 20  1 s a step  restart 0 of 5" in text
     assert "shard 0 ##\nshard 1 ##\n# 4 training" in "\n".join(line.rstrip() for line in text.splitlines())
     assert "100% of the ranks have a living replica: 2 or more copies of each of 2 shards" in text
     assert "no step lies whole on the disk" in text
@@ -58,6 +58,18 @@ def test_a_job_from_its_start_to_its_end(job: SimulatedJob) -> None:
     assert "step 29 (just in time, 1 again)" in text
     assert "step 29 lies whole on the disk" in text
     assert "a rank died" in text
+    job.write("restart", world_size=4, max_restarts=5)  # no rank has a step yet
+    assert re.search(r"recovering  [0-9.]+ s a step  restart|starting  [0-9.]+ s a step", shown(job)), shown(
+        job
+    )
+    job.write("job_ended", outcome="failed")
+    text = shown(job)
+    assert "the job is over; no rank holds its state any more\nstep 29 lies whole on the disk" in plain(text)
+    assert "living replica" not in text
+
+
+def plain(text: str) -> str:
+    return "\n".join(line.rstrip() for line in text.splitlines())
 
 
 @pytest.mark.parametrize("width", [20, 40, 80, 300])
@@ -114,20 +126,44 @@ def test_wrong_calls(arguments: list[str], said: str, capsys: pytest.CaptureFixt
 def test_an_empty_folder_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["watch", str(tmp_path)])
-    assert "events.jsonl can't be read: No such file or directory" in capsys.readouterr().err
+    assert "events.jsonl: no job writes there." in capsys.readouterr().err
 
 
-def test_live_in_a_terminal_until_the_job_ends(job: SimulatedJob) -> None:
+def watch_in_a_terminal(directory: Path) -> tuple["subprocess.Popen[bytes]", int]:
+    """Start `jitckpt watch`; return it and our end of its terminal."""
     ours, theirs = pty.openpty()
     call = [sys.executable, "-c", "import sys, jitckpt.cli; sys.exit(jitckpt.cli.main())"]
     process = subprocess.Popen(
-        [*call, "watch", str(job.directory)],
+        [*call, "watch", str(directory)],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
         env=os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "50"},
     )
     os.close(theirs)
+    return process, ours
+
+
+def test_in_a_terminal_a_job_that_has_not_begun_is_waited_for(tmp_path: Path) -> None:
+    """Who starts both at once has no checkpoint directory yet."""
+    process, ours = watch_in_a_terminal(tmp_path / "ckpt")
+    try:
+        read_until(ours, "It is waited for")
+        job = SimulatedJob(tmp_path / "ckpt", ranks=2, shards=1, started=time.time())
+        job.begin()
+        read_until(ours, "training")
+        job.write("job_ended", outcome="succeeded")
+        read_until(ours, None)
+        assert process.wait(LIMIT) == 0
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        os.close(ours)
+
+
+def test_live_in_a_terminal_until_the_job_ends(job: SimulatedJob) -> None:
+    process, ours = watch_in_a_terminal(job.directory)
     try:
         text = read_until(ours, "training")
         job.at = 45

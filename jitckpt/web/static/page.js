@@ -85,9 +85,9 @@ function showNow() {
     ["Step", job.step === null ? "not told yet" : String(job.step)],
     ["A step takes", job.step_seconds === null ? "not known yet" : `${job.step_seconds.toPrecision(3)} s`],
     ["Whole on the disk", job.safe_step === null ? "no step" : `step ${job.safe_step}`],
-    ["Ranks with a replica", percent(job.protected)],
+    ["Ranks with a replica", job.outcome === null ? percent(job.protected) : "the job is over"],
     ["Useful time", job.goodput === null ? "none yet" : percent(job.goodput)],
-    ["Running for", inWords(job.seconds)],
+    [job.outcome === null ? "Running for" : "Ran for", inWords(job.seconds)],
     ["Restarts", `${job.restart} of ${job.max_restarts}`],
   ];
   const now = $("now");
@@ -257,7 +257,9 @@ $("dimension").addEventListener("change", showRanks);
 function showProtection() {
   const bare = job.shards.filter((one) => !one.protected);
   let text = "No rank has called jitckpt.init: nothing is protected yet.";
-  if (job.shards.length) {
+  if (job.outcome !== null) {
+    text = "The job is over; no rank holds its state any more.";
+  } else if (job.shards.length) {
     const fewest = Math.min(...job.shards.map((one) => one.living.length));
     text = bare.length
       ? `${job.shards.length === 1 ? "The state has" : `${bare.length} of ${job.shards.length} shards have`} no second `
@@ -268,14 +270,17 @@ function showProtection() {
     if (job.memory_step !== null) {
       text = `The memory tier has step ${job.memory_step} of all ranks: a failure goes back to it, or to a later one.`;
     }
+  }
+  if (job.outcome !== null || job.shards.length) {
     text += job.safe_step === null ? " No step lies whole on the disk." : ` Step ${job.safe_step} lies whole on the disk.`;
   }
   for (const one of job.suspects) text += ` Device ${one.device} of ${one.host} is suspect (rank ${one.rank}).`;
   if ($("protection").textContent !== text) $("protection").textContent = text;
-  const told = JSON.stringify([job.shards, job.memory_step !== null]);
+  const shards = job.outcome === null ? job.shards : [];
+  const told = JSON.stringify([shards, job.memory_step !== null]);
   if ($("placement").dataset.told === told) return;
   $("placement").dataset.told = told;
-  $("placement").replaceChildren(...job.shards.map((one) => make("span",
+  $("placement").replaceChildren(...shards.map((one) => make("span",
     `shard ${one.number}: ${one.living.length} of ${one.ranks.length} copies` + (one.ranks.length > 8 ? "" : ` (${one.living.length === 1 ? "rank" : "ranks"} ${few(one.living)})`),
     one.protected || job.memory_step !== null ? "kept" : "bare")));
 }
