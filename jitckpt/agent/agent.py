@@ -332,7 +332,7 @@ class Agent(LocalElasticAgent):
             raise HostsMissing(f"{count} hosts did not come together in {timeout:g} s. {again}") from error
         except (RendezvousError, DistError) as error:
             raise HostsError(
-                f"The hosts did not come together: {error.__cause__ or error} {again}"
+                f"The hosts did not come together ({_in_words(error.__cause__ or error)}). {again}"
             ) from error
         finally:
             if before is not None and self._hosts is not before:
@@ -1168,3 +1168,8 @@ def _replaced(module: ModuleType, name: str, value: object) -> Iterator[None]:
         yield
     finally:
         setattr(module, name, original)
+
+
+def _in_words(error: BaseException) -> str:
+    """Return what an error says; some of torch's say nothing."""
+    return str(error).strip().rstrip(".") or f"torch: {type(error).__name__}"

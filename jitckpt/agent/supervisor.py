@@ -494,6 +494,9 @@ class Supervisor(threading.Thread):
         if not known.dying:
             failed = exit_code != 0 and told == "nothing" and not known.raised
             self._tell_end(rank, exit_code, failed)
+        if told != "nothing" and self._trouble is None:
+            # Where a link is cut one way, another host may have seen a failure that this one has not.
+            self._detected("died", f"rank {rank} was ended by its host, which has seen a failure", [rank])
 
     def _tell_end(self, rank: int, exit_code: int, failed: bool) -> None:
         if failed:

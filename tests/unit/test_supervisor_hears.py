@@ -4,11 +4,12 @@ import os
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jitckpt.agent.supervisor import Reports, Supervisor
-from jitckpt.decisions.recovery import decide
+from jitckpt.decisions.recovery import Wait, decide
 from jitckpt.events import EventLog
 from jitckpt.hosts.connections import Arrived, Host
 from jitckpt.wire import protocol
@@ -90,6 +91,24 @@ def test_nonsense_from_another_host_is_noted_and_passed_over(said: list[Arrived]
     os.close(supervisor._wake)
     for event in log.events:
         assert event["event"] != "warning" or "host 1 says what makes no sense" in event["text"]
+
+
+@pytest.mark.parametrize("told", ["kill", "terminate"])
+def test_what_another_host_has_ended_is_a_failure_that_it_has_seen(told: str) -> None:
+    """A link that is cut one way: the other host is told nothing, and acts; of that this one hears."""
+    log = EventLog()
+    hosts: Any = TwoHosts([Arrived(1, {"rank": 1, "exit_code": -9, "told": told}, b"")])
+    supervisor = Supervisor(
+        workers=[], log=log, reports=NOBODY, save_id=1, save_deadline=60, restarts_left=1, hosts=hosts
+    )
+    supervisor._hear_hosts()
+    assert not isinstance(decide(supervisor._job), Wait), "it acts"
+    supervisor._order_save((0,))
+    supervisor._copies.close()
+    os.close(supervisor._wake)
+    assert [event["text"] for event in log.events if event["event"] == "detected"] == [
+        "rank 1 was ended by its host, which has seen a failure"
+    ]
 
 
 def test_what_makes_no_sense_is_noted() -> None:
