@@ -117,7 +117,7 @@ def test_every_shard_must_be_there() -> None:
 def test_saves_that_dont_fit_are_an_error_rather_than_a_fresh_start(found: Identity, sentence: str) -> None:
     saves = [record(5, 1, identity=found)]
     with pytest.raises(
-        CheckpointError, match=f"{sentence}.* begin anew in another directory; for .*jitckpt export --dcp"
+        CheckpointError, match=f"{sentence}.* begin anew in another directory; with .*jitckpt run --reshard"
     ):
         selection.choose(saves, JOB, whole)
     choice = selection.choose([*saves, record(2, 1)], JOB, whole)
