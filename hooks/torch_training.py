@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from jitckpt.hooks.attached import Attached, AttachedMethod
-from jitckpt.hooks.untraced import untraced
+from jitckpt.hooks.untraced import compiled_from, left_out, untraced
 from jitckpt.state.optimizer_state import inside
 
 
@@ -114,9 +114,18 @@ class TrainingHooks:
         self._asked_since_forward = False
         self._handles: list[RemovableHandle] = []
         if model is not None:
+            begins, ends = untraced(self._forward_begins), untraced(self._forward_ends)
+            compiled = compiled_from(model)
+            if compiled:  # which may be one graph that no hook may cut: these are called around it
+                for one in compiled:
+                    self._handles += [
+                        one.register_forward_pre_hook(Attached(begins)),
+                        one.register_forward_hook(Attached(ends)),
+                    ]
+                begins, ends = left_out(begins), left_out(ends)
             self._handles += [
-                model.register_forward_pre_hook(Attached(untraced(self._forward_begins))),
-                model.register_forward_hook(Attached(untraced(self._forward_ends))),
+                model.register_forward_pre_hook(Attached(begins)),
+                model.register_forward_hook(Attached(ends)),
             ]
         if on_phase is not None:
             self._parts = None if model is None else WeakSet(model.modules())

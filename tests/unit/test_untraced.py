@@ -73,22 +73,26 @@ def test_a_compiled_minibatch_is_told_of_by_code_that_is_not_compiled(way: str) 
     assert not told.is_compiled
 
 
-def test_a_model_that_is_compiled_as_one_graph_trains_as_ever() -> None:
+@pytest.mark.parametrize("how", ["in place", "another", "called both ways"])
+def test_a_model_that_is_compiled_as_one_graph_trains_as_ever(how: str) -> None:
     """torch refuses to compile it with a hook that cuts it: the training would end in its first step."""
     model = nn.Sequential(nn.Linear(2, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     told = Told()
-    model.compile(backend="eager", fullgraph=True)
-    compiled = model._compiled_call_impl
+    called: list[nn.Module] = [model] * STEPS
+    if how == "in place":
+        model.compile(backend="eager", fullgraph=True)
+    else:
+        compiled: Any = torch.compile(model, backend="eager", fullgraph=True)
+        called = [compiled] * STEPS if how == "another" else [model, compiled] * 2
     hooks = TrainingHooks(told, model=model, optimizers=[optimizer])
     forward: list[int] = []
     told.forward_ended = forward.append  # type: ignore[assignment, method-assign]
-    for _ in range(STEPS):
-        model(torch.ones(1, 2)).sum().backward()
+    for one in called:
+        one(torch.ones(1, 2)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
     hooks.detach()
-    assert model._compiled_call_impl is compiled
     assert forward == [1, 2, 3, 4]
     assert told.ended == STEPS
     assert not told.is_compiled
