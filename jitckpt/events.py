@@ -40,6 +40,7 @@ class EventLog:
         self._is_cut_off = False
         self._directory = directory
         self._unwritten: list[Event] = []
+        self._problem = ""  # that was said last: a full disk would be said with every event
 
     def open(self, directory: Path) -> None:
         """Write to this directory from now on, unless one is known already."""
@@ -86,7 +87,10 @@ class EventLog:
     def _append(self, directory: Path, start: int, lines: bytes) -> None:
         if not self.may_write(directory, start):
             return
-        _append(directory / FILE_NAME, lines)
+        problem = _append(directory / FILE_NAME, lines)
+        if problem and problem != self._problem:
+            say(problem)
+        self._problem = problem
 
     def may_write(self, directory: Path, start: int) -> bool:
         """Return whether the job has not gone on without this process; the first time that is said."""
@@ -101,7 +105,8 @@ class EventLog:
         return not is_cut_off
 
 
-def _append(path: Path, lines: bytes) -> None:
+def _append(path: Path, lines: bytes) -> str:
+    """Return why that can't be done, as a sentence; "" if it is."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -111,7 +116,8 @@ def _append(path: Path, lines: bytes) -> None:
         finally:
             os.close(file)
     except OSError as error:
-        say(f"events can't be written to {path}: {error.strerror}.")
+        return f"events can't be written to {path}: {error.strerror}."
+    return ""
 
 
 def read_events(directory: Path) -> tuple[list[Event], list[str]]:

@@ -267,9 +267,9 @@ def open_directory(root: Path, job: str | None = None) -> str:
                 fresh.unlink(missing_ok=True)
         found = layout.parse_object(path.read_bytes(), str(path))
     except OSError as error:
-        raise CheckpointError(_sentence(error, root)) from error
+        raise CheckpointError(_sentence(error, root)) from None  # it says all, and ends the user's traceback
     except SaveError as error:
-        raise CheckpointError(f"{error} {_WAY_BACK}") from error
+        raise CheckpointError(f"{error} {_WAY_BACK}") from None
     job, version = found.get("job"), found.get("format")
     if type(version) is int and version > layout.FORMAT:
         raise CheckpointError(

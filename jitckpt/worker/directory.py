@@ -46,7 +46,7 @@ def job_id(root: Path, rank: int) -> str:
     try:
         starts.note_begun(root, start())
     except (OSError, SaveError) as error:
-        raise CheckpointError(f"Rank {rank} can't begin in {root}: {error}") from error
+        raise CheckpointError(f"Rank {rank} can't begin in {root}: {error}") from None
     return found
 
 

@@ -39,11 +39,16 @@ def children(pid: int) -> list[process_tree.Process]:
     return [process for process in process_tree.everybody() if process.parent == pid]
 
 
+def command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""  # it has ended meanwhile
+
+
 def guardians(agent: int) -> list[int]:
     return [
-        child.pid
-        for child in children(agent)
-        if b"jitckpt.agent.processes.guardian" in Path(f"/proc/{child.pid}/cmdline").read_bytes()
+        child.pid for child in children(agent) if b"jitckpt.agent.processes.guardian" in command_of(child.pid)
     ]
 
 
@@ -150,11 +155,7 @@ WAITS_FOR_SPARES = """
 
 
 def spares(agent: int) -> list[int]:
-    return [
-        child.pid
-        for child in children(agent)
-        if b"jitckpt.worker.spare" in Path(f"/proc/{child.pid}/cmdline").read_bytes()
-    ]
+    return [child.pid for child in children(agent) if b"jitckpt.worker.spare" in command_of(child.pid)]
 
 
 @pytest.mark.parametrize("when", ["at once", "loaded"])

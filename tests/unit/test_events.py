@@ -114,3 +114,19 @@ print("went on", flush=True)
     assert process.stdout is not None
     assert process.stdout.readline() == b"went on\n"
     process.communicate(timeout=60)
+
+
+def test_a_disk_that_is_full_is_said_once_until_it_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = EventLog(tmp_path)
+    (tmp_path / FILE_NAME).mkdir()  # nothing can be written there
+    log.write("first")
+    log.write("second")
+    assert capsys.readouterr().err.count("events can't be written") == 1
+    (tmp_path / FILE_NAME).rmdir()
+    log.write("third")
+    (tmp_path / FILE_NAME).unlink()
+    (tmp_path / FILE_NAME).mkdir()
+    log.write("fourth")
+    assert capsys.readouterr().err.count("events can't be written") == 1

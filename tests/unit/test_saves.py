@@ -399,3 +399,11 @@ def test_a_job_file_of_a_newer_jitckpt_is_refused(tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text('{"format": 99, "job": "j"}')
     with pytest.raises(CheckpointError, match="of a newer jitckpt"):
         folders.open_directory(tmp_path)
+
+
+def test_what_keeps_a_job_out_of_its_directory_is_one_sentence(tmp_path: Path) -> None:
+    """Which ends the user's traceback: no other one stands before it."""
+    (tmp_path / layout.JOB_FILE).mkdir()
+    with pytest.raises(CheckpointError, match="can't be written or read") as caught:
+        folders.open_directory(tmp_path)
+    assert caught.value.__suppress_context__
