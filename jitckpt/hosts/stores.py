@@ -392,6 +392,29 @@ class LastingRendezvous(RendezvousHandler):
         seconds = timedelta(seconds=self._patience)
         return TCPStore(place.address, place.port, None, False, seconds, wait_for_workers=False)
 
+    def _other_store(self) -> Place | None:
+        """Return where others of the last start meet, if this host gives way to them.
+
+        Where a link between two hosts was cut, both may have given a store, each with those that it saw. Who
+        comes first among the hosts keeps it, unless the others have started again meanwhile.
+        """
+        if (last := self._last) is None:
+            return None
+        own = last.start
+        for place, host in enumerate(last.met.all):
+            there = Place(host.address, host.reserve)
+            if place == own.place or host.reserve <= 0 or not answers(there.address, there.port):
+                continue
+            with suppress(RuntimeError, OSError):
+                told = within(self._patience, partial(self._start_at, there))
+                if told is not None and (-told.number, place) < (-own.number, own.place):
+                    return there
+        return None
+
+    def _start_at(self, place: Place) -> Past | None:
+        told = self._note(self._connect(place), "start", _start)
+        return None if told is None else told[0]
+
     def _is_job_at(self, place: Place) -> bool:
         """Return whether the job's hosts have met at this store, or have been called there."""
         try:
@@ -440,10 +463,12 @@ class LastingRendezvous(RendezvousHandler):
             raise NotNeeded(NOT_NEEDED)
         if is_here and (last is None or last.may_go_on or not self.has_store):
             return self._place  # where these are too few they are told so when they meet
+        if self._moved not in (None, self._place) and self._is_job_at(self._moved):
+            return self._moved  # and no other store is given, at which this host would wait alone
         may_move = last is not None and last.may_move
         if last is not None and may_move and last.elected == last.start.place:
             return self._give_store(last.start)
-        for place in ([] if self._moved is None else [self._moved]) + self._reserves:
+        for place in self._reserves:
             if place not in (self._place, self._reserved()) and self._is_job_at(place):
                 return place
         if is_here or may_move or not answers(self._origin.address, self._origin.port):
@@ -535,9 +560,16 @@ class LastingRendezvous(RendezvousHandler):
         threading.Thread(target=inner._stop_heartbeats, name=THREAD_NAME, daemon=True).start()
 
     def _redirect(self) -> None:
-        """While this host gives the store, leave a note where one is started at the job's first address."""
+        """While this host gives the store, leave a note where one is started at the job's first address.
+
+        And in its own, should others of the last start meet elsewhere.
+        """
         place = self._place
         while self._place == place and not self._closing.is_set():
+            if (elsewhere := self._other_store()) is not None:
+                note = [elsewhere.address, elsewhere.port]
+                with suppress(RuntimeError, OSError):
+                    self.signature.put(self._connect(place), self._key("moved"), note)
             if answers(self._origin.address, self._origin.port):
                 note = [place.address, place.port]
                 with suppress(RuntimeError, OSError):  # it has ended just now; another may come

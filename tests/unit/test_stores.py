@@ -165,6 +165,52 @@ def test_those_that_are_left_meet_at_the_first_ones_store_with_who_stands_by(
         waiting.result(60)
 
 
+def test_two_that_do_not_see_each_other_give_way_to_the_first(
+    threads: ThreadPoolExecutor, last_start: LastStarts
+) -> None:
+    """A link between them was cut: each has given a store, and the third goes to one of them."""
+    store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
+    first, second, third = (agent(store.port, 3) for _ in range(3))
+    lasts = last_start([first, second, third], threads)
+    lasts[0]._lost.add(2)
+    lasts[1]._lost.add(1)
+    del store
+    waiting = []
+    for one, met in zip((second, first, third), (lasts[1], lasts[0], lasts[2]), strict=True):
+        one.failed(met, [], silent_are_dead=True)
+        waiting.append(threads.submit(one.next_rendezvous))
+        if one is second:
+            while not second.has_store:
+                time.sleep(0.01)
+    meet(*waiting)
+    assert (first.has_store, second.has_store, third.has_store) == (True, False, False)
+
+
+def test_who_is_told_where_the_others_are_gives_no_store(
+    threads: ThreadPoolExecutor, last_start: LastStarts
+) -> None:
+    """Its own is there, but the others have taken it for lost, and left a note in it."""
+    store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
+    first, second, third = (agent(store.port, 3) for _ in range(3))
+    lasts = last_start([first, second, third], threads)
+    lasts[0]._lost.update({2, 3})
+    for met in lasts[1:]:
+        met._lost.add(1)
+    elsewhere = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
+    second._place = third._place = Place(HERE, 1)  # which is gone
+    waiting = []
+    for one, met in zip((second, third), lasts[1:], strict=True):
+        one.failed(met, [], silent_are_dead=True)
+        waiting.append(threads.submit(one.next_rendezvous))
+    while not store.check(["jitckpt/job/moved"]):
+        time.sleep(0.01)
+    first.failed(lasts[0], [], silent_are_dead=True)
+    waiting.append(threads.submit(first.next_rendezvous))
+    meet(*waiting)
+    assert (first.has_store, second.has_store) == (False, True)
+    del elsewhere, store
+
+
 def test_who_stands_by_ends_when_all_hosts_have_ended(threads: ThreadPoolExecutor, free_port: int) -> None:
     store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
     stands_by = agent(store.port, 2)
