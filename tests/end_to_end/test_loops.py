@@ -256,7 +256,8 @@ def test_a_preemption_in_the_middle_of_an_iteration_waits_for_its_end(launcher: 
         pass
     process.send_signal(signal.SIGTERM)
     interrupted = launcher.finish(process)
-    assert "The state after step 8 lies in" in interrupted.err, interrupted.err
+    # The other rank may still have been in its step.
+    assert re.search("The state after step [78] lies in", interrupted.err), interrupted.err
     again = launcher.run(*RUN, "--checkpoint-dir", "preempted", *command[len(RUN) :])
     assert again.status == 0, again.err
     assert ends(again.out) == ends(undisturbed.out), (interrupted.err, again.err)

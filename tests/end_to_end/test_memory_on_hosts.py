@@ -117,7 +117,7 @@ def check(job: Job, said: str) -> None:
     assert kept is not None, said
     # A snapshot begins only once the one before is safe; what is whole a moment later is better still.
     newest = max(int(str(event["newest"])) for event in job.events("kept_in_memory"))
-    assert int(kept[1]) <= step < newest
+    assert int(kept[1]) <= step <= newest
     assert newest - step <= 2 or "was left out" in said
     assert job.launcher.survivors() == []
 
