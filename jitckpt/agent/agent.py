@@ -82,7 +82,7 @@ from jitckpt.hosts.rendezvous_state import with_signature
 from jitckpt.hosts.signed import Signature
 from jitckpt.hosts.standbys import Standby
 from jitckpt.hosts.store_server import address_for, store_at, torchs_store
-from jitckpt.hosts.stores import Apart, LastingRendezvous, StoreGone
+from jitckpt.hosts.stores import Apart, LastingRendezvous, StoreGone, unless
 from jitckpt.ring import local_state, wishes
 from jitckpt.ring.copies import Copier
 from jitckpt.saves import directory_lock, folders, starts
@@ -394,9 +394,14 @@ class Agent(LocalElasticAgent):
 
     def _exit_barrier(self) -> None:
         barrier: Callable[[], None] = super()._exit_barrier
-        # All ranks have succeeded, and a host with the store that is gone waits for nobody.
+        hosts, lasting = self._hosts, self._lasting
+        if lasting is None or hosts is None:
+            barrier()
+            return
+        # All ranks have succeeded. A host with the store that is gone waits for nobody, and one that is lost
+        # just now does not come: torch would wait for it for 300 s.
         with suppress(StoreGone):
-            barrier() if self._lasting is None else self._lasting.guarded(barrier)
+            unless(lambda: bool(hosts.lost), partial(lasting.guarded, barrier))
 
     def _meet_again(self, worker_group: Any) -> bool:
         """Meet the same hosts in the same places, without torch's rendezvous, which takes seconds.

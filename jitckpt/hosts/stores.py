@@ -593,6 +593,20 @@ def within(seconds: float, call: Callable[[], Value]) -> Value:
     raise TimeoutError(f"no answer within {seconds:g} s")
 
 
+def unless(given_up: Callable[[], bool], call: Callable[[], Value]) -> Value | None:
+    """Return what the call returns; None, and forget it, once it is given up."""
+    answers: queue.SimpleQueue[Callable[[], Value]] = queue.SimpleQueue()
+    _in_thread(call, answers)
+    while True:
+        try:
+            answer = answers.get(timeout=LOOK_SECONDS)
+        except queue.Empty:
+            if given_up():
+                return None
+            continue
+        return answer()
+
+
 def _in_thread(call: Callable[[], Value], answers: "queue.SimpleQueue[Callable[[], Value]]") -> None:
     def answer() -> None:
         try:
