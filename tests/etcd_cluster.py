@@ -1,6 +1,7 @@
 """Debian's etcd for tests: clusters of one member or three, each a process; skipped where there is none."""
 
 import json
+import os
 import shutil
 import signal
 import socket
@@ -77,6 +78,12 @@ class Cluster:
         """Kill a member."""
         self.members[member].kill()
         self.members[member].wait()
+
+    def stop(self, member: int) -> None:
+        """Stop a member, with SIGSTOP, until it is continued; when this returns none of its threads runs."""
+        pid = self.members[member].pid
+        os.kill(pid, signal.SIGSTOP)
+        os.waitpid(pid, os.WUNTRACED)
 
     def start(self, member: int) -> None:
         """Start a member, again if it was killed."""

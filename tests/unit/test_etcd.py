@@ -170,7 +170,7 @@ def test_two_of_three_members_serve_without_the_leader(tmp_path: Path) -> None:
         assert revision is not None
         assert service.put_if({"a": b"after"}, {"a": revision}, lease) is not None
         service.keep_alive(lease)
-        os.kill(cluster.members[(leader + 1) % 3].pid, signal.SIGSTOP)
+        cluster.stop((leader + 1) % 3)
         with pytest.raises(CoordinationError, match="gives no answer"):
             Etcd(cluster.url, {}, 3).get("a")
         os.kill(cluster.members[(leader + 1) % 3].pid, signal.SIGCONT)

@@ -1,7 +1,7 @@
 """Manifests for Kubernetes: they are what its own schemas take, and a lost pod ends no other.
 
 The models of Kubeflow Trainer's package are made from the schemas of Kubernetes, JobSet and Trainer; the
-CustomResourceDefinitions themselves lie in tests/crds.
+CustomResourceDefinitions themselves lie in tests/unit/crds.
 """
 
 import shlex
