@@ -63,6 +63,7 @@ from jitckpt.decisions.recovery import SAME_ENDS, Outcome, brings_no_progress
 from jitckpt.decisions.step_tree import Place
 from jitckpt.decisions.suspects import VARIABLE, NoDeviceError, Suspects, without
 from jitckpt.errors import (
+    CheckpointError,
     HostsError,
     HostsMissing,
     HostUnfit,
@@ -431,6 +432,7 @@ class Agent(LocalElasticAgent):
             ranks=tuple(worker.global_rank for worker in worker_group.workers),
             restarts=spec.max_restarts - self._remaining_restarts,
             directory=self._directory(),
+            job=self._job(),
             worker_store=0 if self._worker_store is None else self._worker_store.port,
             reserve=lasting.reserve(),
             has_store=lasting.has_store,
@@ -476,6 +478,7 @@ class Agent(LocalElasticAgent):
         self._log.leading = index == 0
         self._note_start(directory, met)
         if directory is not None:
+            self._give_job(directory, met)
             self._fetch(self._hosts, directory)
         if self._memory is not None:
             self._memory.gather(self._hosts)
@@ -509,6 +512,23 @@ class Agent(LocalElasticAgent):
         """Return the checkpoint directory, as far as it is known."""
         registered = (event["checkpoint_dir"] for event in self._log.events if event["event"] == "registered")
         return str(self._settings.checkpoint_dir or next(registered, ""))
+
+    def _job(self) -> str:
+        """Return whose the checkpoint directory is; "" if nobody has used it, or it can't be read."""
+        directory = self._directory()
+        try:
+            return (directory and folders.read_job(Path(directory))) or ""
+        except (CheckpointError, OSError):
+            return ""  # the ranks say what is wrong with it
+
+    def _give_job(self, directory: Path, met: Sequence[Host]) -> None:
+        """Have the directory of a host that is new be this job's, also where it is the first rank's."""
+        job = next((host.job for host in met if host.job), "")
+        try:
+            if job:
+                folders.open_directory(directory, job)
+        except (CheckpointError, OSError) as error:
+            say(f"{directory} can't be used yet: {error}")  # the ranks say so, too, and end if it stays so
 
     def _fetch(self, met: Hosts, directory: Path) -> None:
         """Fetch the saves that this host's ranks need and only other hosts have."""

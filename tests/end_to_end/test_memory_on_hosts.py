@@ -98,6 +98,9 @@ class Job:
         assert [end.status for end in ends] == [0] * len(ends), said
         return said
 
+    def places(self) -> list[Path]:
+        return sorted(self.launcher.directory.glob("host-*"))
+
     def saves(self) -> list[Path]:
         return list(self.launcher.directory.glob("host-*/ckpt/step-*/*"))
 
@@ -136,6 +139,23 @@ def test_a_lost_host_comes_back_on_a_standby_host_from_memory(job: Job, form: st
     assert digests(job.outs) == expected
     check(job, said)
     assert job.saves() == [], "no file was written"
+
+
+def test_the_first_host_is_replaced_and_its_directory_is_the_jobs_again(job: Job) -> None:
+    """From it the others have the job's id, and the store; the new one has an empty disk."""
+    expected = undisturbed(job.launcher, job.form, ranks=3)
+    for host in range(3):
+        job.start(host, count=3)
+    job.launcher.wait_until(lambda: job.events("memory_safe") != [])
+    job.lose(0)
+    job.start(0, count=3)
+    said = job.finish()
+    assert digests(job.outs) == expected
+    check(job, said)
+    assert job.saves() == [], "no file was written"
+    names = [json.loads((path / "ckpt" / "job.json").read_text())["job"] for path in job.places()]
+    assert len(names) == 3
+    assert len(set(names)) == 1
 
 
 @pytest.mark.parametrize("form", WITH_REPLICAS)
