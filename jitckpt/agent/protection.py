@@ -119,8 +119,12 @@ class Protection(threading.Thread):
         if not self.safe or self._off is not None:
             return None
         if self._tier.parity is not None:
-            whole = all(set(self._placed[host]) <= set(self._keepers[host]) for host in lost)
-            alive = whole and self._tier.parity.survives(lost)
+            # A parity that lacks the part of one host gives back nothing of the others either.
+            alive = self._tier.parity.survives(lost) and all(
+                set(self._placed[member]) - {host} <= set(self._keepers[member])
+                for host in lost
+                for member in self._placed[host]
+            )
         else:
             alive = all(set(self._keepers[host]) - set(lost) for host in lost)
         return self.safe if alive else None
@@ -239,7 +243,7 @@ class Protection(threading.Thread):
                     break
                 try:
                     self._put(host, rank, step)
-                except (LinkError, SaveError) as error:
+                except (LinkError, SaveError, OSError) as error:
                     problem = str(error)
                     self._stopping.wait(TRY_SECONDS)
                 else:

@@ -256,7 +256,7 @@ class HostMemory(Tier):
 
     def taken(self) -> int:
         """Return the bytes of memory that all of it takes now."""
-        return sum(512 * os.fstat(one).st_blocks for one in self.descriptors.values())
+        return sum(512 * os.fstat(one).st_blocks for one in list(self.descriptors.values()))
 
     def close(self) -> None:
         for rank in list(self.descriptors):

@@ -1,6 +1,7 @@
 """The agents' part of the memory tier: what is copied where, when a step is safe, and where it comes from."""
 
 import asyncio
+import errno
 import os
 import socket
 import time
@@ -280,6 +281,23 @@ def test_where_nobody_can_keep_it_the_job_goes_on_and_it_is_said(
     assert agents.protections[0].step_that_stays([0]) is None, "it is nowhere else"
     assert agents.protections[2].step_that_stays([0]) is None
     assert agents.protections[2].step_that_stays([3]) == 1, "host 0 has it"
+
+
+def test_what_the_system_refuses_is_said_and_keeps_nobody_waiting(
+    agents: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent that may open no more files can't connect, for example."""
+    said: list[str] = []
+    monkeypatch.setattr("jitckpt.agent.protection.say", said.append)
+
+    def refused(*_: Any) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(PeerMemory, "put", refused)
+    for rank in range(4):
+        agents.put(rank, 1)
+    agents.until_safe(1)
+    assert any("rank 0's state is less protected" in text and "Too many open files" in text for text in said)
 
 
 def test_a_step_that_was_left_out_keeps_nobody_waiting(agents: Agents) -> None:
