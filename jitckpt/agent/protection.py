@@ -129,6 +129,18 @@ class Protection(threading.Thread):
             alive = all(set(self._keepers[host]) - set(lost) for host in lost)
         return self.safe if alive else None
 
+    def ranks_of(self, lost: Collection[int]) -> tuple[set[int], set[int]]:
+        """Return the lost hosts' ranks of whose copies this host has the first, and those with none left."""
+        here: set[int] = set()
+        nowhere: set[int] = set()
+        if self._hosts is None:
+            return here, nowhere
+        for host in lost:
+            left = set() if self._tier.parity is not None else set(self._keepers[host]) - set(lost)
+            if min(left, default=self._index) == self._index:
+                (here if left else nowhere).update(self._hosts.all[host].ranks)
+        return here, nowhere
+
     def run(self) -> None:
         keeper_seen = time.monotonic()
         while not self._stopping.wait(LOOK_SECONDS):

@@ -21,6 +21,7 @@ from jitckpt.decisions.pace import unpacked
 from jitckpt.events import EventLog
 from jitckpt.hosts import connections, link
 from jitckpt.hosts.connections import Arrived, Host, Hosts
+from jitckpt.saves import folders
 from jitckpt.saves.layout import Identity
 from jitckpt.tiers import host_memory, peers, shard
 from jitckpt.tiers.host_memory import BEGUN, OFF, READY, RULE, SAFE, SETTLED, SKIPPED, STEP_TIME
@@ -219,6 +220,29 @@ def test_how_often_a_snapshot_is_made_is_found_and_all_ranks_change_over_togethe
     assert every > 1, "a tenth of a millisecond is too little"
     assert since == 9 + 4
     agents.close()
+
+
+def test_where_the_job_ends_without_a_host_its_holder_writes_what_it_had(
+    agents: Agents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("jitckpt.agent.memory_tier.say", said.append)
+    for rank in range(4):
+        agents.put(rank, 1)
+    agents.until_safe(1)
+    assert [one.ranks_of([2]) for one in agents.protections] == [({2}, set()), *3 * [(set(), set())]]
+    assert agents.protections[0].ranks_of([1, 3]) == (set(), {1, 3}), "both hosts of a pair"
+    directory = tmp_path / "ckpt"
+    folders.open_directory(directory, "job")
+    for host in (0, 1, 3):
+        here, nowhere = agents.protections[host].ranks_of([2])
+        agents.tiers[host].write_saves(directory, {host} | here, 1, nowhere, f"memory{host}")
+    found = folders.find(directory)
+    assert [one.rank for one in found] == [0, 1, 2, 3]
+    assert not any(map(folders.verify, found))
+    assert all("the same command goes on from there" in text for text in said)
+    agents.tiers[0].write_saves(directory, {0}, 1, {1, 3})
+    assert "of ranks 1, 3, whose host is lost, nobody has it" in said[-1]
 
 
 def test_a_lost_host_is_made_good_from_its_holder(agents: Agents) -> None:
