@@ -256,7 +256,7 @@ class MemoryTier:
             f"the state after step {step}, which was in memory alone, lies in {directory} now: "
             f"{show_size(size)}; "
             + (
-                f"of {sources.listed(sorted(nowhere))}, whose host is lost, nobody has it."
+                f"of {sources.listed(sorted(nowhere))}, whose host is lost, no other host has a copy."
                 if nowhere
                 else "the same command goes on from there."
             )

@@ -272,14 +272,12 @@ class Protection(threading.Thread):
     def _put(self, host: int, rank: int, step: int) -> None:
         assert self._hosts is not None
         memory = self._tier.memory
-        held = next((one for one in memory.has() if (one.rank, one.step) == (rank, step)), None)
-        if held is None:
-            raise SaveError(f"Step {step} of rank {rank} is in this host's memory no more, or damaged.")
+        timeline = memory.timeline(rank, step)
         peer = PeerParity(self._hosts, host, PATIENCE_SECONDS, pace=self._tier.pace, stop=self._stop_sending)
         if self._tier.parity is not None:
-            self._tier.parity.put(peer, host, rank, step, held.timeline)
+            self._tier.parity.put(peer, host, rank, step, timeline)
         else:
-            peer.put(memory.shard(rank, step, held.timeline))
+            peer.put(memory.shard(rank, step, timeline))
 
     def _change_pace(self, every: int, since: int, why: str) -> None:
         """All ranks read of it before they read that a step is settled, and so before they come to that."""

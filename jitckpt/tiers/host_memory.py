@@ -224,11 +224,15 @@ class HostMemory(Tier):
                     told.append(Held(rank, one.step, index.timeline, one.size, *job))
         return told
 
+    def timeline(self, rank: int, step: int) -> str:
+        """Return of which start's minibatches a step here is. Raises SaveError if it is not there."""
+        descriptor = self._known(rank)
+        slot, of = _find(descriptor, step)
+        return index_in(descriptor, slot, of).timeline
+
     def shard(self, rank: int, step: int, timeline: str) -> Shard:
         """Return what is kept here, to be sent. Raises SaveError if it is not there."""
-        if rank not in self.descriptors:
-            raise SaveError(f"This host's memory has nothing of rank {rank}.")
-        descriptor = self.descriptors[rank]
+        descriptor = self._known(rank)
         slot, of = _find(descriptor, step)
         encoded = index_bytes(descriptor, slot, of)
         if shard.parse_index(encoded, of).timeline != timeline:
@@ -261,6 +265,11 @@ class HostMemory(Tier):
     def close(self) -> None:
         for rank in list(self.descriptors):
             self.forget(rank)
+
+    def _known(self, rank: int) -> int:
+        if rank not in self.descriptors:
+            raise SaveError(f"This host's memory has nothing of rank {rank}.")
+        return self.descriptors[rank]
 
     def _window(self, rank: int, slot: int, size: int) -> Window:
         """Return the data of a slot: the same as before if they are as long, which they mostly are."""

@@ -24,7 +24,17 @@ from jitckpt.hosts.connections import Arrived, Host, Hosts
 from jitckpt.saves import folders
 from jitckpt.saves.layout import Identity
 from jitckpt.tiers import host_memory, peers, shard
-from jitckpt.tiers.host_memory import BEGUN, OFF, READY, RULE, SAFE, SETTLED, SKIPPED, STEP_TIME
+from jitckpt.tiers.host_memory import (
+    BEGUN,
+    OFF,
+    READY,
+    RULE,
+    SAFE,
+    SETTLED,
+    SKIPPED,
+    STEP_TIME,
+    HostMemory,
+)
 from jitckpt.tiers.peers import PeerMemory
 
 LIMIT = 60.0
@@ -242,7 +252,7 @@ def test_where_the_job_ends_without_a_host_its_holder_writes_what_it_had(
     assert not any(map(folders.verify, found))
     assert all("the same command goes on from there" in text for text in said)
     agents.tiers[0].write_saves(directory, {0}, 1, {1, 3})
-    assert "of ranks 1, 3, whose host is lost, nobody has it" in said[-1]
+    assert "of ranks 1, 3, whose host is lost, no other host has a copy" in said[-1]
 
 
 def test_a_lost_host_is_made_good_from_its_holder(agents: Agents) -> None:
@@ -305,6 +315,15 @@ def test_where_nobody_can_keep_it_the_job_goes_on_and_it_is_said(
     assert agents.protections[0].step_that_stays([0]) is None, "it is nowhere else"
     assert agents.protections[2].step_that_stays([0]) is None
     assert agents.protections[2].step_that_stays([3]) == 1, "host 0 has it"
+
+
+def test_to_send_a_state_takes_no_look_at_others(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An index may be long, and the agent has one for each rank whose state it keeps."""
+    for rank in range(4):
+        agents.put(rank, 1)
+    agents.until_safe(1)
+    monkeypatch.setattr(HostMemory, "has", lambda _: pytest.fail("all was looked at"))
+    agents.protections[2]._put(0, 2, 1)
 
 
 def test_what_the_system_refuses_is_said_and_keeps_nobody_waiting(
