@@ -64,6 +64,7 @@ from jitckpt.reports.timeline import in_words
 from jitckpt.saves.start_record import note_finished
 from jitckpt.system.launcher_folder import launcher_folder
 from jitckpt.system.nameless_user import give_name
+from jitckpt.system.signals import end_in_order
 from jitckpt.web.beside import parse_address, served, traced
 from jitckpt.wire import environment
 from jitckpt.wire.exit_statuses import HOSTS_MISSING, NO_PROGRESS, SAVED
@@ -128,6 +129,7 @@ def _run(arguments: list[str]) -> int:
     parser = run_parser()
     args = parser.parse_args(arguments)
     give_name()
+    end_in_order()  # until the agent has the signals, and when it has them no more
     kind = choose_device(args.device, os.environ)
     transparent = args.mode == "transparent"
     check_libraries(kind, LIBRARY_DIR, proxy=transparent, relay=args.broken_device == "move")
@@ -255,6 +257,9 @@ def _launch(
     except SignalException as interruption:
         outcome = f"was ended by {interruption.sigval.name}"
         return SAVED if _has_saved(log.events, log.restart) else 1
+    except SystemExit:
+        outcome = "was ended by a signal before its ranks were started, or after they had ended"
+        raise
     finally:
         registered = next((event for event in log.events if event["event"] == "registered"), None)
         log.write("job_ended", outcome=outcome)
