@@ -11,8 +11,9 @@ import socket
 import threading
 import time
 from collections.abc import Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -170,7 +171,8 @@ class Protection(threading.Thread):
                     own.begun = {seal.step, *sorted(own.begun)[-1:]}
                     if seal.step == own.snapshot[0]:
                         own.copied, own.size = time.monotonic() - own.snapshot[1], seal.size
-                    self._senders.submit(self._send, rank, own, slot, seal.step)
+                    sending = self._senders.submit(self._send, rank, own, slot, seal.step)
+                    sending.add_done_callback(partial(self._sent, rank))
 
     def stop(self) -> None:
         """End the thread, and what it sends."""
@@ -238,6 +240,12 @@ class Protection(threading.Thread):
         if step == own.snapshot[0]:
             said |= {"took": [step, time.monotonic() - own.snapshot[1]], "step_seconds": own.step_seconds}
         self._tell(said)
+
+    def _sent(self, rank: int, sending: "Future[None]") -> None:
+        """See that what no sender foresees does not leave the ranks waiting for a snapshot."""
+        if not sending.cancelled() and (error := sending.exception()) is not None:
+            self._warn(f"rank {rank}'s state can't be sent: {error!r}")
+            self._tell({"off": rank})
 
     def _send_to(self, holder: int, rank: int, step: int) -> list[int] | None:
         """Return the host that has the rank's step now, if one has; None if the job is to start anew."""
@@ -369,6 +377,8 @@ class Protection(threading.Thread):
         if self._off is None:
             self._off = reason
             self._warn(f"the memory tier protects this job no more: {reason}")
+            for own in self._own.values():  # which would wait for each to be whole everywhere
+                host_memory.put_word(own.memory, OFF, 1)
             if self._tier.parity is not None:
                 self._tier.parity.parities.drop_all()
             for rank in self._ranks:

@@ -343,6 +343,18 @@ def test_what_the_system_refuses_is_said_and_keeps_nobody_waiting(
     assert any("rank 0's state is less protected" in text and "Too many open files" in text for text in said)
 
 
+def test_what_no_sender_foresees_ends_the_protection_and_not_the_training(
+    agents: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("jitckpt.agent.protection.say", said.append)
+    monkeypatch.setattr(PeerMemory, "put", lambda *_: {}["a mistake"])
+    for rank in range(4):
+        agents.put(rank, 1)
+    until(lambda: agents.look() or all(agents.word(rank, OFF) for rank in range(4)))
+    assert any("state can't be sent: KeyError('a mistake')" in text for text in said)
+
+
 def test_a_step_that_was_left_out_keeps_nobody_waiting(agents: Agents) -> None:
     host_memory.put_word(agents.tiers[3].memory.of(3), READY, 1)
     host_memory.put_word(agents.tiers[3].memory.of(3), SKIPPED, 5)
@@ -378,6 +390,7 @@ def test_a_rank_that_makes_no_snapshots_any_more_takes_all_out(
     host_memory.put_word(agents.tiers[2].memory.of(2), OFF, 1)
     until(lambda: agents.look() or all(agents.held(host) == set() for host in range(4)))
     assert agents.protections[1].step_that_stays([]) is None
+    assert [agents.word(rank, OFF) for rank in range(4)] == [1] * 4, "nobody makes one, and waits in vain"
     monkeypatch.setattr(Hosts, "send", lambda *said: pytest.fail(f"{said} was said again"))
     agents.look()
 
