@@ -251,16 +251,17 @@ class MemoryTier:
         except (SaveError, OSError) as error:
             self._warn(f"step {step}, which is in memory alone, could not be written to {directory}: {error}")
             return
-        self._log.write("memory_written", step=step, bytes=size, seconds=time.monotonic() - begun)
-        say(
+        text = (
             f"the state after step {step}, which was in memory alone, lies in {directory} now: "
             f"{show_size(size)}; "
-            + (
-                f"of {sources.listed(sorted(nowhere))}, whose host is lost, no other host has a copy."
-                if nowhere
-                else "the same command goes on from there."
-            )
         )
+        if nowhere:
+            self._warn(
+                f"{text}of {sources.listed(sorted(nowhere))}, whose host is lost, no other has a copy."
+            )
+            return
+        self._log.write("memory_written", step=step, bytes=size, seconds=time.monotonic() - begun)
+        say(f"{text}the same command goes on from there.")
 
     def close(self, *, end: bool) -> None:
         """Free the memory; end: no later agent goes on from it."""

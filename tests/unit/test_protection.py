@@ -252,7 +252,9 @@ def test_where_the_job_ends_without_a_host_its_holder_writes_what_it_had(
     assert not any(map(folders.verify, found))
     assert all("the same command goes on from there" in text for text in said)
     agents.tiers[0].write_saves(directory, {0}, 1, {1, 3})
-    assert "of ranks 1, 3, whose host is lost, no other host has a copy" in said[-1]
+    assert "of ranks 1, 3, whose host is lost, no other has a copy" in said[-1]
+    written = [event for event in agents.tiers[0]._log.events if event["event"] == "memory_written"]
+    assert len(written) == 1, "what is not whole is not counted as saved"
 
 
 def test_a_lost_host_is_made_good_from_its_holder(agents: Agents) -> None:
