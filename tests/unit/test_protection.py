@@ -350,7 +350,11 @@ def test_what_no_sender_foresees_ends_the_protection_and_not_the_training(
 ) -> None:
     said: list[str] = []
     monkeypatch.setattr("jitckpt.agent.protection.say", said.append)
-    monkeypatch.setattr(PeerMemory, "put", lambda *_: {}["a mistake"])
+
+    def mistaken(*_: Any) -> None:
+        raise KeyError("a mistake")
+
+    monkeypatch.setattr(PeerMemory, "put", mistaken)
     for rank in range(4):
         agents.put(rank, 1)
     until(lambda: agents.look() or all(agents.word(rank, OFF) for rank in range(4)))
