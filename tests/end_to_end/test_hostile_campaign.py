@@ -23,6 +23,11 @@ def outcome(*, status: int = 0, final: dict[int, str] = END, output: str = "", r
     return Outcome((status,), 1.0, output, final, 20, restored, (), late=False)
 
 
+# Before jitckpt is loaded, it is Python that says what is wrong.
+TOO_EARLY = """Traceback (most recent call last):
+  File "<frozen importlib._bootstrap_external>", line 1659, in _fill_cache
+OSError: [Errno 24] Too many open files: 'site-packages/jitckpt'
+"""
 FULL = outcome(status=1, final={}, output="jitckpt: No space left")
 
 
@@ -49,6 +54,8 @@ def test_a_trial_follows_from_seed_and_number_alone() -> None:
         ("full-disk", [FULL, outcome()], SENTENCE),
         ("full-disk", [outcome(status=1, final={}, output="jitckpt: gone"), outcome()], FELL),
         ("full-disk", [FULL, outcome(status=1)], FELL),
+        ("agent-without-descriptors", [outcome(status=1, final={}, output=TOO_EARLY), outcome()], SENTENCE),
+        ("full-disk", [outcome(status=1, final={}, output=TOO_EARLY), outcome()], FELL),
     ],
 )
 def test_what_counts_as_held(kind: str, starts: list[Outcome], result: str) -> None:
