@@ -221,6 +221,7 @@ class Agent(LocalElasticAgent):
         self._starting = False
         self._processes: WorkerProcesses | None = None
         self._last: Supervisor | None = None  # of the newest start
+        self._kept_in_memory = 0  # by the newest start before it that had a step there as it failed
         self._worker_store: Any = None  # torch's TCPStore
         self._hosts: Hosts | None = None
         self._ends: list[tuple[int, str]] = []  # of the starts so far
@@ -253,7 +254,7 @@ class Agent(LocalElasticAgent):
             if result.is_failed():
                 self._write_what_memory_has()
             return result
-        except (SignalException, NoProgress):
+        except (SignalException, HostsError):
             self._write_what_memory_has()
             raise
         finally:
@@ -274,10 +275,12 @@ class Agent(LocalElasticAgent):
         """The job ends without success: what no file has yet is not to end with it."""
         if self._memory is None or self._last is None or not self._directory():
             return
-        step = self._last.kept_in_memory
-        if step is not None and step > self._newest_saved():
+        step = self._last.kept_in_memory or self._kept_in_memory
+        if step > self._newest_saved():
             own = {worker.global_rank for worker in self._worker_group.workers}
-            self._memory.write_saves(Path(self._directory()), own, step)
+            of_lost, nowhere = self._last.ranks_of_lost_hosts
+            by = f"memory{0 if self._hosts is None else self._hosts.index}"
+            self._memory.write_saves(Path(self._directory()), own | of_lost, step, nowhere, by)
 
     def _newest_saved(self) -> int:
         """Return the newest step of which this agent knows a save, 0 for none."""
@@ -685,6 +688,8 @@ class Agent(LocalElasticAgent):
                 **torch_arguments,
             )
             processes.start()
+            if self._last is not None:
+                self._kept_in_memory = self._last.kept_in_memory or self._kept_in_memory
             self._processes, self._last = processes, processes.supervisor
             for signum in self._signals:  # that came while they were being started
                 processes.supervisor.interrupt(signum)
