@@ -299,6 +299,7 @@ class JobModel:
         self._shards = 0
         self._replicas: list[tuple[int, ...]] = []  # in transparent mode
         self._late_since: dict[int, float] = {}
+        self._before_late: dict[int, str] = {}  # what a late rank was doing, as far as is known
         self._groups: dict[tuple[str, tuple[int, ...]], None] = {}
         self._trained: set[int] = set()  # ranks that have done a step since the last start
         self._training_since = 0.0
@@ -365,7 +366,7 @@ class JobModel:
                 self._states.get(rank, "starting"),
                 steps.get(rank),
                 self._shard_of.get(rank),
-                self._at + waited - self._late_since[rank] if rank in self._late_since else 0.0,
+                self._at + waited - self._late_since[rank] if self._states.get(rank) == "late" else 0.0,
             )
             for rank in range(self._world_size)
         )
@@ -461,7 +462,7 @@ class JobModel:
     def _start(self, event: Event) -> None:
         self._restart = event["restart"]
         self._world_size, self._max_restarts = event["world_size"], event["max_restarts"]
-        self._states, self._steps, self._late_since = {}, {}, {}
+        self._states, self._steps, self._late_since, self._before_late = {}, {}, {}, {}
         self._trained, self._doing, self._replicas = set(), "starting", []
         self._hanging_since = None
         told = event.get("versions")
@@ -519,13 +520,19 @@ class JobModel:
         self._hanging_since = self._at - event["seconds"]
 
     def _hear_straggler(self, event: Event) -> None:
-        if self._under_way() is None and self._doing in (USEFUL, "late"):
+        if self._under_way() is not None:
+            return
+        if isinstance(seconds := event.get("seconds"), int | float):  # else a rank has told of a hang
+            self._hanging_since = self._at - seconds
+        since = self._hang_began()
+        if self._doing == USEFUL:
+            self._move_last("late", self._at - since)
             self._doing = "late"
-            since = self._hang_began()
-            if not self._late_since:
-                self._move_last("late", self._at - since)
-            for rank in event["ranks"]:
-                self._late_since.setdefault(rank, since)
+        self._have_come([rank for rank in self._late_since if rank not in event["ranks"]])
+        for rank in event["ranks"]:
+            if rank not in self._late_since:
+                self._late_since[rank] = since
+                self._before_late[rank] = self._states.get(rank, "starting")
                 self._states[rank] = "late"
 
     def _hang_began(self) -> float:
@@ -538,12 +545,16 @@ class JobModel:
         self._hanging_since = None
 
     def _nobody_is_late(self) -> None:
-        for rank in self._late_since:
-            if self._states.get(rank) == "late":
-                self._states[rank] = "training"
-        self._late_since = {}
+        self._have_come([*self._late_since])
         if self._doing == "late":
             self._doing = USEFUL
+
+    def _have_come(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            del self._late_since[rank]
+            before = self._before_late.pop(rank)
+            if self._states.get(rank) == "late":
+                self._states[rank] = before
 
     def _hear_detected(self, event: Event) -> None:
         ranks = tuple(event.get("ranks", ()))

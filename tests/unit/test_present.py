@@ -137,6 +137,29 @@ def test_a_late_rank_is_waited_for_and_comes() -> None:
     assert (over.state, over.late, over.spent["late"], over.spent["useful"]) == ("training", (), 10, 16)
 
 
+def test_late_ranks_in_transparent_mode_and_before_their_first_step() -> None:
+    """There nobody tells of a hang first, and only some of them may have come."""
+    events = [
+        started(),
+        event("proxy_connected", 2, rank=0),
+        event("straggler", 9, ranks=[1], waiting=[0], seconds=6.0),
+    ]
+    seen = after(events, 10)
+    assert [(rank.rank, rank.state, rank.late) for rank in seen.ranks] == [(0, "training", 0), (1, "late", 7)]
+    assert (seen.state, seen.spent["late"]) == ("starting", 0)
+    connected = after([*events, event("proxy_connected", 11, rank=1)])
+    assert [(rank.state, rank.late) for rank in connected.ranks] == [("training", 0)] * 2, "it has come"
+    events += [event("hang_over", 11, text=""), event("proxy_connected", 12, rank=1)]
+    assert [rank.state for rank in after(events[:4]).ranks] == ["training", "starting"]
+    events.append(event("straggler", 30, ranks=[0, 1], waiting=[0], seconds=8.0))
+    seen = after(events, 31)
+    assert (seen.state, [rank.late for rank in seen.late], seen.spent["late"]) == ("late", [9, 9], 9)
+    events.append(event("straggler", 32, ranks=[1], waiting=[0], seconds=10.0))
+    seen = after(events, 33)
+    assert [(rank.rank, rank.late) for rank in seen.late] == [(1, 11)]
+    assert (seen.ranks[0].state, seen.spent["late"]) == ("training", 11)
+
+
 def test_a_recovery_in_place() -> None:
     events = [
         started(),
