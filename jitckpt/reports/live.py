@@ -119,6 +119,12 @@ def _protection(present: Present) -> Text:
             text.append(f": {fewest} or more copies of {of}")
         if bare:
             text.append(f"; not so shard {shown_ranks([shard.number for shard in bare])}", "yellow")
+    elif present.in_place:
+        text.append(
+            "failures of devices are recovered from in place; after the loss of a process the job begins at "
+            "step 0, as no rank has called jitckpt.init",
+            "yellow",
+        )
     else:
         text.append("nothing is protected yet: no rank has called jitckpt.init", "yellow")
     where = f" in {present.checkpoint_dir}" if present.checkpoint_dir else ""

@@ -159,7 +159,8 @@ class Present:
     told apart there). state: starting, training, late, recovering, ending, or how it ended. safe_step: the
     newest that lies whole on the disk; None if none does. memory_step: the newest that the memory
     tier has of all ranks; None without one. memory_bytes: what the first host's memory has of it. protected:
-    the share of the ranks that have a living replica, or whose state the memory tier has.
+    the share of the ranks that have a living replica, or whose state the memory tier has. in_place: whether
+    failures of devices are recovered from in the same processes (transparent mode).
     """
 
     started: float
@@ -177,6 +178,7 @@ class Present:
     memory_step: int | None
     memory_hosts: tuple[MemoryHost, ...]
     protected: float
+    in_place: bool
     seconds: float
     spent: Mapping[str, float]
     segments: tuple[tuple[str, float, float], ...]
@@ -298,6 +300,7 @@ class JobModel:
         self._shard_of: dict[int, int] = {}
         self._shards = 0
         self._replicas: list[tuple[int, ...]] = []  # in transparent mode
+        self._in_place = False
         self._late_since: dict[int, float] = {}
         self._before_late: dict[int, str] = {}  # what a late rank was doing, as far as is known
         self._groups: dict[tuple[str, tuple[int, ...]], None] = {}
@@ -390,6 +393,7 @@ class JobModel:
             memory_step=self._memory_step,
             memory_hosts=self._memory_hosts,
             protected=len(safe) / self._world_size if self._world_size else 0.0,
+            in_place=self._in_place and self._outcome is None,
             seconds=self._at + waited,
             spent=spent,
             segments=tuple(self._segments_until(self._at + waited)),
@@ -463,7 +467,7 @@ class JobModel:
         self._restart = event["restart"]
         self._world_size, self._max_restarts = event["world_size"], event["max_restarts"]
         self._states, self._steps, self._late_since, self._before_late = {}, {}, {}, {}
-        self._trained, self._doing, self._replicas = set(), "starting", []
+        self._trained, self._doing, self._replicas, self._in_place = set(), "starting", [], False
         self._hanging_since = None
         told = event.get("versions")
         if isinstance(told, dict):
@@ -477,6 +481,7 @@ class JobModel:
 
     def _hear_proxy_connected(self, event: Event) -> None:
         """Without jitckpt.init nothing else tells that a rank is about to train."""
+        self._in_place = True
         if not self._shards:
             self._trains(event["rank"], None)
 
@@ -698,7 +703,7 @@ class JobModel:
                 self._states[rank] = "ended"
 
     def _hear_rank_stopped(self, event: Event) -> None:
-        if isinstance(event.get("ended"), int):
+        if self._shards and isinstance(event.get("ended"), int):
             self._steps[event["rank"]] = event["ended"]
         self._part("stop", event["seconds"])
 
@@ -722,13 +727,15 @@ class JobModel:
         incident.step = incident.newest = event["state"]
         for rank, state in self._states.items():
             self._states[rank] = "done" if state == "done" else "training"
-            self._steps[rank] = event["state"]
+            if self._shards:  # else nobody tells of the steps that follow
+                self._steps[rank] = event["state"]
         self._begin_useful(event["state"])
         self._recovered(incident)
 
     def _hear_recovery_given_up(self, event: Event) -> None:
+        self._in_place = False
         incident = self._under_way()
-        if incident is not None:
+        if incident is not None and incident.scope == "in_place":  # else it has come to a restart already
             incident.outcome, incident.over_at = "given up", self._at
             self._doing = IN_PLACE  # the ranks wait until they are started again
 
@@ -763,6 +770,7 @@ class JobModel:
         self._hear_warning(event)
 
     def _hear_switched_off(self, event: Event) -> None:
+        self._in_place = False
         self._hear_warning(event)
 
     def _hear_at_end(self, event: Event) -> None:

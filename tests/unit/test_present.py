@@ -183,6 +183,31 @@ def test_a_recovery_in_place() -> None:
     assert (seen.state, seen.spent["useful"], seen.spent["device"], seen.log_bytes) == ("training", 15, 3, 7)
 
 
+def test_a_process_that_dies_in_transparent_mode_without_init() -> None:
+    """What no recovery in place mends is a restart like any other, and nobody counts the steps."""
+    events = [
+        started(),
+        *(event("proxy_connected", 2, rank=rank) for rank in range(RANKS)),
+        event("device_alarm", 4, rank=1, text="CUDA error 700"),
+        event("recovery_begun", 4, recovery=1),
+        event("rank_stopped", 4.5, rank=0, ended=3, seconds=0.5),
+        event("recovered", 5, state=3),
+        killed(10),
+        event("recovery_given_up", 10, text="rank 1 is gone"),
+        started(12, 1),
+    ]
+    assert (after(events[:3]).in_place, after(events).in_place) == (True, False)
+    seen = after(events[:7])
+    assert ([rank.step for rank in seen.ranks], seen.step, seen.recoveries[0].step) == ([None, None], None, 3)
+    under_way = after(events, 15)
+    assert (under_way.state, under_way.spent["died"], under_way.spent["starting"]) == ("recovering", 5, 2)
+    events += [event("proxy_connected", 20, 1, rank=rank) for rank in range(RANKS)]
+    seen = after(events, 30)
+    assert [one.outcome for one in seen.recoveries] == ["recovered", "recovered"]
+    assert (seen.recoveries[1].seconds, seen.spent["died"], seen.spent["device"]) == (10, 10, 1)
+    assert (seen.in_place, after([*events, event("switched_off", 31, 1, text="t")]).in_place) == (True, False)
+
+
 def test_nothing_could_be_saved() -> None:
     events = [*KILLED[:7], event("not_saved", 15, text="", step=11), started(16, 1)]
     events += [event("first_step", 20, 1, rank=rank, step=1) for rank in range(RANKS)]

@@ -209,6 +209,15 @@ def test_a_transparent_recovery_is_told_with_its_steps() -> None:
     assert "rank 1 was killed by SIGKILL" in died
 
 
+def test_a_rehearsed_failure_is_told_of_one_recovery_alone() -> None:
+    story = Story().add("job_started").killed_and_saved()
+    story.add("device_alarm", rank=0, call=0, text="NCCL error 6").add("recovery_begun", recovery=1)
+    story.add("recovered", recovery=1, state=7, seconds=1.0)
+    told = "\n".join(in_words(story.events, "ckpt"))
+    assert told.count("rehearsed") == 1
+    assert ": NCCL error 6 (rank 0).\n" in told
+
+
 def test_the_memory_that_transparent_mode_has_taken_is_told() -> None:
     story = Story().add("job_started").add("validated", rank=0, text="", log_bytes=8e6, image_bytes=3e6)
     story.add("calls_made_again", rank=1, log_bytes=4e6, image_bytes=5e6).add(

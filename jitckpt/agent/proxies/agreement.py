@@ -347,7 +347,7 @@ class Agreement:
                 self._tell(rank, proxy_messages.Ask(self._ranks[rank].participant.recovery))
 
     def _judge(self, now: float) -> None:
-        """Once all ranks have answered where they stand: see whether they hang, or wait for one that is late."""
+        """Once all have answered where they stand: see whether they hang, or wait for one that is late."""
         if any(not one.gone and rank not in self._standings for rank, one in self._ranks.items()):
             return
         # Who has ended makes no calls any more. Who has made none yet may be waited for.
