@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from rich.console import Console
 
 from jitckpt.cli.parser import Parser
 from jitckpt.events import Event, read_events
-from jitckpt.reports.timeline import in_words, jobs, recoveries, table
+from jitckpt.reports.timeline import in_words, jobs, recoveries, rows
 from jitckpt.reports.timeline_transparent import steps_table, transparent_recoveries
 
 
@@ -30,7 +30,8 @@ def main(arguments: list[str]) -> int:
     parsed = parser.parse_args(arguments)
     # The table of a long job takes its time. All is printed at the end, as the spinner would spoil it.
     shown = Console(soft_wrap=not sys.stdout.isatty())
-    with Console(stderr=True).status("reading the events"), shown.capture() as captured:
+    text: list[str] = []
+    with Console(stderr=True).status("reading the events"):
         try:
             events, damages = read_events(parsed.directory)
         except OSError as error:
@@ -46,21 +47,26 @@ def main(arguments: list[str]) -> int:
                 parsed.trace.write_text(json.dumps(trace(jobs(events))))
             except OSError as error:
                 parser.error(f"{parsed.trace} can't be written: {error.strerror}")
-        if not parsed.json:
+        if parsed.json:
+            text.append(json.dumps(_document(events), indent=1) + "\n")
+        else:
             for job in jobs(events):
-                _show(shown, job, parsed.directory)
+                text += _shown(shown, job, parsed.directory)
     for damage in damages:
         print(f"jitckpt timeline: {damage}", file=sys.stderr)
-    print(json.dumps(_document(events), indent=1) + "\n" if parsed.json else captured.get(), end="")
+    print("".join(text), end="")
     return 0
 
 
-def _show(console: Console, job: Sequence[Event], directory: Path) -> None:
-    console.print(table(job))
-    for recovery in transparent_recoveries(job):
-        console.print(steps_table(recovery))
-    for sentence in in_words(job, str(directory)):
-        console.print(sentence, markup=False, highlight=False)
+def _shown(console: Console, job: Sequence[Event], directory: Path) -> Iterator[str]:
+    for row in rows(job, console.width if console.is_terminal else None):
+        yield row + "\n"
+    with console.capture() as captured:
+        for recovery in transparent_recoveries(job):
+            console.print(steps_table(recovery))
+        for sentence in in_words(job, str(directory)):
+            console.print(sentence, markup=False, highlight=False)
+    yield captured.get()
 
 
 def _document(events: Sequence[Event]) -> dict[str, Any]:

@@ -396,7 +396,7 @@ class JobModel:
             in_place=self._in_place and self._outcome is None,
             seconds=self._at + waited,
             spent=spent,
-            segments=tuple(self._segments_until(self._at + waited)),
+            segments=tuple(self._with_segment([*self._segments], self._at + waited)),
             recoveries=tuple(incident.now() for incident in self._incidents),
             repeated=self._repeated,
             suspects=tuple(self._suspects.values()),
@@ -413,7 +413,7 @@ class JobModel:
     # Where the time goes.
 
     def _pass(self, seconds: float) -> None:
-        self._segments = self._segments_until(self._at + seconds)
+        self._with_segment(self._segments, self._at + seconds)
         self._at += seconds
         self._spent[self._cause_of_now()] += seconds
 
@@ -421,13 +421,17 @@ class JobModel:
         incident = self._under_way()
         return self._doing if incident is None else incident.cause
 
-    def _segments_until(self, at: float) -> list[tuple[str, float, float]]:
-        cause, segments = self._cause_of_now(), self._segments
-        if at <= self._at:
-            return segments
-        if segments and segments[-1][0] == cause and segments[-1][2] == self._at:
-            return [*segments[:-1], (cause, segments[-1][1], at)]
-        return [*segments, (cause, self._at, at)]
+    def _with_segment(
+        self, segments: list[tuple[str, float, float]], at: float
+    ) -> list[tuple[str, float, float]]:
+        """Let what the time goes into now go on until then."""
+        cause = self._cause_of_now()
+        if at > self._at:
+            begin = self._at
+            if segments and segments[-1][0] == cause and segments[-1][2] == begin:
+                begin = segments.pop()[1]
+            segments.append((cause, begin, at))
+        return segments
 
     def _move(self, cause: str, seconds: float) -> float:
         """What was taken for useful was lost to this cause; return the seconds."""
