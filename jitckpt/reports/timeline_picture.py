@@ -204,8 +204,6 @@ def _last(times: Sequence[float]) -> float | None:
 
 def draw(events: Sequence[Event], path: Path) -> None:
     """Draw the recoveries of one job. Raises InvalidInput if there are none, or the file can't be written."""
-    from matplotlib.patches import Patch
-
     from jitckpt.planning.pictures import new_figure, save_figure
 
     found = recoveries(events)
@@ -214,6 +212,8 @@ def draw(events: Sequence[Event], path: Path) -> None:
     shown = found[:SHOWN_RECOVERIES]
     heights = [len(recovery.lanes) + 2 for recovery in shown]
     figure, axes = new_figure(9.0, 0.32 * sum(heights) + 1.2)
+    from matplotlib.patches import Patch  # which is there, as there is a figure
+
     axes.remove()
     for part, recovery in zip(
         figure.subplots(len(shown), 1, height_ratios=heights, squeeze=False)[:, 0], shown, strict=True
