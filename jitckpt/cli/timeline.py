@@ -10,7 +10,8 @@ from typing import Any
 from rich.console import Console
 
 from jitckpt.cli.parser import Parser
-from jitckpt.events import Event, read_events
+from jitckpt.events import FILE_NAME, Event, read_events
+from jitckpt.reports.present import is_whole
 from jitckpt.reports.timeline import in_words, jobs, recoveries, rows
 from jitckpt.reports.timeline_transparent import steps_table, transparent_recoveries
 
@@ -36,15 +37,20 @@ def main(arguments: list[str]) -> int:
             events, damages = read_events(parsed.directory)
         except OSError as error:
             parser.error(f"{error.filename} can't be read: {error.strerror}")
+        if not events:
+            parser.error(f"there is no event in {parsed.directory / FILE_NAME} yet")
+        odd = sorted({str(event["event"]) for event in events if not is_whole(event)})
+        damages += [f"Events {name} lack what they should have; nothing is made of them." for name in odd]
+        whole = [event for event in events if is_whole(event)]
         if parsed.plot:
             from jitckpt.reports.timeline_picture import draw
 
-            draw(jobs(events)[-1] if events else [], parsed.plot)
+            draw(jobs(whole)[-1] if whole else [], parsed.plot)
         if parsed.trace:
             from jitckpt.reports.trace import trace
 
             try:
-                parsed.trace.write_text(json.dumps(trace(jobs(events))))
+                parsed.trace.write_text(json.dumps(trace(jobs(whole))))
             except OSError as error:
                 parser.error(f"{parsed.trace} can't be written: {error.strerror}")
         if parsed.json:
@@ -61,21 +67,24 @@ def main(arguments: list[str]) -> int:
 def _shown(console: Console, job: Sequence[Event], directory: Path) -> Iterator[str]:
     for row in rows(job, console.width if console.is_terminal else None):
         yield row + "\n"
+    whole = [event for event in job if is_whole(event)]
     with console.capture() as captured:
-        for recovery in transparent_recoveries(job):
+        for recovery in transparent_recoveries(whole):
             console.print(steps_table(recovery))
-        for sentence in in_words(job, str(directory)):
+        for sentence in in_words(whole, str(directory)):
             console.print(sentence, markup=False, highlight=False)
     yield captured.get()
 
 
 def _document(events: Sequence[Event]) -> dict[str, Any]:
-    document = [
-        {
-            "events": job,
-            "recoveries": [asdict(r) for r in recoveries(job)],
-            "transparent_recoveries": [asdict(r) for r in transparent_recoveries(job)],
+    document = []
+    for job in jobs(events):
+        whole = [event for event in job if is_whole(event)]
+        told: dict[str, Sequence[Any]] = {
+            "recoveries": recoveries(whole),
+            "transparent_recoveries": transparent_recoveries(whole),
         }
-        for job in jobs(events)
-    ]
+        document.append(
+            {"events": job} | {name: [asdict(one) for one in found] for name, found in told.items()}
+        )
     return {"jobs": document}

@@ -28,13 +28,14 @@ LOOKS = {
 SHOWN_ROWS = 32  # of the grid
 SHOWN_RECOVERIES = 6
 SHOWN_WARNINGS = 3
+NO_EVENT = "No job has written an event here yet."
 BAR = 24  # characters
 
 
 def view(present: Present | None, silent: float | None, problem: str, width: int = 80) -> RenderableType:
     """Return what to print; width: of the terminal."""
     if present is None:
-        return Text(problem or "No job has written an event here yet.")
+        return Text(problem or NO_EVENT)
     parts: list[RenderableType] = [_heading(present, silent)]
     if problem:
         parts.append(Text(problem, style="yellow"))

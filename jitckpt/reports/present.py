@@ -335,7 +335,7 @@ class JobModel:
         else:
             self._pass(_seconds_between(self._last, event))
         self._last = event
-        if not _whole(event):
+        if not is_whole(event):
             return
         if name in _STATES and "rank" in event:
             self._states[event["rank"]] = _STATES[name]
@@ -836,16 +836,23 @@ _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "device_alarm": {"rank": int, "text": str},
     "save_ordered": {"ranks": list},
     "save_begun": {"rank": int, "step": int},
-    "save_ended": {"rank": int, "step": int, "shard": int},
+    "save_ended": {"rank": int, "step": int, "shard": int, "bytes": int},
     "periodic_save": {"rank": int, "step": int, "shard": int},
     "saved": {"step": int},
     "memory_safe": {"step": int, "bytes": int},
     "memory_placement": {"hosts": list},
     "kept_in_memory": {"step": int, "newest": (int, type(None))},
-    "not_saved": {"step": (int, type(None))},
+    "not_saved": {"step": (int, type(None)), "text": str},
+    "memory_sources": {"reason": str},
     "ranks_ended": {"kill": list, "terminate": list},
     "rank_stopped": {"rank": int, "seconds": (int, float)},
+    "recovery_begun": {"recovery": int},
+    "server_restarted": {"rank": int},
+    "calls_made_again": {"rank": int},
+    "worker_moved": {"rank": int},
+    "device_exchanged": {"rank": int, "device": str, "broken": str},
     "recovered": {"state": int},
+    "recovery_given_up": {"text": str},
     "state_stays": {"replicas": list},
     "group": {"name": str, "ranks": list},
     "suspect": {"rank": int, "device": str, "host": str},
@@ -856,14 +863,24 @@ _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "finished": {"rank": int, "step": int},
     "job_ended": {"outcome": str},
 }
+_NUMBERS = ("ranks", "kill", "terminate")  # lists of ranks, whatever has them
 
 
-def _whole(event: Event) -> bool:
+def is_whole(event: Event) -> bool:
+    """Return whether an event has what its name promises: a log may be damaged, or of another version."""
     fields = _FIELDS.get(event["event"], {})
     if not all(isinstance(event.get(name), kind) for name, kind in fields.items()):
         return False
+    if not all(map(_are_numbers, [event.get(name, ()) for name in _NUMBERS] + event.get("replicas", []))):
+        return False
+    if not all(isinstance(event.get(name, 0), int) for name in ("log_bytes", "image_bytes")):
+        return False
     rank, ranks = event.get("rank"), event.get("world_size", 0)
     return (rank is None or isinstance(rank, int)) and isinstance(ranks, int) and 0 <= ranks <= MOST_RANKS
+
+
+def _are_numbers(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(one, int) for one in value)
 
 
 def model_of(events: Iterable[Event]) -> JobModel:

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from jitckpt.console import show_size
+from jitckpt.decisions.hang import named
 from jitckpt.events import Event
 from jitckpt.reports.timeline_transparent import told, transparent_recoveries
 
@@ -207,6 +208,7 @@ def _ending(events: Sequence[Event], directory: str) -> list[str]:
 
 HEADINGS = ("seconds", "restart", "rank", "event", "details")
 LEAST_WIDTH = 30  # of the details
+FEW = 8  # ranks that a sentence names one by one
 
 
 def rows(events: Sequence[Event], width: int | None) -> Iterator[str]:
@@ -249,7 +251,7 @@ def _of(events: Iterable[Event], name: str, **fields: object) -> list[Event]:
 
 
 def _value(name: str, value: Any) -> str:
-    if name == "bytes" or name.endswith("_bytes"):
+    if (name == "bytes" or name.endswith("_bytes")) and isinstance(value, int | float):
         return show_size(value)
     if isinstance(value, float):
         return f"{value:.3f}"
@@ -257,6 +259,8 @@ def _value(name: str, value: Any) -> str:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) > FEW:
+        return named(ranks)  # in runs
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 

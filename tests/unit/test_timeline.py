@@ -121,6 +121,18 @@ def test_a_file_may_hold_several_jobs() -> None:
     assert jobs([]) == []
 
 
+def test_many_ranks_are_named_in_few_words() -> None:
+    story = Story().killed_and_saved()
+    saved = [
+        event | {"rank": rank}
+        for event in story.events
+        if event["event"] == "save_ended"
+        for rank in range(1, 64)
+    ]
+    [told] = [one for one in in_words([*story.events, *saved], "ckpt") if "was saved in" in one]
+    assert told.endswith("by ranks 0 to 63.")
+
+
 def test_every_event_is_a_row() -> None:
     story = Story().killed_and_saved().restarted(19)
     heading, *shown = rows(story.events, None)
