@@ -251,7 +251,7 @@ def _of(events: Iterable[Event], name: str, **fields: object) -> list[Event]:
 
 
 def _value(name: str, value: Any) -> str:
-    if (name == "bytes" or name.endswith("_bytes")) and isinstance(value, int | float):
+    if (name == "bytes" or name.endswith("_bytes")) and isinstance(value, int):
         return show_size(value)
     if isinstance(value, float):
         return f"{value:.3f}"

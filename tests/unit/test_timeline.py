@@ -123,13 +123,9 @@ def test_a_file_may_hold_several_jobs() -> None:
 
 def test_many_ranks_are_named_in_few_words() -> None:
     story = Story().killed_and_saved()
-    saved = [
-        event | {"rank": rank}
-        for event in story.events
-        if event["event"] == "save_ended"
-        for rank in range(1, 64)
-    ]
-    [told] = [one for one in in_words([*story.events, *saved], "ckpt") if "was saved in" in one]
+    [saved] = [event for event in story.events if event["event"] == "save_ended"]
+    others = [{**saved, "rank": rank} for rank in range(1, 64)]
+    [told] = [one for one in in_words([*story.events, *others], "ckpt") if "was saved in" in one]
     assert told.endswith("by ranks 0 to 63.")
 
 
