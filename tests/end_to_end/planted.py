@@ -48,22 +48,38 @@ def rate(plants: str) -> Callable[[int], float]:
     return of_step
 
 
+def replace_last(module: Model, optimizer: torch.optim.Optimizer) -> None:
+    """Put another parameter in the last weight's place, with its state, as pruning does."""
+    old = module.last.weight
+    new = module.last.weight = nn.Parameter(old.detach().clone())
+    (group,) = optimizer.param_groups
+    group["params"] = [new if one is old else one for one in group["params"]]
+    optimizer.state[new] = optimizer.state.pop(old)
+
+
 def main() -> None:
     plants = sys.argv[1]
     dist.init_process_group("nccl")
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     torch.manual_seed(0)
-    model = DistributedDataParallel(Model(plants).cuda())
-    teacher = copy.deepcopy(model.module)
+    module = Model(plants).cuda()
+    # DistributedDataParallel knows the parameters that there were at first.
+    model = module if plants == "replaced" else DistributedDataParallel(module)
+    teacher = copy.deepcopy(module)
     if plants == "replicas" and dist.get_rank() == 1:
         with torch.no_grad():
-            model.module.get_parameter("last.weight").add_(1)
+            module.get_parameter("last.weight").add_(1)
     optimizer = (Counting if plants == "attribute" else torch.optim.AdamW)(model.parameters())
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate(plants))
     job = jitckpt.init(checkpoint_dir="ckpt", model=model, optimizer=optimizer, scheduler=scheduler)
     torch.manual_seed(dist.get_rank())
-    for _ in range(job.restore(), STEPS):
+    for step in range(job.restore(), STEPS):
+        if plants == "replaced" and step == 4:
+            replace_last(module, optimizer)
         model(torch.randn(4, 8).cuda()).square().mean().backward()
+        if plants == "replaced":
+            for parameter in module.parameters():
+                dist.all_reduce(parameter.grad)
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()

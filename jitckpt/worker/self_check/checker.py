@@ -374,7 +374,10 @@ def _describe_state(
 ) -> Described:
     """Describe what an optimizer step leaves."""
     found = Described()
-    for name, parameter in _parameters(module, optimizers, names).items():
+    parameters = _parameters(module, optimizers, names)
+    if put := {id(one): name for name, one in reversed(parameters.items()) if id(one) not in names}:
+        names = {**names, **put}  # in another's place since jitckpt.init was called
+    for name, parameter in parameters.items():
         if name in sampled:
             found.tensors[PARAMETER + name] = parameter
     for prefix, part in module.named_modules():

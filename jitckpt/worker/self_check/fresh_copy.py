@@ -68,12 +68,18 @@ class FreshCopy:
             extra=None,
             device=None,
         )
+        self._built = [_entries(parallel.own_state(one)) for one in self.optimizers]
 
     def restore(self, document: Mapping[str, Json], tensors: Mapping[str, Tensor]) -> None:
         """Put a save into the copies as a restart does, but for random numbers and `extra`.
 
         Those have effects on the whole process. Raises what a restart would.
         """
+        # What an earlier check has put there lies in memory that the save of this one has by now.
+        for optimizer, built in zip(self.optimizers, self._built, strict=True):
+            state = parallel.own_state(optimizer)
+            state.clear()
+            state.update(_entries(built))
         tensors = strides.all_laid_out(tensors, document["strides"])
         self.host.restore_parameters(tensors, document["frozen"])
         assert self.host.model is not None
@@ -168,6 +174,11 @@ class FreshCopy:
             except Exception as error:  # __deepcopy__ and the like may raise anything
                 raise TypeError(f"{type(one).__name__}.{name} can't be copied ({error!r:.100})") from error
         return new
+
+
+def _entries(state: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return an optimizer's state in dicts of its own."""
+    return {key: dict(value) if isinstance(value, Mapping) else value for key, value in state.items()}
 
 
 def worth_looking_at(tensors: Mapping[str, Tensor]) -> list[str]:
