@@ -100,7 +100,7 @@ def main() -> None:
         import jitckpt
 
         steps = jitckpt.init(model=model, optimizer=optimizer, extra=Trackers()).steps(args.steps)
-    speaker = parallel_state.get_pipeline_model_parallel_last_rank()
+    speaker = torch.distributed.get_world_size() // PIPELINE * (PIPELINE - 1)  # the last stage's first rank
     for step in steps:
         batches = torch.randint(args.vocabulary, (args.micro, args.batch, args.length + 1)).cuda()
         model.zero_grad_buffer()
@@ -114,9 +114,9 @@ def main() -> None:
             micro_batch_size=args.batch,
         )
         optimizer.step()
-        if told and parallel_state.get_tensor_model_parallel_rank() == 0:
+        if told:
             tell(step, sum(one["loss"] for one in told) / args.micro, speaker)
-    end(model, [optimizer])
+    end(model, [one.optimizer for one in optimizer.chained_optimizers])
 
 
 if __name__ == "__main__":
