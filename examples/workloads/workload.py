@@ -39,8 +39,13 @@ def tell(step: int, loss: Tensor, speaker: int = 0) -> None:
 
 def end(model: nn.Module, optimizers: Iterable[Optimizer]) -> None:
     """Print the digests of what this rank has in the end, and leave the others."""
-    states = [state for optimizer in optimizers for state in optimizer.state.values()]
-    held = [value for state in states for value in state.values() if isinstance(value, Tensor)]
+    held = [
+        value
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        for _, value in sorted(optimizer.state[parameter].items())  # a restart may fill it in another order
+    ]
     model_digest, optimizer_digest = digest(model.state_dict().values()), digest(held)
     rank = distributed.get_rank()
     print(f"rank {rank}: model {model_digest} optimizer {optimizer_digest}\n", end="", flush=True)
