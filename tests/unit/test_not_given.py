@@ -62,6 +62,12 @@ def test_where_all_is_given_nothing_is_named() -> None:
     assert training.names(steps=lambda: (frozen(torch.randn(4, 3)), len(view))) == []
 
 
+def test_the_model_may_have_an_attribute_called_buffers() -> None:
+    training = Training()
+    training.model.buffers = []  # type: ignore[assignment]  # as Megatron's DistributedDataParallel
+    assert training.names() == []
+
+
 def test_what_wraps_the_optimizer_and_is_copied_with_it_is_no_other_one() -> None:
     class Wrapper(torch.optim.SGD):
         """As Accelerate's: its groups are those of the optimizer inside."""

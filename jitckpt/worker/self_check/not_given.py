@@ -93,7 +93,9 @@ class NotGiven:
         ours = self._ours | {id(part) for part in self._module.modules()}
         of_optimizers = {id(one) for state in self._host.optimizers for one in state.parameters()}
         of_optimizers |= self._of_ours
-        saved = of_optimizers | {*map(id, self._module.parameters()), *map(id, self._module.buffers())}
+        # Not buffers(): Megatron's DistributedDataParallel has an attribute of that name, a list.
+        named = [*self._module.named_parameters(), *self._module.named_buffers()]
+        saved = of_optimizers | {id(tensor) for _, tensor in named}
         # A graph that torch.compile has made of an optimizer's step has the optimizer's state in its buffers.
         saved |= {
             id(value)
