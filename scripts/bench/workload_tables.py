@@ -186,14 +186,8 @@ def beside(ours: float | Sequence[float] | None, paper: float | None) -> str:
     if ours is None:
         shown = "not measured"
     elif isinstance(ours, int | float):
-        shown = _shown(ours)
+        shown = f"{ours:.3g}"
     else:
         middle, low, high = ours
-        shown = f"{_shown(middle)} [{_shown(low)} to {_shown(high)}]"
-    return f"{shown} ({'none' if paper is None else _shown(paper)})"
-
-
-def _shown(seconds: float) -> str:
-    digits = 2 if abs(seconds) >= 1 else 4
-    text = f"{seconds:.{digits}f}".rstrip("0").rstrip(".")
-    return text if float(text) or not seconds else f"{seconds:.0e}".replace("e-0", "e-")
+        shown = f"{middle:.3g} [{low:.3g} to {high:.3g}]"
+    return f"{shown} ({'none' if paper is None else f'{paper:g}'})"

@@ -105,10 +105,10 @@ def test_overhead_is_the_median_of_pairs() -> None:
 
 def test_cells_have_our_figure_and_the_papers() -> None:
     assert beside(0.28, 3.8) == "0.28 (3.8)"
-    assert beside(12.345, None) == "12.35 (none)"
+    assert beside(12.345, None) == "12.3 (none)"
     assert beside([0.0004, -0.001, 0.002], 0) == "0.0004 [-0.001 to 0.002] (0)"
     assert beside(None, 20.85) == "not measured (20.85)"
-    assert beside(0.00002, 0.00001) == "2e-5 (1e-5)"
+    assert beside(0.00002, 0.00001) == "2e-05 (1e-05)"
 
 
 def test_each_workload_has_the_rows_that_the_paper_or_this_machine_has() -> None:
