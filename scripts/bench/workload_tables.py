@@ -155,7 +155,7 @@ def tables(records: Sequence[Record]) -> list[Table]:
             for number, phase in enumerate(PHASES)
         ],
     )
-    return [four, five, six, seven]
+    return [one for one in (four, five, six, seven) if one.rows]
 
 
 def _table(
