@@ -103,7 +103,6 @@ def test_ends_as_undisturbed(framework: str, disturbance: str, plain: Any, tmp_p
     ends, said = run(FRAMEWORKS[framework], tmp_path / "job", *flags, **late)
     assert said.count(f"jitckpt: {framework} ") == 1 + (fault is not None), said
     assert "recognised. Protected: model" in said
-    assert "RuntimeWarning: jitckpt" not in said, said
     assert ends == plain(framework), said[-6000:]
     assert ("Restart 1 went on from step" in said) == (fault is not None)
 
