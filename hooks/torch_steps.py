@@ -210,7 +210,8 @@ def named_buffers(optimizers: list[Optimizer | None]) -> dict[str, Tensor]:
     told_apart = [
         (repr(key), root)
         for key, root in roots.values()
-        if alike[repr(key)] == 1 and any(True for _ in root.buffers())
+        # Not buffers(): Megatron's DistributedDataParallel has an attribute of that name, a list.
+        if alike[repr(key)] == 1 and any(True for _ in root.named_buffers())
     ]
     for number, (_, root) in enumerate(sorted(told_apart, key=lambda one: one[0])):
         for name, buffer in root.named_buffers():

@@ -1,10 +1,11 @@
-"""Makes tables of docs/: campaigns.md, proofs.md (of docs/data), environment.md (of wire/environment.py).
+"""Makes tables of docs/: campaigns.md, proofs.md, workloads.md (of docs/data), reference/environment.md.
 
     python scripts/docs_tables.py            # writes what has changed
     python scripts/docs_tables.py --check    # only says whether something would change (status 1)
 
 A campaign adds a line to docs/data/campaigns.jsonl; `newest` stands with the newest of each mode. A claim and
-the command that shows it are a line of docs/data/proofs.jsonl.
+the command that shows it are a line of docs/data/proofs.jsonl; scripts/bench/paper_tables.py writes
+docs/data/workloads.jsonl. The variables are those of jitckpt/wire/environment.py.
 """
 
 import argparse
@@ -15,6 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+
+from bench.workload_tables import tables as tables_of_workloads
 
 from jitckpt.wire.environment import Variable, all_variables
 
@@ -91,6 +94,27 @@ def anchor(heading: str) -> str:
     return re.sub(r"[^\w-]+", "-", heading.lower().replace(".", "")).strip("-")
 
 
+def workloads() -> str:
+    """Return what each workload is, and the paper's tables 4 to 7 with what was measured of it."""
+    rows = records("workloads.jsonl")
+    headings = ["workload", "framework", "parallelism", "ranks", "load", "measured", "took"]
+    made = [
+        [
+            row["workload"],
+            row["framework"],
+            row["parallelism"],
+            row["ranks"],
+            " to ".join(f"{one:g}" for one in row["load"]),
+            row["date"],
+            f"{row['seconds'] / 60:.0f} min",
+        ]
+        for row in rows
+    ]
+    parts = [table(headings, made)]
+    parts += [f"**{one.title}**\n\n{table(one.headings, one.rows)}" for one in tables_of_workloads(rows)]
+    return "\n".join(parts)
+
+
 def variables() -> str:
     """Return the variables, those that a user may set first."""
 
@@ -127,6 +151,7 @@ def variables() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "campaigns": campaigns,
     "proofs": proofs,
+    "workloads": workloads,
     "reference/environment": variables,
 }
 SOURCES = {"reference/environment": "jitckpt/wire/environment.py"}

@@ -355,8 +355,12 @@ class Protection:
         self._hooks.only_at_boundary = True
 
     def write_before_step(self) -> None:
-        """Write what this rank alone knows once more: it knows more since the forward pass."""
+        """Write what this rank alone knows once more: it knows more since the forward pass.
+
+        Whoever says so (the adapter of a framework) knows what of it a failure may lose, and makes that up.
+        """
         self.forward_ended(self._hooks.step + 1)
+        self._extra_behind_forward = None
 
     def boundary(self) -> bool:
         """The loop goes on; whether a minibatch has ended by that."""

@@ -2,7 +2,7 @@
 
 import copy
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -32,10 +32,10 @@ class Training:
         self.optimizer = torch.optim.Adam(self.model.parameters())
         self.given = {"schedulers": [], "scaler": None, "extra": None} | given
 
-    def names(self, *, steps: Any = None, scaler: object = None) -> list[str]:
+    def names(self, *, steps: Any = None, scaler: object = None, ours: Collection[object] = ()) -> list[str]:
         """Return what is named after two looks, between which the model and the rest train."""
         host = HostState(model=self.model, optimizers=[self.optimizer], device=None, **self.given)
-        looks = NotGiven(host, self.model, ())
+        looks = NotGiven(host, self.model, ours)
         found = []
         for _ in range(2):
             self.model(torch.randn(4, 3)).sum().backward()
@@ -60,6 +60,22 @@ def test_where_all_is_given_nothing_is_named() -> None:
     frozen.eval()
     view = nn.ModuleList([training.model[0]])  # the same parameters once more
     assert training.names(steps=lambda: (frozen(torch.randn(4, 3)), len(view))) == []
+
+
+def test_the_model_may_have_an_attribute_called_buffers() -> None:
+    training = Training()
+    training.model.buffers = []  # type: ignore[assignment]  # as Megatron's DistributedDataParallel
+    assert training.names() == []
+
+
+def test_what_wraps_the_optimizer_and_is_copied_with_it_is_no_other_one() -> None:
+    class Wrapper(torch.optim.SGD):
+        """As Accelerate's: its groups are those of the optimizer inside."""
+
+    training, copied = Training(), nn.Linear(3, 3)
+    ours = torch.optim.Adam(copied.parameters())
+    wrapper = Wrapper(copied.parameters())
+    assert training.names(steps=wrapper.step, ours=[*copied.modules(), ours]) == []
 
 
 def test_a_graph_with_an_optimizers_state_in_it_is_no_other_model() -> None:

@@ -271,6 +271,22 @@ def test_buffers_have_names_whatever_else_there_is() -> None:
     del teacher, twins
 
 
+def test_a_module_may_have_an_attribute_called_buffers() -> None:
+    class Wrapper(nn.Module):
+        """As Megatron's DistributedDataParallel: the buffers of gradients."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = nn.BatchNorm1d(23)
+            self.buffers = [torch.zeros(3)]  # type: ignore[assignment]
+
+    wrapper = Wrapper()
+    found = named_buffers([SGD(wrapper.parameters(), lr=0.1)])
+    mean = wrapper.module.running_mean
+    assert mean is not None
+    assert found["module.0.module.running_mean"].data_ptr() == mean.data_ptr()
+
+
 def test_modules_are_numbered_by_their_first_parameter_in_an_optimizer() -> None:
     wide, narrow = nn.BatchNorm1d(19), nn.BatchNorm1d(17)
     for order in ((wide, narrow), (narrow, wide)):

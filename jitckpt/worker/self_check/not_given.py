@@ -44,6 +44,10 @@ class NotGiven:
         """module: the model that was given. ours: modules and optimizers that jitckpt has made itself."""
         self._host, self._module = host, module
         self._ours = {*map(id, ours)}
+        # What wraps the training's optimizer, and is reached from it, was copied with it.
+        self._of_ours = {
+            id(one) for each in ours if isinstance(each, Optimizer) for one in parameters_of(each)
+        }
         self._modules: list[_Beside] | None = None
         self._optimizers: list[_Beside] = []
         # A fused step is not counted among the writes to its parameters.
@@ -88,7 +92,10 @@ class NotGiven:
         every = parallel.all_of(nn.Module, Optimizer, LRScheduler)
         ours = self._ours | {id(part) for part in self._module.modules()}
         of_optimizers = {id(one) for state in self._host.optimizers for one in state.parameters()}
-        saved = of_optimizers | {*map(id, self._module.parameters()), *map(id, self._module.buffers())}
+        of_optimizers |= self._of_ours
+        # Not buffers(): Megatron's DistributedDataParallel has an attribute of that name, a list.
+        named = [*self._module.named_parameters(), *self._module.named_buffers()]
+        saved = of_optimizers | {id(tensor) for _, tensor in named}
         # A graph that torch.compile has made of an optimizer's step has the optimizer's state in its buffers.
         saved |= {
             id(value)
