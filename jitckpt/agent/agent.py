@@ -903,7 +903,7 @@ class WorkerProcesses(PContext):
             self._resting_place,
             self._log.directory,
             self._log,
-            say,
+            say=say,
             children=self._children,
             end_spares=self._spares.close,
             is_interrupted=lambda: bool(self.supervisor.interrupts),

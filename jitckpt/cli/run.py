@@ -826,8 +826,8 @@ def run_parser() -> argparse.ArgumentParser:
     ours.add_argument(
         "--suspendable",
         action="store_true",
-        help="in transparent mode, on one host: `jitckpt suspend` can have the job give its devices and memory "
-        "back, and `jitckpt resume` have it go on (needs CRIU)",
+        help="in transparent mode, on one host: `jitckpt suspend` can have the job give its devices and "
+        "memory back, and `jitckpt resume` have it go on (needs CRIU)",
     )
     ours.add_argument(
         "--standby",

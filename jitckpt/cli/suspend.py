@@ -7,11 +7,11 @@ from jitckpt.system.job_socket import ask
 
 
 def main(arguments: list[str]) -> int:
-    """Have the job suspended; return 0 once it is, 1 if it runs on. Raises JobSocketError if there is none."""
+    """Return 0 once the job is suspended, 1 if it runs on. Raises JobSocketError if there is none."""
     parser = Parser(
         prog="jitckpt suspend",
-        description="Have a job of `jitckpt run --mode transparent --suspendable` give its devices and memory "
-        "back: its processes become files. The launcher stays. `jitckpt resume` has the job go on.",
+        description="Have a job of `jitckpt run --mode transparent --suspendable` give its devices and "
+        "memory back: its processes become files. The launcher stays. `jitckpt resume` has the job go on.",
     )
     parser.add_argument("job", type=Path, metavar="DIR", help="the job's checkpoint directory")
     parser.add_argument(

@@ -109,8 +109,8 @@ def ask(directory: Path, wanted: Mapping[str, Any]) -> Iterator[tuple[str, int |
             here = socket.gethostname()
             elsewhere = f" It is on {host}, and this is {here}." if host != here else ""
             raise JobSocketError(
-                f"The job's launcher, process {process}, can't be reached: it was killed, starts the ranks again "
-                f"just now, or is in another container ({error.strerror}).{elsewhere}"
+                f"The job's launcher, process {process}, can't be reached: it was killed, starts the ranks "
+                f"again just now, or is in another container ({error.strerror}).{elsewhere}"
             ) from error
         if _user_of(connection) != os.getuid():
             raise JobSocketError(f"The socket that {path} names is another user's.")

@@ -1,4 +1,4 @@
-"""Memory in which the agent says after which optimizer step all its ranks are to wait, and they how far they are.
+"""Memory in which the agent says behind which optimizer step all its ranks wait, and they how far they are.
 
 A word for the agent's step (0: none), and one for each rank: the newest step that it has begun.
 """
@@ -51,3 +51,7 @@ class Guest:
         """This rank begins that step. Return whether all ranks are to wait behind it."""
         os.pwrite(self._file, _WORD.pack(step), self._own)
         return os.pread(self._file, _WORD.size, 0) == _WORD.pack(step)
+
+    def close(self) -> None:
+        """It is told nothing any more."""
+        os.close(self._file)

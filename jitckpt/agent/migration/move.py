@@ -218,8 +218,8 @@ class Mover:
     ) -> float:
         """Make the dumped processes again, whose ends were waited for; return the seconds.
 
-        stores: the new sockets are put there. keeps_clock: for them no time has passed, in a time namespace of
-        their own. Raises CriuError or OSError; then the worker counts as killed.
+        stores: the new sockets are put there. keeps_clock: for them no time has passed, in a time namespace
+        of their own. Raises CriuError or OSError; then the worker counts as killed.
         """
         begun = time.monotonic()
         if not keeps_clock:

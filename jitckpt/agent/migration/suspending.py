@@ -58,8 +58,8 @@ class Suspending:
         place: RestingPlace,
         directory: Path,
         log: EventLog,
-        say: Callable[[str], None],
         *,
+        say: Callable[[str], None],
         children: Children,
         end_spares: Callable[[], None],
         is_interrupted: Callable[[], bool],
@@ -70,6 +70,7 @@ class Suspending:
         self._end_spares, self._is_interrupted = end_spares, is_interrupted
         self._state = suspension.Suspension()
         self._socket = JobSocket(directory)
+        self._remove_left(directory)
         self._selector = selectors.EpollSelector()
         self._selector.register(self._socket.listener, selectors.EVENT_READ)
         self._caller: Caller | None = None  # who waits for what is under way
@@ -190,14 +191,17 @@ class Suspending:
             return "Not all ranks use their devices yet."
         for rank in self._ranks:
             self._mover.look(rank, into_memory=False)
-        for path in remove_left(to):
-            self._say(f"{path} is removed: images of a job whose launcher was killed can't be resumed.")
+        self._remove_left(to)
         to.mkdir(parents=True, exist_ok=True)
         needed, status = sum(map(self._bytes_of, self._ranks)), os.statvfs(to)
         free = status.f_bavail * status.f_frsize
         if suspension.lacks_room(needed, free):
             return f"Its images need {show_size(needed)}, and {show_size(free)} are free in {to}."
         return ""
+
+    def _remove_left(self, within: Path) -> None:
+        for path in remove_left(within):
+            self._say(f"{path} is removed: images of a job whose launcher was killed can't be resumed.")
 
     def _bytes_of(self, rank: int) -> int:
         return looked_at.image_bytes(self._mover.worker(rank).pid)
@@ -271,7 +275,8 @@ class Suspending:
         text = (
             f"the job is suspended after step {self._state.step}: {count} processes of {len(dumped)} "
             f"rank{'s' if len(dumped) > 1 else ''} are {show_size(size)} of images in {self._images.path} "
-            f"({seconds:.2f} s). This launcher (process {os.getpid()}) stays, with {show_size(memory)} of memory."
+            f"({seconds:.2f} s). This launcher (process {os.getpid()}) stays, with {show_size(memory)} of "
+            "memory."
         )
         self._say(text)
         self._tell(text, 0)

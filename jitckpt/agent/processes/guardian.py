@@ -37,8 +37,8 @@ class Guarded:
 def listen(agent: socket.socket) -> tuple[dict[int, Guarded], set[str] | None, str]:
     """Hear of workers until the agent has died; return those that it had last.
 
-    And the locks of connections that were there before one of them was dumped; None: none was being moved. And
-    the folder in which they are images, or "".
+    And the locks of connections that were there before one of them was dumped; None: none was being moved.
+    And the folder in which they are images, or "".
     """
     guarded: dict[int, Guarded] = {}
     locks: set[str] | None = None

@@ -291,7 +291,11 @@ class Agreement:
     def _leave_out(self, why: str) -> None:
         """Have the ranks that wait for a validation go on; why: a clause."""
         if any(one.says == proxy_messages.RESTS for one in self._validating.values()):
-            self._note("no_rest", text=why)
+            has_rested, self._has_rested = self._has_rested, False
+            if has_rested:
+                self._note("rested")
+            else:
+                self._note("no_rest", text=why)
             self._tell_validated(LEFT_OUT)
         elif self._shards:
             self._shards = {}
@@ -539,7 +543,7 @@ class Agreement:
             self._note(event, text=after.decided.reason)
 
     def _note_of_failure(self, event: str, **details: object) -> None:
-        """Note what belongs to a recovery from a failure; what comes of nothing else has events of its own."""
+        """Note what belongs to a recovery from a failure; all others have events of their own, or none."""
         term = self._coordinator.recovery[0]
         if not self._is_no_failure((term, int(str(details["recovery"])))):
             self._note(event, **details)

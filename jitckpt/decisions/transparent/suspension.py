@@ -65,8 +65,8 @@ def meeting(steps: Sequence[int]) -> int | Refused:
     """Return behind which step all ranks can wait that have begun these; not before one may be valid."""
     if max(steps) - min(steps) > MOST_APART:
         return Refused(
-            f"Its ranks make unequally many optimizer steps (by now {min(steps)} to {max(steps)}), so there is "
-            "none behind which all could wait."
+            f"Its ranks make unequally many optimizer steps (by now {min(steps)} to {max(steps)}), so there "
+            "is none behind which all could wait."
         )
     return max(max(steps) + MARGIN, validation.FIRST_STEP + 1)
 
