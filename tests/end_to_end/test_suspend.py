@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,6 +86,19 @@ def main():
 main()
 """
 STEPS = 36
+# Has a process of a number that is free, until its input ends (clone3 with set_tid).
+TAKE = """
+import ctypes, os, signal, struct, sys
+number = (ctypes.c_int * 1)(int(sys.argv[1]))
+words = struct.pack("11Q", 0, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, ctypes.addressof(number), 1, 0)
+child = ctypes.CDLL(None).syscall(435, words, ctypes.c_size_t(len(words)))
+if child == 0:
+    signal.pause()
+print(child, flush=True)
+sys.stdin.read()
+os.kill(child, signal.SIGKILL)
+os.waitpid(child, 0)
+"""
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PLAIN = [str(EXAMPLES / "plain_ddp.py"), "--steps", "12", "--width", "16", "--layers", "1"]
 
@@ -151,8 +165,11 @@ class Job:
         self.wait_for(after)
         words = [] if to is None else ["--to", str(to)]
         asked = self.launcher.start(*JITCKPT, "suspend", str(self.folder), *words)
+        assert asked.stdout is not None
+        first = asked.stdout.readline()  # which step it is
         self.go_to(after + 6)
-        return self.launcher.finish(asked)
+        result = self.launcher.finish(asked)
+        return Result(result.status, first + result.out, result.err)
 
     def resume(self) -> Result:
         return self.launcher.run(*JITCKPT, "resume", str(self.folder))
@@ -186,7 +203,7 @@ def command_of(pid: int) -> str:
 def test_a_job_that_is_suspended_three_times_ends_as_if_it_never_was(
     launcher: Launcher, program: str, undisturbed: list[str], memory: Path
 ) -> None:
-    """In the middle of an epoch; in between another job has its devices. A failure comes between two times."""
+    """In the middle of an epoch; meanwhile another job has its devices. A failure comes between two times."""
     before, locks = set(os.listdir("/dev/shm")), network_lock.tables()
     job = Job(launcher, "--fault", "rank=1 step=14 phase=backward kind=device-lost", program=program)
     for cycle, after in enumerate((7, 15, 23)):
@@ -256,6 +273,7 @@ def test_what_can_not_be_dumped_or_has_no_room_runs_on(
 
 
 def test_a_damaged_image_is_never_gone_on_from(launcher: Launcher, program: str, memory: Path) -> None:
+    """Nor is it tried while another process has one of the numbers; then the job stays suspended."""
     job = Job(launcher, program=program)
     early = launcher.run(*JITCKPT, "suspend", str(launcher.directory / "nowhere"))
     assert (early.status, "can be suspended" in early.err) == (2, True)
@@ -264,6 +282,15 @@ def test_a_damaged_image_is_never_gone_on_from(launcher: Launcher, program: str,
     running = job.resume()
     assert (running.status, "It is not suspended." in running.out) == (1, True)
     assert job.suspend(memory, after=7).status == 0
+    number = job.events("suspended")[0]["pids"][1][0]
+    take = [sys.executable, "-c", TAKE, str(number)]
+    with subprocess.Popen(take, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == f"{number}\n"
+        taken = job.resume()
+        other.communicate()
+    assert taken.status == 1
+    assert f"It stays suspended: there is a process {number} (python" in taken.out
     (pages,) = memory.glob("*/rank-1/pages-1.img")
     with pages.open("r+b") as file:
         file.seek(12345)

@@ -96,8 +96,8 @@ class Suspending:
 
     def close(self) -> None:
         """The ranks have ended."""
-        self._tell("The job has ended.", STATUS_FAILED)
         self._remove_images()
+        self._tell("The job has ended.", STATUS_FAILED)
         self._socket.close()
         for caller in list(self._callers):
             self._drop(caller)
@@ -109,7 +109,8 @@ class Suspending:
             case "no_rest" if self._state.phase == "asked":
                 self._is_over(f"The job was not suspended: {details['text']}.")
             case "recovery_given_up" | "switched_off" if self._state.phase != "running":
-                self._is_over(f"The job can't be suspended any more. {details['text']}")
+                what = "resumed" if self._state.phase == "resuming" else "suspended"
+                self._is_over(f"The job could not be {what}. {details['text']}")
             case "rested" if self._state.phase == "resuming":
                 seconds = time.monotonic() - self._asked_at
                 away = time.monotonic() - self._suspended_at
@@ -121,6 +122,7 @@ class Suspending:
     def carry_out(self) -> None:
         """All ranks rest, and their servers have ended. Returns once they are to go on, or are lost."""
         self._place.want(0)
+        begun = time.monotonic()
         with contextlib.ExitStack() as stack:
             dumped: list[_Dumped] = []
             try:
@@ -129,7 +131,7 @@ class Suspending:
             except (MoveError, CriuError, StoreError, OSError) as error:
                 self._fail(dumped, error)
                 return
-            self._note_suspended(dumped, written)
+            self._note_suspended(dumped, written, time.monotonic() - begun)
             while self._state.phase == "suspended" and not self._is_interrupted():
                 self._serve(LOOK_SECONDS)
             if self._state.phase == "suspended":
@@ -256,7 +258,7 @@ class Suspending:
             dumped.append(_Dumped(rank, pids, what, stores))
         return [images.written(rank) for rank in self._ranks]
 
-    def _note_suspended(self, dumped: Sequence[_Dumped], written: Sequence[Written]) -> None:
+    def _note_suspended(self, dumped: Sequence[_Dumped], written: Sequence[Written], dump: float) -> None:
         assert self._images is not None
         self._end_spares()
         self._suspended_at = time.monotonic()
@@ -269,6 +271,7 @@ class Suspending:
             pids=[list(one.pids) for one in dumped],
             bytes=size,
             to=str(self._images.path),
+            dump=dump,
             seconds=seconds,
             launcher=memory,
         )
@@ -341,8 +344,8 @@ class Suspending:
     def _is_over(self, text: str, status: int = STATUS_FAILED) -> None:
         self._state = self._state.over()
         self._place.want(0)
-        self._tell(text, status)
         self._remove_images()
+        self._tell(text, status)
 
     def _remove_images(self) -> None:
         if self._images is not None:
