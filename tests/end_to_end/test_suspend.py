@@ -99,6 +99,7 @@ sys.stdin.read()
 os.kill(child, signal.SIGKILL)
 os.waitpid(child, 0)
 """
+TWO_HOSTS = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:1"]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PLAIN = [str(EXAMPLES / "plain_ddp.py"), "--steps", "12", "--width", "16", "--layers", "1"]
 
@@ -348,7 +349,7 @@ def test_a_job_that_can_not_be_suspended_says_so_and_runs_on(
     ("words", "said"),
     [
         (["--mode", "user"], "--suspendable: only --mode transparent"),
-        (["--mode", "transparent", "--nnodes", "2"], "--suspendable: not yet with several hosts"),
+        (["--mode", "transparent", *TWO_HOSTS], "--suspendable: not yet with several hosts"),
         (["--mode", "transparent", "--nnodes", "1"], "--suspendable needs --checkpoint-dir"),
     ],
 )

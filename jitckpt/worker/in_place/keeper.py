@@ -269,6 +269,16 @@ def _tell_what_is_free() -> None:
         print(f"jitckpt: {text}", file=sys.stderr, flush=True)
 
 
+def _guest() -> Guest | None:
+    """Return what tells when all ranks are to rest, if the job can be suspended."""
+    place = environment.REST.get()
+    try:
+        return Guest(place) if place else None
+    except OSError as error:  # the others give up to wait for this rank
+        print(f"jitckpt: this rank can't be suspended: {error}", file=sys.stderr, flush=True)
+        return None
+
+
 def begin() -> None:
     """Let the proxy, if this process has it, keep each minibatch that there will be."""
     process = ctypes.CDLL(None)
@@ -277,9 +287,7 @@ def begin() -> None:
         process.jitckpt_proxy_image_bytes.restype = ctypes.c_uint64
         torch.cuda._lazy_call(_tell_what_is_free)  # the allocator is there once a device is used
         on_device = environment.STATE_ON_DEVICE.get()
-        place = environment.REST.get()
-        guest = Guest(place) if place else None
-        keeper = MinibatchKeeper(process, environment.VALIDATE_EVERY.get(), on_device, guest)
+        keeper = MinibatchKeeper(process, environment.VALIDATE_EVERY.get(), on_device, _guest())
         # A server that is told of a fault is waited for, which is to be outside of the keeper's steps.
         rehearsal = proxy_faults.begin(process)
         steps = OptimizerSteps(keeper)
