@@ -397,8 +397,7 @@ REST = _text(
     "JITCKPT_REST",
     "agent",
     "worker",
-    "where the job can be suspended: the memory in which the agent says after which step all ranks wait and, "
-    "behind #, whose place is ours",
+    "the memory in which the agent says behind which step all ranks wait and, after #, whose place is ours",
 )
 STORE_RELAY = _text(
     "JITCKPT_STORE_RELAY",
