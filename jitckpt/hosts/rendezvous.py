@@ -104,6 +104,7 @@ def _host(told: Mapping[str, Any]) -> Host:
         _of(str, told["memory_address"]),
         _of(int, told["memory_port"]),
         tuple((_of(int, number), _of(int, step)) for number, step in told["starts"]),
+        _of(str, told["job"]),
     )
 
 
