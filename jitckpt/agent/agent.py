@@ -44,6 +44,7 @@ from jitckpt.agent.memory_tier import MemoryTier
 from jitckpt.agent.migration.leaving import Departure
 from jitckpt.agent.migration.move import Mover
 from jitckpt.agent.migration.store_relay import StoreRelay
+from jitckpt.agent.migration.suspending import Suspending
 from jitckpt.agent.object_copies import ObjectCopies, WantedObjects
 from jitckpt.agent.processes.children import Children
 from jitckpt.agent.processes.spares import Spares
@@ -91,6 +92,7 @@ from jitckpt.saves.layout import Identity, Kind
 from jitckpt.saves.starts import Start
 from jitckpt.system import descriptor_limit
 from jitckpt.system.disk_thread import waited_for
+from jitckpt.system.resting_place import RestingPlace
 from jitckpt.system.versions import versions
 from jitckpt.wire import environment as variables
 from jitckpt.wire import protocol
@@ -116,7 +118,9 @@ class Settings:
     devices: tuple[str, ...]  # of this host, as in CUDA_VISIBLE_DEVICES
     exclude_suspect: bool
     exchange_broken: bool  # in transparent mode: devices that no new server cures, for others of this host
-    criu: Criu | None  # by which the worker of such a rank is made anew, too
+    move_broken: bool  # the worker of such a rank is made anew, too
+    suspendable: bool  # in transparent mode, on one host: `jitckpt suspend`
+    criu: Criu | None  # by which that is done
     health_check: str | None  # a command that has to succeed here before each start
     max_standby: int | None  # hosts beyond those that train; None: any number
     stands_by: bool  # takes no part until a host's devices are broken
@@ -758,6 +762,7 @@ class WorkerProcesses(PContext):
         self._device_proxies: Proxies | None = None
         self._mover: Mover | None = None
         self._relay: StoreRelay | None = None
+        self._resting_place: RestingPlace | None = None
         self._standbys, self._facts, self._started = standbys, facts, started
         # Where this host comes in the place of another, what that has known.
         self._said_before: Sequence[Arrived] = ()
@@ -808,6 +813,8 @@ class WorkerProcesses(PContext):
         """Make what the workers in transparent mode are told of."""
         if self._settings.criu is not None:
             self._relay = StoreRelay(self.envs[0]["MASTER_ADDR"], int(self.envs[0]["MASTER_PORT"]))
+        if self._settings.suspendable:
+            self._resting_place = RestingPlace(self.nprocs)
         if self._settings.recovery_deadline is not None:
             self._control = ControlSocket()
             if self._settings.state_on_device:
@@ -835,6 +842,8 @@ class WorkerProcesses(PContext):
                 self._barrier.close()
             if self._relay is not None:
                 self._relay.close()
+            if self._resting_place is not None:
+                self._resting_place.close()
             raise
         workers = list(self._workers.values())
         self._copier = self._copier_of_rings()
@@ -883,13 +892,14 @@ class WorkerProcesses(PContext):
                 Transfers(self._hosts),
             )
         exchange = None
+        self._mover = self._make_mover()
         if self._settings.exchange_broken:
-            self._mover = self._make_mover()
+            moves = self._mover if self._settings.move_broken else None
             exchange = Exchange(
                 tuple(self._devices),
                 injection.OF_A_BROKEN_DEVICE,
-                move=None if self._mover is None else self._mover.move,
-                check=None if self._mover is None else self._mover.check,
+                move=None if moves is None else moves.move,
+                check=None if moves is None else moves.check,
                 **self._departure(),
             )
         proxies = Proxies(
@@ -903,15 +913,31 @@ class WorkerProcesses(PContext):
             transfers=transfers,
             exchange=exchange,
             server_variables=self._server_variables,
+            suspension=self._suspension(),
         )
         if self._mover is not None:
             self._mover.begin(proxies, self._copier)
         return proxies
 
+    def _suspension(self) -> Suspending | None:
+        if self._resting_place is None or self._mover is None or self._log.directory is None:
+            return None
+        return Suspending(
+            self._mover,
+            [worker.rank for worker in self._workers.values()],
+            self._resting_place,
+            self._log.directory,
+            self._log,
+            say=say,
+            children=self._children,
+            end_spares=self._spares.close,
+            is_interrupted=lambda: bool(self.supervisor.interrupts),
+        )
+
     def _departure(self) -> dict[str, Any]:
         """Return what has all ranks of this host go on on another one, if there may be one."""
         secret = self._settings.secret
-        if self._mover is None or self._hosts is None or secret is None:
+        if self._mover is None or self._hosts is None or secret is None or not self._settings.move_broken:
             return {}
         departure = Departure(
             self._mover,
@@ -935,6 +961,8 @@ class WorkerProcesses(PContext):
         if self._settings.criu is None or self._relay is None:
             return None
         shared = {} if self._barrier is None else {"jitckpt-steps": self._barrier.file}
+        if self._resting_place is not None:
+            shared["jitckpt-rest"] = self._resting_place.file
         workers = {worker.rank: worker for worker in self._workers.values()}
         return Mover(self._settings.criu, workers, self._log, say, shared=shared, relay=self._relay)
 
@@ -966,6 +994,8 @@ class WorkerProcesses(PContext):
                 environment |= variables.PROXY_SPARE.to(self._spares.wanted(len(self.args)) > 0)
         if self._relay is not None:
             environment |= self._relay.variables
+        if self._resting_place is not None:
+            environment |= self._resting_place.of(local_rank)
         environment |= variables.AGENT_PID.to(os.getpid())
         environment |= variables.RUN.to(self._run)
         environment |= variables.JOB_PROCESSES.to(self._children.mark)
@@ -1116,6 +1146,8 @@ class WorkerProcesses(PContext):
             self._barrier.close()
         if self._relay is not None:
             self._relay.close()
+        if self._resting_place is not None:
+            self._resting_place.close()
 
 
 def _check_quorum(met: Sequence[Host]) -> None:

@@ -24,6 +24,10 @@ GROUPS = {
         "export": "turn a save into torch.distributed.checkpoint's format, or into safetensors",
         "steps": "say what is seen of a script's optimizer steps, with no word of the script about it",
     },
+    "Share the devices": {
+        "suspend": "have a running job give its devices and memory back (jitckpt run --suspendable)",
+        "resume": "have a suspended job go on where it was",
+    },
     "Rehearse": {
         "doctor": "before a long run: look for what would hurt later",
         "verify": "prove that a training comes back bit for bit from random failures",

@@ -134,7 +134,7 @@ def _run(arguments: list[str]) -> int:
     end_in_order()  # until the agent has the signals, and when it has them no more
     kind = choose_device(args.device, os.environ)
     transparent = args.mode == "transparent"
-    check_libraries(kind, LIBRARY_DIR, proxy=transparent, relay=args.broken_device == "move")
+    check_libraries(kind, LIBRARY_DIR, proxy=transparent, relay=_moves(args))
     with _log_dir(args) as temporary, _fault_folder(transparent and bool(args.fault)) as fault_folder:
         try:
             _check(args, kind)
@@ -171,7 +171,7 @@ def _run(arguments: list[str]) -> int:
                     LIBRARY_DIR,
                     os.environ,
                     proxy=transparent,
-                    relay=args.broken_device == "move",
+                    relay=_moves(args),
                 ),
                 **fault_folder,
                 **_self_check(args.self_check),
@@ -194,7 +194,9 @@ def _run(arguments: list[str]) -> int:
             devices=_devices(kind, config.nproc_per_node),
             exclude_suspect=args.exclude_suspect,
             exchange_broken=args.broken_device != "restart",
-            criu=_criu() if args.broken_device == "move" else None,
+            move_broken=args.broken_device == "move",
+            suspendable=args.suspendable,
+            criu=_criu(args) if _moves(args) else None,
             health_check=args.health_check,
             max_standby=args.max_standby,
             stands_by=args.standby,
@@ -217,11 +219,17 @@ def _run(arguments: list[str]) -> int:
     return status
 
 
-def _criu() -> Criu:
+def _moves(args: argparse.Namespace) -> bool:
+    """Return whether workers may be dumped and made again."""
+    return args.broken_device == "move" or bool(args.suspendable)
+
+
+def _criu(args: argparse.Namespace) -> Criu:
     """Return the CRIU by which workers are moved. Raises CriuError if they can't be here."""
     trial = moved_process.try_it()
     if "error" in trial:
-        raise CriuError(f"--broken-device move: {trial['error']}")
+        option = "--suspendable" if args.suspendable else "--broken-device move"
+        raise CriuError(f"{option}: {trial['error']}")
     return criu.find()
 
 
@@ -386,6 +394,8 @@ def _check_modes(args: argparse.Namespace) -> None:
         raise ValueError(
             f"--broken-device {args.broken_device}: only --mode transparent goes on without a restart"
         )
+    if args.suspendable:
+        _check_suspendable(args)
     if args.standby and args.broken_device != "move":
         raise ValueError(
             "--standby needs --broken-device move, on all hosts; without --standby a host that is started "
@@ -400,6 +410,17 @@ def _check_modes(args: argparse.Namespace) -> None:
             "--standby needs --secret-file FILE, the same on all hosts: without it whoever reaches the "
             "rendezvous' store could have processes of his own made here"
         )
+
+
+def _check_suspendable(args: argparse.Namespace) -> None:
+    if args.mode != "transparent":
+        raise ValueError("--suspendable: only --mode transparent can hold all ranks and free their devices")
+    if not args.standalone and torchrun.parse_min_max_nnodes(args.nnodes)[1] > 1:
+        raise ValueError("--suspendable: not yet with several hosts, only with one (--nnodes 1)")
+    if args.checkpoint_dir is None:
+        raise ValueError("--suspendable needs --checkpoint-dir, by which `jitckpt suspend` finds the job")
+    if shutil.which("nsenter") is None:
+        raise ValueError("--suspendable needs nsenter, of the package util-linux")
 
 
 def _own_domains(args: argparse.Namespace) -> tuple[str, ...]:
@@ -822,6 +843,12 @@ def run_parser() -> argparse.ArgumentParser:
         help="in transparent mode, what is done about a device that fails with a new server, too. restart: "
         "the job starts again; exchange: the rank goes on with a device of its host that no rank has; move: "
         "the same, in a process that CRIU makes anew of its own (default restart)",
+    )
+    ours.add_argument(
+        "--suspendable",
+        action="store_true",
+        help="in transparent mode, on one host: `jitckpt suspend` can have the job give its devices and "
+        "memory back, and `jitckpt resume` have it go on (needs CRIU)",
     )
     ours.add_argument(
         "--standby",

@@ -18,7 +18,7 @@ UNKNOWN_TO_CRIU = {
 DEVICES = ("/dev/nvidia", "/dev/infiniband/", "/dev/kfd", "/dev/dri/")
 TERMINALS = re.compile(r"/dev/(pts/\d+|tty\w*|console)$")
 HUGE_PAGES = ("/anon_hugepage", "/dev/hugepages/")
-SHARED_WITH_AGENT = re.compile(r"/memfd:(jitckpt-(?:local-state|steps))\b")
+SHARED_WITH_AGENT = re.compile(r"/memfd:(jitckpt-(?:local-state|steps|rest))\b")
 EXTERNAL = ("tty[", "file[")  # how the name of a file begins for CRIU that is not in the images
 # CRIU cuts the first letter of a regular file's name as it reads the images: with a path it is the slash.
 FIRST_OF_A_NAME = "f"

@@ -393,6 +393,12 @@ PROXY_SERVERS = _text("JITCKPT_PROXY_SERVERS", "agent", "proxy", "the agent's so
 PROXY_TOGETHER = _text(
     "JITCKPT_PROXY_TOGETHER", "agent", "proxy", "the step barrier's memory and, behind #, whose place is ours"
 )
+REST = _text(
+    "JITCKPT_REST",
+    "agent",
+    "worker",
+    "the memory in which the agent says behind which step all ranks wait and, after #, whose place is ours",
+)
 STORE_RELAY = _text(
     "JITCKPT_STORE_RELAY",
     "agent",

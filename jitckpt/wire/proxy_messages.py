@@ -166,13 +166,14 @@ class Standing(Message):
         return 0 < self.limit <= self.waited
 
 
-# What a rank says of a validation; and behind the step that all have tried after it.
-FIRST, AGAIN, VALID, SWITCH_OFF, LEFT_OUT, TRIED = range(6)
+# What a rank says of a validation; behind the step that all have tried after it; and behind the one after
+# which the agent wants all ranks to rest.
+FIRST, AGAIN, VALID, SWITCH_OFF, LEFT_OUT, TRIED, RESTS = range(7)
 
 
 def place_of(step: int, says: int) -> int:
     """Return the number of the place where a rank waits: before or behind the step, as it counts steps."""
-    return 2 * step + (says == TRIED)
+    return 3 * step + {TRIED: 1, RESTS: 2}.get(says, 0)
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,8 @@ class Validates(Message):
     place: where that is, see `place_of`. says: FIRST, or after its calls have been made again what follows
     from that. text: for VALID what has to be put back, for SWITCH_OFF and LEFT_OUT why, a clause. state: for
     VALID a digest of the parameters and the optimizer state; "" if they can't stay on the device, and then
-    `unfit` says why, a clause; for TRIED, too, which says that the rank waits behind the step.
+    `unfit` says why, a clause; for TRIED, too, which says that the rank waits behind the step. RESTS: it does
+    so because the agent has asked for it; unfit: why it can't rest there, a clause.
     """
 
     place: int

@@ -27,8 +27,8 @@ PYTHON = {
     "web": "reports events console system wire errors",
     "reports": "planning events tiers objects saves decisions console errors",
     "planning": "decisions _algorithms",
-    "agent/migration": "agent/proxies agent/processes ring events bindings hosts decisions console system "
-    "wire errors",
+    "agent/migration": "agent/proxies agent/processes decisions/transparent ring events bindings hosts "
+    "decisions console system wire errors",
     "agent/proxies": "agent/processes decisions/transparent events hosts decisions system wire _step_barrier",
     "agent/processes": "worker console system wire",
     "frameworks": "worker state data encoding console wire errors",

@@ -48,7 +48,7 @@ def test_help_groups_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     shown = capsys.readouterr().out
     titles = [f"\n{title}:\n" for title in GROUPS]
-    assert [shown.count(title) for title in titles] == [1, 1, 1, 1]
+    assert [shown.count(title) for title in titles] == [1] * len(titles)
     assert sorted(titles, key=shown.index) == titles
     assert all(f"\n  {name:12}" in shown for name in COMMANDS)
 

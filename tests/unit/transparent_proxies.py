@@ -12,6 +12,7 @@ from jitckpt.wire.proxy_messages import (
     HEALTHY,
     LEFT_OUT,
     LOST,
+    RESTS,
     SUSPECT,
     SWITCH_OFF,
     TRIED,
@@ -121,6 +122,15 @@ class Proxy:
         """Come to the end of the step."""
         return self.says(TRIED, unfit=self.fails_trial)
 
+    def rests(self, unfit: str = "") -> Validates:
+        """Come to the end of the step behind which all are to wait."""
+        return self.says(RESTS, unfit=unfit)
+
+    def loses_its_server(self) -> None:
+        """It has ended, as the rank is at rest."""
+        assert self.held
+        self.state, self.device = None, LOST
+
     def says(self, what: int, text: str = "", state: str = "", unfit: str = "") -> Validates:
         """Say that at its place."""
         self.waits, self.place = True, place_of(self.step, what)
@@ -128,6 +138,8 @@ class Proxy:
 
     def judges(self, overwritten: bool) -> Validates:
         """Say what follows from calls that were made again; all is put back if nothing was overwritten."""
+        if self.place == place_of(self.step, RESTS):
+            return self.rests()
         if self.tries:
             return self.has_tried()
         if not overwritten and not self.compares:

@@ -116,6 +116,7 @@ class Departure:
     def _back(self, dumped: Sequence[_Dumped]) -> None:
         """Make the processes again here, as far as that can be done."""
         for one in dumped:
+            reap(one.pids)
             with contextlib.suppress(CriuError, OSError):  # then it counts as killed
                 self._mover.restore(one.rank, one.folder, one.pids, one.what, one.stores)
 

@@ -23,6 +23,7 @@ _QUESTION = struct.Struct("=BBHIIIII")  # unix_diag_req
 _ANSWER = struct.Struct("=BBBBIII")  # unix_diag_msg
 _ATTRIBUTE = struct.Struct("=HH")
 _MOST_ANSWER = 1 << 18
+_BLOCK = 512  # bytes, of st_blocks
 _STATES = {1: ESTABLISHED, 10: LISTENS}  # as the kernel numbers those of TCP, and of all sockets
 
 
@@ -33,6 +34,37 @@ def tree(root: int) -> list[Process]:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
             found.append(_process(pid))
     return found
+
+
+def image_bytes(root: int) -> int:
+    """Return about how large the images of a process and all below it get. Raises OSError if it has ended."""
+    own, shared = 0, {}
+    for process in tree(root):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            own += _resident(process.pid, "Anon")
+            for file in process.files:
+                if file.to.startswith(("/memfd:", "/dev/shm/")):
+                    status = os.stat(f"/proc/{process.pid}/fd/{file.number}")
+                    shared[file.identity] = status.st_blocks * _BLOCK
+    return own + sum(shared.values())
+
+
+def resident_bytes() -> int:
+    """Return the memory that this process has of its own."""
+    return _resident(os.getpid(), "Anon")
+
+
+def name_of(number: int) -> str:
+    """Return what the process or thread of this number is called; "" if there is none."""
+    try:
+        return Path(f"/proc/{number}/comm").read_text(errors="replace").strip() or "?"
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def _resident(pid: int, kind: str) -> int:
+    found = re.search(rf"^Rss{kind}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return int(found[1]) << 10 if found else 0
 
 
 def sockets() -> dict[int, Socket]:

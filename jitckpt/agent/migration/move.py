@@ -97,7 +97,7 @@ class Mover:
         """Make the rank's worker anew. If that can't be done it stays as it was, or it has ended."""
         begun = time.monotonic()
         try:
-            what = self.look(rank)
+            what, own_clock = self.look(rank), has_own_clock(self._workers[rank].pid)
             with (
                 self._workers[rank].being_made_again(),
                 nameless_folder() as folder,
@@ -108,7 +108,8 @@ class Mover:
                     dumped = self.dump(rank, folder, what)
                     size = sum(os.stat(name, dir_fd=folder).st_size for name in os.listdir(folder))
                     pids = self.pids(rank, folder)
-                    restored = self.restore(rank, folder, pids, what, stores)
+                    reap(pids)
+                    restored = self.restore(rank, folder, pids, what, stores, keeps_clock=own_clock)
                 except (CriuError, OSError):
                     network_lock.unlock(criu.locks(folder))
                     raise
@@ -132,10 +133,10 @@ class Mover:
     def worker(self, rank: int) -> Worker:
         return self._workers[rank]
 
-    def look(self, rank: int, *, elsewhere: bool = False) -> Carried:
+    def look(self, rank: int, *, elsewhere: bool = False, into_memory: bool = True) -> Carried:
         """Return how the belongings of the rank's processes are carried. Raises MoveError or OSError.
 
-        elsewhere: to another host.
+        elsewhere: to another host. into_memory: the images go there.
         """
         processes = looked_at.tree(self._workers[rank].pid)
         servers = self.proxies.server_processes(rank)
@@ -156,7 +157,7 @@ class Mover:
         if missing := set(sockets.values()) - {end.name for end in what.sockets}:
             raise MoveError(f"It has closed its socket to the launcher ({min(missing)}).")
         needed, free = sum(process.memory for process in processes), _available_memory()
-        if needed > free:
+        if into_memory and needed > free:
             raise MoveError(f"Its image needs {show_size(needed)} of memory, and {show_size(free)} are free.")
         return what
 
@@ -192,35 +193,44 @@ class Mover:
                 raise MoveError(f"It has not read what it was sent within {READING_SECONDS:g} s.")
             time.sleep(0.001)
 
-    def dump(self, rank: int, folder: int, what: Carried) -> float:
-        """Return the seconds. Raises CriuError; then the worker runs on as it was."""
+    def dump(self, rank: int, folder: int, what: Carried, limit: float = LIMIT) -> float:
+        """Return the seconds, at most `limit`. Raises CriuError; then the worker runs on as it was."""
         external = [*(f"unix[{end.inode}]" for end in what.sockets), *what.external]
         ghosts = max(what.ghosts, criu.SOONEST_GHOST)
         worker, begun = self._workers[rank], time.monotonic()
         criu.dump(
             self._criu,
             worker.pid,
-            Options(folder, LIMIT, external, ghosts=ghosts, variables=worker.mark),
+            Options(folder, limit, external, ghosts=ghosts, variables=worker.mark),
         )
         return time.monotonic() - begun
 
     def restore(
-        self, rank: int, folder: int, pids: Sequence[int], what: Carried, stores: dict[str, socket.socket]
+        self,
+        rank: int,
+        folder: int,
+        pids: Sequence[int],
+        what: Carried,
+        stores: dict[str, socket.socket],
+        *,
+        keeps_clock: bool = False,
+        limit: float = LIMIT,
     ) -> float:
-        """Make the dumped processes again; return the seconds. stores: the new sockets are put there.
+        """Make the dumped processes again, whose ends were waited for; return the seconds.
 
-        Raises CriuError or OSError; then the worker counts as killed.
+        stores: the new sockets are put there. keeps_clock: for them no time has passed, in a time namespace
+        of their own. Raises CriuError or OSError; then the worker counts as killed.
         """
         begun = time.monotonic()
-        reap(pids)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(CLOCKS, dir_fd=folder)
+        if not keeps_clock:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(CLOCKS, dir_fd=folder)
         before = {**self.sockets(rank), **stores}
         on_their_way = {name: drained(one) for name, one in before.items()}
         try:
             for attempt in range(1, ATTEMPTS + 1):
                 try:
-                    ends = self._restored(rank, folder, what, on_their_way)
+                    ends = self._restored(rank, folder, what, on_their_way, limit)
                     break
                 except CriuError:
                     end_what_is_left(pids)
@@ -242,7 +252,12 @@ class Mover:
         return time.monotonic() - begun
 
     def _restored(
-        self, rank: int, folder: int, what: Carried, on_their_way: Mapping[str, Sequence[_Message]]
+        self,
+        rank: int,
+        folder: int,
+        what: Carried,
+        on_their_way: Mapping[str, Sequence[_Message]],
+        limit: float,
     ) -> dict[str, socket.socket]:
         """Restore once; return the agent's ends of the new sockets. Raises CriuError or OSError."""
         ends: dict[str, socket.socket] = {}
@@ -255,7 +270,7 @@ class Mover:
                     inherit.append((theirs.fileno(), f"socket:[{end.inode}]"))
                     for message in on_their_way[end.name]:  # said again, as the last that it had said
                         socket.send_fds(theirs, [message.data], message.files)
-                options = Options(folder, LIMIT, inherit=inherit, variables=self._workers[rank].mark)
+                options = Options(folder, limit, inherit=inherit, variables=self._workers[rank].mark)
                 criu.restore(self._criu, options)
             except BaseException:
                 for ours in ends.values():
@@ -297,6 +312,14 @@ class Mover:
         now |= {"process": worker.pidfd, "lifeline": lifeline.released}
         for name, callback in callbacks.items():
             selector.register(now[name], selectors.EVENT_READ, callback)
+
+
+def has_own_clock(pid: int) -> bool:
+    """Return whether a process was suspended once: its monotonic clock has stood still then."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/time") != os.readlink("/proc/self/ns/time")
+    except FileNotFoundError:  # a kernel without time namespaces
+        return False
 
 
 def _store(inode: int) -> str:

@@ -104,6 +104,7 @@ class Children:
         self._temporary = temporary
         self._arguments = [str(seconds_to_save), "" if temporary is None else str(temporary), self.mark]
         self._known: dict[int, _Known] = {}
+        self._images: Path | None = None
         self._guardians = 0
         self._closing = os.eventfd(0, os.EFD_CLOEXEC)
         adopt_orphans()
@@ -137,6 +138,12 @@ class Children:
         """
         with _lock:
             self._tell({"locks": None if known is None else [*known]})
+
+    def note_images(self, folder: Path | None) -> None:
+        """Workers are images in there, which are of no use without the agent. None: none are."""
+        with _lock:
+            self._images = folder
+            self._tell({"images": None if folder is None else str(folder)})
 
     def kill_guardian(self) -> None:
         """For rehearsed failures: it is replaced within a second."""
@@ -205,6 +212,8 @@ class Children:
             say(f"the guardian has ended {MAX_GUARDIANS - 1} times; the next one is not replaced.")
         for pid, worker in self._known.items():
             self._tell({"guard": pid, "registered": worker.registered}, worker.pidfd)
+        if self._images is not None:
+            self._tell({"images": str(self._images)})
 
     def _end_guardian(self) -> None:
         self._guardian.kill()

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -33,13 +34,15 @@ class Guarded:
     registered: bool = False
 
 
-def listen(agent: socket.socket) -> tuple[dict[int, Guarded], set[str] | None]:
+def listen(agent: socket.socket) -> tuple[dict[int, Guarded], set[str] | None, str]:
     """Hear of workers until the agent has died; return those that it had last.
 
     And the locks of connections that were there before one of them was dumped; None: none was being moved.
+    And the folder in which they are images, or "".
     """
     guarded: dict[int, Guarded] = {}
     locks: set[str] | None = None
+    images = ""
     room = socket.CMSG_SPACE(array.array("i").itemsize)
     while True:
         try:
@@ -47,7 +50,7 @@ def listen(agent: socket.socket) -> tuple[dict[int, Guarded], set[str] | None]:
         except ConnectionError:
             data, ancillary = b"", []
         if not data:
-            return guarded, locks
+            return guarded, locks, images
         given = array.array("i")
         for _, _, content in ancillary:
             given.frombytes(content)
@@ -63,6 +66,8 @@ def listen(agent: socket.socket) -> tuple[dict[int, Guarded], set[str] | None]:
                 locks = set(names)
             case {"locks": None}:
                 locks = None
+            case {"images": folder}:
+                images = folder or ""
 
 
 def has_ended(worker: Guarded) -> bool:
@@ -75,7 +80,7 @@ def main() -> None:
             number, signal.SIG_IGN
         )  # sent to all processes of the job; the agent decides about them
     seconds_to_save, temporary, mark = float(sys.argv[1]), sys.argv[2], sys.argv[3]
-    workers, locks = listen(socket.socket(fileno=0))
+    workers, locks, images = listen(socket.socket(fileno=0))
     guarded = list(workers.values())
     deadline = time.monotonic() + seconds_to_save
     alive = [worker for worker in guarded if not has_ended(worker)]
@@ -97,6 +102,8 @@ def main() -> None:
     process_tree.end(lambda: process_tree.of_job(mark, sessions))
     if locks is not None:
         network_lock.unlock(network_lock.tables() - locks)
+    if images:  # sockets of theirs led to the agent
+        shutil.rmtree(images, ignore_errors=True)
     if temporary:
         with contextlib.suppress(OSError):
             remove_if_empty(temporary)

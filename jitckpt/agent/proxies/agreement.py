@@ -70,6 +70,10 @@ class Agreement:
         self._answered: dict[int, proxy_messages.Validated] = {}  # what ranks were told last, that had waited
         self._patient_until: float | None = None
         self._validation: RecoveryNumber | None = None  # the newest recovery that is no more than that
+        self._rest: RecoveryNumber | None = None  # the recovery in which all are to come to rest, and stay so
+        self._has_rested = False  # that was done, and the ranks wait for nothing else at their places
+        self._for_rest: set[int] = set()  # the numbers of recoveries that nothing but that has led to
+        self._proven = False  # a minibatch was valid
         self._switched_off = False
         self._relied = False  # a failure was recovered from, and no minibatch was valid since
         self._compares = False  # what the newest recovery leads to
@@ -110,6 +114,23 @@ class Agreement:
         self._news.add(rank)
         self._coordinator = self._coordinator.lose(rank, why)
         self._agree(now)
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether all ranks are held with servers that have nothing, as all have said RESTS: see `go_on`."""
+        ordering = self._coordinator.phase == "ordering" and self._coordinator.recovery == self._rest
+        return ordering and self._all_ids is not None
+
+    def go_on(self, now: float) -> None:
+        """The ranks have been at rest; their servers are gone by now."""
+        self._rest, self._has_rested = None, True
+        self._begin_for_rest()
+        self._agree(now)
+
+    def _begin_for_rest(self) -> None:
+        """Begin a recovery though nothing has failed, in which no server stays."""
+        self._coordinator = replace(self._coordinator.begin(), servers_stay=False)
+        self._for_rest.add(self._coordinator.recovery[1])
 
     def forget_failure(self, rank: int) -> None:
         """A rank gets another device: if its calls fail as before, that is for the first time there."""
@@ -210,7 +231,7 @@ class Agreement:
             self._answered[rank] = proxy_messages.Validated(message.recovery, message.place, answer)
             self._tell(rank, self._answered[rank])
             return
-        if message.says not in (proxy_messages.TRIED, proxy_messages.SWITCH_OFF):
+        if message.says not in (proxy_messages.TRIED, proxy_messages.SWITCH_OFF, proxy_messages.RESTS):
             # Perhaps not its first word here: a failure can take that away. The state is in images, else
             # nobody would validate.
             self._shards, self._stays = {}, False
@@ -275,7 +296,14 @@ class Agreement:
 
     def _leave_out(self, why: str) -> None:
         """Have the ranks that wait for a validation go on; why: a clause."""
-        if self._shards:
+        if any(one.says == proxy_messages.RESTS for one in self._validating.values()):
+            has_rested, self._has_rested = self._has_rested, False
+            if has_rested:
+                self._note("rested")
+            else:
+                self._note("no_rest", text=why)
+            self._tell_validated(LEFT_OUT)
+        elif self._shards:
             self._shards = {}
             self._note("state_in_images", text=why)
             self._tell_validated(VALID)
@@ -297,6 +325,8 @@ class Agreement:
         gone = [rank for rank, one in self._ranks.items() if one.gone]
         if gone:
             self._leave_out(f"rank {gone[0]} can't take part: {self._ranks[gone[0]].gone}")
+        elif any(one.says == proxy_messages.RESTS for one in said.values()):
+            self._come_to_rest()
         elif self._stays or said.keys() == self._ranks.keys():
             left_out = [one.text for one in said.values() if one.says == proxy_messages.LEFT_OUT]
             wrong = [rank for rank, one in said.items() if one.says == proxy_messages.SWITCH_OFF]
@@ -313,13 +343,34 @@ class Agreement:
             elif self._shards:
                 self._tell_validated(self._let_state_stay())
             else:
-                self._relied = False
+                self._relied, self._proven = False, True
                 for rank, one in said.items():
                     log_bytes, image_bytes = self._ranks[rank].memory
                     self._note(
                         "validated", rank=rank, text=one.text, log_bytes=log_bytes, image_bytes=image_bytes
                     )
                 self._tell_validated(self._let_state_try())
+
+    def _come_to_rest(self) -> None:
+        """Once all ranks wait behind the step after which they are to rest: have them do so, once."""
+        said = self._validating
+        if said.keys() != self._ranks.keys():
+            return
+        elsewhere = [rank for rank, one in said.items() if one.says != proxy_messages.RESTS]
+        unfit = [f"{one.unfit} (rank {rank})" for rank, one in said.items() if one.unfit]
+        if self._has_rested:
+            self._has_rested = False
+            self._note("rested")
+            self._tell_validated(VALID)
+        elif elsewhere or len({one.place for one in said.values()}) > 1:
+            self._leave_out("not all ranks have come to the same step")
+        elif unfit:
+            self._leave_out(unfit[0])
+        elif not self._proven:
+            self._leave_out("no minibatch of it has been validated yet")
+        else:
+            self._begin_for_rest()
+            self._rest = self._coordinator.recovery
 
     def _look_for_a_hang(self, rank: int, standing: proxy_messages.Standing, now: float) -> None:
         """A rank has waited for too long, or answers what it waits for. Begin a recovery if the job hangs.
@@ -475,7 +526,7 @@ class Agreement:
                 first, rest = translation.parted(participant.orders)
                 if participant.carried_out < len(first):
                     return translation.restart(participant.recovery, first)
-                if self._all_ids is None:
+                if self._all_ids is None or participant.recovery == self._rest:
                     return None
                 return translation.replay(
                     participant.rank,
@@ -499,7 +550,7 @@ class Agreement:
             self._compares = bool(self._validating) or before.recovery == self._validation
             # Those that wait for a validation say anew what they have come to.
             self._validating, self._patient_until = {}, None
-            if before.phase == "watching" or before.recovery == self._validation:
+            if before.phase == "watching" or self._is_no_failure(before.recovery):
                 self._began = now
             self._note_of_failure("recovery_begun", recovery=after.recovery[1])
         elif after.phase == "ordering" and before.phase != "ordering" and isinstance(after.decided, Plan):
@@ -515,7 +566,7 @@ class Agreement:
                 "recovered", recovery=after.recovery[1], state=after.last_state, seconds=seconds
             )
             self._relied |= not self._compares and after.recovery != self._validation
-            if after.recovery == self._validation:  # no attempt to mend anything
+            if self._is_no_failure(after.recovery):  # no attempt to mend anything
                 self._coordinator = replace(after, last_state=-1, attempts=0)
         elif after.phase == "giving up" and before.phase != "giving up":
             assert isinstance(after.decided, FallBack)
@@ -523,6 +574,11 @@ class Agreement:
             self._note(event, text=after.decided.reason)
 
     def _note_of_failure(self, event: str, **details: object) -> None:
-        """Note what belongs to a recovery from a failure; a validation is nothing that a user waits for."""
-        if self._validation is None or details["recovery"] != self._validation[1]:
+        """Note what belongs to a recovery from a failure; all others have events of their own, or none."""
+        term = self._coordinator.recovery[0]
+        if not self._is_no_failure((term, int(str(details["recovery"])))):
             self._note(event, **details)
+
+    def _is_no_failure(self, recovery: RecoveryNumber) -> bool:
+        """Return whether nothing has failed that has led to this recovery."""
+        return recovery == self._validation or recovery[1] in self._for_rest

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from jitckpt.agent.proxies.agreement import Agreement
 from jitckpt.agent.proxies.exchange import Exchange
@@ -85,6 +85,29 @@ class _Connection:
     rank: int | None = None
 
 
+class Suspending(Protocol):
+    """Has all ranks of the job wait behind a step, and does with them there what it was asked for."""
+
+    def watch(self, selector: selectors.BaseSelector) -> None:
+        """Have the selector's owner call what it finds as data when something comes."""
+
+    def look(self) -> None:
+        """Listen again, if that could not be done before."""
+
+    @property
+    def next_look(self) -> float | None:
+        """When `look` should be called, if nothing happens before."""
+
+    def carry_out(self) -> None:
+        """All ranks rest, and their servers have ended. Returns once they are to go on, or are lost."""
+
+    def note(self, event: str, details: Mapping[str, object]) -> None:
+        """Take note of an event of the job."""
+
+    def close(self) -> None:
+        """Nobody is listened to any more."""
+
+
 class Proxies:
     """The device proxies of one start of the workers. Used by the supervisor's thread alone.
 
@@ -106,15 +129,18 @@ class Proxies:
         transfers: Transfers | None = None,
         exchange: ExchangeSettings | None = None,
         server_variables: Callable[[int], Mapping[str, str]] = lambda rank: {},
+        suspension: Suspending | None = None,
     ) -> None:
         """sessions: of each rank here the session that its worker leads. say: tells the user a sentence.
 
         deadline: seconds for each order of a recovery. messenger, transfers: of several hosts whose
         ranks' states stay. exchange: how, if ranks get other devices in the place of broken ones.
+        suspension: of a job that can be suspended; with one host.
         """
         self._control, self._sessions, self._log, self._say = control, dict(sessions), log, say
         self._exchange = None if exchange is None else Exchange(exchange, list(sessions), log, say)
         self._more = server_variables
+        self._suspension = suspension
         self._servers = Servers(control.servers, sessions, log, self._variables)
         self._hosts, self._messenger, self._transfers = hosts, messenger, transfers
         self._connections: dict[int, _Connection] = {}  # by rank
@@ -136,6 +162,7 @@ class Proxies:
         """The monotonic time at which `look` should be called, if nothing happens before."""
         agreed = self._agreement.next_look if self._agreement is not None else None
         looks = [agreed, self._door.opens_at, self._servers.next_look]
+        looks += [] if self._suspension is None else [self._suspension.next_look]
         return min((one for one in looks if one is not None), default=None)
 
     def _variables(self, rank: int, environment: Mapping[str, str]) -> Mapping[str, str]:
@@ -148,6 +175,8 @@ class Proxies:
         self.selector = selector
         self._door = Door(self._control.socket, selector, self._accept)
         self._servers.watch(selector)
+        if self._suspension is not None:
+            self._suspension.watch(selector)
         for connection in self._open:
             self._listen_to(connection)
         if not self._awaited:
@@ -161,6 +190,8 @@ class Proxies:
             connection.socket.close()
         self._control.close()
         self._servers.close()
+        if self._suspension is not None:
+            self._suspension.close()
         if self._transfers is not None:
             self._transfers.close()
 
@@ -168,6 +199,8 @@ class Proxies:
         """See what has not been done in time."""
         self._door.look()
         self._servers.look()
+        if self._suspension is not None:
+            self._suspension.look()
         if self._agreement is not None:
             self._agreement.look(time.monotonic())
 
@@ -196,6 +229,11 @@ class Proxies:
             connection.socket = now
         else:
             self._servers.replace(before, now)
+
+    @property
+    def all_connected(self) -> bool:
+        """Whether all workers here use their devices."""
+        return self._connections.keys() == self._sessions.keys()
 
     @property
     def broken_devices(self) -> frozenset[str]:
@@ -330,6 +368,11 @@ class Proxies:
         if not isinstance(message, FromProxy):
             raise MessageError(f"A device proxy says {type(message).__name__}, which is an agent's to say.")
         self._agreement.hear(rank, message, time.monotonic())
+        if self._agreement.at_rest and self._suspension is not None:
+            for one in self._sessions:
+                self._servers.end_now(one)
+            self._suspension.carry_out()
+            self._agreement.go_on(time.monotonic())
 
     def _to_leader(self, header: Mapping[str, Any], data: bytes = b"") -> None:
         assert self._hosts is not None
@@ -412,6 +455,8 @@ class Proxies:
 
     def _note(self, event: str, **details: object) -> None:
         self._log.write(event, **details)
+        if self._suspension is not None:
+            self._suspension.note(event, details)
         if event in CHECKED_AFTER and self._exchange is not None and not self._checked:
             self._checked = True
             self._exchange.check()

@@ -19,6 +19,7 @@ from jitckpt.bindings.proxy_memory import Memory
 from jitckpt.decisions.transparent import validation
 from jitckpt.errors import RecoveryError
 from jitckpt.hooks.torch_steps import OptimizerSteps, State
+from jitckpt.system.resting_place import Guest
 from jitckpt.wire import environment, proxy_messages
 from jitckpt.worker.ends import at_end
 from jitckpt.worker.in_place import naming, proxy_faults, torch_memory
@@ -39,11 +40,22 @@ _TELLS_AT = 10  # steps
 class MinibatchKeeper:
     """A listener to the steps of a script that knows nothing of it."""
 
-    def __init__(self, process: Any, validate_every: int, state_on_device: str = "0") -> None:
-        """process: the symbols of this process, as ctypes has them. validate_every: steps; see is_due."""
+    def __init__(
+        self,
+        process: Any,
+        validate_every: int,
+        state_on_device: str = "0",
+        guest: Guest | None = None,
+    ) -> None:
+        """process: the symbols of this process, as ctypes has them. validate_every: steps; see is_due.
+
+        guest: tells whether the agent wants all ranks to rest behind a step.
+        """
         self._process = process
         self._process.cudaGetErrorString.restype = ctypes.c_char_p
         self._off = False
+        self._guest = guest
+        self._rests = self._silent = False  # behind the step that has begun
         self._every = validate_every
         self._valid = False  # a minibatch was
         self._tries = 0  # in how many minibatches before this one a validation that is due was left out
@@ -59,6 +71,10 @@ class MinibatchKeeper:
         """The minibatch's calls are made: if it is time to, see whether they can be made again."""
         if self._off:
             return
+        self._rests = self._guest is not None and self._guest.begins(step)
+        # Without a word to others since the last step no image is made of this one.
+        alone = os.environ.get("WORLD_SIZE", "1") == "1"
+        self._silent = self._rests and not alone and not self._process.jitckpt_proxy_communicated()
         on_device = self._on_device
         stays = on_device is not None and on_device.stays
         due = step == self._validate_at if stays else validation.is_due(step, self._every, self._valid)
@@ -92,6 +108,8 @@ class MinibatchKeeper:
         if self._off:
             return
         self._keep(step, optimizer, state)
+        if self._rests and not self._off:
+            self._rest(step)
         if step == _TELLS_AT and not self._off and os.environ.get("RANK", "0") == "0":
             copied = self._process.jitckpt_proxy_image_bytes() / 1e6
             text = f"each step copies {copied:.3g} MB of rank 0's device to the host"
@@ -117,6 +135,12 @@ class MinibatchKeeper:
             on_device.watched(self.optimizers())
         if error := self._process.jitckpt_proxy_keep():
             self._end(error, step)
+
+    def _rest(self, step: int) -> None:
+        """Wait for all ranks behind the step; there the agent may have them suspended, and made again."""
+        torch.cuda.synchronize()  # what the step has left is whole by then
+        unfit = "it has said nothing to other ranks since its last step" if self._silent else ""
+        self._off = _say_until_heard(self._process, step, proxy_messages.RESTS, unfit=unfit) == _OVER
 
     def _tell_of_trial(self, step: int, unfit: str) -> int:
         """Return what all ranks hear of a step after which the state may stay; unfit: why not, or ""."""
@@ -245,6 +269,16 @@ def _tell_what_is_free() -> None:
         print(f"jitckpt: {text}", file=sys.stderr, flush=True)
 
 
+def _guest() -> Guest | None:
+    """Return what tells when all ranks are to rest, if the job can be suspended."""
+    place = environment.REST.get()
+    try:
+        return Guest(place) if place else None
+    except OSError as error:  # the others give up to wait for this rank
+        print(f"jitckpt: this rank can't be suspended: {error}", file=sys.stderr, flush=True)
+        return None
+
+
 def begin() -> None:
     """Let the proxy, if this process has it, keep each minibatch that there will be."""
     process = ctypes.CDLL(None)
@@ -253,7 +287,7 @@ def begin() -> None:
         process.jitckpt_proxy_image_bytes.restype = ctypes.c_uint64
         torch.cuda._lazy_call(_tell_what_is_free)  # the allocator is there once a device is used
         on_device = environment.STATE_ON_DEVICE.get()
-        keeper = MinibatchKeeper(process, environment.VALIDATE_EVERY.get(), on_device)
+        keeper = MinibatchKeeper(process, environment.VALIDATE_EVERY.get(), on_device, _guest())
         # A server that is told of a fault is waited for, which is to be outside of the keeper's steps.
         rehearsal = proxy_faults.begin(process)
         steps = OptimizerSteps(keeper)

@@ -1,0 +1,128 @@
+"""How a command reaches the launcher of a running job: by a file in the job's directory, and a socket.
+
+The file names the socket, which is an abstract one of the launcher's: nothing that could be mistaken for it
+is left once that is killed. Each end sees to it that the other is the same user's.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from jitckpt.errors import JitckptError
+
+FILE_NAME = "launcher.json"
+MOST_BYTES = 1 << 16  # of a message
+BACKLOG = 8
+_PEER = struct.Struct("iii")  # struct ucred: process, user, group
+
+
+class JobSocketError(JitckptError):
+    """The job's launcher can't be asked; the text is a sentence."""
+
+
+class JobSocket:
+    """The launcher's side: `listener` is readable once somebody comes. Raises OSError."""
+
+    def __init__(self, directory: Path) -> None:
+        name = f"jitckpt-job-{secrets.token_hex(16)}"
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.listener.bind(b"\0" + name.encode())
+        self.listener.listen(BACKLOG)
+        self.listener.setblocking(False)
+        self._told = json.dumps({"socket": name, "host": socket.gethostname(), "process": os.getpid()})
+        directory.mkdir(parents=True, exist_ok=True)
+        self._path = directory / FILE_NAME
+        new = directory / f".{FILE_NAME}.new"
+        new.touch(0o600)
+        new.write_text(self._told)
+        new.replace(self._path)
+
+    def accept(self) -> "Caller | None":
+        """Return who has come; None if that was nobody, or another user."""
+        try:
+            connection, _ = self.listener.accept()
+        except OSError:  # who came has gone, or there is no descriptor left
+            return None
+        if _user_of(connection) != os.getuid():
+            connection.close()
+            return None
+        connection.setblocking(False)
+        return Caller(connection)
+
+    def close(self) -> None:
+        """Nobody can come any more; the file goes unless it is another launcher's by now."""
+        self.listener.close()
+        with contextlib.suppress(OSError):
+            if self._path.read_text() == self._told:
+                self._path.unlink()
+
+
+class Caller:
+    """A command that has asked for something, and waits for its end."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+
+    def asks(self) -> dict[str, Any] | None:
+        """Return what it wants; None if it has hung up, or makes no sense."""
+        try:
+            found = json.loads(self.connection.recv(MOST_BYTES))
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def hear(self, text: str, status: int | None = None) -> None:
+        """Tell it a sentence; status: with which it ends then."""
+        with contextlib.suppress(OSError):  # it waits no more
+            self.connection.send(json.dumps({"said": text, "status": status}).encode())
+
+    def close(self) -> None:
+        """Hang up."""
+        self.connection.close()
+
+
+def ask(directory: Path, wanted: Mapping[str, Any]) -> Iterator[tuple[str, int | None]]:
+    """Ask the launcher of this directory's job; yield sentences, the last with a status.
+
+    Raises JobSocketError if there is none, or it ends before it has answered.
+    """
+    path = directory / FILE_NAME
+    try:
+        told = json.loads(path.read_text())
+        name, host, process = str(told["socket"]), str(told["host"]), int(told["process"])
+    except FileNotFoundError:
+        raise JobSocketError(
+            f"No job in {directory} can be suspended: it has ended, or was started without --suspendable."
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise JobSocketError(f"{path} can't be read: {error}.") from error
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        try:
+            connection.connect(b"\0" + name.encode())
+        except OSError as error:
+            here = socket.gethostname()
+            elsewhere = f" It is on {host}, and this is {here}." if host != here else ""
+            raise JobSocketError(
+                f"The job's launcher, process {process}, can't be reached: it was killed, starts the ranks "
+                f"again just now, or is in another container ({error.strerror}).{elsewhere}"
+            ) from error
+        if _user_of(connection) != os.getuid():
+            raise JobSocketError(f"The socket that {path} names is another user's.")
+        connection.send(json.dumps(dict(wanted)).encode())
+        while data := connection.recv(MOST_BYTES):
+            answer = json.loads(data)
+            yield answer["said"], answer["status"]
+            if answer["status"] is not None:
+                return
+    raise JobSocketError(f"The job's launcher, process {process}, has ended before it answered.")
+
+
+def _user_of(connection: socket.socket) -> int:
+    user: int = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[1]
+    return user
