@@ -74,8 +74,8 @@ def main() -> None:
                 taken[in_one_call].append(1e6 * watching.step(in_one_call))
         training.job.close()
         torch.distributed.destroy_process_group()
-    in_one_call, one_by_one = (statistics.median(taken[way]) for way in (True, False))
-    print(f"{len(watching.names)} tensors are watched; inside of a step's hooks: {in_one_call:.0f} us")
+    at_once, one_by_one = (statistics.median(taken[way]) for way in (True, False))
+    print(f"{len(watching.names)} tensors are watched; inside of a step's hooks: {at_once:.0f} us")
     print(f"one tensor after the other: {one_by_one:.0f} us")
 
 

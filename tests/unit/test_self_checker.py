@@ -21,6 +21,7 @@ from jitckpt.worker.self_check.comparison import (
     NO_SELF_CHECK,
     SAMPLED_SELF_CHECK,
 )
+from jitckpt.worker.self_check.not_given import NotGiven
 
 TENSORS = {
     "weight": torch.randn(8, 4).t(),
@@ -128,13 +129,13 @@ def test_the_scripts_objects_are_looked_at_by_its_own_thread(monkeypatch: pytest
     """The other thread would see them in the middle of a later step."""
     monkeypatch.setattr(checker, "HostCopies", Copies)
     looked: list[threading.Thread] = []
-    look = checker.NotGiven.look
+    look = NotGiven.look
 
     def watched(*given: Any) -> Any:
         looked.append(threading.current_thread())
         return look(*given)
 
-    monkeypatch.setattr(checker.NotGiven, "look", watched)
+    monkeypatch.setattr(NotGiven, "look", watched)
     model = nn.Linear(4, 2)
     optimizer = torch.optim.Adam(model.parameters())
     host = HostState(model=model, optimizers=[optimizer], schedulers=[], scaler=None, extra=None, device=None)
