@@ -55,9 +55,11 @@ from jitckpt.agent.proxies.exchange import Settings as Exchange
 from jitckpt.agent.proxies.state_transfer import Transfers
 from jitckpt.agent.proxies.step_barrier import Messenger, StepBarrier
 from jitckpt.agent.supervisor import Reports, Supervisor
+from jitckpt.agent.taking_in import TakingIn
 from jitckpt.bindings.criu import Criu
 from jitckpt.console import say, show_size
-from jitckpt.decisions import quorum
+from jitckpt.decisions import elastic, quorum
+from jitckpt.decisions.elastic import Begun
 from jitckpt.decisions.memory_wanted import Wanted
 from jitckpt.decisions.recovery import SAME_ENDS, Outcome, brings_no_progress
 from jitckpt.decisions.step_tree import Place
@@ -130,6 +132,7 @@ class Settings:
     memory: Wanted | None = None  # of the memory tier
     coordination: Coordination | None = None  # in the place of a store of torch's
     objects: WantedObjects | None = None  # what is saved is copied there
+    wait: float | None = None  # for missing hosts, before the job goes on with fewer; None: it never does
 
 
 def launch(
@@ -226,6 +229,8 @@ class Agent(LocalElasticAgent):
         self._memory: MemoryTier | None = None
         self._objects: ObjectCopies | None = None
         self._meetings = 0  # in this round of the rendezvous, after the first
+        self._free_restarts = 0  # that are not counted, as hosts were lost or have come
+        self._begun: list[Begun] = []  # the starts on several hosts
 
     def run(self, *args: Any, **kwargs: Any) -> RunResult:
         """Run the job with the signals that end it in our hands."""
@@ -318,17 +323,20 @@ class Agent(LocalElasticAgent):
                 gone, leaving = processes.supervisor.gone_hosts, processes.supervisor.leaving
                 assert self._lasting is not None
                 self._lasting.failed(before, leaving, self._settings.silent_hosts_are_dead)
-                if not gone and not self._lasting.meets_at_once and self._meet_again(worker_group):
+                same = not gone and not processes.supervisor.takes_in
+                if same and not self._lasting.meets_at_once and self._meet_again(worker_group):
                     return
+                if isinstance(self._lasting, LastingRendezvous):
+                    self._lasting.is_taking_in = processes.supervisor.takes_in and not gone
                 if gone and self._log.leading:
                     places = ", ".join(map(before.name, sorted(gone)))
-                    say(f"waiting for others in the place of {places}, for at most {timeout:g} s.")
+                    say(f"waiting for others in the place of {places}, for at most {self._patience:g} s.")
             deadline = time.monotonic() + timeout
             while not self._come_together(worker_group):
                 if time.monotonic() > deadline:
                     raise RendezvousTimeoutError("hosts or stores were lost again and again")
         except RendezvousTimeoutError as error:
-            count = self._config.max_nodes
+            count = self._config.min_nodes
             raise HostsMissing(f"{count} hosts did not come together in {timeout:g} s. {again}") from error
         except (RendezvousError, DistError) as error:
             raise HostsError(
@@ -337,6 +345,11 @@ class Agent(LocalElasticAgent):
         finally:
             if before is not None and self._hosts is not before:
                 before.close()
+
+    @property
+    def _patience(self) -> float:
+        """Seconds after which a meeting is held without those that are missing, or not at all."""
+        return self._settings.wait or rendezvous.join_timeout(self._config)
 
     def _check_health(self, worker_group: Any, again: bool) -> None:
         """Have no part in a start for which this host is not well.
@@ -442,6 +455,7 @@ class Agent(LocalElasticAgent):
             memory_address="" if memory is None else memory.address,
             memory_port=0 if for_memory is None else for_memory.getsockname()[1],
             starts=self._starts_known(),
+            free=self._free_restarts,
         )
         store, prefix = worker_group.store, f"jitckpt/{self._meetings}"
         place = (index, worker_group.group_world_size)
@@ -449,6 +463,7 @@ class Agent(LocalElasticAgent):
         try:
             met, secret = lasting.guarded(exchange)
             self._check_progress(met)
+            self._check_first_start(met)
             _check_quorum(met)
             lasting.agree(met, index, store, prefix)
         except BaseException:
@@ -472,13 +487,47 @@ class Agent(LocalElasticAgent):
             raise
         self._hosts = connected
         worker_group.master_addr, worker_group.master_port = met[0].address, met[0].worker_store
+        self._free_restarts = max(host.free for host in met)
+        spec.max_restarts = self._config.max_restarts + self._free_restarts
         self._remaining_restarts = spec.max_restarts - max(host.restarts for host in met)
         self._log.leading = index == 0
+        self._begun.append(Begun(time.monotonic(), len(met)))
+        self._tell_how_many(len(met))
         self._note_start(directory, met)
         if directory is not None:
             self._fetch(self._hosts, directory)
         if self._memory is not None:
             self._memory.gather(self._hosts)
+
+    def _check_first_start(self, met: Sequence[Host]) -> None:
+        """Have the first start wait for all hosts. Raises Apart if some are missing.
+
+        None of these knows of the job: those that do may go on elsewhere.
+        """
+        lacking = self._config.max_nodes - len(met)
+        if lacking and not any(host.pasts for host in met) and not self._settings.silent_hosts_are_dead:
+            raise Apart(
+                f"{len(met)} hosts have come, and the first start needs all {self._config.max_nodes}, as "
+                "hosts that are not here might go on with a start that these know nothing of; with "
+                "--silent-hosts dead it does not"
+            )
+
+    def _tell_how_many(self, hosts: int) -> None:
+        """Say it where the job goes on with another number of hosts than before."""
+        most, before = self._config.max_nodes, self._begun[-2].hosts if len(self._begun) > 1 else 0
+        if self._settings.wait is None or hosts == before or (hosts == most and not before):
+            return
+        self._log.write("hosts", hosts=hosts, of=most)
+        if not self._log.leading:
+            return
+        if hosts < most:
+            pause = elastic.pause(self._begun, self._settings.wait)
+            say(
+                f"the job goes on with {hosts} of {most} hosts. Others are taken in at the end of a step "
+                f"when they come, not before {pause:g} s from now."
+            )
+        else:
+            say(f"the job goes on with all {most} hosts.")
 
     def _starts_known(self) -> tuple[tuple[int, int], ...]:
         """Return the starts in the checkpoint directory, each with the step that it has gone on from."""
@@ -577,7 +626,12 @@ class Agent(LocalElasticAgent):
         assert self._processes is not None
         if self._processes.supervisor.result() is Outcome.FAILED:
             self._remaining_restarts = 0
-        self._ends.append(self._processes.supervisor.end)
+        if not self._processes.supervisor.takes_in:
+            self._ends.append(self._processes.supervisor.end)
+        if self._processes.supervisor.is_free and self._processes.supervisor.result() is Outcome.RESTART:
+            self._free_restarts += 1
+            worker_group.spec.max_restarts += 1
+            self._remaining_restarts += 1
         # Several hosts tell each other as they meet: one that stayed away would keep the others waiting.
         if self._hosts is None and self._remaining_restarts > 0 and (text := self._stuck()):
             self._remaining_restarts = 0
@@ -605,6 +659,22 @@ class Agent(LocalElasticAgent):
     def _who_stands_by(self) -> list[Standby]:
         # At a coordination service nobody stands by.
         return self._lasting.standbys() if isinstance(self._lasting, LastingRendezvous) else []
+
+    def _taking_in(self, is_ready: Callable[[], bool], take_in: Callable[[str], None]) -> TakingIn | None:
+        """Return what looks who waits; None where no host is missing, or another host looks."""
+        wait, lasting = self._settings.wait, self._lasting
+        if wait is None or self._hosts is None or self._hosts.index != 0:
+            return None
+        if len(self._hosts.all) == self._config.max_nodes or not isinstance(lasting, LastingRendezvous):
+            return None
+        return TakingIn(
+            lasting.waiting,
+            self._begun,
+            hosts=self._config.max_nodes,
+            wait=wait,
+            is_ready=is_ready,
+            take_in=take_in,
+        )
 
     def _facts(self) -> dict[str, Any]:
         group: Any = self._worker_group
@@ -660,6 +730,7 @@ class Agent(LocalElasticAgent):
                 hosts=self._hosts,
                 memory=self._memory,
                 standbys=self._who_stands_by,
+                taking_in=self._taking_in,
                 facts=self._facts(),
                 started=self._own_start(),
                 **torch_arguments,
@@ -671,6 +742,11 @@ class Agent(LocalElasticAgent):
         finally:
             self._starting = False
         return processes
+
+
+def _nobody(is_ready: Callable[[], bool], take_in: Callable[[str], None]) -> None:
+    """Nobody is taken in."""
+    del is_ready, take_in
 
 
 class WorkerProcesses(PContext):
@@ -695,6 +771,7 @@ class WorkerProcesses(PContext):
         hosts: Hosts | None,
         memory: MemoryTier | None = None,
         standbys: Callable[[], list[Standby]] = list,
+        taking_in: Callable[[Callable[[], bool], Callable[[str], None]], TakingIn | None] = _nobody,
         facts: Mapping[str, Any] = {},
         started: Start = Start(),  # noqa: B008
         numa_options: Any = None,
@@ -734,6 +811,8 @@ class WorkerProcesses(PContext):
         self._mover: Mover | None = None
         self._relay: StoreRelay | None = None
         self._standbys, self._facts, self._started = standbys, facts, started
+        self._make_taking_in = taking_in
+        self._taking_in: TakingIn | None = None
         # Where this host comes in the place of another, what that has known.
         self._said_before: Sequence[Arrived] = ()
         self._known_place: Place | None = None
@@ -836,8 +915,14 @@ class WorkerProcesses(PContext):
             proxies=self._device_proxies,
             protection=self._protection,
             said_before=self._said_before,
+            elastic=self._settings.wait is not None,
         )
         self.supervisor.start()
+        self._taking_in = self._make_taking_in(
+            lambda: not self._waiting_for_first_step, self.supervisor.take_in
+        )
+        if self._taking_in is not None:
+            self._taking_in.start()
         host = 0 if self._hosts is None else self._hosts.index
         self._progress = ProgressTeller({w.rank: w.ring_fd for w in workers}, self._log, host)
         self._progress.start()
@@ -1075,6 +1160,8 @@ class WorkerProcesses(PContext):
         if not self._open:
             return
         self._open = False
+        if self._taking_in is not None:
+            self._taking_in.stop()
         self.supervisor.stop(death_sig)
         if self._progress is not None:
             self._progress.stop()

@@ -22,10 +22,8 @@ class Begun:
     hosts: int
 
 
-def next_look(
-    starts: Sequence[Begun], most: int, waiting: Mapping[str, float], now: float, wait: float
-) -> float | None:
-    """Return when hosts may be taken in: a time that is over means now. None while there is no reason to.
+def next_look(starts: Sequence[Begun], most: int, waiting: Mapping[str, float], wait: float) -> float | None:
+    """Return when hosts may be taken in; None while there is no reason to.
 
     starts: those that are known, the newest last. waiting: since when each host outside has been there.
     """

@@ -26,11 +26,14 @@ from typing import Any, TypeVar
 
 from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
     RendezvousConnectionError,
+    RendezvousError,
     RendezvousGracefulExitError,
     RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
+    RendezvousTimeoutError,
 )
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
@@ -60,6 +63,7 @@ from jitckpt.hosts.store_server import store_at
 
 LOOK_SECONDS = 1.0
 REDIRECT_SECONDS = 2.0
+GATHERING_SECONDS = 15.0  # for hosts to come together of which each has said that it is there
 PIECES = 10  # of a time that is waited for
 DEAD_SECONDS = (
     60.0  # that a host waits for new ones where too few are left and the others are known to be dead
@@ -146,6 +150,7 @@ class LastingRendezvous(RendezvousHandler):
     """Torch's rendezvous of several hosts, wherever its store is just now."""
 
     meets_at_once = False  # the same hosts meet sooner without it
+    is_taking_in = False  # the next meeting is with hosts that are there already
 
     def __init__(
         self,
@@ -181,6 +186,7 @@ class LastingRendezvous(RendezvousHandler):
         self._client: Any = None
         self._left = False
         self._stands_by, self._max_standby = False, max_standby
+        self._waits = False  # for the job to take it in
         self._closing = threading.Event()
 
     # What an agent tells the others, and hears.
@@ -251,6 +257,19 @@ class LastingRendezvous(RendezvousHandler):
         except (RuntimeError, OSError):  # TimeoutError is an OSError
             return []
 
+    def waiting(self) -> frozenset[str]:
+        """Return who waits to be taken in, by names; nobody if the store does not say so in time."""
+        inner = self.inner
+
+        def look() -> frozenset[str]:
+            inner.num_nodes_waiting()
+            return frozenset(map(str, inner._state_holder.state.wait_list))
+
+        try:
+            return within(self._patience, look)
+        except (RuntimeError, OSError, RendezvousError):
+            return frozenset()
+
     def leave(self) -> None:
         """Do nothing with the rendezvous any more, which goes on without this host."""
         self._leave()
@@ -293,13 +312,22 @@ class LastingRendezvous(RendezvousHandler):
                 self._find()
             # Torch would go on with the address of a host that may be gone, and the keys of workers that are.
             self.inner._bootstrap_store_info = None
+            self.inner.wait_for_missing(GATHERING_SECONDS if self.is_taking_in else None)
             try:
                 info: RendezvousInfo = self.guarded(self.inner.next_rendezvous)
+                self._waits = self.is_taking_in = False
                 return self.guarded(partial(self._in_place, info))
             except StoreGone:
                 self._leave()
             except RendezvousGracefulExitError as error:
                 raise NotNeeded(NOT_NEEDED) from error
+            except RendezvousClosedError as error:
+                if self._waits:
+                    raise NotNeeded(NOT_NEEDED) from error
+                raise
+            except RendezvousTimeoutError:
+                if not self._waits:
+                    raise  # else the job is there, and takes it in when it may
 
     def _in_place(self, info: RendezvousInfo) -> RendezvousInfo:
         """Put this host where its user wants it; torch sorts hosts by their addresses."""
@@ -310,7 +338,7 @@ class LastingRendezvous(RendezvousHandler):
             wishes = [self.signature.take(store, f"{key}/{rank}") for rank in range(info.world_size)]
         except ForeignError as error:
             raise HostsError(f"Which host has which place can't be read: {error}. {SAME}") from error
-        rank = places(wishes)[info.rank]
+        rank = places(wishes, self._config.max_nodes)[info.rank]
         bootstrap: Any = info.bootstrap_store_info
         return RendezvousInfo(info.store, rank, info.world_size, bootstrap)
 
@@ -345,6 +373,10 @@ class LastingRendezvous(RendezvousHandler):
         if notes.start is not None and not self._stands_by and self._is_redundant():
             self._stands_by = True
             say("this host stands by: it takes the place of one that is lost.")
+        if notes.start is not None and not self._waits and self._is_waiting():
+            self._waits = True
+            self.inner.wait_for_missing(GATHERING_SECONDS)
+            say("this host waits: the job goes on without it, and takes it in at the end of a step.")
         if self._stands_by and self._max_standby is not None:
             waiting = sorted(self.inner._state_holder.state.redundancy_list)
             if self.inner._this_node in waiting[self._max_standby :]:
@@ -382,6 +414,9 @@ class LastingRendezvous(RendezvousHandler):
             except UnicodeDecodeError:  # which no agent has written
                 store.set(key, told)
                 return
+
+    def _is_waiting(self) -> bool:
+        return self.inner._this_node in self.inner._state_holder.state.wait_list
 
     def _is_redundant(self) -> bool:
         return self.inner._this_node in self.inner._state_holder.state.redundancy_list

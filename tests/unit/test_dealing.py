@@ -68,22 +68,20 @@ def test_what_all_have_had_is_the_beginning_of_the_order(
     """Each world makes so many batches; the last one the rest of the epoch, in which some come twice at most
     so that all ranks get equally many."""
     had: list[int] = []
-    state: Encoded | None = None
-    before = 0
+    states: list[Encoded] = []
     for number, (ranks, batches) in enumerate(worlds):
         world = [Rank(rank, ranks, length, batch) for rank in range(ranks)]
-        if state is not None:
-            for rank in world:
-                rank.restore(state, before, ranks)
+        if states:
+            for number_of, rank in enumerate(world):
+                rank.restore(states[number_of % len(states)], len(states), ranks)
         is_last = number == len(worlds) - 1
         for count, shares in enumerate(epoch(world), start=1):
             # Dealt in turn: of each batch first the first samples of all ranks.
             had += [share[at] for at in range(batch) for share in shares if at < len(share)]
             if count == batches and not is_last:
                 assert had[:length] == order(length)[: len(had)]
-                state = world[0].loop.capture()
+                states = [rank.loop.capture() for rank in world]
                 break
-        before = ranks
         assert not any(rank.told for rank in world)
         if len(had) >= length:
             break

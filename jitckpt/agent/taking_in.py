@@ -1,0 +1,51 @@
+"""The first host's agent looks who waits to be taken in, and says when (decisions/elastic.py)."""
+
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+
+from jitckpt.decisions.elastic import Begun, next_look
+
+LOOK_SECONDS = 2.0
+
+
+class TakingIn(threading.Thread):
+    """Looks for one start of the ranks, until hosts are to be taken in."""
+
+    def __init__(
+        self,
+        waiting: Callable[[], Collection[str]],
+        starts: Sequence[Begun],
+        *,
+        hosts: int,
+        wait: float,
+        is_ready: Callable[[], bool],
+        take_in: Callable[[str], None],
+    ) -> None:
+        """waiting: who waits now. hosts: how many there are when none is missing.
+
+        is_ready: whether a save now would lose nothing. take_in: what is done, with who waits, as a clause.
+        """
+        super().__init__(name="jitckpt-taking-in", daemon=True)
+        self._waiting, self._starts, self._hosts, self._wait = waiting, tuple(starts), hosts, wait
+        self._is_ready, self._take_in = is_ready, take_in
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Look no more. A look that is under way ends by itself."""
+        self._stopped.set()
+
+    def run(self) -> None:
+        since: dict[str, float] = {}
+        while not self._stopped.wait(LOOK_SECONDS):
+            now = time.monotonic()
+            since = {name: since.get(name, now) for name in self._waiting()}
+            at = next_look(self._starts, self._hosts, since, self._wait)
+            if at is None or at > now or not self._is_ready():
+                continue
+            count = min(len(since), self._hosts - self._starts[-1].hosts)
+            self._take_in(
+                f"{count} host{'s' if count > 1 else ''} beyond {self._starts[-1].hosts} "
+                f"{'wait' if count > 1 else 'waits'} to be taken in"
+            )
+            return

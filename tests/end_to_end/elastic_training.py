@@ -1,0 +1,69 @@
+"""A training whose global batch is 24 samples with 4, 3 or 2 ranks, run by test_elastic.py.
+
+usage: elastic_training.py [--accumulation N] [--save-every N] [--stop-after STEP] [--stay RANKS:STEP ...]
+
+Each rank prints what it has had in each step, and a digest of all its state in the end. With --stay rank 0 of
+so many ranks stays behind this step, until it is ended.
+"""
+
+import argparse
+import hashlib
+import sys
+import time
+from contextlib import nullcontext
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import jitckpt
+
+SAMPLES, BATCH, FEATURES, EPOCHS = 96, 2, 8, 4
+LONG = 600.0  # seconds
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--accumulation", type=int, default=3)
+parser.add_argument("--save-every", type=int)
+parser.add_argument("--stop-after", type=int, default=0)
+parser.add_argument("--stay", nargs="*", default=[])
+args = parser.parse_args()
+
+dist.init_process_group("nccl")
+rank, world = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(rank)
+body = nn.Sequential(nn.Linear(FEATURES, 16), nn.GELU(), nn.Dropout(0.1), nn.Linear(16, 1)).to("cuda")
+model = DistributedDataParallel(body)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+random = torch.Generator().manual_seed(1)
+features = torch.randn(SAMPLES, FEATURES, generator=random)
+data = TensorDataset(torch.arange(SAMPLES), features, features.sum(1, keepdim=True).sin())
+loader = DataLoader(data, batch_size=BATCH, sampler=DistributedSampler(data, seed=5))
+job = jitckpt.init(
+    model=model, optimizer=optimizer, accumulation=args.accumulation, save_every=args.save_every
+)
+step = job.restore()
+total, had = 0.0, list[int]()
+for _ in job.epochs(EPOCHS):
+    for numbers, inputs, targets in job.batches(loader):
+        with nullcontext() if job.sync_gradients else model.no_sync():
+            loss = (model(inputs.cuda()) - targets.cuda()).square().mean() / job.accumulation_steps
+            loss.backward()
+        total, had = total + loss.item(), had + numbers.tolist()
+        if job.sync_gradients:
+            optimizer.step()
+            optimizer.zero_grad()
+            step += 1
+            torch.cuda.synchronize()
+            print(f"step {step} rank {rank} of {world}: {total.hex()} {had}", flush=True)
+            total, had = 0.0, []
+            if rank == 0 and f"{world}:{step}" in args.stay:
+                print(f"stays at {step}", flush=True)
+                time.sleep(LONG)
+            if step == args.stop_after:
+                time.sleep(1)  # so that the save is written
+                sys.exit(3)
+state = [*model.parameters(), *(part for one in optimizer.state.values() for part in one.values())]
+digest = hashlib.sha256(b"".join(one.detach().cpu().numpy().tobytes() for one in state))
+print(f"rank {rank} of {world} ends with {digest.hexdigest()}", flush=True)
