@@ -231,6 +231,7 @@ class Agent(LocalElasticAgent):
         self._meetings = 0  # in this round of the rendezvous, after the first
         self._free_restarts = 0  # that are not counted, as hosts were lost or have come
         self._begun: list[Begun] = []  # the starts on several hosts
+        self._takes_in = False  # the next start is made to take in hosts
 
     def run(self, *args: Any, **kwargs: Any) -> RunResult:
         """Run the job with the signals that end it in our hands."""
@@ -326,11 +327,14 @@ class Agent(LocalElasticAgent):
                 same = not gone and not processes.supervisor.takes_in
                 if same and not self._lasting.meets_at_once and self._meet_again(worker_group):
                     return
+                self._takes_in = processes.supervisor.takes_in
                 if isinstance(self._lasting, LastingRendezvous):
-                    self._lasting.is_taking_in = processes.supervisor.takes_in and not gone
+                    self._lasting.is_taking_in = self._takes_in and not gone
                 if gone and self._log.leading:
                     places = ", ".join(map(before.name, sorted(gone)))
-                    say(f"waiting for others in the place of {places}, for at most {self._patience:g} s.")
+                    wait, left = self._settings.wait, len(before.all) - len(gone)
+                    most = timeout if wait is None or left < self._config.min_nodes else wait
+                    say(f"waiting for others in the place of {places}, for at most {most:g} s.")
             deadline = time.monotonic() + timeout
             while not self._come_together(worker_group):
                 if time.monotonic() > deadline:
@@ -345,11 +349,6 @@ class Agent(LocalElasticAgent):
         finally:
             if before is not None and self._hosts is not before:
                 before.close()
-
-    @property
-    def _patience(self) -> float:
-        """Seconds after which a meeting is held without those that are missing, or not at all."""
-        return self._settings.wait or rendezvous.join_timeout(self._config)
 
     def _check_health(self, worker_group: Any, again: bool) -> None:
         """Have no part in a start for which this host is not well.
@@ -491,7 +490,8 @@ class Agent(LocalElasticAgent):
         spec.max_restarts = self._config.max_restarts + self._free_restarts
         self._remaining_restarts = spec.max_restarts - max(host.restarts for host in met)
         self._log.leading = index == 0
-        self._begun.append(Begun(time.monotonic(), len(met)))
+        self._begun.append(Begun(time.monotonic(), len(met), self._takes_in))
+        self._takes_in = False
         self._tell_how_many(len(met))
         self._note_start(directory, met)
         if directory is not None:

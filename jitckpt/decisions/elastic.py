@@ -16,10 +16,14 @@ MOST_DOUBLINGS = 6
 
 @dataclass(frozen=True)
 class Begun:
-    """A start of the ranks: when it began, in seconds of one clock, and of how many hosts."""
+    """A start of the ranks: when it began, in seconds of one clock, and of how many hosts.
+
+    took_in: the one before was ended for it, to take in hosts.
+    """
 
     at: float
     hosts: int
+    took_in: bool = False
 
 
 def next_look(starts: Sequence[Begun], most: int, waiting: Mapping[str, float], wait: float) -> float | None:
@@ -35,14 +39,18 @@ def next_look(starts: Sequence[Begun], most: int, waiting: Mapping[str, float], 
 
 def pause(starts: Sequence[Begun], wait: float) -> float:
     """Return how many seconds the newest start is left alone: more after hosts that came and went."""
-    short = 0
-    for before, grown, after in reversed(list(zip(starts, starts[1:], starts[2:], strict=False))):
-        if after.hosts >= grown.hosts or grown.hosts <= before.hosts:
-            continue  # nothing was lost, or nothing had been won
-        if after.at - grown.at >= LASTING * wait:
+    in_vain = 0
+    for at in range(len(starts) - 1, 0, -1):
+        start, after = starts[at], starts[at + 1] if at + 1 < len(starts) else None
+        if not start.took_in:
+            continue
+        if start.hosts <= starts[at - 1].hosts:
+            in_vain += 1  # who waited was gone
+        elif after is not None and after.hosts < start.hosts and after.at - start.at < LASTING * wait:
+            in_vain += 1
+        elif after is not None:
             break
-        short += 1
-    return wait * float(1 << min(short, MOST_DOUBLINGS))
+    return wait * float(1 << min(in_vain, MOST_DOUBLINGS))
 
 
 def micro_batches(of_each: int, all_ranks: int, ranks: int) -> int:

@@ -223,7 +223,11 @@ def can_take_in(job: Job) -> bool:
     Not where one has failed, is looked into, or is at its end: a healthy training is not risked.
     """
     healthy = not (job.alarmed or job.suspected or job.interrupted) and job.ending_since is None
-    return job.takes_in and healthy and all(rank.can_save and not rank.failed for rank in job.ranks)
+    return (
+        job.takes_in
+        and healthy
+        and all(rank.can_save and not (rank.failed or rank.finished) for rank in job.ranks)
+    )
 
 
 def incurable(job: Job) -> str | None:

@@ -211,13 +211,17 @@ class LastingRendezvous(RendezvousHandler):
     def agree(self, hosts: Sequence[Host], index: int, store: Store, prefix: str) -> None:
         """Agree with these hosts to start, if all of them do. Raises StoreGone and DistError."""
         told = json.dumps([(host.address, host.port) for host in hosts])
-        holder = next((place for place, host in enumerate(hosts) if host.has_store), -1)
+        store_at_host = next((place for place, host in enumerate(hosts) if host.has_store), -1)
+        # Two that are left of more may have a store that has moved before: then it is not true that whoever
+        # has the first address has taken its place, and only the store itself can tell who goes on.
+        two_of_more = len(hosts) == 2 < self._config.max_nodes
+        holder = -1 if two_of_more else store_at_host
         number = 1 + max((past.number for host in hosts for past in host.pasts), default=-1)
         start = Past(sha256(told.encode()).hexdigest(), number, len(hosts), index, holder)
         # Whatever comes of it: the others may go on, counting on this host.
         self._agreed.append(replace(start, in_doubt=tuple(host.agent for host in hosts)))
         self.guarded(lambda: agree(store, prefix, (index, len(hosts)), start.start, self.signature))
-        self._agreed, self.has_store = [start], index == holder
+        self._agreed, self.has_store = [start], index == store_at_host
         # For those that stand by. Each host writes it before its ranks start, so where new hosts meet while
         # some of these may run, the new ones know.
         self.guarded(lambda: self._tell_store(start, _reserves(hosts)))

@@ -8,9 +8,11 @@ so many ranks stays behind this step, until it is ended.
 
 import argparse
 import hashlib
+import os
 import sys
 import time
 from contextlib import nullcontext
+from pathlib import Path
 
 import torch
 from torch import distributed as dist
@@ -30,6 +32,7 @@ parser.add_argument("--stop-after", type=int, default=0)
 parser.add_argument("--stay", nargs="*", default=[])
 args = parser.parse_args()
 
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 dist.init_process_group("nccl")
 rank, world = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(rank)
@@ -47,6 +50,11 @@ step = job.restore()
 total, had = 0.0, list[int]()
 for _ in job.epochs(EPOCHS):
     for numbers, inputs, targets in job.batches(loader):
+        if step == args.stop_after > 0:
+            save = Path("ckpt") / f"step-{step:010}"
+            while len([*save.glob("*/metadata.json")]) < world:  # one of each rank
+                time.sleep(0.1)
+            sys.exit(3)
         with nullcontext() if job.sync_gradients else model.no_sync():
             loss = (model(inputs.cuda()) - targets.cuda()).square().mean() / job.accumulation_steps
             loss.backward()
@@ -61,9 +69,6 @@ for _ in job.epochs(EPOCHS):
             if rank == 0 and f"{world}:{step}" in args.stay:
                 print(f"stays at {step}", flush=True)
                 time.sleep(LONG)
-            if step == args.stop_after:
-                time.sleep(1)  # so that the save is written
-                sys.exit(3)
 state = [*model.parameters(), *(part for one in optimizer.state.values() for part in one.values())]
 digest = hashlib.sha256(b"".join(one.detach().cpu().numpy().tobytes() for one in state))
 print(f"rank {rank} of {world} ends with {digest.hexdigest()}", flush=True)

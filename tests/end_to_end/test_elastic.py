@@ -8,12 +8,15 @@ import re
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from launcher import JITCKPT, JITCKPT_RUN, Launcher, Result, until_told
 from namespaces import Namespaces, ip, namespaces
+
+from jitckpt.wire.exit_statuses import HOSTS_MISSING
 
 TRAINING = str(Path(__file__).parent / "elastic_training.py")
 SAMPLES, GLOBAL_BATCH, STEPS = 96, 24, 16
@@ -41,9 +44,14 @@ class Job:
     def __init__(self, launcher: Launcher, hosts: Namespaces) -> None:
         self.launcher, self.hosts = launcher, hosts
 
-    def start(self, host: int, *training: str, least: int = 2, wait: float = 4) -> "subprocess.Popen[str]":
-        elastic = ["--nnodes", "4", "--min-hosts", str(least), "--wait", str(wait), "--nproc-per-node", "1"]
-        command = ["env", "OMP_NUM_THREADS=1", *JITCKPT, "run", *MEET, *elastic, *OPTIONS, TRAINING]
+    def start(
+        self, host: int, *training: str, count: int = 4, least: int = 3, most: float = 600
+    ) -> "subprocess.Popen[str]":
+        """count, least: of the job's hosts. most: seconds that the hosts may take to come together."""
+        elastic = ["--nnodes", str(count), "--min-hosts", str(least), "--wait", "4", "--nproc-per-node", "1"]
+        # Torch takes a host for dead after three times the interval.
+        meet = [*MEET, "--rdzv-conf", f"keep_alive_interval=1,join_timeout={most}"]
+        command = ["env", "OMP_NUM_THREADS=1", *JITCKPT, "run", *meet, *elastic, *OPTIONS, TRAINING]
         return self.launcher.start(*self.hosts.on(host), *command, *training)
 
     def kill(self, host: int) -> None:
@@ -57,15 +65,18 @@ def job(launcher: Launcher, hosts: Namespaces) -> Job:
     return Job(launcher, hosts)
 
 
-def await_line(agent: "subprocess.Popen[str]", text: str) -> str:
-    """Return what an agent's ranks print up to this line."""
-    assert agent.stdout is not None
+def await_step(agents: Sequence["subprocess.Popen[str]"], step: int) -> str:
+    """Return what the ranks of these agents print up to this step, which they all have made then."""
     printed = ""
-    for line in agent.stdout:
-        printed += line
-        if line == text + "\n":
-            return printed
-    raise AssertionError(printed + agent.communicate()[1])
+    for agent in agents:
+        assert agent.stdout is not None
+        for line in agent.stdout:
+            printed += line
+            if line.startswith(f"step {step} "):
+                break
+        else:
+            raise AssertionError(printed + agent.communicate()[1])
+    return printed
 
 
 def told_schedule(launcher: Launcher, pieces: Sequence[tuple[int, int]]) -> str:
@@ -76,7 +87,8 @@ def told_schedule(launcher: Launcher, pieces: Sequence[tuple[int, int]]) -> str:
     printed = ""
     for ranks, last in pieces:
         run = [*JITCKPT_RUN, "--nproc-per-node", str(ranks), "--max-restarts", "0", "--reshard", *OPTIONS]
-        how = ["--accumulation", str(12 // ranks), "--save-every", "1", "--stop-after", str(last)]
+        how = ["--accumulation", str(12 // ranks), "--save-every", "1"]
+        how += [] if last == STEPS else ["--stop-after", str(last)]
         result = launcher.run(*run, TRAINING, *how)
         assert result.status == (0 if last == STEPS else 1), result.err
         printed += result.out
@@ -113,16 +125,46 @@ def finish(job: Job, agents: Sequence["subprocess.Popen[str]"]) -> list[Result]:
     return results
 
 
-def test_a_job_goes_on_without_a_lost_host(job: Job, tmp_path: Path) -> None:
-    agents = [job.start(host, "--stay", "4:5", least=3) for host in range(4)]
-    printed = await_line(agents[0], "stays at 5")
+def test_a_job_goes_on_with_fewer_hosts_and_grows_back(job: Job, tmp_path: Path) -> None:
+    """From 4 hosts to 3 and back: each loss, each sample and each bit as of a job that is told to."""
+    training = ["--stay", "4:5", "3:9"]
+    agents = [job.start(host, *training) for host in range(4)]
+    printed = await_step(agents, 5)
     job.kill(3)
-    results = finish(job, agents[:3])
-    printed += agents[3].communicate()[0] + "".join(result.out for result in results)
+    printed += await_step(agents[:3], 9)
+    printed += agents[3].communicate()[0]
+    agents[3] = job.start(3, *training)
+    results = finish(job, agents)
+    printed += "".join(result.out for result in results)
     assert "the job goes on with 3 of 4 hosts" in results[0].err
     assert "each makes 4 micro-batches a step in the place of 3" in results[0].err
+    assert "1 host beyond 3 waits to be taken in" in results[0].err
+    assert "the job goes on with all 4 hosts" in results[0].err
+    assert "this host waits: the job goes on without it" in results[3].err
+    check_samples(curve(printed))
+
     (tmp_path / "told").mkdir()
-    told = told_schedule(Launcher(tmp_path / "told"), [(4, 5), (3, STEPS)])
-    assert {at: rest for at, rest in curve(printed).items() if at != (6, 3)} == curve(told)
+    told = told_schedule(Launcher(tmp_path / "told"), [(4, 5), (3, 9), (4, STEPS)])
+    assert curve(printed) == curve(told)
     assert ends(printed) == ends(told) != []
-    check_samples(curve(told))
+
+
+def test_a_host_that_is_gone_again_is_not_waited_for_and_one_alone_never_goes_on(job: Job) -> None:
+    """Of three hosts one is lost, and is lost once more as it is taken in; then the second one is."""
+    training = ["--accumulation", "4", "--stay", "3:2", "2:4", "2:5"]
+    start = partial(job.start, count=3, least=2, most=30)
+    agents = [start(host, *training) for host in range(3)]
+    await_step(agents, 2)
+    job.kill(2)
+    await_step(agents[:2], 4)
+    agents[2] = start(2, *training)
+    told = until_told(agents[0], "1 host beyond 2 waits to be taken in")
+    assert "the job goes on with 2 of 3 hosts" in told
+    job.kill(2)
+    await_step(agents[:2], 5)
+    job.kill(1)
+    last = job.launcher.finish(agents[0])
+    assert last.status == HOSTS_MISSING, last.err
+    assert "waiting for others in the place of host 1 (10.79.0.2), for at most 30 s" in last.err
+    assert "2 hosts did not come together in 30 s" in last.err
+    assert "the state after step 5 is saved" in last.err
