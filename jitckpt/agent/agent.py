@@ -232,6 +232,7 @@ class Agent(LocalElasticAgent):
         self._free_restarts = 0  # that are not counted, as hosts were lost or have come
         self._begun: list[Begun] = []  # the starts on several hosts
         self._takes_in = False  # the next start is made to take in hosts
+        self._has_told_why = False  # the first start does not begin
 
     def run(self, *args: Any, **kwargs: Any) -> RunResult:
         """Run the job with the signals that end it in our hands."""
@@ -506,11 +507,15 @@ class Agent(LocalElasticAgent):
         """
         lacking = self._config.max_nodes - len(met)
         if lacking and not any(host.pasts for host in met) and not self._settings.silent_hosts_are_dead:
-            raise Apart(
+            why = (
                 f"{len(met)} hosts have come, and the first start needs all {self._config.max_nodes}, as "
                 "hosts that are not here might go on with a start that these know nothing of; with "
                 "--silent-hosts dead it does not"
             )
+            if not self._has_told_why:
+                self._has_told_why = True
+                say(f"{why}.")
+            raise Apart(why)
 
     def _tell_how_many(self, hosts: int) -> None:
         """Say it where the job goes on with another number of hosts than before."""

@@ -416,8 +416,8 @@ def _check_hosts(args: argparse.Namespace) -> None:
     if least != most:
         raise ValueError(
             f"--nnodes {args.nnodes}: the saves of a job are for its number of ranks, so give one number; "
-            "agents that are started beyond it stand by for a host that is lost. A job that may go on with "
-            f"fewer hosts: --nnodes {most} --min-hosts {max(2, least)}"
+            "agents that are started beyond it stand by for a host that is lost"
+            + (f"; to go on with fewer: --nnodes {most} --min-hosts {max(2, least)}" if most > 2 else "")
         )
     if args.rdzv_backend == "static" and (args.rdzv_endpoint or args.master_addr != NO_MASTER):
         _make_dynamic(args, most)

@@ -136,7 +136,7 @@ def places(wishes: Sequence[int | None], most: int = 0) -> list[int]:
 
     most: so many there are when none is missing; of fewer each keeps its turn.
     """
-    if len(wishes) < most:
+    if len(wishes) < most and all(wish is None or type(wish) is int for wish in wishes):
         known = sorted({wish for wish in wishes if wish is not None})
         wishes = [None if wish is None else known.index(wish) for wish in wishes]
     if not all(wish is None or wish in range(len(wishes)) for wish in wishes):
