@@ -8,6 +8,7 @@ import inspect
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import threading
@@ -98,6 +99,8 @@ from jitckpt.wire import protocol
 from jitckpt.wire.protocol import Message
 
 HEARING_SECONDS = 0.5  # in which all hosts have heard what one says
+SETTLED_STEPS = 3  # after a start's first, until a healthy training is ended to take in hosts
+ROOM = 2  # times what the save before has taken, which has to be free for that
 MEETING_PAUSE = 0.1  # seconds before the hosts meet again where that has failed
 
 
@@ -665,7 +668,9 @@ class Agent(LocalElasticAgent):
         # At a coordination service nobody stands by.
         return self._lasting.standbys() if isinstance(self._lasting, LastingRendezvous) else []
 
-    def _taking_in(self, is_ready: Callable[[], bool], take_in: Callable[[str], None]) -> TakingIn | None:
+    def _taking_in(
+        self, hindrance: Callable[[], str | None], take_in: Callable[[str], None]
+    ) -> TakingIn | None:
         """Return what looks who waits; None where no host is missing, or another host looks."""
         wait, lasting = self._settings.wait, self._lasting
         if wait is None or self._hosts is None or self._hosts.index != 0:
@@ -677,7 +682,7 @@ class Agent(LocalElasticAgent):
             self._begun,
             hosts=self._config.max_nodes,
             wait=wait,
-            is_ready=is_ready,
+            hindrance=hindrance,
             take_in=take_in,
         )
 
@@ -749,9 +754,9 @@ class Agent(LocalElasticAgent):
         return processes
 
 
-def _nobody(is_ready: Callable[[], bool], take_in: Callable[[str], None]) -> None:
+def _nobody(hindrance: Callable[[], str | None], take_in: Callable[[str], None]) -> None:
     """Nobody is taken in."""
-    del is_ready, take_in
+    del hindrance, take_in
 
 
 class WorkerProcesses(PContext):
@@ -776,7 +781,7 @@ class WorkerProcesses(PContext):
         hosts: Hosts | None,
         memory: MemoryTier | None = None,
         standbys: Callable[[], list[Standby]] = list,
-        taking_in: Callable[[Callable[[], bool], Callable[[str], None]], TakingIn | None] = _nobody,
+        taking_in: Callable[[Callable[[], str | None], Callable[[str], None]], TakingIn | None] = _nobody,
         facts: Mapping[str, Any] = {},
         started: Start = Start(),  # noqa: B008
         numa_options: Any = None,
@@ -817,6 +822,7 @@ class WorkerProcesses(PContext):
         self._relay: StoreRelay | None = None
         self._standbys, self._facts, self._started = standbys, facts, started
         self._make_taking_in = taking_in
+        self._first_step = 0  # of this start
         self._taking_in: TakingIn | None = None
         # Where this host comes in the place of another, what that has known.
         self._said_before: Sequence[Arrived] = ()
@@ -923,9 +929,7 @@ class WorkerProcesses(PContext):
             elastic=self._settings.wait is not None,
         )
         self.supervisor.start()
-        self._taking_in = self._make_taking_in(
-            lambda: not self._waiting_for_first_step, self.supervisor.take_in
-        )
+        self._taking_in = self._make_taking_in(self._hinders_a_save, self.supervisor.take_in)
         if self._taking_in is not None:
             self._taking_in.start()
         host = 0 if self._hosts is None else self._hosts.index
@@ -1096,9 +1100,30 @@ class WorkerProcesses(PContext):
             case protocol.Loaded():
                 self._spares.note_loaded(self._local_rank(worker), message.modules, message.environment)
             case protocol.FirstStep():
+                self._first_step = message.step
                 self._prepare_spares(worker)
             case protocol.Fault():
                 self._fault_fired(message.fault)
+
+    def _hinders_a_save(self) -> str | None:
+        """Return why not all that the ranks know could be saved now, "" if that ends by itself; else None.
+
+        A healthy training is about to be ended for it.
+        """
+        if self._waiting_for_first_step:
+            return ""
+        try:
+            newest = local_state.newest_step([worker.ring_fd for worker in self._workers.values()])
+            sizes = [event["bytes"] for event in self._log.events if event["event"] == "save_ended"]
+            directory = self._log.directory
+            if newest < self._first_step + SETTLED_STEPS or directory is None:
+                return ""  # what belongs to a minibatch is learned in the first ones
+            free = shutil.disk_usage(directory).free  # this thread may wait for the disk
+        except (JitckptError, OSError) as error:
+            return f"it is not known whether all could be saved: {error}"
+        needed = ROOM * max(sizes, default=0) * (1 if self._hosts is None else len(self._hosts.all))
+        needed *= self.nprocs
+        return None if free >= needed else f"{directory} has {show_size(free)} left, too little for a save"
 
     def _prepare_spares(self, worker: Worker) -> None:
         """Once every rank trains there is time to get ready for the next failure."""

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 
+from jitckpt.console import say
 from jitckpt.decisions.elastic import Begun, next_look
 
 LOOK_SECONDS = 2.0
@@ -19,16 +20,17 @@ class TakingIn(threading.Thread):
         *,
         hosts: int,
         wait: float,
-        is_ready: Callable[[], bool],
+        hindrance: Callable[[], str | None],
         take_in: Callable[[str], None],
     ) -> None:
         """waiting: who waits now. hosts: how many there are when none is missing.
 
-        is_ready: whether a save now would lose nothing. take_in: what is done, with who waits, as a clause.
+        hindrance: why a save now might fail, as a clause; "" if that ends by itself, None if nothing does.
+        take_in: what is done, with who waits, as a clause.
         """
         super().__init__(name="jitckpt-taking-in", daemon=True)
         self._waiting, self._starts, self._hosts, self._wait = waiting, tuple(starts), hosts, wait
-        self._is_ready, self._take_in = is_ready, take_in
+        self._hindrance, self._take_in = hindrance, take_in
         self._stopped = threading.Event()
 
     def stop(self) -> None:
@@ -37,15 +39,21 @@ class TakingIn(threading.Thread):
 
     def run(self) -> None:
         since: dict[str, float] = {}
+        said = ""
         while not self._stopped.wait(LOOK_SECONDS):
             now = time.monotonic()
             since = {name: since.get(name, now) for name in self._waiting()}
             at = next_look(self._starts, self._hosts, since, self._wait)
-            if at is None or at > now or not self._is_ready():
+            if at is None or at > now:
                 continue
             count = min(len(since), self._hosts - self._starts[-1].hosts)
-            self._take_in(
+            who = (
                 f"{count} host{'s' if count > 1 else ''} beyond {self._starts[-1].hosts} "
                 f"{'wait' if count > 1 else 'waits'} to be taken in"
             )
-            return
+            if (hindrance := self._hindrance()) is None:
+                self._take_in(who)
+                return
+            if hindrance and hindrance != said:
+                said = hindrance
+                say(f"{who}, but {hindrance}.")

@@ -25,6 +25,12 @@ import jitckpt
 SAMPLES, BATCH, FEATURES, EPOCHS = 96, 2, 8, 4
 LONG = 600.0  # seconds
 
+
+def say(text: str) -> None:
+    """Print a line in one piece: several ranks may write to one file."""
+    os.write(1, f"{text}\n".encode())
+
+
 parser = argparse.ArgumentParser()
 parser.add_argument("--accumulation", type=int, default=3)
 parser.add_argument("--save-every", type=int)
@@ -64,11 +70,10 @@ for _ in job.epochs(EPOCHS):
             optimizer.zero_grad()
             step += 1
             torch.cuda.synchronize()
-            print(f"step {step} rank {rank} of {world}: {total.hex()} {had}", flush=True)
+            say(f"step {step} rank {rank} of {world}: {total.hex()} {had}")
             total, had = 0.0, []
             if rank == 0 and f"{world}:{step}" in args.stay:
-                print(f"stays at {step}", flush=True)
                 time.sleep(LONG)
 state = [*model.parameters(), *(part for one in optimizer.state.values() for part in one.values())]
 digest = hashlib.sha256(b"".join(one.detach().cpu().numpy().tobytes() for one in state))
-print(f"rank {rank} of {world} ends with {digest.hexdigest()}", flush=True)
+say(f"rank {rank} of {world} ends with {digest.hexdigest()}")
