@@ -316,7 +316,8 @@ class LastingRendezvous(RendezvousHandler):
                 self._find()
             # Torch would go on with the address of a host that may be gone, and the keys of workers that are.
             self.inner._bootstrap_store_info = None
-            self.inner.wait_for_missing(GATHERING_SECONDS if self.is_taking_in else None)
+            if self._config.min_nodes < self._config.max_nodes:
+                self.inner.wait_for_missing(GATHERING_SECONDS if self.is_taking_in else None)
             try:
                 info: RendezvousInfo = self.guarded(self.inner.next_rendezvous)
                 self._waits = self.is_taking_in = False
@@ -330,7 +331,7 @@ class LastingRendezvous(RendezvousHandler):
                     raise NotNeeded(NOT_NEEDED) from error
                 raise
             except RendezvousTimeoutError:
-                if not self._waits:
+                if not (self._waits and self.inner._state_holder.state.complete):
                     raise  # else the job is there, and takes it in when it may
 
     def _in_place(self, info: RendezvousInfo) -> RendezvousInfo:
@@ -377,7 +378,9 @@ class LastingRendezvous(RendezvousHandler):
         if notes.start is not None and not self._stands_by and self._is_redundant():
             self._stands_by = True
             say("this host stands by: it takes the place of one that is lost.")
-        if notes.start is not None and not self._waits and self._is_waiting():
+        # Those that were in the newest start are there for a moment, too, as they meet again.
+        others = notes.start is not None and (self._start is None or notes.start.start != self._start.start)
+        if others and not self._waits and self._is_waiting():
             self._waits = True
             self.inner.wait_for_missing(GATHERING_SECONDS)
             say("this host waits: the job goes on without it, and takes it in at the end of a step.")
