@@ -406,6 +406,8 @@ class CampaignInMemory(Campaign):
         options = ["--warm-spares", "0", "--max-restarts", "4", "--memory-tier", "peer"]
         options += ["--host-timeout", HOST_TIMEOUT, "--rdzv-conf", "keep_alive_interval=2"]
         own = trials_in_memory.has_own_directories(trial)
+        if trial.kind == trials_in_memory.PAIR:  # else the one host that is left would wait for the two
+            options += ["--silent-hosts", "dead"]
         run = run_on_hosts(
             [*self.command(example, options), "--save-every", str(SAVED_EVERY * (not own))],
             folder,

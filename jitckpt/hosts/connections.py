@@ -54,6 +54,7 @@ class Host:
     memory_port: int = 0
     starts: tuple[tuple[int, int], ...] = ()  # that it knows of, each with the step it has gone on from
     free: int = 0  # of `restarts`: those that do not count, as hosts were lost or have come
+    job: str = ""  # whose the checkpoint directory is, if anybody has used that
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,7 @@ def _host(told: Mapping[str, Any]) -> Host:
         _of(int, told["memory_port"]),
         tuple((_of(int, number), _of(int, step)) for number, step in told["starts"]),
         _of(int, told["free"]),
+        _of(str, told["job"]),
     )
 
 
