@@ -495,13 +495,8 @@ class Agent(LocalElasticAgent):
             raise
         self._hosts = connected
         worker_group.master_addr, worker_group.master_port = met[0].address, met[0].worker_store
-        self._free_restarts = max(host.free for host in met)
-        spec.max_restarts = self._config.max_restarts + self._free_restarts
-        self._remaining_restarts = spec.max_restarts - max(host.restarts for host in met)
         self._log.leading = index == 0
-        self._begun.append(Begun(time.monotonic(), len(met), self._takes_in))
-        self._takes_in = False
-        self._tell_how_many(len(met))
+        self._count(met, spec)
         self._note_start(directory, met)
         if directory is not None:
             self._give_job(directory, met)
@@ -525,6 +520,15 @@ class Agent(LocalElasticAgent):
                 self._has_told_why = True
                 say(f"{why}.")
             raise Apart(why)
+
+    def _count(self, met: Sequence[Host], spec: Any) -> None:
+        """Count restarts, and hosts, as all of these do."""
+        self._free_restarts = max(host.free for host in met)
+        spec.max_restarts = self._config.max_restarts + self._free_restarts
+        self._remaining_restarts = spec.max_restarts - max(host.restarts for host in met)
+        self._begun.append(Begun(time.monotonic(), len(met), self._takes_in))
+        self._takes_in = False
+        self._tell_how_many(len(met))
 
     def _tell_how_many(self, hosts: int) -> None:
         """Say it where the job goes on with another number of hosts than before."""
