@@ -8,6 +8,7 @@ import inspect
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import threading
@@ -56,9 +57,11 @@ from jitckpt.agent.proxies.exchange import Settings as Exchange
 from jitckpt.agent.proxies.state_transfer import Transfers
 from jitckpt.agent.proxies.step_barrier import Messenger, StepBarrier
 from jitckpt.agent.supervisor import Reports, Supervisor
+from jitckpt.agent.taking_in import TakingIn
 from jitckpt.bindings.criu import Criu
 from jitckpt.console import say, show_size
-from jitckpt.decisions import quorum
+from jitckpt.decisions import elastic, quorum
+from jitckpt.decisions.elastic import Begun
 from jitckpt.decisions.memory_wanted import Wanted
 from jitckpt.decisions.recovery import SAME_ENDS, Outcome, brings_no_progress
 from jitckpt.decisions.step_tree import Place
@@ -99,6 +102,8 @@ from jitckpt.wire import protocol
 from jitckpt.wire.protocol import Message
 
 HEARING_SECONDS = 0.5  # in which all hosts have heard what one says
+SETTLED_STEPS = 3  # after a start's first, until a healthy training is ended to take in hosts
+ROOM = 2  # times what the save before has taken, which has to be free for that
 MEETING_PAUSE = 0.1  # seconds before the hosts meet again where that has failed
 
 
@@ -135,6 +140,7 @@ class Settings:
     memory: Wanted | None = None  # of the memory tier
     coordination: Coordination | None = None  # in the place of a store of torch's
     objects: WantedObjects | None = None  # what is saved is copied there
+    wait: float | None = None  # for missing hosts, before the job goes on with fewer; None: it never does
 
 
 def launch(
@@ -232,6 +238,10 @@ class Agent(LocalElasticAgent):
         self._memory: MemoryTier | None = None
         self._objects: ObjectCopies | None = None
         self._meetings = 0  # in this round of the rendezvous, after the first
+        self._free_restarts = 0  # that are not counted, as hosts were lost or have come
+        self._begun: list[Begun] = []  # the starts on several hosts
+        self._takes_in = False  # the next start is made to take in hosts
+        self._has_told_why = False  # the first start does not begin
 
     def run(self, *args: Any, **kwargs: Any) -> RunResult:
         """Run the job with the signals that end it in our hands."""
@@ -326,17 +336,23 @@ class Agent(LocalElasticAgent):
                 gone, leaving = processes.supervisor.gone_hosts, processes.supervisor.leaving
                 assert self._lasting is not None
                 self._lasting.failed(before, leaving, self._settings.silent_hosts_are_dead)
-                if not gone and not self._lasting.meets_at_once and self._meet_again(worker_group):
+                same = not gone and not processes.supervisor.takes_in
+                if same and not self._lasting.meets_at_once and self._meet_again(worker_group):
                     return
+                self._takes_in = processes.supervisor.takes_in
+                if isinstance(self._lasting, LastingRendezvous):
+                    self._lasting.is_taking_in = self._takes_in and not gone
                 if gone and self._log.leading:
                     places = ", ".join(map(before.name, sorted(gone)))
-                    say(f"waiting for others in the place of {places}, for at most {timeout:g} s.")
+                    wait, left = self._settings.wait, len(before.all) - len(gone)
+                    most = timeout if wait is None or left < self._config.min_nodes else wait
+                    say(f"waiting for others in the place of {places}, for at most {most:g} s.")
             deadline = time.monotonic() + timeout
             while not self._come_together(worker_group):
                 if time.monotonic() > deadline:
                     raise RendezvousTimeoutError("hosts or stores were lost again and again")
         except RendezvousTimeoutError as error:
-            count = self._config.max_nodes
+            count = self._config.min_nodes
             raise HostsMissing(f"{count} hosts did not come together in {timeout:g} s. {again}") from error
         except (RendezvousError, DistError) as error:
             raise HostsError(
@@ -451,6 +467,7 @@ class Agent(LocalElasticAgent):
             memory_address="" if memory is None else memory.address,
             memory_port=0 if for_memory is None else for_memory.getsockname()[1],
             starts=self._starts_known(),
+            free=self._free_restarts,
         )
         store, prefix = worker_group.store, f"jitckpt/{self._meetings}"
         place = (index, worker_group.group_world_size)
@@ -458,6 +475,7 @@ class Agent(LocalElasticAgent):
         try:
             met, secret = lasting.guarded(exchange)
             self._check_progress(met)
+            self._check_first_start(met)
             _check_quorum(met)
             lasting.agree(met, index, store, prefix)
         except BaseException:
@@ -481,14 +499,57 @@ class Agent(LocalElasticAgent):
             raise
         self._hosts = connected
         worker_group.master_addr, worker_group.master_port = met[0].address, met[0].worker_store
-        self._remaining_restarts = spec.max_restarts - max(host.restarts for host in met)
         self._log.leading = index == 0
+        self._count(met, spec)
         self._note_start(directory, met)
         if directory is not None:
             self._give_job(directory, met)
             self._fetch(self._hosts, directory)
         if self._memory is not None:
             self._memory.gather(self._hosts)
+
+    def _check_first_start(self, met: Sequence[Host]) -> None:
+        """Have the first start wait for all hosts. Raises Apart if some are missing.
+
+        None of these knows of the job: those that do may go on elsewhere.
+        """
+        lacking = self._config.max_nodes - len(met)
+        if lacking and not any(host.pasts for host in met) and not self._settings.silent_hosts_are_dead:
+            why = (
+                f"{len(met)} hosts have come, and the first start needs all {self._config.max_nodes}, as "
+                "hosts that are not here might go on with a start that these know nothing of; with "
+                "--silent-hosts dead it does not"
+            )
+            if not self._has_told_why:
+                self._has_told_why = True
+                say(f"{why}.")
+            raise Apart(why)
+
+    def _count(self, met: Sequence[Host], spec: Any) -> None:
+        """Count restarts, and hosts, as all of these do."""
+        self._free_restarts = max(host.free for host in met)
+        spec.max_restarts = self._config.max_restarts + self._free_restarts
+        self._remaining_restarts = spec.max_restarts - max(host.restarts for host in met)
+        self._begun.append(Begun(time.monotonic(), len(met), self._takes_in))
+        self._takes_in = False
+        self._tell_how_many(len(met))
+
+    def _tell_how_many(self, hosts: int) -> None:
+        """Say it where the job goes on with another number of hosts than before."""
+        most, before = self._config.max_nodes, self._begun[-2].hosts if len(self._begun) > 1 else 0
+        if self._settings.wait is None or hosts == before or (hosts == most and not before):
+            return
+        self._log.write("hosts", hosts=hosts, of=most)
+        if not self._log.leading:
+            return
+        if hosts < most:
+            pause = elastic.pause(self._begun, self._settings.wait)
+            say(
+                f"the job goes on with {hosts} of {most} hosts. Others are taken in at the end of a step "
+                f"when they come, not before {pause:g} s from now."
+            )
+        else:
+            say(f"the job goes on with all {most} hosts.")
 
     def _starts_known(self) -> tuple[tuple[int, int], ...]:
         """Return the starts in the checkpoint directory, each with the step that it has gone on from."""
@@ -604,7 +665,12 @@ class Agent(LocalElasticAgent):
         assert self._processes is not None
         if self._processes.supervisor.result() is Outcome.FAILED:
             self._remaining_restarts = 0
-        self._ends.append(self._processes.supervisor.end)
+        if not self._processes.supervisor.takes_in:
+            self._ends.append(self._processes.supervisor.end)
+        if self._processes.supervisor.is_free and self._processes.supervisor.result() is Outcome.RESTART:
+            self._free_restarts += 1
+            worker_group.spec.max_restarts += 1
+            self._remaining_restarts += 1
         # Several hosts tell each other as they meet: one that stayed away would keep the others waiting.
         if self._hosts is None and self._remaining_restarts > 0 and (text := self._stuck()):
             self._remaining_restarts = 0
@@ -632,6 +698,24 @@ class Agent(LocalElasticAgent):
     def _who_stands_by(self) -> list[Standby]:
         # At a coordination service nobody stands by.
         return self._lasting.standbys() if isinstance(self._lasting, LastingRendezvous) else []
+
+    def _taking_in(
+        self, hindrance: Callable[[], str | None], take_in: Callable[[str], None]
+    ) -> TakingIn | None:
+        """Return what looks who waits; None where no host is missing, or another host looks."""
+        wait, lasting = self._settings.wait, self._lasting
+        if wait is None or self._hosts is None or self._hosts.index != 0:
+            return None
+        if len(self._hosts.all) == self._config.max_nodes or not isinstance(lasting, LastingRendezvous):
+            return None
+        return TakingIn(
+            lasting.waiting,
+            self._begun,
+            hosts=self._config.max_nodes,
+            wait=wait,
+            hindrance=hindrance,
+            take_in=take_in,
+        )
 
     def _facts(self) -> dict[str, Any]:
         group: Any = self._worker_group
@@ -687,6 +771,7 @@ class Agent(LocalElasticAgent):
                 hosts=self._hosts,
                 memory=self._memory,
                 standbys=self._who_stands_by,
+                taking_in=self._taking_in,
                 facts=self._facts(),
                 started=self._own_start(),
                 **torch_arguments,
@@ -700,6 +785,11 @@ class Agent(LocalElasticAgent):
         finally:
             self._starting = False
         return processes
+
+
+def _nobody(hindrance: Callable[[], str | None], take_in: Callable[[str], None]) -> None:
+    """Nobody is taken in."""
+    del hindrance, take_in
 
 
 class WorkerProcesses(PContext):
@@ -724,6 +814,7 @@ class WorkerProcesses(PContext):
         hosts: Hosts | None,
         memory: MemoryTier | None = None,
         standbys: Callable[[], list[Standby]] = list,
+        taking_in: Callable[[Callable[[], str | None], Callable[[str], None]], TakingIn | None] = _nobody,
         facts: Mapping[str, Any] = {},
         started: Start = Start(),  # noqa: B008
         numa_options: Any = None,
@@ -764,6 +855,9 @@ class WorkerProcesses(PContext):
         self._relay: StoreRelay | None = None
         self._resting_place: RestingPlace | None = None
         self._standbys, self._facts, self._started = standbys, facts, started
+        self._make_taking_in = taking_in
+        self._first_step = 0  # of this start
+        self._taking_in: TakingIn | None = None
         # Where this host comes in the place of another, what that has known.
         self._said_before: Sequence[Arrived] = ()
         self._known_place: Place | None = None
@@ -870,8 +964,12 @@ class WorkerProcesses(PContext):
             proxies=self._device_proxies,
             protection=self._protection,
             said_before=self._said_before,
+            elastic=self._settings.wait is not None,
         )
         self.supervisor.start()
+        self._taking_in = self._make_taking_in(self._hinders_a_save, self.supervisor.take_in)
+        if self._taking_in is not None:
+            self._taking_in.start()
         host = 0 if self._hosts is None else self._hosts.index
         self._progress = ProgressTeller({w.rank: w.ring_fd for w in workers}, self._log, host)
         self._progress.start()
@@ -1061,9 +1159,30 @@ class WorkerProcesses(PContext):
             case protocol.Loaded():
                 self._spares.note_loaded(self._local_rank(worker), message.modules, message.environment)
             case protocol.FirstStep():
+                self._first_step = message.step
                 self._prepare_spares(worker)
             case protocol.Fault():
                 self._fault_fired(message.fault)
+
+    def _hinders_a_save(self) -> str | None:
+        """Return why not all that the ranks know could be saved now, "" if that ends by itself; else None.
+
+        A healthy training is about to be ended for it.
+        """
+        if self._waiting_for_first_step:
+            return ""
+        try:
+            newest = local_state.newest_step([worker.ring_fd for worker in self._workers.values()])
+            sizes = [event["bytes"] for event in self._log.events if event["event"] == "save_ended"]
+            directory = self._log.directory
+            if newest < self._first_step + SETTLED_STEPS or directory is None:
+                return ""  # what belongs to a minibatch is learned in the first ones
+            free = shutil.disk_usage(directory).free  # this thread may wait for the disk
+        except (JitckptError, OSError) as error:
+            return f"it is not known whether all could be saved: {error}"
+        needed = ROOM * max(sizes, default=0) * (1 if self._hosts is None else len(self._hosts.all))
+        needed *= self.nprocs
+        return None if free >= needed else f"{directory} has {show_size(free)} left, too little for a save"
 
     def _prepare_spares(self, worker: Worker) -> None:
         """Once every rank trains there is time to get ready for the next failure."""
@@ -1130,6 +1249,8 @@ class WorkerProcesses(PContext):
         if not self._open:
             return
         self._open = False
+        if self._taking_in is not None:
+            self._taking_in.stop()
         self.supervisor.stop(death_sig)
         if self._progress is not None:
             self._progress.stop()

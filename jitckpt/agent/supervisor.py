@@ -27,6 +27,7 @@ from jitckpt.decisions.recovery import (
     Rank,
     Wait,
     WriteLocalState,
+    can_take_in,
     decide,
     incurable,
     mistakes,
@@ -87,13 +88,14 @@ class Supervisor(threading.Thread):
         mistakes_before: frozenset[str] = frozenset(),
         protection: Protection | None = None,
         said_before: Sequence[Arrived] = (),
+        elastic: bool = False,
     ) -> None:
         """stall_timeout: seconds that a live rank may keep the others waiting in a collective.
 
         answer_within: seconds in which every live rank says where it is. hosts: where there are several.
         proxies: of the workers in transparent mode. protection: by the memory tier.
         mistakes_before: those of the start before this one. said_before: by others, to the host in whose
-        place this one comes.
+        place this one comes. elastic: the job may go on with fewer hosts, and takes in others.
         """
         super().__init__(name="jitckpt-supervisor", daemon=True)
         self._workers = {worker.rank: worker for worker in workers}
@@ -124,7 +126,8 @@ class Supervisor(threading.Thread):
             answer_within,
             ask_for_stacks=self._ask_for_stacks,
         )
-        self._said_before = said_before
+        self._said_before, self._elastic = said_before, elastic
+        self._wants_in = ""  # who waits to be taken in, in words
         self.interrupts: list[int] = []
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector = selectors.DefaultSelector()
@@ -138,6 +141,12 @@ class Supervisor(threading.Thread):
         May be called by a signal handler.
         """
         self.interrupts.append(signum)
+        if not self._done.is_set():
+            os.eventfd_write(self._wake, 1)
+
+    def take_in(self, who: str) -> None:
+        """Have all ranks saved, to start again with the hosts that wait: `who`, a clause. From any thread."""
+        self._wants_in = who
         if not self._done.is_set():
             os.eventfd_write(self._wake, 1)
 
@@ -204,6 +213,7 @@ class Supervisor(threading.Thread):
                 in_memory=self._in_memory(),
             )
             self._hear_of_local_states()
+            self._look_who_waits()
             self._look_into_hangs()
             absent = tuple(
                 rank.rank for rank in self._job.ranks if rank.alive and (not rank.registered or rank.finished)
@@ -237,6 +247,14 @@ class Supervisor(threading.Thread):
                         self._log.write("incurable", text=reason)
                         self._say(f"the job ends here, with no restart: {reason}.")
                     return outcome
+
+    def _look_who_waits(self) -> None:
+        if self._wants_in and not self._job.takes_in and self._leads():
+            assert self._hosts is not None
+            self._hosts.broadcast({"takes_in": self._wants_in})
+            self._job = replace(self._job, takes_in=True, is_free=True)
+        if can_take_in(self._job):
+            self._alarm("hosts", self._wants_in)
 
     def _look_at_proxies(self) -> bool:
         """Return whether this host's ranks go on on another one."""
@@ -540,6 +558,16 @@ class Supervisor(threading.Thread):
         return self._lost_hosts | self.leaving
 
     @property
+    def takes_in(self) -> bool:
+        """Whether hosts wait that the next start is to have."""
+        return self._job.takes_in
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the next start is none of those that are counted."""
+        return self._job.is_free
+
+    @property
     def mistakes(self) -> frozenset[str]:
         """What the ranks' programs did wrong before their first step; none where a host, which would not
         know of it in the next start, is gone."""
@@ -598,6 +626,9 @@ class Supervisor(threading.Thread):
                 self._copies.write(self._rank(rank).rank, size, place, arrived.data)
             case {"memory": dict(said)} if self._protection is not None:
                 self._protection.hear(arrived.host, said)
+            case {"takes_in": str(who)} if self._elastic:
+                self._wants_in = protocol.shortened(who, MOST_TEXT)
+                self._job = replace(self._job, takes_in=True, is_free=True)
             case {"want_save": int(step)} if 0 < step < ring_format.LAST_STEP:
                 wishes.want_save_after([worker.ring_fd for worker in self._workers.values()], step)
             case {"alarm": str(cause), "text": str(text), "blamed": list(blamed)}:
@@ -619,6 +650,7 @@ class Supervisor(threading.Thread):
     def _hear_alarm(self, host: int, cause: str, text: str, blamed: Sequence[int]) -> None:
         if cause == "signal":
             self.leaving.add(host)
+            self._job = replace(self._job, is_free=self._job.is_free or self._elastic)
         self._alarm(cause, text, blamed)
         self._blame(blamed)
 
@@ -652,6 +684,7 @@ class Supervisor(threading.Thread):
         if not ranks:
             return  # it had nothing more to do
         self._lost_hosts.add(lost.host)
+        self._job = replace(self._job, is_free=self._job.is_free or self._elastic)
         text = f"{self._hosts.name(lost.host)} with {_listed(ranks)} is lost: {lost.reason}"
         if self._leads() and not self._log.leading:
             self._log.leading, self._trouble = True, None  # what this host noticed before, nobody has heard

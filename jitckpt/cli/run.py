@@ -80,6 +80,7 @@ from jitckpt.worker.self_check.comparison import (
 DEFAULT_MAX_RESTARTS = 3
 DEFAULT_HANG_TIMEOUT = 60.0
 DEFAULT_VALIDATE_EVERY = 1000
+DEFAULT_WAIT = 60.0
 HANG_FLOOR = 5.0
 LEAST_SECRET, MOST_SECRET = 16, 1 << 16  # bytes
 MOST_MEBIBYTES = 1 << 24
@@ -145,7 +146,8 @@ def _run(arguments: list[str]) -> int:
         if callable(command):
             command, command_arguments = sys.executable, ["-u", "-c", RUN_PATH, *command_arguments]
         # One rank alone has nobody to get its state from.
-        several = config.nproc_per_node * config.max_nodes > 1
+        all_ranks = config.nproc_per_node * config.max_nodes
+        several = all_ranks > 1
         state_on_device = transparent and several and args.state_on_device is not False
         limits = Limits(
             args.hang_timeout or (DEFAULT_HANG_TIMEOUT if transparent else None),
@@ -177,7 +179,8 @@ def _run(arguments: list[str]) -> int:
                 **_self_check(args.self_check),
                 **environment.MODE.to(args.mode),
                 **environment.FRAMEWORKS.to(args.frameworks),
-                **(environment.RESHARD.to(True) if args.reshard else {}),
+                **(environment.RESHARD.to(True) if args.reshard or args.min_hosts else {}),
+                **({} if args.min_hosts is None else environment.FULL_WORLD.to(all_ranks)),
                 **({} if args.save_every is None else environment.SAVE_EVERY.to(args.save_every)),
                 **environment.VALIDATE_EVERY.to(args.validate_every),
                 **environment.STATE_ON_DEVICE.to(
@@ -206,6 +209,7 @@ def _run(arguments: list[str]) -> int:
             if args.coordination is None
             else Etcd(args.coordination, os.environ, args.host_timeout),
             objects=None if args.objects is None else WantedObjects(args.objects, args.objects_deadline),
+            wait=None if args.min_hosts is None else args.wait,
         )
         log = EventLog(args.checkpoint_dir, aside=True)
         with (
@@ -439,6 +443,8 @@ def _own_domains(args: argparse.Namespace) -> tuple[str, ...]:
 
 def _check_hosts(args: argparse.Namespace) -> None:
     args.fixed_place = None
+    if args.wait is not None and args.min_hosts is None:
+        raise ValueError("--wait goes with --min-hosts")
     if args.slurm:
         _make_slurm(args)
     least, most = torchrun.parse_min_max_nnodes(args.nnodes)
@@ -446,11 +452,14 @@ def _check_hosts(args: argparse.Namespace) -> None:
         _make_coordinated(args, most)
     if most == 1 or args.standalone:
         args.local_addr = args.local_addr or NO_MASTER  # nobody else comes to the workers' store
+        if args.min_hosts is not None:
+            raise ValueError("--min-hosts: a job on one host has none to go on without; see --nnodes")
         return
     if least != most:
         raise ValueError(
             f"--nnodes {args.nnodes}: the saves of a job are for its number of ranks, so give one number; "
             "agents that are started beyond it stand by for a host that is lost"
+            + (f"; to go on with fewer: --nnodes {most} --min-hosts {max(2, least)}" if most > 2 else "")
         )
     if args.rdzv_backend == "static" and (args.rdzv_endpoint or args.master_addr != NO_MASTER):
         _make_dynamic(args, most)
@@ -459,11 +468,35 @@ def _check_hosts(args: argparse.Namespace) -> None:
             f"--nnodes {args.nnodes} needs --rdzv-backend c10d and --rdzv-endpoint HOST:PORT, or "
             "--master-addr HOST and --node-rank"
         )
+    if args.min_hosts is not None:
+        _make_elastic(args, most)
     if args.local_addr is None:
         name = parse_rendezvous_endpoint(args.rdzv_endpoint, 0)[0]
         if kubernetes.in_pod(os.environ):
             wait_for_name(name)
         args.local_addr = own_address(name)
+
+
+def _make_elastic(args: argparse.Namespace, hosts: int) -> None:
+    """Have torch's rendezvous be content with fewer hosts, once it has waited for the others."""
+    args.wait = DEFAULT_WAIT if args.wait is None else args.wait
+    if not 2 <= args.min_hosts < hosts:
+        raise ValueError(
+            f"--min-hosts {args.min_hosts}: with --nnodes {hosts} it is from 2 to {hosts - 1}. One host "
+            "alone never goes on: of two that do not see each other nobody could tell which"
+        )
+    if args.mode == "transparent":
+        raise ValueError("--min-hosts: in transparent mode a job keeps its number of ranks")
+    if args.coordination is not None:
+        raise ValueError("--min-hosts: not with --coordination; let the hosts meet at a store of their own")
+    if args.memory_tier not in (None, Wanted(memory_wanted.OFF)):
+        raise ValueError(
+            "--min-hosts: not with --memory-tier, whose copies only the same number of ranks can take; with "
+            "--save-every or jitckpt.init(save_every=...) there are files for failures of all replicas"
+        )
+    args.nnodes = f"{args.min_hosts}:{hosts}"
+    last_call = f"last_call_timeout={math.ceil(args.wait)}"
+    args.rdzv_conf = f"{args.rdzv_conf},{last_call}" if args.rdzv_conf else last_call
 
 
 def _make_slurm(args: argparse.Namespace) -> None:
@@ -683,6 +716,21 @@ def run_parser() -> argparse.ArgumentParser:
         help="the same on all hosts, for you alone to read: by what it holds their agents know each other, "
         "and what they leave in the rendezvous' store (default: a secret that the first host makes and tells "
         "the others through that store)",
+    )
+    ours.add_argument(
+        "--min-hosts",
+        type=_steps,
+        metavar="N",
+        help="in user mode: with hosts missing for longer than --wait the job goes on with N of them or "
+        "more, and takes others in at the end of a step when they come; the first start needs all (default: "
+        "every start does)",
+    )
+    ours.add_argument(
+        "--wait",
+        type=_seconds,
+        metavar="SECONDS",
+        help="with --min-hosts: how long missing hosts are waited for, and how long at least a start is left "
+        f"alone before others are taken in (default {DEFAULT_WAIT:g})",
     )
     ours.add_argument(
         "--max-standby",
@@ -911,7 +959,7 @@ def _memory_every(text: str) -> int:
 def _memory(args: argparse.Namespace) -> Wanted | None:
     """Return what is wanted of the memory tier, or that the script may say it; None if it is off."""
     wanted = args.memory_tier or Wanted(memory_wanted.BY_SCRIPT)
-    if wanted.mode == memory_wanted.OFF or args.mode == "transparent":
+    if wanted.mode == memory_wanted.OFF or args.mode == "transparent" or args.min_hosts is not None:
         return None
     return replace(
         wanted,

@@ -7,6 +7,7 @@ A loader with state_dict and load_state_dict goes on by its own state.
 """
 
 import copy
+import math
 import sys
 from abc import ABC, abstractmethod
 from array import array
@@ -20,6 +21,7 @@ import torch
 import xxhash
 from torch.utils.data import DataLoader, IterableDataset
 
+from jitckpt.data import dealing
 from jitckpt.data.dataset_generators import DatasetGenerators
 from jitckpt.data.generators import Generators
 from jitckpt.data.loader_workers import Beginning, Carried, WithStates, Workers
@@ -38,7 +40,9 @@ class PassState:
     begun: the generators' states as the sampler began, packed. seed: the workers'. at_start, now: packed
     states of workers by number, as the pass began and behind the batches that were handed out. own: what the
     loader's state_dict said, packed. ahead: the process's generators, packed, before the one batch was drawn
-    that is not handed out yet, where the loader reads ahead.
+    that is not handed out yet, where the loader reads ahead. dealt: what dealing.dealt_by says. before: how
+    many samples all ranks together had had when it became that; `batches` and `digest` count from there.
+    of_others: a save of another layout has told of it.
     """
 
     batches: int = 0
@@ -51,6 +55,25 @@ class PassState:
     now: dict[int, bytes] = field(default_factory=dict)
     own: bytes = b""
     ahead: bytes = b""
+    dealt: tuple[int, int] = dealing.NOBODY
+    before: int = 0
+    of_others: bool = False
+
+    def position_in(self, loader: Iterable[Any]) -> int:
+        """Return how many batches each rank would have had, had there always been as many as now."""
+        each = math.prod(dealing.dealt_by(loader))
+        if not each or self.dealt == dealing.NOBODY:
+            return self.batches
+        return (self.before + self.batches * math.prod(self.dealt)) // each
+
+    def deal_anew(self, dealt: tuple[int, int]) -> bool:
+        """Go on with what is left, dealt to other ranks; return whether the place in the data is kept."""
+        if dealt != self.dealt and dealing.NOBODY not in (dealt, self.dealt):
+            self.before += self.batches * math.prod(self.dealt)
+            self.dealt, self.batches, self.digest, self.of_others = dealt, 0, 0, False
+        is_kept = not self.of_others or dealt == self.dealt != dealing.NOBODY
+        self.of_others = False
+        return is_kept
 
     def forget(self) -> None:
         """Nothing but that it has ended is still to be known."""
@@ -88,6 +111,12 @@ class Loader:
     def begin(self, saved: PassState | None = None) -> "Pass":
         """Begin a pass, or go on with a saved one: then the caller puts the process's generators back."""
         self.is_new = False
+        if saved is not None and not saved.ended and not saved.deal_anew(dealing.dealt_by(self.loader)):
+            self.warn(
+                f"The place in a {type(self.loader).__name__} is on each rank that of the saved rank of its "
+                "number, though there were other ranks: of this epoch some samples are left out or come "
+                "twice. torch's DataLoader with its DistributedSampler keeps the place exactly."
+            )
         for fits, begin in OTHER_KINDS:
             if fits(self.loader):
                 return begin(self, saved)
@@ -133,6 +162,11 @@ class Pass(ABC):
     @abstractmethod
     def _begin(self) -> None:
         """Make the iterator as the script's own would be made, or go on with it after a restart."""
+
+    @property
+    def is_at_last(self) -> bool:
+        """Whether the batch that was handed out is known to be the last one."""
+        return False
 
     def _handed_out(self, batch: Any) -> Any:
         return batch
@@ -282,7 +316,12 @@ class _MapPass(_PlainPass):
         self._digests: dict[int, int] = {}  # of the indices up to each batch, of those that are drawn
         self._ahead = plain.num_workers * (plain.prefetch_factor or 0)
         key = "sampler" if plain.batch_sampler is None else "batch_sampler"
-        plain.__dict__[key] = _Indices(plain.__dict__[key], self._indices)
+        if not self._goes_on:
+            state.dealt = dealing.dealt_by(plain)
+        sampler = plain.__dict__[key]
+        if state.before:
+            sampler = dealing.rest(sampler, state.before)
+        plain.__dict__[key] = _Indices(sampler, self._indices)
         was_ended, was_left = state.ended, state.left
         if was_ended and not (was_left and self._persistent):
             # So that generators of the sampler's own are where they were.
@@ -298,6 +337,13 @@ class _MapPass(_PlainPass):
     def _handed_out(self, batch: Any) -> Any:
         self.state.digest = self._digests.pop(self.state.batches)
         return super()._handed_out(batch)
+
+    @property
+    def is_at_last(self) -> bool:
+        try:
+            return self.state.batches >= len(self._plain._index_sampler)
+        except TypeError:  # a sampler without a length
+            return False
 
     def _indices(self, sampler: Iterable[Any]) -> Iterator[Any]:
         """Iterate the sampler; in a pass that goes on, from where it was."""

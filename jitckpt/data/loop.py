@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from jitckpt._seen import Seen
+from jitckpt.data import dealing
 from jitckpt.data.data_pass import Loader, Pass, PassState
 from jitckpt.data.generators import Generators, samplers
 from jitckpt.encoding import tree_codec
@@ -171,13 +172,18 @@ class Loop:
         """Whether the restored epoch has no batches left."""
         return bool(self._saved) and self._saved[-1].ended
 
-    def done_of_next(self) -> int:
-        """Return how many batches the next pass to begin leaves out."""
+    def done_of_next(self, loader: Iterable[Any]) -> int:
+        """Return how many batches the next pass to begin, over this loader, leaves out."""
         self._begin()
         number = len(self._passes)
         if number >= len(self._saved) or self._saved[number].ended:
             return 0
-        return self._saved[number].batches
+        return self._saved[number].position_in(loader)
+
+    def ends_step(self, micro_batches: int) -> bool:
+        """Return whether the newest batch is the last of so many, or of its pass."""
+        one, _ = self._newest
+        return one is None or one.state.batches % micro_batches == 0 or one.is_at_last
 
     def warn_of_count(self, function: str, instead: str) -> None:
         """A count beside the batches does not know where they go on. instead: what to write."""
@@ -268,7 +274,10 @@ class Loop:
     def capture(self) -> Encoded:
         """Return where the loops are, under the name "loop"; what is as before is the same object."""
         kept = [*self._passes, *self._previous]
-        structure = [len(self._passes)], [(one.seed, [*one.at_start], [*one.now]) for one in kept]
+        structure = (
+            [len(self._passes)],
+            [(one.seed, [*one.at_start], [*one.now], one.dealt, one.before) for one in kept],
+        )
         pieces = [
             (f"loop.{number}.{name}", data)
             for number, one in enumerate(kept)
@@ -305,10 +314,18 @@ class Loop:
         seen.memory(self._numbers.data_ptr(), self._numbers.nbytes)
         return seen
 
-    def restore(self, own: Mapping[str, Any], of_saver: Mapping[str, Any] | None, step: int) -> bool:
+    def restore(
+        self,
+        own: Mapping[str, Any],
+        of_saver: Mapping[str, Any] | None,
+        step: int,
+        *,
+        of_others: bool = False,
+    ) -> bool:
         """Go on where `capture` was called, decoded.
 
         of_saver: what a replica said, which has perhaps seen a loop's end that this rank did not come to.
+        of_others: another number of ranks was at work when it was called.
         Returns whether it is known that nothing is missing of what this rank did after the optimizer step.
         """
         numbers = own["numbers"].tolist()
@@ -317,6 +334,8 @@ class Loop:
         passes = [_pass_of(one, _numbers_of(numbers, at)) for at, one in enumerate(kept)]
         count = len(own["passes"])
         self._saved, self._previous = passes[:count], passes[count:]
+        for one in self._saved:
+            one.of_others = of_others
         if of_saver is not None:
             other = of_saver["numbers"].tolist()
             if other[_ITERATION] == self._iteration:
@@ -394,7 +413,7 @@ class Batches:
     @property
     def first(self) -> int:
         """The number of the first batch that the next iteration gives: not 0 where a restart goes on."""
-        return self._loop.done_of_next()
+        return self._loop.done_of_next(self._loader)
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]
@@ -472,6 +491,8 @@ def _tree_of(at: int, one: PassState) -> Json:
 
     return {
         "seed": one.seed,
+        "dealt": [*one.dealt],
+        "before": one.before,
         "begun": {"$tensor": f"loop.{at}.begun"},
         "own": {"$tensor": f"loop.{at}.own"},
         "ahead": {"$tensor": f"loop.{at}.ahead"},
@@ -493,4 +514,6 @@ def _pass_of(saved: Mapping[str, Any], numbers: list[int]) -> PassState:
         now={worker: state.numpy().tobytes() for worker, state in saved["now"]},
         own=saved["own"].numpy().tobytes(),
         ahead=saved["ahead"].numpy().tobytes() if "ahead" in saved else b"",
+        dealt=(*saved.get("dealt", dealing.NOBODY),),  # saves of earlier versions have none
+        before=saved.get("before", 0),
     )

@@ -98,7 +98,9 @@ class Job:
     ending_since: when the first save was ordered, when a step was first whole, when the agent began to end
     the ranks. local_state_begun_at: when the writing of the rank-local states began; local_state_written:
     they lie in the checkpoint directory. mistakes_before: those of the start before this one. in_memory: the
-    step that the memory tier has of all ranks, on hosts that are not lost.
+    step that the memory tier has of all ranks, on hosts that are not lost. takes_in: hosts wait to be taken
+    in (decisions/elastic.py). is_free: another start is none of those that are counted, as hosts have come or
+    were lost in a job that goes on with as many as there are.
     """
 
     ranks: tuple[Rank, ...]
@@ -116,6 +118,8 @@ class Job:
     local_state_written: bool = False
     mistakes_before: frozenset[str] = frozenset()
     in_memory: int | None = None
+    takes_in: bool = False
+    is_free: bool = False
 
     def can_be_saved(self) -> bool:
         """Return whether a save can be expected to be whole: some rank of each shard still has it.
@@ -207,9 +211,23 @@ def decide(job: Job) -> Action:
     writing = _write_local_state(job)
     if writing is not None:
         return writing
-    restarts = job.restarts_left > 0 and not training_is_over(job.ranks) and not incurable(job)
+    may_restart = job.restarts_left > 0 or job.is_free
+    restarts = may_restart and not training_is_over(job.ranks) and not incurable(job)
     end = Outcome.RESTART if restarts else Outcome.FAILED
     return Close(Outcome.INTERRUPTED if job.interrupted else end)
+
+
+def can_take_in(job: Job) -> bool:
+    """Return whether all ranks can be saved now, to start again with the hosts that wait.
+
+    Not where one has failed, is looked into, or is at its end: a healthy training is not risked.
+    """
+    healthy = not (job.alarmed or job.suspected or job.interrupted) and job.ending_since is None
+    return (
+        job.takes_in
+        and healthy
+        and all(rank.can_save and not (rank.failed or rank.finished) for rank in job.ranks)
+    )
 
 
 def incurable(job: Job) -> str | None:

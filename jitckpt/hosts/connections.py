@@ -53,6 +53,7 @@ class Host:
     memory_address: str = ""  # where it is visited for that, if not at `address`
     memory_port: int = 0
     starts: tuple[tuple[int, int], ...] = ()  # that it knows of, each with the step it has gone on from
+    free: int = 0  # of `restarts`: those that do not count, as hosts were lost or have come
     job: str = ""  # whose the checkpoint directory is, if anybody has used that
 
 

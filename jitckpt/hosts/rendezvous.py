@@ -104,6 +104,7 @@ def _host(told: Mapping[str, Any]) -> Host:
         _of(str, told["memory_address"]),
         _of(int, told["memory_port"]),
         tuple((_of(int, number), _of(int, step)) for number, step in told["starts"]),
+        _of(int, told["free"]),
         _of(str, told["job"]),
     )
 
@@ -131,8 +132,14 @@ def _of(kind: type[Any], value: Any) -> Any:
     return value
 
 
-def places(wishes: Sequence[int | None]) -> list[int]:
-    """Return the place of each host, as it wishes; None: whichever is free. HostsError for two alike."""
+def places(wishes: Sequence[int | None], most: int = 0) -> list[int]:
+    """Return the place of each host, as it wishes; None: whichever is free. HostsError for two alike.
+
+    most: so many there are when none is missing; of fewer each keeps its turn.
+    """
+    if len(wishes) < most and all(wish is None or type(wish) is int for wish in wishes):
+        known = sorted({wish for wish in wishes if wish is not None})
+        wishes = [None if wish is None else known.index(wish) for wish in wishes]
     if not all(wish is None or wish in range(len(wishes)) for wish in wishes):
         raise HostsError(f"Of {len(wishes)} hosts some say that they have the places {wishes!r:.200}.")
     wished = [wish for wish in wishes if wish is not None]

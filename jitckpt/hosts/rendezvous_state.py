@@ -8,7 +8,7 @@ host has another secret each puts the other's away.
 
 import time
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousStateError
@@ -57,6 +57,16 @@ def with_signature(handler: RendezvousHandler, signature: Signature) -> Rendezvo
 
 
 class _Handler(DynamicRendezvousHandler):
+    _own_last_call: timedelta | None = None
+
+    def wait_for_missing(self, seconds: float | None) -> None:
+        """Wait no longer for more hosts than so, where fewer are enough; None: as the user wants."""
+        timeout: Any = self._settings.timeout
+        if self._own_last_call is None:
+            self._own_last_call = timeout.last_call
+        own = self._own_last_call
+        timeout._set_timeouts(last_call=own if seconds is None else min(own, timedelta(seconds=seconds)))
+
     def _create_tcp_store_server(self, master_addr: str, master_port: int) -> Any:
         return store_at(master_addr, master_port)  # torch's would listen at every address
 

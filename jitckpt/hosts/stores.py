@@ -26,11 +26,14 @@ from typing import Any, TypeVar
 
 from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
     RendezvousConnectionError,
+    RendezvousError,
     RendezvousGracefulExitError,
     RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
+    RendezvousTimeoutError,
 )
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
@@ -60,6 +63,7 @@ from jitckpt.hosts.store_server import store_at
 
 LOOK_SECONDS = 1.0
 REDIRECT_SECONDS = 2.0
+GATHERING_SECONDS = 15.0  # for hosts to come together of which each has said that it is there
 PIECES = 10  # of a time that is waited for
 DEAD_SECONDS = (
     60.0  # that a host waits for new ones where too few are left and the others are known to be dead
@@ -146,6 +150,7 @@ class LastingRendezvous(RendezvousHandler):
     """Torch's rendezvous of several hosts, wherever its store is just now."""
 
     meets_at_once = False  # the same hosts meet sooner without it
+    is_taking_in = False  # the next meeting is with hosts that are there already
 
     def __init__(
         self,
@@ -181,6 +186,7 @@ class LastingRendezvous(RendezvousHandler):
         self._client: Any = None
         self._left = False
         self._stands_by, self._max_standby = False, max_standby
+        self._waits = False  # for the job to take it in
         self._closing = threading.Event()
 
     # What an agent tells the others, and hears.
@@ -205,13 +211,17 @@ class LastingRendezvous(RendezvousHandler):
     def agree(self, hosts: Sequence[Host], index: int, store: Store, prefix: str) -> None:
         """Agree with these hosts to start, if all of them do. Raises StoreGone and DistError."""
         told = json.dumps([(host.address, host.port) for host in hosts])
-        holder = next((place for place, host in enumerate(hosts) if host.has_store), -1)
+        store_at_host = next((place for place, host in enumerate(hosts) if host.has_store), -1)
+        # Two that are left of more may have a store that has moved before: then it is not true that whoever
+        # has the first address has taken its place, and only the store itself can tell who goes on.
+        two_of_more = len(hosts) == 2 < self._config.max_nodes
+        holder = -1 if two_of_more else store_at_host
         number = 1 + max((past.number for host in hosts for past in host.pasts), default=-1)
         start = Past(sha256(told.encode()).hexdigest(), number, len(hosts), index, holder)
         # Whatever comes of it: the others may go on, counting on this host.
         self._agreed.append(replace(start, in_doubt=tuple(host.agent for host in hosts)))
         self.guarded(lambda: agree(store, prefix, (index, len(hosts)), start.start, self.signature))
-        self._agreed, self.has_store = [start], index == holder
+        self._agreed, self.has_store = [start], index == store_at_host
         # For those that stand by. Each host writes it before its ranks start, so where new hosts meet while
         # some of these may run, the new ones know.
         self.guarded(lambda: self._tell_store(start, _reserves(hosts)))
@@ -250,6 +260,19 @@ class LastingRendezvous(RendezvousHandler):
             return within(self._patience, partial(announced, client, self.signature))
         except (RuntimeError, OSError):  # TimeoutError is an OSError
             return []
+
+    def waiting(self) -> frozenset[str]:
+        """Return who waits to be taken in, by names; nobody if the store does not say so in time."""
+        inner = self.inner
+
+        def look() -> frozenset[str]:
+            inner.num_nodes_waiting()
+            return frozenset(map(str, inner._state_holder.state.wait_list))
+
+        try:
+            return within(self._patience, look)
+        except (RuntimeError, OSError, RendezvousError):
+            return frozenset()
 
     def leave(self) -> None:
         """Do nothing with the rendezvous any more, which goes on without this host."""
@@ -293,13 +316,23 @@ class LastingRendezvous(RendezvousHandler):
                 self._find()
             # Torch would go on with the address of a host that may be gone, and the keys of workers that are.
             self.inner._bootstrap_store_info = None
+            if self._config.min_nodes < self._config.max_nodes:
+                self.inner.wait_for_missing(GATHERING_SECONDS if self.is_taking_in else None)
             try:
                 info: RendezvousInfo = self.guarded(self.inner.next_rendezvous)
+                self._waits = self.is_taking_in = False
                 return self.guarded(partial(self._in_place, info))
             except StoreGone:
                 self._leave()
             except RendezvousGracefulExitError as error:
                 raise NotNeeded(NOT_NEEDED) from error
+            except RendezvousClosedError as error:
+                if self._waits:
+                    raise NotNeeded(NOT_NEEDED) from error
+                raise
+            except RendezvousTimeoutError:
+                if not (self._waits and self.inner._state_holder.state.complete):
+                    raise  # else the job is there, and takes it in when it may
 
     def _in_place(self, info: RendezvousInfo) -> RendezvousInfo:
         """Put this host where its user wants it; torch sorts hosts by their addresses."""
@@ -310,7 +343,7 @@ class LastingRendezvous(RendezvousHandler):
             wishes = [self.signature.take(store, f"{key}/{rank}") for rank in range(info.world_size)]
         except ForeignError as error:
             raise HostsError(f"Which host has which place can't be read: {error}. {SAME}") from error
-        rank = places(wishes)[info.rank]
+        rank = places(wishes, self._config.max_nodes)[info.rank]
         bootstrap: Any = info.bootstrap_store_info
         return RendezvousInfo(info.store, rank, info.world_size, bootstrap)
 
@@ -345,6 +378,12 @@ class LastingRendezvous(RendezvousHandler):
         if notes.start is not None and not self._stands_by and self._is_redundant():
             self._stands_by = True
             say("this host stands by: it takes the place of one that is lost.")
+        # Those that were in the newest start are there for a moment, too, as they meet again.
+        others = notes.start is not None and (self._start is None or notes.start.start != self._start.start)
+        if others and not self._waits and self._is_waiting():
+            self._waits = True
+            self.inner.wait_for_missing(GATHERING_SECONDS)
+            say("this host waits: the job goes on without it, and takes it in at the end of a step.")
         if self._stands_by and self._max_standby is not None:
             waiting = sorted(self.inner._state_holder.state.redundancy_list)
             if self.inner._this_node in waiting[self._max_standby :]:
@@ -382,6 +421,9 @@ class LastingRendezvous(RendezvousHandler):
             except UnicodeDecodeError:  # which no agent has written
                 store.set(key, told)
                 return
+
+    def _is_waiting(self) -> bool:
+        return self.inner._this_node in self.inner._state_holder.state.wait_list
 
     def _is_redundant(self) -> bool:
         return self.inner._this_node in self.inner._state_holder.state.redundancy_list

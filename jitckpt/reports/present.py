@@ -19,6 +19,7 @@ CAUSES = {
     "hang": "a hang",
     "nccl_error": "an NCCL error",
     "host": "a lost host",
+    "hosts": "hosts that were taken in",
     "signal": "a signal",
     "device": "a device",
     "late": "waiting for late ranks",

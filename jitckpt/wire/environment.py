@@ -325,6 +325,15 @@ RESHARD = _switch(
     "worker",
     "go on from a save of another number of ranks or layout, if that is the newest",
 )
+FULL_WORLD = _whole(
+    "JITCKPT_FULL_WORLD",
+    "agent",
+    "worker",
+    "the ranks of the job when no host is missing, if it goes on with fewer (--min-hosts); 0: it does not",
+    default=0,
+    least=0,
+    most=1 << 31,
+)
 SAVE_EVERY = Variable[int | None](
     "JITCKPT_SAVE_EVERY",
     "a whole number",

@@ -37,7 +37,7 @@ class Arguments:
     """What a job consists of, and how it is to be protected.
 
     named_directory: as the script names the directory that is `root`. wrappers: by id() of an optimizer, what
-    is around it. self_check: which one.
+    is around it. self_check: which one. accumulation: micro-batches of a rank in a step, of all ranks.
     """
 
     root: Path
@@ -53,6 +53,7 @@ class Arguments:
     periodic: Settings
     local_state_limit: int
     self_check: str
+    accumulation: int = 1
 
 
 def listed(what: str, given: Any, kind: type) -> list[Any]:

@@ -7,6 +7,8 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from torch.optim import Optimizer
 from jitckpt.bindings.interpose import Native
 from jitckpt.console import say
 from jitckpt.data.loop import Batches, Loop
-from jitckpt.decisions import memory_wanted
+from jitckpt.decisions import elastic, memory_wanted
 from jitckpt.decisions.memory_wanted import Wanted
 from jitckpt.encoding.tree_codec import Encoded
 from jitckpt.errors import CheckpointError, JitckptError, NativeError, SaveError, TreeError
@@ -63,6 +65,7 @@ def init(
     local_state_limit: int = 64 << 20,
     self_check: bool | None = None,
     memory: str | Mapping[str, Any] | None = None,
+    accumulation: int = 1,
 ) -> "Job":
     """Protect this rank's training; call it once, when all that it is given is built and on its device.
 
@@ -99,6 +102,8 @@ def init(
         memory: keep the whole state in host memory, too, for jobs without replicas: "auto", "off", "peer" or
             "peer=3" as for `jitckpt run --memory-tier`, which goes before it; or a dict of tier, every, limit
             (MiB) and keep (seconds), as for the options of these names.
+        accumulation: how many micro-batches each rank makes in an optimizer step when no host is missing;
+            while some are (`jitckpt run --min-hosts`) job.accumulation_steps says how many.
 
     Returns:
         The job. Take its epochs, batches or steps in the place of your own.
@@ -117,6 +122,8 @@ def init(
     optimizers, wrappers = arguments.unwrapped(optimizer)
     schedulers = arguments.listed("scheduler", scheduler, object)
     arguments.check(save_checkpoint, model, optimizers, schedulers, extra, save_every=save_every, keep=keep)
+    if type(accumulation) is not int or accumulation < 1:
+        raise ValueError(f"accumulation is {accumulation!r}; it must be a whole number from 1 on.")
     wanted = memory_wanted.by_script("off" if memory is None else memory)
     root = directory.root_of(checkpoint_dir)
     rank, world_size = agreements.place()
@@ -153,6 +160,7 @@ def init(
             periodic=Settings(save_every, keep, layout is None or layout.shards.index(shard) == rank),
             local_state_limit=local_state_limit,
             self_check=arguments.self_check(self_check),
+            accumulation=accumulation,
         ),
         step_barrier=True if step_barrier is None and shards > 1 else step_barrier,
         memory=needed,
@@ -161,6 +169,7 @@ def init(
         _current.set_base(*_base_of_next_job)
         _base_of_next_job = None
     if rank == 0:
+        _tell_of_batch(_current, accumulation)
         _tell_of_memory(_current, wanted, needed, is_replicated=layout is not None)
     if layout is not None and rank == 0 and save_every is None and layout.alone():
         if _current.memory is None:
@@ -224,6 +233,7 @@ class Job:
         self._events.restart = environment.RESTART.get()
         self._reporter = Reporter(self._events, self.identity.rank, by_agent is not None)
         self._base = 0
+        self._accumulation = given.accumulation
         self._is_restored = False
         self._restored_parts: Mapping[str, Any] | None = None  # what this rank alone knew
         self._progress_as_loop_began: Encoded | None = None
@@ -292,6 +302,23 @@ class Job:
     def is_protected(self) -> bool:
         """Whether there is a device and a library to protect it."""
         return self._protection is not None
+
+    @property
+    def accumulation_steps(self) -> int:
+        """How many micro-batches this rank makes in an optimizer step, for the global batch to stay the same.
+
+        What `init` was given as `accumulation`; more while hosts are missing (`jitckpt run --min-hosts`).
+        """
+        world = self.identity.world_size
+        return elastic.micro_batches(self._accumulation, _all_ranks(world), world)
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether an optimizer step follows the newest batch of `batches`.
+
+        It does after every `accumulation_steps` of them, and after the last one of an epoch.
+        """
+        return self._loop.ends_step(self.accumulation_steps)
 
     def steps(self, number: int) -> Iterator[int]:
         """Iterate range(number) from where the job is, after `restore` if the script has not called it.
@@ -430,7 +457,8 @@ class Job:
         try:
             parts, told = resharding.load(saved, self.root, self.identity, self._host, self._history)
             if "loop" in parts:
-                self._loop.restore(parts["loop"], None, saved.step)
+                of_others = saved.identity.world_size != self.identity.world_size
+                self._loop.restore(parts["loop"], None, saved.step, of_others=of_others)
             else:
                 self._loop.count_from(saved.step)
         except (SaveError, TreeError, KeyError, TypeError, ValueError, AttributeError) as error:
@@ -528,6 +556,41 @@ def _memory_of(by_script: Wanted, *, lacks_replicas: bool) -> Wanted | None:
     if mode == memory_wanted.OFF or (mode == "auto" and not lacks_replicas):
         return None
     return by_script
+
+
+def _all_ranks(ranks: int) -> int:
+    """Return how many ranks there are when no host is missing."""
+    return environment.FULL_WORLD.get() or ranks
+
+
+def _tell_of_batch(job: "Job", accumulation: int) -> None:
+    """While hosts are missing: say what becomes of the global batch."""
+    ranks = job.identity.world_size
+    everyone = _all_ranks(ranks)
+    if ranks == everyone:
+        return
+    part = elastic.part_of_batch(accumulation, everyone, ranks)
+    here = f"{ranks} of {everyone} ranks are here, and"
+    goes_by = "a script that goes by job.accumulation_steps"
+    if part == 1:
+        told = (
+            f"{here} in {goes_by} each makes {job.accumulation_steps} micro-batches a step in the place of "
+            f"{accumulation}: the global batch stays as it is. In another script it is {ranks}/{everyone} of "
+            "that."
+        )
+    else:
+        told = (
+            f"{here} {accumulation * everyone} micro-batches a step can't be dealt out to them evenly: the "
+            f"global batch is now {part} of what it was in {goes_by}, in another one "
+            f"{Fraction(ranks, everyone)}. With accumulation={_dividing(accumulation, everyone, ranks)} in "
+            "jitckpt.init, and smaller micro-batches, it would stay."
+        )
+    job._reporter.warn(told)
+
+
+def _dividing(accumulation: int, everyone: int, ranks: int) -> int:
+    """Return the least multiple of `accumulation` that both numbers of ranks can share."""
+    return accumulation * (ranks // gcd(ranks, accumulation * everyone))
 
 
 def _tell_of_memory(job: "Job", by_script: Wanted, needed: Wanted | None, *, is_replicated: bool) -> None:

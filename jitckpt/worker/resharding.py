@@ -36,8 +36,8 @@ HOW = frozenset({"params", "foreach", "fused", "capturable", "differentiable"})
 NOTE = (
     "Step {step} was saved by {saved}; {here} go on from it. Parameters and optimizer state are the same bit "
     "for bit. Random numbers, `extra` and the place in the data, and buffers in which ranks differ, are on "
-    "each rank those of the saved rank of its number ({beyond}), so other samples may meet in a batch than "
-    "before."
+    "each rank those of the saved rank of its number ({beyond}); but where job.batches reads a DataLoader "
+    "with a DistributedSampler the place is that of the whole job, and no sample is left out."
 )
 REFUSED = (
     "Step {step} in {root} is newer than what this job could go on from, and was saved by {saved}; these are "

@@ -18,6 +18,7 @@ from jitckpt.decisions.quorum import Past
 from jitckpt.encoding import tree_codec
 from jitckpt.errors import HostsError
 from jitckpt.hosts.connections import Host
+from jitckpt.hosts.stores import Apart
 from jitckpt.ring import local_state
 from jitckpt.ring.recorder import Recorder
 from jitckpt.ring.ring import Ring
@@ -216,3 +217,22 @@ def test_a_host_alone_starts_its_ranks_again_without_another_rendezvous() -> Non
     agent._processes = WorkerProcesses.__new__(WorkerProcesses)
     agent._rendezvous(SimpleNamespace(spec=SimpleNamespace(rdzv_handler=Handler())))
     assert agent._processes is None
+
+
+def test_hosts_that_know_nothing_of_the_job_do_not_begin_without_all() -> None:
+    """Others may go on with it elsewhere; who had a part in it knows, and the votes are counted then."""
+
+    def check(*met: Host, dead: bool = False) -> None:
+        agent: Any = SimpleNamespace(
+            _config=SimpleNamespace(max_nodes=4),
+            _settings=SimpleNamespace(silent_hosts_are_dead=dead),
+            _has_told_why=False,
+        )
+        Agent._check_first_start(agent, met)
+
+    new = [Host(f"10.0.0.{place}", 1, (place,), 0) for place in range(4)]
+    check(*new)
+    with pytest.raises(Apart, match="3 hosts have come, and the first start needs all 4"):
+        check(*new[:3])
+    check(*new[:3], dead=True)
+    check(replace(new[0], pasts=(Past("start", 0, 4, 0, 0),)), *new[1:3])

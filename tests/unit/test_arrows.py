@@ -80,7 +80,17 @@ NATIVE = {
 
 # A decision knows no process, no device and no clock.
 PURE = {"decisions", "decisions/transparent", "wire", "errors"}
-PURE_LIBRARIES = {"collections", "dataclasses", "enum", "functools", "heapq", "math", "re", "typing"}
+PURE_LIBRARIES = {
+    "collections",
+    "dataclasses",
+    "enum",
+    "fractions",
+    "functools",
+    "heapq",
+    "math",
+    "re",
+    "typing",
+}
 
 # What torch calls private and we can't do without; a new torch may take it away.
 RENDEZVOUS = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"

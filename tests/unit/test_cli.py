@@ -91,6 +91,25 @@ MEETS = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:1"]
             "--node-rank 2: with --nnodes 2 it is from 0 to 1",
         ),
         (["run", "--nnodes", "1:2", __file__], "--nnodes 1:2: the saves of a job are for its number"),
+        (["run", "--nnodes", "2:4", *MEETS, __file__], "to go on with fewer: --nnodes 4 --min-hosts 2"),
+        (["run", "--wait", "5", __file__], "--wait goes with --min-hosts"),
+        (["run", "--min-hosts", "2", __file__], "--min-hosts: a job on one host has none to go on without"),
+        (
+            ["run", "--nnodes", "4", *MEETS, "--min-hosts", "1", __file__],
+            "--min-hosts 1: with --nnodes 4 it is from 2 to 3. One host alone never goes on",
+        ),
+        (
+            ["run", "--nnodes", "4", *MEETS, "--min-hosts", "3", "--mode", "transparent", __file__],
+            "--min-hosts: in transparent mode a job keeps its number of ranks",
+        ),
+        (
+            ["run", "--nnodes", "4", *MEETS, "--min-hosts", "3", "--memory-tier", "peer", __file__],
+            "--min-hosts: not with --memory-tier",
+        ),
+        (
+            ["run", "--nnodes=4", "--rdzv-id=a", "--coordination=etcd://h:1", "--min-hosts=3", __file__],
+            "--min-hosts: not with --coordination",
+        ),
         (["run", "--nnodes", "x", __file__], "invalid literal for int() with base 10: 'x'"),
         (["run", "--secret-file", "/dev/null", __file__], "/dev/null has 0 bytes; a secret needs 16"),
         (["run", "--secret-file", "nowhere", __file__], "nowhere can't be read: No such file"),

@@ -37,6 +37,7 @@ class Job(RuleBasedStateMachine):
     """
 
     hosts: int
+    goes_on_with_fewer = False
     followers: dict[str, list[str]]
 
     @initialize(hosts=st.integers(3, 6), data=st.data())
@@ -51,14 +52,15 @@ class Job(RuleBasedStateMachine):
         pasts = [past for one in met for past in one.told()]
         self.count += 1
         name, number = f"start {self.count}", 1 + max((past.number for past in pasts), default=0)
-        holder = data.draw(st.integers(-1, self.hosts - 1), "holder")
+        # Of two that are left of more the store alone knows who goes on (hosts/stores.py).
+        holder = data.draw(st.integers(-1, len(met) - 1), "holder") if len(met) > 2 else -1
         in_doubt = tuple(one.agent for one in met)
         self.processes += [one for one in met if all(one is not known for known in self.processes)]
-        places = range(self.hosts)
+        places = range(len(met))
         all_agree = data.draw(st.booleans(), "all agree")
         for place in places if all_agree else data.draw(st.sets(st.sampled_from(places)), "agree"):
-            met[place].in_doubt.append(Past(name, number, self.hosts, place, holder, (), in_doubt))
-            if sum(any(past.start == name for past in one.in_doubt) for one in met) == self.hosts:
+            met[place].in_doubt.append(Past(name, number, len(met), place, holder, (), in_doubt))
+            if sum(any(past.start == name for past in one.in_doubt) for one in met) == len(met):
                 self._go_on(met, name, pasts, data)
 
     def _go_on(self, met: list[Process], name: str, pasts: list[Past], data: st.DataObject) -> None:
@@ -67,7 +69,7 @@ class Job(RuleBasedStateMachine):
         if before is not None:
             self.followers.setdefault(before.start, []).append(name)
         self.members[name] = list(met)
-        for one in data.draw(st.permutations(met))[: data.draw(st.integers(0, self.hosts), "hear")]:
+        for one in data.draw(st.permutations(met))[: data.draw(st.integers(0, len(met)), "hear")]:
             one.start, one.ended, one.in_doubt = replace(one.in_doubt[-1], in_doubt=()), set(), []
 
     @rule(data=st.data())
@@ -79,7 +81,9 @@ class Job(RuleBasedStateMachine):
         if data.draw(st.booleans(), "hosts of another start, too"):
             others = [one for one in self.processes if all(one is not known for known in old)]
             old = (old + data.draw(st.permutations(others)))[: self.hosts]
-        met = old + [Process() for _ in range(self.hosts - len(old))]
+        least = max(2, len(old)) if self.goes_on_with_fewer else self.hosts
+        count = data.draw(st.integers(least, self.hosts), "hosts")
+        met = old + [Process() for _ in range(count - len(old))]
         pasts = [past for one in met for past in one.told()]
         if not pasts or missing(pasts, {one.agent for one in met}) is not None:
             return  # those who meet where no start was are another job
@@ -112,6 +116,12 @@ class Job(RuleBasedStateMachine):
     def no_start_is_followed_by_two(self) -> None:
         for start, followers in getattr(self, "followers", {}).items():
             assert len(followers) <= 1, f"{start}: {followers}"
+
+
+class JobWithFewer(Job):
+    """The same, but any number of hosts from two to all may make a start."""
+
+    goes_on_with_fewer = True
 
 
 def _is_same(one: Past | None, other: Past | None) -> bool:
@@ -183,6 +193,8 @@ class JobOfTwo(RuleBasedStateMachine):
 
 Job.TestCase.settings = settings(max_examples=80, stateful_step_count=25, deadline=None)
 TestJob = Job.TestCase
+JobWithFewer.TestCase.settings = settings(max_examples=80, stateful_step_count=25, deadline=None)
+TestJobWithFewer = JobWithFewer.TestCase
 JobOfTwo.TestCase.settings = settings(max_examples=80, stateful_step_count=25, deadline=None)
 TestJobOfTwo = JobOfTwo.TestCase
 

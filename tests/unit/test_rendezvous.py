@@ -112,12 +112,23 @@ def test_a_host_that_tells_nonsense_is_named(key: str, value: Any) -> None:
     assert said == "" or said.startswith(("What host 0 tells of itself makes no sense", "The hosts say that"))
 
 
+@given(st.integers(2, 8), st.data())
+def test_of_fewer_hosts_each_keeps_its_turn(most: int, data: st.DataObject) -> None:
+    here = sorted(data.draw(st.sets(st.integers(0, most - 1), min_size=1, max_size=most)))
+    order = data.draw(st.permutations(here))
+    assert rendezvous.places(order, most) == [here.index(wish) for wish in order]
+
+
 def test_two_hosts_with_the_same_place_are_told_so() -> None:
     with pytest.raises(HostsError, match=r"2 hosts were started with --node-rank 1; every host"):
         rendezvous.places([1, None, 1])
+    with pytest.raises(HostsError, match=r"2 hosts were started with --node-rank 0; every host"):
+        rendezvous.places([3, 3], 4)
     nonsense: list[Any] = [1, "x", None]
     with pytest.raises(HostsError, match="some say that they have the places"):
         rendezvous.places(nonsense)
+    with pytest.raises(HostsError, match="some say that they have the places"):
+        rendezvous.places(nonsense, 4)
 
 
 def test_a_host_knows_its_own_addresses() -> None:

@@ -21,7 +21,7 @@ const STATES = {
 };
 const CAUSES = {
   useful: "useful steps", starting: "starting", died: "a rank died", hang: "a hang", nccl_error: "an NCCL error",
-  host: "a lost host", signal: "a signal", device: "a device", late: "waiting for late ranks",
+  host: "a lost host", hosts: "hosts that were taken in", signal: "a signal", device: "a device", late: "waiting for late ranks",
   done_again: "minibatches done again", ending: "ending",
 };
 const MANY = 128; // ranks; more are shown smaller
