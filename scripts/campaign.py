@@ -31,7 +31,7 @@ from jitckpt.doctor import moved_process
 from jitckpt.events import FILE_NAME
 from jitckpt.faults.injection import FATAL_KINDS, LASTING_KINDS, TRANSPARENT_KINDS
 from jitckpt.rehearsal import trials_in_memory, trials_in_place, trials_on_hosts
-from jitckpt.rehearsal.runs import CHECKPOINTS, OUTPUT, Run, end_in_order_on_sigterm, kill_running, run_job
+from jitckpt.rehearsal.runs import CHECKPOINTS, OUTPUT, Run, kill_running, run_job
 from jitckpt.rehearsal.runs_on_hosts import HOSTS, run_on_hosts
 from jitckpt.rehearsal.trials import (
     FROM_OUTSIDE,
@@ -48,6 +48,7 @@ from jitckpt.rehearsal.trials import (
     steps_of,
 )
 from jitckpt.saves import folders
+from jitckpt.system.signals import end_in_order
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = tuple(ROOT / "examples" / f"train_{name}.py" for name in ("gpt", "loop_without_sync", "convnet"))
@@ -405,6 +406,8 @@ class CampaignInMemory(Campaign):
         options = ["--warm-spares", "0", "--max-restarts", "4", "--memory-tier", "peer"]
         options += ["--host-timeout", HOST_TIMEOUT, "--rdzv-conf", "keep_alive_interval=2"]
         own = trials_in_memory.has_own_directories(trial)
+        if trial.kind == trials_in_memory.PAIR:  # else the one host that is left would wait for the two
+            options += ["--silent-hosts", "dead"]
         run = run_on_hosts(
             [*self.command(example, options), "--save-every", str(SAVED_EVERY * (not own))],
             folder,
@@ -490,7 +493,7 @@ def main() -> int:
     if "hostile" in sys.argv and sys.argv[sys.argv.index("hostile") - 1] == "--mode":
         return campaign_hostile.main(sys.argv[1:])
     args = parse_arguments()
-    end_in_order_on_sigterm()
+    end_in_order()
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(START), os.environ.get("PYTHONPATH"))))
     console = Console(stderr=args.json, width=None if sys.stdout.isatty() else 180)
     numbers = range(args.first, args.first + args.trials)

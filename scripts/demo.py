@@ -17,8 +17,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from safetensors.numpy import load_file
 
 from jitckpt.faults.injection import PHASES
-from jitckpt.rehearsal.runs import CHECKPOINTS, JITCKPT, OUTPUT, Run, end_in_order_on_sigterm, run_job
+from jitckpt.rehearsal.runs import CHECKPOINTS, JITCKPT, OUTPUT, Run, run_job
 from jitckpt.rehearsal.trials import differences
+from jitckpt.system.signals import end_in_order
 
 EXAMPLE = ROOT / "examples" / "train_gpt.py"
 
@@ -110,7 +111,7 @@ def show_step(progress: Progress, task: TaskID, step: int, _steps: int) -> None:
 
 def main() -> int:
     args = parse_arguments()
-    end_in_order_on_sigterm()
+    end_in_order()
     seed = args.seed if args.seed is not None else random.SystemRandom().randrange(10_000)
     chance = random.Random(seed)
     failed_step = chance.randint(3, args.steps - 2)

@@ -63,6 +63,7 @@ from jitckpt.decisions.recovery import SAME_ENDS, Outcome, brings_no_progress
 from jitckpt.decisions.step_tree import Place
 from jitckpt.decisions.suspects import VARIABLE, NoDeviceError, Suspects, without
 from jitckpt.errors import (
+    CheckpointError,
     HostsError,
     HostsMissing,
     HostUnfit,
@@ -220,6 +221,7 @@ class Agent(LocalElasticAgent):
         self._starting = False
         self._processes: WorkerProcesses | None = None
         self._last: Supervisor | None = None  # of the newest start
+        self._kept_in_memory = 0  # by the newest start before it that had a step there as it failed
         self._worker_store: Any = None  # torch's TCPStore
         self._hosts: Hosts | None = None
         self._ends: list[tuple[int, str]] = []  # of the starts so far
@@ -252,7 +254,7 @@ class Agent(LocalElasticAgent):
             if result.is_failed():
                 self._write_what_memory_has()
             return result
-        except (SignalException, NoProgress):
+        except (SignalException, HostsError):
             self._write_what_memory_has()
             raise
         finally:
@@ -273,10 +275,12 @@ class Agent(LocalElasticAgent):
         """The job ends without success: what no file has yet is not to end with it."""
         if self._memory is None or self._last is None or not self._directory():
             return
-        step = self._last.kept_in_memory
-        if step is not None and step > self._newest_saved():
+        step = self._last.kept_in_memory or self._kept_in_memory
+        if step > self._newest_saved():
             own = {worker.global_rank for worker in self._worker_group.workers}
-            self._memory.write_saves(Path(self._directory()), own, step)
+            of_lost, nowhere = self._last.ranks_of_lost_hosts
+            by = f"memory{0 if self._hosts is None else self._hosts.index}"
+            self._memory.write_saves(Path(self._directory()), own | of_lost, step, nowhere, by)
 
     def _newest_saved(self) -> int:
         """Return the newest step of which this agent knows a save, 0 for none."""
@@ -436,6 +440,7 @@ class Agent(LocalElasticAgent):
             ranks=tuple(worker.global_rank for worker in worker_group.workers),
             restarts=spec.max_restarts - self._remaining_restarts,
             directory=self._directory(),
+            job=self._job(),
             worker_store=0 if self._worker_store is None else self._worker_store.port,
             reserve=lasting.reserve(),
             has_store=lasting.has_store,
@@ -481,6 +486,7 @@ class Agent(LocalElasticAgent):
         self._log.leading = index == 0
         self._note_start(directory, met)
         if directory is not None:
+            self._give_job(directory, met)
             self._fetch(self._hosts, directory)
         if self._memory is not None:
             self._memory.gather(self._hosts)
@@ -514,6 +520,23 @@ class Agent(LocalElasticAgent):
         """Return the checkpoint directory, as far as it is known."""
         registered = (event["checkpoint_dir"] for event in self._log.events if event["event"] == "registered")
         return str(self._settings.checkpoint_dir or next(registered, ""))
+
+    def _job(self) -> str:
+        """Return whose the checkpoint directory is; "" if nobody has used it, or it can't be read."""
+        directory = self._directory()
+        try:
+            return (directory and folders.read_job(Path(directory))) or ""
+        except (CheckpointError, OSError):
+            return ""  # the ranks say what is wrong with it
+
+    def _give_job(self, directory: Path, met: Sequence[Host]) -> None:
+        """Have the directory of a host that is new be this job's, also where it is the first rank's."""
+        job = next((host.job for host in met if host.job), "")
+        try:
+            if job:
+                folders.open_directory(directory, job)
+        except (CheckpointError, OSError) as error:
+            say(f"{directory} can't be used yet: {error}")  # the ranks say so, too, and end if it stays so
 
     def _fetch(self, met: Hosts, directory: Path) -> None:
         """Fetch the saves that this host's ranks need and only other hosts have."""
@@ -670,6 +693,8 @@ class Agent(LocalElasticAgent):
                 **torch_arguments,
             )
             processes.start()
+            if self._last is not None:
+                self._kept_in_memory = self._last.kept_in_memory or self._kept_in_memory
             self._processes, self._last = processes, processes.supervisor
             for signum in self._signals:  # that came while they were being started
                 processes.supervisor.interrupt(signum)

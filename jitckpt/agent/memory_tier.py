@@ -235,22 +235,33 @@ class MemoryTier:
             return self.parity.decode(source, timeline, tiers)
         return tiers[source.host].get(source.rank, source.step, timeline, self.memory)
 
-    def write_saves(self, directory: Path, ranks: Collection[int], step: int) -> None:
-        """The job ends: write what memory has of these ranks to files, from which another job can go on."""
+    def write_saves(
+        self, directory: Path, ranks: Collection[int], step: int, nowhere: Collection[int] = (), by: str = ""
+    ) -> None:
+        """The job ends: write what memory has of these ranks to files, from which another job can go on.
+
+        nowhere: ranks of lost hosts of which no host has a copy. by: who writes, where others may, too.
+        """
         size = 0
         begun = time.monotonic()
         try:
             for rank in sorted(ranks):
                 memory = self.memory.of(rank)
-                size += own_shard.write_save(memory, directory, step, self._log.start)[1]
+                size += own_shard.write_save(memory, directory, step, self._log.start, by or "memory")[1]
         except (SaveError, OSError) as error:
             self._warn(f"step {step}, which is in memory alone, could not be written to {directory}: {error}")
             return
-        self._log.write("memory_written", step=step, bytes=size, seconds=time.monotonic() - begun)
-        say(
+        text = (
             f"the state after step {step}, which was in memory alone, lies in {directory} now: "
-            f"{show_size(size)}; the same command goes on from there."
+            f"{show_size(size)}; "
         )
+        if nowhere:
+            self._warn(
+                f"{text}of {sources.listed(sorted(nowhere))}, whose host is lost, no other has a copy."
+            )
+            return
+        self._log.write("memory_written", step=step, bytes=size, seconds=time.monotonic() - begun)
+        say(f"{text}the same command goes on from there.")
 
     def close(self, *, end: bool) -> None:
         """Free the memory; end: no later agent goes on from it."""

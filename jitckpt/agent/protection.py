@@ -11,8 +11,9 @@ import socket
 import threading
 import time
 from collections.abc import Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -119,11 +120,27 @@ class Protection(threading.Thread):
         if not self.safe or self._off is not None:
             return None
         if self._tier.parity is not None:
-            whole = all(set(self._placed[host]) <= set(self._keepers[host]) for host in lost)
-            alive = whole and self._tier.parity.survives(lost)
+            # A parity that lacks the part of one host gives back nothing of the others either.
+            alive = self._tier.parity.survives(lost) and all(
+                set(self._placed[member]) - {host} <= set(self._keepers[member])
+                for host in lost
+                for member in self._placed[host]
+            )
         else:
             alive = all(set(self._keepers[host]) - set(lost) for host in lost)
         return self.safe if alive else None
+
+    def ranks_of(self, lost: Collection[int]) -> tuple[set[int], set[int]]:
+        """Return the lost hosts' ranks of whose copies this host has the first, and those with none left."""
+        here: set[int] = set()
+        nowhere: set[int] = set()
+        if self._hosts is None:
+            return here, nowhere
+        for host in lost:
+            left = set() if self._tier.parity is not None else set(self._keepers[host]) - set(lost)
+            if min(left, default=self._index) == self._index:
+                (here if left else nowhere).update(self._hosts.all[host].ranks)
+        return here, nowhere
 
     def run(self) -> None:
         keeper_seen = time.monotonic()
@@ -154,7 +171,8 @@ class Protection(threading.Thread):
                     own.begun = {seal.step, *sorted(own.begun)[-1:]}
                     if seal.step == own.snapshot[0]:
                         own.copied, own.size = time.monotonic() - own.snapshot[1], seal.size
-                    self._senders.submit(self._send, rank, own, slot, seal.step)
+                    sending = self._senders.submit(self._send, rank, own, slot, seal.step)
+                    sending.add_done_callback(partial(self._sent, rank))
 
     def stop(self) -> None:
         """End the thread, and what it sends."""
@@ -223,6 +241,12 @@ class Protection(threading.Thread):
             said |= {"took": [step, time.monotonic() - own.snapshot[1]], "step_seconds": own.step_seconds}
         self._tell(said)
 
+    def _sent(self, rank: int, sending: "Future[None]") -> None:
+        """See that what no sender foresees does not leave the ranks waiting for a snapshot."""
+        if not sending.cancelled() and (error := sending.exception()) is not None:
+            self._warn(f"rank {rank}'s state can't be sent: {error!r}")
+            self._tell({"off": rank})
+
     def _send_to(self, holder: int, rank: int, step: int) -> list[int] | None:
         """Return the host that has the rank's step now, if one has; None if the job is to start anew."""
         assert self._hosts is not None
@@ -239,7 +263,7 @@ class Protection(threading.Thread):
                     break
                 try:
                     self._put(host, rank, step)
-                except (LinkError, SaveError) as error:
+                except (LinkError, SaveError, OSError) as error:
                     problem = str(error)
                     self._stopping.wait(TRY_SECONDS)
                 else:
@@ -256,14 +280,12 @@ class Protection(threading.Thread):
     def _put(self, host: int, rank: int, step: int) -> None:
         assert self._hosts is not None
         memory = self._tier.memory
-        held = next((one for one in memory.has() if (one.rank, one.step) == (rank, step)), None)
-        if held is None:
-            raise SaveError(f"Step {step} of rank {rank} is in this host's memory no more, or damaged.")
+        timeline = memory.timeline(rank, step)
         peer = PeerParity(self._hosts, host, PATIENCE_SECONDS, pace=self._tier.pace, stop=self._stop_sending)
         if self._tier.parity is not None:
-            self._tier.parity.put(peer, host, rank, step, held.timeline)
+            self._tier.parity.put(peer, host, rank, step, timeline)
         else:
-            peer.put(memory.shard(rank, step, held.timeline))
+            peer.put(memory.shard(rank, step, timeline))
 
     def _change_pace(self, every: int, since: int, why: str) -> None:
         """All ranks read of it before they read that a step is settled, and so before they come to that."""
@@ -355,6 +377,8 @@ class Protection(threading.Thread):
         if self._off is None:
             self._off = reason
             self._warn(f"the memory tier protects this job no more: {reason}")
+            for own in self._own.values():  # which would wait for each to be whole everywhere
+                host_memory.put_word(own.memory, OFF, 1)
             if self._tier.parity is not None:
                 self._tier.parity.parities.drop_all()
             for rank in self._ranks:

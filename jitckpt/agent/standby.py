@@ -11,7 +11,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -46,7 +46,7 @@ from jitckpt.hosts import connections, link, rendezvous
 from jitckpt.hosts.connections import PATIENCE, Arrived, Host, Hosts
 from jitckpt.hosts.link import LinkError
 from jitckpt.hosts.signed import Signature
-from jitckpt.hosts.standbys import Standby, announce
+from jitckpt.hosts.standbys import Standby, announce, announced
 from jitckpt.hosts.stores import NOT_NEEDED, within
 from jitckpt.ring import local_state
 from jitckpt.system import descriptor_limit
@@ -57,6 +57,7 @@ RESTORING_SECONDS = 120.0
 SAME_CLOCK = 60.0  # seconds by which the clocks since the hosts' starts may differ, as processes know them
 # Far from the numbers that the processes of a host have: those that come here bring theirs.
 FIRST_PROCESS = 3_000_000
+FACTS = ("run", "restart", "workers_store")  # of a plan, which the next host needs, too, if ranks move on
 
 
 @dataclass
@@ -79,12 +80,13 @@ class _Rank:
 
 @dataclass
 class _Taken:
-    """What this host has taken over. last: what the other agent said last."""
+    """What this host has taken over. last: what the other agent said last. standbys: who else stands by."""
 
     plan: Mapping[str, Any]
     ranks: Sequence[_Rank]
     barrier: StepBarrier
     relay: StoreRelay
+    standbys: Callable[[], list[Standby]]
     last: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -143,7 +145,9 @@ class _Waiting:
         listener = connections.listen(self._address)
         store, signature = self._store(), Signature(self._config.run_id, self._settings.secret)
         server = await asyncio.start_server(self._called, sock=listener)
-        announce(store, signature, Standby(self._address, listener.getsockname()[1]))
+        own = Standby(self._address, listener.getsockname()[1])
+        announce(store, signature, own)
+        self._others = lambda: [one for one in announced(store, signature) if one != own]
         say("this host stands by: it takes the place of one whose devices are broken for good.")
         try:
             while not self._taken.done():
@@ -232,7 +236,7 @@ class _Waiting:
                     self._settings.criu,
                     Options(one.folder, RESTORING_SECONDS, inherit=inherit, variables=mark),
                 )
-        return _Taken(plan, ranks, barrier, relay)
+        return _Taken(plan, ranks, barrier, relay, self._others)
 
 
 def _environment(plan: Mapping[str, Any], name: str) -> dict[str, str]:
@@ -286,7 +290,7 @@ class _Adopted(WorkerProcesses):
         return {
             **variables.PROXY_TOGETHER.to(self._taken.barrier.of(local_rank)),
             **variables.AGENT_PID.to(os.getpid()),
-            softgpu.VARIABLE: "",
+            softgpu.VARIABLE: self._settings.device_environment.get(softgpu.VARIABLE, ""),
         }
 
     def _open_for_workers(self) -> None:
@@ -352,7 +356,7 @@ def _go_on(
             taken,
             settings=settings,
             log=log,
-            armed=[],
+            armed=[fault.with_phase() for fault in settings.faults],
             spares=Spares(0),
             first_directories={},
             run=plan["run"],
@@ -362,6 +366,8 @@ def _go_on(
             restarts_left=0,
             mistakes_before=frozenset(),
             hosts=hosts,
+            standbys=taken.standbys,
+            facts={name: plan[name] for name in FACTS},
             name="default",
             entrypoint="",
             args={number: () for number in numbers},

@@ -551,6 +551,13 @@ class Supervisor(threading.Thread):
         return self._job.in_memory
 
     @property
+    def ranks_of_lost_hosts(self) -> tuple[set[int], set[int]]:
+        """Return those whose state is for this host to write to files, and those of which no host has it."""
+        if self._protection is None:
+            return set(), set()
+        return self._protection.ranks_of(self._lost_hosts)
+
+    @property
     def end(self) -> tuple[int, str]:
         """The newest step that was begun here, and the first failure that was heard of."""
         return self._newest_begun, self._trouble or ""

@@ -22,7 +22,8 @@ from jitckpt.device import LIBRARY_DIR, check_libraries, choose_device
 from jitckpt.doctor import checks, facts, moved_process
 from jitckpt.doctor.checks import Disk, Row
 from jitckpt.events import Event
-from jitckpt.rehearsal.runs import CHECKPOINTS, OUTPUT, end_in_order_on_sigterm, run_job
+from jitckpt.rehearsal.runs import CHECKPOINTS, OUTPUT, run_job
+from jitckpt.system.signals import end_in_order
 from jitckpt.wire.environment import SELF_CHECK
 from jitckpt.worker.self_check.comparison import FULL_SELF_CHECK
 
@@ -56,7 +57,7 @@ def main(arguments: list[str]) -> int:
     add_device_argument(parser)
     parser.add_argument("script", nargs=argparse.REMAINDER, help="with its arguments, after --")
     args = parser.parse_args(arguments)
-    end_in_order_on_sigterm()
+    end_in_order()
     kind = choose_device(args.device, os.environ)
     check_libraries(kind, LIBRARY_DIR)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())

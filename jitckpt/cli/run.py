@@ -23,6 +23,7 @@ from typing import Any
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
+from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
@@ -62,8 +63,10 @@ from jitckpt.hosts.stores import has_calls_out
 from jitckpt.objects.bucket import parse
 from jitckpt.reports.timeline import in_words
 from jitckpt.saves.start_record import note_finished
+from jitckpt.system.door import NO_ROOM
 from jitckpt.system.launcher_folder import launcher_folder
 from jitckpt.system.nameless_user import give_name
+from jitckpt.system.signals import end_in_order
 from jitckpt.web.beside import parse_address, served, traced
 from jitckpt.wire import environment
 from jitckpt.wire.exit_statuses import HOSTS_MISSING, NO_PROGRESS, SAVED
@@ -128,6 +131,7 @@ def _run(arguments: list[str]) -> int:
     parser = run_parser()
     args = parser.parse_args(arguments)
     give_name()
+    end_in_order()  # until the agent has the signals, and when it has them no more
     kind = choose_device(args.device, os.environ)
     transparent = args.mode == "transparent"
     check_libraries(kind, LIBRARY_DIR, proxy=transparent, relay=args.broken_device == "move")
@@ -239,11 +243,8 @@ def _launch(
     except ChildFailedError as error:
         print(f"{type(error).__module__}.{type(error).__qualname__}: {error}", file=sys.stderr)
         return NO_PROGRESS if any(event["event"] == "no_progress" for event in log.events) else 1
-    except HostsError as error:
-        say(str(error))
-        if isinstance(error, NoProgress):
-            return NO_PROGRESS
-        return HOSTS_MISSING if isinstance(error, HostsMissing) else 1
+    except (HostsError, RendezvousConnectionError, OSError) as error:
+        return _status_of(error)
     except HostUnfit as error:
         outcome = "goes on without this host"
         say(str(error))
@@ -255,6 +256,9 @@ def _launch(
     except SignalException as interruption:
         outcome = f"was ended by {interruption.sigval.name}"
         return SAVED if _has_saved(log.events, log.restart) else 1
+    except SystemExit:
+        outcome = "was ended by a signal before its ranks were started, or after they had ended"
+        raise
     finally:
         registered = next((event for event in log.events if event["event"] == "registered"), None)
         log.write("job_ended", outcome=outcome)
@@ -267,6 +271,23 @@ def _launch(
             for sentence in in_words(log.events, "" if registered is None else registered["checkpoint_dir"]):
                 say(sentence)
         log.finish()
+
+
+def _status_of(error: HostsError | RendezvousConnectionError | OSError) -> int:
+    """Say why the job could not go on; return the exit status. Raises an OSError that is no want of room."""
+    match error:
+        case OSError():
+            if error.errno not in (*NO_ROOM, errno.EAGAIN):
+                raise error
+            say(f"the job can't go on, as its host has no room for more: {error.strerror} (ulimit -a).")
+        case RendezvousConnectionError():
+            why = str(error.__cause__ or error).partition("\n")[0]
+            say(f"the store where the hosts meet can't be reached: {why}")
+        case _:
+            say(str(error))
+    if isinstance(error, NoProgress):
+        return NO_PROGRESS
+    return HOSTS_MISSING if isinstance(error, HostsMissing) else 1
 
 
 def _has_saved(events: Sequence[Event], restart: int) -> bool:

@@ -18,9 +18,10 @@ from jitckpt.cli.parser import Parser
 from jitckpt.cli.progress import shown_progress
 from jitckpt.errors import JitckptError
 from jitckpt.faults.injection import FATAL_KINDS
-from jitckpt.rehearsal.runs import OUTPUT, Run, Strike, end_in_order_on_sigterm, run_job
+from jitckpt.rehearsal.runs import OUTPUT, Run, Strike, run_job
 from jitckpt.rehearsal.trials import FROM_OUTSIDE, Verdict, choose_trial, differing_parts, judge, steps_of
 from jitckpt.saves.final_state import RANDOM
+from jitckpt.system.signals import end_in_order
 from jitckpt.wire.environment import SELF_CHECK
 from jitckpt.worker.self_check.comparison import FULL_SELF_CHECK
 
@@ -94,7 +95,7 @@ def main(arguments: list[str]) -> int:
     if args.keep is not None and args.keep.exists():
         parser.error(f"{args.keep} is there already; name a folder that is not")
     args.seed = random.SystemRandom().randrange(10_000) if args.seed is None else args.seed
-    end_in_order_on_sigterm()
+    end_in_order()
     if args.keep is not None:
         return _verify(args, args.keep.absolute())
     with tempfile.TemporaryDirectory(prefix="jitckpt-verify-") as temporary:

@@ -439,7 +439,7 @@ def _left_by_the_script() -> bool:
 
     What the interpreter is doing tells: in an exception it is still at the call that raised it.
     """
-    frame: FrameType | None = sys._getframe(2)
+    frame = sys._getframe(1).f_back  # of who drops it; at the interpreter's end that is nobody
     while frame is not None and _doing(frame) in _IN_A_GENERATOR:
         frame = frame.f_back  # a generator around ours is closed
     return frame is not None and _doing(frame) in _LEAVING

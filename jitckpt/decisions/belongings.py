@@ -19,6 +19,9 @@ DEVICES = ("/dev/nvidia", "/dev/infiniband/", "/dev/kfd", "/dev/dri/")
 TERMINALS = re.compile(r"/dev/(pts/\d+|tty\w*|console)$")
 HUGE_PAGES = ("/anon_hugepage", "/dev/hugepages/")
 SHARED_WITH_AGENT = re.compile(r"/memfd:(jitckpt-(?:local-state|steps))\b")
+EXTERNAL = ("tty[", "file[")  # how the name of a file begins for CRIU that is not in the images
+# CRIU cuts the first letter of a regular file's name as it reads the images: with a path it is the slash.
+FIRST_OF_A_NAME = "f"
 ESTABLISHED, LISTENS = "established", "listens"
 
 
@@ -27,7 +30,8 @@ class OpenFile:
     """A descriptor of a process. to: where its link in /proc/PID/fd leads.
 
     identity: device and inode of the file. device: the number of the device that a character file is. pidfd:
-    the process that it stands for. bytes: its size, where no name leads to it any more.
+    the process that it stands for. bytes: its size, where no name leads to it any more. mount: the number
+    of the mount by which it was opened, where it has a name.
     """
 
     number: int
@@ -36,6 +40,7 @@ class OpenFile:
     device: int = 0
     pidfd: int | None = None
     bytes: int = 0
+    mount: int = 0
 
 
 @dataclass(frozen=True)
@@ -97,14 +102,14 @@ class Carried:
     """How it is done.
 
     sockets: whose other ends are the agent's. outputs: what CRIU calls a file that is one of the agent's
-    first three, with its number there. terminals: those of them that are left out of the images. memory:
+    first three, with its number there. external: those of them that are left out of the images. memory:
     names of memory that is the agent's, too. ghosts: bytes of the largest file that has no name. folders:
     that have to be there. obstacles: sentences that say why the processes can't be moved.
     """
 
     sockets: tuple[End, ...] = ()
     outputs: tuple[tuple[str, int], ...] = ()
-    terminals: tuple[str, ...] = ()
+    external: tuple[str, ...] = ()
     memory: tuple[str, ...] = ()
     ghosts: int = 0
     folders: tuple[str, ...] = ()
@@ -131,8 +136,8 @@ def carried(processes: Sequence[Process], sockets: Mapping[int, Socket], around:
     bound = [one.path.rpartition("/")[0] for _, one in mine.values() if one.path.startswith("/")]
     return Carried(
         tuple(ends),
-        tuple(outputs.items()),
-        tuple(key for key in outputs if key.startswith("tty[")),
+        tuple((key.removeprefix(FIRST_OF_A_NAME), number) for key, number in outputs.items()),
+        tuple(key for key in outputs if key.startswith(EXTERNAL)),
         tuple(sorted(memory)),
         max((file.bytes for _, file in files), default=0),
         tuple(sorted({*bound, *(process.folder for process in processes)} - {""})),
@@ -172,6 +177,8 @@ def _key(file: OpenFile) -> str:
     """Return what CRIU calls a file that the restored process gets from outside."""
     if TERMINALS.match(file.to):
         return f"tty[{file.device:x}:{file.identity[0]:x}]"
+    if file.to.startswith("/") and not file.device:
+        return f"file[{file.mount:x}:{file.identity[1]:x}]"
     return file.to.removeprefix("/")
 
 

@@ -42,6 +42,7 @@ class Host:
     ranks: tuple[int, ...]
     restarts: int
     directory: str = ""  # for checkpoints, if it is known
+    job: str = ""  # whose that directory is, if anybody has used it
     worker_store: int = 0  # on the first host: the port of the workers' store
     reserve: int = 0  # the port of a store that takes the place of the rendezvous' store if that is lost
     has_store: bool = False  # the rendezvous' store is on this host

@@ -259,7 +259,7 @@ class CoordinatedRendezvous(RendezvousHandler):
             fence=(self._key("start"), fence),
             signature=self.signature,
             look=self._see_that_all_are_there,
-            lease=lambda: self._lease,
+            lease=self._own_lease,
         )
         # Where the workers meet is found when the agents have met.
         return RendezvousInfo(
@@ -352,6 +352,12 @@ class CoordinatedRendezvous(RendezvousHandler):
             revision = self._service.put_if(self._write(key, told), {}, self._lease)
             assert revision is not None  # without a condition
             self._joined = self._joined or revision
+
+    def _own_lease(self) -> int:
+        """Return the lease under which this agent puts what goes with it. Raises LeaseLost."""
+        if not self._lease:
+            raise LeaseLost("this agent's lease has ended, and it has no other yet")
+        return self._lease
 
     def _forget_lease(self, lost: int) -> None:
         with self._lock:

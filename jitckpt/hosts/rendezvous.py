@@ -93,6 +93,7 @@ def _host(told: Mapping[str, Any]) -> Host:
         tuple(_of(int, rank) for rank in told["ranks"]),
         _of(int, told["restarts"]),
         _of(str, told["directory"]),
+        _of(str, told["job"]),
         _of(int, told["worker_store"]),
         _of(int, told["reserve"]),
         _of(bool, told["has_store"]),

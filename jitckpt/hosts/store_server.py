@@ -3,11 +3,17 @@
 import errno
 import ipaddress
 import socket
+import time
+from datetime import timedelta
 from typing import Any
 
 from torch.distributed import DistNetworkError, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.constants import default_pg_timeout
 
 from jitckpt.hosts.connections import listen
+from jitckpt.hosts.rendezvous import answers
+
+LOOK_SECONDS = 0.1  # between two looks for a store
 
 
 def store_at(address: str, port: int = 0, **torchs: Any) -> Any:
@@ -38,11 +44,25 @@ def torchs_store(
     """
     names = ("is_master", "timeout", "wait_for_workers", "multi_tenant")
     named |= dict(zip(names, rest, strict=False))
+    if not named.get("is_master"):
+        _wait_for(host, port, named.get("timeout", default_pg_timeout))
     if address is None or not named.get("is_master"):
         return TCPStore(host, port, world_size, **named)
     del named["is_master"]
     named.pop("multi_tenant", None)  # it has this process and port to itself
     return store_at(address, port, world_size=world_size, **named)
+
+
+def _wait_for(host: str, port: int, timeout: timedelta) -> None:
+    """Wait until somebody listens there. Torch itself would wait, too, but it hears no signal meanwhile.
+
+    Raises DistNetworkError after so long.
+    """
+    until = time.monotonic() + timeout.total_seconds()
+    while not answers(host, port):
+        if time.monotonic() >= until:
+            raise DistNetworkError(f"nobody has listened at {host}, port {port} for {timeout}")
+        time.sleep(LOOK_SECONDS)
 
 
 def address_for(host: str, alone: bool) -> str | None:

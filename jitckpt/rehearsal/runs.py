@@ -280,11 +280,6 @@ def record(process: subprocess.Popen[str], file: Path) -> Iterator[str]:
             yield line
 
 
-def end_in_order_on_sigterm() -> None:
-    """Let SIGTERM unwind the stack as ^C does, so that no run is left behind."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-
-
 def processes_with(mark: str) -> list[tuple[int, str]]:
     """Return process id and name of all processes that have this variable in their environment."""
     found = []

@@ -474,11 +474,12 @@ def clear_leftovers(root: Path, rank: int) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def set_aside_after(root: Path, step: int, rank: int, start: int = 0) -> None:
+def set_aside_after(root: Path, step: int, rank: int, start: int = 0, ranks: int = 0) -> None:
     """Rename what `rank` saved of later steps: the job goes on from `step` and will come to those steps anew.
 
     They are incomplete (else one of them would have been taken) and must not be mixed with what comes.
-    start: this one's number. Raises starts.Superseded if the job has gone on without this process.
+    start: this one's number. ranks: of the job, which has had more before: one of them looks after each that
+    there is no more. Raises starts.Superseded if the job has gone on without this process.
     """
     with _explained(root):
         starts.check(root, start)
@@ -488,8 +489,8 @@ def set_aside_after(root: Path, step: int, rank: int, start: int = 0) -> None:
         if later <= step:
             continue
         for path, (kind, of_rank) in _saves_in(folder):
-            if of_rank == rank:
-                aside = folder / f"set-aside-{layout.rank_folder(kind, rank)}"
+            if of_rank == rank or (0 < ranks <= of_rank and of_rank % ranks == rank):
+                aside = folder / f"set-aside-{layout.rank_folder(kind, of_rank)}"
                 with _explained(path):
                     starts.check(root, start)
                     if aside.exists():

@@ -13,11 +13,12 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from jitckpt.errors import JitckptError
 from jitckpt.system import lifeline
+from jitckpt.system.process_tree import look
 from jitckpt.wire.environment import AGENT_FD, COPIES_FD, DESCRIPTORS, LIFELINE_FD, MEMORY_FD, STATE_FD
 
 AGENT, STATE, LIFELINE, MEMORY, COPIES, PROOF = (
@@ -114,13 +115,23 @@ def _checked(name: str, environment: Mapping[str, str], told: Mapping[str, objec
 
 
 def _is_made_anew(environment: Mapping[str, str], told: Mapping[str, object]) -> bool:
-    """Return whether the socket to the agent is another of the same agent's. Raises OSError or KeyError."""
+    """Return whether the socket to the agent is another, made by the same agent or one that has taken over.
+
+    That one has started what this process has come from. Raises OSError or KeyError.
+    """
     number = int(environment[AGENT])
     if _identity(number) == told[AGENT] or not stat.S_ISSOCK(os.fstat(number).st_mode):
         return False
     with socket.socket(fileno=os.dup(number)) as one:
-        peer = one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-    return _PEER.unpack(peer)[:2] == (told.get(_MAKER), os.getuid())
+        process, user, _ = _PEER.unpack(one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    return user == os.getuid() and (process == told.get(_MAKER) or process in _ancestors())
+
+
+def _ancestors() -> Iterator[int]:
+    process = look(os.getpid())
+    while process is not None and process.parent != 0:
+        yield process.parent
+        process = look(process.parent)
 
 
 def _identity(number: int) -> list[int]:

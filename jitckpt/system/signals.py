@@ -6,6 +6,7 @@ and the guardian. The agent is sent them, too, and decides.
 
 import ctypes
 import signal
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -13,6 +14,13 @@ from typing import Any
 from jitckpt.wire.environment import AGENT_PID
 
 HELD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2)
+
+
+def end_in_order() -> None:
+    """Let signals that would end this process at once unwind its stack as ^C does: nothing is left behind."""
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, lambda received, _: sys.exit(128 + received))
 
 
 def hold_still() -> None:

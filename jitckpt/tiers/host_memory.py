@@ -30,7 +30,8 @@ _WORD = struct.Struct("<Q")
 # waits for any more; after which steps there is to be one (decisions/pace.py). By the rank: 1 once what is in
 # the slots is of this start, or what it goes on from; the newest step that it left out; microseconds that its
 # training has waited for snapshots; the step of which one was begun last; 1 if it makes no more, and none of
-# its are to be used; microseconds that a step takes; and what its script asks for (tiers/asked.py).
+# its are to be used (the agent says it where another rank makes no more); microseconds that a step takes; and
+# what its script asks for (tiers/asked.py).
 WORDS = tuple(8 * number for number in range(1, 14))
 SAFE, SETTLED, READY, SKIPPED, WAITED, BEGUN, OFF, STEP_TIME, RULE, COPIES, EVERY, LIMIT, KEEP = WORDS
 
@@ -224,11 +225,15 @@ class HostMemory(Tier):
                     told.append(Held(rank, one.step, index.timeline, one.size, *job))
         return told
 
+    def timeline(self, rank: int, step: int) -> str:
+        """Return of which start's minibatches a step here is. Raises SaveError if it is not there."""
+        descriptor = self._known(rank)
+        slot, of = _find(descriptor, step)
+        return index_in(descriptor, slot, of).timeline
+
     def shard(self, rank: int, step: int, timeline: str) -> Shard:
         """Return what is kept here, to be sent. Raises SaveError if it is not there."""
-        if rank not in self.descriptors:
-            raise SaveError(f"This host's memory has nothing of rank {rank}.")
-        descriptor = self.descriptors[rank]
+        descriptor = self._known(rank)
         slot, of = _find(descriptor, step)
         encoded = index_bytes(descriptor, slot, of)
         if shard.parse_index(encoded, of).timeline != timeline:
@@ -256,11 +261,16 @@ class HostMemory(Tier):
 
     def taken(self) -> int:
         """Return the bytes of memory that all of it takes now."""
-        return sum(512 * os.fstat(one).st_blocks for one in self.descriptors.values())
+        return sum(512 * os.fstat(one).st_blocks for one in list(self.descriptors.values()))
 
     def close(self) -> None:
         for rank in list(self.descriptors):
             self.forget(rank)
+
+    def _known(self, rank: int) -> int:
+        if rank not in self.descriptors:
+            raise SaveError(f"This host's memory has nothing of rank {rank}.")
+        return self.descriptors[rank]
 
     def _window(self, rank: int, slot: int, size: int) -> Window:
         """Return the data of a slot: the same as before if they are as long, which they mostly are."""

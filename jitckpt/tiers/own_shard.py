@@ -64,14 +64,14 @@ class OwnShard:
         return Choice(step, record, record, (), step, in_memory=state)
 
 
-def write_save(descriptor: int, root: Path, step: int, start: int) -> tuple[Path, int]:
+def write_save(descriptor: int, root: Path, step: int, start: int, by: str = "memory") -> tuple[Path, int]:
     """Write a step in memory as a save of its rank to files; return its folder and bytes.
 
-    start: the number of the one that writes it. Raises SaveError if it is not whole in memory, or can't be
-    written.
+    start: the number of the one that writes it. by: as for SaveFolder. Raises SaveError if it is not whole in
+    memory, or can't be written.
     """
     index, state = host_memory.read(descriptor, step)
-    with SaveFolder(root, index.identity, step, "rank", "builtin", by="memory", start=start) as folder:
+    with SaveFolder(root, index.identity, step, "rank", "builtin", by=by, start=start) as folder:
         folder.add_tensors(layout.TENSORS_FILE, state.tensors)
         folder.add_json(layout.STATE_FILE, state.document)
         return folder.commit()

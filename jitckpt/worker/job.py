@@ -22,6 +22,7 @@ from jitckpt.encoding.tree_codec import Encoded
 from jitckpt.errors import CheckpointError, JitckptError, NativeError, SaveError, TreeError
 from jitckpt.events import EventLog
 from jitckpt.saves import directory_lock, folders, start_record, starts
+from jitckpt.saves.folders import SaveRecord
 from jitckpt.saves.layout import Identity
 from jitckpt.saves.selection import Choice
 from jitckpt.state import host_state
@@ -352,12 +353,9 @@ class Job:
             )
         except CheckpointError as error:
             misfit = error
-        if reshard or environment.RESHARD.get():
-            saved = resharding.newer(
-                self.root, self.identity, 0 if choice is None else choice.step, agreements.store_of_ranks()
-            )
-            if saved is not None:
-                return self._restore_resharded(saved, begun)
+        saved = self._saved_in_another_layout(choice, reshard or environment.RESHARD.get())
+        if saved is not None:
+            return self._restore_resharded(saved, begun)
         if misfit is not None:
             raise misfit
         if self.given_step is not None and self.given_step != (choice.step if choice else 0):
@@ -366,7 +364,7 @@ class Job:
                 "step another rank's part can't be loaded any more. Move that step's folder away: the "
                 "same command then goes on from an older one."
             )
-        self._tell_start(choice)
+        self._tell_start(None if choice is None else choice.save, 0 if choice is None else choice.step)
         if choice is None:
             self._go_on_from(0)
             if snapshots is not None:
@@ -402,12 +400,22 @@ class Job:
         self._reporter.report(protocol.Restored(rank, choice.step, path, source, seconds, choice.reason))
         return choice.step
 
+    def _saved_in_another_layout(self, choice: Choice | None, may_cut: bool) -> Saved | None:
+        """Return the newest whole step, if another layout saved it. CheckpointError if it may not be cut."""
+        step = 0 if choice is None else choice.step
+        if not may_cut and (choice is None or choice.newest == step):
+            return None
+        saved = resharding.newer(self.root, self.identity, step, agreements.store_of_ranks())
+        if saved is not None and not may_cut:
+            raise CheckpointError(saved.refused(self.identity))
+        return saved
+
     def _go_on_from(self, step: int) -> None:
         """Leave later steps, of earlier tries, behind: they will be made again."""
         identity = self.identity
         try:
             starts.note_going_on(self.root, identity.start, step)
-            folders.set_aside_after(self.root, step, identity.rank, identity.start)
+            folders.set_aside_after(self.root, step, identity.rank, identity.start, identity.world_size)
         except (OSError, SaveError) as error:
             raise CheckpointError(f"Rank {identity.rank} can't go on from step {step}: {error}") from error
 
@@ -418,8 +426,9 @@ class Job:
                 f"jit_get_checkpoint_path gave rank {rank} step {self.given_step}; step {saved.step}, which "
                 "is of another layout, can only be loaded by restore()."
             )
+        self._tell_start(first, saved.step)
         try:
-            parts, told = resharding.load(saved, self.root, self.identity, self._host)
+            parts, told = resharding.load(saved, self.root, self.identity, self._host, self._history)
             if "loop" in parts:
                 self._loop.restore(parts["loop"], None, saved.step)
             else:
@@ -437,15 +446,15 @@ class Job:
         self._reporter.report(protocol.Restored(rank, saved.step, str(first.path), first.rank, seconds))
         return saved.step
 
-    def _tell_start(self, choice: Choice | None) -> None:
+    def _tell_start(self, save: SaveRecord | None, step: int) -> None:
         """The first start of a run says what it goes on from, and how it differs from the run before."""
         if self.identity.rank != 0 or self._events.restart > 0:
             return
         now = start_record.settings([one.optimizer for one in self._host.optimizers])
         try:
-            if choice is not None and choice.save.metadata is not None:
-                saved, job = choice.save.metadata.time, self.identity.job
-                for sentence in start_record.told(self.root, choice.step, saved, job, now):
+            if save is not None and save.metadata is not None:
+                saved, job = save.metadata.time, self.identity.job
+                for sentence in start_record.told(self.root, step, saved, job, now):
                     say(sentence)
             start_record.note_start(self.root, now, self.identity.start)
         except (OSError, SaveError) as error:

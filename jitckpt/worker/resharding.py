@@ -22,20 +22,31 @@ from jitckpt.formats.parts import Parted
 from jitckpt.formats.training_state import TrainingState, public
 from jitckpt.saves import folders
 from jitckpt.saves.folders import SaveRecord
-from jitckpt.saves.layout import Identity
+from jitckpt.saves.layout import Identity, Kind
 from jitckpt.state import host_state, parallel
 from jitckpt.state.host_state import HostState
 from jitckpt.state.optimizer_state import OptimizerState
 from jitckpt.state.shards import hear_first
 from jitckpt.worker.restoring import completed
+from jitckpt.worker.saving.history import History
 
 SHOWN_NAMES = 5
 # What a group says of how the step is computed, which suits the layout, and what it does not say.
 HOW = frozenset({"params", "foreach", "fused", "capturable", "differentiable"})
 NOTE = (
     "Step {step} was saved by {saved}; {here} go on from it. Parameters and optimizer state are the same bit "
-    "for bit. Random numbers, `extra` and the place in the data are on each rank those of the saved rank of "
-    "its number ({beyond}), so other samples may meet in a batch than before."
+    "for bit. Random numbers, `extra` and the place in the data, and buffers in which ranks differ, are on "
+    "each rank those of the saved rank of its number ({beyond}), so other samples may meet in a batch than "
+    "before."
+)
+REFUSED = (
+    "Step {step} in {root} is newer than what this job could go on from, and was saved by {saved}; these are "
+    "{here}. Give `jitckpt run --reshard`, and it is cut anew; start the job as it was; or move that step, "
+    "and what is newer, away."
+)
+UNSETTLED = (
+    " The failure came before the next minibatch. What the script does there now and then (an evaluation, a "
+    "scheduler's step) was not done and is not made up."
 )
 
 
@@ -54,6 +65,18 @@ class Saved:
         metadata = self.records[0].metadata
         assert metadata is not None
         return metadata.identity
+
+    def refused(self, identity: Identity) -> str:
+        """Return why a job that was not told to cut anew does not go on from an older step of its own."""
+        root, saved = self.records[0].path.parents[1], _in_words(self.identity)
+        return REFUSED.format(step=self.step, root=root, saved=saved, here=_in_words(identity))
+
+    def record_of(self, root: Path, kind: Kind, rank: int) -> SaveRecord | None:
+        """Return a save of this job and layout, of this step; None if that is not whole."""
+        record = folders.look_at(root, self.step, kind, rank)
+        if record.metadata is None or _is_other(record.metadata.identity, self.identity):
+            return None
+        return None if record.metadata.identity.job != self.identity.job else record
 
 
 def newer(root: Path, identity: Identity, step: int, store: Store | None) -> Saved | None:
@@ -80,22 +103,26 @@ def newer(root: Path, identity: Identity, step: int, store: Store | None) -> Sav
 
 def _found(root: Path, identity: Identity, step: int) -> str:
     """Return the step and the ranks of its saves, as JSON; "" if there is none."""
+    newer = [one.metadata for one in folders.find(root) if one.metadata is not None and one.step > step]
+    if not any(_is_other(one.identity, identity) for one in newer):
+        return ""  # nothing has to be read for that
     try:
         saved = Saved(whole_step.find(root))
     except CheckpointError:  # nothing is whole: then the ranks have said so already, or begin anew
         return ""
-    other = saved.identity
-    same = (other.world_size, other.shards, other.layout) == (
-        identity.world_size,
-        identity.shards,
-        identity.layout,
-    )
-    if same or saved.step <= step:
+    if not _is_other(saved.identity, identity) or saved.step <= step:
         return ""
     return json.dumps([saved.step, [record.rank for record in saved.records]])
 
 
-def load(saved: Saved, root: Path, identity: Identity, host: HostState) -> tuple[dict[str, Any], str]:
+def _is_other(found: Identity, identity: Identity) -> bool:
+    """Return whether a save is of another number of ranks, or of another layout."""
+    return whole_step.laid_out(found) != whole_step.laid_out(identity)
+
+
+def load(
+    saved: Saved, root: Path, identity: Identity, host: HostState, history: History
+) -> tuple[dict[str, Any], str]:
     """Put the state of the saves into the job's objects.
 
     Returns what this rank takes for its own beside it, decoded, and a sentence on what is not the same.
@@ -115,16 +142,16 @@ def load(saved: Saved, root: Path, identity: Identity, host: HostState) -> tuple
             )
         _put_optimizer(state, optimizer, host)
     host.restore_schedules(document, tree_codec.decode(document["progress"], tensors))
+    history.expect_scheduler_steps(document["usual_scheduler_steps"])
     parts = _local(saved, root, identity, host)
     _complete_modules(parts, state, host)
     host.restore_local(parts)
     other = saved.identity
-    beyond = f"of rank r - {other.world_size} from r = {other.world_size} on"
+    beyond = f"of rank r modulo {other.world_size} from r = {other.world_size} on"
     if identity.world_size <= other.world_size:
         beyond = "those of ranks that there are no more are left out"
-    return parts, NOTE.format(
-        step=saved.step, saved=_in_words(other), here=_in_words(identity), beyond=beyond
-    )
+    told = NOTE.format(step=saved.step, saved=_in_words(other), here=_in_words(identity), beyond=beyond)
+    return parts, told + (UNSETTLED if document["unsettled"] else "")
 
 
 def _in_words(identity: Identity) -> str:
@@ -222,9 +249,9 @@ def _local(saved: Saved, root: Path, identity: Identity, host: HostState) -> dic
     first = folders.read(saved.records[0])
     own = None
     tensors = first.tensors
-    kinds = [folders.look_at(root, saved.step, kind, rank) for kind in ("rank", "local")]
-    for record in kinds:
-        if own is None and record.metadata is not None and folders.verify(record) is None:
+    kinds: tuple[Kind, ...] = ("rank", "local")
+    for record in (saved.record_of(root, kind, rank) for kind in kinds):
+        if own is None and record is not None and folders.verify(record) is None:
             found = folders.read(record)
             own, tensors = found.document["local"], tensors | found.tensors
     return host_state.local_parts(completed(own, first.document["local"]), tensors, host.device)

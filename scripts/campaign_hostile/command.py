@@ -26,7 +26,7 @@ from campaign_hostile.verdict import FELL, Verdict, judge
 from jitckpt.cli.progress import shown_progress
 from jitckpt.errors import HostsError
 from jitckpt.rehearsal.namespaces import Namespaces, namespaces
-from jitckpt.rehearsal.runs import end_in_order_on_sigterm
+from jitckpt.system.signals import end_in_order
 
 TRAININGS = Path(__file__).resolve().parents[1] / "campaign_trainings"
 NUMBER_OF_HOSTS = 3
@@ -185,7 +185,7 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
 
 def main(words: Sequence[str]) -> int:
     args = parse_arguments(words)
-    end_in_order_on_sigterm()
+    end_in_order()
     if args.keep is not None:
         args.keep.mkdir(parents=True)
     folder = args.keep.resolve() if args.keep else Path(tempfile.mkdtemp(prefix="jitckpt-hostile-"))

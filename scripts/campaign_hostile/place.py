@@ -7,6 +7,7 @@ takes; so that namespace tells what belongs to the job.
 import ctypes
 import ipaddress
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ PLAIN, SMALL, LOOP = (
 )  # disks: of the machine; one that is soon full; one that can be frozen
 SMALL_SIZE = "24m"  # of which a job needs a few: a save of a rank has 0.1 MB
 LOOP_BYTES = 64 << 20
+SEMAPHORE_BYTES = 32
 CLONE_NEWNET = 0x40000000
 MOUNTS = {
     PLAIN: "",
@@ -29,6 +31,17 @@ MOUNTS = {
     LOOP: f'truncate -s {LOOP_BYTES} "$1.image" && mkfs.ext4 -q "$1.image" && mount -o loop "$1.image" "$1"',
 }
 LISTENS = "0A"  # the state of a socket in /proc/net/tcp
+
+
+def is_half_made(file: Path) -> bool:
+    """Return whether it is what the C library's sem_open leaves if it is killed before it has named the file.
+
+    A DataLoader makes eight semaphores for each pass. Nobody can tell such a file from one that another
+    process is just making, so nobody can remove it.
+    """
+    return (
+        re.fullmatch(r"sem\.[A-Za-z0-9]{6}", file.name) is not None and file.stat().st_size == SEMAPHORE_BYTES
+    )
 
 
 def reached_at(local: str) -> tuple[str, int]:
@@ -115,7 +128,8 @@ class Place:
     def left(self) -> list[str]:
         """Return what is there of files that nobody uses any more once all processes have ended."""
         shared = Path(f"/proc/{self._holder.pid}/root/dev/shm")
-        found = [f"/dev/shm/{name}" for name in sorted(os.listdir(shared))]
+        names = [name for name in sorted(os.listdir(shared)) if not is_half_made(shared / name)]
+        found = [f"/dev/shm/{name}" for name in names]
         for folder in (self.temporary, self.home):
             found += [str(path.relative_to(folder.parent)) for path in sorted(folder.rglob("*"))]
         return found

@@ -82,8 +82,10 @@ def own_exceptions(output: str) -> list[str]:
 
 
 def _sentence(trial: Trial, output: str) -> str:
-    """Return the line of jitckpt's that says why the job could not go on."""
+    """Return the line that says why the job could not go on: jitckpt's, or Python's before that is loaded."""
     lines = [line for line in output.splitlines() if "jitckpt:" in line]
+    if not lines and "<frozen importlib" in output:
+        lines = output.splitlines()[-1:]
     pattern = trial.kind.sentence
     return next((line for line in lines if pattern and re.search(pattern, line)), "")
 

@@ -24,8 +24,9 @@ from jitckpt.device import LIBRARY_DIR, device_environment
 from jitckpt.doctor.checks import check_process
 from jitckpt.doctor.facts import ask_process, device
 from jitckpt.events import Event
-from jitckpt.rehearsal.runs import CHECKPOINTS, OUTPUT, Run, end_in_order_on_sigterm, run_job
+from jitckpt.rehearsal.runs import CHECKPOINTS, OUTPUT, Run, run_job
 from jitckpt.rehearsal.trials import Trial, judge, steps_of
+from jitckpt.system.signals import end_in_order
 
 HERE = Path(__file__).resolve().parent
 GPT = HERE.parents[1] / "examples" / "train_gpt.py"
@@ -344,7 +345,7 @@ def main() -> int:
     args = parser.parse_args()
     if unknown := set(args.only) - set(NAMES):
         parser.error(f"there is no check {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
-    end_in_order_on_sigterm()
+    end_in_order()
     args.out.mkdir(parents=True, exist_ok=True)
     checks = Checks(args.device, args.out.resolve())
     began = time.monotonic() - args.seconds_used

@@ -12,7 +12,7 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))  # where the campaign's modules are found, as for the script itself
 
 from campaign_hostile.job import Outcome  # noqa: E402
-from campaign_hostile.place import reached_at  # noqa: E402
+from campaign_hostile.place import is_half_made, reached_at  # noqa: E402
 from campaign_hostile.trials import KINDS, LATER, USER, Attack, Trial, choose  # noqa: E402
 from campaign_hostile.verdict import EQUAL, FELL, SENTENCE, judge  # noqa: E402
 
@@ -23,6 +23,11 @@ def outcome(*, status: int = 0, final: dict[int, str] = END, output: str = "", r
     return Outcome((status,), 1.0, output, final, 20, restored, (), late=False)
 
 
+# Before jitckpt is loaded, it is Python that says what is wrong.
+TOO_EARLY = """Traceback (most recent call last):
+  File "<frozen importlib._bootstrap_external>", line 1659, in _fill_cache
+OSError: [Errno 24] Too many open files: 'site-packages/jitckpt'
+"""
 FULL = outcome(status=1, final={}, output="jitckpt: No space left")
 
 
@@ -49,6 +54,8 @@ def test_a_trial_follows_from_seed_and_number_alone() -> None:
         ("full-disk", [FULL, outcome()], SENTENCE),
         ("full-disk", [outcome(status=1, final={}, output="jitckpt: gone"), outcome()], FELL),
         ("full-disk", [FULL, outcome(status=1)], FELL),
+        ("agent-without-descriptors", [outcome(status=1, final={}, output=TOO_EARLY), outcome()], SENTENCE),
+        ("full-disk", [outcome(status=1, final={}, output=TOO_EARLY), outcome()], FELL),
     ],
 )
 def test_what_counts_as_held(kind: str, starts: list[Outcome], result: str) -> None:
@@ -86,3 +93,19 @@ def test_a_hostile_run(tmp_path: Path) -> None:
     assert campaign.returncode == 0, campaign.stdout + campaign.stderr
     assert json.loads(campaign.stdout)["results"]["1"]["result"] == EQUAL
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "half_made"),
+    [
+        ("sem.9iGwqi", 32, True),
+        ("sem.9iGwqi", 31, False),
+        ("sem.mp-4k2x9q", 32, False),
+        ("torch_1", 32, False),
+    ],
+)
+def test_a_semaphore_that_was_never_named_is_nobodys(
+    tmp_path: Path, name: str, size: int, half_made: bool
+) -> None:
+    (tmp_path / name).write_bytes(bytes(size))
+    assert is_half_made(tmp_path / name) == half_made

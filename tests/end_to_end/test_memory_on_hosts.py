@@ -13,6 +13,8 @@ import pytest
 from launcher import JITCKPT, JITCKPT_RUN, Launcher
 from namespaces import Namespaces, namespaces
 
+from jitckpt.wire.exit_statuses import HOSTS_MISSING
+
 TRAINING = str(Path(__file__).parent / "sharded_training.py")
 HOSTS = 4
 WITHOUT_REPLICAS = ("full", "zero")
@@ -98,6 +100,9 @@ class Job:
         assert [end.status for end in ends] == [0] * len(ends), said
         return said
 
+    def places(self) -> list[Path]:
+        return sorted(self.launcher.directory.glob("host-*"))
+
     def saves(self) -> list[Path]:
         return list(self.launcher.directory.glob("host-*/ckpt/step-*/*"))
 
@@ -138,6 +143,23 @@ def test_a_lost_host_comes_back_on_a_standby_host_from_memory(job: Job, form: st
     assert job.saves() == [], "no file was written"
 
 
+def test_the_first_host_is_replaced_and_its_directory_is_the_jobs_again(job: Job) -> None:
+    """From it the others have the job's id, and the store; the new one has an empty disk."""
+    expected = undisturbed(job.launcher, job.form, ranks=3)
+    for host in range(3):
+        job.start(host, count=3)
+    job.launcher.wait_until(lambda: job.events("memory_safe") != [])
+    job.lose(0)
+    job.start(0, count=3)
+    said = job.finish()
+    assert digests(job.outs) == expected
+    check(job, said)
+    assert job.saves() == [], "no file was written"
+    names = [json.loads((path / "ckpt" / "job.json").read_text())["job"] for path in job.places()]
+    assert len(names) == 3
+    assert len(set(names)) == 1
+
+
 @pytest.mark.parametrize("form", WITH_REPLICAS)
 def test_hosts_that_have_all_replicas_of_a_shard_come_back_from_memory(job: Job, form: str) -> None:
     expected = undisturbed(job.launcher, form)
@@ -164,6 +186,23 @@ def test_hosts_that_make_no_progress_end_together_and_leave_what_memory_has_in_f
     assert "3 starts have come to step 5 and failed alike (rank 1 was killed by SIGKILL)" in said
     assert len(job.events("restart")) == 2
     assert {path.name for path in job.saves()} == {"rank-00000", "rank-00001"}
+
+
+def test_where_no_host_comes_in_the_place_of_a_lost_one_all_that_memory_has_is_in_files(job: Job) -> None:
+    expected = undisturbed(job.launcher, job.form, ranks=2)
+    for host in range(2):
+        job.start(host, "--rdzv-conf", "keep_alive_interval=1,join_timeout=40", count=2)
+    job.launcher.wait_until(lambda: job.events("memory_safe") != [])
+    job.lose(1)
+    end = job.launcher.finish(job.agents.pop(0))
+    assert end.status == HOSTS_MISSING, end.err
+    assert "which was in memory alone, lies in" in end.err
+    assert {path.name for path in job.saves()} == {"rank-00000", "rank-00001"}
+    for host in range(2):
+        job.start(host, count=2)
+    job.finish()
+    assert digests(job.outs) == expected
+    assert not any(event["in_memory"] for event in job.events("restored"))
 
 
 def test_a_lost_host_is_decoded_from_parity_on_a_standby_host(job: Job) -> None:

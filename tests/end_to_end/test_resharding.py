@@ -69,3 +69,8 @@ def test_a_job_in_another_layout_is_protected_as_any_other(launcher: Launcher) -
     assert "Restart 1 went on from step" in killed.err
     assert "own state" not in killed.err, "no rank lost what it alone knew"
     assert sorted(killed.out.splitlines()) == sorted(undisturbed.out.splitlines())
+
+    back = train(launcher, "full", 3, reshard=False)
+    assert back.status != 0, "it would go back to step 4 of its own"
+    assert f"Step {STEPS} in {checkpoints} is newer than what this job could go on from" in back.err
+    assert "was saved by 4 ranks" in back.err

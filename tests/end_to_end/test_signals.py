@@ -1,13 +1,16 @@
 """Signals to all processes of a job at once, as scancel and `srun --signal` send them."""
 
 import contextlib
+import os
 import re
 import signal
 import subprocess
+import time
+from pathlib import Path
 
 import psutil
 import pytest
-from launcher import JITCKPT_RUN, Launcher
+from launcher import JITCKPT_RUN, LIMIT, Launcher
 
 SCRIPT = """
 import hashlib, os, time
@@ -113,3 +116,23 @@ def test_a_notice_to_all_saves_and_the_training_goes_on(launcher: Launcher, comm
     assert (launcher.directory / "ckpt" / f"step-{int(saved[1]):010}").is_dir()
     assert "Restart" not in ended.err
     ends(ended.out)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2])
+def test_a_launcher_that_still_waits_for_others_ends_at_once_and_leaves_nothing(
+    launcher: Launcher, tmp_path: Path, number: signal.Signals
+) -> None:
+    """Its agent has no signals in its hands yet; the job's store is at an address that nobody has."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    meet = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "192.0.2.1:2950", "--rdzv-id", "j"]
+    command = [*JITCKPT_RUN, "--device", "softgpu", *meet, launcher.script("raise AssertionError")]
+    with subprocess.Popen(command, env={**os.environ, "TMPDIR": str(folder)}, text=True) as waits:
+        end = time.monotonic() + LIMIT
+        while not any(folder.glob("jitckpt-launcher-*")):
+            assert waits.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        waits.send_signal(number)
+        assert waits.wait(LIMIT) == 128 + number
+    assert not list(folder.iterdir())

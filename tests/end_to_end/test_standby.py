@@ -1,11 +1,13 @@
 """A host's devices are broken for good: its worker processes go on on a host that stands by."""
 
 import re
-from collections.abc import Iterator
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
 
 import pytest
 from criu_here import criu_of_this_machine
-from launcher import JITCKPT, JITCKPT_RUN, Launcher
+from launcher import JITCKPT, JITCKPT_RUN, LIMIT, Launcher
 from namespaces import Namespaces, namespaces
 from test_broken_device import SCRIPT
 
@@ -18,10 +20,12 @@ TRAINING = SCRIPT.replace("[0, 1]", "list(range(dist.get_world_size()))")
 # A host of its own, but for its files: it has none of the others' processes, and none of their shared memory.
 ELSEWHERE = ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc", "--ipc"]
 
+Started = subprocess.Popen[str]
+
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[Namespaces]:
-    with namespaces(3) as found:
+    with namespaces(4) as found:
         yield found
 
 
@@ -29,34 +33,75 @@ def finals(text: str) -> list[str]:
     return sorted(re.findall(r"^rank \d: .*$", text, re.MULTILINE))
 
 
-def test_both_ranks_of_a_host_go_on_on_one_that_stands_by(launcher: Launcher, hosts: Namespaces) -> None:
+def job(launcher: Launcher, hosts: Namespaces, faults: Sequence[str], standbys: int) -> list[Started]:
+    """Start two hosts of two ranks, and hosts that stand by."""
     program = criu_of_this_machine().program
-    script = launcher.script(TRAINING)
-    alone = ["env", "SOFTGPU_DEVICES=4", *JITCKPT_RUN, "--nproc-per-node", "4", *OPTIONS]
-    undisturbed = launcher.run(*alone, script)
-    assert undisturbed.status == 0, undisturbed.err
-    lost = ["--fault", "rank=3 step=8 phase=backward kind=device-lost-hard", "--broken-device", "move"]
     command = ["env", "OMP_NUM_THREADS=1", "SOFTGPU_DEVICES=2", f"{environment.CRIU.name}={program}"]
-    command += [*JITCKPT, "run", *MEET, "--mode", "transparent", "--nproc-per-node", "2", *OPTIONS, *lost]
+    command += [*JITCKPT, "run", *MEET, "--mode", "transparent", "--nproc-per-node", "2", *OPTIONS]
+    command += ["--broken-device", "move"]
+    for fault in faults:
+        command += ["--fault", f"{fault} phase=backward kind=device-lost-hard"]
     (secret := launcher.directory / "secret").write_bytes(b"0123456789abcdef")
     secret.chmod(0o600)
     command += ["--secret-file", str(secret)]
-    places = [
-        [*command, "--node-rank", "0"],
-        [*command, "--node-rank", "1"],
-        [*ELSEWHERE, *command, "--standby"],
-    ]
-    started = [
+    places = [[*command, "--node-rank", "0"], [*command, "--node-rank", "1"]]
+    places += [[*ELSEWHERE, *command, "--standby"]] * standbys
+    script = launcher.script(TRAINING)
+    return [
         launcher.start(*hosts.in_network_of(host), *place, "--checkpoint-dir", f"ck{host}", script)
         for host, place in enumerate(places)
     ]
+
+
+@pytest.fixture
+def undisturbed(launcher: Launcher) -> list[str]:
+    alone = ["env", "SOFTGPU_DEVICES=4", *JITCKPT_RUN, "--nproc-per-node", "4", *OPTIONS]
+    result = launcher.run(*alone, launcher.script(TRAINING))
+    assert result.status == 0, result.err
+    return finals(result.out)
+
+
+def switch_off(hosts: Namespaces, host: int) -> None:
+    """From here on there is nothing of that host that could be of use."""
+    assert hosts.processes(host) == []
+    assert ip(f"-n {hosts.names[host]} address flush dev cable").returncode == 0
+
+
+def test_both_ranks_of_a_host_go_on_on_one_that_stands_by(
+    launcher: Launcher, hosts: Namespaces, undisturbed: list[str]
+) -> None:
+    started = job(launcher, hosts, ["rank=3 step=8"], standbys=1)
     old = launcher.finish(started[1])
-    # From here on there is nothing of the old host that could be of use.
-    assert hosts.processes(1) == []
-    assert ip(f"-n {hosts.names[1]} address flush dev cable").returncode == 0
+    switch_off(hosts, 1)
     assert [started[host].poll() for host in (0, 2)] == [None, None], "the job has ended before that"
     ended = [launcher.finish(started[0]), old, launcher.finish(started[2])]
     told = "\n=====\n".join(one.err for one in ended)
     assert [one.status for one in ended] == [0, 0, 0], told
-    assert finals("".join(one.out for one in ended)) == finals(undisturbed.out), told
+    assert finals("".join(one.out for one in ended)) == undisturbed, told
     assert len(finals(ended[2].out)) == 2
+
+
+def test_ranks_that_have_moved_can_move_again(
+    launcher: Launcher, hosts: Namespaces, undisturbed: list[str]
+) -> None:
+    started = job(launcher, hosts, ["rank=3 step=4", "rank=2 step=9"], standbys=2)
+    old = launcher.finish(started[1])
+    left = await_first(started[2:])
+    between = launcher.finish(left)
+    last = launcher.finish(next(one for one in started[2:] if one is not left))
+    ended = [launcher.finish(started[0]), old, between, last]
+    told = "\n=====\n".join(one.err for one in ended)
+    assert [one.status for one in ended] == [0] * 4, told
+    assert finals("".join(one.out for one in ended)) == undisturbed, told
+    assert [len(finals(one.out)) for one in ended] == [2, 0, 0, 2], told
+
+
+def await_first(processes: Sequence[Started]) -> Started:
+    """Wait until one of them has ended; return it."""
+    end = time.monotonic() + LIMIT
+    while True:
+        for process in processes:
+            if process.poll() is not None:
+                return process
+        assert time.monotonic() < end
+        time.sleep(0.1)

@@ -70,16 +70,16 @@ def test_what_goes_with_the_servers_or_stays_within_is_no_obstacle() -> None:
     assert found.folders == ("/", "/tmp/pymp-1")
 
 
-def test_outputs_are_the_agents_own_and_a_terminal_is_left_out_of_the_images() -> None:
+def test_outputs_are_the_agents_own_and_are_left_out_of_the_images() -> None:
     around = Surroundings({}, {OUTPUT: 1, TERMINAL: 2, NOWHERE: 0})
     files = [
         OpenFile(0, "/dev/null", NOWHERE),
-        OpenFile(1, "/var/log/job.txt", OUTPUT),
+        OpenFile(1, "/var/log/job.txt", OUTPUT, mount=0x1B),
         OpenFile(2, "/dev/pts/3", TERMINAL, device=0x8803),
     ]
     found = look([has(*files)], around=around)
-    assert found.outputs == (("var/log/job.txt", 1), ("tty[8803:18]", 2))
-    assert found.terminals == ("tty[8803:18]",)
+    assert found.outputs == ((f"ile[1b:{OUTPUT[1]:x}]", 1), ("tty[8803:18]", 2))
+    assert found.external == (f"file[1b:{OUTPUT[1]:x}]", "tty[8803:18]")
     assert found.obstacles == ()
     pipe = look([has(OpenFile(1, "pipe:[900]", OUTPUT))], around=around)
     assert pipe.outputs == (("pipe:[900]", 1),)

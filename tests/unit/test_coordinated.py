@@ -11,6 +11,7 @@ from etcd_cluster import Cluster, etcd
 
 from jitckpt.errors import HostsError, NotNeeded
 from jitckpt.hosts.coordinated import CoordinatedRendezvous
+from jitckpt.hosts.coordination import LeaseLost
 from jitckpt.hosts.etcd import Etcd
 from jitckpt.hosts.stores import StoreGone
 
@@ -69,6 +70,14 @@ def test_two_meet_and_share_a_store(agents: Agents) -> None:
     assert [info.rank for info in agents.meet(a, b)] == before, "each keeps its place"
     assert a.start is not None
     assert a.start.number == 2
+
+
+def test_an_agent_without_a_lease_leaves_nothing_in_the_store_for_ever(agents: Agents) -> None:
+    a, b = agents.make(), agents.make()
+    first, _ = agents.meet(a, b)
+    a._forget_lease(a._lease)
+    with pytest.raises(LeaseLost, match="has no other yet"):
+        first.store.set("from/a", b"1")
 
 
 def test_a_job_that_met_elsewhere_before_numbers_its_starts_on(agents: Agents) -> None:

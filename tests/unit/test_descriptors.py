@@ -95,6 +95,18 @@ def test_a_worker_that_was_made_anew_knows_its_new_files(environment: Environmen
         end.close()
 
 
+def test_a_worker_that_has_moved_to_another_host_knows_the_agent_there(environment: Environment) -> None:
+    """It was made by an agent of another number; that one here is what this process has come from."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    changed = environment | {AGENT: str(theirs.fileno())}
+    child = os.fork()
+    if child == 0:  # the socket's maker is its parent
+        os._exit(0 if descriptors.given(changed) is not None else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    for end in (ours, theirs):
+        end.close()
+
+
 @pytest.mark.parametrize("told", ["", "{}", "[]", "{", '{"rank": 3}', '{"rank": "x"}'])
 def test_numbers_without_proof_are_not_used(environment: Environment, told: str) -> None:
     with pytest.raises(NotOursError):

@@ -117,6 +117,16 @@ def test_a_damaged_step_is_passed_over_and_said(tmp_path: Path) -> None:
         whole_step.find(tmp_path, 2)
 
 
+def test_what_another_layout_has_left_of_a_step_is_passed_over(tmp_path: Path) -> None:
+    """Three ranks came to a step, and two of them saved it; then two ranks did, which had gone on before."""
+    for shard in (1, 2):
+        save(tmp_path, shard, {"model.w": torch.zeros(2)}, shards=3)
+    for shard in range(2):
+        save(tmp_path, shard, {"model.w": torch.ones(2)})
+    found = whole_step.find(tmp_path)
+    assert [whole_step.laid_out(one.metadata.identity)[0] for one in found if one.metadata] == [2, 2]
+
+
 def test_tensors_are_cut_into_files_as_hugging_face_reads_them(tmp_path: Path) -> None:
     from jitckpt.formats import safetensors_files
 

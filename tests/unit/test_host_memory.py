@@ -154,6 +154,20 @@ def test_more_than_the_limit_is_refused_with_what_would_be_needed(memory: HostMe
         memory.put(made(2, bytes(60_000)))
 
 
+def test_memory_is_counted_while_another_ranks_state_comes(
+    memory: HostMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.put(made(4, b"state"))
+    looked = os.fstat
+
+    def fstat(descriptor: int) -> os.stat_result:
+        memory.of(0)  # as another thread does
+        return looked(descriptor)
+
+    monkeypatch.setattr(os, "fstat", fstat)
+    assert memory.taken() > 0
+
+
 def test_nonsense_is_no_index() -> None:
     for content in (b"", b"{}", b"[1]", b'{"identity": 3}', b'{"identity": {"job": "x"}}'):
         seal = shard.seal_of(content, 3, 0)

@@ -1,5 +1,6 @@
 """Loops that go on where they were: batches and all generators as in a run that nothing disturbs."""
 
+import _thread
 import gc
 import itertools
 import multiprocessing
@@ -27,6 +28,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from jitckpt.data import loop
 from jitckpt.data.loop import Loop
 from jitckpt.data.random_state import RandomState
 from jitckpt.encoding import tree_codec
@@ -654,3 +656,18 @@ def test_batches_without_a_step_belong_to_the_next_one(script: Script) -> None:
 
     assert run(script, build).told == run(script, build, plain=True).told
     check_all(script, build)
+
+
+def test_a_loop_that_nothing_drops_but_the_interpreters_end_was_not_left_by_the_script() -> None:
+    """There is no frame then below the iterator's own."""
+    told: list[bool] = []
+
+    def outermost() -> None:
+        told.append(loop._left_by_the_script())
+
+    _thread.start_new_thread(outermost, ())
+    end = time.monotonic() + 60
+    while not told:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert told == [False]

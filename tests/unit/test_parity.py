@@ -129,6 +129,26 @@ def test_what_has_not_come_to_another_host_is_not_counted_on(
     assert agents.protections[3].step_that_stays([]) == 1
 
 
+def test_a_parity_that_lacks_anybodys_part_is_not_counted_on(
+    agents: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Host 1 has no room for rank 3's part: its parity is never whole, so it gives back nothing of others."""
+    add = PeerParity.add
+
+    def refused(peer: PeerParity, piece: Piece, window: Any) -> None:
+        if (peer._host, piece.rank) == (1, 3):
+            raise SaveError("no room")
+        add(peer, piece, window)
+
+    monkeypatch.setattr(PeerParity, "add", refused)
+    make_steps(agents, 1)
+    assert agents.protections[0].step_that_stays([1]) == 1
+    assert agents.protections[0].step_that_stays([2]) is None
+    lose(agents, 2)
+    gather(agents)
+    assert (2, 1) not in agents.held(2), "nor does it come back"
+
+
 def test_two_lost_hosts_of_a_group_are_too_many(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
     make_steps(agents, 1)
     assert agents.protections[0].step_that_stays([0, 3]) is None

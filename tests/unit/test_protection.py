@@ -1,6 +1,7 @@
 """The agents' part of the memory tier: what is copied where, when a step is safe, and where it comes from."""
 
 import asyncio
+import errno
 import os
 import socket
 import time
@@ -20,9 +21,20 @@ from jitckpt.decisions.pace import unpacked
 from jitckpt.events import EventLog
 from jitckpt.hosts import connections, link
 from jitckpt.hosts.connections import Arrived, Host, Hosts
+from jitckpt.saves import folders
 from jitckpt.saves.layout import Identity
 from jitckpt.tiers import host_memory, peers, shard
-from jitckpt.tiers.host_memory import BEGUN, OFF, READY, RULE, SAFE, SETTLED, SKIPPED, STEP_TIME
+from jitckpt.tiers.host_memory import (
+    BEGUN,
+    OFF,
+    READY,
+    RULE,
+    SAFE,
+    SETTLED,
+    SKIPPED,
+    STEP_TIME,
+    HostMemory,
+)
 from jitckpt.tiers.peers import PeerMemory
 
 LIMIT = 60.0
@@ -220,6 +232,31 @@ def test_how_often_a_snapshot_is_made_is_found_and_all_ranks_change_over_togethe
     agents.close()
 
 
+def test_where_the_job_ends_without_a_host_its_holder_writes_what_it_had(
+    agents: Agents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("jitckpt.agent.memory_tier.say", said.append)
+    for rank in range(4):
+        agents.put(rank, 1)
+    agents.until_safe(1)
+    assert [one.ranks_of([2]) for one in agents.protections] == [({2}, set()), *3 * [(set(), set())]]
+    assert agents.protections[0].ranks_of([1, 3]) == (set(), {1, 3}), "both hosts of a pair"
+    directory = tmp_path / "ckpt"
+    folders.open_directory(directory, "job")
+    for host in (0, 1, 3):
+        here, nowhere = agents.protections[host].ranks_of([2])
+        agents.tiers[host].write_saves(directory, {host} | here, 1, nowhere, f"memory{host}")
+    found = folders.find(directory)
+    assert [one.rank for one in found] == [0, 1, 2, 3]
+    assert not any(map(folders.verify, found))
+    assert all("the same command goes on from there" in text for text in said)
+    agents.tiers[0].write_saves(directory, {0}, 1, {1, 3})
+    assert "of ranks 1, 3, whose host is lost, no other has a copy" in said[-1]
+    written = [event for event in agents.tiers[0]._log.events if event["event"] == "memory_written"]
+    assert len(written) == 1, "what is not whole is not counted as saved"
+
+
 def test_a_lost_host_is_made_good_from_its_holder(agents: Agents) -> None:
     for step in (1, 2):
         for rank in range(4):
@@ -282,6 +319,48 @@ def test_where_nobody_can_keep_it_the_job_goes_on_and_it_is_said(
     assert agents.protections[2].step_that_stays([3]) == 1, "host 0 has it"
 
 
+def test_to_send_a_state_takes_no_look_at_others(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An index may be long, and the agent has one for each rank whose state it keeps."""
+    for rank in range(4):
+        agents.put(rank, 1)
+    agents.until_safe(1)
+    monkeypatch.setattr(HostMemory, "has", lambda _: pytest.fail("all was looked at"))
+    agents.protections[2]._put(0, 2, 1)
+
+
+def test_what_the_system_refuses_is_said_and_keeps_nobody_waiting(
+    agents: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent that may open no more files can't connect, for example."""
+    said: list[str] = []
+    monkeypatch.setattr("jitckpt.agent.protection.say", said.append)
+
+    def refused(*_: Any) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(PeerMemory, "put", refused)
+    for rank in range(4):
+        agents.put(rank, 1)
+    agents.until_safe(1)
+    assert any("rank 0's state is less protected" in text and "Too many open files" in text for text in said)
+
+
+def test_what_no_sender_foresees_ends_the_protection_and_not_the_training(
+    agents: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("jitckpt.agent.protection.say", said.append)
+
+    def mistaken(*_: Any) -> None:
+        raise KeyError("a mistake")
+
+    monkeypatch.setattr(PeerMemory, "put", mistaken)
+    for rank in range(4):
+        agents.put(rank, 1)
+    until(lambda: agents.look() or all(agents.word(rank, OFF) for rank in range(4)))
+    assert any("state can't be sent: KeyError('a mistake')" in text for text in said)
+
+
 def test_a_step_that_was_left_out_keeps_nobody_waiting(agents: Agents) -> None:
     host_memory.put_word(agents.tiers[3].memory.of(3), READY, 1)
     host_memory.put_word(agents.tiers[3].memory.of(3), SKIPPED, 5)
@@ -317,6 +396,7 @@ def test_a_rank_that_makes_no_snapshots_any_more_takes_all_out(
     host_memory.put_word(agents.tiers[2].memory.of(2), OFF, 1)
     until(lambda: agents.look() or all(agents.held(host) == set() for host in range(4)))
     assert agents.protections[1].step_that_stays([]) is None
+    assert [agents.word(rank, OFF) for rank in range(4)] == [1] * 4, "nobody makes one, and waits in vain"
     monkeypatch.setattr(Hosts, "send", lambda *said: pytest.fail(f"{said} was said again"))
     agents.look()
 

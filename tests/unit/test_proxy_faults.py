@@ -25,7 +25,7 @@ from jitckpt.worker.in_place.proxy_faults import Server
 @pytest.fixture
 def ordered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """What a server with the number 7 is told; it refuses what is meant for an allocation."""
-    monkeypatch.setenv("SOFTGPU_CONTROL", str(tmp_path))
+    monkeypatch.setattr(proxy_faults, "_control_of", lambda server: tmp_path / str(server))
     monkeypatch.chdir(tmp_path)
     lines: list[str] = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: lines.append("synchronized"))
@@ -48,6 +48,13 @@ def ordered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[st
         yield lines
         listener.shutdown(socket.SHUT_RDWR)
         thread.join()
+
+
+def test_a_server_says_itself_where_it_is_told(tmp_path: Path) -> None:
+    """Its environment is not this process's: that may have begun on another host."""
+    with subprocess.Popen(["sleep", "60"], env={"SOFTGPU_CONTROL": str(tmp_path)}) as other:
+        assert proxy_faults._control_of(other.pid) == tmp_path / str(other.pid)
+        other.kill()
 
 
 def server(number: int) -> Server:

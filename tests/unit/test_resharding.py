@@ -50,6 +50,10 @@ def host_of(
     return host
 
 
+def built(host: HostState) -> tuple[HostState, History]:
+    return host, History(host)
+
+
 def train(host: HostState) -> None:
     assert host.model is not None
     optimizer = host.optimizers[0].optimizer
@@ -59,13 +63,16 @@ def train(host: HostState) -> None:
     host.schedulers[0].step(1)
 
 
-def saved(root: Path, host: HostState) -> None:
+ONE_RANK = Identity("job", "", 1, 0, 0, 1)
+
+
+def saved(root: Path, host: HostState, identity: Identity = ONE_RANK) -> None:
     """Write what a rank of a job of one rank saves."""
-    identity = Identity("job", "", 1, 0, 0, 1)
     folders.open_directory(root, "job")
     history = History(host)
     history.add(STEP, host.shared())
     history.settle(STEP)
+    history.expect_scheduler_steps([1])
     snapshot = history.snapshot(STEP)
     assert snapshot is not None
     parts = host.local()
@@ -101,16 +108,17 @@ def test_all_of_it_comes_back(
     for _ in range(STEP):
         train(before)
     saved(tmp_path, before)
-    after = host_of(3, 3, kind=kind, **more)
+    after, history = built(host_of(3, 3, kind=kind, **more))
     found = resharding.newer(tmp_path, HERE, 0, None)
     assert found is not None
-    _, told = resharding.load(found, tmp_path, HERE, after)
+    _, told = resharding.load(found, tmp_path, HERE, after, history)
     assert "Step 3 was saved by 1 rank; 3 ranks laid out as 'laid out so' go on" in told
     wanted, here = values(before), values(after)
     assert wanted.keys() == here.keys()
     assert all(torch.equal(wanted[name], here[name]) for name in wanted)
     assert after.optimizers[0].groups() == before.optimizers[0].groups()
     assert after.schedulers[0].scheduler.state_dict() == before.schedulers[0].scheduler.state_dict()
+    assert history.usual_scheduler_steps == (1,), "a save of the first step has it, too"
 
 
 def test_only_what_is_newer_and_of_another_layout_counts(tmp_path: Path) -> None:
@@ -119,7 +127,19 @@ def test_only_what_is_newer_and_of_another_layout_counts(tmp_path: Path) -> None
     assert resharding.newer(tmp_path, HERE, 0, None) is None
     saved(tmp_path, host)
     assert resharding.newer(tmp_path, HERE, STEP, None) is None
-    assert resharding.newer(tmp_path, Identity("job", "", 1, 0, 0, 1), 0, None) is None
+    assert resharding.newer(tmp_path, ONE_RANK, 0, None) is None
+
+
+def test_what_a_rank_alone_knew_is_of_the_layout_that_is_gone_on_from(tmp_path: Path) -> None:
+    """Another layout has left a save of this rank in the same step: of what, nobody knows."""
+    before = host_of(3)
+    train(before)
+    saved(tmp_path, before)
+    found = resharding.newer(tmp_path, HERE, 0, None)
+    assert found is not None
+    assert found.record_of(tmp_path, "rank", 0) is not None
+    saved(tmp_path, before, Identity("job", "", 3, 0, 0, 1))
+    assert found.record_of(tmp_path, "rank", 0) is None
 
 
 @pytest.mark.parametrize(
@@ -143,7 +163,7 @@ def test_another_model_is_refused_by_name(tmp_path: Path, other: Any, told: str)
         saved(tmp_path, host)
         other = lambda: host_of(3, 3)  # noqa: E731
     with pytest.raises(CheckpointError, match=told):
-        resharding.load(found, tmp_path, HERE, other())
+        resharding.load(found, tmp_path, HERE, *built(other()))
 
 
 def test_what_an_optimizer_keeps_in_attributes_is_refused(tmp_path: Path) -> None:
@@ -155,4 +175,4 @@ def test_what_an_optimizer_keeps_in_attributes_is_refused(tmp_path: Path) -> Non
     found = resharding.newer(tmp_path, HERE, 0, None)
     assert found is not None
     with pytest.raises(CheckpointError, match="attributes that the training had changed"):
-        resharding.load(found, tmp_path, HERE, host_of(3, kind=Kept))
+        resharding.load(found, tmp_path, HERE, *built(host_of(3, kind=Kept)))

@@ -9,6 +9,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,8 @@ IDENTITY = Identity(job="j", fingerprint="f", world_size=2, rank=1, shard=0, sha
 WEIGHTS = {"weight": torch.arange(1000.0)}
 
 
-def save(root: Path, step: int = 3, value: int = 1) -> Path:
-    with SaveFolder(root, IDENTITY, step, "rank", "builtin") as folder:
+def save(root: Path, step: int = 3, value: int = 1, rank: int = IDENTITY.rank) -> Path:
+    with SaveFolder(root, replace(IDENTITY, rank=rank), step, "rank", "builtin") as folder:
         folder.add_tensors(layout.TENSORS_FILE, WEIGHTS)
         folder.add_json(layout.STATE_FILE, {"value": value})
         path, size = folder.commit()
@@ -271,6 +272,17 @@ def test_later_steps_of_a_rank_are_set_aside(tmp_path: Path) -> None:
     save(tmp_path, step=5)
     folders.set_aside_after(tmp_path, 3, rank=1)
     assert [record.step for record in folders.find(tmp_path)] == [3]
+
+
+def test_later_steps_of_ranks_that_there_are_no_more_are_set_aside_once(tmp_path: Path) -> None:
+    """A job of four ranks goes on with two."""
+    for rank in range(4):
+        for step in (3, 5):
+            save(tmp_path, step=step, rank=rank)
+    folders.set_aside_after(tmp_path, 3, rank=0, ranks=2)
+    assert {one.rank for one in folders.find(tmp_path) if one.step == 5} == {1, 3}
+    folders.set_aside_after(tmp_path, 3, rank=1, ranks=2)
+    assert {(one.step, one.rank) for one in folders.find(tmp_path)} == {(3, rank) for rank in range(4)}
 
 
 def test_the_checksum_is_that_of_the_pieces_in_their_order_large_ones_too(tmp_path: Path) -> None:

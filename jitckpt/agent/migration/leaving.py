@@ -120,8 +120,7 @@ class Departure:
                 self._mover.restore(one.rank, one.folder, one.pids, one.what, one.stores)
 
     def _move(self, dumped: Sequence[_Dumped], orders: Mapping[int, bytes]) -> tuple[int, str]:
-        """Return the bytes that were sent, and to whom."""
-        standby = self._standbys()[0]
+        """Return the bytes that were sent, and to whom: the first that can be reached."""
         plan = {
             **self._facts,
             "index": self._hosts.index,
@@ -131,8 +130,8 @@ class Departure:
             "clock": time.monotonic(),
             "ranks": [self._plan_of(one) for one in dumped],
         }
-        sent = self._hosts.start(self._send(standby, plan, dumped))
-        reader, writer, size, port = sent.result(ANSWER_SECONDS)
+        sent = self._hosts.start(self._send(plan, dumped))
+        standby, reader, writer, size, port = sent.result(ANSWER_SECONDS)
         own = self._hosts.all[self._hosts.index]
         self._handed_over = True  # from here on the others expect that one, and no other
         if not self._hosts.hand_over(replace(own, address=standby.address, port=port), HEARING_SECONDS):
@@ -172,15 +171,21 @@ class Departure:
             "ring": os.fstat(self._mover.worker(one.rank).ring_fd).st_size,
         }
 
-    async def _send(self, standby: Standby, plan: Mapping[str, Any], dumped: Sequence[_Dumped]) -> Any:
-        try:
-            async with asyncio.timeout(CONNECTING_SECONDS):
-                reader, writer = await asyncio.open_connection(standby.address, standby.port)
-                await link.introduce(reader, writer, self._secret)
-        except OSError as error:
-            raise LinkError(
-                f"The host that stands by at {standby.address} can't be reached: {error}"
-            ) from error
+    async def _connected(self) -> tuple[Standby, asyncio.StreamReader, asyncio.StreamWriter]:
+        """Return the first host that stands by and can be reached: of some nothing but the word is left."""
+        reasons = []
+        for standby in self._standbys():
+            try:
+                async with asyncio.timeout(CONNECTING_SECONDS):
+                    reader, writer = await asyncio.open_connection(standby.address, standby.port)
+                    await link.introduce(reader, writer, self._secret)
+                return standby, reader, writer
+            except (OSError, LinkError) as error:
+                reasons.append(f"{standby.address}: {str(error) or 'no answer'}")
+        raise LinkError(f"No host that stands by can be reached ({'; '.join(reasons)}).")
+
+    async def _send(self, plan: Mapping[str, Any], dumped: Sequence[_Dumped]) -> Any:
+        standby, reader, writer = await self._connected()
         writer.write(link.encode({"plan": plan}))
         size = 0
         for one in dumped:
@@ -203,7 +208,7 @@ class Departure:
         header, _ = await link.receive(reader)
         if "port" not in header:
             raise LinkError(f"The host that stands by says: {header.get('error')}")
-        return reader, writer, size, header["port"]
+        return standby, reader, writer, size, header["port"]
 
     async def _finish(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, last: Any) -> None:
         writer.write(link.encode({"last": last}))

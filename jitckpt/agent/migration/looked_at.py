@@ -71,7 +71,11 @@ def _files(pid: int) -> Iterator[OpenFile]:
     for name in os.listdir(folder):
         with contextlib.suppress(FileNotFoundError):  # it has just been closed
             to, status = os.readlink(f"{folder}/{name}"), os.stat(f"{folder}/{name}")
-            pidfd = None
+            pidfd, mount = None, 0
+            if to.startswith("/"):
+                info = Path(f"/proc/{pid}/fdinfo/{name}").read_text()
+                number = re.search(r"^mnt_id:\t(\d+)", info, re.MULTILINE)
+                mount = int(number[1]) if number else 0
             if to == "anon_inode:[pidfd]" or to.startswith("pidfd:"):
                 info = Path(f"/proc/{pid}/fdinfo/{name}").read_text()
                 number = re.search(r"^Pid:\t(-?\d+)", info, re.MULTILINE)
@@ -84,6 +88,7 @@ def _files(pid: int) -> Iterator[OpenFile]:
                 status.st_rdev,
                 pidfd,
                 status.st_size if gone else 0,
+                mount,
             )
 
 

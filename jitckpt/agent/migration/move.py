@@ -194,7 +194,7 @@ class Mover:
 
     def dump(self, rank: int, folder: int, what: Carried) -> float:
         """Return the seconds. Raises CriuError; then the worker runs on as it was."""
-        external = [*(f"unix[{end.inode}]" for end in what.sockets), *what.terminals]
+        external = [*(f"unix[{end.inode}]" for end in what.sockets), *what.external]
         ghosts = max(what.ghosts, criu.SOONEST_GHOST)
         worker, begun = self._workers[rank], time.monotonic()
         criu.dump(

@@ -104,7 +104,7 @@ class Server:
             torch.cuda.synchronize()
             server = self._process.jitckpt_proxy_server()
             try:
-                answer = softgpu.order(Path(os.environ[softgpu.VARIABLE]) / str(server), fault)
+                answer = softgpu.order(_control_of(server), fault)
             except softgpu.ChaosError as error:
                 answer = "gone", str(error)
             if answer[0] != "gone":
@@ -112,6 +112,13 @@ class Server:
             torch.cuda.synchronize()
             if self._process.jitckpt_proxy_server() == server:
                 return answer
+
+
+def _control_of(server: int) -> Path:
+    """Return where the server can be told of faults: elsewhere once this process has moved."""
+    content = os.fsdecode(Path(f"/proc/{server}/environ").read_bytes())
+    variables = dict(entry.split("=", 1) for entry in content.split("\0") if "=" in entry)
+    return Path(variables[softgpu.VARIABLE]) / str(server)
 
 
 def _report(spec: FaultSpec) -> None:

@@ -114,7 +114,6 @@ class Snapshots(BesideTraining):
         self._windows: dict[int, chunks.Window] = {}  # by slot, as they were last
         self._restored = 0  # the step in memory that the job has gone on from
         self._slot = 0  # of the newest snapshot
-        self._off = False
 
     def found(self, identity: Identity, starts: Starts) -> OwnShard:
         """Return what the memory has of this rank."""
@@ -128,6 +127,11 @@ class Snapshots(BesideTraining):
                 host_memory.unseal(self._memory, slot)
         host_memory.put_word(self._memory, READY, 1)
 
+    @property
+    def _off(self) -> bool:
+        """Whether no snapshot of this start is of use any more: this rank has ended them, or the agent."""
+        return bool(host_memory.word(self._memory, OFF))
+
     def is_due(self, step: int) -> bool:
         return self._rhythm.is_due(step) and not self._off
 
@@ -139,6 +143,8 @@ class Snapshots(BesideTraining):
             # A device call, so that a save after a failure finds this thread held like any other.
             torch.cuda.current_stream(self._host.device).query()
             time.sleep(LOOK_SECONDS)
+            if self._off:
+                return False
             if time.monotonic() > begun + PATIENCE_SECONDS:
                 self._rhythm.waited(time.monotonic() - begun)
                 host_memory.put_word(self._memory, SKIPPED, step)
@@ -186,10 +192,9 @@ class Snapshots(BesideTraining):
 
     def _end(self, reason: str) -> None:
         """Make no snapshots any more, and have none used: this rank's part would be missing."""
-        self._off = True
+        host_memory.put_word(self._memory, OFF, 1)
         for slot in SLOTS:
             host_memory.unseal(self._memory, slot)
-        host_memory.put_word(self._memory, OFF, 1)
         self._warn(
             f"The memory tier protects this job no more: {reason}. The training goes on; what has no replica "
             "comes back from files (save_every=...)."
