@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,9 @@ from typing import Any
 from rich.console import Console
 
 from jitckpt.cli.parser import Parser
-from jitckpt.events import Event, read_events
-from jitckpt.reports.timeline import in_words, jobs, recoveries, table
+from jitckpt.events import FILE_NAME, Event, read_events
+from jitckpt.reports.present import is_whole
+from jitckpt.reports.timeline import in_words, jobs, recoveries, rows
 from jitckpt.reports.timeline_transparent import steps_table, transparent_recoveries
 
 
@@ -30,46 +31,60 @@ def main(arguments: list[str]) -> int:
     parsed = parser.parse_args(arguments)
     # The table of a long job takes its time. All is printed at the end, as the spinner would spoil it.
     shown = Console(soft_wrap=not sys.stdout.isatty())
-    with Console(stderr=True).status("reading the events"), shown.capture() as captured:
+    text: list[str] = []
+    with Console(stderr=True).status("reading the events"):
         try:
             events, damages = read_events(parsed.directory)
         except OSError as error:
             parser.error(f"{error.filename} can't be read: {error.strerror}")
+        if not events:
+            parser.error(f"there is no event in {parsed.directory / FILE_NAME} yet")
+        odd = sorted({str(event["event"]) for event in events if not is_whole(event)})
+        damages += [f"Events {name} lack what they should have; nothing is made of them." for name in odd]
+        whole = [event for event in events if is_whole(event)]
         if parsed.plot:
             from jitckpt.reports.timeline_picture import draw
 
-            draw(jobs(events)[-1] if events else [], parsed.plot)
+            draw(jobs(whole)[-1] if whole else [], parsed.plot)
         if parsed.trace:
             from jitckpt.reports.trace import trace
 
             try:
-                parsed.trace.write_text(json.dumps(trace(jobs(events))))
+                parsed.trace.write_text(json.dumps(trace(jobs(whole))))
             except OSError as error:
                 parser.error(f"{parsed.trace} can't be written: {error.strerror}")
-        if not parsed.json:
+        if parsed.json:
+            text.append(json.dumps(_document(events), indent=1) + "\n")
+        else:
             for job in jobs(events):
-                _show(shown, job, parsed.directory)
+                text += _shown(shown, job, parsed.directory)
     for damage in damages:
         print(f"jitckpt timeline: {damage}", file=sys.stderr)
-    print(json.dumps(_document(events), indent=1) + "\n" if parsed.json else captured.get(), end="")
+    print("".join(text), end="")
     return 0
 
 
-def _show(console: Console, job: Sequence[Event], directory: Path) -> None:
-    console.print(table(job))
-    for recovery in transparent_recoveries(job):
-        console.print(steps_table(recovery))
-    for sentence in in_words(job, str(directory)):
-        console.print(sentence, markup=False, highlight=False)
+def _shown(console: Console, job: Sequence[Event], directory: Path) -> Iterator[str]:
+    for row in rows(job, console.width if console.is_terminal else None):
+        yield row + "\n"
+    whole = [event for event in job if is_whole(event)]
+    with console.capture() as captured:
+        for recovery in transparent_recoveries(whole):
+            console.print(steps_table(recovery))
+        for sentence in in_words(whole, str(directory)):
+            console.print(sentence, markup=False, highlight=False)
+    yield captured.get()
 
 
 def _document(events: Sequence[Event]) -> dict[str, Any]:
-    document = [
-        {
-            "events": job,
-            "recoveries": [asdict(r) for r in recoveries(job)],
-            "transparent_recoveries": [asdict(r) for r in transparent_recoveries(job)],
+    document = []
+    for job in jobs(events):
+        whole = [event for event in job if is_whole(event)]
+        told: dict[str, Sequence[Any]] = {
+            "recoveries": recoveries(whole),
+            "transparent_recoveries": transparent_recoveries(whole),
         }
-        for job in jobs(events)
-    ]
+        document.append(
+            {"events": job} | {name: [asdict(one) for one in found] for name, found in told.items()}
+        )
     return {"jobs": document}

@@ -18,7 +18,7 @@ from jitckpt.cli.parser import Parser
 from jitckpt.events import FILE_NAME
 from jitckpt.reports.document import as_document, from_document
 from jitckpt.reports.following import Follower
-from jitckpt.reports.live import view
+from jitckpt.reports.live import NO_EVENT, view
 from jitckpt.web.beside import WebError, check_installed, listen, parse_address, token_for, url_of
 
 LOOK_SECONDS = 1.0
@@ -68,8 +68,8 @@ def main(arguments: list[str]) -> int:
         return 0 if first["job"] is not None else 2
     if live:
         return _watch(look, first, console)
-    if first["job"] is None and first["problem"]:
-        parser.error(first["problem"])
+    if first["job"] is None:
+        parser.error(first["problem"] or NO_EVENT)
     console.print(_view(first, console.width))
     return 0
 

@@ -42,7 +42,6 @@ class Host:
     ranks: tuple[int, ...]
     restarts: int
     directory: str = ""  # for checkpoints, if it is known
-    job: str = ""  # whose that directory is, if anybody has used it
     worker_store: int = 0  # on the first host: the port of the workers' store
     reserve: int = 0  # the port of a store that takes the place of the rendezvous' store if that is lost
     has_store: bool = False  # the rendezvous' store is on this host
@@ -54,6 +53,7 @@ class Host:
     memory_address: str = ""  # where it is visited for that, if not at `address`
     memory_port: int = 0
     starts: tuple[tuple[int, int], ...] = ()  # that it knows of, each with the step it has gone on from
+    job: str = ""  # whose the checkpoint directory is, if anybody has used that
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,6 @@ def _host(told: Mapping[str, Any]) -> Host:
         tuple(_of(int, rank) for rank in told["ranks"]),
         _of(int, told["restarts"]),
         _of(str, told["directory"]),
-        _of(str, told["job"]),
         _of(int, told["worker_store"]),
         _of(int, told["reserve"]),
         _of(bool, told["has_store"]),
@@ -105,6 +104,7 @@ def _host(told: Mapping[str, Any]) -> Host:
         _of(str, told["memory_address"]),
         _of(int, told["memory_port"]),
         tuple((_of(int, number), _of(int, step)) for number, step in told["starts"]),
+        _of(str, told["job"]),
     )
 
 

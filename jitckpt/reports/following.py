@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jitckpt.events import FILE_NAME, Event, parse_event
-from jitckpt.reports.present import JobModel, Present, Progress
+from jitckpt.reports.present import JobModel, Present, Progress, is_whole
 
 PIECE = 1 << 22  # bytes read at a time
 LONGEST_LINE = 1 << 24  # bytes; what is longer is no event
@@ -65,7 +65,7 @@ class Follower:
     def _take(self, lines: Iterable[bytes]) -> None:
         for line in lines:
             event = parse_event(line)
-            if event is None:
+            if event is None or not is_whole(event):
                 self.damaged += 1
                 continue
             if event["event"] == "job_started":

@@ -28,13 +28,14 @@ LOOKS = {
 SHOWN_ROWS = 32  # of the grid
 SHOWN_RECOVERIES = 6
 SHOWN_WARNINGS = 3
+NO_EVENT = "No job has written an event here yet."
 BAR = 24  # characters
 
 
 def view(present: Present | None, silent: float | None, problem: str, width: int = 80) -> RenderableType:
     """Return what to print; width: of the terminal."""
     if present is None:
-        return Text(problem or "No job has written an event here yet.")
+        return Text(problem or NO_EVENT)
     parts: list[RenderableType] = [_heading(present, silent)]
     if problem:
         parts.append(Text(problem, style="yellow"))
@@ -119,6 +120,12 @@ def _protection(present: Present) -> Text:
             text.append(f": {fewest} or more copies of {of}")
         if bare:
             text.append(f"; not so shard {shown_ranks([shard.number for shard in bare])}", "yellow")
+    elif present.in_place:
+        text.append(
+            "failures of devices are recovered from in place; after the loss of a process the job begins at "
+            "step 0, as no rank has called jitckpt.init",
+            "yellow",
+        )
     else:
         text.append("nothing is protected yet: no rank has called jitckpt.init", "yellow")
     where = f" in {present.checkpoint_dir}" if present.checkpoint_dir else ""

@@ -159,7 +159,8 @@ class Present:
     told apart there). state: starting, training, late, recovering, ending, or how it ended. safe_step: the
     newest that lies whole on the disk; None if none does. memory_step: the newest that the memory
     tier has of all ranks; None without one. memory_bytes: what the first host's memory has of it. protected:
-    the share of the ranks that have a living replica, or whose state the memory tier has.
+    the share of the ranks that have a living replica, or whose state the memory tier has. in_place: whether
+    failures of devices are recovered from in the same processes (transparent mode).
     """
 
     started: float
@@ -177,6 +178,7 @@ class Present:
     memory_step: int | None
     memory_hosts: tuple[MemoryHost, ...]
     protected: float
+    in_place: bool
     seconds: float
     spent: Mapping[str, float]
     segments: tuple[tuple[str, float, float], ...]
@@ -298,7 +300,9 @@ class JobModel:
         self._shard_of: dict[int, int] = {}
         self._shards = 0
         self._replicas: list[tuple[int, ...]] = []  # in transparent mode
+        self._in_place = False
         self._late_since: dict[int, float] = {}
+        self._before_late: dict[int, str] = {}  # what a late rank was doing, as far as is known
         self._groups: dict[tuple[str, tuple[int, ...]], None] = {}
         self._trained: set[int] = set()  # ranks that have done a step since the last start
         self._training_since = 0.0
@@ -331,7 +335,7 @@ class JobModel:
         else:
             self._pass(_seconds_between(self._last, event))
         self._last = event
-        if not _whole(event):
+        if not is_whole(event):
             return
         if name in _STATES and "rank" in event:
             self._states[event["rank"]] = _STATES[name]
@@ -365,7 +369,7 @@ class JobModel:
                 self._states.get(rank, "starting"),
                 steps.get(rank),
                 self._shard_of.get(rank),
-                self._at + waited - self._late_since[rank] if rank in self._late_since else 0.0,
+                self._at + waited - self._late_since[rank] if self._states.get(rank) == "late" else 0.0,
             )
             for rank in range(self._world_size)
         )
@@ -389,9 +393,10 @@ class JobModel:
             memory_step=self._memory_step,
             memory_hosts=self._memory_hosts,
             protected=len(safe) / self._world_size if self._world_size else 0.0,
+            in_place=self._in_place and self._outcome is None,
             seconds=self._at + waited,
             spent=spent,
-            segments=tuple(self._segments_until(self._at + waited)),
+            segments=tuple(self._with_segment([*self._segments], self._at + waited)),
             recoveries=tuple(incident.now() for incident in self._incidents),
             repeated=self._repeated,
             suspects=tuple(self._suspects.values()),
@@ -408,7 +413,7 @@ class JobModel:
     # Where the time goes.
 
     def _pass(self, seconds: float) -> None:
-        self._segments = self._segments_until(self._at + seconds)
+        self._with_segment(self._segments, self._at + seconds)
         self._at += seconds
         self._spent[self._cause_of_now()] += seconds
 
@@ -416,13 +421,17 @@ class JobModel:
         incident = self._under_way()
         return self._doing if incident is None else incident.cause
 
-    def _segments_until(self, at: float) -> list[tuple[str, float, float]]:
-        cause, segments = self._cause_of_now(), self._segments
-        if at <= self._at:
-            return segments
-        if segments and segments[-1][0] == cause and segments[-1][2] == self._at:
-            return [*segments[:-1], (cause, segments[-1][1], at)]
-        return [*segments, (cause, self._at, at)]
+    def _with_segment(
+        self, segments: list[tuple[str, float, float]], at: float
+    ) -> list[tuple[str, float, float]]:
+        """Let what the time goes into now go on until then."""
+        cause = self._cause_of_now()
+        if at > self._at:
+            begin = self._at
+            if segments and segments[-1][0] == cause and segments[-1][2] == begin:
+                begin = segments.pop()[1]
+            segments.append((cause, begin, at))
+        return segments
 
     def _move(self, cause: str, seconds: float) -> float:
         """What was taken for useful was lost to this cause; return the seconds."""
@@ -461,8 +470,8 @@ class JobModel:
     def _start(self, event: Event) -> None:
         self._restart = event["restart"]
         self._world_size, self._max_restarts = event["world_size"], event["max_restarts"]
-        self._states, self._steps, self._late_since = {}, {}, {}
-        self._trained, self._doing, self._replicas = set(), "starting", []
+        self._states, self._steps, self._late_since, self._before_late = {}, {}, {}, {}
+        self._trained, self._doing, self._replicas, self._in_place = set(), "starting", [], False
         self._hanging_since = None
         told = event.get("versions")
         if isinstance(told, dict):
@@ -476,6 +485,7 @@ class JobModel:
 
     def _hear_proxy_connected(self, event: Event) -> None:
         """Without jitckpt.init nothing else tells that a rank is about to train."""
+        self._in_place = True
         if not self._shards:
             self._trains(event["rank"], None)
 
@@ -519,13 +529,19 @@ class JobModel:
         self._hanging_since = self._at - event["seconds"]
 
     def _hear_straggler(self, event: Event) -> None:
-        if self._under_way() is None and self._doing in (USEFUL, "late"):
+        if self._under_way() is not None:
+            return
+        if isinstance(seconds := event.get("seconds"), int | float):  # else a rank has told of a hang
+            self._hanging_since = self._at - seconds
+        since = self._hang_began()
+        if self._doing == USEFUL:
+            self._move_last("late", self._at - since)
             self._doing = "late"
-            since = self._hang_began()
-            if not self._late_since:
-                self._move_last("late", self._at - since)
-            for rank in event["ranks"]:
-                self._late_since.setdefault(rank, since)
+        self._have_come([rank for rank in self._late_since if rank not in event["ranks"]])
+        for rank in event["ranks"]:
+            if rank not in self._late_since:
+                self._late_since[rank] = since
+                self._before_late[rank] = self._states.get(rank, "starting")
                 self._states[rank] = "late"
 
     def _hang_began(self) -> float:
@@ -538,12 +554,16 @@ class JobModel:
         self._hanging_since = None
 
     def _nobody_is_late(self) -> None:
-        for rank in self._late_since:
-            if self._states.get(rank) == "late":
-                self._states[rank] = "training"
-        self._late_since = {}
+        self._have_come([*self._late_since])
         if self._doing == "late":
             self._doing = USEFUL
+
+    def _have_come(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            del self._late_since[rank]
+            before = self._before_late.pop(rank)
+            if self._states.get(rank) == "late":
+                self._states[rank] = before
 
     def _hear_detected(self, event: Event) -> None:
         ranks = tuple(event.get("ranks", ()))
@@ -687,7 +707,7 @@ class JobModel:
                 self._states[rank] = "ended"
 
     def _hear_rank_stopped(self, event: Event) -> None:
-        if isinstance(event.get("ended"), int):
+        if self._shards and isinstance(event.get("ended"), int):
             self._steps[event["rank"]] = event["ended"]
         self._part("stop", event["seconds"])
 
@@ -711,13 +731,15 @@ class JobModel:
         incident.step = incident.newest = event["state"]
         for rank, state in self._states.items():
             self._states[rank] = "done" if state == "done" else "training"
-            self._steps[rank] = event["state"]
+            if self._shards:  # else nobody tells of the steps that follow
+                self._steps[rank] = event["state"]
         self._begin_useful(event["state"])
         self._recovered(incident)
 
     def _hear_recovery_given_up(self, event: Event) -> None:
+        self._in_place = False
         incident = self._under_way()
-        if incident is not None:
+        if incident is not None and incident.scope == "in_place":  # else it has come to a restart already
             incident.outcome, incident.over_at = "given up", self._at
             self._doing = IN_PLACE  # the ranks wait until they are started again
 
@@ -752,6 +774,7 @@ class JobModel:
         self._hear_warning(event)
 
     def _hear_switched_off(self, event: Event) -> None:
+        self._in_place = False
         self._hear_warning(event)
 
     def _hear_at_end(self, event: Event) -> None:
@@ -813,16 +836,23 @@ _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "device_alarm": {"rank": int, "text": str},
     "save_ordered": {"ranks": list},
     "save_begun": {"rank": int, "step": int},
-    "save_ended": {"rank": int, "step": int, "shard": int},
+    "save_ended": {"rank": int, "step": int, "shard": int, "bytes": int},
     "periodic_save": {"rank": int, "step": int, "shard": int},
     "saved": {"step": int},
     "memory_safe": {"step": int, "bytes": int},
     "memory_placement": {"hosts": list},
     "kept_in_memory": {"step": int, "newest": (int, type(None))},
-    "not_saved": {"step": (int, type(None))},
+    "not_saved": {"step": (int, type(None)), "text": str},
+    "memory_sources": {"reason": str},
     "ranks_ended": {"kill": list, "terminate": list},
     "rank_stopped": {"rank": int, "seconds": (int, float)},
+    "recovery_begun": {"recovery": int},
+    "server_restarted": {"rank": int},
+    "calls_made_again": {"rank": int},
+    "worker_moved": {"rank": int},
+    "device_exchanged": {"rank": int, "device": str, "broken": str},
     "recovered": {"state": int},
+    "recovery_given_up": {"text": str},
     "state_stays": {"replicas": list},
     "group": {"name": str, "ranks": list},
     "suspect": {"rank": int, "device": str, "host": str},
@@ -833,14 +863,24 @@ _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "finished": {"rank": int, "step": int},
     "job_ended": {"outcome": str},
 }
+_NUMBERS = ("ranks", "kill", "terminate")  # lists of ranks, whatever has them
 
 
-def _whole(event: Event) -> bool:
+def is_whole(event: Event) -> bool:
+    """Return whether an event has what its name promises: a log may be damaged, or of another version."""
     fields = _FIELDS.get(event["event"], {})
     if not all(isinstance(event.get(name), kind) for name, kind in fields.items()):
         return False
+    if not all(map(_are_numbers, [event.get(name, ()) for name in _NUMBERS] + event.get("replicas", []))):
+        return False
+    if not all(isinstance(event.get(name, 0), int) for name in ("log_bytes", "image_bytes")):
+        return False
     rank, ranks = event.get("rank"), event.get("world_size", 0)
     return (rank is None or isinstance(rank, int)) and isinstance(ranks, int) and 0 <= ranks <= MOST_RANKS
+
+
+def _are_numbers(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(one, int) for one in value)
 
 
 def model_of(events: Iterable[Event]) -> JobModel:

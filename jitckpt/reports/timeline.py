@@ -1,14 +1,13 @@
 """What the events of a job mean: its recoveries with their costs, a table, and plain words."""
 
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import pairwise
 from typing import Any
 
-from rich.table import Table
-
 from jitckpt.console import show_size
+from jitckpt.decisions.hang import named
 from jitckpt.events import Event
 from jitckpt.reports.timeline_transparent import told, transparent_recoveries
 
@@ -29,6 +28,7 @@ _LONG = (
     "traceback",
     "first",
 )
+_NOT_IN_DETAILS = frozenset(_COMMON + _LONG)
 
 
 @dataclass(frozen=True)
@@ -75,17 +75,30 @@ def jobs(events: Iterable[Event]) -> list[list[Event]]:
 
 
 def incidents(events: Sequence[Event]) -> list[tuple[Sequence[Event], Sequence[Event]]]:
-    """Return for each failure of one job what came before it, and what from it until the next."""
+    """Return for each failure of one job what came since the one before it, and what until the next."""
     starts = [index for index, event in enumerate(events) if event["event"] == "detected" and event["first"]]
-    return [(events[:start], events[start:end]) for start, end in pairwise([*starts, len(events)])]
+    limits = [0, *starts, len(events)]
+    return [
+        (events[before:start], events[start:end])
+        for before, start, end in zip(limits, starts, limits[2:], strict=False)
+    ]
 
 
 def recoveries(events: Sequence[Event]) -> list[Recovery]:
     """Return the recoveries of one job, in order."""
-    return [_recovery(earlier, later) for earlier, later in incidents(events)]
+    found = []
+    directories: set[str] = set()  # that ranks have registered with before
+    for earlier, later in incidents(events):
+        directories |= _directories(earlier)
+        found.append(_recovery(earlier, later, directories))
+    return found
 
 
-def _recovery(earlier: Sequence[Event], events: Sequence[Event]) -> Recovery:
+def _directories(events: Iterable[Event]) -> set[str]:
+    return {event.get("checkpoint_dir", "") for event in _of(events, "registered")}
+
+
+def _recovery(earlier: Sequence[Event], events: Sequence[Event], directories: Set[str]) -> Recovery:
     detected = events[0]
     faults = _of(earlier, "fault", restart=detected["restart"])
     before = [event for event in events if event["restart"] == detected["restart"]]
@@ -97,10 +110,6 @@ def _recovery(earlier: Sequence[Event], events: Sequence[Event]) -> Recovery:
     restored = _of(after, "restored")
     first_steps = _of(after, "first_step")
     saved_step = whole[0]["step"] if whole else None
-    directories = [
-        {event.get("checkpoint_dir", "") for event in _of(one, "registered")}
-        for one in ([*earlier, *before], after)
-    ]
     step = saved_step
     if restored:
         step = restored[0]["step"]
@@ -126,7 +135,7 @@ def _recovery(earlier: Sequence[Event], events: Sequence[Event]) -> Recovery:
         lost=None if begun is None else max(0, begun - (step or 0)),
         restarted=bool(after),
         went_on=bool(restored or first_steps),
-        directory=min(directories[1] - directories[0], default=None),
+        directory=min(_directories(after) - directories - _directories(before), default=None),
         first_step_seconds=first_steps[-1]["clock"] - detected["clock"] if first_steps else None,
         kept_step=kept[0]["step"] if kept else None,
         from_memory=gathered[-1]["reason"] if in_memory and gathered else in_memory,
@@ -197,16 +206,44 @@ def _ending(events: Sequence[Event], directory: str) -> list[str]:
     return sentences
 
 
-def table(events: Sequence[Event]) -> Table:
-    """Return the events of one job as a table, an event a row; times in seconds since its start."""
-    result = Table("seconds", "restart", "rank", "event", "details", pad_edge=False)
-    result.columns[0].justify = "right"
-    for event in events:
-        shown = {name: value for name, value in event.items() if name not in _COMMON + _LONG and value != []}
-        details = ", ".join(f"{name} {_value(name, value)}" for name, value in shown.items())
-        seconds = f"{event['clock'] - events[0]['clock']:.3f}"
-        result.add_row(seconds, str(event["restart"]), str(event.get("rank", "")), event["event"], details)
-    return result
+HEADINGS = ("seconds", "restart", "rank", "event", "details")
+LEAST_WIDTH = 30  # of the details
+FEW = 8  # ranks that a sentence names one by one
+
+
+def rows(events: Sequence[Event], width: int | None) -> Iterator[str]:
+    """Yield the events of one job as the lines of a table; times in seconds since its start.
+
+    width: of the screen, by which details are broken into lines; None: each event is one line. A job that
+    runs for months has a hundred thousand events, so this is done without a library that measures each cell.
+    """
+    cells = [_cells(event, events[0]["clock"]) for event in events]
+    widths = [max(map(len, column)) for column in zip(HEADINGS, *cells, strict=True)][:-1]
+    left = None if width is None else max(LEAST_WIDTH, width - sum(widths) - 2 * len(widths))
+    for seconds, restart, rank, name, details in (HEADINGS, *cells):
+        shown = (
+            seconds.rjust(widths[0]),
+            restart.ljust(widths[1]),
+            rank.ljust(widths[2]),
+            name.ljust(widths[3]),
+        )
+        lines = [details] if left is None or len(details) <= left else textwrap.wrap(details, left)
+        yield "  ".join([*shown, lines[0]]).rstrip()
+        for line in lines[1:]:
+            yield " " * (sum(widths) + 2 * len(widths)) + line
+
+
+def _cells(event: Event, begun: float) -> tuple[str, str, str, str, str]:
+    shown = (one for one in event.items() if one[0] not in _NOT_IN_DETAILS and one[1] != [])
+    details = _printable(", ".join(f"{name} {_value(name, value)}" for name, value in shown))
+    seconds = f"{event['clock'] - begun:.3f}"
+    rank, restart = _printable(str(event.get("rank", ""))), str(event["restart"])
+    return seconds, restart, rank, _printable(event["event"]), details
+
+
+def _printable(text: str) -> str:
+    """What is in a log must not command a terminal."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else " " for one in text)
 
 
 def _of(events: Iterable[Event], name: str, **fields: object) -> list[Event]:
@@ -214,7 +251,7 @@ def _of(events: Iterable[Event], name: str, **fields: object) -> list[Event]:
 
 
 def _value(name: str, value: Any) -> str:
-    if name == "bytes" or name.endswith("_bytes"):
+    if (name == "bytes" or name.endswith("_bytes")) and isinstance(value, int):
         return show_size(value)
     if isinstance(value, float):
         return f"{value:.3f}"
@@ -222,6 +259,8 @@ def _value(name: str, value: Any) -> str:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) > FEW:
+        return named(ranks)  # in runs
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 

@@ -100,19 +100,16 @@ def recoveries(events: Sequence[Event], most_ranks: int = SHOWN_RANKS) -> list[R
         start = later[0]["restart"]
         around = [*by_start[start], *by_start.get(start + 1, ())]
         found.append(_recovery(later[0], around, most_ranks))
-    found += [_recovery_in_place(events, one, most_ranks) for one in transparent_recoveries(events)]
+    faults = [event for event in events if event["event"] == "fault"]
+    found += [_recovery_in_place(faults, one, most_ranks) for one in transparent_recoveries(events)]
     return sorted(found, key=lambda one: one.found)
 
 
-def _recovery_in_place(events: Sequence[Event], recovery: TransparentRecovery, most_ranks: int) -> Recovery:
+def _recovery_in_place(faults: Sequence[Event], recovery: TransparentRecovery, most_ranks: int) -> Recovery:
     failed, at = recovery.rank, recovery.clock
-    for event in events:
-        if (
-            event["event"] == "fault"
-            and event["fault"] == recovery.fault
-            and event["clock"] <= recovery.clock
-        ):
-            failed, at = event["rank"], event["clock"]
+    for fault in faults:
+        if fault["fault"] == recovery.fault and fault["clock"] <= recovery.clock:
+            failed, at = fault["rank"], fault["clock"]
     lanes = []
     for one in recovery.ranks[:most_ranks]:
         steps = [(step.name, step.begin - recovery.clock, step.seconds) for step in one.steps]
@@ -207,8 +204,6 @@ def _last(times: Sequence[float]) -> float | None:
 
 def draw(events: Sequence[Event], path: Path) -> None:
     """Draw the recoveries of one job. Raises InvalidInput if there are none, or the file can't be written."""
-    from matplotlib.patches import Patch
-
     from jitckpt.planning.pictures import new_figure, save_figure
 
     found = recoveries(events)
@@ -217,6 +212,8 @@ def draw(events: Sequence[Event], path: Path) -> None:
     shown = found[:SHOWN_RECOVERIES]
     heights = [len(recovery.lanes) + 2 for recovery in shown]
     figure, axes = new_figure(9.0, 0.32 * sum(heights) + 1.2)
+    from matplotlib.patches import Patch  # which is there, as there is a figure
+
     axes.remove()
     for part, recovery in zip(
         figure.subplots(len(shown), 1, height_ratios=heights, squeeze=False)[:, 0], shown, strict=True

@@ -86,6 +86,8 @@ def transparent_recoveries(events: Sequence[Event]) -> list[TransparentRecovery]
         name = event["event"]
         if name == "fault":
             fault = event["fault"]
+        elif name == "detected" and not under_way:
+            fault = None  # what it led to was no such recovery
         if under_way or name in ("device_alarm", "recovery_begun"):
             under_way.append(event)
         if name in ("recovered", "recovery_given_up") and under_way:

@@ -25,7 +25,7 @@ from jitckpt.encoding import tree_codec
 from jitckpt.encoding.tensor_file import to_host
 from jitckpt.encoding.tree_codec import Encoded, Json
 from jitckpt.errors import CheckpointError
-from jitckpt.state import parallel
+from jitckpt.state import parallel, tensors_seen
 from jitckpt.state.optimizer_state import OptimizerPart, OptimizerState, on_host, states_of
 
 SCHEDULED = frozenset({"lr", "momentum", "betas"})  # the hyperparameters that torch's schedulers set
@@ -86,7 +86,8 @@ class ModelState:
         self._versions = b""
         self._parameters = parallel.parameters(self._model)
         self.memory: dict[str, Tensor] = {}  # by name; it counts what is written to the parameters
-        self._places: list[int] = []  # where it lies
+        self._places = b""  # where it lies
+        self._watched: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] = ((), ())  # the parameters, and that
         self._called: dict[int, str] = {}
         self._structure = Seen()
         self._take_structure()
@@ -169,12 +170,13 @@ class ModelState:
         # What FSDP1 writes to its flat parameters is counted nowhere that lasts.
         watched = {} if parallel.is_flattened(self._model) else self._parameters
         self.memory = {f"model.{name}": parallel.memory_of(one) for name, one in watched.items()}
+        self._watched = tuple(self._parameters.values()), tuple(self.memory.values())
         self._held = None
 
     def held(self) -> Held:
         """Return what is held of the parameters now; the same object while that is the same memory."""
-        flags = bytes([parameter.requires_grad for parameter in self._parameters.values()])
-        places = [*map(Tensor.data_ptr, self.memory.values())]
+        parameters, memory = self._watched
+        flags, places = tensors_seen.gradients_required(parameters), tensors_seen.addresses(memory)
         known = self.memory.keys() or not self._parameters
         if self._held is None or self._flags != flags or self._places != places or not known:
             self._flags, self._places = flags, places

@@ -3,9 +3,10 @@
 
     watching.py [--parameters 100 10000] [--steps 200]
 
-Of a model of so many parameters with Adam's state: the median time of the looks of one step, on the host,
-with caches that are emptied before, as by a step. The looks are those of worker/job.py: whether parameters
-came or went, what was written since, where they lie and which are frozen.
+Of a model of so many parameters with Adam's state: the median processor time of the looks of one step, on
+the host, with caches that are emptied before, as by a step. The looks are those of worker/protection.py:
+whether parameters came or went, what was written since, where they lie and which are frozen. And the same
+where torch is another one than jitckpt was built with, so that each tensor is asked by itself; in turn.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from jitckpt.state import tensors_seen
 from jitckpt.state.host_state import ModelState
 from jitckpt.state.optimizer_state import states_of
 from jitckpt.worker.saving.mirror import Mirror
@@ -24,8 +26,11 @@ from jitckpt.worker.saving.outside_changes import OutsideChanges
 CACHE_BYTES = 64 << 20  # more than a core's caches hold
 
 
-def median_seconds(parameters: int, steps: int) -> float:
-    """Return the median time of the looks of one step of a training that changes nothing outside."""
+def median_seconds(parameters: int, steps: int) -> dict[bool, float]:
+    """Return the median time of the looks of one step of a training that changes nothing outside.
+
+    By whether torch is the one that jitckpt was built with.
+    """
     model = nn.ParameterDict({str(number): torch.ones(4) for number in range(parameters)})
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1, foreach=True)
     for parameter in model.parameters():
@@ -39,20 +44,25 @@ def median_seconds(parameters: int, steps: int) -> float:
         for key, value in kept.items()
         if key != "step"
     }
-    outside = OutsideChanges(cast(Mirror, None), print)
-    outside.begins(0, state.memory)
     others = torch.ones(CACHE_BYTES, dtype=torch.uint8)
-    taken = []
+    watching = {}
+    for is_known in (True, False):
+        tensors_seen.is_known_torch = is_known
+        watching[is_known] = OutsideChanges(cast(Mirror, None), print)
+        watching[is_known].begins(0, state.memory)
+    taken: dict[bool, list[float]] = {True: [], False: []}
     for step in range(1, steps + 1):
-        others.add_(1)
-        begun = time.perf_counter()
-        outside.minibatch_begun(step)
-        outside.step_begun(step)
-        state.follow()
-        state.held()
-        outside.ended(step, [state.memory, moments], dict)
-        taken.append(time.perf_counter() - begun)
-    return statistics.median(taken[2:])
+        for is_known, outside in watching.items():
+            tensors_seen.is_known_torch = is_known
+            others.add_(1)
+            begun = time.thread_time()
+            outside.minibatch_begun(step)
+            outside.step_begun(step)
+            state.follow()
+            state.held()
+            outside.ended(step, [state.memory, moments], dict)
+            taken[is_known].append(time.thread_time() - begun)
+    return {is_known: statistics.median(seconds[2:]) for is_known, seconds in taken.items()}
 
 
 def main() -> None:
@@ -64,7 +74,10 @@ def main() -> None:
     arguments = parser.parse_args()
     for parameters in arguments.parameters:
         seconds = median_seconds(parameters, arguments.steps)
-        print(f"{parameters} parameters: {1e6 * seconds:.0f} us a step")
+        here, one_by_one = 1e6 * seconds[True], 1e6 * seconds[False]
+        print(
+            f"{parameters} parameters: {here:.0f} us a step, one tensor after the other {one_by_one:.0f} us"
+        )
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launcher import JITCKPT_RUN, LIMIT, Launcher
+from launcher import JITCKPT, JITCKPT_RUN, LIMIT, Launcher
 from prometheus_client.parser import text_string_to_metric_families
 
 from jitckpt.events import Event, read_events
@@ -255,6 +255,66 @@ def test_metrics_are_whole_and_who_does_not_read_them_holds_up_nothing(
     [recovery] = recoveries(read_events(launcher.directory / "ckpt")[0])
     assert recovery.saved_step == 2
     assert launcher.survivors() == []
+
+
+# Rank 1 does something else before its third step, for as long as it is told to.
+LATE = """
+import os, time
+from pathlib import Path
+import torch
+from torch import distributed as dist, nn
+
+rank = int(os.environ["RANK"])
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl")
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 1).cuda())
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(1, 6):
+    while step == 3 and rank == 1 and not Path("come").exists():
+        time.sleep(0.05)
+    model(torch.randn(4, 8).cuda()).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    torch.cuda.synchronize()
+while not Path("go_on").exists():
+    time.sleep(0.05)
+dist.destroy_process_group()
+"""
+
+
+def test_who_is_late_in_transparent_mode_is_seen_everywhere_until_it_comes(
+    launcher: Launcher, prometheus_port: int
+) -> None:
+    folder, page_port = launcher.directory, free_port()
+    job = launcher.start(
+        *JITCKPT_RUN, "--nproc-per-node", "2", "--device", "softgpu", "--mode", "transparent",
+        "--warm-spares", "0", "--hang-timeout", "4", "--checkpoint-dir", "ckpt",
+        "--metrics", str(prometheus_port), "--page", str(page_port), launcher.script(LATE),
+    )  # fmt: skip
+
+    def late_ranks() -> dict[str, float]:
+        text = get(f"http://127.0.0.1:{prometheus_port}/metrics").decode()
+        families = {family.name: family for family in text_string_to_metric_families(text)}
+        late = families.get("jitckpt_rank_late_seconds")
+        return {one.labels["rank"]: one.value for one in late.samples} if late is not None else {}
+
+    events = folder / "ckpt" / "events.jsonl"
+    launcher.wait_until(lambda: events.exists() and '"straggler"' in events.read_text())
+    [(rank, seconds)] = late_ranks().items()
+    assert rank == "1"
+    assert seconds >= 4
+    shown = launcher.run(*JITCKPT, "watch", "ckpt")
+    assert "rank 1 is late: the others have waited for" in shown.out, shown.out
+    told = json.loads(get(f"http://127.0.0.1:{page_port}/present.json"))["job"]
+    assert [(one["rank"], one["state"]) for one in told["ranks"]] == [(0, "training"), (1, "late")]
+    assert told["state"] == "late"
+    assert told["spent"]["late"] >= 4
+    (folder / "come").touch()
+    launcher.wait_until(lambda: '"hang_over"' in events.read_text())
+    assert late_ranks() == {}
+    (folder / "go_on").touch()
+    result = launcher.finish(job)
+    assert result.status == 0, result.err
 
 
 def test_a_port_that_is_taken_is_said_before_anything_starts(launcher: Launcher) -> None:

@@ -238,7 +238,8 @@ def test_ranks_of_unequally_many_steps_live_on_and_one_that_is_only_late_is_wait
         assert line in result.out.splitlines(), result.out + result.err
     events = read_events(directory)[0]
     named = [event["event"] for event in events]
-    assert 1 in {event["rank"] for event in events if event["event"] == "straggler"}
+    assert [1] in [event["ranks"] for event in events if event["event"] == "straggler"]
+    assert "hang_over" in named[named.index("straggler") :]
     assert "rank 1 has let others wait for" in result.err
     assert named.count("proxy_connected") == 2
     assert not {"restart", "recovery_given_up"} & set(named)

@@ -207,6 +207,8 @@ def test_events_that_somebody_else_has_written_do_no_harm(serve: Serve, job: Sim
         for value in ("1e308", '"x"', "null", "-5", "9999999999999999999999"):
             start = '{"event":"job_started","time":1,"clock":2,"restart":0,"max_restarts":1,"world_size":'
             file.write(f"{start}{value}}}\n".encode())
+    job.write("straggler", ranks=[[1]])
+    job.write("detected", first=True, cause="died")
     (job.directory / "progress-0.json").write_text('{"time": NaN, "restart": 0, "steps": {"-1": 3, "x": 1}}')
     url = serve(job.directory)
     status, body = ask(url)

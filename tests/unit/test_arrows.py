@@ -53,7 +53,7 @@ PYTHON = {
     "hosts": "saves decisions console errors",
     "clusters": "errors",
     "saves": "state decisions encoding console errors",
-    "state": "data encoding wire errors _seen",
+    "state": "data encoding wire errors _seen _tensors",
     "decisions": "wire errors",
     "data": "encoding errors _seen",
     "encoding": "errors",

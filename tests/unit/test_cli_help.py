@@ -1,6 +1,7 @@
 """What a newcomer types: help that is sorted, mistakes that are named, output that is never cut off."""
 
 import errno
+import json
 import os
 import pty
 import re
@@ -129,7 +130,7 @@ def test_a_reader_that_has_enough_is_no_error(cluster: Path) -> None:
 
 
 def test_what_prints_a_table_prints_json_too() -> None:
-    printing = re.compile(r"import .*\b(Table|table|view)$", re.MULTILINE)
+    printing = re.compile(r"import .*\b(Table|table|rows|view)$", re.MULTILINE)
     sources = {name: Path(cli.__path__[0], f"{name}.py").read_text() for name in COMMANDS}
     tables = {name for name, source in sources.items() if printing.search(source)}
     assert {"timeline", "inspect", "doctor", "plan", "simulate", "verify", "watch"} <= tables
@@ -160,6 +161,22 @@ def test_progress_is_for_terminals(cluster: Path, tmp_path: Path) -> None:
         os.close(ours)
         assert said in shown, arguments
         assert shown.endswith("\x1b[2K"), "and takes it away again"
+
+
+def test_doctor_shows_progress_on_a_terminal_alone(tmp_path: Path) -> None:
+    """And its document stays alone on stdout."""
+    call = [*CALL, "doctor", "--device", "softgpu", "--json"]
+    ours, theirs = pty.openpty()
+    terminal = os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "50"}
+    shown = subprocess.run(
+        call, cwd=tmp_path, stdout=subprocess.PIPE, stderr=theirs, env=terminal, check=False, timeout=300
+    )
+    assert b"looking at this machine" in os.read(ours, 1 << 16)
+    os.close(theirs)
+    os.close(ours)
+    quiet = subprocess.run(call, cwd=tmp_path, capture_output=True, check=False, timeout=300)
+    assert quiet.stderr == b""
+    assert [json.loads(one.stdout).keys() for one in (shown, quiet)] == [{"rows", "status"}] * 2
 
 
 @pytest.mark.parametrize("name", ["jit-table8", "gemini-fig9"])

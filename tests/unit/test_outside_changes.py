@@ -3,11 +3,9 @@
 from collections.abc import Mapping
 from typing import cast
 
-import pytest
 import torch
 from torch import Tensor
 
-from jitckpt.worker.saving import outside_changes
 from jitckpt.worker.saving.mirror import Mirror
 from jitckpt.worker.saving.outside_changes import CLOSURE, HEAD, INSIDE, OutsideChanges
 
@@ -115,30 +113,27 @@ def test_until_the_device_is_behind_it_the_state_is_not_whole() -> None:
     assert loop.is_saved()
 
 
-def test_from_the_change_until_the_copies_there_is_no_moment_at_which_it_is_not_known(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The saver looks from another thread: here whenever the versions are looked at."""
+def test_from_the_change_until_the_copies_there_is_no_moment_at_which_it_is_not_known() -> None:
+    """The saver looks from another thread: here right after the tensors are looked at."""
     loop = Loop()
     for _ in range(4):
         loop.forward()
         loop.optimize()
         loop.change()
     looked: list[bool] = []
-    versions_of = outside_changes._versions_of
+    names, writes = loop.outside._looked
 
-    def look(tensors: list[Tensor]) -> bytes:
-        found = versions_of(tensors)
-        with monkeypatch.context() as unwatched:
-            unwatched.setattr(outside_changes, "_versions_of", versions_of)
-            loop.outside._versions, before = found, loop.outside._versions
+    class Watched:
+        def look(self) -> None:
+            writes.look()
             looked.append(loop.is_saved())
-            loop.outside._versions = before
-        return found
 
-    monkeypatch.setattr(outside_changes, "_versions_of", look)
+        def changed(self) -> list[int]:
+            return writes.changed()
+
+    loop.outside._looked = names, Watched()
     loop.forward()
-    assert not looked[-1]
+    assert looked == [False]
     assert loop.is_saved()
 
 

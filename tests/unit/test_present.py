@@ -137,6 +137,29 @@ def test_a_late_rank_is_waited_for_and_comes() -> None:
     assert (over.state, over.late, over.spent["late"], over.spent["useful"]) == ("training", (), 10, 16)
 
 
+def test_late_ranks_in_transparent_mode_and_before_their_first_step() -> None:
+    """There nobody tells of a hang first, and only some of them may have come."""
+    events = [
+        started(),
+        event("proxy_connected", 2, rank=0),
+        event("straggler", 9, ranks=[1], waiting=[0], seconds=6.0),
+    ]
+    seen = after(events, 10)
+    assert [(rank.rank, rank.state, rank.late) for rank in seen.ranks] == [(0, "training", 0), (1, "late", 7)]
+    assert (seen.state, seen.spent["late"]) == ("starting", 0)
+    connected = after([*events, event("proxy_connected", 11, rank=1)])
+    assert [(rank.state, rank.late) for rank in connected.ranks] == [("training", 0)] * 2, "it has come"
+    events += [event("hang_over", 11, text=""), event("proxy_connected", 12, rank=1)]
+    assert [rank.state for rank in after(events[:4]).ranks] == ["training", "starting"]
+    events.append(event("straggler", 30, ranks=[0, 1], waiting=[0], seconds=8.0))
+    seen = after(events, 31)
+    assert (seen.state, [rank.late for rank in seen.late], seen.spent["late"]) == ("late", [9, 9], 9)
+    events.append(event("straggler", 32, ranks=[1], waiting=[0], seconds=10.0))
+    seen = after(events, 33)
+    assert [(rank.rank, rank.late) for rank in seen.late] == [(1, 11)]
+    assert (seen.ranks[0].state, seen.spent["late"]) == ("training", 11)
+
+
 def test_a_recovery_in_place() -> None:
     events = [
         started(),
@@ -158,6 +181,31 @@ def test_a_recovery_in_place() -> None:
     assert (recovery.scope, recovery.tier, recovery.seconds, recovery.step) == ("in_place", "in_memory", 3, 5)
     assert recovery.phases["starting"] == 0.5
     assert (seen.state, seen.spent["useful"], seen.spent["device"], seen.log_bytes) == ("training", 15, 3, 7)
+
+
+def test_a_process_that_dies_in_transparent_mode_without_init() -> None:
+    """What no recovery in place mends is a restart like any other, and nobody counts the steps."""
+    events = [
+        started(),
+        *(event("proxy_connected", 2, rank=rank) for rank in range(RANKS)),
+        event("device_alarm", 4, rank=1, text="CUDA error 700"),
+        event("recovery_begun", 4, recovery=1),
+        event("rank_stopped", 4.5, rank=0, ended=3, seconds=0.5),
+        event("recovered", 5, state=3),
+        killed(10),
+        event("recovery_given_up", 10, text="rank 1 is gone"),
+        started(12, 1),
+    ]
+    assert (after(events[:3]).in_place, after(events).in_place) == (True, False)
+    seen = after(events[:7])
+    assert ([rank.step for rank in seen.ranks], seen.step, seen.recoveries[0].step) == ([None, None], None, 3)
+    under_way = after(events, 15)
+    assert (under_way.state, under_way.spent["died"], under_way.spent["starting"]) == ("recovering", 5, 2)
+    events += [event("proxy_connected", 20, 1, rank=rank) for rank in range(RANKS)]
+    seen = after(events, 30)
+    assert [one.outcome for one in seen.recoveries] == ["recovered", "recovered"]
+    assert (seen.recoveries[1].seconds, seen.spent["died"], seen.spent["device"]) == (10, 10, 1)
+    assert (seen.in_place, after([*events, event("switched_off", 31, 1, text="t")]).in_place) == (True, False)
 
 
 def test_nothing_could_be_saved() -> None:

@@ -1,17 +1,20 @@
 """Which check is made, and what is tried of a save's file."""
 
+import threading
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from jitckpt.cli import run
 from jitckpt.doctor import checks
 from jitckpt.encoding import tensor_file
+from jitckpt.state.host_state import HostState
 from jitckpt.wire import protocol
 from jitckpt.wire.environment import SELF_CHECK
 from jitckpt.worker import arguments
+from jitckpt.worker.saving.history import History
 from jitckpt.worker.self_check import checker
 from jitckpt.worker.self_check.comparison import (
     FULL_SELF_CHECK,
@@ -103,3 +106,63 @@ def test_a_message_with_much_to_say_can_be_sent() -> None:
     message = protocol.SelfCheck(0, 2, 1, 1, 0.0, 0.0, texts, texts)
     assert len(protocol.encode(message)) < protocol.MAX_BYTES
     assert len(message.differences) == 8
+
+
+class Copies:
+    """On the host nothing has to be copied."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def begin(self, *_: object) -> tuple[int, dict[str, Tensor]]:
+        return 1, {}
+
+    def step_begins(self) -> None:
+        pass
+
+    def are_there(self, number: int) -> bool:
+        return number == 1
+
+
+def test_the_scripts_objects_are_looked_at_by_its_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other thread would see them in the middle of a later step."""
+    monkeypatch.setattr(checker, "HostCopies", Copies)
+    looked: list[threading.Thread] = []
+    look = checker.NotGiven.look
+
+    def watched(*given: Any) -> Any:
+        looked.append(threading.current_thread())
+        return look(*given)
+
+    monkeypatch.setattr(checker.NotGiven, "look", watched)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    host = HostState(model=model, optimizers=[optimizer], schedulers=[], scaler=None, extra=None, device=None)
+    history = History(host)
+    reported: list[protocol.Message] = []
+    warned: list[str] = []
+    self_checker = checker.SelfChecker(
+        model=model,
+        host=host,
+        history=history,
+        rank=0,
+        full=True,
+        write_word=lambda *_: None,
+        post=None,
+        may_say=lambda: True,
+        found_scaler=lambda: None,
+        report=reported.append,
+        warn=warned.append,
+    )
+    for step in range(1, 1 + max(checker.CHECKED_STEPS)):
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        history.add(step, host.shared())
+        self_checker.step_ended(step, host.local, history.shared(step))
+        history.settle(step)
+        self_checker.settled(step)
+        self_checker.wait(60)
+    assert self_checker.is_done
+    assert looked == [threading.current_thread()] * len(checker.CHECKED_STEPS)
+    assert len(reported) == len(checker.CHECKED_STEPS)
+    assert warned == []

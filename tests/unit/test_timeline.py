@@ -3,11 +3,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from jitckpt.cli import main
 from jitckpt.events import FILE_NAME, Event
-from jitckpt.reports.timeline import in_words, jobs, recoveries, table
+from jitckpt.reports.present import model_of
+from jitckpt.reports.timeline import in_words, jobs, recoveries, rows
+from jitckpt.reports.trace import trace
 
 
 class Story:
@@ -120,14 +121,65 @@ def test_a_file_may_hold_several_jobs() -> None:
     assert jobs([]) == []
 
 
-def test_every_event_is_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_ranks_are_named_in_few_words() -> None:
+    story = Story().killed_and_saved()
+    [saved] = [event for event in story.events if event["event"] == "save_ended"]
+    others = [{**saved, "rank": rank} for rank in range(1, 64)]
+    [told] = [one for one in in_words([*story.events, *others], "ckpt") if "was saved in" in one]
+    assert told.endswith("by ranks 0 to 63.")
+
+
+def test_every_event_is_a_row() -> None:
     story = Story().killed_and_saved().restarted(19)
-    Console(width=200).print(table(story.events))
-    shown = capsys.readouterr().out
-    for event in story.events:
-        assert event["event"] in shown
-    assert "bytes 12.3 MB" in shown
-    assert "3.010" in shown, "seconds since the start, at which the failure was detected"
+    heading, *shown = rows(story.events, None)
+    assert heading.split() == ["seconds", "restart", "rank", "event", "details"]
+    assert len(shown) == len(story.events)
+    for event, row in zip(story.events, shown, strict=True):
+        assert event["event"] in row.split()
+    assert any("bytes 12.3 MB" in row for row in shown)
+    assert any(row.lstrip().startswith("3.010") for row in shown), "seconds from the start to the detection"
+
+
+def test_a_screen_breaks_the_details_and_nothing_commands_it() -> None:
+    story = Story().add("warning", text="word " * 30 + "[red]\x1b[2J\nend")
+    assert len(list(rows(story.events, None))) == 2
+    shown = list(rows(story.events, 80))
+    assert max(map(len, shown)) <= 80
+    assert len(shown) > 3
+    assert " ".join(" ".join(shown).split()).endswith("word [red] [2J end")
+
+
+def test_many_events_take_as_long_as_they_are_many() -> None:
+    """Counted are the looks at events: of twice as many failures there are twice as many, not four times."""
+    looks = 0
+
+    class Counted(dict[str, Any]):
+        def __getitem__(self, name: str) -> Any:
+            nonlocal looks
+            looks += 1
+            return super().__getitem__(name)
+
+    def counted(failures: int) -> int:
+        nonlocal looks
+        story = Story().add("job_started")
+        for restart in range(failures):
+            story.restart = restart
+            for step in range(20):
+                story.add("periodic_save", rank=0, shard=0, step=step)
+            story.killed_and_saved().add("ranks_ended", kill=[0], terminate=[])
+            story.add("device_alarm", rank=0, text="an error").add("recovery_begun", recovery=restart)
+            story.add("fault", rank=1, fault="x").add("recovered", recovery=restart, state=7, seconds=1.0)
+        started, *others = story.events
+        events = [Counted(started), *(Counted(one) for one in others if one["event"] != "job_started")]
+        looks = 0
+        list(rows(events, 80))
+        in_words(events, "ckpt")
+        model_of(events).present(events[-1]["time"])
+        trace([events])
+        return looks
+
+    once, twice = counted(20), counted(40)
+    assert twice < 2.5 * once, (once, twice)
 
 
 def written(tmp_path: Path, story: Story) -> str:
@@ -207,6 +259,15 @@ def test_a_transparent_recovery_is_told_with_its_steps() -> None:
     assert second.endswith(": NCCL error 6 (rank 0).")
     assert given_up == "A transparent recovery is impossible: rank 1 is gone."
     assert "rank 1 was killed by SIGKILL" in died
+
+
+def test_a_rehearsed_failure_is_told_of_one_recovery_alone() -> None:
+    story = Story().add("job_started").killed_and_saved()
+    story.add("device_alarm", rank=0, call=0, text="NCCL error 6").add("recovery_begun", recovery=1)
+    story.add("recovered", recovery=1, state=7, seconds=1.0)
+    told = "\n".join(in_words(story.events, "ckpt"))
+    assert told.count("rehearsed") == 1
+    assert ": NCCL error 6 (rank 0).\n" in told
 
 
 def test_the_memory_that_transparent_mode_has_taken_is_told() -> None:

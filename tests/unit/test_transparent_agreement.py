@@ -377,11 +377,58 @@ def test_a_rank_that_is_only_late_is_waited_for_and_named_once() -> None:
     waiting(now, 1)
     waiting(now, 0, 1)
     assert not now.named("recovery_begun")
-    assert [one["rank"] for one in now.named("straggler")] == [2]
+    assert [(one["ranks"], one["seconds"]) for one in now.named("straggler")] == [([2], 61.0)]
     # It comes, and then the network is cut.
     now.proxies[2].made[0] = 12
     waiting(now, 0, 1)
     now.goes_on(state=7)
+    assert [name for name, _ in now.events][:3] == ["straggler", "device_alarm", "hang_over"]
+
+
+def ask_again(now: Job) -> None:
+    """Let the time come at which the agent asks where all stand, though no rank has said anything."""
+    due = now.agreement.next_look
+    assert due is not None
+    assert due <= now.now + 60, "by when a waiting rank would have said it itself"
+    now.now = due
+    now.agreement.look(due)
+    now.run()
+
+
+def test_that_late_ranks_have_come_is_found_by_asking() -> None:
+    """Who goes on does not say so."""
+    now = Job(*(Proxy(rank, 4, made={0: 12}) for rank in range(4)))
+    now.proxies[2].made[0] = now.proxies[3].made[0] = 11
+    waiting(now, 0, 1)
+    assert [one["ranks"] for one in now.named("straggler")] == [[2, 3]]
+    ask_again(now)
+    assert len(now.events) == 1, "they are late still"
+    now.proxies[2].made[0] = 12
+    now.proxies[2].waited = 1_000_000  # it waits for rank 3, too
+    ask_again(now)
+    assert [one["ranks"] for one in now.named("straggler")] == [[2, 3], [3]]
+    now.deaf = {1}  # for a moment
+    for proxy in now.proxies.values():
+        proxy.made[0], proxy.waited = 13, 0
+    ask_again(now)
+    assert not now.named("hang_over"), "not all have answered"
+    now.deaf = set()
+    now.run()
+    assert [name for name, _ in now.events] == ["straggler", "straggler", "hang_over"]
+    assert now.agreement.next_look is None
+    now.proxies[3].made[0] = 12
+    waiting(now, 0)
+    assert [one["ranks"] for one in now.named("straggler")][2:] == [[3]], "it may be late again"
+
+
+def test_late_ranks_that_have_ended_are_waited_for_no_more() -> None:
+    now = Job(*(Proxy(rank, 2, made={0: 12}) for rank in range(2)))
+    now.proxies[1].made[0] = 11
+    waiting(now, 0)
+    for rank in now.proxies:
+        now.agreement.leave(rank, "its worker process has ended", now.now)
+    ask_again(now)
+    assert [name for name, _ in now.events] == ["straggler", "hang_over"]
 
 
 def test_a_rank_that_has_not_used_its_device_yet_is_late() -> None:

@@ -68,6 +68,14 @@ def test_a_job_from_its_start_to_its_end(job: SimulatedJob) -> None:
     assert "living replica" not in text
 
 
+def test_what_protects_a_job_in_transparent_mode_that_has_called_no_init(tmp_path: Path) -> None:
+    job = SimulatedJob(tmp_path, ranks=2, shards=1, started=time.time() - 50)
+    job.write("job_started", world_size=2, max_restarts=5)
+    assert "nothing is protected yet: no rank has called jitckpt.init" in shown(job, 200)
+    job.each("proxy_connected")
+    assert "failures of devices are recovered from in place; after the loss of a process" in shown(job, 200)
+
+
 def plain(text: str) -> str:
     return "\n".join(line.rstrip() for line in text.splitlines())
 
@@ -127,6 +135,30 @@ def test_an_empty_folder_says_what_is_missing(tmp_path: Path, capsys: pytest.Cap
     with pytest.raises(SystemExit):
         main(["watch", str(tmp_path)])
     assert "events.jsonl: no job writes there." in capsys.readouterr().err
+    (tmp_path / "events.jsonl").touch()
+    for command in ("watch", "timeline"):
+        with pytest.raises(SystemExit) as caught:
+            main([command, str(tmp_path)])
+        assert caught.value.code == 2
+        assert re.search("no event|No job has written an event", capsys.readouterr().err, re.I)
+
+
+def test_events_that_lack_something_are_passed_over(
+    job: SimulatedJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever may write the log may write anything; and it may be of another version."""
+    job.write("straggler", ranks=[[1], {"a": 2}])
+    job.write("save_ordered", ranks=[[1]])
+    job.write("state_stays", replicas=[[0, "[red]"], 3])
+    job.write("detected", cause="died")
+    job.write("recovery_begun")
+    job.write("validated", log_bytes="many")
+    assert main(["watch", "--json", str(job.directory)]) == 0
+    assert json.loads(capsys.readouterr().out)["job"]["state"] == "training"
+    assert main(["timeline", str(job.directory)]) == 0
+    said = capsys.readouterr()
+    assert said.err.count("lack what they should have") == 6
+    assert "first_step" in said.out
 
 
 def watch_in_a_terminal(directory: Path) -> tuple["subprocess.Popen[bytes]", int]:

@@ -59,9 +59,12 @@ class Agreement:
         self._ranks = {rank: _Rank(Participant(rank), shard=rank) for rank in ranks}
         self._deadline, self._tell, self._note = deadline, tell, note
         self._began = 0.0
-        self._standings: dict[int, proxy_messages.Standing] = {}  # the answers to the newest question
+        self._asks = False  # whether a question where all stand is not answered by all
+        self._standings: dict[int, proxy_messages.Standing] = {}  # the answers to it
         self._asked_at = -ANSWERED_WITHIN  # when that was
-        self._blamed: set[int] = set()  # ranks that have been called late
+        self._late: set[int] = set()  # ranks that are called late now
+        self._ask_again_at: float | None = None  # while there are some, as who goes on does not say so
+        self._ask_every = 0.0  # seconds
         self._noted = self._coordinator
         self._validating: dict[int, proxy_messages.Validates] = {}  # what ranks say that wait for the others
         self._answered: dict[int, proxy_messages.Validated] = {}  # what ranks were told last, that had waited
@@ -82,7 +85,7 @@ class Agreement:
     @property
     def next_look(self) -> float | None:
         """When `look` should be called, if nothing is heard before."""
-        all_due = [*(one.due for one in self._ranks.values()), self._patient_until]
+        all_due = [*(one.due for one in self._ranks.values()), self._patient_until, self._ask_again_at]
         return min((due for due in all_due if due is not None), default=None)
 
     def hear(self, rank: int, message: FromProxy, now: float) -> None:
@@ -131,6 +134,9 @@ class Agreement:
                     one.gone = f"it has not come to rest within {self._deadline:g} s"
                 else:
                     one.participant = one.participant.failed()
+        if self._ask_again_at is not None and now >= self._ask_again_at:
+            self._ask(now, self._ranks)
+            self._judge(now)
         self._agree(now)
 
     def _take_in(self, rank: int, message: FromProxy, now: float) -> None:
@@ -323,27 +329,38 @@ class Agreement:
         """
         if (
             standing.too_long
-            and (not self._standings or rank in self._standings)
+            and (not self._asks or rank in self._standings)
             and now >= self._asked_at + ANSWERED_WITHIN
         ):
-            self._asked_at = now
-            self._standings = {}
-            for other, one in self._ranks.items():
-                if other != rank and not one.gone:
-                    self._tell(other, proxy_messages.Ask(one.participant.recovery))
-        elif not self._standings:
+            self._ask(now, self._ranks.keys() - {rank})
+        elif not self._asks:
             return  # the answer to an older question
         self._standings[rank] = standing
-        if any(not one.gone and other not in self._standings for other, one in self._ranks.items()):
+        self._judge(now)
+
+    def _ask(self, now: float, ranks: Iterable[int]) -> None:
+        self._asks, self._asked_at, self._standings = True, now, {}
+        if self._ask_again_at is not None:
+            self._ask_again_at = now + self._ask_every
+        for rank in ranks:
+            if not self._ranks[rank].gone:
+                self._tell(rank, proxy_messages.Ask(self._ranks[rank].participant.recovery))
+
+    def _judge(self, now: float) -> None:
+        """Once all have answered where they stand: see whether they hang, or wait for one that is late."""
+        if any(not one.gone and rank not in self._standings for rank, one in self._ranks.items()):
             return
         # Who has ended makes no calls any more. Who has made none yet may be waited for.
-        absent = {other for other, one in self._ranks.items() if one.gone == NOT_YET}
-        found = dict.fromkeys(absent, proxy_messages.Standing(standing.recovery, 0, 0, ())) | self._standings
-        self._standings = {}
-        waiting = sorted(other for other, one in found.items() if one.too_long)
+        none_made = proxy_messages.Standing(self._coordinator.recovery, 0, 0, ())
+        absent = {rank for rank, one in self._ranks.items() if one.gone == NOT_YET}
+        found = dict.fromkeys(absent, none_made) | self._standings
+        self._asks, self._standings = False, {}
+        waiting = sorted(rank for rank, one in found.items() if one.too_long)
         if not waiting:
+            self._nobody_is_late()
             return
-        seconds = found[waiting[0]].waited / MICROSECONDS
+        seconds = max(found[rank].waited for rank in waiting) / MICROSECONDS
+        limit = found[waiting[0]].limit
         late = stragglers.late(found)
         if not late:
             text = f"the device has given no answer for {seconds:.3g} s"
@@ -351,11 +368,22 @@ class Agreement:
             self._coordinator = replace(self._coordinator, servers_stay=False)
             self._ranks[waiting[0]].participant = self._ranks[waiting[0]].participant.failed()
             self._news.add(waiting[0])
-        for other in sorted(late - self._blamed):
-            # One that waits itself by now was perhaps no later than the hang.
-            if 2 * found[other].waited < found[waiting[0]].limit:
-                self._blamed.add(other)
-                self._note("straggler", rank=other, waiting=waiting, seconds=seconds)
+            return
+        # One that waits itself by now was perhaps no later than the hang.
+        now_late = {rank for rank in late if rank in self._late or 2 * found[rank].waited < limit}
+        if not now_late:
+            self._nobody_is_late()
+        elif now_late != self._late:
+            self._late = now_late
+            self._ask_every = max(limit / MICROSECONDS / 4, ANSWERED_WITHIN)
+            self._ask_again_at = now + self._ask_every
+            self._note("straggler", ranks=sorted(now_late), waiting=waiting, seconds=seconds)
+
+    def _nobody_is_late(self) -> None:
+        """Those that were waited for have come, or have failed."""
+        if self._late:
+            self._late, self._ask_again_at = set(), None
+            self._note("hang_over", text="nobody is waited for any more")
 
     def _agree(self, now: float) -> None:
         """Let coordinator and participants hear each other until nobody has news; tell the proxies."""
@@ -464,6 +492,9 @@ class Agreement:
         """Note what the coordinator has come to."""
         before, after = self._noted, self._coordinator
         self._noted = after
+        if after.phase != "watching":
+            self._asks, self._standings = False, {}
+            self._nobody_is_late()
         if after.phase == "holding" and before.recovery != after.recovery:
             self._compares = bool(self._validating) or before.recovery == self._validation
             # Those that wait for a validation say anew what they have come to.

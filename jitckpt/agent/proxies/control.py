@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from jitckpt.agent.proxies.agreement import Agreement
 from jitckpt.agent.proxies.exchange import Exchange
@@ -21,6 +21,7 @@ from jitckpt.agent.proxies.exchange import Settings as ExchangeSettings
 from jitckpt.agent.proxies.servers import Servers, peer_of, session_of
 from jitckpt.agent.proxies.state_transfer import Transfers
 from jitckpt.agent.proxies.step_barrier import Messenger
+from jitckpt.decisions.hang import named
 from jitckpt.events import EventLog
 from jitckpt.hosts.connections import Arrived, Hosts
 from jitckpt.system.door import Door
@@ -438,8 +439,10 @@ class Proxies:
                     f"stay on the devices: {details['text']}."
                 )
             case "straggler":
-                self.stragglers.add(int(str(details["rank"])))
+                late = cast(list[int], details["ranks"])
+                self.stragglers |= set(late)
                 self._say(
-                    f"rank {details['rank']} has let others wait for {details['seconds']:.0f} s. Its device "
-                    "has not failed: its program does something else. The others go on once it does."
+                    f"{named(late)} {'has' if len(late) == 1 else 'have'} let others wait for "
+                    f"{details['seconds']:.0f} s. No device has failed: a program does something else. "
+                    "The others go on once it does."
                 )

@@ -256,7 +256,10 @@ $("dimension").addEventListener("change", showRanks);
 
 function showProtection() {
   const bare = job.shards.filter((one) => !one.protected);
-  let text = "No rank has called jitckpt.init: nothing is protected yet.";
+  let text = job.in_place
+    ? "Failures of devices are recovered from in place; after the loss of a process the job begins at step 0, as no "
+      + "rank has called jitckpt.init."
+    : "No rank has called jitckpt.init: nothing is protected yet.";
   if (job.outcome !== null) {
     text = "The job is over; no rank holds its state any more.";
   } else if (job.shards.length) {

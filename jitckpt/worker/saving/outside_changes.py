@@ -20,9 +20,10 @@ from torch import Tensor
 
 from jitckpt import _seen
 from jitckpt.console import show_size
+from jitckpt.state import tensors_seen
+from jitckpt.state.tensors_seen import Writes
 from jitckpt.worker.saving.mirror import Mirror
 
-LOOK_BYTES = 16  # a tensor: how often it was written to, and where it lies
 KEPT_STEPS = 128  # of whose minibatches it is known what happened; the host is never so far ahead
 
 HEAD = (
@@ -66,11 +67,10 @@ class OutsideChanges:
 
     def __init__(self, mirror: Mirror, warn: Callable[[str], None]) -> None:
         self._mirror, self._warn = mirror, warn
-        self._watched: Sequence[Mapping[str, Tensor]] = ()  # of which the next two are
-        self._names: Sequence[str] = ()
-        self._tensors: list[Tensor] = []
+        self._watched: Sequence[Mapping[str, Tensor]] = ()
+        # Of these: their names, and what tells of writes to them.
+        self._looked: tuple[Sequence[str], Writes] = ((), tensors_seen.writes(()))
         self._saved: Saved = dict
-        self._versions = b""
         self._data_taken = False
         self._in_step = False
         self._minibatches: dict[int, _Minibatch] = {}
@@ -85,9 +85,8 @@ class OutsideChanges:
         """The job begins, or goes on, after `step`; parameters: by their names in a save."""
         self._base = self._newest = step
         self._watch([parameters])
-        self._versions = _versions_of(self._tensors)
         self._minibatches.clear()
-        self._data_taken = False
+        self._look_from_now()
 
     def taken(self) -> None:
         """The script takes a parameter's `data`, and may write there uncounted."""
@@ -162,8 +161,8 @@ class OutsideChanges:
         """The step is enqueued. watched: tensors by their names; saved: returns all that a save takes."""
         self._newest, self._saved = step, saved
         self._watch(watched)
-        self._versions = _versions_of(self._tensors)
-        self._data_taken = self._in_step = False
+        self._look_from_now()
+        self._in_step = False
         self._minibatches.pop(step - KEPT_STEPS, None)
 
     def replacement(self, step: int) -> Replacement:
@@ -196,26 +195,19 @@ class OutsideChanges:
             return
         self._watched = [*watched]
         found = [(name, tensor) for one in watched for name, tensor in one.items() if _has_memory(tensor)]
-        self._names, self._tensors = [name for name, _ in found], [tensor for _, tensor in found]
+        self._looked = [name for name, _ in found], tensors_seen.writes(tensor for _, tensor in found)
 
     def _minibatch(self, step: int) -> _Minibatch:
         return self._minibatches.setdefault(step, _Minibatch())
 
     def _changes(self) -> set[str]:
         """Return the names of what has changed since it was looked at last."""
-        taken = {name for name in self._names if name.startswith("model.")} if self._data_taken else set()
-        now = _versions_of(self._tensors)
-        if now == self._versions:
-            return taken
-        places = range(0, len(now), LOOK_BYTES)
-        return taken | {
-            name
-            for name, place in zip(self._names, places, strict=False)
-            if now[place : place + LOOK_BYTES] != self._versions[place : place + LOOK_BYTES]
-        }
+        names, writes = self._looked
+        taken = {name for name in names if name.startswith("model.")} if self._data_taken else set()
+        return taken.union([names[number] for number in writes.changed()])
 
     def _look_from_now(self) -> None:
-        self._versions = _versions_of(self._tensors)
+        self._looked[1].look()
         self._data_taken = False
 
     def _say(self, text: str, copied: Iterable[str] = ()) -> None:
@@ -233,7 +225,3 @@ def _has_memory(tensor: Tensor) -> bool:
     except (RuntimeError, TypeError, ValueError, BufferError, AttributeError):
         return False
     return True
-
-
-def _versions_of(tensors: list[Tensor]) -> bytes:
-    return _seen.versions(tensors) if tensors else b""

@@ -147,9 +147,10 @@ Device& find_device(int index) {
   const auto& devices = machine().devices;
   require(!devices.empty(), cudaErrorNoDevice, "SOFTGPU_DEVICES and CUDA_VISIBLE_DEVICES leave no device");
   if (index < 0 || static_cast<std::size_t>(index) >= devices.size()) {
-    throw Failure{cudaErrorInvalidDevice, "device " + std::to_string(index) + " of " +
-                                              std::to_string(devices.size()) +
-                                              " devices (see SOFTGPU_DEVICES and CUDA_VISIBLE_DEVICES)"};
+    throw Failure{cudaErrorInvalidDevice,
+                  "device " + std::to_string(index) + " of " + std::to_string(devices.size()) +
+                      " devices: set SOFTGPU_DEVICES to as many as the program uses, and "
+                      "CUDA_VISIBLE_DEVICES to no fewer"};
   }
   return *devices[static_cast<std::size_t>(index)];
 }

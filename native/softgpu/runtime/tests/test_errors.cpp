@@ -45,8 +45,10 @@ TEST(Errors, EveryThreadHasItsOwn) {
 TEST(Errors, SayWhatHappenedAlsoAfterTheyWereTaken) {
   EXPECT_EQ(cudaSetDevice(99), cudaErrorInvalidDevice);
   EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidDevice);
-  EXPECT_EQ(std::string(cudaGetErrorString(cudaErrorInvalidDevice)),
-            "invalid device ordinal: device 99 of 2 devices (see SOFTGPU_DEVICES and CUDA_VISIBLE_DEVICES)");
+  EXPECT_EQ(
+      std::string(cudaGetErrorString(cudaErrorInvalidDevice)),
+      "invalid device ordinal: device 99 of 2 devices: set SOFTGPU_DEVICES to as many as the program uses, "
+      "and CUDA_VISIBLE_DEVICES to no fewer");
   EXPECT_STREQ(cudaGetErrorString(cudaErrorIllegalAddress), "an illegal memory access was encountered");
 }
 

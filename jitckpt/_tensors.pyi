@@ -1,0 +1,20 @@
+from collections.abc import Callable
+
+from torch import Tensor
+
+torch_version: str  # of the only torch that this knows
+
+class Writes:
+    """Which of some tensors were written to, or have come to lie elsewhere, since they were looked at."""
+
+    def __init__(self, tensors: tuple[Tensor, ...], versions_of: Callable[[list[Tensor]], bytes], /) -> None:
+        """versions_of: jitckpt._seen.versions, for tensors that are not plain."""
+
+    def look(self) -> None: ...
+    def changed(self) -> list[int]: ...
+
+def addresses(tensors: tuple[Tensor, ...], address_of: Callable[[Tensor], int], /) -> bytes:
+    """Return where each lies, 64 bits each. address_of: Tensor.data_ptr, for tensors that are not plain."""
+
+def gradients_required(tensors: tuple[Tensor, ...], /) -> bytes:
+    """Return whether each requires gradients, a byte each."""
