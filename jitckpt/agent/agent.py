@@ -87,7 +87,7 @@ from jitckpt.hosts.rendezvous_state import with_signature
 from jitckpt.hosts.signed import Signature
 from jitckpt.hosts.standbys import Standby
 from jitckpt.hosts.store_server import address_for, store_at, torchs_store
-from jitckpt.hosts.stores import Apart, LastingRendezvous, StoreGone, unless
+from jitckpt.hosts.stores import Apart, LastingRendezvous, StoreGone, watched
 from jitckpt.ring import local_state, wishes
 from jitckpt.ring.copies import Copier
 from jitckpt.saves import directory_lock, folders, starts
@@ -422,10 +422,15 @@ class Agent(LocalElasticAgent):
         if lasting is None or hosts is None:
             barrier()
             return
+
+        def look() -> None:
+            if lost := sorted(hosts.lost):
+                raise Apart(f"{hosts.name(lost[0])} is lost")
+
         # All ranks have succeeded. A host with the store that is gone waits for nobody, and one that is lost
         # just now does not come: torch would wait for it for 300 s.
-        with suppress(StoreGone):
-            unless(lambda: bool(hosts.lost), partial(lasting.guarded, barrier))
+        with suppress(StoreGone, Apart):
+            watched(partial(lasting.guarded, barrier), look)()
 
     def _meet_again(self, worker_group: Any) -> bool:
         """Meet the same hosts in the same places, without torch's rendezvous, which takes seconds.

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from jitckpt.wire import environment
 # These befall what the agent has beside the ranks, and so are the agent's to do.
 AGENTS_KINDS = ("guardian", "template")
 _FIRST_OF_OTHERS = 3  # descriptors: after standard input, output and errors
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+_CHANGES = ("os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.symlink", "os.truncate")
+_NO_DISK = ("/dev/", "/proc/")
 _MUTEX_BYTES = 64  # larger than pthread_mutex_t
 _SIGNALS_ALL = (
     "import sys; sys.path.append(sys.argv[1]); from jitckpt.faults.processes import signal_below; "
@@ -49,6 +53,24 @@ def close_descriptors() -> None:
     os.closerange(_FIRST_OF_OTHERS, os.sysconf("SC_OPEN_MAX"))
 
 
+def block_disk() -> None:
+    """Let all that this process would write to files, or make and rename, wait for ever."""
+    sys.dont_write_bytecode = True  # else an import would wait
+    sys.addaudithook(_wait_for_disk)
+
+
+def _wait_for_disk(event: str, arguments: tuple[object, ...]) -> None:
+    if event == "open":
+        path, _, flags = arguments
+        opens = isinstance(path, str | bytes) and isinstance(flags, int) and flags & _WRITES
+        if not opens or os.fsdecode(path).startswith(_NO_DISK):  # type: ignore[arg-type]
+            return
+    elif event not in _CHANGES:
+        return
+    while True:
+        time.sleep(1)
+
+
 def signal_all() -> None:
     """Have SIGTERM sent to all processes of the job at once, by one that is none of them, as scancel does."""
     agent = environment.AGENT_PID.get()
@@ -73,4 +95,5 @@ BY_KIND: dict[str, Callable[[], None]] = {
     "gc": never_rest,
     "close-fds": close_descriptors,
     "signal-all": signal_all,
+    "blocked-disk": block_disk,
 }

@@ -8,7 +8,7 @@ host has another secret each puts the other's away.
 
 import time
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousStateError
@@ -52,7 +52,7 @@ def with_signature(handler: RendezvousHandler, signature: Signature) -> Rendezvo
     backend = torchs._state_holder._backend
     if isinstance(backend, C10dRendezvousBackend):
         backend = _Backend(torchs._store, handler.settings.run_id)
-    holder = SignedStateHolder(backend, handler.settings, signature)
+    holder = SignedStateHolder(backend, handler.settings, signature, torchs._this_node)
     return _Handler(torchs._this_node, handler.settings, backend.name, torchs._store, holder)
 
 
@@ -88,10 +88,13 @@ class SignedStateHolder(_BackendRendezvousStateHolder):
     """Torch's, but for how the state is written and read."""
 
     def __init__(
-        self, backend: RendezvousBackend, settings: RendezvousSettings, signature: Signature
+        self, backend: RendezvousBackend, settings: RendezvousSettings, signature: Signature, node: _NodeDesc
     ) -> None:
+        """node: this host's."""
         super().__init__(backend, settings)
-        self._signature = signature
+        self._signature, self._node = signature, node
+        # The newest heartbeat of each node, and when this host heard of it, by its monotonic clock.
+        self._heard: dict[_NodeDesc, tuple[datetime, float]] = {}
         # What was read, or written, last. What was changed since must not be taken for done.
         self._known: Any = to_json(self._state)
         self._foreign = 0
@@ -137,6 +140,27 @@ class SignedStateHolder(_BackendRendezvousStateHolder):
             self._put_back()
         else:
             self._state, self._known = state, known
+
+    def _sanitize(self) -> None:
+        """Have torch remove the nodes of which this host has heard nothing for a while.
+
+        Torch goes by the time of day that another host's clock has shown, which may be any: clocks differ,
+        and are set.
+        """
+        beats, now, today = self._state.last_heartbeats, time.monotonic(), datetime.now(UTC)
+        for node, beat in beats.items():
+            if node not in self._heard or self._heard[node][0] != beat:
+                self._heard[node] = beat, now
+        ages = {node: timedelta(seconds=now - self._heard[node][1]) for node in beats}
+        self._state.last_heartbeats = {node: today - age for node, age in ages.items()}
+        super()._sanitize()
+        # The others' stay as they are told, so that who reads them sees which are new. Of its own this host
+        # asks whether it is time for another.
+        left = self._state.last_heartbeats
+        self._state.last_heartbeats = {
+            node: left[node] if node == self._node else beats[node] for node in left
+        }
+        self._heard = {node: self._heard[node] for node in left}
 
     def _put_back(self) -> None:
         self._state = from_json(self._known)

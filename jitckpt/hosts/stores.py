@@ -349,19 +349,12 @@ class LastingRendezvous(RendezvousHandler):
 
     def guarded(self, call: Callable[[], Value]) -> Value:
         """Return what a call to the store returns. Raises StoreGone if the store is lost in the meantime."""
-        answers: queue.SimpleQueue[Callable[[], Value]] = queue.SimpleQueue()
-        _in_thread(call, answers)
-        while True:
-            try:
-                answer = answers.get(timeout=LOOK_SECONDS)
-            except queue.Empty:
-                self._look()
-                continue
-            try:
-                return answer()
-            except Exception:
-                self._look()
-                raise
+        answer = watched(call, self._look)
+        try:
+            return answer()
+        except Exception:
+            self._look()
+            raise
 
     # How a store is found.
 
@@ -624,29 +617,30 @@ def within(seconds: float, call: Callable[[], Value]) -> Value:
 
     The time is waited for in pieces: one in which this whole process was held up counts as one.
     """
-    answers: queue.SimpleQueue[Callable[[], Value]] = queue.SimpleQueue()
-    _in_thread(call, answers)
-    for _ in range(PIECES):
-        try:
-            answer = answers.get(timeout=seconds / PIECES)
-        except queue.Empty:
-            continue
-        return answer()
-    raise TimeoutError(f"no answer within {seconds:g} s")
+    pieces = iter(range(1, PIECES))
+
+    def count() -> None:
+        if next(pieces, None) is None:
+            raise TimeoutError(f"no answer within {seconds:g} s")
+
+    return watched(call, count, seconds / PIECES)()
 
 
-def unless(given_up: Callable[[], bool], call: Callable[[], Value]) -> Value | None:
-    """Return what the call returns; None, and forget it, once it is given up."""
+def watched(
+    call: Callable[[], Value], look: Callable[[], None], pause: float | None = None
+) -> Callable[[], Value]:
+    """Wait for a call; return what returns its value, or raises its error.
+
+    look: called after each pause (default: LOOK_SECONDS) without an answer; once it raises, the call is
+    forgotten.
+    """
     answers: queue.SimpleQueue[Callable[[], Value]] = queue.SimpleQueue()
     _in_thread(call, answers)
     while True:
         try:
-            answer = answers.get(timeout=LOOK_SECONDS)
+            return answers.get(timeout=LOOK_SECONDS if pause is None else pause)
         except queue.Empty:
-            if given_up():
-                return None
-            continue
-        return answer()
+            look()
 
 
 def _in_thread(call: Callable[[], Value], answers: "queue.SimpleQueue[Callable[[], Value]]") -> None:

@@ -265,7 +265,7 @@ def open_directory(root: Path, job: str | None = None) -> str:
                 pass  # another rank was first: its id is read below
             finally:
                 fresh.unlink(missing_ok=True)
-        found = layout.parse_object(path.read_bytes(), str(path))
+        found = layout.parse_object(content_of(path), str(path))
     except OSError as error:
         raise CheckpointError(_sentence(error, root)) from None  # it says all, and ends the user's traceback
     except SaveError as error:
@@ -336,6 +336,14 @@ def look_at(root: Path, step: int, kind: layout.Kind, rank: int) -> SaveRecord:
     return _record(path if path.exists() or not replaced.exists() else replaced, step, kind, rank)
 
 
+def content_of(path: Path) -> bytes:
+    """Return what a file holds. Raises OSError, also for a pipe in its place, which would be waited for."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is no file", str(path))
+        return file.read()
+
+
 def verify(
     record: SaveRecord, *, checksums: bool = True, on_read: Callable[[int], object] | None = None
 ) -> str | None:
@@ -363,7 +371,7 @@ def read(record: SaveRecord) -> SavedState:
     files = layout.state_files(record.metadata.saver if record.metadata else "builtin")
     path = record.path / files.document
     try:
-        document = layout.parse_object(path.read_bytes(), str(path))
+        document = layout.parse_object(content_of(path), str(path))
     except OSError as error:
         raise SaveError(f"{path} can't be read: {error.strerror}.") from error
     return SavedState(document, tensor_file.read(record.path / files.tensors))
@@ -540,7 +548,7 @@ def _record(path: Path, step: int, kind: layout.Kind, rank: int) -> SaveRecord:
         return SaveRecord(path, step, kind, rank, None, problem, finished)
 
     try:
-        metadata = layout.parse_metadata((path / layout.METADATA_FILE).read_bytes())
+        metadata = layout.parse_metadata(content_of(path / layout.METADATA_FILE))
     except FileNotFoundError:
         return unusable(f"{path} has no {layout.METADATA_FILE}: it was never finished.", finished=False)
     except OSError as error:

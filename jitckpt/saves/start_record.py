@@ -79,7 +79,7 @@ def note_finished(root: Path, number: int = 0) -> None:
 
 def _read(root: Path) -> dict[str, Any]:
     path = root / layout.JOB_FILE
-    return layout.parse_object(path.read_bytes(), str(path))
+    return layout.parse_object(folders.content_of(path), str(path))
 
 
 def _write(root: Path, content: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-import disk_library
+import preloads
 import pytest
 from gpt import RUN, TRAINING, digests
 from launcher import Launcher
@@ -19,7 +19,7 @@ def blocked(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     """A file that blocks the checkpoint directory for as long as it is there."""
     directory = launcher.directory / "ckpt"
     directory.mkdir()
-    monkeypatch.setenv("LD_PRELOAD", str(disk_library.compiled(launcher.directory)))
+    monkeypatch.setenv("LD_PRELOAD", str(preloads.compiled(launcher.directory)))
     monkeypatch.setenv("DISK_BLOCKED", str(directory / "blocked"))
     yield directory / "blocked"
     (directory / "blocked").unlink(missing_ok=True)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+import preloads
 import pytest
 from gpt import TRAINING, digests, run_of
 from launcher import JITCKPT, Launcher, until_told
@@ -299,6 +300,26 @@ def test_what_a_stranger_writes_into_the_store_is_not_run_and_stops_nothing(
     assert not trace.exists()
     assert "in the rendezvous' store an entry was not signed with this job's secret" in err
     assert secret.read_text() not in err
+
+
+def test_clocks_that_differ_change_nothing(job: Job, undisturbed: list[str]) -> None:
+    """A rank is killed, and then the host whose time of day is an hour ahead is lost, and replaced."""
+    clock = f"LD_PRELOAD={preloads.compiled(job.launcher.directory, 'clock')}"
+    jitckpt = [["env", clock, f"CLOCK_AHEAD={3600 * host}", *JITCKPT] for host in (0, 1)]
+    script = job.launcher.script(PAUSING.replace('("0", "0"): 3, ', ""))
+    command = ["--rdzv-conf", "keep_alive_interval=1", "--fault", "rank=1 step=4 phase=backward kind=kill"]
+    command += [script, *TRAINING]
+    agents = [job.start(host, *command, jitckpt=jitckpt[host]) for host in (0, 1)]
+    await_line(agents[0], "pauses\n")
+    job.kill(1)
+    agents[1] = job.start(1, *command, jitckpt=jitckpt[1])
+    ends = [job.launcher.finish(agent) for agent in agents]
+    err = ends[0].err + ends[1].err
+    assert [end.status for end in ends] == [0, 0], err
+    assert digests(ends[0].out + ends[1].out) == undisturbed
+    saves = (job.launcher.directory / "ckpt").glob("step-*/*/metadata.json")
+    times = [float(re.findall(r'"time": ([0-9.]+)', save.read_text())[0]) for save in saves]
+    assert max(times) - min(times) > 3000, "the clocks did differ"
 
 
 def test_a_lost_host_loses_nothing(job: Job, tmp_path: Path, undisturbed: list[str]) -> None:

@@ -2,7 +2,7 @@
 
 import re
 
-from gpt import RUN
+from gpt import RUN, run_of
 from launcher import Launcher
 
 SCRIPT = """
@@ -40,3 +40,15 @@ def test_a_failure_that_never_came_is_told(launcher: Launcher) -> None:
     assert ended.status == 0, ended.err
     assert ended.err.count("never happened") == 1
     assert f"jitckpt: the rehearsed failure {faults[0]!r} never happened" in ended.err
+
+
+def test_a_replica_whose_disk_is_not_blocked_saves(launcher: Launcher) -> None:
+    faults = ["rank=1 step=5 phase=backward kind=blocked-disk", "rank=2 step=8 phase=backward kind=kill"]
+    command = [*run_of(3), "--fault", faults[0], "--fault", faults[1]]
+    ended = launcher.run(*command, launcher.script(SCRIPT))
+    assert ended.status == 0, ended.err
+    assert re.search("Restart 1 went on from step [67], with at most 1 minibatch done again", ended.err)
+    assert "never happened" not in ended.err
+    (saved,) = {path.parent.name for path in launcher.directory.glob("ckpt/step-*/rank-*")}
+    ranks = {path.name for path in launcher.directory.glob(f"ckpt/{saved}/rank-*")}
+    assert ranks == {"rank-00000"}

@@ -57,9 +57,10 @@ def send_to_all(launcher: psutil.Process, number: int) -> int:
 
 @pytest.fixture
 def command(request: pytest.FixtureRequest, launcher: Launcher) -> list[str]:
-    context = f"multiprocessing_context={getattr(request, 'param', 'fork')!r}"
-    script = launcher.script(SCRIPT.replace("CONTEXT", context))
-    return [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "2", "--warm-spares", "1", script]
+    context, mode = getattr(request, "param", ("fork", "user"))
+    script = launcher.script(SCRIPT.replace("CONTEXT", f"multiprocessing_context={context!r}"))
+    options = ["--device", "softgpu", "--nproc-per-node", "2", "--warm-spares", "1", "--mode", mode]
+    return [*JITCKPT_RUN, *options, script]
 
 
 def run_until(launcher: Launcher, command: list[str], line: str) -> "subprocess.Popen[str]":
@@ -78,7 +79,12 @@ def ends(out: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("command", "number"),
-    [("fork", signal.SIGTERM), ("spawn", signal.SIGTERM), ("fork", signal.SIGINT)],
+    [
+        (("fork", "user"), signal.SIGTERM),
+        (("spawn", "user"), signal.SIGTERM),
+        (("fork", "user"), signal.SIGINT),
+        (("fork", "transparent"), signal.SIGTERM),
+    ],
     indirect=["command"],
 )
 def test_the_state_is_saved_and_the_same_command_goes_on(
@@ -87,7 +93,8 @@ def test_the_state_is_saved_and_the_same_command_goes_on(
     process = run_until(launcher, command, "step 30")
     events = launcher.directory / "ckpt" / "events.jsonl"
     launcher.wait_until(lambda: "spares_started" in events.read_text())
-    assert send_to_all(psutil.Process(process.pid), number) >= 8  # agent, guardian, template, ranks, loaders
+    # Agent, guardian, template, ranks, loaders; in transparent mode the ranks' servers, too.
+    assert send_to_all(psutil.Process(process.pid), number) >= (10 if "transparent" in command else 8)
     interrupted = launcher.finish(process)
     assert interrupted.status == 75, interrupted.err
     saved = re.search(r"The state after step (\d+) lies in", interrupted.err)

@@ -8,7 +8,7 @@ import os
 import re
 import signal
 
-import disk_library
+import preloads
 import pytest
 from gpt import TRAINING, digests
 from launcher import JITCKPT_RUN, Launcher
@@ -24,7 +24,7 @@ SAVING_RANK, AGENT = "0 0", " "
 
 
 def stop(launcher: Launcher, monkeypatch: pytest.MonkeyPatch, who: str, number: int, what: int) -> None:
-    monkeypatch.setenv("LD_PRELOAD", str(disk_library.compiled(launcher.directory)))
+    monkeypatch.setenv("LD_PRELOAD", str(preloads.compiled(launcher.directory)))
     monkeypatch.setenv("DISK_UNDER", str(launcher.directory / "ckpt" / "step-0000000007"))
     monkeypatch.setenv("DISK_OF", who)
     monkeypatch.setenv("DISK_STOP", str(number))

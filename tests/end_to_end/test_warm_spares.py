@@ -4,17 +4,12 @@ import contextlib
 import json
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 from launcher import JITCKPT_RUN, Launcher
 
 RUN = [*JITCKPT_RUN, "--warm-spares", "1", "--checkpoint-dir", "ckpt"]
-
-# As users have it: without the working folder, in which `python -c` looks for modules first.
-RUN_BY_PROGRAM = [str(Path(sys.executable).parent / "jitckpt"), *RUN[RUN.index("run") :]]
 
 # Fails in its first life; what it finds then and in the next life it writes down.
 FAILS_ONCE = """
@@ -156,36 +151,6 @@ def test_spares_end_with_a_killed_agent(launcher: Launcher) -> None:
     launcher.wait_until(lambda: have_spares(launcher))
     process.kill()
     # The ranks, which hang, have the time of --save-deadline. The fixture waits until nothing of it is left.
-
-
-LONG = "a folder with spaces " * 10
-# Root may read what belongs to it here, such as its Python, as the other user, too.
-AS_ANOTHER_USER = (
-    *("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"),
-    *("--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search"),
-)
-
-
-@pytest.mark.parametrize("user", ["the same", "another"])
-def test_spares_serve_wherever_and_by_whomever_they_are_started(launcher: Launcher, user: str) -> None:
-    """Without HOME, in a folder with a long name and with files that are named like modules."""
-    if user == "another" and os.geteuid() != 0:
-        pytest.skip("only root can start a job as another user")
-    launcher.directory = launcher.directory / LONG.strip()
-    launcher.directory.mkdir()
-    launcher.directory.chmod(0o777)
-    for name in ("queue", "random", "jitckpt"):
-        (launcher.directory / f"{name}.py").write_text("raise SystemExit(9)")
-    (launcher.directory / "scripts").mkdir()
-    script = launcher.script(FAILS_ONCE, "scripts/train.py")
-    begin = AS_ANOTHER_USER if user == "another" else ()
-    process = launcher.start(*begin, "env", "-u", "HOME", *RUN_BY_PROGRAM, "--nproc-per-node", "2", script)
-    launcher.wait_until(lambda: have_spares(launcher))
-    (launcher.directory / "both-first-steps").touch()
-    result = launcher.finish(process)
-    assert result.status == 0, result.err
-    assert all(seen(launcher, 1, rank)["warm"] for rank in (0, 1))
-    assert sum(event["event"] == "spare_used" for event in events(launcher)) == 2
 
 
 # As megatron-core and all that brings its own operators: it asks whether there is CUDA when it is imported.

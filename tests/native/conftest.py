@@ -45,13 +45,13 @@ def blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_program(preloaded: dict[str, str], blocks: Path) -> Callable[..., Any]:
     """Runs one of programs/ and returns what it printed; fails if it did not end as expected."""
 
-    def run(name: str, *arguments: str, status: int = 0) -> Any:
+    def run(name: str, *arguments: str, status: int = 0, limit: float = TIMEOUT) -> Any:
         ended = subprocess.run(
             [sys.executable, HERE / "programs" / f"{name}.py", *arguments],
             env={**preloaded, "TEST_BLOCKS": str(blocks)},
             capture_output=True,
             text=True,
-            timeout=TIMEOUT,
+            timeout=limit,
             check=False,
         )
         assert ended.returncode == status, f"exit status {ended.returncode}\n{ended.stdout}\n{ended.stderr}"

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import disk_library
+import preloads
 
 PROGRAM = Path(__file__).parent / "programs" / "disk.py"
 # A sample; all by command: LD_PRELOAD=libdisk.so python tests/native/programs/disk.py
@@ -14,7 +14,7 @@ SAMPLE = ["--every", "13", "--offset", "5"]
 
 
 def test_whenever_it_stops_the_older_save_or_the_newer_one_is_there(tmp_path: Path) -> None:
-    environment = os.environ | {"LD_PRELOAD": str(disk_library.compiled(tmp_path))}
+    environment = os.environ | {"LD_PRELOAD": str(preloads.compiled(tmp_path))}
     command = [sys.executable, str(PROGRAM), *SAMPLE]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
     assert ended.returncode == 0, ended.stderr

@@ -1,7 +1,8 @@
 """What the agent does by itself: rank-local states from the rings of its workers, and its restarts."""
 
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from torch.distributed.launcher.api import LaunchConfig
 
 from jitckpt.agent.agent import Agent, WorkerProcesses, _check_quorum, write_local_states
@@ -17,8 +19,9 @@ from jitckpt.agent.states_at_death import StatesAtDeath
 from jitckpt.decisions.quorum import Past
 from jitckpt.encoding import tree_codec
 from jitckpt.errors import HostsError
+from jitckpt.hosts import stores
 from jitckpt.hosts.connections import Host
-from jitckpt.hosts.stores import Apart
+from jitckpt.hosts.stores import Apart, StoreGone
 from jitckpt.ring import local_state
 from jitckpt.ring.recorder import Recorder
 from jitckpt.ring.ring import Ring
@@ -236,3 +239,40 @@ def test_hosts_that_know_nothing_of_the_job_do_not_begin_without_all() -> None:
         check(*new[:3])
     check(*new[:3], dead=True)
     check(replace(new[0], pasts=(Past("start", 0, 4, 0, 0),)), *new[1:3])
+
+
+@pytest.mark.parametrize("what", ["host", "store"])
+def test_at_the_jobs_end_nobody_waits_for_a_host_that_is_lost(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch does, for 300 s."""
+    waits, lost = threading.Event(), threading.Event()
+
+    def barrier(agent: object) -> None:
+        waits.set()
+        never.wait()
+
+    def guarded(call: Callable[[], None]) -> None:
+        def look() -> None:
+            if what == "store" and lost.is_set():
+                raise StoreGone("it does not answer")
+
+        stores.watched(call, look)()
+
+    never = threading.Event()
+    monkeypatch.setattr(stores, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(SimpleElasticAgent, "_exit_barrier", barrier)
+    agent = Agent.__new__(Agent)
+    hosts: Any = SimpleNamespace(lost=set(), name=str)
+    lasting: Any = SimpleNamespace(guarded=guarded)
+    agent._hosts, agent._lasting = hosts, lasting
+    ending = threading.Thread(target=agent._exit_barrier, daemon=True)
+    ending.start()
+    assert waits.wait(60)
+    assert ending.is_alive(), "as long as all are there they are waited for"
+    lost.set()
+    hosts.lost = {1} if what == "host" else set()
+    ending.join(60)
+    ended = not ending.is_alive()
+    never.set()
+    assert ended

@@ -8,9 +8,10 @@ from base64 import b64encode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -19,10 +20,12 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousError,
     RendezvousParameters,
     RendezvousStateError,
+    dynamic_rendezvous,
     rendezvous_handler_registry,
 )
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
+from jitckpt.hosts import rendezvous_state
 from jitckpt.hosts.rendezvous_state import PLACE, from_json, to_json, with_signature
 from jitckpt.hosts.signed import ForeignError, Signature
 from jitckpt.hosts.store_server import store_at
@@ -163,6 +166,71 @@ def test_hosts_with_two_secrets_are_told_so(agents: Agents, monkeypatch: pytest.
     assert len(refused) == 2
     assert all("Again and again, in the rendezvous' store an entry was not signed" in one for one in refused)
     assert all("or a host has another --secret-file, or none" in one for one in refused)
+
+
+class Clocks(datetime):
+    """The time of day, as the host of a thread has it."""
+
+    ahead: ClassVar[dict[int, timedelta]] = {}
+
+    @classmethod
+    def now(cls, tz: Any = None) -> Any:
+        return datetime.now(tz) + cls.ahead.get(threading.get_ident(), timedelta())
+
+
+@pytest.mark.parametrize("hours", [1, -1])
+def test_hosts_meet_whatever_their_clocks_show(
+    agents: Agents, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    """Torch takes a host for dead by the time that the other's clock has shown."""
+    for module in (dynamic_rendezvous, rendezvous_state):
+        monkeypatch.setattr(module, "datetime", Clocks)
+    monkeypatch.setattr(Clocks, "ahead", {})
+    right, wrong = agents.add(), agents.add()
+
+    def meet_with_a_wrong_clock() -> Any:
+        Clocks.ahead[threading.get_ident()] = timedelta(hours=hours)
+        return wrong.next_rendezvous()
+
+    for _ in range(3):
+        with ThreadPoolExecutor() as pool:
+            infos = [pool.submit(right.next_rendezvous), pool.submit(meet_with_a_wrong_clock)]
+            ranks = [info.result().rank for info in infos]
+        assert sorted(ranks) == [0, 1]
+        assert [info.result().world_size for info in infos] == [2, 2]
+
+
+def test_a_host_is_dead_once_its_heartbeats_end_and_alive_as_long_as_they_come(
+    agents: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder = agents.add()._state_holder
+    silent, alive = _NodeDesc("10.0.0.1", 7, 0), _NodeDesc("10.0.0.2", 8, 0)
+    state, long_ago, seconds = _RendezvousState(), datetime(2000, 1, 1, tzinfo=UTC), 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: seconds)
+    state.participants = {silent: 0, alive: 1}
+    state.last_heartbeats = {silent: long_ago + timedelta(days=36500), alive: long_ago}
+    holder._state = state
+    for number in range(6):
+        holder._sanitize()
+        expected = {silent, alive} if number <= 3 else {alive}
+        assert set(holder.state.participants) == expected, "15 s without a heartbeat"
+        state.last_heartbeats[alive] = long_ago + timedelta(seconds=number)
+        seconds += 4.0
+
+
+def test_a_clock_that_is_set_back_stops_no_heartbeat(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
+    handler = agents.add()
+    holder, node, seconds = handler._state_holder, handler._this_node, 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: seconds)
+    before = datetime.now(UTC) + timedelta(hours=1)
+    holder._state.last_heartbeats = {node: before}
+    holder._sanitize()
+    context: Any = SimpleNamespace(state=holder.state, node=node, settings=handler.settings)
+    assert not dynamic_rendezvous._should_keep_alive(context)
+    seconds += 6.0
+    holder._state.last_heartbeats = {node: before}  # as it is read again
+    holder._sanitize()
+    assert dynamic_rendezvous._should_keep_alive(context)
 
 
 def full_state() -> Any:

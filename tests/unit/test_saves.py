@@ -359,6 +359,19 @@ def test_a_pipe_in_a_save_is_refused_and_not_waited_for(tmp_path: Path) -> None:
             folder.add_existing()
 
 
+def test_a_pipe_in_the_place_of_what_is_read_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    record = save(tmp_path, step=3)
+    metadata = record / "metadata.json" if record.is_dir() else record
+    metadata.unlink()
+    os.mkfifo(metadata)
+    (found,) = folders.find(tmp_path)
+    assert found.metadata is None
+    assert "it is no file" in str(found.problem)
+    os.mkfifo(tmp_path / "job.json")
+    with pytest.raises(CheckpointError, match=r"job\.json can't be written or read: it is no file"):
+        folders.open_directory(tmp_path, "job")
+
+
 def without_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folders, "exchange", lambda one, other: False)
 

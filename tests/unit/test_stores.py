@@ -408,14 +408,21 @@ def test_a_call_that_ends_in_time_says_what_came_of_it() -> None:
 
 def test_a_call_is_forgotten_once_it_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores, "LOOK_SECONDS", 0.01)
-    lost = threading.Event()
-    threading.Timer(0.1, lost.set).start()
+    looked = []
+
+    def look() -> None:
+        looked.append(1)
+        if len(looked) == 3:
+            raise StoreGone("gone")
+
     never = threading.Event()
-    assert stores.unless(lost.is_set, never.wait) is None
-    never.set()
-    assert stores.unless(lambda: False, lambda: 7) == 7
     with pytest.raises(StoreGone):
-        stores.unless(lambda: False, stores._raising(StoreGone("gone")))
+        stores.watched(never.wait, look)
+    never.set()
+    assert len(looked) == 3
+    assert stores.watched(lambda: 7, look)() == 7
+    with pytest.raises(KeyError):
+        stores.watched(lambda: dict[str, int]()["x"], look)()
 
 
 def test_only_who_is_refused_is_closed(free_port: int) -> None:
