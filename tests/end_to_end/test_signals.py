@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launcher import JITCKPT_RUN, LIMIT, Launcher
+from launcher import JITCKPT, JITCKPT_RUN, LIMIT, Launcher
 
 SCRIPT = """
 import hashlib, os, time
@@ -126,7 +126,7 @@ def test_a_launcher_that_still_waits_for_others_ends_at_once_and_leaves_nothing(
     folder = tmp_path / "temporary"
     folder.mkdir()
     meet = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "192.0.2.1:2950", "--rdzv-id", "j"]
-    command = [*JITCKPT_RUN, "--device", "softgpu", *meet, launcher.script("raise AssertionError")]
+    command = [*JITCKPT, "run", "--device", "softgpu", *meet, launcher.script("raise AssertionError")]
     with subprocess.Popen(command, env={**os.environ, "TMPDIR": str(folder)}, text=True) as waits:
         end = time.monotonic() + LIMIT
         while not any(folder.glob("jitckpt-launcher-*")):
