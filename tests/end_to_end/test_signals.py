@@ -134,5 +134,9 @@ def test_a_launcher_that_still_waits_for_others_ends_at_once_and_leaves_nothing(
             assert time.monotonic() < end
             time.sleep(0.01)
         waits.send_signal(number)
-        assert waits.wait(LIMIT) == 128 + number
+        try:
+            status = waits.wait(LIMIT)
+        finally:
+            waits.kill()
+    assert status == 128 + number
     assert not list(folder.iterdir())
