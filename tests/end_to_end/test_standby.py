@@ -23,7 +23,7 @@ ELSEWHERE = ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--mount-p
 Started = subprocess.Popen[str]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def hosts() -> Iterator[Namespaces]:
     with namespaces(4) as found:
         yield found
@@ -86,6 +86,7 @@ def test_ranks_that_have_moved_can_move_again(
 ) -> None:
     started = job(launcher, hosts, ["rank=3 step=4", "rank=2 step=9"], standbys=2)
     old = launcher.finish(started[1])
+    assert old.status == 0, old.err
     left = await_first(started[2:])
     between = launcher.finish(left)
     last = launcher.finish(next(one for one in started[2:] if one is not left))
