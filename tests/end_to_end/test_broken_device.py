@@ -250,7 +250,7 @@ def test_a_criu_that_fails(launcher: Launcher, program: str, plain: list[str], w
     )
     assert result.status == 0, result.err
     assert finals(result) == plain
-    assert network_lock.tables() <= locks
+    launcher.wait_until(lambda: network_lock.tables() <= locks)
     (failed,) = of(events, "move_failed")
     assert re.match(rf"criu can't {what} the process.*: it has ended with status 3\.", failed["text"])
     assert {event["restart"] for event in events} == ({0} if what == "dump" else {0, 1})

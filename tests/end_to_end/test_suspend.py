@@ -233,7 +233,7 @@ def test_a_job_that_is_suspended_three_times_ends_as_if_it_never_was(
     assert min(stood) > away  # no time-out of the script's has run meanwhile
     assert len(job.events("device_alarm")) == 1
     assert not (job.folder / FILE_NAME).exists()
-    assert network_lock.tables() <= locks
+    launcher.wait_until(lambda: network_lock.tables() <= locks)
     assert lasting_shared_memory(before | {memory.name}) == []
 
 
@@ -319,7 +319,7 @@ def test_nothing_is_left_of_a_launcher_that_ends_while_its_job_is_suspended(
     assert result.status == {signal.SIGTERM: 1, signal.SIGKILL: -signal.SIGKILL}[end], result.err
     launcher.wait_until(lambda: not launcher.survivors())
     launcher.wait_until(lambda: not list(memory.iterdir()))
-    assert network_lock.tables() <= locks
+    launcher.wait_until(lambda: network_lock.tables() <= locks)
     gone = job.resume()
     assert gone.status == 2
     if end == signal.SIGTERM:
