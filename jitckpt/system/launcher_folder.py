@@ -7,13 +7,13 @@ import fcntl
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from jitckpt.system.empty_folder import remove_if_empty
+from jitckpt.system.left_folders import OPEN, left_folders
 
 PREFIX = "jitckpt-launcher-"
-_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @contextmanager
@@ -21,7 +21,7 @@ def launcher_folder() -> Iterator[Path]:
     """Give a folder that is this user's alone, and goes in the end if no file is in it. Raises OSError."""
     _remove_what_others_left()
     hidden = Path(tempfile.mkdtemp(prefix=f".{PREFIX}"))
-    descriptor = os.open(hidden, _OPEN)
+    descriptor = os.open(hidden, OPEN)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)  # before it has the name by which others would find it
         folder = hidden.rename(hidden.with_name(hidden.name.removeprefix(".")))
@@ -34,16 +34,6 @@ def launcher_folder() -> Iterator[Path]:
 
 
 def _remove_what_others_left() -> None:
-    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        try:
-            descriptor = os.open(path, _OPEN)
-        except OSError:  # another user's, or gone by now
-            continue
-        try:
-            if os.fstat(descriptor).st_uid == os.getuid():
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                remove_if_empty(path)
-        except OSError:  # its launcher lives; or something was put there just now, and it stays
-            continue
-        finally:
-            os.close(descriptor)
+    for path in left_folders(Path(tempfile.gettempdir()), PREFIX):
+        with suppress(OSError):  # something was put there just now, and it stays
+            remove_if_empty(path)

@@ -5,16 +5,17 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
 
 from jitckpt.errors import JitckptError
+from jitckpt.system.left_folders import OPEN, left_folders
 
 PREFIX = "jitckpt-suspended-"
 PIECE = 4 << 20  # bytes
-_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class DamagedImage(JitckptError):
@@ -35,7 +36,7 @@ class ImageFolder:
     def __init__(self, within: Path) -> None:
         within.mkdir(parents=True, exist_ok=True)
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=within))  # for this user alone
-        self._lock = os.open(self.path, _OPEN)
+        self._lock = os.open(self.path, OPEN)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._ranks: dict[int, int] = {}
 
@@ -44,7 +45,7 @@ class ImageFolder:
         if rank not in self._ranks:
             path = self.path / f"rank-{rank}"
             path.mkdir(0o700)
-            self._ranks[rank] = os.open(path, _OPEN)
+            self._ranks[rank] = os.open(path, OPEN)
         return self._ranks[rank]
 
     def written(self, rank: int) -> Written:
@@ -83,18 +84,8 @@ class ImageFolder:
 def remove_left(within: Path) -> list[Path]:
     """Take away what launchers have left there that were killed together with their guardians; return it."""
     removed = []
-    for path in sorted(within.glob(f"{PREFIX}*")):
-        try:
-            descriptor = os.open(path, _OPEN)
-        except OSError:  # another user's, or gone by now
-            continue
-        try:
-            if os.fstat(descriptor).st_uid == os.getuid():
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path)
-                removed.append(path)
-        except OSError:  # its launcher lives
-            continue
-        finally:
-            os.close(descriptor)
+    for path in left_folders(within, PREFIX):
+        with suppress(OSError):
+            shutil.rmtree(path)
+            removed.append(path)
     return removed
