@@ -15,21 +15,13 @@ import pytest
 import torch
 from launcher import JITCKPT, JITCKPT_RUN, Launcher, Result, until_told
 from namespaces import Namespaces, ip, namespaces
+from test_memory_on_hosts import MEET
 
 from jitckpt.wire.exit_statuses import HOSTS_MISSING
 
 TRAINING = str(Path(__file__).parent / "elastic_training.py")
 SAMPLES, GLOBAL_BATCH, STEPS = 96, 24, 16
 OPTIONS = ["--device", "softgpu", "--warm-spares", "0", "--warm-start", "--checkpoint-dir", "ckpt"]
-# Torch takes a host for dead after three times this.
-MEET = [
-    "--rdzv-backend",
-    "c10d",
-    "--rdzv-endpoint",
-    "10.79.0.1:29400",
-    "--rdzv-conf",
-    "keep_alive_interval=1",
-]
 
 
 @pytest.fixture(scope="module")
