@@ -33,7 +33,7 @@ class Agents:
     def make(self, service: Etcd | None = None, **named: Any) -> CoordinatedRendezvous:
         service = service or Etcd(self.cluster.url, {}, 5)
         made = CoordinatedRendezvous(
-            service, self.job, **{"hosts": 2, "timeout": 60.0, "silence": 5.0, **named}
+            service, self.job, **{"hosts": 2, "timeout": 60.0, "silence": 60.0, **named}
         )
         self.made.append(made)
         return made
