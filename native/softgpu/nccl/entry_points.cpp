@@ -42,8 +42,9 @@ ncclResult_t refuse(const char* function, const char* reason) {
 // sees them inside of others (ncclCommEnsureReady, ncclBcast): what must not trouble it there is seen here,
 // too.
 template <class Function>
-Function* by_the_linker(Function*, const char* name) {
-  return reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
+Function* by_the_linker(Function* own, const char* name) {
+  void* const found = dlsym(RTLD_DEFAULT, name);  // nothing in a program that has this linked into itself
+  return found ? reinterpret_cast<Function*>(found) : own;
 }
 
 std::shared_ptr<Communicator> find_ready_by_the_linker(ncclComm_t handle) {
