@@ -56,6 +56,7 @@ from jitckpt.worker.saving.outside_changes import OutsideChanges
 from jitckpt.worker.saving.periodic import PeriodicSaver
 from jitckpt.worker.saving.saver import Saver
 from jitckpt.worker.saving.snapshots import Snapshots
+from jitckpt.worker.script_variables import ScriptVariables
 from jitckpt.worker.self_check.checker import SelfChecker
 from jitckpt.worker.self_check.comparison import FULL_SELF_CHECK, NO_SELF_CHECK
 from jitckpt.worker.self_check.replicas import Replicas
@@ -145,6 +146,7 @@ class Protection:
         host: HostState,
         history: History,
         loop: Loop,
+        variables: ScriptVariables,
         reporter: Reporter,
         barrier: StepBarrier | None,
         max_ahead: int,
@@ -154,6 +156,7 @@ class Protection:
         self._native, self._arguments, self._given = native, arguments, given
         self._host, self._history, self._loop, self._reporter = host, history, loop, reporter
         self._identity = arguments.identity
+        self._variables: ScriptVariables | None = variables  # while it looks
         self._barrier, self._max_ahead, self._restart = barrier, max_ahead, restart
         self._base = 0
         self.off: str | None = None  # why no state is saved any more
@@ -376,6 +379,10 @@ class Protection:
 
     @_harmless
     def _settle_at_forward(self, step: int) -> None:
+        if self._variables is not None and not self._loop.is_used:
+            self._variables.minibatch_begun(sys._getframe())
+            if not self._variables.is_looking:
+                self._variables = None
         # Few calls, here and below: each costs some microseconds where all is cold in the caches.
         pending = []
         for one in self._beside:
@@ -515,6 +522,8 @@ class Protection:
     def _step_is_over(self, step: int) -> None:
         if not self._loop.is_used:
             self._save_periodically(step)
+            if self._variables is not None:
+                self._variables.step_ended(sys._getframe())
         if self._checker is not None:
             self._checker.step_ended(step, self._host.local, self._history.shared(step))
         self._history.forget_before(
