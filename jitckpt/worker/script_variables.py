@@ -36,7 +36,13 @@ CLOCKS = (time.time, time.perf_counter, time.monotonic)
 CLOCK_SECONDS = 3600.0  # what is so near to a clock was read from it
 GENERATORS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
 OTHERS_AFFAIR = (nn.Module, Optimizer, DataLoader, Dataset, Sampler, type)
-ITERATORS = (GeneratorType, type(iter([])), type(iter(())), type(iter(range(0))), itertools.count)
+ITERATORS: tuple[Any, ...] = (
+    GeneratorType,
+    type(iter([])),
+    type(iter(())),
+    type(iter(range(0))),
+    itertools.count,
+)
 CONTAINERS = (list, tuple, dict, deque, set)
 VALUES = (type(None), bool, int, float, complex, str, bytes, numpy.ndarray, numpy.generic, Tensor)
 _OPAQUE = "*opaque"
@@ -115,16 +121,18 @@ class ScriptVariables:
             self._warn(text + (COUNTER if any("." not in name for name in names) else ""))
 
     def _marks(self, frame: FrameType, at: tuple[int, ...]) -> dict[str, object]:
-        kept_names, kept = _kept_by(self._extra)
+        known = _kept_by(self._extra)
+        kept = known[1]
         kept |= {id(tensor) for one in self._given for tensor in _tensors_of(one)} | {*map(id, self._given)}
         read, carried = read_first(frame.f_code, at)
+        tells_nothing = len(at) > 1
         scope = _variables_of(frame)
         marks: dict[str, object] = {}
         for variables, written in _of_functions({name: scope[name] for name in read if name in scope}):
-            marks |= self._marks_of(
-                variables, variables.keys(), written, (kept_names, kept), None, len(at) > 1
-            )
-        return marks | self._marks_of(scope, read, carried, (kept_names, kept), frame.f_code, len(at) > 1)
+            marks |= self._marks_of(variables, variables.keys(), written, known, tells_nothing=tells_nothing)
+        return marks | self._marks_of(
+            scope, read, carried, known, tells_nothing=tells_nothing, code=frame.f_code
+        )
 
     def _marks_of(
         self,
@@ -132,8 +140,9 @@ class ScriptVariables:
         read: Collection[str],
         carried: Collection[str],
         known: tuple[set[str], set[int]],
-        code: CodeType | None,
+        *,
         tells_nothing: bool,
+        code: CodeType | None = None,
     ) -> dict[str, object]:
         """Return marks of these variables. read, carried: names of those that are read, and set as well.
 
