@@ -157,7 +157,7 @@ class ScriptVariables:
             if isinstance(value, GENERATORS):
                 marks[name] = _state_of(value)
             elif name in carried and not isinstance(value, (*CONTAINERS, *OTHERS_AFFAIR)):
-                if not self._is_known(value, code):
+                if not self._is_known(value, code, tells_nothing):
                     marks[name] = _rebound(value)
             elif name in read and isinstance(value, ITERATORS):
                 if tells_nothing:  # else it may be what draws from the loop
@@ -166,9 +166,11 @@ class ScriptVariables:
                 marks |= _inside(name, value, kept)
         return marks
 
-    def _is_known(self, value: object, code: CodeType | None) -> bool:
+    def _is_known(self, value: object, code: CodeType | None, tells_nothing: bool) -> bool:
         if type(value) is int:
-            counts = self.script_restores and value == self._steps()
+            ahead = value - self._steps()
+            # In a loop that tells nothing it may have been counted on before the forward pass.
+            counts = self.script_restores and (ahead == 0 or (tells_nothing and ahead == 1))
             return counts or (code is not None and "first" in code.co_names)
         return type(value) is float and any(abs(value - clock()) < CLOCK_SECONDS for clock in CLOCKS)
 

@@ -351,6 +351,20 @@ def test_a_counter_that_begins_with_what_restore_said_is_not_named() -> None:
     assert "a counter of optimizer steps can begin with job.restore()" in loop.warnings[0].lower()
 
 
+def test_a_plain_loops_counter_of_steps_is_not_named() -> None:
+    loop = PlainLoop()
+    loop.variables.script_restores = True
+    early = late = other = 0
+    for _ in range(ITERATIONS):
+        early += 1
+        loop.forward()
+        loop.step()
+        late += 1
+        other += 3
+    assert early == late == ITERATIONS
+    assert loop.named == {"other"}
+
+
 def test_what_a_variable_raises_is_not_the_trainings_affair() -> None:
     loop, raising, count = Loop(), Raising(), 0
     for batch in loop:
