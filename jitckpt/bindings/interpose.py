@@ -89,9 +89,12 @@ class Progress:
     step_thread_parked: bool
 
 
-def current_stream(device: torch.device) -> int:
-    """Return the handle of the calling thread's current stream there, cheaper than torch.cuda's object."""
-    return torch._C._cuda_getCurrentRawStream(device.index)
+def stream_of(device: torch.device) -> Callable[[], int]:
+    """Return what returns the handle of the calling thread's current stream there.
+
+    It is asked several times a step, so it is torch's own function, and not looked up again.
+    """
+    return partial(torch._C._cuda_getCurrentRawStream, device.index)
 
 
 class Native:
@@ -164,10 +167,14 @@ class Native:
 
     def step_begin(self, step: int, stream: int) -> None:
         """May wait until the device has caught up. Raises NativeError."""
-        self._check(self._library.jitckpt_step_begin(step, self._pointer(stream)))
+        found = self._library.jitckpt_step_begin(step, self._pointer(stream))
+        if found != 0:
+            self._check(found)
 
     def step_end(self, step: int, stream: int) -> None:
-        self._check(self._library.jitckpt_step_end(step, self._pointer(stream)))
+        found = self._library.jitckpt_step_end(step, self._pointer(stream))
+        if found != 0:
+            self._check(found)
 
     def await_boundary(self, waits: bool) -> None:
         """Whether a save lets all threads go on: to the boundary of the iteration, whose step has begun."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from jitckpt.bindings.interpose import current_stream
+from jitckpt.bindings.interpose import stream_of
 from jitckpt.encoding import tensor_file
 from jitckpt.encoding.tree_codec import Encoded, Json, to_json
 from jitckpt.ring.content import Content
@@ -49,6 +49,7 @@ class Recorder:
         self._ring, self._write_area, self._warn = ring, write_area, warn
         self._too_large: set[str] = set()  # names of tensors and parts
         self._staging = Gathering()
+        self._stream: Callable[[], int] | None = None
         self._taken = _Taken()
         self._unchanged: Unchanged | None = None  # tells whether the state is as it was written last, but for
         self._generated = b""  # a device's random numbers, which were these
@@ -186,8 +187,10 @@ class Recorder:
         taken, ring = self._taken, self._ring
         ring.regions(step)[final] = region
         source = taken.source or self._staging.gather(taken.on_device)
-        stream = current_stream(self._staging.device)
-        self._write_area(ring.device_area(step, final), word_of(step, region.number), source, stream)
+        if self._stream is None:
+            self._stream = stream_of(self._staging.device)
+        place = ring.device_area(step, final)
+        self._write_area(place, word_of(step, region.number), source, self._stream())
 
     def _are_as_taken(self, parts: Mapping[str, Encoded]) -> bool:
         taken = self._taken.parts

@@ -94,6 +94,7 @@ class ModelState:
         self.built = frozenset(self._parameters)  # what the script has built, by the parameters' names
         self._built_frozen = self._frozen()
         self._thawed: list[str] = []
+        self.is_thawed = False  # whether there are any of `thawed`
         self.look_again()
 
     def look_again(self) -> None:
@@ -182,6 +183,7 @@ class ModelState:
             self._flags, self._places = flags, places
             frozen = self._frozen()
             self._thawed = sorted({*self._built_frozen}.difference(frozen))
+            self.is_thawed = self._in_ddp and bool(self._thawed)
             self._held = Held(self.parameters(), frozen, self._cuts, self._aliases)
         return self._held
 
@@ -496,7 +498,10 @@ class HostState:
 
     def shared_again(self, shared: Shared) -> Shared:
         """Return the shared state with what wrappers have changed after their optimizers' own steps."""
-        if not any(optimizer.may_change_later for optimizer in self.optimizers):
+        for optimizer in self.optimizers:
+            if optimizer.may_change_later:
+                break
+        else:
             return shared
         known = zip(shared.optimizers, self.optimizers, strict=False)
         parts = [
@@ -504,14 +509,6 @@ class HostState:
             for part, optimizer in known
         ]
         return shared._replace(optimizers=(*parts, *shared.optimizers[len(parts) :]))
-
-    def refusal(self) -> str | None:
-        """Return why no save can hold the optimizers' state, if so."""
-        return next((one.refusal for one in self.optimizers if one.refusal), None)
-
-    def problems(self) -> list[str]:
-        """Return clauses that name what changes of the optimizers and can't be saved."""
-        return [problem for optimizer in self.optimizers for problem in optimizer.problems()]
 
     def buffer_versions(self) -> bytes:
         """Return what changes with every write to a buffer that torch counts."""

@@ -84,6 +84,9 @@ class OptimizerState:
         self._names, self._find = names, find
         self._has_own_dict = _has_own_dict(optimizer)
         self._attributes = attributes
+        self.looks = any(one.looks for one in attributes)  # whether it may have `problems`
+        # Whether it has a wrapper, which may change its own attributes after the optimizer's own step.
+        self.may_change_later = any(one.looks for one in attributes[1:])
         self._parameters: list[Tensor] = []
         self._seen: Seen | None = None  # tells when a tensor of the state is replaced
         self._called: list[list[str]] = []
@@ -202,11 +205,6 @@ class OptimizerState:
             same=self._same,
         )
 
-    @property
-    def may_change_later(self) -> bool:
-        """Whether it has a wrapper, which may change its own attributes after the optimizer's own step."""
-        return any(one.looks for one in self._attributes[1:])
-
     def problems(self) -> list[str]:
         """Return clauses that name the attributes which change and can't be saved."""
         return [problem for attributes in self._attributes for problem in attributes.problems]
@@ -266,7 +264,7 @@ class OptimizerState:
 
     def beside(self) -> Encoded:
         """Take what it keeps under no parameter, as it is now."""
-        attributes = [one.changed() for one in self._attributes]
+        attributes = [one.changed() for one in self._attributes] if self.looks else []
         beside: dict[str, Any] = {}
         if self._has_own_dict:
             beside["own"] = self.optimizer.state_dict()

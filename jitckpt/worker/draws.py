@@ -26,18 +26,20 @@ class Draws:
         self._random = RandomState(None)
         self._behind_forward: tuple[Any, ...] | None = None
         self._steps = 0
+        self.is_looking = True  # at what is drawn: forward_ended need not be called any more once it does not
         self._trains: list[tuple[weakref.ref[Iterator[Any]], str]] = []  # iterators of training data
         self._evaluates = ""  # a loader that was iterated besides since the last step
         self._said: set[str] = set()
         self.end = torch_loaders.watch(self._iterated)
 
     def forward_ended(self) -> None:
-        if self._steps < LOOKED_AT:
+        if self.is_looking:
             self._behind_forward = self._drawn()
 
     def step_begins(self) -> None:
         """The optimizer is about to make a step."""
         self._steps += 1
+        self.is_looking = self._steps < LOOKED_AT
         if self._behind_forward is not None:
             if self._behind_forward != self._drawn():
                 self._say(

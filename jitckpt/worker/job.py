@@ -285,6 +285,7 @@ class Job:
             host=self._host,
             history=self._history,
             loop=self._loop,
+            variables=self._variables,
             reporter=self._reporter,
             barrier=StepBarrier() if step_barrier and self.identity.world_size > 1 else None,
             max_ahead=max_ahead(sum(tensor.nbytes for tensor in tensors), given.local_state_limit),

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from jitckpt.bindings.interpose import Native, current_stream
+from jitckpt.bindings.interpose import Native, stream_of
 from jitckpt.data.loop import Loop
 from jitckpt.encoding.staging import Staging
 from jitckpt.faults import injection
@@ -32,6 +32,7 @@ from jitckpt.saves import final_state
 from jitckpt.state import host_state, parallel
 from jitckpt.state.host_state import HostState, ModelState
 from jitckpt.state.module_numbers import ModuleNumbers
+from jitckpt.state.optimizer_state import OptimizerState
 from jitckpt.state.parallel import StepBarrier
 from jitckpt.state.shards import hear_first
 from jitckpt.system.descriptors import Given
@@ -55,6 +56,7 @@ from jitckpt.worker.saving.outside_changes import OutsideChanges
 from jitckpt.worker.saving.periodic import PeriodicSaver
 from jitckpt.worker.saving.saver import Saver
 from jitckpt.worker.saving.snapshots import Snapshots
+from jitckpt.worker.script_variables import ScriptVariables
 from jitckpt.worker.self_check.checker import SelfChecker
 from jitckpt.worker.self_check.comparison import FULL_SELF_CHECK, NO_SELF_CHECK
 from jitckpt.worker.self_check.replicas import Replicas
@@ -144,6 +146,7 @@ class Protection:
         host: HostState,
         history: History,
         loop: Loop,
+        variables: ScriptVariables,
         reporter: Reporter,
         barrier: StepBarrier | None,
         max_ahead: int,
@@ -153,6 +156,7 @@ class Protection:
         self._native, self._arguments, self._given = native, arguments, given
         self._host, self._history, self._loop, self._reporter = host, history, loop, reporter
         self._identity = arguments.identity
+        self._variables: ScriptVariables | None = variables  # while it looks
         self._barrier, self._max_ahead, self._restart = barrier, max_ahead, restart
         self._base = 0
         self.off: str | None = None  # why no state is saved any more
@@ -164,7 +168,7 @@ class Protection:
         slots = max_ahead + KEPT_BESIDE
         self._ring = Ring(descriptor, self._identity, slots, arguments.local_state_limit)
         self._recorder = Recorder(self._ring, native.write_area, reporter.warn)
-        self._stream = partial(current_stream, device)
+        self._stream = stream_of(device)
         self._outside = OutsideChanges(Mirror(native.write_word, self._stream), reporter.warn)
         self._copies = None if given is None or given.copies is None else Asker(given.copies, reporter.warn)
         self._saver = self._make_saver()
@@ -375,27 +379,43 @@ class Protection:
 
     @_harmless
     def _settle_at_forward(self, step: int) -> None:
-        pending = any(one.is_pending(step - 1) for one in self._beside)
-        changed = self._outside.minibatch_begun(step, look=pending)
+        if self._variables is not None and not self._loop.is_used:
+            self._variables.minibatch_begun(sys._getframe())
+            if not self._variables.is_looking:
+                self._variables = None
+        # Few calls, here and below: each costs some microseconds where all is cold in the caches.
+        pending = []
+        for one in self._beside:
+            if one.is_pending(step - 1):
+                pending.append(one)
+        changed = self._outside.minibatch_begun(step, look=bool(pending))
         self._history.settle(step - 1)
         if changed and self._host.model is not None:
             self._history.hold(step - 1, self._host.model.held())
         if self._found is not None:
             self._found.settle(step - 1)
-        for one in self._beside:
-            if one.is_pending(step - 1) and changed and self._outside.is_counted(step):
-                one.copy_again(self._history.shared(step - 1))
-            elif one.is_pending(step - 1) and changed:
-                one.cancel(step - 1)
-            if self._outside.tells_apart:
-                one.step_begins()  # what comes now may change what it copies
-            one.settled(step - 1)
-        self._settle_check(step - 1, changed)
+        if pending or self._outside.tells_apart:
+            self._settle_beside(pending, step, changed)
+        if self._checker is not None:
+            self._settle_check(step - 1, changed)
         if self._extra_behind_step is not None and self._extra_behind_step != self._host.extra_now():
             self._reporter.warn_once(EXTRA_CHANGES_LATE)
         self._extra_behind_step = None
         if self._history.is_irregular:
             self._reporter.warn_once(IRREGULAR)
+
+    def _settle_beside(self, pending: Sequence[BesideTraining], step: int, changed: bool) -> None:
+        """The forward pass of `step` begins; pending: those that are copying the state before it."""
+        for one in pending if changed else ():
+            if self._outside.is_counted(step):
+                one.copy_again(self._history.shared(step - 1))
+            else:
+                one.cancel(step - 1)
+        if self._outside.tells_apart:
+            for one in self._beside:
+                one.step_begins()  # what comes now may change what it copies
+        for one in pending:
+            one.settled(step - 1)
 
     @_harmless
     def passed_again(self, step: int) -> None:
@@ -403,7 +423,8 @@ class Protection:
 
     @_harmless
     def forward_ended(self, step: int) -> None:
-        self._draws.forward_ended()
+        if self._draws.is_looking:
+            self._draws.forward_ended()
         if not self._recorder.write_again(step, final=False):
             self._write_local(step, final=False)
         if self._host.extra is not None and step <= self._base + EXTRA_LOOKED_AT:
@@ -477,30 +498,22 @@ class Protection:
             self._write_local(step, final=True)
         shared = self._host.shared()
         self._history.add(step, shared)
-        parameters = [] if self._host.model is None else [self._host.model.memory]
-        if self._host.model is not None and (thawed := self._host.model.thawed()):
-            self._reporter.warn_once(THAWED.format(names=", ".join(thawed[:SHOWN_NAMES])))
-        watched = [*parameters, *(part.device for part in shared.optimizers)]
+        watched = [part.device for part in shared.optimizers]
+        if self._host.model is not None:
+            watched.insert(0, self._host.model.memory)
+            if self._host.model.is_thawed:
+                names = ", ".join(self._host.model.thawed()[:SHOWN_NAMES])
+                self._reporter.warn_once(THAWED.format(names=names))
         self._outside.ended(step, watched, shared.all_tensors)
         if self._loop.is_used:
             self._buffer_versions = self._host.buffer_versions()
         elif self._host.extra is not None and step <= self._base + EXTRA_LOOKED_AT:
             self._extra_behind_step = self._host.extra_now()
-        if self._module_numbers is not None:
-            for one in self._module_numbers.changed():
-                self._reporter.warn_once(
-                    f"A save lacks {one}, which changes while the model trains: after a restart it is as the "
-                    "script builds it. If that matters, and `extra` does not hold it, make it a buffer, or "
-                    "set it in every epoch."
-                )
-        if (refusal := self._host.refusal()) is not None:
-            self._switch_off(refusal)
-        for problem in self._host.problems():
-            self._reporter.warn_once(
-                f"{problem}, and can't be saved without pickle: after a restart it is as the script builds "
-                "it. Keep what matters in `extra`, or let its state_dict say it."
-            )
-
+        if self._module_numbers is not None and (changed := self._module_numbers.changed()):
+            self._say_numbers(changed)
+        for optimizer in self._host.optimizers:
+            if optimizer.looks or optimizer.refusal is not None:
+                self._say_problems(optimizer)
         if self._found is not None:
             self._found.add(step)
             self._found.forget_before(step - self._max_ahead - KEPT_BESIDE)
@@ -509,6 +522,8 @@ class Protection:
     def _step_is_over(self, step: int) -> None:
         if not self._loop.is_used:
             self._save_periodically(step)
+            if self._variables is not None:
+                self._variables.step_ended(sys._getframe())
         if self._checker is not None:
             self._checker.step_ended(step, self._host.local, self._history.shared(step))
         self._history.forget_before(
@@ -516,6 +531,24 @@ class Protection:
         )  # the device has come further than that
         if not self._first_step_reported:
             self._report_first_step()
+
+    def _say_numbers(self, changed: list[str]) -> None:
+        for one in changed:
+            self._reporter.warn_once(
+                f"A save lacks {one}, which changes while the model trains: after a restart it is as the "
+                "script builds it. If that matters, and `extra` does not hold it, make it a buffer, or set "
+                "it in every epoch."
+            )
+
+    def _say_problems(self, optimizer: OptimizerState) -> None:
+        """Name what changes of an optimizer and can't be saved; nothing is, where its state can't be."""
+        if optimizer.refusal is not None:
+            self._switch_off(optimizer.refusal)
+        for problem in optimizer.problems():
+            self._reporter.warn_once(
+                f"{problem}, and can't be saved without pickle: after a restart it is as the script builds "
+                "it. Keep what matters in `extra`, or let its state_dict say it."
+            )
 
     def _say_structure(self, step: int, model: ModelState) -> None:
         """Parameters have come or gone, and a start builds the model as the script does."""

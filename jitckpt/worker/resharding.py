@@ -45,8 +45,8 @@ REFUSED = (
     "and what is newer, away."
 )
 UNSETTLED = (
-    " The failure came before the next minibatch. What the script does there now and then (an evaluation, a "
-    "scheduler's step) was not done and is not made up."
+    " The failure came perhaps before the next minibatch. What the script does there now and then (an "
+    "evaluation, a scheduler's step) may not have been done, and is not made up."
 )
 
 

@@ -36,8 +36,9 @@ def load(
     history.expect_scheduler_steps(document["usual_scheduler_steps"])
     if document["unsettled"]:
         reporter.warn(
-            f"The failure came after step {choice.step} and before the next minibatch. What the script "
-            "does there now and then (an evaluation, a scheduler's step) was not done and is not made up."
+            f"The failure came after step {choice.step}, and perhaps before the next minibatch. What the "
+            "script does between them now and then (an evaluation, a scheduler's step) may not have been "
+            "done, and is not made up."
         )
     own, local_tensors = None, tensors
     if choice.local is None:

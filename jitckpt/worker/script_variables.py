@@ -1,19 +1,23 @@
 """Variables of the script that its loop carries on: counters, histories, generators of random numbers.
 
 No save holds them, so after a restart they are as the script sets them before the loop. Which they are is
-seen in the loop's code, by what it reads before it writes it, and in what changes between the first steps.
+seen in the code of the loop and of the script's functions that it calls, by what they read before they write
+it, and in what changes between the first steps.
 """
 
 import dis
 import inspect
+import itertools
+import operator
 import random
 import re
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType, GeneratorType, MethodType
 from typing import Any
 
 import numpy
@@ -32,6 +36,13 @@ CLOCKS = (time.time, time.perf_counter, time.monotonic)
 CLOCK_SECONDS = 3600.0  # what is so near to a clock was read from it
 GENERATORS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
 OTHERS_AFFAIR = (nn.Module, Optimizer, DataLoader, Dataset, Sampler, type)
+ITERATORS: tuple[Any, ...] = (
+    GeneratorType,
+    type(iter([])),
+    type(iter(())),
+    type(iter(range(0))),
+    itertools.count,
+)
 CONTAINERS = (list, tuple, dict, deque, set)
 VALUES = (type(None), bool, int, float, complex, str, bytes, numpy.ndarray, numpy.generic, Tensor)
 _OPAQUE = "*opaque"
@@ -53,33 +64,53 @@ class ScriptVariables:
         self, given: Iterable[object], extra: object, steps: Callable[[], int], warn: Callable[[str], None]
     ) -> None:
         """given: objects that others look after. steps: how many optimizer steps were made."""
-        self._given, self._extra = {*map(id, given)}, extra
+        self._given, self._extra = [*given], extra
         self._steps, self._warn = steps, warn
-        self._place: tuple[CodeType, int] | None = None  # of the first loop that makes steps
+        self._place: tuple[CodeType, tuple[int, ...]] | None = None  # of the first loop that makes steps
+        self._ended: list[tuple[FrameType, int]] = []  # the script's, as a step was made, and where they were
         self._before: dict[str, object] = {}
         self._changed: dict[str, None] = {}
         self._looks = 0
         self.script_restores = False  # it has called restore() itself, and can count from there
 
+    @property
+    def is_looking(self) -> bool:
+        return self._looks < LOOKS
+
     def look(self, frame: FrameType | None) -> None:
         """The script asks for its next minibatch from this frame; a generator of it may lie between."""
-        if self._looks < LOOKS:
-            try:
-                self._look(frame)
-            except Exception:  # what a variable's own methods raise is not the training's affair
-                self._looks = LOOKS
+        if self.is_looking and (asks := next(_scripts_frames(frame), None)) is not None:
+            self._try(asks, (asks.f_lasti,))
 
-    def _look(self, frame: FrameType | None) -> None:
-        while frame is not None and (frame.f_code.co_flags & inspect.CO_GENERATOR or not is_scripts(frame)):
-            frame = frame.f_back
-        if frame is None:
-            return
-        place = frame.f_code, frame.f_lasti
+    # Where the loop tells nothing of its minibatches these two tell of it. They are called in its first ones.
+
+    def step_ended(self, frame: FrameType | None) -> None:
+        """The script has made an optimizer step, somewhere below this frame."""
+        # Kept until the next minibatch begins, as a frame that has ended may leave its address to another.
+        self._ended = [(one, one.f_lasti) for one in _scripts_frames(frame)] if self.is_looking else []
+
+    def minibatch_begun(self, frame: FrameType | None) -> None:
+        """The script begins a minibatch: the innermost of its frames that made the step has the loop."""
+        ended, self._ended = self._ended, []
+        for one in _scripts_frames(frame):
+            for other, place in ended:
+                if one is other:
+                    self._try(one, (place, one.f_lasti))
+                    return
+
+    def _try(self, frame: FrameType, at: tuple[int, ...]) -> None:
+        try:
+            self._look(frame, at)
+        except Exception:  # what a variable's own methods raise is not the training's affair
+            self._looks = LOOKS
+
+    def _look(self, frame: FrameType, at: tuple[int, ...]) -> None:
+        place = frame.f_code, at
         self._place = self._place or place
         if place != self._place:
             return
         self._looks += 1
-        now = self._marks(frame)
+        now = self._marks(frame, at)
         for name, mark in now.items():
             if name in self._before and self._before[name] != mark:
                 self._changed[name] = None
@@ -89,11 +120,36 @@ class ScriptVariables:
             text = TEXT.format(names=", ".join(names[:SHOWN]) + (" ..." if names[SHOWN:] else ""))
             self._warn(text + (COUNTER if any("." not in name for name in names) else ""))
 
-    def _marks(self, frame: FrameType) -> dict[str, object]:
+    def _marks(self, frame: FrameType, at: tuple[int, ...]) -> dict[str, object]:
+        known = _kept_by(self._extra)
+        kept = known[1]
+        kept |= {id(tensor) for one in self._given for tensor in _tensors_of(one)} | {*map(id, self._given)}
+        read, carried = read_first(frame.f_code, at)
+        tells_nothing = len(at) > 1
         scope = _variables_of(frame)
-        kept_names, kept = _kept_by(self._extra)
-        kept |= self._given
-        read, carried = read_first(frame.f_code, frame.f_lasti)
+        marks: dict[str, object] = {}
+        for variables, written in _of_functions({name: scope[name] for name in read if name in scope}):
+            marks |= self._marks_of(variables, variables.keys(), written, known, tells_nothing=tells_nothing)
+        return marks | self._marks_of(
+            scope, read, carried, known, tells_nothing=tells_nothing, code=frame.f_code
+        )
+
+    def _marks_of(
+        self,
+        scope: Mapping[str, object],
+        read: Collection[str],
+        carried: Collection[str],
+        known: tuple[set[str], set[int]],
+        *,
+        tells_nothing: bool,
+        code: CodeType | None = None,
+    ) -> dict[str, object]:
+        """Return marks of these variables. read, carried: names of those that are read, and set as well.
+
+        known: names of variables and ids of objects that others look after. code: the loop's, of its own.
+        tells_nothing: the loop, of its minibatches.
+        """
+        kept_names, kept = known
         marks: dict[str, object] = {}
         for name, value in scope.items():
             if name in kept_names or id(value) in kept or name.startswith("__"):
@@ -101,15 +157,21 @@ class ScriptVariables:
             if isinstance(value, GENERATORS):
                 marks[name] = _state_of(value)
             elif name in carried and not isinstance(value, (*CONTAINERS, *OTHERS_AFFAIR)):
-                if not self._is_known(value, frame.f_code):
+                if not self._is_known(value, code, tells_nothing):
                     marks[name] = _rebound(value)
+            elif name in read and isinstance(value, ITERATORS):
+                if tells_nothing:  # else it may be what draws from the loop
+                    marks[name] = _advanced(value)
             elif name in read:
                 marks |= _inside(name, value, kept)
         return marks
 
-    def _is_known(self, value: object, code: CodeType) -> bool:
+    def _is_known(self, value: object, code: CodeType | None, tells_nothing: bool) -> bool:
         if type(value) is int:
-            return (self.script_restores and value == self._steps()) or "first" in code.co_names
+            ahead = value - self._steps()
+            # In a loop that tells nothing it may have been counted on before the forward pass.
+            counts = self.script_restores and (ahead == 0 or (tells_nothing and ahead == 1))
+            return counts or (code is not None and "first" in code.co_names)
         return type(value) is float and any(abs(value - clock()) < CLOCK_SECONDS for clock in CLOCKS)
 
 
@@ -128,17 +190,86 @@ def _variables_of(frame: FrameType) -> dict[str, object]:
 
 def is_scripts(frame: FrameType) -> bool:
     """Whether its code is the user's own, and no library's."""
-    return not frame.f_code.co_filename.startswith((*_LIBRARIES, "<frozen"))
+    ours = _is_ours(frame.f_globals.get("__name__", ""))
+    return not ours and not frame.f_code.co_filename.startswith((*_LIBRARIES, "<frozen"))
+
+
+def _is_ours(module: str | None) -> bool:
+    return module is not None and module.split(".")[0] == "jitckpt"
+
+
+def _scripts_frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield the frames of the script's own functions, from the innermost on."""
+    while frame is not None:
+        if not frame.f_code.co_flags & inspect.CO_GENERATOR and is_scripts(frame):
+            yield frame
+        frame = frame.f_back
+
+
+def _tensors_of(given: object) -> Iterator[Tensor]:
+    """Yield the tensors that are saved with an object."""
+    if isinstance(given, nn.Module):
+        yield from given.parameters()
+        for _, buffer in given.named_buffers():
+            yield buffer
+    elif isinstance(given, Optimizer):
+        for group in given.param_groups:
+            yield from group["params"]
+
+
+def _of_functions(called: Mapping[str, object]) -> Iterator[tuple[dict[str, object], set[str]]]:
+    """Yield, of each of the script's functions among these, the variables outside of it that it reads.
+
+    And the names of those that it sets. Functions that it calls itself are gone through as well; of a method
+    its object is such a variable.
+    """
+    waiting = [(name, one, DEPTH) for name, one in called.items()]
+    known: set[int] = set()
+    while waiting:
+        name, one, depth = waiting.pop()
+        function = one
+        if isinstance(one, MethodType):
+            function = one.__func__
+            yield {name: one.__self__}, set()
+        if not depth or id(function) in known or not isinstance(function, FunctionType):
+            continue
+        known.add(id(function))
+        code = function.__code__
+        if code.co_filename.startswith((*_LIBRARIES, "<frozen")) or _is_ours(function.__module__):
+            continue
+        loaded, written = _outside(code)
+        variables = {name: function.__globals__[name] for name in loaded if name in function.__globals__}
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            with suppress(ValueError):  # nothing is there yet
+                variables[name] = cell.cell_contents
+        yield variables, written
+        waiting += [(name, value, depth - 1) for name, value in variables.items()]
 
 
 @cache
-def read_first(code: CodeType, at: int) -> tuple[frozenset[str], frozenset[str]]:
-    """Return what the loop around an instruction reads before it writes it, and what of that it writes."""
+def _outside(code: CodeType) -> tuple[frozenset[str], set[str]]:
+    """Return the global variables that a function reads, and those of others that it sets."""
+    loaded: set[str] = set()
+    written: set[str] = set()
+    for one in dis.get_instructions(code):
+        if one.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            loaded.add(one.argval)
+        elif one.opname in ("STORE_GLOBAL", "STORE_DEREF"):
+            written.add(one.argval)
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):  # a comprehension's, a lambda's
+            loaded |= _outside(inner)[0]
+    return frozenset(loaded), written
+
+
+@cache
+def read_first(code: CodeType, at: tuple[int, ...]) -> tuple[frozenset[str], frozenset[str]]:
+    """Return what the loop around instructions reads before it writes it, and what of that it writes."""
     instructions = [*dis.get_instructions(code)]
     spans = [
         (one.offset - one.argval, one.argval, one.offset)
         for one in instructions
-        if "JUMP_BACKWARD" in one.opname and one.argval <= at <= one.offset
+        if "JUMP_BACKWARD" in one.opname and one.argval <= min(at) and max(at) <= one.offset
     ]
     _, begin, end = min(spans, default=(0, 0, -1))
     read: dict[str, None] = {}
@@ -163,6 +294,14 @@ def _rebound(value: object) -> object:
     if isinstance(value, bool | int | float | complex | str | bytes | None):
         return value
     return (id(value), value._version) if isinstance(value, Tensor) else id(value)
+
+
+def _advanced(iterator: Any) -> object:
+    """Return what is another once an iterator has given its next value."""
+    if isinstance(iterator, GeneratorType):
+        frame = iterator.gi_frame
+        return frame and (frame.f_lasti, {name: _rebound(value) for name, value in frame.f_locals.items()})
+    return repr(iterator) if isinstance(iterator, itertools.count) else operator.length_hint(iterator)
 
 
 def _inside(name: str, value: object, kept: set[int]) -> dict[str, object]:

@@ -274,3 +274,43 @@ def test_a_loop_that_draws_its_batches_elsewhere_is_named_with_what_to_write(lau
     exact = launcher.run(*RUN, "--checkpoint-dir", "exact", launcher.script(TRAINING), "batches", NOWHERE)
     assert "DataLoader" not in exact.err, "an evaluation's own loader disturbs nothing"
     assert ends(exact.out) == ends(result.out), "the loop alone changes nothing"
+
+
+PLAIN = """
+import os
+import numpy, torch
+from torch import distributed as dist, nn
+import jitckpt
+
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+model = nn.parallel.DistributedDataParallel(nn.Linear(4, 2).cuda())
+optimizer = torch.optim.Adam(model.parameters())
+parameters = [*model.parameters()]
+averages = [parameter.detach().clone() for parameter in parameters]
+generator = numpy.random.default_rng(dist.get_rank())
+
+
+def train():
+    loss = model(torch.ones(2, 4).cuda() * generator.random()).sum()
+    loss.backward()
+    nn.utils.clip_grad_norm_(parameters, 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    with torch.no_grad():
+        for average, parameter in zip(averages, parameters):
+            average.lerp_(parameter, 0.1)
+
+
+job = jitckpt.init(model=model, optimizer=optimizer)
+for step in range(job.restore(), 8):
+    train()
+dist.destroy_process_group()
+"""
+
+
+def test_what_a_plain_loop_carries_on_in_variables_is_named(launcher: Launcher) -> None:
+    result = launcher.run(*RUN, launcher.script(PLAIN))
+    assert result.status == 0, result.err
+    named = re.findall(r"rank \d: The loop changes variables .* no save holds: ([\w, ]+)\.", result.err)
+    assert [sorted(names.split(", ")) for names in named] == [["averages", "generator"]], result.err

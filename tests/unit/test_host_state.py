@@ -457,6 +457,31 @@ class TestHistory:
         assert history.snapshot(1) is None
         assert history.snapshot(2) is not None
 
+    def test_a_pass_that_may_be_an_evaluations_is_no_sign_that_all_has_come(self) -> None:
+        """An evaluation that takes gradients lies between an optimizer step and a scheduler's."""
+        training = Training(adam)
+        history = History(training.host)
+
+        def step(number: int, passes: int, *, ends_epoch: bool = False) -> None:
+            for again in range(passes):
+                (history.settle_again if again else history.settle)(number - 1)
+            training.optimizer.step()
+            history.add(number, training.host.shared())
+            if ends_epoch:
+                training.scheduler.step()
+
+        step(1, 1)
+        step(2, 1, ends_epoch=True)
+        step(3, 1)
+        history.settle(3)
+        assert not history.may_lack(3), "all minibatches have one forward pass: it is the next one's"
+        step(4, 3)  # two more than the one above: an evaluation had them
+        history.settle(4)
+        assert history.may_lack(4)
+        training.scheduler.step()
+        history.settle_again(4)
+        assert not history.may_lack(4), "what comes now and then has come"
+
     def test_scheduler_steps_that_have_not_come_yet_are_due(self) -> None:
         training = Training(adam)
         history = History(training.host)

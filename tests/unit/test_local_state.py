@@ -269,7 +269,7 @@ def test_the_final_area_counts_where_nothing_else_has_changed(
 ) -> None:
     ring = Ring(memory, IDENTITY, SLOTS, LIMIT)
     monkeypatch.setattr(ring, "device_area", lambda step, final: (step, final))
-    monkeypatch.setattr(recorder_module, "current_stream", lambda device: 0)
+    monkeypatch.setattr(recorder_module, "stream_of", lambda device: lambda: 0)
     words: list[int] = []
     record = Recorder(ring, lambda area, word, source, stream: words.append(word), Warnings())
     monkeypatch.setattr(record._staging, "gather", lambda tensors: (0, 0))
@@ -307,7 +307,7 @@ def test_buffers_that_do_not_lie_as_in_the_ring_are_gathered_before(
 ) -> None:
     ring = Ring(memory, IDENTITY, SLOTS, LIMIT)
     monkeypatch.setattr(ring, "device_area", lambda step, final: (step, final))
-    monkeypatch.setattr(recorder_module, "current_stream", lambda device: 0)
+    monkeypatch.setattr(recorder_module, "stream_of", lambda device: lambda: 0)
     sources: list[tuple[int, int]] = []
     record = Recorder(ring, lambda area, word, source, stream: sources.append(source), Warnings())
     monkeypatch.setattr(record._staging, "gather", lambda tensors: (77, len(tensors)))

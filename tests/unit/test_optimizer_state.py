@@ -187,8 +187,8 @@ def test_attributes_are_kept_once_they_change() -> None:
     assert (other.done, other.rank, other.clock) == (1, 1, timedelta())  # a rank of the save's would be wrong
     assert all(map(torch.equal, other.slow, optimizer.slow))
     assert [slow.data_ptr() for slow in other.slow] == places
-    assert host.problems() == ["the attribute 'clock' of Slow, a timedelta, changes"]
-    assert host_of_other.problems() == []
+    assert host.optimizers[0].problems() == ["the attribute 'clock' of Slow, a timedelta, changes"]
+    assert host_of_other.optimizers[0].problems() == []
 
 
 def test_an_optimizer_inside_of_another_is_kept_with_it() -> None:

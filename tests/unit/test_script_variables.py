@@ -174,6 +174,151 @@ def test_what_a_loop_carries_on_is_named(script: Callable[[Loop], None], names: 
     assert loop.named == names
 
 
+class PlainLoop(Loop):
+    """Stands for a loop that tells nothing of its minibatches, as jitckpt's hooks see its steps."""
+
+    def forward(self) -> None:
+        self.variables.minibatch_begun(sys._getframe(1))
+
+    def step(self) -> None:
+        self.steps += 1
+        self.variables.step_ended(sys._getframe(1))
+
+
+AVERAGE = [torch.zeros(2)]
+MEMORY: deque[int] = deque(maxlen=4)
+
+
+def remember(loop: PlainLoop) -> None:
+    MEMORY.append(loop.steps)
+
+
+def train(loop: PlainLoop) -> None:
+    for _ in range(2):  # passes of one minibatch
+        loop.forward()
+    remember(loop)
+    loop.step()
+    for average in AVERAGE:
+        average.mul_(0.9)
+
+
+def by_function(loop: PlainLoop) -> None:
+    level = 1.0
+
+    def cool() -> None:
+        nonlocal level
+        level *= 0.9
+
+    for _ in range(ITERATIONS):
+        train(loop)
+        cool()
+
+
+def by_closure(loop: PlainLoop) -> None:
+    norms, words = [1.0], ["a"]
+
+    def clip() -> float:
+        norms.append(norms[-1] / 2)
+        return min(one * len(words) for one in norms)
+
+    for _ in range(ITERATIONS):
+        loop.forward()
+        clip()
+        loop.step()
+
+
+def by_method(loop: PlainLoop) -> None:
+    average = Average()
+    update = average.update
+    for _ in range(ITERATIONS):
+        loop.forward()
+        loop.step()
+        update()
+
+
+def accumulated(loop: PlainLoop) -> None:
+    hidden, total = torch.zeros(2), 0.0
+    for batch in range(ITERATIONS):
+        for part in range(2):
+            loop.forward()
+            loss = hidden.sum().item() + part
+        hidden = hidden + batch
+        total += loss
+        loop.step()
+
+
+def by_epochs(loop: PlainLoop) -> None:
+    model = torch.nn.Linear(2, 2)
+    parameters, seen = [*model.parameters()], 0
+    loop.variables = ScriptVariables([model, loop], None, lambda: loop.steps, loop.warnings.append)
+    for _ in range(2):
+        for batch in range(ITERATIONS):
+            loss = [batch] * 2
+            loop.forward()
+            seen += len(loss)
+            with torch.no_grad():
+                parameters[0].mul_(0.5)
+            loop.step()
+
+
+def by_iterators(loop: PlainLoop) -> None:
+    def cooling() -> Iterator[float]:
+        level = 1.0
+        while True:
+            yield level
+            level *= 0.9
+
+    levels, numbers, unused = cooling(), iter(range(100)), cooling()
+    for _ in range(ITERATIONS):
+        loop.forward()
+        assert next(levels) + next(numbers) > 0
+        loop.step()
+        assert unused is not levels
+
+
+def unrolled(loop: PlainLoop) -> None:
+    train(loop)
+    train(loop)
+    train(loop)
+    train(loop)
+
+
+@pytest.mark.parametrize(
+    ("script", "names"),
+    [
+        (by_function, {"MEMORY", "AVERAGE", "level"}),
+        (by_closure, {"norms"}),
+        (by_method, {"update.shadow", "update.updates"}),
+        (accumulated, {"hidden", "total"}),
+        (by_epochs, {"seen"}),
+        (by_iterators, {"levels", "numbers"}),
+        (unrolled, set()),
+    ],
+)
+def test_of_a_loop_that_tells_nothing_too(script: Callable[[PlainLoop], None], names: set[str]) -> None:
+    loop = PlainLoop()
+    script(loop)
+    assert loop.named == names
+    assert not loop.variables.is_looking or script is unrolled
+
+
+def test_what_a_plain_loop_has_let_go_is_kept_to_the_next_minibatch_at_most() -> None:
+    loop = PlainLoop()
+    seen: list[weakref.ref[Average]] = []
+
+    def step() -> None:
+        loop.forward()
+        assert [one() for one in seen] == [None] * len(seen)
+        outputs = Average()
+        seen.append(weakref.ref(outputs))
+        loop.step()
+
+    for _ in range(ITERATIONS):
+        step()
+    assert len(seen) == ITERATIONS
+    assert [one() for one in seen] == [None] * ITERATIONS
+
+
 def test_what_extra_keeps_is_not_named() -> None:
     average, count, history, generator = Average(), 0, [0], numpy.random.default_rng(1)
 
@@ -204,6 +349,20 @@ def test_a_counter_that_begins_with_what_restore_said_is_not_named() -> None:
         other += batch
     assert loop.named == {"other"}
     assert "a counter of optimizer steps can begin with job.restore()" in loop.warnings[0].lower()
+
+
+def test_a_plain_loops_counter_of_steps_is_not_named() -> None:
+    loop = PlainLoop()
+    loop.variables.script_restores = True
+    early = late = other = 0
+    for _ in range(ITERATIONS):
+        early += 1
+        loop.forward()
+        loop.step()
+        late += 1
+        other += 3
+    assert early == late == ITERATIONS
+    assert loop.named == {"other"}
 
 
 def test_what_a_variable_raises_is_not_the_trainings_affair() -> None:

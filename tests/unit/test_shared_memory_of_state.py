@@ -89,7 +89,7 @@ def test_state_that_the_script_builds_keeps_its_memory() -> None:
     host = host_of(model, optimizer)
     step(model, optimizer)
     saved = take(host)
-    assert host.refusal() is None
+    assert host.optimizers[0].refusal is None
     again = net()
     others = Flat(again.parameters())
     put(host_of(again, others), saved)
@@ -107,7 +107,7 @@ def test_state_in_memory_that_an_attribute_has_is_refused_once_it_changes() -> N
     for seed in range(2):
         step(model, optimizer, seed)
         host.shared()
-    refusal = host.refusal()
+    refusal = host.optimizers[0].refusal
     assert refusal is not None
     assert "'0.momentum'" in refusal or "'3.momentum'" in refusal
     assert "__init__" in refusal
@@ -120,7 +120,7 @@ def test_a_table_that_never_changes_may_lie_in_an_attribute() -> None:
     for seed in range(3):
         step(model, optimizer, seed)
         host.shared()
-    assert host.refusal() is None
+    assert host.optimizers[0].refusal is None
 
 
 class Counting(Optimizer):
@@ -158,10 +158,10 @@ def test_what_changes_inside_of_an_attribute_is_named(kept: Any, change: Any) ->
     model = net()
     host = host_of(model, Counting(model.parameters(), kept))
     host.shared()
-    assert host.problems() == []
+    assert host.optimizers[0].problems() == []
     change(kept)
     host.shared()
-    (problem,) = host.problems()
+    (problem,) = host.optimizers[0].problems()
     assert "'kept'" in problem
     assert "Counting" in problem
 
@@ -207,7 +207,7 @@ def test_a_wrapper_of_a_wrapper_is_no_attribute_that_changes() -> None:
     host = host_of(model, optimizer, outer, inner)
     inner.steps += 1
     host.shared()
-    assert host.problems() == []
+    assert host.optimizers[0].problems() == []
 
 
 class Annealed(nn.Module):

@@ -2,22 +2,45 @@
 
 import contextlib
 import gc
+import os
 import struct
+import subprocess
+import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch._C._distributed_c10d import HashStore
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from jitckpt.device import LIBRARY_DIR
 from jitckpt.state import tensors_seen
 from jitckpt.state.tensors_seen import OneByOne
 
 native = pytest.mark.skipif(not tensors_seen.is_known_torch, reason="jitckpt was built without torch")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group_of_one() -> Iterator[None]:
+    """DTensors lie on a mesh of ranks."""
+    distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.fixture(autouse=True)
+def device() -> Iterator[None]:
+    """All tensors lie there unless something else is said."""
+    with torch.device(DEVICE):
+        yield
 
 
 class Logged(torch.Tensor):
@@ -44,6 +67,11 @@ def without_memory() -> Tensor:
     return tensor
 
 
+def distributed_tensor(placement: Replicate | Shard) -> Tensor:
+    mesh = init_device_mesh(DEVICE, (1,))
+    return distribute_tensor(torch.ones(4), mesh, [placement], src_data_rank=None)
+
+
 # Torch tells where these lie, and how often it has written to them.
 KINDS: dict[str, Callable[[], Tensor]] = {
     "plain": lambda: torch.arange(6.0).view(2, 3),
@@ -59,13 +87,17 @@ KINDS: dict[str, Callable[[], Tensor]] = {
     "a lazy copy": lambda: torch._lazy_clone(torch.ones(4)),
     "expanded": lambda: torch.ones(1).expand(3),
     "half": lambda: torch.ones(4, dtype=torch.bfloat16),
+    "on the host": lambda: torch.ones(4, device="cpu"),
+    "a DTensor": lambda: distributed_tensor(Replicate()),
+    "a part of a DTensor": lambda: nn.Parameter(distributed_tensor(Shard(0))),
+    "what a DTensor has here": lambda: distributed_tensor(Shard(0)).to_local(),  # type: ignore[attr-defined]
     "of 8 bits": lambda: torch.ones(4).to(torch.float8_e4m3fn),
 }
 # It doesn't of these: OutsideChanges asks that first.
 UNTOLD: dict[str, Callable[[], Tensor]] = {
     "inference": inference,
     "meta": lambda: torch.ones(3, device="meta"),
-    "sparse": lambda: torch.ones(2, 2).to_sparse(),
+    "sparse": lambda: torch.ones(2, 2, device="cpu").to_sparse(),
     "quantized": lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
 }
 
@@ -185,3 +217,23 @@ def test_another_torch_is_asked_one_by_one(monkeypatch: pytest.MonkeyPatch) -> N
     assert writes.changed() == [1]
     assert tensors_seen.gradients_required(tensors) == b"\0\1"
     assert tensors_seen.addresses(tensors) == struct.pack("2Q", *[one.data_ptr() for one in tensors])
+
+
+@native
+@pytest.mark.skipif(DEVICE == "cuda", reason="this is the run on a device")
+def test_of_tensors_on_a_device_all_of_this_holds() -> None:
+    environment = os.environ | {
+        "LD_PRELOAD": str(LIBRARY_DIR / "libsoftgpu.so"),
+        "LD_LIBRARY_PATH": str(LIBRARY_DIR / "driver"),
+        "SOFTGPU_DEVICES": "1",
+    }
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "1 skipped" in ended.stdout

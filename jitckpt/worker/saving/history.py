@@ -50,6 +50,10 @@ class History:
         self._set_by_hand = False
         self._counts: tuple[int, ...] = ()  # of schedulers' steps, when a step was settled last
         self._stepped: list[set[bool]] = [set() for _ in host.schedulers]  # whether, after steps so far
+        # A scheduler is stepped after some optimizer steps, and after others not.
+        self.is_irregular = False
+        self._passes = 0  # forward passes of this minibatch so far
+        self._usual_passes: set[int] = set()  # of those before
         self.waits_for_boundary = False  # the loop tells when nothing is still to come of a step
         # Scheduler steps made after each of the last two optimizer steps; one alone may have ended an epoch.
         self._recent: deque[tuple[int, ...]] = deque([(0,) * len(host.schedulers)], maxlen=2)
@@ -67,17 +71,22 @@ class History:
         """Keep the state as the optimizer step left it."""
         self.thread = threading.get_ident()
         self._steps[step] = shared
+        self._usual_passes.add(self._passes)
+        self._passes = 0
 
     def settle(self, step: int) -> None:
         """The host has begun the next minibatch: what was still to come of `step` has come."""
+        self._passes += 1
         shared = self._steps.get(step)
         if shared is not None and shared.progress is None:
-            made = self._steps_since(shared)
+            self._counts = counts = self._host.counts()
+            made = tuple(map(operator.sub, counts, shared.counts))
             self._recent.append(made)
             self._settled += 1
-            self._counts = self._host.counts()
             for stepped, count in zip(self._stepped, made, strict=True):
                 stepped.add(count > 0)
+                if len(stepped) > 1:
+                    self.is_irregular = True
             groups = self._host.groups()
             if not self._set_by_hand:
                 self._set_by_hand = differ_by_hand(shared.groups, groups, scheduled=any(made))
@@ -92,6 +101,8 @@ class History:
             self._settled -= 1
             self._steps[step] = shared._replace(progress=None)
             self.settle(step)
+        else:
+            self._passes += 1
 
     def hold(self, step: int, held: Held) -> None:
         """The parameters after `step` are these: they were changed after it."""
@@ -103,10 +114,19 @@ class History:
         """Return the state after `step`, which is kept."""
         return self._steps[step]
 
-    @property
-    def is_irregular(self) -> bool:
-        """Whether a scheduler is stepped after some optimizer steps, and after others not."""
-        return any(len(stepped) > 1 for stepped in self._stepped)
+    def may_lack(self, step: int) -> bool:
+        """Whether something may still come of `step` that comes now and then, a scheduler's step, say.
+
+        Where minibatches have had unequal numbers of forward passes, one may be an evaluation's, and not the
+        next minibatch's: only what has come by then is sure.
+        """
+        shared = self._steps.get(step)
+        if not self.is_irregular or shared is None:
+            return False
+        if self.waits_for_boundary or len(self._usual_passes) < 2:
+            return not self.is_settled(step)
+        irregular = [len(stepped) > 1 for stepped in self._stepped]
+        return any(map(operator.gt, irregular, self._steps_since(shared)))
 
     def is_settled(self, step: int) -> bool:
         """Whether nothing is still to come of `step`: the host is in the next minibatch, or further."""

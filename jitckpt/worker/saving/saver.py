@@ -362,7 +362,7 @@ def document_of(
         "progress": snapshot.progress.tree,
         "scheduler_steps_due": snapshot.scheduler_steps_due,
         "usual_scheduler_steps": history.usual_scheduler_steps,
-        "unsettled": history.is_irregular and not history.is_settled(step),
+        "unsettled": history.may_lack(step),
         "scaler": host.scaler_state(snapshot.scaler_update_due),
         "at_boundary": not history.waits_for_boundary or history.is_settled(step),
         "local": local,
