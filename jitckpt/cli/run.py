@@ -48,7 +48,9 @@ from jitckpt.doctor import moved_process
 from jitckpt.encoding.staging import DEFAULT_BYTES
 from jitckpt.errors import HostsError, HostsMissing, HostUnfit, NoProgress, NotNeeded, SaveError
 from jitckpt.events import Event, EventLog
+from jitckpt.faults import clock
 from jitckpt.faults.injection import (
+    CLOCK_KINDS,
     DEVICE_KINDS,
     LASTING_KINDS,
     PROXY_KINDS,
@@ -77,6 +79,7 @@ from jitckpt.worker.self_check.comparison import (
     SAMPLED_SELF_CHECK,
 )
 
+CLOCK_LIBRARY = LIBRARY_DIR / clock.LIBRARY
 DEFAULT_MAX_RESTARTS = 3
 DEFAULT_HANG_TIMEOUT = 60.0
 DEFAULT_VALIDATE_EVERY = 1000
@@ -110,12 +113,27 @@ def main(arguments: list[str]) -> int:
     with said_aside():
         try:
             status = _run(arguments)
-        except HostUnfit:
+        except HostUnfit:  # as a new host, which is taken when its check passes
             status = None
-    if status is None:  # as a new host, which is taken when its check passes
+        except _NeedsClock:
+            status, before = None, clock.preloaded(str(CLOCK_LIBRARY), before)
+    if status is None:
         sys.stdout.flush()
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], before)
     return _ended(status)
+
+
+class _NeedsClock(Exception):
+    """A clock is to jump, for which this process must have a library that it can only begin with."""
+
+
+def _need_clock(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    if any(fault.kind in CLOCK_KINDS for fault in args.fault) and not clock.is_preloaded():
+        if str(CLOCK_LIBRARY) in os.environ.get("LD_PRELOAD", "") or not CLOCK_LIBRARY.exists():
+            parser.error(
+                f"--fault: {CLOCK_LIBRARY} can't be preloaded, so no clock can jump; install jitckpt anew"
+            )
+        raise _NeedsClock
 
 
 def _ended(status: int) -> int:
@@ -131,6 +149,7 @@ def _ended(status: int) -> int:
 def _run(arguments: list[str]) -> int:
     parser = run_parser()
     args = parser.parse_args(arguments)
+    _need_clock(parser, args)
     give_name()
     end_in_order()  # until the agent has the signals, and when it has them no more
     kind = choose_device(args.device, os.environ)
