@@ -65,6 +65,7 @@ from jitckpt.hosts.stores import has_calls_out
 from jitckpt.objects.bucket import parse
 from jitckpt.reports.timeline import in_words
 from jitckpt.saves.start_record import note_finished
+from jitckpt.system import regular_file
 from jitckpt.system.door import NO_ROOM
 from jitckpt.system.launcher_folder import launcher_folder
 from jitckpt.system.nameless_user import give_name
@@ -130,9 +131,7 @@ class _NeedsClock(Exception):
 def _need_clock(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     if any(fault.kind in CLOCK_KINDS for fault in args.fault) and not clock.is_preloaded():
         if str(CLOCK_LIBRARY) in os.environ.get("LD_PRELOAD", "") or not CLOCK_LIBRARY.exists():
-            parser.error(
-                f"--fault: {CLOCK_LIBRARY} can't be preloaded, so no clock can jump; install jitckpt anew"
-            )
+            parser.error(f"--fault: no clock can jump without {CLOCK_LIBRARY}; install jitckpt anew")
         raise _NeedsClock
 
 
@@ -1002,7 +1001,7 @@ def _domains(text: str) -> dict[str, tuple[str, ...]] | None:
     if text == "hostname":
         return None
     try:
-        return read_domains(Path(text).read_text())
+        return read_domains(regular_file.text_of(text))
     except (OSError, UnicodeError) as error:
         raise argparse.ArgumentTypeError(f"{text} can't be read: {error}") from error
     except InvalidInput as error:
@@ -1019,7 +1018,7 @@ def _objects(text: str) -> str:
 
 def _secret(text: str) -> bytes:
     try:
-        with open(text, "rb") as file:
+        with regular_file.reading(text) as file:
             found = os.fstat(file.fileno())
             secret = file.read(MOST_SECRET).strip()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A clock that jumps: the time of day of one process is another one, by a preloaded library (native/clock)."""
+"""A clock that jumps: one process has another time of day, by a preloaded library (native/clock)."""
 
 import ctypes
 import re
@@ -36,7 +36,7 @@ def jump(seconds: int) -> None:
 
 
 def jump_of(pid: int, library: str, seconds: int) -> None:
-    """Let another process's time of day jump, which root may. Raises OSError, ClockError where it can't be."""
+    """Let another process's time of day jump, as root may. Raises OSError and ClockError."""
     ours = ctypes.c_int64.in_dll(ctypes.CDLL(library), _AHEAD)
     address = ctypes.addressof(ours) - _begin("self", library) + _begin(str(pid), library)
     with open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:

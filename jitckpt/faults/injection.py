@@ -62,7 +62,8 @@ class FaultSpec:
 
     The keys after `seed` are for the device's kinds. call: the how manyeth call from the beginning of the
     phase. peer: the rank at the other end of the network. part (kernels or link) and factor (times as long):
-    of what is slow. result (remote or system): NCCL's. jump: by how many seconds a clock does (an hour ahead).
+    of what is slow. result (remote or system): NCCL's. jump: by how many seconds a
+    clock does (an hour ahead).
     """
 
     rank: int

@@ -153,10 +153,12 @@ def test_root_lets_another_processs_time_of_day_jump() -> None:
     if os.geteuid() != 0:
         pytest.skip("only root writes what another process has in memory")
     process = with_clock("while True: input(); print(time.time(), flush=True)")
-    assert process.stdin is not None and process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout is not None
 
     def time_there() -> float:
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         print(file=process.stdin, flush=True)
         return float(process.stdout.readline()) - time.time()
 
@@ -170,9 +172,11 @@ def test_root_lets_another_processs_time_of_day_jump() -> None:
 def test_without_the_library_no_clock_jumps() -> None:
     with pytest.raises(clock.ClockError, match="is not preloaded"):
         clock.jump(clock.HOUR)
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
-        with pytest.raises(clock.ClockError, match=f"is not in process {process.pid},"):
-            clock.jump_of(process.pid, str(LIBRARY_DIR / clock.LIBRARY), clock.HOUR)
+    with (
+        subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process,
+        pytest.raises(clock.ClockError, match=f"is not in process {process.pid},"),
+    ):
+        clock.jump_of(process.pid, str(LIBRARY_DIR / clock.LIBRARY), clock.HOUR)
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("", 3600), (" jump=-3600", -3600), (" jump=5", 5)])
