@@ -18,12 +18,12 @@ from pathlib import Path
 from jitckpt.console import say
 from jitckpt.errors import CheckpointError, SaveError
 from jitckpt.saves import layout
+from jitckpt.system.left_folders import NO_LOCKS
 from jitckpt.system.regular_file import NoFileError, open_regular
 
 LOCK_FILE = "job.lock"
 PATIENCE_SECONDS = 30.0  # in which a job that was killed a moment ago may end
 LOOK_SECONDS = 0.1
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 # By directory. Record locks are lost with the first descriptor of the file that the process closes, so there
 # is but one.
 _held: dict[Path, int] = {}
@@ -44,7 +44,7 @@ def hold(root: Path, run: str) -> str | None:
             os.close(file)
             raise
     except OSError as error:
-        if error.errno not in _NO_LOCKS or isinstance(error, NoFileError):
+        if error.errno not in NO_LOCKS or isinstance(error, NoFileError):
             raise CheckpointError(
                 f"{root / LOCK_FILE} can't be written: {error.strerror}; check the file system, or choose "
                 "another checkpoint directory."
