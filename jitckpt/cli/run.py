@@ -1003,7 +1003,9 @@ def _domains(text: str) -> dict[str, tuple[str, ...]] | None:
         return None
     try:
         return read_domains(regular_file.text_of(text))
-    except (OSError, UnicodeError) as error:
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text} can't be read: {error.strerror}") from error
+    except UnicodeError as error:
         raise argparse.ArgumentTypeError(f"{text} can't be read: {error}") from error
     except InvalidInput as error:
         raise argparse.ArgumentTypeError(f"{text}: {error}") from error
