@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jitckpt.console import say
+from jitckpt.system import regular_file
 from jitckpt.system.disk_thread import DiskThread, Work
 
 LAST_SECONDS = 5.0  # that the end of a job waits for its events to be written
@@ -109,7 +110,7 @@ def _append(path: Path, lines: bytes) -> str:
     """Return why that can't be done, as a sentence; "" if it is."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        file = regular_file.open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
             while lines:
                 lines = lines[os.write(file, lines) :]
@@ -129,7 +130,7 @@ def read_events(directory: Path) -> tuple[list[Event], list[str]]:
     path = directory / FILE_NAME
     events: list[Event] = []
     damages = []
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+    for number, line in enumerate(regular_file.content_of(path).splitlines(), start=1):
         event = parse_event(line)
         if event is not None:
             events.append(event)

@@ -1,4 +1,4 @@
-"""Compiles what tests preload: disk.c, a disk that fails on order, and clock.c, a clock that is wrong."""
+"""Compiles what tests preload: a disk that fails on order, one without locks, a clock that is wrong."""
 
 import subprocess
 from pathlib import Path

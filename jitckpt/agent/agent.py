@@ -77,7 +77,7 @@ from jitckpt.errors import (
     SaveError,
 )
 from jitckpt.events import EventLog
-from jitckpt.faults import injection
+from jitckpt.faults import clock, injection
 from jitckpt.faults.injection import FaultSpec
 from jitckpt.hosts import connections, fetch, rendezvous
 from jitckpt.hosts.connections import Arrived, Host, Hosts
@@ -1208,6 +1208,8 @@ class WorkerProcesses(PContext):
                 self._children.kill_guardian()
             elif fired.kind == "template":
                 self._spares.kill_template()
+            elif fired.kind == "agent-clock":
+                clock.jump(injection.seconds_of(fired))
             elif fired.kind in injection.LASTING_KINDS and self._device_proxies is not None:
                 self._device_proxies.break_device(fired.rank)
 

@@ -48,7 +48,9 @@ from jitckpt.doctor import moved_process
 from jitckpt.encoding.staging import DEFAULT_BYTES
 from jitckpt.errors import HostsError, HostsMissing, HostUnfit, NoProgress, NotNeeded, SaveError
 from jitckpt.events import Event, EventLog
+from jitckpt.faults import clock
 from jitckpt.faults.injection import (
+    CLOCK_KINDS,
     DEVICE_KINDS,
     DRIVER_SUSPECT,
     LASTING_KINDS,
@@ -64,6 +66,7 @@ from jitckpt.hosts.stores import has_calls_out
 from jitckpt.objects.bucket import parse
 from jitckpt.reports.timeline import in_words
 from jitckpt.saves.start_record import note_finished
+from jitckpt.system import regular_file
 from jitckpt.system.door import NO_ROOM
 from jitckpt.system.launcher_folder import launcher_folder
 from jitckpt.system.nameless_user import give_name
@@ -78,6 +81,7 @@ from jitckpt.worker.self_check.comparison import (
     SAMPLED_SELF_CHECK,
 )
 
+CLOCK_LIBRARY = LIBRARY_DIR / clock.LIBRARY
 DEFAULT_MAX_RESTARTS = 3
 DEFAULT_HANG_TIMEOUT = 60.0
 DEFAULT_VALIDATE_EVERY = 1000
@@ -111,12 +115,25 @@ def main(arguments: list[str]) -> int:
     with said_aside():
         try:
             status = _run(arguments)
-        except HostUnfit:
+        except HostUnfit:  # as a new host, which is taken when its check passes
             status = None
-    if status is None:  # as a new host, which is taken when its check passes
+        except _NeedsClock:
+            status, before = None, clock.preloaded(str(CLOCK_LIBRARY), before)
+    if status is None:
         sys.stdout.flush()
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], before)
     return _ended(status)
+
+
+class _NeedsClock(Exception):
+    """A clock is to jump, for which this process must have a library that it can only begin with."""
+
+
+def _need_clock(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    if any(fault.kind in CLOCK_KINDS for fault in args.fault) and not clock.is_preloaded():
+        if str(CLOCK_LIBRARY) in os.environ.get("LD_PRELOAD", "") or not CLOCK_LIBRARY.exists():
+            parser.error(f"--fault: no clock can jump without {CLOCK_LIBRARY}; install jitckpt anew")
+        raise _NeedsClock
 
 
 def _ended(status: int) -> int:
@@ -132,6 +149,7 @@ def _ended(status: int) -> int:
 def _run(arguments: list[str]) -> int:
     parser = run_parser()
     args = parser.parse_args(arguments)
+    _need_clock(parser, args)
     give_name()
     end_in_order()  # until the agent has the signals, and when it has them no more
     kind = choose_device(args.device, os.environ)
@@ -984,8 +1002,10 @@ def _domains(text: str) -> dict[str, tuple[str, ...]] | None:
     if text == "hostname":
         return None
     try:
-        return read_domains(Path(text).read_text())
-    except (OSError, UnicodeError) as error:
+        return read_domains(regular_file.text_of(text))
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text} can't be read: {error.strerror}") from error
+    except UnicodeError as error:
         raise argparse.ArgumentTypeError(f"{text} can't be read: {error}") from error
     except InvalidInput as error:
         raise argparse.ArgumentTypeError(f"{text}: {error}") from error
@@ -1001,7 +1021,7 @@ def _objects(text: str) -> str:
 
 def _secret(text: str) -> bytes:
     try:
-        with open(text, "rb") as file:
+        with regular_file.reading(text) as file:
             found = os.fstat(file.fileno())
             secret = file.read(MOST_SECRET).strip()
     except OSError as error:

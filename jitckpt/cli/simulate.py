@@ -26,6 +26,7 @@ from jitckpt.planning.plan import analyse
 from jitckpt.planning.policies import parse_policy
 from jitckpt.planning.simulator import Result, simulate
 from jitckpt.planning.units import DAY_SECONDS, show_seconds
+from jitckpt.system import regular_file
 
 _WIDTH_OF_FILES = 200  # nothing is folded where no screen is too narrow
 
@@ -90,7 +91,7 @@ def main(arguments: list[str]) -> int:
 def unreadable(path: Path) -> str:
     """Return why the file can't be read; "" where it can."""
     try:
-        path.open().close()
+        regular_file.reading(path).close()
     except OSError as error:
         return error.strerror or str(error)
     return ""

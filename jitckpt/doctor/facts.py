@@ -20,6 +20,7 @@ from jitckpt.device import LIBRARY_DIR, device_environment
 from jitckpt.doctor.checks import Disk, SavedRank
 from jitckpt.events import Event
 from jitckpt.saves import folders, layout
+from jitckpt.system import regular_file
 
 FRAMEWORKS = (
     "transformers",
@@ -194,7 +195,7 @@ def saved_ranks(checkpoints: Path, events: Sequence[Event]) -> list[SavedRank]:
         if record.metadata is None or (record.rank in found and record.kind == "rank"):
             continue
         files = layout.state_files(record.metadata.saver)
-        local = layout.parse_object((record.path / files.document).read_bytes(), "state")["local"]
+        local = layout.parse_object(regular_file.content_of(record.path / files.document), "state")["local"]
         sizes = {file.name: file.size for file in record.metadata.files}
         event = ended.get(record.rank)
         found[record.rank] = SavedRank(

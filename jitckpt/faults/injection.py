@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields, replace
 from math import isfinite
 
 from jitckpt.errors import JitckptError, RehearsedFailure
-from jitckpt.faults import processes
+from jitckpt.faults import clock, processes
 from jitckpt.wire import environment
 
 PHASES = ("forward", "backward", "allreduce", "optimizer", "between")
@@ -32,8 +32,10 @@ PROXY_KINDS = ("proxy-kill", DRIVER_SUSPECT)
 LASTING_KINDS = ("device-lost-hard",)
 # What has a new server find that out.
 OF_A_BROKEN_DEVICE = {"SOFTGPU_FAULTS": "kind=device-lost"}
+# The time of day of a process jumps: the rank's, or its agent's.
+CLOCK_KINDS = ("clock", "agent-clock")
 # Of processes beside the rank, or of the rank's whole process.
-PROCESS_KINDS = (*processes.BY_KIND, *processes.AGENTS_KINDS)
+PROCESS_KINDS = (*processes.BY_KIND, *processes.AGENTS_KINDS, "clock")
 KINDS = (*SIGNALS, "exception", "exit", *PROCESS_KINDS, *DEVICE_KINDS, *PROXY_KINDS, *LASTING_KINDS)
 # Those that transparent mode brings a rank back from.
 TRANSPARENT_KINDS = (*PROXY_KINDS, *FAILURES_OF_THE_NETWORK, *FAILURES_OF_THE_DEVICE)
@@ -61,7 +63,8 @@ class FaultSpec:
 
     The keys after `seed` are for the device's kinds. call: the how manyeth call from the beginning of the
     phase. peer: the rank at the other end of the network. part (kernels or link) and factor (times as long):
-    of what is slow. result (remote or system): NCCL's.
+    of what is slow. result (remote or system): NCCL's. jump: by how many seconds a
+    clock does (an hour ahead).
     """
 
     rank: int
@@ -74,6 +77,7 @@ class FaultSpec:
     part: str | None = None
     factor: float | None = None
     result: str | None = None
+    jump: int | None = None
 
     def __str__(self) -> str:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -140,6 +144,7 @@ def parse_fault(text: str) -> FaultSpec:
         part=_one_of(text, "part", values["part"], _PARTS) if "part" in values else None,
         factor=_factor(text, values["factor"]) if "factor" in values else None,
         result=_one_of(text, "result", values["result"], _RESULTS) if "result" in values else None,
+        jump=_jump(text, values["jump"]) if "jump" in values else None,
     )
     if spec.phase not in (*phases_of(spec.kind), "any"):
         kinds = tuple(kind for kind in KINDS if spec.phase in phases_of(kind))
@@ -241,6 +246,8 @@ def _fire(spec: FaultSpec) -> None:
         os._exit(1)
     elif spec.kind in processes.BY_KIND:
         processes.BY_KIND[spec.kind]()
+    elif spec.kind == "clock":
+        clock.jump(seconds_of(spec))
     elif spec.kind not in processes.AGENTS_KINDS:
         raise RehearsedFailure(f"rehearsed failure: {spec}")
 
@@ -250,8 +257,15 @@ _RESULTS = ("remote", "system")
 _KEYS = tuple(f.name for f in fields(FaultSpec))
 
 
+def seconds_of(spec: FaultSpec) -> int:
+    """Return by how much a clock jumps."""
+    return clock.HOUR if spec.jump is None else spec.jump
+
+
 def keys_of(kind: str) -> tuple[str, ...]:
-    """Return the keys for the device that go with a kind."""
+    """Return the keys beyond those of every kind that go with a kind."""
+    if kind in CLOCK_KINDS:
+        return ("jump",)
     if kind not in (*DEVICE_KINDS, *LASTING_KINDS, DRIVER_SUSPECT) or kind == "heal":
         return ()
     more = {"network-cut": ("peer",), "slow": ("peer", "part", "factor"), "collective-error": ("result",)}
@@ -262,6 +276,10 @@ def _number(text: str, key: str, value: str, least: int) -> int:
     if not (value.isascii() and value.isdigit() and len(value) < 19 and int(value) >= least):
         raise _error(text, f"{key} must be a whole number of at least {least}, not {value!r}")
     return int(value)
+
+
+def _jump(text: str, value: str) -> int:
+    return _number(text, "jump", value.removeprefix("-"), least=1) * (-1 if value[:1] == "-" else 1)
 
 
 def _factor(text: str, value: str) -> float:

@@ -14,7 +14,7 @@ from jitckpt.system import process_tree
 from jitckpt.wire import environment
 
 # These befall what the agent has beside the ranks, and so are the agent's to do.
-AGENTS_KINDS = ("guardian", "template")
+AGENTS_KINDS = ("guardian", "template", "agent-clock")
 _FIRST_OF_OTHERS = 3  # descriptors: after standard input, output and errors
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 _CHANGES = ("os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.symlink", "os.truncate")

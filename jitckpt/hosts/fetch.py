@@ -21,6 +21,7 @@ from jitckpt.hosts.link import LinkError
 from jitckpt.saves import folders, layout
 from jitckpt.saves.folders import HashedFile, SaveFolder
 from jitckpt.saves.layout import FileEntry, Metadata
+from jitckpt.system import regular_file
 
 PIECE = 4 << 20  # bytes
 ANSWER_SECONDS = 60.0
@@ -173,7 +174,7 @@ def _pieces(directory: Path | None, request: Mapping[str, object]) -> Iterator[b
         case {"step": int(step), "kind": "rank" | "local" as kind, "rank": int(rank), "file": str(name)}:
             save = folders.look_at(directory, step, kind, rank)
             if save.metadata is not None and name in {file.name for file in save.metadata.files}:
-                with open(save.path / name, "rb", buffering=0) as file:
+                with regular_file.reading(save.path / name) as file:
                     while data := file.read(PIECE):
                         yield data
                 return

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jitckpt.errors import JitckptError
+from jitckpt.system import regular_file
 
 PART_BYTES = 16 << 20  # S3 wants at least 5 MiB
 MOST_PARTS = 10_000
@@ -128,7 +129,7 @@ class Bucket:
         """
         size = path.stat().st_size
         if size <= self._part_bytes:
-            data = path.read_bytes()
+            data = regular_file.content_of(path)
             show(data)
             self.put(key, data)
             return 0
@@ -137,7 +138,7 @@ class Bucket:
             upload, known = self._unfinished(key)
             there = 0
             parts: dict[int, Future[str]] = {}
-            with open(path, "rb", buffering=0) as file, ThreadPoolExecutor(AT_ONCE) as pool:
+            with regular_file.reading(path) as file, ThreadPoolExecutor(AT_ONCE) as pool:
                 for number in range(1, -(-size // part_bytes) + 1):
                     data = _whole_read(file, part_bytes)
                     show(data)

@@ -20,6 +20,7 @@ from jitckpt.objects.bucket import Bucket
 from jitckpt.objects.saves import Key, ObjectSaves, name_of
 from jitckpt.saves import folders, layout
 from jitckpt.saves.folders import SaveRecord
+from jitckpt.system import regular_file
 
 LOOK_SECONDS = 1.0
 LONGEST_PAUSE = 60.0  # seconds between two tries with a store that does not answer
@@ -74,7 +75,7 @@ class Copier:
     def _copy(self, record: SaveRecord) -> bool:
         key: Key = (record.step, record.kind, record.rank)
         try:
-            metadata = (record.path / layout.METADATA_FILE).read_bytes()
+            metadata = regular_file.content_of(record.path / layout.METADATA_FILE)
         except FileNotFoundError:
             return False
         if self._copied.get(key) == metadata:

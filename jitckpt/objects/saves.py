@@ -16,6 +16,7 @@ from jitckpt.objects.bucket import Bucket, DamagedObject
 from jitckpt.saves import folders, layout
 from jitckpt.saves.folders import HashedFile, SaveFolder, SaveRecord
 from jitckpt.saves.layout import FileEntry, Kind, Metadata
+from jitckpt.system import regular_file
 
 AT_ONCE = 8  # metadata that are asked for
 TRIES = 2  # with a file that comes damaged: on the way, or there
@@ -91,7 +92,7 @@ class ObjectSaves:
         if record.metadata is None:
             raise SaveError(record.problem or f"{record.path} has no metadata.")
         try:
-            own = (record.path / layout.METADATA_FILE).read_bytes()
+            own = regular_file.content_of(record.path / layout.METADATA_FILE)
             self.remove(key)
             total = there = 0
             for file in record.metadata.files:

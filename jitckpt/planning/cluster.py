@@ -14,6 +14,7 @@ from jitckpt.decisions.check import InvalidInput, number, positive, whole
 from jitckpt.decisions.sizes import show_bytes
 from jitckpt.planning.mesh import Mesh
 from jitckpt.planning.units import BYTES, BYTES_PER_SECOND, DAY_SECONDS, SECONDS, quantity
+from jitckpt.system import regular_file
 
 SCOPES = ("gpu", "machine", "rack", "switch", "power", "job")
 TAKES = ("nothing", "process", "gpu", "machine")
@@ -473,7 +474,7 @@ _MEASURED: Mapping[str, tuple[str, Reader]] = {
 def read_description(path: Path) -> Description:
     """Read CLUSTER.toml; raise InvalidInput that names the key and what it may be."""
     try:
-        text = path.read_text()
+        text = regular_file.text_of(path)
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error.strerror}") from error
     return parse_description(text, str(path))

@@ -14,6 +14,7 @@ from jitckpt.decisions.check import InvalidInput, number, positive
 from jitckpt.planning.cluster import Description, FailureMode
 from jitckpt.planning.survival import Weibull
 from jitckpt.planning.units import DAY_SECONDS
+from jitckpt.system import regular_file
 
 _BATCH = 4096
 
@@ -123,7 +124,7 @@ def recorded_failures(description: Description, path: Path) -> Iterator[Failure]
     """From a CSV file with the columns seconds, failure (a name of the description), component."""
     modes = {mode.name: mode for mode in description.failures}
     before = 0.0
-    with path.open(newline="") as file:
+    with open(regular_file.open_regular(path), newline="") as file:
         reader = csv.DictReader(file)
         if set(reader.fieldnames or ()) != {"seconds", "failure", "component"}:
             raise InvalidInput(

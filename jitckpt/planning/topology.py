@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from jitckpt.decisions.check import InvalidInput, number, positive, whole
 from jitckpt.planning.units import BYTES, BYTES_PER_SECOND, quantity
+from jitckpt.system import regular_file
 
 if TYPE_CHECKING:
     from jitckpt._algorithms import FlushNetwork
@@ -185,7 +186,7 @@ def several_nodes(
 def read_topology(path: Path) -> Topology:
     """A topology from TOML: [[vertex]] (name, kind, capacity), [[link]] (from, to, bandwidth, both_ways)."""
     try:
-        text = tomllib.loads(path.read_text())
+        text = tomllib.loads(regular_file.text_of(path))
     except tomllib.TOMLDecodeError as error:
         raise InvalidInput(f"{path} is not TOML: {error}") from error
     _known(str(path), text, {"vertex", "link"})

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from jitckpt.decisions.check import InvalidInput, number, whole
+from jitckpt.system import regular_file
 
 Trace = tuple[tuple[float, ...], ...]  # by snapshot, by GPU: bytes
 
@@ -61,7 +62,7 @@ def read_trace(path: Path) -> Trace:
     """A recorded trace: CSV without a header, a line a snapshot, bytes of each GPU's checkpoint."""
     rows: list[tuple[float, ...]] = []
     try:
-        file = path.open(newline="")
+        file = open(regular_file.open_regular(path), newline="")  # noqa: SIM115
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error.strerror}") from error
     with file:

@@ -9,6 +9,7 @@ from typing import Any
 
 from jitckpt.events import FILE_NAME, Event, parse_event
 from jitckpt.reports.present import JobModel, Present, Progress, is_whole
+from jitckpt.system import regular_file
 
 PIECE = 1 << 22  # bytes read at a time
 LONGEST_LINE = 1 << 24  # bytes; what is longer is no event
@@ -38,7 +39,7 @@ class Follower:
         """Take in what is new; return whether there was anything."""
         before = self._read, self.progress
         try:
-            with open(self.directory / FILE_NAME, "rb") as file:
+            with regular_file.reading(self.directory / FILE_NAME) as file:
                 self._read_on(file.fileno())
             self.problem = ""
         except FileNotFoundError:
@@ -114,7 +115,7 @@ class Follower:
 
 def _progress(path: Path) -> Progress | None:
     try:
-        with open(path, "rb") as file:
+        with regular_file.reading(path) as file:
             document: Any = json.loads(file.read(MOST_PROGRESS))
         steps = {int(rank): int(step) for rank, step in document["steps"].items()}
         seconds = document.get("step_seconds")

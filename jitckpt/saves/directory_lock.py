@@ -18,11 +18,12 @@ from pathlib import Path
 from jitckpt.console import say
 from jitckpt.errors import CheckpointError, SaveError
 from jitckpt.saves import layout
+from jitckpt.system.left_folders import NO_LOCKS
+from jitckpt.system.regular_file import NoFileError, open_regular
 
 LOCK_FILE = "job.lock"
 PATIENCE_SECONDS = 30.0  # in which a job that was killed a moment ago may end
 LOOK_SECONDS = 0.1
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 # By directory. Record locks are lost with the first descriptor of the file that the process closes, so there
 # is but one.
 _held: dict[Path, int] = {}
@@ -36,14 +37,14 @@ def hold(root: Path, run: str) -> str | None:
     if root in _held:
         return None
     try:
-        file = os.open(root / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        file = open_regular(root / LOCK_FILE, os.O_RDWR | os.O_CREAT)
         try:
             _wait_for(file, root, run)
         except BaseException:
             os.close(file)
             raise
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
+        if error.errno not in NO_LOCKS or isinstance(error, NoFileError):
             raise CheckpointError(
                 f"{root / LOCK_FILE} can't be written: {error.strerror}; check the file system, or choose "
                 "another checkpoint directory."

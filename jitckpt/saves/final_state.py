@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from jitckpt.encoding import tree_codec
 from jitckpt.saves import folders
 from jitckpt.state.host_state import HostState
+from jitckpt.system import regular_file
 
 FOLDER = "final-state"
 RANDOM = "random numbers"
@@ -128,7 +129,7 @@ def read(folder: Path) -> dict[int, FinalState]:
     """Return the final states of all ranks that came to their end."""
     found = {}
     for path in sorted(folder.glob("rank-*.json")):
-        content = json.loads(path.read_text())
+        content = json.loads(regular_file.content_of(path))
         found[int(path.stem.removeprefix("rank-"))] = FinalState(
             content["step"], content["digests"], tuple(content["left_out"])
         )

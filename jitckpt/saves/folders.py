@@ -27,6 +27,7 @@ from jitckpt.errors import CheckpointError, JitckptError, SaveError
 from jitckpt.saves import layout, starts
 from jitckpt.saves.layout import FileEntry, Identity, Metadata
 from jitckpt.saves.renames import exchange, make_folder, put_where_nothing_is, sync_folder
+from jitckpt.system import regular_file
 
 READ_BYTES = 4 << 20
 PIECE_BYTES = 1 << 20  # that a processor's cache holds
@@ -265,7 +266,7 @@ def open_directory(root: Path, job: str | None = None) -> str:
                 pass  # another rank was first: its id is read below
             finally:
                 fresh.unlink(missing_ok=True)
-        found = layout.parse_object(content_of(path), str(path))
+        found = layout.parse_object(regular_file.content_of(path), str(path))
     except OSError as error:
         raise CheckpointError(_sentence(error, root)) from None  # it says all, and ends the user's traceback
     except SaveError as error:
@@ -336,14 +337,6 @@ def look_at(root: Path, step: int, kind: layout.Kind, rank: int) -> SaveRecord:
     return _record(path if path.exists() or not replaced.exists() else replaced, step, kind, rank)
 
 
-def content_of(path: Path) -> bytes:
-    """Return what a file holds. Raises OSError, also for a pipe in its place, which would be waited for."""
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "it is no file", str(path))
-        return file.read()
-
-
 def verify(
     record: SaveRecord, *, checksums: bool = True, on_read: Callable[[int], object] | None = None
 ) -> str | None:
@@ -371,7 +364,7 @@ def read(record: SaveRecord) -> SavedState:
     files = layout.state_files(record.metadata.saver if record.metadata else "builtin")
     path = record.path / files.document
     try:
-        document = layout.parse_object(content_of(path), str(path))
+        document = layout.parse_object(regular_file.content_of(path), str(path))
     except OSError as error:
         raise SaveError(f"{path} can't be read: {error.strerror}.") from error
     return SavedState(document, tensor_file.read(record.path / files.tensors))
@@ -502,7 +495,7 @@ def set_aside_after(root: Path, step: int, rank: int, start: int = 0, ranks: int
 def checksum(path: Path, on_read: Callable[[int], object] | None = None) -> str:
     """Return the xxh3_128 of a file in hexadecimal."""
     digest = xxhash.xxh3_128()
-    with open(path, "rb", buffering=0) as file:
+    with regular_file.reading(path) as file:
         while data := file.read(READ_BYTES):
             digest.update(data)
             if on_read is not None:
@@ -548,7 +541,7 @@ def _record(path: Path, step: int, kind: layout.Kind, rank: int) -> SaveRecord:
         return SaveRecord(path, step, kind, rank, None, problem, finished)
 
     try:
-        metadata = layout.parse_metadata(content_of(path / layout.METADATA_FILE))
+        metadata = layout.parse_metadata(regular_file.content_of(path / layout.METADATA_FILE))
     except FileNotFoundError:
         return unusable(f"{path} has no {layout.METADATA_FILE}: it was never finished.", finished=False)
     except OSError as error:
@@ -596,7 +589,7 @@ def _begin_sync(descriptor: int, begin: int, size: int) -> None:
 
 
 def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
+    handle = regular_file.open_regular(path)
     try:
         os.fsync(handle)
     finally:

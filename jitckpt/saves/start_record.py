@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from jitckpt.errors import SaveError
 from jitckpt.saves import folders, layout, starts
+from jitckpt.system import regular_file
 
 SHOWN = 300  # characters of a setting
 _PLAIN = (bool, int, float, str, tuple, list, type(None))
@@ -79,7 +80,7 @@ def note_finished(root: Path, number: int = 0) -> None:
 
 def _read(root: Path) -> dict[str, Any]:
     path = root / layout.JOB_FILE
-    return layout.parse_object(folders.content_of(path), str(path))
+    return layout.parse_object(regular_file.content_of(path), str(path))
 
 
 def _write(root: Path, content: Mapping[str, Any]) -> None:

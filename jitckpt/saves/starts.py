@@ -21,6 +21,7 @@ from pathlib import Path
 
 from jitckpt.errors import SaveError
 from jitckpt.saves.renames import make_folder, put_where_nothing_is, sync_folder
+from jitckpt.system import regular_file
 
 FOLDER = "starts"
 _BEGUN = re.compile(r"start-(\d{10,18})\.json")
@@ -145,7 +146,7 @@ def note_of_others(root: Path, told: Iterable[tuple[int, int]]) -> None:
 
 def _revision(path: Path) -> int | None:
     try:
-        found = json.loads(path.read_text()).get("revision")
+        found = json.loads(regular_file.content_of(path)).get("revision")
     except (ValueError, AttributeError):
         return None
     return found if isinstance(found, int) else None

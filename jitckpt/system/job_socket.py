@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jitckpt.errors import JitckptError
+from jitckpt.system import regular_file
 
 FILE_NAME = "launcher.json"
 MOST_BYTES = 1 << 16  # of a message
@@ -59,7 +60,7 @@ class JobSocket:
         """Nobody can come any more; the file goes unless it is another launcher's by now."""
         self.listener.close()
         with contextlib.suppress(OSError):
-            if self._path.read_text() == self._told:
+            if regular_file.text_of(self._path) == self._told:
                 self._path.unlink()
 
 
@@ -94,7 +95,7 @@ def ask(directory: Path, wanted: Mapping[str, Any]) -> Iterator[tuple[str, int |
     """
     path = directory / FILE_NAME
     try:
-        told = json.loads(path.read_text())
+        told = json.loads(regular_file.content_of(path))
         name, host, process = str(told["socket"]), str(told["host"]), int(told["process"])
     except FileNotFoundError:
         raise JobSocketError(

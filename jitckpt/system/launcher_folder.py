@@ -3,7 +3,6 @@
 Where both were killed, as a scheduler may do, with the next launcher. Who lives holds a lock.
 """
 
-import fcntl
 import os
 import tempfile
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from jitckpt.system.empty_folder import remove_if_empty
-from jitckpt.system.left_folders import OPEN, left_folders
+from jitckpt.system.left_folders import OPEN, hold, left_folders
 
 PREFIX = "jitckpt-launcher-"
 
@@ -23,7 +22,7 @@ def launcher_folder() -> Iterator[Path]:
     hidden = Path(tempfile.mkdtemp(prefix=f".{PREFIX}"))
     descriptor = os.open(hidden, OPEN)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)  # before it has the name by which others would find it
+        hold(descriptor)  # before it has the name by which others would find it
         folder = hidden.rename(hidden.with_name(hidden.name.removeprefix(".")))
         try:
             yield folder

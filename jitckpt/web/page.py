@@ -33,6 +33,7 @@ from jitckpt.events import Event
 from jitckpt.reports.document import as_document
 from jitckpt.reports.following import Follower
 from jitckpt.reports.timeline_picture import MEANINGS, recoveries
+from jitckpt.system import regular_file
 from jitckpt.system.descriptor_limit import raise_limit
 
 LOOK_SECONDS = 1.0  # between two looks at the directory
@@ -122,10 +123,10 @@ def _read_report(follower: Follower, job: dict[str, Any], path: Path) -> str | N
         return None
     for folder in (follower.directory, Path(job["checkpoint_dir"] or follower.directory)):
         try:
-            descriptor = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            file = regular_file.reading(folder / name, os.O_NOFOLLOW)
         except OSError:
             continue
-        with open(descriptor, "rb") as file:
+        with file:
             return file.read(MOST_REPORT_BYTES).decode(errors="replace")
     return None
 

@@ -11,9 +11,10 @@ from contextlib import ExitStack, suppress
 from functools import partial
 
 from campaign_hostile import trials, who
-from campaign_hostile.job import LOOK_SECONDS, Start
+from campaign_hostile.job import CLOCK_LIBRARY, LOOK_SECONDS, Start
 from campaign_hostile.place import Place
 from campaign_hostile.trials import Attack
+from jitckpt.faults import clock
 from jitckpt.rehearsal.namespaces import Namespaces, ip
 
 NOBODYS_ADDRESS = "02:00:00:00:00:99"  # of a network card that there is not
@@ -80,6 +81,8 @@ def _hit_one(attack: Attack, start: Start) -> Undo | None:
                 return partial(_go_on, attack, start, victim)
             case trials.DESCRIPTORS:
                 return _take_descriptors(victim)
+            case trials.CLOCK:
+                return _set_clock(victim, int(attack.detail))
     return None
 
 
@@ -103,6 +106,19 @@ def _signal_all(attack: Attack, start: Start) -> Undo | None:
         with suppress(ProcessLookupError):
             os.kill(pid, int(attack.detail))
     return _nothing if everybody else None
+
+
+def _set_clock(victim: int, seconds: int) -> Undo | None:
+    """Let the process's time of day jump; None as long as it has not loaded what that takes."""
+
+    def jump(by: int) -> bool:
+        try:
+            clock.jump_of(victim, str(CLOCK_LIBRARY), by)
+        except (FileNotFoundError, ProcessLookupError, clock.ClockError):
+            return False  # it has ended, or just begins
+        return True
+
+    return partial(jump, -seconds) if jump(seconds) else None
 
 
 def _take_descriptors(victim: int) -> Undo:

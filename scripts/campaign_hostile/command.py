@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from campaign_hostile import attacks
 from campaign_hostile.job import Outcome, Start
 from campaign_hostile.place import PLAIN, Place
-from campaign_hostile.trials import HOSTS, KINDS, USER, Trial, choose
+from campaign_hostile.trials import CLOCK, HOSTS, KINDS, USER, Trial, choose
 from campaign_hostile.verdict import FELL, Verdict, judge
 from jitckpt.cli.progress import shown_progress
 from jitckpt.errors import HostsError
@@ -114,7 +114,8 @@ class Campaign:
         """Let the job be hit, and start it again if that has ended it; None if nothing came in time."""
         with self.places(folder, trial.kind.disk, trial.mode, trial.hosts) as (places, network):
             starts = []
-            start = Start(places, self.training(), folder / "start-1", trial.mode)
+            clocks = trial.kind.what == CLOCK
+            start = Start(places, self.training(), folder / "start-1", trial.mode, clocks=clocks)
             hits = [False] * len(trial.attacks)
 
             def perform(number: int) -> None:

@@ -13,7 +13,9 @@ from pathlib import Path
 from campaign_hostile import who
 from campaign_hostile.place import Place
 from campaign_hostile.trials import TRANSPARENT
+from jitckpt.device import LIBRARY_DIR
 from jitckpt.events import FILE_NAME, Event, read_events
+from jitckpt.faults import clock
 
 JITCKPT = [sys.executable, "-P", "-c", "import sys; from jitckpt.cli import main; sys.exit(main())"]
 SAVE_DEADLINE = 20  # seconds; ranks whose agent is killed get that long
@@ -23,6 +25,7 @@ AGAIN_SECONDS = 1.0  # from the end of an agent on one of several hosts to the n
 AGAIN_MOST = 4  # on each host
 STORE = "10.79.0.1:29400"
 CHECKPOINTS = "ckpt"
+CLOCK_LIBRARY = LIBRARY_DIR / clock.LIBRARY
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class Start:
     folder: Path
     mode: str
     ranks: int = 2  # on the only host; of several each has one
+    clocks: bool = False  # can be made to jump
     began: float = field(default_factory=time.monotonic)
     over: threading.Event = field(default_factory=threading.Event)
     agents: list["subprocess.Popen[bytes]"] = field(default_factory=list)
@@ -157,6 +161,8 @@ class Start:
             options += ["--standalone", "--nproc-per-node", str(self.ranks)]
         if self.mode == TRANSPARENT:
             options += ["--mode", "transparent"]
+        if self.clocks:
+            variables |= {"LD_PRELOAD": str(CLOCK_LIBRARY)}
         command = place.command([*JITCKPT, "run", *options, *self.training], self.folder)
         with (self.folder / f"output-{host}-{self._started[host]}").open("wb") as output:
             return subprocess.Popen(

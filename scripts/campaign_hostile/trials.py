@@ -9,7 +9,7 @@ from campaign_hostile.place import LOOP, PLAIN, SMALL
 
 USER, TRANSPARENT, HOSTS = "user", "transparent", "hosts"  # how the job is protected; on several hosts
 BEFORE_INIT, LATER = "started", "first_step"  # since the launcher was started; an event of its log
-KILL, STOP, SIGNAL, FREEZE, FILL, DESCRIPTORS, STRANGERS, CUT = (
+KILL, STOP, SIGNAL, FREEZE, FILL, DESCRIPTORS, STRANGERS, CUT, CLOCK = (
     "kill",
     "stop",
     "signal",
@@ -18,10 +18,12 @@ KILL, STOP, SIGNAL, FREEZE, FILL, DESCRIPTORS, STRANGERS, CUT = (
     "descriptors",
     "strangers",
     "cut",
+    "clock",
 )
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 NOTICE = signal.SIGUSR2
 REPLACED = "then its host is replaced"
+HOUR_AHEAD, HOUR_BACK = "3600", "-3600"  # seconds by which a clock jumps
 VISITS = ("silence", "garbage", "many", "half")
 
 
@@ -30,7 +32,8 @@ class Attack:
     """What is done to whom (a name of who.KINDS), `delay` seconds after the event.
 
     number: chooses one of several. lasting: seconds until it is undone, None where it can't be or is not.
-    detail: the signal's number, how strangers behave, or the direction of a cut. host: on which.
+    detail: the signal's number, how strangers behave, the direction of a cut, by how many seconds a clock
+    jumps. host: on which.
     """
 
     what: str
@@ -101,12 +104,17 @@ KINDS: dict[str, Kind] = {
     "rank-without-descriptors": Kind(
         DESCRIPTORS, "rank", sentence=DESCRIPTOR, lasting=(0.5, 10), then=("rank",)
     ),
+    "clock-agent": Kind(CLOCK, "agent", lasting=(0.5, 15), details=(HOUR_AHEAD, HOUR_BACK), then=("rank",)),
+    "clock-rank": Kind(CLOCK, "rank", lasting=(0.5, 15), details=(HOUR_AHEAD, HOUR_BACK), then=("rank",)),
     "strangers": Kind(STRANGERS, "ports", details=VISITS, lasting=(1, 10), then=("rank",)),
     "hosts-stop-leader": Kind(
         STOP, "agent", modes=(HOSTS,), lasting=(1, 20), sentence=APART, details=("", REPLACED)
     ),
     "hosts-kill-agent": Kind(KILL, "agent", modes=(HOSTS,), sentence=APART),
     "hosts-one-way-cut": Kind(CUT, "cable", modes=(HOSTS,), lasting=(1, 20), sentence=APART),
+    "hosts-clock-agent": Kind(
+        CLOCK, "agent", modes=(HOSTS,), lasting=(1, 20), details=(HOUR_AHEAD, HOUR_BACK)
+    ),
     "hosts-strangers": Kind(STRANGERS, "ports", modes=(HOSTS,), details=VISITS, lasting=(1, 10)),
     "hosts-signal-all": Kind(
         SIGNAL, "all", modes=(HOSTS,), ends=True, saved=True, details=(str(int(signal.SIGTERM)),)
@@ -164,7 +172,7 @@ def choose(
     event, most = (BEFORE_INIT, start_seconds) if early else (LATER, seconds * 0.8)
     lasting = None if kind.lasting is None else round(chance.uniform(*kind.lasting), 2)
     detail = chance.choice(kind.details)
-    host = chance.randrange(hosts) if mode == HOSTS and kind.what in (KILL, CUT, STRANGERS) else 0
+    host = chance.randrange(hosts) if mode == HOSTS and kind.what in (KILL, CUT, STRANGERS, CLOCK) else 0
     if kind.what == CUT:
         detail = f"to host {(host + chance.randrange(1, hosts)) % hosts}"
     attacks = [

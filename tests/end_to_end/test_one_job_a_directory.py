@@ -1,8 +1,11 @@
 """A checkpoint directory that another job uses, has used, or has ended with."""
 
+import errno
 import re
 import signal
 
+import preloads
+import pytest
 from gpt import RUN, TRAINING, digests
 from launcher import Launcher
 
@@ -59,3 +62,20 @@ def test_a_lost_job_file_is_made_again(launcher: Launcher, undisturbed: list[str
     assert again.status == 0, again.err
     assert re.search("goes on from step [67]", again.err), again.err  # the device may be behind its host
     assert digests(again.out) == undisturbed
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_said_once_and_stops_nothing(
+    launcher: Launcher, undisturbed: list[str], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Checkpoint directory and folder for temporary files alike."""
+    library = preloads.compiled(launcher.directory, "locks")
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    monkeypatch.setenv("NO_LOCKS", str(number))
+    ended = launcher.run(*RUN, *FAULT, *TRAINING)
+    assert ended.status == 0, ended.err
+    assert digests(ended.out) == undisturbed
+    assert len(re.findall(r"Restart \d went on", ended.err)) == 1
+    sentence = f"The file system of {launcher.directory / 'ckpt'} has no locks"
+    assert ended.err.count(f"{sentence} (") in (1, 2), "once a start"
+    assert "see to it that no other job uses this checkpoint directory" in ended.err

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 # What libtorch's headers cost in compile time is left to scripts/setup, which builds all.
 NATIVE = {
     *("libjitckpt.so", "libjitckpt_proxy.so", "libsoftgpu.so", "libsoftgpu_host.so", "driver/libcuda.so.1"),
-    *("jitckpt-proxy-server", "libjitckpt_store.so"),
+    *("jitckpt-proxy-server", "libjitckpt_store.so", "libjitckpt_clock.so"),
 }
 
 

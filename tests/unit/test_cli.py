@@ -111,7 +111,7 @@ MEETS = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:1"]
             "--min-hosts: not with --coordination",
         ),
         (["run", "--nnodes", "x", __file__], "invalid literal for int() with base 10: 'x'"),
-        (["run", "--secret-file", "/dev/null", __file__], "/dev/null has 0 bytes; a secret needs 16"),
+        (["run", "--secret-file", "/dev/null", __file__], "/dev/null can't be read: it is no file"),
         (["run", "--secret-file", "nowhere", __file__], "nowhere can't be read: No such file"),
         (["run", "--max-restarts", "-1", __file__], "max_restarts must be >= 0"),
         (["run", "--max-restarts", "few", __file__], "argument --max-restarts"),

@@ -1,7 +1,9 @@
+import errno
 import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -67,8 +69,13 @@ def test_a_directory_that_cannot_be_written_is_said_and_stops_nothing(
     assert len(log.events) == 1
 
 
-def test_a_full_disk_is_said_and_stops_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / FILE_NAME).symlink_to("/dev/full")
+def test_a_full_disk_is_said_and_stops_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: int, lines: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", full)
     EventLog(tmp_path).write("detected")
     assert "No space left on device" in capsys.readouterr().err
 
@@ -84,18 +91,23 @@ def test_every_event_is_one_json_line(tmp_path: Path) -> None:
 def test_a_file_system_that_blocks_holds_up_nobody(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    os.mkfifo(tmp_path / FILE_NAME)  # which nobody reads: to open it for writing takes for ever
+    answers, append = threading.Event(), events._append
+
+    def wait(path: Path, lines: bytes) -> str:
+        answers.wait()
+        return append(path, lines)
+
+    monkeypatch.setattr(events, "_append", wait)
     monkeypatch.setattr(events, "LAST_SECONDS", 0.1)
     log = EventLog(tmp_path, aside=True)
     for name in ("first", "second"):
         log.write(name)
     log.finish()
     assert f"the file system of {tmp_path} does not answer" in capsys.readouterr().err
-    reader = os.open(tmp_path / FILE_NAME, os.O_RDONLY)  # now it answers
+    answers.set()
     monkeypatch.setattr(events, "LAST_SECONDS", 60)
     log.finish()
-    lines = os.read(reader, 1 << 16).splitlines()
-    os.close(reader)
+    lines = (tmp_path / FILE_NAME).read_bytes().splitlines()
     assert [json.loads(line)["event"] for line in lines] == ["first", "second"]
     assert capsys.readouterr().err == ""
 

@@ -1,5 +1,7 @@
 """The launcher's folder goes with it, or with the next launcher."""
 
+import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -49,6 +51,21 @@ def test_one_whose_launcher_was_killed_goes_with_the_next(temporary: Path) -> No
     assert left.exists()
     with launcher_folder() as folder:
         assert list(temporary.iterdir()) == [folder]
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_where_there_are_no_locks_it_goes_with_the_launcher_and_no_other_takes_it(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with launcher_folder() as first:
+        with launcher_folder() as second:
+            assert set(temporary.iterdir()) == {first, second}
+        assert list(temporary.iterdir()) == [first]
+    assert list(temporary.iterdir()) == []
 
 
 def test_what_only_bears_the_name_stays(temporary: Path) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from jitckpt.faults import injection, processes
+from jitckpt.device import LIBRARY_DIR
+from jitckpt.faults import clock, injection, processes
 
 
 def run(code: str) -> "subprocess.Popen[bytes]":
@@ -121,3 +122,69 @@ def test_what_befalls_the_agents_processes_is_told_and_does_nothing_here(kind: s
     told: list[injection.FaultSpec] = []
     injection.Injector([spec], told.append, print, print).on_phase(1, "forward")
     assert told == [spec]
+
+
+def with_clock(code: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", f"import time\nfrom jitckpt.faults import clock\n{code}"],
+        env=clock.preloaded(str(LIBRARY_DIR / clock.LIBRARY), os.environ),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_the_time_of_day_jumps_and_who_waits_by_it_waits_no_longer() -> None:
+    process = with_clock(
+        "import ctypes\n"
+        "before, monotonic = time.time(), time.monotonic()\n"
+        "clock.jump(clock.HOUR)\n"
+        "class Until(ctypes.Structure): _fields_ = [('seconds', ctypes.c_long), ('rest', ctypes.c_long)]\n"
+        "library, semaphore = ctypes.CDLL(None), ctypes.create_string_buffer(64)\n"
+        "assert library.sem_timedwait(semaphore, ctypes.byref(Until(int(time.time()) + 1, 0))) == -1\n"
+        "print(time.time() - before > 3600, time.monotonic() - monotonic < 600)\n"
+        "clock.jump(-2 * clock.HOUR)\n"
+        "print(time.time() < before - 3000)"
+    )
+    assert process.communicate()[0].split() == ["True"] * 3
+
+
+def test_root_lets_another_processs_time_of_day_jump() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root writes what another process has in memory")
+    process = with_clock("while True: input(); print(time.time(), flush=True)")
+    assert process.stdin is not None
+    assert process.stdout is not None
+
+    def time_there() -> float:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        print(file=process.stdin, flush=True)
+        return float(process.stdout.readline()) - time.time()
+
+    assert abs(time_there()) < 60
+    clock.jump_of(process.pid, str(LIBRARY_DIR / clock.LIBRARY), -clock.HOUR)
+    assert abs(time_there() + clock.HOUR) < 60
+    process.kill()
+    process.communicate()
+
+
+def test_without_the_library_no_clock_jumps() -> None:
+    with pytest.raises(clock.ClockError, match="is not preloaded"):
+        clock.jump(clock.HOUR)
+    with (
+        subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process,
+        pytest.raises(clock.ClockError, match=f"is not in process {process.pid},"),
+    ):
+        clock.jump_of(process.pid, str(LIBRARY_DIR / clock.LIBRARY), clock.HOUR)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("", 3600), (" jump=-3600", -3600), (" jump=5", 5)])
+def test_by_how_much_a_clock_jumps(text: str, seconds: int) -> None:
+    assert injection.seconds_of(injection.parse_fault(f"rank=0 step=1 kind=clock{text}")) == seconds
+
+
+@pytest.mark.parametrize("text", ["kind=clock jump=0", "kind=clock jump=--1", "kind=kill jump=1"])
+def test_a_jump_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(injection.FaultError, match="jump"):
+        injection.parse_fault(f"rank=0 step=1 {text}")

@@ -28,7 +28,7 @@ def test_the_scripts_own_arguments_are_no_abbreviations_of_ours(argument: str) -
         (["--memory-keep", "-1"], "'-1' is not a number of seconds above 0"),
         (["--memory-interface", "no-such0"], "'no-such0' is neither a network interface of this host"),
         (["--failure-domains", "/no/such/file"], "/no/such/file can't be read"),
-        (["--failure-domains", "/dev/null"], "it names no host"),
+        (["--failure-domains", "/dev/null"], "/dev/null can't be read: it is no file"),
     ],
 )
 def test_wrong_values_of_the_memory_tiers_options_are_refused(

@@ -1,6 +1,5 @@
 """The folder of a suspended job's images: its user's alone, whole or refused, and gone with the launcher."""
 
-import fcntl
 import os
 import shutil
 import tempfile
@@ -12,7 +11,7 @@ from pathlib import Path
 import xxhash
 
 from jitckpt.errors import JitckptError
-from jitckpt.system.left_folders import OPEN, left_folders
+from jitckpt.system.left_folders import OPEN, hold, left_folders
 
 PREFIX = "jitckpt-suspended-"
 PIECE = 4 << 20  # bytes
@@ -37,7 +36,7 @@ class ImageFolder:
         within.mkdir(parents=True, exist_ok=True)
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=within))  # for this user alone
         self._lock = os.open(self.path, OPEN)
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        hold(self._lock)
         self._ranks: dict[int, int] = {}
 
     def of(self, rank: int) -> int:
