@@ -131,6 +131,7 @@ class Protection:
     _extra_behind_forward: tuple[Any, ...] | None = None  # in the first minibatches
     _extra_behind_step: tuple[Any, ...] | None = None  # the same
     _interrupted: str | None = None  # a signal's handler has raised in the middle of a hook
+    _told_before = 0  # the newest step before which an adapter has had all written that it knows
     _awaits_forward = False  # a save lets the script go on to its next forward pass
     snapshots: Snapshots | None = None  # in the memory tier, where there is one
 
@@ -359,7 +360,8 @@ class Protection:
 
         Whoever says so (the adapter of a framework) knows what of it a failure may lose, and makes that up.
         """
-        self.forward_ended(self._hooks.step + 1)
+        self._told_before = self._hooks.step + 1
+        self.forward_ended(self._told_before)
         self._extra_behind_forward = None
 
     def boundary(self) -> bool:
@@ -446,12 +448,16 @@ class Protection:
 
         Other ranks may make the step without this one. What has changed on a device can't always be seen.
         """
+        if step == self._told_before:
+            return
         before, self._extra_behind_forward = self._extra_behind_forward, None
         if self._barrier is None and before is not None and before != self._host.extra_now():
             self._reporter.warn_once(EXTRA_CHANGES_EARLY)
         parts = self._host.local()
         if self._host.extra_is_on_device or not self._recorder.is_taken(parts):
-            self._recorder.write(step, False, parts, self._host.unchanged())
+            # With a barrier no other rank makes the step without these. Else one may that this rank's
+            # gradients have reached, while what is written here is still on its way.
+            self._recorder.write(step, False, parts, self._host.unchanged(), beside=self._barrier is None)
 
     @_harmless
     def closure_again(self, step: int) -> None:
