@@ -25,7 +25,7 @@ from jitckpt.encoding import tree_codec
 from jitckpt.encoding.tensor_file import to_host
 from jitckpt.encoding.tree_codec import Encoded, Json
 from jitckpt.errors import CheckpointError
-from jitckpt.state import parallel, tensors_seen
+from jitckpt.state import parallel, tensors_seen, trackers
 from jitckpt.state.optimizer_state import OptimizerPart, OptimizerState, on_host, states_of
 
 SCHEDULED = frozenset({"lr", "momentum", "betas"})  # the hyperparameters that torch's schedulers set
@@ -458,7 +458,7 @@ class HostState:
             parts["modules"] = self.model.capture_extra_states()
         if self.loop is not None and self.loop.is_used:
             parts["loop"] = self.loop.capture()
-        return {"random": self.random.capture(), **parts}
+        return {"random": self.random.capture(), **parts, **trackers.capture()}
 
     def capture_extra(self) -> Encoded:
         """Return the state of `extra`, which there is, under that name."""
@@ -483,6 +483,8 @@ class HostState:
         of_model = None if self.model is None else self.model.unchanged()
         of_random, generator = self.random.unchanged()
         if self.extra is not None or of_random is None or (self.model is not None and of_model is None):
+            return None
+        if trackers.are_there():
             return None
         of_loop = self.loop.look() if self.loop is not None and self.loop.is_used else None
         looks = tuple([look for look in (of_loop, of_random, of_model) if look is not None])
@@ -619,6 +621,7 @@ class HostState:
             self.model.restore_extra_states(parts.get("modules", {}))
         if self.extra is not None:
             self.extra.load_state_dict(parts["extra"])
+        trackers.restore(parts.get(trackers.PART))
         self.random.restore(parts["random"])
 
 

@@ -220,6 +220,7 @@ class Job:
     """A protected training job, as `init` returns it."""
 
     given_step: int | None = None  # by jit_get_checkpoint_path: what the script has loaded
+    made_up = False  # who drives the loop does again what follows the restored step
 
     def __init__(self, given: Arguments, *, step_barrier: bool | None, memory: Wanted | None) -> None:
         """step_barrier: None for where what the device keeps has to be on another host before the step.
@@ -412,6 +413,7 @@ class Job:
                 history=self._history,
                 loop=self._loop,
                 reporter=self._reporter,
+                made_up=self.made_up,
             )
         except KeyError as error:
             raise CheckpointError(f"{choice.save.path} can't be restored: it lacks {error}.") from error
