@@ -120,7 +120,7 @@ def begin(
     optimizers: Sequence[Any],
     schedulers: Sequence[Stateful] = (),
     scaler: Any = None,
-    progress: Stateful,
+    progress: Stateful | None,
     left_out: str = "",
     shard: tuple[int, int] | None = None,
     made_up: bool = False,
@@ -162,7 +162,8 @@ def begin(
     parts = ["model", f"{len(optimizers)} optimizers" if len(optimizers) > 1 else "optimizer"]
     parts += ["learning rates"] if schedulers else []
     parts += ["loss scale"] if scaler is not None else []
-    parts += ["random numbers", "data position", "the framework's own progress"]
+    parts += ["random numbers", "data position"]
+    parts += ["the framework's own progress"] if progress is not None else []
     without = f"; not: {left_out}" if left_out else ""
     if job.is_protected:
         _say_first(f"{framework}: recognised. Protected: {', '.join(parts)}{without}.")

@@ -315,6 +315,12 @@ class SchedulerState:
         for _ in range(times):
             self.scheduler.step()  # type: ignore[attr-defined]
 
+    def restore(self, state: dict[str, Any]) -> None:
+        """Put back what its state_dict said, however often."""
+        if type(self.scheduler).__name__ == "OptimizerParamScheduler":
+            self.scheduler.num_steps = 0  # type: ignore[attr-defined]  # Megatron's adds the steps to its own
+        self.scheduler.load_state_dict(state)
+
 
 def scaler_state(scaler: Any, update_is_due: bool) -> dict[str, Any]:
     """Return a GradScaler's state as its load_state_dict takes it. Reads the device, which must be at rest.
@@ -590,7 +596,7 @@ class HostState:
         """Put back schedulers and scaler, and step schedulers as often as the save says is due."""
         _check_count("schedulers", len(self.schedulers), len(progress["schedulers"]))
         for scheduler, state in zip(self.schedulers, progress["schedulers"], strict=True):
-            scheduler.scheduler.load_state_dict(state)
+            scheduler.restore(state)
         for scheduler, due in zip(self.schedulers, document["scheduler_steps_due"], strict=True):
             scheduler.step(due)
         saved_scaler = document["scaler"]
@@ -607,7 +613,7 @@ class HostState:
             for group, own in zip(state.optimizer.param_groups, groups, strict=True):
                 group.update({key: value for key, value in own.items() if key != "parameters"})
         for scheduler, saved in zip(self.schedulers, said["schedulers"], strict=True):
-            scheduler.scheduler.load_state_dict(saved)
+            scheduler.restore(saved)
 
     def restore_local(self, parts: Mapping[str, Any]) -> None:
         """Put back the rank-local state, random numbers last."""
