@@ -168,6 +168,7 @@ def begin(
     if job.is_protected:
         _say_first(f"{framework}: recognised. Protected: {', '.join(parts)}{without}.")
     job.made_up = made_up
+    job.trust_extra()
     _current = Protection(job, job.restore())
     return _current
 

@@ -500,6 +500,11 @@ class Job:
         """Return how many optimizer steps of the job the device has finished; 0 without protection."""
         return 0 if self._protection is None else self._protection.steps_on_device
 
+    def trust_extra(self) -> None:
+        """Warn of nothing that becomes of `extra`, which is an adapter's."""
+        if self._protection is not None:
+            self._protection.trust_extra()
+
     def end_steps_at_boundary(self) -> None:
         """A minibatch ends as the loop goes on, and not with the optimizers' own steps."""
         if self._protection is not None:

@@ -157,6 +157,7 @@ class Protection:
         self._barrier, self._max_ahead, self._restart = barrier, max_ahead, restart
         self._base = 0
         self.off: str | None = None  # why no state is saved any more
+        self._looks_at_extra = host.extra is not None  # where it changes
         self._first_step_reported = self._has_named_unexpected = False
         self._buffer_versions = b""  # as the newest step ended
         self._is_bare = not arguments.optimizers  # they are found as they make their steps
@@ -351,6 +352,11 @@ class Protection:
 
     # What the job's user asks for.
 
+    def trust_extra(self) -> None:
+        """`extra` is an adapter's, which makes up what a failure may lose of it: that is not warned of."""
+        self._looks_at_extra = False
+        self._extra_behind_forward = self._extra_behind_step = None
+
     def end_steps_at_boundary(self) -> None:
         """A minibatch ends as the loop goes on, and not with the optimizers' own steps."""
         self._hooks.only_at_boundary = True
@@ -362,7 +368,6 @@ class Protection:
         """
         self._told_before = self._hooks.step + 1
         self.forward_ended(self._told_before)
-        self._extra_behind_forward = None
 
     def boundary(self) -> bool:
         """The loop goes on; whether a minibatch has ended by that."""
@@ -408,7 +413,7 @@ class Protection:
         self._draws.forward_ended()
         if not self._recorder.write_again(step, final=False):
             self._write_local(step, final=False)
-        if self._host.extra is not None and step <= self._base + EXTRA_LOOKED_AT:
+        if self._looks_at_extra and step <= self._base + EXTRA_LOOKED_AT:
             self._extra_behind_forward = self._host.extra_now()
         if self._copies is not None and self._barrier is None:
             self._copies.wait(step)  # the next collective may be the last that the others need
@@ -490,7 +495,7 @@ class Protection:
         self._outside.ended(step, watched, shared.all_tensors)
         if self._loop.is_used:
             self._buffer_versions = self._host.buffer_versions()
-        elif self._host.extra is not None and step <= self._base + EXTRA_LOOKED_AT:
+        elif self._looks_at_extra and step <= self._base + EXTRA_LOOKED_AT:
             self._extra_behind_step = self._host.extra_now()
         if self._module_numbers is not None:
             for one in self._module_numbers.changed():
