@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from jitckpt._seen import Seen
 from jitckpt.errors import CheckpointError
+from jitckpt.hooks.guard import Guard
 from jitckpt.hooks.torch_training import is_in_step
 from jitckpt.hooks.untraced import untraced
 from jitckpt.state import parallel
@@ -44,6 +45,9 @@ class StepListener(Protocol):
     def unsupported(self, reason: str) -> None:
         """The script does what transparent mode can't recover from; `reason` is a clause that names it."""
 
+    def failed(self, step: int, error: Exception) -> None:
+        """These hooks or their listener have failed around that step; nothing is told any more."""
+
 
 class OptimizerSteps:
     """Tells a listener of all optimizer steps in this process, until `detach`."""
@@ -58,9 +62,10 @@ class OptimizerSteps:
         self._has_inner = False  # a step has begun inside of that one, perhaps of the same optimizer
         self._begun = False
         self._said: set[str] = set()
+        self._guard = Guard(lambda error: listener.failed(self.step + 1, error))
         self._handles = [
-            register_optimizer_step_pre_hook(untraced(self._enters)),
-            register_optimizer_step_post_hook(untraced(self._leaves)),
+            register_optimizer_step_pre_hook(untraced(self._guard(self._enters))),
+            register_optimizer_step_post_hook(untraced(self._guard(self._leaves))),
         ]
         self._scaler_step: Callable[..., Any] = GradScaler.step
         GradScaler.step = self._watched_scaler_step()  # type: ignore[method-assign]
@@ -113,29 +118,38 @@ class OptimizerSteps:
     def _watched_closure(self, optimizer: Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
         """Return a closure after whose first call the step begins: until then it is forward and backward."""
 
+        again, begins = self._guard(self._calls_again), self._guard(self._begins)
+
         def watched() -> Any:
             if self._begun:
-                self._unsupported(f"{self._spelled(optimizer)} calls its closure several times in one step")
+                again(optimizer)
             result = closure()
             if not self._begun:
-                self._begins()
+                begins()
             return result
 
         return watched
 
+    def _calls_again(self, optimizer: Optimizer) -> None:
+        self._unsupported(f"{self._spelled(optimizer)} calls its closure several times in one step")
+
     def _watched_scaler_step(self) -> Callable[..., Any]:
-        steps, original = self, self._scaler_step
+        steps, original, leaves_out = self, self._scaler_step, self._guard(self._leaves_out)
 
         def step(self: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
             before = steps.step
             result = original(self, optimizer, *args, **kwargs)
             if steps.step == before and steps._inside is None:
-                steps._inside = optimizer  # it was skipped, so no hook has run
-                steps._begins()
-                steps._leaves(optimizer)
+                leaves_out(optimizer)
             return result
 
         return step
+
+    def _leaves_out(self, optimizer: Optimizer) -> None:
+        """A scaler has not let the optimizer make its step, so no hook has run."""
+        self._inside = optimizer
+        self._begins()
+        self._leaves(optimizer)
 
     def _number(self, optimizer: Optimizer) -> int:
         for number, known in enumerate(self._known):

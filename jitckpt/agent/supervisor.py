@@ -779,6 +779,8 @@ class Supervisor(threading.Thread):
             self._log.write("not_saved", text=reasons, step=self._newest_step())
             self._say(f"the state could not be saved: {reasons}.")
         else:
+            if self._proxies is not None and self._proxies.switched_off:
+                self._say(f"the failure was not recovered from, as was said: {self._proxies.switched_off}")
             self._say(
                 "no rank has called jitckpt.init, so there is no state to save; with it, and save_every=... "
                 "for failures of all replicas (docs/guides/user-level.md), the job would go on from a save."

@@ -28,6 +28,7 @@ FRAMEWORKS = (
     "lightning",
     "pytorch-lightning",
     "deepspeed",
+    "megatron-core",
 )  # that are protected
 PROBE_BYTES = 64 << 20
 PROBE_SYNCS = 5

@@ -167,6 +167,7 @@ class Training:
             scaler=getattr(trainer.precision_plugin, "scaler", None),
             progress=self,
             left_out="what on_save_checkpoint of the module adds",
+            made_up=trainer.lightning_module.automatic_optimization,
         )
 
     # As `extra` of the job.

@@ -120,15 +120,17 @@ def begin(
     optimizers: Sequence[Any],
     schedulers: Sequence[Stateful] = (),
     scaler: Any = None,
-    progress: Stateful,
+    progress: Stateful | None,
     left_out: str = "",
     shard: tuple[int, int] | None = None,
+    made_up: bool = False,
 ) -> Protection | None:
     """Protect a training and bring it back; None, with a line, if that can't be.
 
     framework: its name and version. left_out: a clause that names what a restart does not bring back. shard:
-    which part of the state this rank holds alone, and how many there are, where nothing else tells. Raises
-    CheckpointError if there are saves but none can be used: nothing ever starts over silently.
+    which part of the state this rank holds alone, and how many there are, where nothing else tells. made_up:
+    the adapter has the framework do again whatever follows the restored step. Raises CheckpointError if there
+    are saves but none can be used: nothing ever starts over silently.
     """
     global _current, _taken  # noqa: PLW0603
     if _taken:
@@ -160,10 +162,13 @@ def begin(
     parts = ["model", f"{len(optimizers)} optimizers" if len(optimizers) > 1 else "optimizer"]
     parts += ["learning rates"] if schedulers else []
     parts += ["loss scale"] if scaler is not None else []
-    parts += ["random numbers", "data position", "the framework's own progress"]
+    parts += ["random numbers", "data position"]
+    parts += ["the framework's own progress"] if progress is not None else []
     without = f"; not: {left_out}" if left_out else ""
     if job.is_protected:
         _say_first(f"{framework}: recognised. Protected: {', '.join(parts)}{without}.")
+    job.made_up = made_up
+    job.trust_extra()
     _current = Protection(job, job.restore())
     return _current
 

@@ -262,6 +262,7 @@ class Training:
             scaler=getattr(trainer.accelerator, "scaler", None),
             progress=self,
             left_out="callbacks that keep a state and are no ExportableState",
+            made_up=True,
         )
         if self._protection is None:
             return loader

@@ -92,12 +92,19 @@ class Recorder:
         return True
 
     def write(
-        self, step: int, final: bool, parts: Mapping[str, Encoded], unchanged: Unchanged | None = None
+        self,
+        step: int,
+        final: bool,
+        parts: Mapping[str, Encoded],
+        unchanged: Unchanged | None = None,
+        *,
+        beside: bool = False,
     ) -> None:
         """Write the state after `step`, made of named parts. Never waits for the device.
 
         A part that is the same object as the last time is taken to say the same. unchanged: what tells, for
-        `write_again`, whether the state is still what the parts say.
+        `write_again`, whether the state is still what the parts say. beside: what was taken off the device in
+        the forward pass stays until what is written now has come off it, and with that until the step ends.
         """
         if self._gone_on or not self._are_as_taken(parts):
             if not self._take_values(parts):
@@ -106,9 +113,9 @@ class Recorder:
         elif final and step == self._provisional:
             self._end_provisional(step)
             return
-        if not self._write_taken(step, final):
+        if not self._write_taken(step, final, beside):
             self._taken = _Taken()
-            self.write(step, final, parts, unchanged)
+            self.write(step, final, parts, unchanged, beside=beside)
             return
         generator = unchanged and unchanged.generator
         self._generated = self._taken.data.get(generator[0], b"") if generator else b""
@@ -147,11 +154,12 @@ class Recorder:
         if taken.on_device and taken.content is not None:
             self._write_region(step, True, taken.content.regions[True])
 
-    def _write_taken(self, step: int, final: bool) -> bool:
+    def _write_taken(self, step: int, final: bool, beside: bool = False) -> bool:
         """Write what was taken; False if it was too large, and something was left out."""
         taken = self._taken
         known = self._ring.regions(step)
-        regions = self._next_regions(final, known) if final or known else taken.regions
+        area = final or beside
+        regions = self._next_regions(area, known) if area or known else taken.regions
         if taken.content is None or not taken.content.name_numbers(final, regions):
             taken.content = Content(
                 final=final,
@@ -167,17 +175,17 @@ class Recorder:
             self._leave_out({**sizes, **taken.on_host})
             return False
         self._ring.write_host(step, blob)
-        self._provisional = 0 if final else step
+        self._provisional = 0 if final or (beside and taken.on_device) else step
         if taken.on_device:
-            self._write_region(step, final, regions[final])
+            self._write_region(step, area, regions[area])
         return True
 
-    def _next_regions(self, final: bool, known: Mapping[bool, Region]) -> dict[bool, Region]:
+    def _next_regions(self, area: bool, known: Mapping[bool, Region]) -> dict[bool, Region]:
         """Return what there is of the step with the next write, and that names the final one beforehand."""
         taken = self._taken
         regions = {**known}
         if taken.on_device:
-            for key in (True,) if final else (False, True):
+            for key in (True,) if area else (False, True):
                 previous = known.get(key)
                 number = (previous.number + 1) & NUMBERS if previous else FIRST
                 regions[key] = Region(number, taken.entries)

@@ -25,7 +25,7 @@ from jitckpt.encoding import tree_codec
 from jitckpt.encoding.tensor_file import to_host
 from jitckpt.encoding.tree_codec import Encoded, Json
 from jitckpt.errors import CheckpointError
-from jitckpt.state import parallel, tensors_seen
+from jitckpt.state import parallel, tensors_seen, trackers
 from jitckpt.state.optimizer_state import OptimizerPart, OptimizerState, on_host, states_of
 
 SCHEDULED = frozenset({"lr", "momentum", "betas"})  # the hyperparameters that torch's schedulers set
@@ -317,6 +317,12 @@ class SchedulerState:
         for _ in range(times):
             self.scheduler.step()  # type: ignore[attr-defined]
 
+    def restore(self, state: dict[str, Any]) -> None:
+        """Put back what its state_dict said, however often."""
+        if type(self.scheduler).__name__ == "OptimizerParamScheduler":
+            self.scheduler.num_steps = 0  # type: ignore[attr-defined]  # Megatron's adds the steps to its own
+        self.scheduler.load_state_dict(state)
+
 
 def scaler_state(scaler: Any, update_is_due: bool) -> dict[str, Any]:
     """Return a GradScaler's state as its load_state_dict takes it. Reads the device, which must be at rest.
@@ -460,7 +466,7 @@ class HostState:
             parts["modules"] = self.model.capture_extra_states()
         if self.loop is not None and self.loop.is_used:
             parts["loop"] = self.loop.capture()
-        return {"random": self.random.capture(), **parts}
+        return {"random": self.random.capture(), **parts, **trackers.capture()}
 
     def capture_extra(self) -> Encoded:
         """Return the state of `extra`, which there is, under that name."""
@@ -485,6 +491,8 @@ class HostState:
         of_model = None if self.model is None else self.model.unchanged()
         of_random, generator = self.random.unchanged()
         if self.extra is not None or of_random is None or (self.model is not None and of_model is None):
+            return None
+        if trackers.are_there():
             return None
         of_loop = self.loop.look() if self.loop is not None and self.loop.is_used else None
         looks = tuple([look for look in (of_loop, of_random, of_model) if look is not None])
@@ -585,7 +593,7 @@ class HostState:
         """Put back schedulers and scaler, and step schedulers as often as the save says is due."""
         _check_count("schedulers", len(self.schedulers), len(progress["schedulers"]))
         for scheduler, state in zip(self.schedulers, progress["schedulers"], strict=True):
-            scheduler.scheduler.load_state_dict(state)
+            scheduler.restore(state)
         for scheduler, due in zip(self.schedulers, document["scheduler_steps_due"], strict=True):
             scheduler.step(due)
         saved_scaler = document["scaler"]
@@ -602,7 +610,7 @@ class HostState:
             for group, own in zip(state.optimizer.param_groups, groups, strict=True):
                 group.update({key: value for key, value in own.items() if key != "parameters"})
         for scheduler, saved in zip(self.schedulers, said["schedulers"], strict=True):
-            scheduler.scheduler.load_state_dict(saved)
+            scheduler.restore(saved)
 
     def restore_local(self, parts: Mapping[str, Any]) -> None:
         """Put back the rank-local state, random numbers last."""
@@ -616,6 +624,7 @@ class HostState:
             self.model.restore_extra_states(parts.get("modules", {}))
         if self.extra is not None:
             self.extra.load_state_dict(parts["extra"])
+        trackers.restore(parts.get(trackers.PART))
         self.random.restore(parts["random"])
 
 

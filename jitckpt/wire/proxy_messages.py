@@ -166,9 +166,9 @@ class Standing(Message):
         return 0 < self.limit <= self.waited
 
 
-# What a rank says of a validation; behind the step that all have tried after it; and behind the one after
-# which the agent wants all ranks to rest.
-FIRST, AGAIN, VALID, SWITCH_OFF, LEFT_OUT, TRIED, RESTS = range(7)
+# What a rank says of a validation; behind the step that all have tried after it; behind the one after which
+# the agent wants all ranks to rest; and wherever it can't go on being kept.
+FIRST, AGAIN, VALID, SWITCH_OFF, LEFT_OUT, TRIED, RESTS, FAILED = range(8)
 
 
 def place_of(step: int, says: int) -> int:
@@ -181,10 +181,11 @@ class Validates(Message):
     """A rank waits at its place before an optimizer step for all others to validate their minibatches.
 
     place: where that is, see `place_of`. says: FIRST, or after its calls have been made again what follows
-    from that. text: for VALID what has to be put back, for SWITCH_OFF and LEFT_OUT why, a clause. state: for
-    VALID a digest of the parameters and the optimizer state; "" if they can't stay on the device, and then
-    `unfit` says why, a clause; for TRIED, too, which says that the rank waits behind the step. RESTS: it does
-    so because the agent has asked for it; unfit: why it can't rest there, a clause.
+    from that; FAILED waits for nobody, but that nobody recovers any more. text: for VALID what has to be
+    put back, for SWITCH_OFF, FAILED and LEFT_OUT why, a clause. state: for VALID a digest of the parameters
+    and the optimizer state; "" if they can't stay on the device, and then `unfit` says why, a clause; for
+    TRIED, too, which says that the rank waits behind the step. RESTS: it does so because the agent has
+    asked for it; unfit: why it can't rest there, a clause.
     """
 
     place: int

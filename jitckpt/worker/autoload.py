@@ -23,6 +23,7 @@ FRAMEWORKS = {
     "transformers.trainer": "jitckpt.frameworks.transformers",
     "lightning.pytorch.trainer.trainer": "jitckpt.frameworks.lightning",
     "deepspeed.runtime.engine": "jitckpt.frameworks.deepspeed",
+    "megatron.core.optimizer": "jitckpt.frameworks.megatron",
     "pytorch_lightning.trainer.trainer": "jitckpt.frameworks.lightning",
 }
 

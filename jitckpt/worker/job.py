@@ -220,6 +220,7 @@ class Job:
     """A protected training job, as `init` returns it."""
 
     given_step: int | None = None  # by jit_get_checkpoint_path: what the script has loaded
+    made_up = False  # who drives the loop does again what follows the restored step
 
     def __init__(self, given: Arguments, *, step_barrier: bool | None, memory: Wanted | None) -> None:
         """step_barrier: None for where what the device keeps has to be on another host before the step.
@@ -413,6 +414,7 @@ class Job:
                 history=self._history,
                 loop=self._loop,
                 reporter=self._reporter,
+                made_up=self.made_up,
             )
         except KeyError as error:
             raise CheckpointError(f"{choice.save.path} can't be restored: it lacks {error}.") from error
@@ -498,6 +500,11 @@ class Job:
     def steps_on_device(self) -> int:
         """Return how many optimizer steps of the job the device has finished; 0 without protection."""
         return 0 if self._protection is None else self._protection.steps_on_device
+
+    def trust_extra(self) -> None:
+        """Warn of nothing that becomes of `extra`, which is an adapter's."""
+        if self._protection is not None:
+            self._protection.trust_extra()
 
     def end_steps_at_boundary(self) -> None:
         """A minibatch ends as the loop goes on, and not with the optimizers' own steps."""

@@ -133,6 +133,7 @@ class Protection:
     _extra_behind_forward: tuple[Any, ...] | None = None  # in the first minibatches
     _extra_behind_step: tuple[Any, ...] | None = None  # the same
     _interrupted: str | None = None  # a signal's handler has raised in the middle of a hook
+    _told_before = 0  # the newest step before which an adapter has had all written that it knows
     _awaits_forward = False  # a save lets the script go on to its next forward pass
     snapshots: Snapshots | None = None  # in the memory tier, where there is one
 
@@ -160,6 +161,7 @@ class Protection:
         self._barrier, self._max_ahead, self._restart = barrier, max_ahead, restart
         self._base = 0
         self.off: str | None = None  # why no state is saved any more
+        self._looks_at_extra = host.extra is not None  # where it changes
         self._first_step_reported = self._has_named_unexpected = False
         self._buffer_versions = b""  # as the newest step ended
         self._is_bare = not arguments.optimizers  # they are found as they make their steps
@@ -354,6 +356,11 @@ class Protection:
 
     # What the job's user asks for.
 
+    def trust_extra(self) -> None:
+        """`extra` is an adapter's, which makes up what a failure may lose of it: that is not warned of."""
+        self._looks_at_extra = False
+        self._extra_behind_forward = self._extra_behind_step = None
+
     def end_steps_at_boundary(self) -> None:
         """A minibatch ends as the loop goes on, and not with the optimizers' own steps."""
         self._hooks.only_at_boundary = True
@@ -363,8 +370,8 @@ class Protection:
 
         Whoever says so (the adapter of a framework) knows what of it a failure may lose, and makes that up.
         """
-        self.forward_ended(self._hooks.step + 1)
-        self._extra_behind_forward = None
+        self._told_before = self._hooks.step + 1
+        self.forward_ended(self._told_before)
 
     def boundary(self) -> bool:
         """The loop goes on; whether a minibatch has ended by that."""
@@ -427,7 +434,7 @@ class Protection:
             self._draws.forward_ended()
         if not self._recorder.write_again(step, final=False):
             self._write_local(step, final=False)
-        if self._host.extra is not None and step <= self._base + EXTRA_LOOKED_AT:
+        if self._looks_at_extra and step <= self._base + EXTRA_LOOKED_AT:
             self._extra_behind_forward = self._host.extra_now()
         if self._copies is not None and self._barrier is None:
             self._copies.wait(step)  # the next collective may be the last that the others need
@@ -467,12 +474,16 @@ class Protection:
 
         Other ranks may make the step without this one. What has changed on a device can't always be seen.
         """
+        if step == self._told_before:
+            return
         before, self._extra_behind_forward = self._extra_behind_forward, None
         if self._barrier is None and before is not None and before != self._host.extra_now():
             self._reporter.warn_once(EXTRA_CHANGES_EARLY)
         parts = self._host.local()
         if self._host.extra_is_on_device or not self._recorder.is_taken(parts):
-            self._recorder.write(step, False, parts, self._host.unchanged())
+            # With a barrier no other rank makes the step without these. Else one may that this rank's
+            # gradients have reached, while what is written here is still on its way.
+            self._recorder.write(step, False, parts, self._host.unchanged(), beside=self._barrier is None)
 
     @_harmless
     def closure_again(self, step: int) -> None:
@@ -507,7 +518,7 @@ class Protection:
         self._outside.ended(step, watched, shared.all_tensors)
         if self._loop.is_used:
             self._buffer_versions = self._host.buffer_versions()
-        elif self._host.extra is not None and step <= self._base + EXTRA_LOOKED_AT:
+        elif self._looks_at_extra and step <= self._base + EXTRA_LOOKED_AT:
             self._extra_behind_step = self._host.extra_now()
         if self._module_numbers is not None and (changed := self._module_numbers.changed()):
             self._say_numbers(changed)

@@ -24,8 +24,12 @@ def load(
     history: History,
     loop: Loop,
     reporter: Reporter,
+    made_up: bool = False,
 ) -> Mapping[str, Any]:
-    """Put the state of a save into the job's objects; return what this rank alone knew, decoded."""
+    """Put the state of a save into the job's objects; return what this rank alone knew, decoded.
+
+    made_up: what follows the step is done again by whoever drives the loop, so nothing is said of it.
+    """
     saved = choice.in_memory or folders.read(choice.save)
     document, tensors = saved.document, saved.tensors
     tensors = strides.all_laid_out(tensors, document["strides"])
@@ -34,7 +38,7 @@ def load(
         host.restore_parameters(tensors, document["frozen"])
     host.restore_shared(document, tensors, whole=builtin)
     history.expect_scheduler_steps(document["usual_scheduler_steps"])
-    if document["unsettled"]:
+    if document["unsettled"] and not made_up:
         reporter.warn(
             f"The failure came after step {choice.step}, and perhaps before the next minibatch. What the "
             "script does between them now and then (an evaluation, a scheduler's step) may not have been "
@@ -59,7 +63,19 @@ def load(
             )
     parts = host_state.local_parts(completed(own, document["local"]), local_tensors, host.device)
     host.restore_local(parts)
-    _restore_loop(choice, document, tensors, parts, rank=identity.rank, loop=loop, reporter=reporter)
+    is_whole = _restore_loop(choice, document, tensors, parts, loop)
+    if not (is_whole or made_up):
+        reporter.warn(
+            f"Rank {identity.rank} may have failed between its optimizer step {choice.step} and the "
+            "end of that iteration. What the script changes there (random numbers, extra) is lost: this run "
+            "may differ from an undisturbed one. At the end of an epoch of job.epochs it would be exact."
+        )
+    if "loop" in parts and not document.get("at_boundary", True) and not made_up:
+        reporter.warn_on_first(
+            f"The state after step {choice.step} was saved before the script came to the end of that "
+            "iteration, so what it still did there (an evaluation, a scheduler's step) is left out. At "
+            "the end of an epoch of job.epochs it would be made again."
+        )
     return parts
 
 
@@ -75,25 +91,11 @@ def _restore_loop(
     document: Mapping[str, Any],
     tensors: Mapping[str, torch.Tensor],
     parts: Mapping[str, Any],
-    *,
-    rank: int,
     loop: Loop,
-    reporter: Reporter,
-) -> None:
+) -> bool:
+    """Return whether it is known that nothing is missing of what this rank did after the optimizer step."""
     if "loop" not in parts:
         loop.count_from(choice.step)
-        return
+        return True
     of_saver = host_state.local_parts(document["local"], tensors, None).get("loop")
-    drawn = loop.restore(parts["loop"], of_saver, choice.step)
-    if not drawn:
-        reporter.warn(
-            f"Rank {rank} may have failed between its optimizer step {choice.step} and the "
-            "end of that iteration. What the script changes there (random numbers, extra) is lost: this run "
-            "may differ from an undisturbed one. At the end of an epoch of job.epochs it would be exact."
-        )
-    if not document.get("at_boundary", True):
-        reporter.warn_on_first(
-            f"The state after step {choice.step} was saved before the script came to the end of that "
-            "iteration, so what it still did there (an evaluation, a scheduler's step) is left out. At "
-            "the end of an epoch of job.epochs it would be made again."
-        )
+    return loop.restore(parts["loop"], of_saver, choice.step)

@@ -41,7 +41,7 @@ PYTHON = {
     "worker/saving": "ring bindings tiers saves state data decisions encoding console system wire errors "
     "_seen",
     "ring": "bindings hosts saves state encoding errors",
-    "hooks": "state errors _seen",
+    "hooks": "state system errors _seen",
     "decisions/transparent": "wire errors",
     "events": "console system",
     "bindings": "wire errors",

@@ -28,7 +28,7 @@ class Counts:
     def _count(self, *_: object) -> None:
         self.told += 1
 
-    minibatch_begun = forward_ended = step_begun = step_ended = step_begins = unsupported = _count
+    minibatch_begun = forward_ended = step_begun = step_ended = step_begins = unsupported = failed = _count
     passed_again = closure_again = unequal_turns = minibatch_ended = _count
     drawn_ahead = steps_again = several_steps = _count
 

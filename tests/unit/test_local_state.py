@@ -264,6 +264,54 @@ def test_device_tensors_count_only_between_their_two_words(memory: int) -> None:
     assert mean() == [1, 1]
 
 
+def test_what_the_forward_pass_has_left_stays_until_what_is_written_before_the_step_is_there(
+    memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others may have stepped by then: this rank's gradients were sent before."""
+    ring = Ring(memory, IDENTITY, SLOTS, LIMIT)
+    monkeypatch.setattr(ring, "device_area", lambda step, final: (step, final))
+    monkeypatch.setattr(recorder_module, "current_stream", lambda device: 0)
+    told: list[tuple[bool, int]] = []
+    record = Recorder(ring, lambda area, word, *_: told.append((bool(area[1]), word)), Warnings())
+    monkeypatch.setattr(record._staging, "gather", lambda tensors: (0, 0))
+    device = DeviceSide(memory, ring, 7)
+
+    def write(value: int, final: bool, beside: bool = False) -> None:
+        part = tree_codec.Encoded(
+            {"losses": {"$tensor": "extra.losses", "device": "meta"}, "steps": value},
+            {"extra.losses": torch.empty(2, device="meta")},
+        )
+        record.write(7, final, {"extra": part}, beside=beside)
+
+    def read() -> tuple[int, list[float]]:
+        (state,) = local_state.read(memory)
+        assert not state.missing
+        return state.trees["extra"]["steps"], state.tensors["extra.losses"].tolist()
+
+    def come_to(value: float) -> Iterator[None]:
+        area, word = told.pop(0)
+        device.begin(area, word)
+        yield
+        device.write(area, value)
+        yield
+        device.end(area, word)
+        yield
+
+    write(1, final=False)
+    list(come_to(1.0))
+    assert read() == (1, [1, 1])
+    write(2, final=False, beside=True)
+    for _ in come_to(2.0):
+        assert read()[0] == 2
+        assert read()[1] in ([1, 1], [2, 2])
+    assert read() == (2, [2, 2])
+    write(3, final=True)
+    for _ in come_to(3.0):
+        assert read()[1] in ([1, 1], [2, 2], [3, 3])
+    assert read() == (3, [3, 3])
+    assert ring.is_written(7)
+
+
 def test_the_final_area_counts_where_nothing_else_has_changed(
     memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -430,9 +478,7 @@ def test_what_does_not_fit_any_more_is_taken_anew(memory: int, monkeypatch: pyte
     numbers = Numbers(memory)
     assert not numbers.write(1, final=False)
     write, fits = numbers.record._write_taken, iter([False])
-    monkeypatch.setattr(
-        numbers.record, "_write_taken", lambda step, final: next(fits, True) and write(step, final)
-    )
+    monkeypatch.setattr(numbers.record, "_write_taken", lambda *what: next(fits, True) and write(*what))
     assert not numbers.write(2, final=False)
     assert [state.step for state in local_state.read(memory)] == [2, 1]
 

@@ -30,6 +30,9 @@ class Told:
     def unsupported(self, reason: str) -> None:
         self.reasons.append(reason)
 
+    def failed(self, step: int, error: Exception) -> None:
+        raise AssertionError(step) from error
+
     def _note(self, what: str, step: int, state: Mapping[str, Tensor]) -> None:
         self.all.append((what, step))
         self.states.append(state)

@@ -499,6 +499,27 @@ def test_transparent_mode_is_switched_off_for_all_once_no_other_rank_has_anythin
     assert [name for name, _ in now.events] == ["switched_off"]
 
 
+@given(st.data())
+def test_a_rank_whose_hook_has_failed_ends_it_for_all_once_nothing_is_under_way(data: st.DataObject) -> None:
+    """Whatever the others do; in the middle of a recovery their devices would be lost."""
+    now = job(data.draw(st.integers(1, 3)))
+    rank = data.draw(st.sampled_from([*now.proxies]))
+    come(now, *data.draw(st.sets(st.sampled_from([*now.proxies]))) - {rank})
+    if data.draw(st.booleans()):
+        now.alarm(data.draw(st.sampled_from([*now.proxies])))
+    now.run(lambda ways: data.draw(st.sampled_from(ways)), most=data.draw(st.integers(0, 25)))
+    now.said[rank].append(now.proxies[rank].fails())
+    now.run(lambda ways: data.draw(st.sampled_from(ways)))
+    for proxy in now.proxies.values():
+        assert not proxy.held
+        reason = f"Transparent mode is switched off: its hook has failed (rank {rank}). The training goes on"
+        assert reason in proxy.given_up
+        assert validation.RELIED not in proxy.given_up
+    named = [name for name, _ in now.events]
+    assert named.count("switched_off") == 1
+    assert named.count("recovery_begun") == named.count("recovered")
+
+
 @pytest.mark.parametrize("valid_since", [False, True])
 def test_what_was_recovered_from_calls_that_can_not_be_repeated_sends_the_job_back(valid_since: bool) -> None:
     now = job()

@@ -6,10 +6,14 @@ import pytest
 import torch
 from torch.optim import SGD
 
+from jitckpt.wire import proxy_messages
 from jitckpt.worker.in_place.keeper import MinibatchKeeper
 
 
-def test_what_the_proxy_cant_keep_switches_it_off_once(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("given_up", [b"", b"The agent is gone."])
+def test_what_the_proxy_cant_keep_switches_it_off_once(
+    given_up: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
     answers = [0, 801]
     cleared: list[bool] = []
 
@@ -23,6 +27,7 @@ def test_what_the_proxy_cant_keep_switches_it_off_once(capsys: pytest.CaptureFix
         jitckpt_proxy_keep=keep,
         cudaGetErrorString=text,
         cudaGetLastError=lambda: cleared.append(True),
+        jitckpt_proxy_given_up=lambda: given_up,
     )
     keeper = MinibatchKeeper(process, validate_every=0)
     optimizer = SGD([torch.ones(1)], lr=1.0)
@@ -31,10 +36,36 @@ def test_what_the_proxy_cant_keep_switches_it_off_once(capsys: pytest.CaptureFix
         keeper.step_ended(step, optimizer, dict)
     assert answers == []
     assert cleared == [True]
-    assert capsys.readouterr().err == (
+    said = (
         "jitckpt: transparent mode is switched off after step 2: error 801, as a test. The training goes on, "
         "but it ends if a device's server dies.\n"
     )
+    assert capsys.readouterr().err == ("" if given_up else said)  # else the proxy has said it
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_hooks_that_fail_are_told_once_whether_or_not_there_is_an_agent(
+    is_told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heard = [1, 3, 0]  # calls are made again meanwhile, and then it is over
+    said: list[tuple[int, str]] = []
+
+    def validate(place: object, what: int, text: bytes, *_: bytes) -> int:
+        said.append((what, text.decode()))
+        return heard.pop(0)
+
+    process = SimpleNamespace(
+        cudaGetErrorString=lambda error: b"",
+        jitckpt_proxy_validate=validate,
+        jitckpt_proxy_given_up=lambda: b"It is over." if is_told else b"",
+    )
+    keeper = MinibatchKeeper(process, validate_every=0)
+    keeper.failed(4, TypeError("as a test"))
+    why = "around optimizer step 4 jitckpt's own hooks have failed: TypeError: as a test"
+    assert said == 3 * [(proxy_messages.FAILED, why)]
+    printed = f"jitckpt: Transparent mode is switched off: {why}. The training goes on undisturbed"
+    assert capsys.readouterr().err.startswith("" if is_told else printed)
+    keeper.step_begins(5, SGD([torch.ones(1)], lr=1.0), dict)  # which the process could not do
 
 
 @pytest.mark.parametrize(("rank", "lines"), [("0", 1), ("1", 0)])

@@ -28,7 +28,7 @@ class Told:
         self._told()
         self.ended += 1
 
-    minibatch_begun = forward_ended = step_begun = step_begins = unsupported = _told
+    minibatch_begun = forward_ended = step_begun = step_begins = unsupported = failed = _told
     passed_again = closure_again = unequal_turns = minibatch_ended = _told
     drawn_ahead = steps_again = several_steps = _told
 

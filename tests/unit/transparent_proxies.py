@@ -8,6 +8,7 @@ from jitckpt.wire.communicators import EVERYBODY, FOREVER, Count, Membership, Re
 from jitckpt.wire.proxy_messages import (
     AGAIN,
     EMPTY,
+    FAILED,
     FIRST,
     HEALTHY,
     LEFT_OUT,
@@ -48,14 +49,15 @@ class Proxy:
 
     failing: the call that fails whenever it is made, with its error. orders: all that it has carried out.
     lacks: what it has still to learn in a validation; others' results differ as long as one lacks something.
-    wrong: its results always differ. waits: it is at its place for a validation. step: which it makes there;
-    place: as it said that last. validated: what it was told; heard: by place. compares: else it has nothing
-    to compare after a failure, and wants the validation left out. made: by state the collectives that it had
-    made in the world; 0: until now. waited: microseconds, for its device. content: a digest of its parameters
-    and optimizer state; unfit: why they can't stay on the device. tries: it makes the step after which they
-    may; fails_trial: why they can't, as that shows. stays: they do, so that `kept` has none of them. ready:
-    the step that it could begin. copies: the states of which they are in host memory, too. breaks: its server
-    can't stay the next time. couple: a communicator of its own with its neighbour.
+    wrong: its results always differ. has_failed: a hook of its program has. waits: it is at its place for a
+    validation. step: which it makes there; place: as it said that last. validated: what it was told; heard:
+    by place. compares: else it has nothing to compare after a failure, and wants the validation left out.
+    made: by state the collectives that it had made in the world; 0: until now. waited: microseconds, for its
+    device. content: a digest of its parameters and optimizer state; unfit: why they can't stay on the device.
+    tries: it makes the step after which they may; fails_trial: why they can't, as that shows. stays: they do,
+    so that `kept` has none of them. ready: the step that it could begin. copies: the states of which they are
+    in host memory, too. breaks: its server can't stay the next time. couple: a communicator of its own with
+    its neighbour.
     """
 
     rank: int
@@ -75,6 +77,7 @@ class Proxy:
     waited: int = 0
     lacks: int = 0
     wrong: bool = False
+    has_failed: bool = False
     waits: bool = False
     validated: list[int] = field(default_factory=list)
     heard: dict[int, int] = field(default_factory=dict)
@@ -136,8 +139,15 @@ class Proxy:
         self.waits, self.place = True, place_of(self.step, what)
         return Validates(self.recovery, self.place, what, text, state, unfit)
 
+    def fails(self) -> Validates:
+        """A hook of its program has failed, wherever that is."""
+        self.has_failed = True
+        return self.says(FAILED, "its hook has failed")
+
     def judges(self, overwritten: bool) -> Validates:
         """Say what follows from calls that were made again; all is put back if nothing was overwritten."""
+        if self.has_failed:
+            return self.fails()
         if self.place == place_of(self.step, RESTS):
             return self.rests()
         if self.tries:

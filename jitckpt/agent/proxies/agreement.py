@@ -75,6 +75,7 @@ class Agreement:
         self._for_rest: set[int] = set()  # the numbers of recoveries that nothing but that has led to
         self._proven = False  # a minibatch was valid
         self._switched_off = False
+        self._failed = ""  # why a rank can't be kept any more, a clause; at the end of a recovery under way
         self._relied = False  # a failure was recovered from, and no minibatch was valid since
         self._compares = False  # what the newest recovery leads to
         self._shards: dict[int, int] = {}  # while the ranks try whether their states can stay
@@ -226,6 +227,9 @@ class Agreement:
                 )
 
     def _hear_validation(self, rank: int, message: proxy_messages.Validates, now: float) -> None:
+        if message.says == proxy_messages.FAILED:
+            self._failed = f"{message.text} (rank {rank})"
+            return
         answer = self._answer_again(rank, message)
         if answer is not None:
             self._answered[rank] = proxy_messages.Validated(message.recovery, message.place, answer)
@@ -320,7 +324,12 @@ class Agreement:
     def _validate(self) -> None:
         """Once all ranks wait before their steps: have them go back and make their calls again, or go on."""
         said = self._validating
-        if not said or self._coordinator.phase != "watching":
+        if self._coordinator.phase != "watching":
+            return
+        if self._failed and not self._switched_off:
+            self._switch_off(validation.told(self._failed))
+            return
+        if not said:
             return
         gone = [rank for rank, one in self._ranks.items() if one.gone]
         if gone:
@@ -337,9 +346,7 @@ class Agreement:
                 self._coordinator = self._coordinator.begin()
                 self._validation = self._coordinator.recovery
             elif wrong:
-                self._switched_off = True
-                reason = f"{said[wrong[0]].text} (rank {wrong[0]})"
-                self._coordinator = self._coordinator.switch_off(validation.told(reason, self._relied))
+                self._switch_off(validation.told(f"{said[wrong[0]].text} (rank {wrong[0]})", self._relied))
             elif self._shards:
                 self._tell_validated(self._let_state_stay())
             else:
@@ -350,6 +357,10 @@ class Agreement:
                         "validated", rank=rank, text=one.text, log_bytes=log_bytes, image_bytes=image_bytes
                     )
                 self._tell_validated(self._let_state_try())
+
+    def _switch_off(self, text: str) -> None:
+        self._switched_off = True
+        self._coordinator = self._coordinator.switch_off(text)
 
     def _come_to_rest(self) -> None:
         """Once all ranks wait behind the step after which they are to rest: have them do so, once."""
@@ -453,6 +464,8 @@ class Agreement:
                 to_tell |= self._ranks.keys()
                 self._check_ids(self._all_ids)
             self._note_progress(now)
+            if self._failed:
+                self._validate()
         for rank in sorted(to_tell):
             self._order(rank, now)
 

@@ -153,6 +153,7 @@ class Proxies:
         leads = hosts is None or hosts.index == LEADER
         self._agreement = Agreement(ranks, deadline, self._tell, self._note) if leads else None
         self.recovers = True  # until that is given up
+        self.switched_off = ""  # before a failure; what was said then
         self._checked = False  # whether this host's workers could be moved
         self._left_out = False  # whether it was said that a validation was
         self.stragglers: set[int] = set()  # ranks that have let others wait for long
@@ -470,7 +471,9 @@ class Proxies:
                 )
             case "recovery_given_up" | "switched_off":
                 self.recovers = False
-                self._say(str(details["text"]))
+                text = str(details["text"])
+                self.switched_off = text if event == "switched_off" else ""
+                self._say(text)
             case "validation_left_out" if not self._left_out:
                 self._left_out = True
                 self._say(

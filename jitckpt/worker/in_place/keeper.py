@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from jitckpt.bindings.proxy_memory import Memory
 from jitckpt.decisions.transparent import validation
 from jitckpt.errors import RecoveryError
+from jitckpt.hooks import guard
 from jitckpt.hooks.torch_steps import OptimizerSteps, State
 from jitckpt.system.resting_place import Guest
 from jitckpt.wire import environment, proxy_messages
@@ -82,7 +83,7 @@ class MinibatchKeeper:
             heard = _Validation(self._process, step, state(), self.optimizers(), on_device).run()
             self._off = heard == _OVER
             self._valid |= heard in (_VALID, _VALID_STAYS)
-            if self._off and validation.RELIED in self._process.jitckpt_proxy_given_up().decode():
+            if self._off and validation.RELIED in _given_up(self._process):
                 raise RecoveryError(
                     f"The calls of minibatch {step} can't be made again the same, and before this was known "
                     "a failure was recovered from by making calls again: the result may differ. Begin again "
@@ -148,12 +149,25 @@ class MinibatchKeeper:
 
     def _end(self, error: int, step: int) -> None:
         """Switch transparent mode off after an error of CUDA."""
-        self._off = True
         reason = error_text(self._process, error)
-        if self._on_device is not None:
-            self._on_device.end()
+        self._stop()
+        if _given_up(self._process):
+            return  # which was said as it was heard
         text = f"transparent mode is switched off after step {step}: {reason}. The training goes on"
         print(f"jitckpt: {text}, but it ends if a device's server dies.", file=sys.stderr, flush=True)
+
+    def failed(self, step: int, error: Exception) -> None:
+        """Have transparent mode switched off on all ranks, which would wait for this one to be kept."""
+        self._stop()
+        reason = f"around optimizer step {step} jitckpt's own hooks have failed: {guard.in_words(error)}"
+        _say_until_heard(self._process, step, proxy_messages.FAILED, reason)
+        if not _given_up(self._process):  # there is no agent that would say it
+            print(f"jitckpt: {validation.told(reason)}", file=sys.stderr, flush=True)
+
+    def _stop(self) -> None:
+        self._off = True
+        if self._on_device is not None:
+            self._on_device.end()
 
     def unsupported(self, reason: str) -> None:
         """The state can't stay on the device; with a copy of all memory it does not matter."""
@@ -257,13 +271,24 @@ def _say_until_heard(process: Any, step: int, what: int, text: str = "", unfit: 
     return heard
 
 
+def _given_up(process: Any) -> str:
+    """Return why nobody recovers any more; "" if somebody does, or nobody ever did."""
+    reason: bytes = process.jitckpt_proxy_given_up()
+    return reason.decode(errors="replace")
+
+
 def _tell_what_is_free() -> None:
-    """Have torch's allocator tell the proxy what it gives out, so that no image has what it only keeps."""
+    """Have torch's allocator tell the proxy what it gives out, so that no image has what it only keeps.
+
+    As torch begins to use the device, which must not fail of this.
+    """
     try:
         told = torch_memory.library().jitckpt_torch_tell_proxy()
         reason = told.decode().splitlines()[0] if told else ""
     except torch_memory.UnknownTorch as error:
         reason = str(error)
+    except Exception as error:
+        reason = guard.in_words(error)
     if reason:
         text = f"images of the device's memory have what is free, too: {reason}"
         print(f"jitckpt: {text}", file=sys.stderr, flush=True)

@@ -17,6 +17,7 @@ import xxhash
 from torch import Tensor, distributed
 from torch.optim import Optimizer
 
+from jitckpt.hooks import guard
 from jitckpt.hooks.torch_steps import OptimizerSteps, State, named_buffers
 
 COMPARED_STEPS = 6
@@ -81,6 +82,9 @@ class StepRecorder:
 
     def unsupported(self, reason: str) -> None:
         self._unsupported.append(reason)
+
+    def failed(self, step: int, error: Exception) -> None:
+        self.unsupported(f"from step {step} on nothing was seen any more: {guard.in_words(error)}")
 
     def record(self) -> Record:
         in_step, outside = self._changed[True], self._changed[False]

@@ -1,0 +1,113 @@
+"""Megatron-core: what get_megatron_optimizer brings together is the state, and the loop is the script's own.
+
+Its random numbers for dropout are kept by jitckpt.state.trackers. With the distributed optimizer each rank
+has another part of the optimizer's state, which nobody else has: that is not protected.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from types import FrameType, ModuleType
+from typing import Any
+
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from jitckpt.data.loop import Iteration
+from jitckpt.frameworks import protection, script_loops
+from jitckpt.frameworks.protection import Protection
+from jitckpt.state import parallel
+from jitckpt.worker import job as jobs
+
+NO_LOADER = (
+    "the script takes its batches from no torch DataLoader, so nothing tells where its loop is. Call "
+    "jitckpt.init and take job.steps (docs/guides/user-level.md)."
+)
+SHARDED = (
+    "with the distributed optimizer each rank's part of the optimizer's state has no replica. Use Megatron's "
+    "own checkpoints, or train without use_distributed_optimizer."
+)
+
+_made: "Made | None" = None  # by the newest call
+
+
+def protect() -> None:
+    """For programs that `jitckpt run` does not start itself: call it before they import megatron.core."""
+    from megatron.core import optimizer
+
+    install(optimizer)
+
+
+@protection.once
+def install(optimizer: ModuleType) -> None:
+    """Have the training be protected for which an optimizer is made."""
+    make = optimizer.get_megatron_optimizer
+
+    def get_megatron_optimizer(
+        config: Any, model_chunks: Sequence[nn.Module], *args: Any, **kwargs: Any
+    ) -> Any:
+        global _made  # noqa: PLW0603
+        made = make(config, model_chunks, *args, **kwargs)
+        if _made is None:
+            _made = Made(config, list(model_chunks), made)
+        return made
+
+    optimizer.get_megatron_optimizer = get_megatron_optimizer  # type: ignore[attr-defined]
+    script_loops.when_iterated(_begin_pass)
+
+
+def _begin_pass(loader: Any, frame: FrameType) -> Iterator[Any] | None:
+    if _made is None or not _made.is_training:
+        return None
+    _made.begin(script_loops.why_not(frame))
+    return None if _made.protection is None else Iteration(_made.protection.job.loop, loader)
+
+
+class Made:
+    """What one call has made: a training, or none."""
+
+    def __init__(self, config: Any, models: list[nn.Module], optimizer: Any) -> None:
+        self._config, self._models, self._optimizer = config, models, optimizer
+        self.protection: Protection | None = None
+        self._first_step: RemovableHandle | None = register_optimizer_step_pre_hook(self._steps)
+
+    @property
+    def is_training(self) -> bool:
+        return any(model.training for model in self._models)
+
+    def begin(self, refusal: str | None) -> None:
+        """Protect it, as its first pass over batches begins; refusal: why that can't be, if so."""
+        if protection.is_taken():
+            return
+        self._watch_no_more()
+        if refusal is None and getattr(self._config, "use_distributed_optimizer", False):
+            refusal = SHARDED
+        name = f"megatron-core {version('megatron-core')}"
+        if refusal is not None:
+            protection.refuse(f"{name}: recognised, but not protected: {refusal}")
+            return
+        module = sys.modules.get("megatron.core.optimizer_param_scheduler")
+        schedulers = [] if module is None else parallel.all_of(module.OptimizerParamScheduler)
+        self.protection = protection.begin(
+            name,
+            model=self._models[0] if len(self._models) == 1 else nn.ModuleList(self._models),
+            optimizers=[self._optimizer],
+            schedulers=[one for one in schedulers if one.optimizer is self._optimizer],
+            progress=None,  # it counts nothing itself
+            left_out=script_loops.LEFT_OUT,
+        )
+        if self.protection is not None:
+            # What the script does after Megatron's step, as its scheduler's, belongs to it.
+            self.protection.job.end_steps_at_boundary()
+
+    def _steps(self, *_: object) -> None:
+        """A first step is made, and no pass over a loader has begun."""
+        if not protection.is_taken() and not jobs.is_current():
+            self.begin(NO_LOADER)
+        self._watch_no_more()
+
+    def _watch_no_more(self) -> None:
+        if self._first_step is not None:
+            self._first_step.remove()
+            self._first_step = None
