@@ -220,6 +220,12 @@ class Protection:
             memory=None if self._given is None else self._given.memory,
         )
 
+    def nothing_saved(self, is_so: bool) -> None:
+        """Whether no step of the job was ever saved whole in files, as all ranks have found."""
+        for one in self._beside:
+            if isinstance(one, PeriodicSaver):
+                one.nothing_before = is_so
+
     def _make_periodic_saver(self) -> PeriodicSaver:
         return PeriodicSaver(
             self._arguments.periodic,
