@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from threading import Condition
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -270,10 +270,9 @@ def test_a_first_save_that_is_damaged_is_no_reason_to_begin_anew(tmp_path: Path)
 class Memory:
     """Step 7 of each rank is in memory, or a step of another model, which is not to be passed over."""
 
-    reasons: ClassVar[list[str]] = []
-
     def __init__(self, step: int, newest: int = 0) -> None:
         self.step, self.newest = step, newest
+        self.reasons: list[str] = []
 
     def offer(self) -> tuple[tuple[int, str], ...]:
         return ((self.step, "t"),) if self.step else ()
