@@ -143,6 +143,17 @@ class Protection(threading.Thread):
         return here, nowhere
 
     def run(self) -> None:
+        """Look until it is over. What nobody foresees ends the protection on all hosts, and no training."""
+        try:
+            self._watch()
+        except Exception as error:
+            self._warn(f"the memory tier of this host has failed: {error!r}")
+            try:
+                self._tell({"off": next(iter(self._own))})
+            finally:
+                self._end("what looks after it here has failed")
+
+    def _watch(self) -> None:
         keeper_seen = time.monotonic()
         while not self._stopping.wait(LOOK_SECONDS):
             self.look()
