@@ -2,15 +2,24 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace jitckpt::memory_tier {
 namespace {
+
+using namespace std::chrono_literals;
 
 constexpr uint64_t least_piece = 16 << 10;
 constexpr double piece_seconds = 0.01;  // what goes at a time at a constant rate takes so long
 
 // However low the rate is: the other side is not to take the sender for dead.
 constexpr std::chrono::seconds longest_wait{1};
+
+// When nobody knows when the next minibatch begins.
+constexpr Pace::Clock::duration look_again = 200us;
+
+// A minibatch that takes so many times its usual time is none: there is an evaluation, or a pause.
+constexpr int no_minibatch = 2;
 
 Pace::Clock::duration seconds(double count) {
   return std::chrono::duration_cast<Pace::Clock::duration>(std::chrono::duration<double>(count));
@@ -23,8 +32,46 @@ void Pace::set_rate(double bytes_per_second) {
   rate_ = bytes_per_second;
 }
 
+void Pace::set_schedule(std::vector<Slot> slots, Clock::duration minibatch, Began began) {
+  const std::lock_guard lock(mutex_);
+  slots_ = std::move(slots);
+  minibatch_ = minibatch;
+  began_ = std::move(began);
+  minibatch_began_ = {};
+}
+
 Pace::Turn Pace::take(uint64_t wanted, Clock::time_point now) {
   const std::lock_guard lock(mutex_);
+  if (!slots_.empty()) {
+    const Clock::time_point began = began_();
+    if (began != minibatch_began_) {
+      minibatch_began_ = began;
+      next_ = 0;
+      used_ = 0;
+    }
+    // Longer than that the other side is not to be kept waiting either.
+    if (now - began < std::min<Clock::duration>(no_minibatch * minibatch_, longest_wait + minibatch_))
+      return in_slot(wanted, now);
+  }
+  return at_rate(wanted, now);
+}
+
+Pace::Turn Pace::in_slot(uint64_t wanted, Clock::time_point now) {
+  const Clock::duration at = now - minibatch_began_;
+  const auto is_missed = [&](const Slot& slot) { return used_ == 0 && at > slot.latest; };
+  while (next_ < slots_.size() && (is_missed(slots_[next_]) || used_ == slots_[next_].bytes)) {
+    ++next_;
+    used_ = 0;
+  }
+  if (next_ == slots_.size()) return {0, std::max(minibatch_began_ + minibatch_, now + look_again)};
+  const Slot& slot = slots_[next_];
+  if (at < slot.begin) return {0, minibatch_began_ + slot.begin};
+  const uint64_t bytes = std::min(wanted, slot.bytes - used_);
+  used_ += bytes;
+  return {bytes, now};
+}
+
+Pace::Turn Pace::at_rate(uint64_t wanted, Clock::time_point now) {
   if (!std::isfinite(rate_)) return {wanted, now};
   if (now < free_) return {0, free_};
   const auto piece = std::max(least_piece, static_cast<uint64_t>(rate_ * piece_seconds));

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -39,6 +40,10 @@ py::list as_bytes(const Digests& digests) {
 Connection connection_of(int socket, int stop, double patience) {
   return {socket, stop,
           std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(patience))};
+}
+
+Pace::Clock::duration in_clock(double seconds) {
+  return std::chrono::duration_cast<Pace::Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
 const char* name_of(Reason reason) {
@@ -88,7 +93,26 @@ PYBIND11_MODULE(_memory_tier, module) {
       .def_property_readonly("size", [](const Window& window) { return window.bytes().size(); });
   py::class_<Pace>(module, "Pace", "When how much may be sent; one for all that a host sends.")
       .def(py::init())
-      .def("set_rate", &Pace::set_rate, py::arg("bytes_per_second"));
+      .def("set_rate", &Pace::set_rate, py::arg("bytes_per_second"))
+      .def(
+          "set_schedule",
+          [](Pace& pace, const std::vector<std::tuple<double, double, uint64_t>>& given, double minibatch,
+             const Window& words, size_t place) {
+            if (place % sizeof(uint64_t) || place + sizeof(uint64_t) > words.bytes().size())
+              throw std::invalid_argument("there is no word at that place");
+            std::vector<Pace::Slot> slots;
+            for (const auto& [begin, latest, bytes] : given)
+              slots.push_back({in_clock(begin), in_clock(latest), bytes});
+            const auto began = [words, place] {
+              const auto* word = reinterpret_cast<const uint64_t*>(words.bytes().data() + place);
+              const std::chrono::nanoseconds since(__atomic_load_n(word, __ATOMIC_ACQUIRE));
+              return Pace::Clock::time_point(std::chrono::duration_cast<Pace::Clock::duration>(since));
+            };
+            pace.set_schedule(std::move(slots), in_clock(minibatch), began);
+          },
+          py::arg("slots"), py::arg("minibatch"), py::arg("words"), py::arg("place"),
+          "Send in slots of a minibatch: begin, the latest begin (in seconds) and bytes of each; the word at "
+          "`place` says when the newest one began (CLOCK_MONOTONIC, in ns).");
   py::class_<Sum>(module, "Sum", "The XOR of pieces of several shards, which grows in memory as they come.")
       .def(py::init())
       .def(

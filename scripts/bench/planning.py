@@ -31,7 +31,7 @@ from jitckpt.planning.policies import parse_policy
 from jitckpt.planning.simulator import simulate
 from jitckpt.planning.topology import Topology, all_to_all, dgx1, nvswitch
 from jitckpt.planning.traces import synthetic_trace
-from jitckpt.planning.traffic import Link, Span, schedule_traffic
+from jitckpt.decisions.traffic import Link, Span, schedule_traffic
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,48 @@ TEST(Pace, WhoComesLateGetsNoBurst) {
   EXPECT_LE(at_once, 2'000'000u);
 }
 
+// A minibatch of 100 ms with two slots, the first of them from 10 to at most 12 ms.
+struct Scheduled {
+  Scheduled() {
+    pace.set_rate(1e6);
+    pace.set_schedule({{10ms, 12ms, 1000}, {50ms, 60ms, 2000}}, 100ms, [this] { return began; });
+  }
+  Pace::Turn take(uint64_t wanted, Pace::Clock::duration at) { return pace.take(wanted, began + at); }
+
+  Pace pace;
+  Pace::Clock::time_point began = start;
+};
+
+TEST(Pace, SendsInItsSlotsAlone) {
+  Scheduled one;
+  EXPECT_EQ(one.take(5000, 5ms).bytes, 0u);
+  EXPECT_EQ(one.take(5000, 5ms).when, start + 10ms);
+  EXPECT_EQ(one.take(400, 10ms).bytes, 400u);
+  EXPECT_EQ(one.take(5000, 13ms).bytes, 600u);  // what was begun in time comes to its end
+  EXPECT_EQ(one.take(5000, 14ms).when, start + 50ms);
+  EXPECT_EQ(one.take(5000, 55ms).bytes, 2000u);
+  EXPECT_EQ(one.take(5000, 56ms).bytes, 0u);
+  EXPECT_EQ(one.take(5000, 56ms).when, start + 100ms);
+  EXPECT_GT(one.take(5000, 101ms).when, start + 101ms);  // the next one begins late
+  one.began += 105ms;
+  EXPECT_EQ(one.take(5000, 10ms).bytes, 1000u);
+}
+
+TEST(Pace, ASlotThatWasMissedIsLeftOut) {
+  Scheduled one;
+  EXPECT_EQ(one.take(5000, 13ms).when, start + 50ms);
+  EXPECT_EQ(one.take(5000, 61ms).bytes, 0u);
+}
+
+TEST(Pace, WhereNoMinibatchBeginsTheRateCounts) {
+  Scheduled one;
+  EXPECT_GT(one.take(50'000, 250ms).bytes, 0u);
+  EXPECT_EQ(one.take(50'000, 251ms).bytes, 0u);
+  one.pace.set_schedule({}, 0ms, {});
+  one.pace.set_rate(std::numeric_limits<double>::infinity());
+  EXPECT_EQ(one.take(50'000, 5ms).bytes, 50'000u);
+}
+
 TEST(Pace, TheSlowestIsNeverSilentForLong) {
   Pace pace;
   pace.set_rate(1);

@@ -23,7 +23,7 @@ from jitckpt.planning.plan import analyse
 from jitckpt.planning.policies import parse_policy
 from jitckpt.planning.simulator import simulate
 from jitckpt.planning.topology import STORE, Topology, TopologyLink, Vertex, dgx1, several_nodes
-from jitckpt.planning.traffic import Link, Span, delay_seconds, expected_delay_seconds, schedule_traffic
+from jitckpt.decisions.traffic import Link, Span, delay_seconds, expected_delay_seconds, schedule_traffic
 
 DAY = 86400.0
 JOB = cost.Job(100, 1e-2, 20.0, 50.0, 4.0, 0.001)
