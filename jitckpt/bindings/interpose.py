@@ -240,7 +240,7 @@ class Native:
             size = count
 
     def tell_step_time(self, address: int) -> None:
-        """Have the device write when it comes to the end of a step: 8 bytes of memory that stays; 0: no more."""
+        """Have the device write there when it comes to the end of a step; 0: no more. It must stay."""
         self._library.jitckpt_tell_step_time(self._words(address))
 
     def resume(self) -> None:
