@@ -100,7 +100,7 @@ class Protection(threading.Thread):
         # Of each host, those that have what its ranks had in the newest safe step, itself among them.
         self._keepers = {host: list(by) for host, by in enumerate(self._placed)}
         self._pace = Pacer(self._tier.wanted.steps)
-        self._sending = Sending(self._tier.pace, self._log)
+        self._sending = Sending(self._tier.pace, [own.memory for own in self._own.values()], self._log)
 
     def hear_rank(self, rank: int) -> None:
         """A rank of this host has begun: if the tier is wanted, look after it from now on."""

@@ -17,10 +17,10 @@ from jitckpt.decisions.idle_time import Idle, Slots
 from jitckpt.events import EventLog
 from jitckpt.tiers import chunks, host_memory
 from jitckpt.tiers import idle as idle_profile
-from jitckpt.tiers.host_memory import MINIBATCH, PAGE, STEP_TIME, WAITED
+from jitckpt.tiers.host_memory import AWAITED, MINIBATCH, PAGE, STEP_TIME, WAITED
 
 COPY_DIFFERS = 0.05  # of a minibatch: planned anew where a snapshot is in memory so much earlier or later
-MOST_WAITS = 2  # one after the other: then the spans are not what they seem to be
+MOST_WAITS = 3  # one after the other: then the spans are not what they seem to be
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ class Snapshot:
 class Sending:
     """For one start of the workers."""
 
-    def __init__(self, pace: Pace, log: EventLog) -> None:
+    def __init__(self, pace: Pace, memories: Sequence[int], log: EventLog) -> None:
+        """memories: memfds of this host's ranks."""
         self._pace, self._log = pace, log
         self._profiles: tuple[int, ...] = ()  # the ranks' numbers of what is planned for
         self._idle: Idle | None = None
@@ -49,6 +50,8 @@ class Sending:
         self._sent: tuple[int, float, float, int] = (0, inf, 0.0, 0)  # of a step: from when to when, bytes
         self._text = ""
         pace.set_rate(inf)
+        pace.set_schedule((), 0.0)
+        pace.listen([chunks.window(memory, 0, PAGE) for memory in memories], MINIBATCH, AWAITED)
 
     def sent(self, step: int, begun: float, ended: float, size: int) -> None:
         """A rank's snapshot has been sent: while nothing slows that down, it says how fast the network is."""
@@ -98,18 +101,17 @@ class Sending:
             why = "the idle spans have no room for it"
         else:
             why = ""
-        self._set(ranks[0].memory, slots, why, size / every)
+        self._set(slots, why, size / every)
 
     @property
     def _bytes_per_second(self) -> float:
         _, first, last, size = self._sent
         return size / (last - first) if last > first else 0.0
 
-    def _set(self, memory: int, slots: Slots | None, why: str, size: float) -> None:
-        words = chunks.window(memory, 0, PAGE)
+    def _set(self, slots: Slots | None, why: str, size: float) -> None:
         found = () if slots is None else slots.slots
         minibatch = 0.0 if self._idle is None else self._idle.seconds
-        self._pace.set_schedule(found, minibatch, words, MINIBATCH)
+        self._pace.set_schedule(found, minibatch)
         how = f"at a constant rate, since {why}" if slots is None else "in the network's idle spans"
         if not self._log.leading or how == self._text:
             return

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jitckpt.decisions.pace import SHARE
 from jitckpt.decisions.traffic import Link, Span, drifted, profile_spans, schedule_traffic
 
 PROFILED_MINIBATCHES = 20
@@ -17,7 +18,9 @@ MOST_SPANS = 100  # the longest of them
 LATENCY_SECONDS = 0.0002  # alpha
 BUFFERS, CHUNK_BYTES = 4, 4 << 20  # p sub-buffers, R/p each: what native/memory_tier has on its way at a time
 CAUTION = 0.9  # mu
-SPARE = 1.25  # times what is to be sent there is room for, where the spans have it: some are missed
+# So many times what is to be sent there is room for, where the spans have it: some come too early, or are
+# missed.
+SPARE = (8.0, 4.0, 2.0, 1.25, 1.0)
 
 Minibatch = tuple[float, Sequence[tuple[float, float]]]  # its seconds; begin and end of each collective
 
@@ -100,11 +103,11 @@ def plan(
     """
     if snapshot_bytes <= 0 or bytes_per_second <= 0 or found.seconds <= 0:
         return None
-    spans = found.spans if every > 1 else _after(found.spans, copied_seconds)
+    spans = found.spans if every > 1 else _within(found.spans, copied_seconds, SHARE * found.seconds)
     # Of several minibatches the first is half over, or more, before there is something to send.
     minibatches = max(1.0, every - copied_seconds / found.seconds)
     link = Link(bytes_per_second, LATENCY_SECONDS, buffer_bytes=BUFFERS * CHUNK_BYTES, buffers=BUFFERS)
-    for spare in (SPARE, 1.0):
+    for spare in SPARE:
         # The last span takes what no other does: so it is one that is over before it begins.
         with_end = (*spans, Span(max([found.seconds, *(span.end_seconds for span in spans)]), 0.0))
         schedule = schedule_traffic(with_end, spare * snapshot_bytes / minibatches, 2, link, CAUTION)
@@ -128,11 +131,11 @@ def plan(
     return None
 
 
-def _after(spans: Sequence[Span], seconds: float) -> tuple[Span, ...]:
-    """Return what of the spans is later than that."""
-    later = []
+def _within(spans: Sequence[Span], first: float, last: float) -> tuple[Span, ...]:
+    """Return what of the spans lies between: what comes later is not confirmed in time."""
+    within = []
     for span in spans:
-        begin = max(span.start_seconds, seconds)
-        if span.end_seconds - begin > LATENCY_SECONDS:
-            later.append(Span(begin, span.end_seconds - begin, span.deviation_seconds))
-    return tuple(later)
+        begin, end = max(span.start_seconds, first), min(span.end_seconds, last)
+        if end - begin > LATENCY_SECONDS:
+            within.append(Span(begin, end - begin, span.deviation_seconds))
+    return tuple(within)

@@ -18,6 +18,9 @@ constexpr std::chrono::seconds longest_wait{1};
 // When nobody knows when the next minibatch begins.
 constexpr Pace::Clock::duration look_again = 200us;
 
+// While it waits for its turn: whether it has come to be awaited.
+constexpr Pace::Clock::duration look_at_signs = 5ms;
+
 // A minibatch that takes so many times its usual time is none: there is an evaluation, or a pause.
 constexpr int no_minibatch = 2;
 
@@ -32,18 +35,29 @@ void Pace::set_rate(double bytes_per_second) {
   rate_ = bytes_per_second;
 }
 
-void Pace::set_schedule(std::vector<Slot> slots, Clock::duration minibatch, Began began) {
+void Pace::listen(Signs signs) {
+  const std::lock_guard lock(mutex_);
+  signs_ = std::move(signs);
+}
+
+void Pace::set_schedule(std::vector<Slot> slots, Clock::duration minibatch) {
   const std::lock_guard lock(mutex_);
   slots_ = std::move(slots);
   minibatch_ = minibatch;
-  began_ = std::move(began);
   minibatch_began_ = {};
 }
 
 Pace::Turn Pace::take(uint64_t wanted, Clock::time_point now) {
   const std::lock_guard lock(mutex_);
-  if (!slots_.empty()) {
-    const Clock::time_point began = began_();
+  if (!signs_.is_awaited) return turn(wanted, now);
+  if (signs_.is_awaited()) return {wanted, now};
+  const Turn found = turn(wanted, now);
+  return {found.bytes, std::min(found.when, now + look_at_signs)};
+}
+
+Pace::Turn Pace::turn(uint64_t wanted, Clock::time_point now) {
+  if (!slots_.empty() && signs_.began) {
+    const Clock::time_point began = signs_.began();
     if (began != minibatch_began_) {
       minibatch_began_ = began;
       next_ = 0;

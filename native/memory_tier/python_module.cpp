@@ -96,23 +96,38 @@ PYBIND11_MODULE(_memory_tier, module) {
       .def("set_rate", &Pace::set_rate, py::arg("bytes_per_second"))
       .def(
           "set_schedule",
-          [](Pace& pace, const std::vector<std::tuple<double, double, uint64_t>>& given, double minibatch,
-             const Window& words, size_t place) {
-            if (place % sizeof(uint64_t) || place + sizeof(uint64_t) > words.bytes().size())
-              throw std::invalid_argument("there is no word at that place");
+          [](Pace& pace, const std::vector<std::tuple<double, double, uint64_t>>& given, double minibatch) {
             std::vector<Pace::Slot> slots;
             for (const auto& [begin, latest, bytes] : given)
               slots.push_back({in_clock(begin), in_clock(latest), bytes});
-            const auto began = [words, place] {
-              const auto* word = reinterpret_cast<const uint64_t*>(words.bytes().data() + place);
-              const std::chrono::nanoseconds since(__atomic_load_n(word, __ATOMIC_ACQUIRE));
+            pace.set_schedule(std::move(slots), in_clock(minibatch));
+          },
+          py::arg("slots"), py::arg("minibatch"),
+          "Send in slots of a minibatch: begin, the latest begin (in seconds) and bytes of each.")
+      .def(
+          "listen",
+          [](Pace& pace, const std::vector<Window>& ranks, size_t began, size_t awaited) {
+            for (const Window& rank : ranks)
+              if (rank.bytes().size() < std::max(began, awaited) + sizeof(uint64_t) || began % 8 ||
+                  awaited % 8)
+                throw std::invalid_argument("there are no words at those places");
+            const auto word = [](const Window& rank, size_t place) {
+              return __atomic_load_n(reinterpret_cast<const uint64_t*>(rank.bytes().data() + place),
+                                     __ATOMIC_ACQUIRE);
+            };
+            const auto newest = [ranks, began, word] {
+              const std::chrono::nanoseconds since(ranks.empty() ? 0 : word(ranks.front(), began));
               return Pace::Clock::time_point(std::chrono::duration_cast<Pace::Clock::duration>(since));
             };
-            pace.set_schedule(std::move(slots), in_clock(minibatch), began);
+            const auto is_awaited = [ranks, awaited, word] {
+              return std::any_of(ranks.begin(), ranks.end(),
+                                 [&](const Window& rank) { return word(rank, awaited) != 0; });
+            };
+            pace.listen({newest, is_awaited});
           },
-          py::arg("slots"), py::arg("minibatch"), py::arg("words"), py::arg("place"),
-          "Send in slots of a minibatch: begin, the latest begin (in seconds) and bytes of each; the word at "
-          "`place` says when the newest one began (CLOCK_MONOTONIC, in ns).");
+          py::arg("ranks"), py::arg("began"), py::arg("awaited"),
+          "Hear of the ranks, by words at these places: when the newest minibatch began (CLOCK_MONOTONIC, in "
+          "ns; the first rank's counts), and whether the training waits for what is sent.");
   py::class_<Sum>(module, "Sum", "The XOR of pieces of several shards, which grows in memory as they come.")
       .def(py::init())
       .def(
