@@ -50,7 +50,7 @@ class Sending:
         self._sent: tuple[int, float, float, int] = (0, inf, 0.0, 0)  # of a step: from when to when, bytes
         self._text = ""
         pace.set_rate(inf)
-        pace.set_schedule((), 0.0)
+        pace.set_schedule((), 0.0, 0.0)
         pace.listen([chunks.window(memory, 0, PAGE) for memory in memories], MINIBATCH, AWAITED)
 
     def sent(self, step: int, begun: float, ended: float, size: int) -> None:
@@ -111,7 +111,7 @@ class Sending:
     def _set(self, slots: Slots | None, why: str, size: float) -> None:
         found = () if slots is None else slots.slots
         minibatch = 0.0 if self._idle is None else self._idle.seconds
-        self._pace.set_schedule(found, minibatch)
+        self._pace.set_schedule(found, minibatch, self._bytes_per_second)
         how = f"at a constant rate, since {why}" if slots is None else "in the network's idle spans"
         if not self._log.leading or how == self._text:
             return

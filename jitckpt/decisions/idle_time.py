@@ -39,7 +39,7 @@ class Idle:
 
 @dataclass(frozen=True)
 class Slots:
-    """Begin, the latest begin, and bytes, of what is sent in a minibatch. seconds: that all of it takes."""
+    """Begin, end of the span, and bytes, of what is sent in a minibatch. seconds: that all of it takes."""
 
     slots: tuple[tuple[float, float, int], ...]
     seconds: float
@@ -115,12 +115,7 @@ def plan(
             slots = tuple(
                 (
                     chunk.send_start_seconds,
-                    max(
-                        chunk.send_start_seconds,
-                        spans[chunk.span].start_seconds
-                        + CAUTION * spans[chunk.span].length_seconds
-                        - link.send_seconds(chunk.size_bytes),
-                    ),
+                    spans[chunk.span].start_seconds + CAUTION * spans[chunk.span].length_seconds,
                     max(1, int(chunk.size_bytes)),
                 )
                 for chunk in schedule.chunks

@@ -40,10 +40,11 @@ void Pace::listen(Signs signs) {
   signs_ = std::move(signs);
 }
 
-void Pace::set_schedule(std::vector<Slot> slots, Clock::duration minibatch) {
+void Pace::set_schedule(std::vector<Slot> slots, Clock::duration minibatch, double bytes_per_second) {
   const std::lock_guard lock(mutex_);
   slots_ = std::move(slots);
   minibatch_ = minibatch;
+  network_ = bytes_per_second;
   minibatch_began_ = {};
 }
 
@@ -72,15 +73,19 @@ Pace::Turn Pace::turn(uint64_t wanted, Clock::time_point now) {
 
 Pace::Turn Pace::in_slot(uint64_t wanted, Clock::time_point now) {
   const Clock::duration at = now - minibatch_began_;
-  const auto is_missed = [&](const Slot& slot) { return used_ == 0 && at > slot.latest; };
-  while (next_ < slots_.size() && (is_missed(slots_[next_]) || used_ == slots_[next_].bytes)) {
+  const auto room = [&](const Slot& slot) {
+    const std::chrono::duration<double> left = slot.end - std::max(at, slot.begin);
+    const double fits = std::clamp(left.count() * network_, 0.0, double(slot.bytes));
+    return std::min(static_cast<uint64_t>(fits), slot.bytes - used_);
+  };
+  while (next_ < slots_.size() && room(slots_[next_]) == 0) {
     ++next_;
     used_ = 0;
   }
   if (next_ == slots_.size()) return {0, std::max(minibatch_began_ + minibatch_, now + look_again)};
   const Slot& slot = slots_[next_];
   if (at < slot.begin) return {0, minibatch_began_ + slot.begin};
-  const uint64_t bytes = std::min(wanted, slot.bytes - used_);
+  const uint64_t bytes = std::min(wanted, room(slot));
   used_ += bytes;
   return {bytes, now};
 }

@@ -21,10 +21,9 @@ class Pace {
   };
 
   // Room for so many bytes in every minibatch, in one of its spans in which the network is idle (GEMINI's
-  // Algorithm 2). Times are since the minibatch began; what has not begun by `latest` does not fit there any
-  // more.
+  // Algorithm 2), which lasts until `end`. Times are since the minibatch began.
   struct Slot {
-    Clock::duration begin, latest;
+    Clock::duration begin, end;
     uint64_t bytes;
   };
 
@@ -41,7 +40,8 @@ class Pace {
 
   // By a schedule, in order of time, of minibatches that take so long; at the rate where none begins any
   // more. Without slots at the rate alone. Needs signs.
-  void set_schedule(std::vector<Slot> slots, Clock::duration minibatch);
+  // bytes_per_second: of the network; who comes late sends what it still takes before the end.
+  void set_schedule(std::vector<Slot> slots, Clock::duration minibatch, double bytes_per_second);
 
   // What is awaited goes as fast as it can, whatever else was said: nobody uses the network meanwhile.
   Turn take(uint64_t wanted, Clock::time_point now);
@@ -56,6 +56,7 @@ class Pace {
   Clock::time_point free_{};  // from then on the rate lets something through
   std::vector<Slot> slots_;
   Clock::duration minibatch_{};
+  double network_ = 0;  // bytes per second
   Signs signs_;
   Clock::time_point minibatch_began_{};
   size_t next_ = 0;    // the slot that comes, or is being used

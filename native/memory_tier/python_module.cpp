@@ -96,14 +96,15 @@ PYBIND11_MODULE(_memory_tier, module) {
       .def("set_rate", &Pace::set_rate, py::arg("bytes_per_second"))
       .def(
           "set_schedule",
-          [](Pace& pace, const std::vector<std::tuple<double, double, uint64_t>>& given, double minibatch) {
+          [](Pace& pace, const std::vector<std::tuple<double, double, uint64_t>>& given, double minibatch,
+             double bytes_per_second) {
             std::vector<Pace::Slot> slots;
-            for (const auto& [begin, latest, bytes] : given)
-              slots.push_back({in_clock(begin), in_clock(latest), bytes});
-            pace.set_schedule(std::move(slots), in_clock(minibatch));
+            for (const auto& [begin, end, bytes] : given)
+              slots.push_back({in_clock(begin), in_clock(end), bytes});
+            pace.set_schedule(std::move(slots), in_clock(minibatch), bytes_per_second);
           },
-          py::arg("slots"), py::arg("minibatch"),
-          "Send in slots of a minibatch: begin, the latest begin (in seconds) and bytes of each.")
+          py::arg("slots"), py::arg("minibatch"), py::arg("bytes_per_second"),
+          "Send in slots of a minibatch: begin and end of the span (in seconds), and bytes, of each.")
       .def(
           "listen",
           [](Pace& pace, const std::vector<Window>& ranks, size_t began, size_t awaited) {

@@ -93,15 +93,14 @@ def test_slots_lie_in_idle_spans_and_carry_all(
         return
     busy = minibatch[1]
     free = 0.0
-    for begin, latest, count in planned.slots:
-        took = count / rate
+    for begin, end, count in planned.slots:
         assert begin >= free - 1e-9, "one after the other"
-        assert latest >= begin
-        assert all(latest + took <= since + 1e-6 or begin >= until - 1e-6 for since, until in busy)
+        free = begin + (count - 1) / rate
+        assert free <= end + 1e-6
+        assert all(end <= since + 1e-6 or begin >= until - 1e-6 for since, until in busy)
         if every == 1:
             assert copied - 1e-9 <= begin
-            assert latest + took <= SHARE * found.seconds + 1e-6
-        free = begin + took
+            assert end <= SHARE * found.seconds + 1e-6
     needed = size / max(1.0, every - copied / found.seconds)
     assert sum(count for *_, count in planned.slots) >= needed - len(planned.slots)
 
@@ -158,7 +157,9 @@ class Paced:
     def set_rate(self, bytes_per_second: float) -> None:
         self.rate = bytes_per_second
 
-    def set_schedule(self, slots: list[tuple[float, float, int]], minibatch: float) -> None:
+    def set_schedule(
+        self, slots: list[tuple[float, float, int]], minibatch: float, bytes_per_second: float
+    ) -> None:
         self.slots = list(slots)
 
     def listen(self, ranks: list[object], began: int, awaited: int) -> None:
