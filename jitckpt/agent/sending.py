@@ -81,7 +81,7 @@ class Sending:
     def _use_idle_spans(self, ranks: Sequence[Snapshot], size: int, every: int, copied: float) -> None:
         profiles = [idle_profile.of(one.memory) for one in ranks]
         whole = [one for one in profiles if one is not None]
-        if len(whole) < len(ranks):
+        if len(whole) < len(ranks) or not size:  # or nothing goes to other hosts
             return
         numbers = tuple(number for number, _ in whole)
         if numbers != self._profiles:
