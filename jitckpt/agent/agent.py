@@ -64,6 +64,7 @@ from jitckpt.decisions import elastic, quorum
 from jitckpt.decisions.elastic import Begun
 from jitckpt.decisions.memory_wanted import Wanted
 from jitckpt.decisions.recovery import SAME_ENDS, Outcome, brings_no_progress
+from jitckpt.decisions.sources import listed
 from jitckpt.decisions.step_tree import Place
 from jitckpt.decisions.suspects import VARIABLE, NoDeviceError, Suspects, without
 from jitckpt.errors import (
@@ -271,6 +272,9 @@ class Agent(LocalElasticAgent):
         except (SignalException, HostsError):
             self._write_what_memory_has()
             raise
+        except HostUnfit:
+            self._tell_what_goes()
+            raise
         finally:
             self._spares.close()
             self._children.close()
@@ -295,6 +299,23 @@ class Agent(LocalElasticAgent):
             of_lost, nowhere = self._last.ranks_of_lost_hosts
             by = f"memory{0 if self._hosts is None else self._hosts.index}"
             self._memory.write_saves(Path(self._directory()), own | of_lost, step, nowhere, by)
+
+    def _tell_what_goes(self) -> None:
+        """The job goes on without this host, and what that has in memory ends here."""
+        last, hosts = self._last, self._hosts
+        if self._memory is None or last is None or hosts is None or not last.kept_in_memory:
+            return
+        ranks = listed([worker.global_rank for worker in self._worker_group.workers])
+        what = f"the state of {ranks} after step {last.kept_in_memory}"
+        if last.stays_without(hosts.index):
+            say(f"{what}, which this host's memory has, is in other hosts', too: they go on from there.")
+            return
+        text = (
+            f"{what} is in this host's memory alone, and ends with it: the others go on from files, or from "
+            "the beginning"
+        )
+        self._log.write("warning", text=text)
+        say(f"{text}.")
 
     def _newest_saved(self) -> int:
         """Return the newest step of which this agent knows a save, 0 for none."""

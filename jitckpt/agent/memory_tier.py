@@ -22,6 +22,7 @@ from jitckpt.decisions.decoding import decodable
 from jitckpt.decisions.holders import holders
 from jitckpt.decisions.memory_wanted import BY_SCRIPT, PARITY, Wanted
 from jitckpt.decisions.placement import Machine, Placement
+from jitckpt.decisions.redundancy import LEAST_GROUP
 from jitckpt.decisions.sources import Kind, Parity, Source
 from jitckpt.errors import HostsError, JitckptError, SaveError
 from jitckpt.events import EventLog
@@ -57,22 +58,32 @@ class MemoryTier:
         self.limit = int(free_memory() * FREE_PART) if wanted.limit is None else wanted.limit
         held = self._keeper.descriptors
         self.memory = HostMemory({key: one for key, one in held.items() if key >= 0}, self.limit)
-        self.parity: ParityOfHosts | None = None
+        self._parity: ParityOfHosts | None = None
         if wanted.mode == PARITY:
             of_parity = {_number(key): one for key, one in held.items() if key < 0}
             parities = ParityMemory(of_parity, self.limit, self.memory.taken)
-            self.parity = ParityOfHosts(wanted.copies, self.memory, parities)
+            self._parity = ParityOfHosts(wanted.copies, self.memory, parities)
         self.pace = Pace()  # of all that this host sends
         self._may_hold: frozenset[int] = frozenset()  # ranks of other hosts
         self._gathered: int | None = None  # in this meeting: see PeerMemory.gathered
+
+    @property
+    def parity(self) -> ParityOfHosts | None:
+        """The parity of this meeting's hosts; None if none is wanted, or they are too few for it."""
+        return self._parity if self._parity is not None and self._parity.is_used else None
+
+    @property
+    def copies(self) -> int:
+        """How many hosts are to have each shard, where there is no parity."""
+        return 2 if self.wanted.mode == PARITY else self.wanted.copies
 
     def variables(self, ranks: int) -> dict[str, str]:
         """Return what the workers, so many on this host, are told."""
         if self.wanted.mode == BY_SCRIPT:
             return MEMORY_LIMIT.to(self.limit / ranks)
-        share = self.wanted.copies if self.parity is None else self.parity.share
+        share = self.copies if self.parity is None else self.parity.share
         return {
-            **MEMORY_TIER.to("peer" if self.parity is not None else self.wanted.mode),
+            **MEMORY_TIER.to("peer" if self.wanted.mode == PARITY else self.wanted.mode),
             **MEMORY_EVERY.to(self.wanted.steps),
             **MEMORY_LIMIT.to(self.limit / (ranks * share)),
         }
@@ -107,7 +118,7 @@ class MemoryTier:
     def placement(self, hosts: Hosts) -> Placement:
         """Return for each host which hosts get something of its ranks' state. Raises HostsError."""
         if self.parity is None:
-            return placement_of(hosts, self.wanted.copies)
+            return placement_of(hosts, self.copies)
         groups = [self.parity.group_of(host) for host in range(len(hosts.all))]
         placed = [(host, *(one for one in of if one != host)) for host, of in enumerate(groups)]
         return Placement(PARITY, tuple(placed))
@@ -116,9 +127,16 @@ class MemoryTier:
         """Answer other hosts of this meeting; to be called before they are connected. Raises HostsError."""
         self._gathered = None
         hosts.answers[peers.VISIT] = partial(peers.serve, self.memory, self._why_not, more=self._answer)
-        if self.parity is not None:
-            self.parity.meet(hosts)
-            return
+        if self._parity is not None:
+            self._parity.meet(hosts)
+            if self._parity.is_used:
+                self._may_hold = frozenset()
+                return
+            if hosts.index == 0:
+                self._warn(
+                    f"memory tier: parity needs {LEAST_GROUP} hosts, and {len(hosts.all)} are here; until "
+                    f"more come, {self.copies} hosts have each rank's state, as with --memory-tier peer."
+                )
         placed = self.placement(hosts).holders
         by_script = self.wanted.mode == BY_SCRIPT  # how many copies is not known yet
         self._may_hold = frozenset(
@@ -266,8 +284,8 @@ class MemoryTier:
     def close(self, *, end: bool) -> None:
         """Free the memory; end: no later agent goes on from it."""
         self.memory.close()
-        if self.parity is not None:
-            self.parity.parities.close()
+        if self._parity is not None:
+            self._parity.parities.close()
         self._keeper.close(end=end)
 
     def see_keeper(self) -> None:
@@ -276,13 +294,13 @@ class MemoryTier:
             self._hold(rank)
 
     def _memfd(self, key: int) -> int:
-        if key >= 0 or self.parity is None:
+        if key >= 0 or self._parity is None:
             return self.memory.of(key)
-        return self.parity.parities.of(_number(key))
+        return self._parity.parities.of(_number(key))
 
     def _held(self) -> dict[int, int]:
         """Return all memfds as the keeper knows them: parities have negative numbers."""
-        of_parity = {} if self.parity is None else self.parity.parities.descriptors
+        of_parity = {} if self._parity is None else self._parity.parities.descriptors
         return {**self.memory.descriptors, **{_number(key): one for key, one in of_parity.items()}}
 
     def _hold(self, key: int) -> None:
@@ -328,8 +346,8 @@ class MemoryTier:
 
         Not before a step of the new start is safe: another host may lack it until then.
         """
-        if self.parity is not None:
-            for number in self.parity.forget_strangers():
+        if self._parity is not None:
+            for number in self._parity.forget_strangers():
                 self._keeper.drop(_number(number))
         wanted = self._may_hold | set(hosts.all[hosts.index].ranks)
         for rank in set(self.memory.descriptors) - wanted:

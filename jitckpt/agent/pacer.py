@@ -51,6 +51,10 @@ class Pacer:
         why = f"a snapshot after every {twice} steps from now on, since one was not whole everywhere in time"
         return {"every": twice, "since": settled + every, "why": why}
 
+    def noticed(self, between: float) -> float:
+        """Return from how many seconds on a wait of the training counts."""
+        return pace.NOTICED * between
+
     def rate(self, size: int, copied: float, between: float, waited: float) -> float:
         """Return the bytes per second at which a snapshot of this host's ranks is to be sent.
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
-from jitckpt.decisions.redundancy import groups, layout, survives
+from jitckpt.decisions.redundancy import LEAST_GROUP, groups, layout, survives
 from jitckpt.decisions.sources import NOBODY, Parity, Source
 from jitckpt.errors import SaveError
 from jitckpt.hosts.connections import Hosts
@@ -26,7 +26,11 @@ class ParityOfHosts:
         self._stripes: list[tuple[int, ...]] = []  # of its ranks, by member
 
     def meet(self, hosts: Hosts) -> None:
-        """Form groups of these hosts. Raises InvalidInput for too few."""
+        """Form groups of these hosts; none of too few."""
+        if len(hosts.all) < LEAST_GROUP:
+            self._groups = self._group = ()
+            self._stripes = []
+            return
         self._groups = groups(len(hosts.all), self._size)
         self._group = self.group_of(hosts.index)
         self._place = self._group.index(hosts.index)
@@ -35,6 +39,11 @@ class ParityOfHosts:
             tuple(of[number] if number < len(of) else NOBODY for of in ranks)
             for number in range(max(map(len, ranks)))
         ]
+
+    @property
+    def is_used(self) -> bool:
+        """Whether these hosts keep parity; else they are too few."""
+        return bool(self._groups)
 
     def group_of(self, host: int) -> tuple[int, ...]:
         return next(group for group in self._groups if host in group)

@@ -14,11 +14,11 @@ from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from math import inf
 from typing import Any
 
 from jitckpt.agent.memory_tier import MemoryTier, machines_of
 from jitckpt.agent.pacer import Pacer
+from jitckpt.agent.sending import Sending, Snapshot
 from jitckpt.console import say, show_size
 from jitckpt.decisions.holders import nearest, shared_domains
 from jitckpt.decisions.pace import PROFILED_EVERY, packed
@@ -100,7 +100,7 @@ class Protection(threading.Thread):
         # Of each host, those that have what its ranks had in the newest safe step, itself among them.
         self._keepers = {host: list(by) for host, by in enumerate(self._placed)}
         self._pace = Pacer(self._tier.wanted.steps)
-        self._tier.pace.set_rate(inf)  # nothing is known of this start's steps yet
+        self._sending = Sending(self._tier.pace, [own.memory for own in self._own.values()], self._log)
 
     def hear_rank(self, rank: int) -> None:
         """A rank of this host has begun: if the tier is wanted, look after it from now on."""
@@ -143,6 +143,17 @@ class Protection(threading.Thread):
         return here, nowhere
 
     def run(self) -> None:
+        """Look until it is over. What nobody foresees ends the protection on all hosts, and no training."""
+        try:
+            self._watch()
+        except Exception as error:
+            self._warn(f"the memory tier of this host has failed: {error!r}")
+            try:
+                self._tell({"off": next(iter(self._own))})
+            finally:
+                self._end("what looks after it here has failed")
+
+    def _watch(self) -> None:
         keeper_seen = time.monotonic()
         while not self._stopping.wait(LOOK_SECONDS):
             self.look()
@@ -282,10 +293,12 @@ class Protection(threading.Thread):
         memory = self._tier.memory
         timeline = memory.timeline(rank, step)
         peer = PeerParity(self._hosts, host, PATIENCE_SECONDS, pace=self._tier.pace, stop=self._stop_sending)
+        begun = time.monotonic()
         if self._tier.parity is not None:
             self._tier.parity.put(peer, host, rank, step, timeline)
         else:
             peer.put(memory.shard(rank, step, timeline))
+        self._sending.sent(step, begun, time.monotonic(), self._own[rank].size)
 
     def _change_pace(self, every: int, since: int, why: str) -> None:
         """All ranks read of it before they read that a step is settled, and so before they come to that."""
@@ -298,15 +311,9 @@ class Protection(threading.Thread):
 
     def _send_in_time(self) -> None:
         """Send no faster than is needed: what is left of the network is the training's."""
-        known = [own for own in self._own.values() if own.step_seconds]
-        every = self._pace.rule[0]
-        if not known or not every:
-            return
-        between = every * min(own.step_seconds for own in known)
-        waited = max(host_memory.word(own.memory, host_memory.WAITED) for own in known) / 1e6
         copies = 1 if self._tier.parity is not None else len(self._holders)
-        size = sum(own.size for own in known) * copies
-        self._tier.pace.set_rate(self._pace.rate(size, max(own.copied for own in known), between, waited))
+        ranks = [Snapshot(own.memory, own.size, own.copied) for own in self._own.values()]
+        self._sending.plan(ranks, self._pace.rule[0], copies, self._pace)
 
     def _is_safe(self, safe: int, settled: int) -> None:
         if safe > self.safe:

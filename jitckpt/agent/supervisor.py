@@ -579,6 +579,12 @@ class Supervisor(threading.Thread):
         """The step that the memory tier had of all ranks as the first of them failed."""
         return self._job.in_memory
 
+    def stays_without(self, host: int) -> bool:
+        """Whether the memory tier has the step that it had, also without this host."""
+        return self._protection is not None and (
+            self._protection.step_that_stays(self._lost_hosts | {host}) is not None
+        )
+
     @property
     def ranks_of_lost_hosts(self) -> tuple[set[int], set[int]]:
         """Return those whose state is for this host to write to files, and those of which no host has it."""

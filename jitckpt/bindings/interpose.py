@@ -11,7 +11,7 @@ from cffi import FFI
 
 from jitckpt.errors import NativeError
 
-ABI = 4
+ABI = 5
 KNOWN_ADDRESSES = 256
 
 # The declarations of native/interpose/jitckpt.h; a test compares the two.
@@ -57,6 +57,9 @@ int jitckpt_write_area(uint64_t* words, uint64_t value, void* target, const void
                        void* stream);
 int jitckpt_report(const char* json, size_t length);
 int jitckpt_collectives(char* json, size_t capacity);
+void jitckpt_profile_network(uint32_t minibatches);
+size_t jitckpt_network_profile(double* numbers, size_t capacity);
+void jitckpt_tell_step_time(uint64_t* where);
 void jitckpt_resume(void);
 
 void jitckpt_arm_fault(int signal_number);
@@ -228,6 +231,24 @@ class Native:
                 text: str = self._ffi.string(buffer).decode()
                 return text
             size = needed + 1
+
+    def profile_network(self, minibatches: int) -> None:
+        """Have the device's times of the collectives in so many minibatches from the next on taken."""
+        self._library.jitckpt_profile_network(minibatches)
+
+    def network_profile(self) -> list[float]:
+        """Return those times, once, as soon as they are known: see jitckpt_network_profile; before, []."""
+        size = 4096
+        while True:
+            numbers = self._ffi.new("double[]", size)
+            count = self._library.jitckpt_network_profile(numbers, size)
+            if count <= size:
+                return list(numbers[0:count])
+            size = count
+
+    def tell_step_time(self, address: int) -> None:
+        """Have the device write there when it comes to the end of a step; 0: no more. It must stay."""
+        self._library.jitckpt_tell_step_time(self._words(address))
 
     def resume(self) -> None:
         self._library.jitckpt_resume()

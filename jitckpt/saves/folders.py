@@ -81,13 +81,16 @@ class SaveFolder:
         *,
         by: str = "",
         start: int | None = None,
+        nothing_before: bool = False,
     ) -> None:
         """by: who writes it, where this process may write the same save twice at a time.
 
         start: which writes it; None: the one that has made the state. 0: nobody is fenced off.
+        nothing_before: see Metadata.
         """
         self._root, self._identity, self._step, self._kind, self._saver = root, identity, step, kind, saver
         self._start = identity.start if start is None else start
+        self._nothing_before = nothing_before
         self._place = root / layout.step_folder(step) / layout.rank_folder(kind, identity.rank)
         # A process that was stopped in the middle of its save may go on beside those of a later start.
         of_start = f"start{self._start}" if self._start else ""
@@ -156,7 +159,13 @@ class SaveFolder:
         gone on without this process.
         """
         metadata = Metadata(
-            self._identity, self._kind, self._saver, self._step, time.time(), tuple(self._files)
+            self._identity,
+            self._kind,
+            self._saver,
+            self._step,
+            time.time(),
+            tuple(self._files),
+            self._nothing_before,
         ).to_json()
         with _explained(self.path), _committing:
             write_by_rename(self.path / layout.METADATA_FILE, metadata)

@@ -65,7 +65,11 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Metadata:
-    """What metadata.json says; it is written last, so a folder that has it was whole once."""
+    """What metadata.json says; it is written last, so a folder that has it was whole once.
+
+    nothing_before: as the rank began to write it, no step of the job had ever been saved whole. If all that
+    is there says so, and no step is whole, the job's first save was never finished.
+    """
 
     identity: Identity
     kind: Kind
@@ -73,6 +77,7 @@ class Metadata:
     step: int
     time: float
     files: tuple[FileEntry, ...]
+    nothing_before: bool = False
 
     def to_json(self) -> bytes:
         return with_checksum({"format": FORMAT, **asdict(self)})
@@ -152,6 +157,7 @@ def parse_metadata(data: bytes) -> Metadata:
         step=entry.count("step"),
         time=entry.value("time", float),
         files=tuple(_file_entry(item) for item in entry.value("files", list)),
+        nothing_before=entry.value("nothing_before", bool) if "nothing_before" in content else False,
     )
     if result.identity.shard >= result.identity.shards or result.identity.rank >= result.identity.world_size:
         raise SaveError(f"{METADATA_FILE} has a rank or shard beyond the number of them.")

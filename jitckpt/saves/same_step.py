@@ -19,7 +19,15 @@ from jitckpt.errors import CheckpointError, JitckptError
 from jitckpt.saves import folders
 from jitckpt.saves.folders import SaveRecord
 from jitckpt.saves.layout import Identity
-from jitckpt.saves.selection import Choice, in_turn, misfit, no_whole_save, nothing_usable
+from jitckpt.saves.selection import (
+    Choice,
+    begun_anew,
+    denies_first,
+    in_turn,
+    misfit,
+    no_whole_save,
+    nothing_usable,
+)
 from jitckpt.state.shards import Store, through_first
 
 
@@ -28,12 +36,14 @@ class Offer:
     """What one rank could load, as far as names and metadata tell.
 
     newest: the newest step of which it has seen a finished save, of use or not; 0 if there is none.
-    in_memory: of each step in the memory tier, of which start's minibatches it is.
+    in_memory: of each step in the memory tier, of which start's minibatches it is. is_first: what it has seen
+    is of the job's first save, or there is nothing.
     """
 
     steps: tuple[int, ...]
     newest: int
     in_memory: tuple[tuple[int, str], ...] = ()
+    is_first: bool = False
 
     def sources(self, rank: int) -> Iterator[Source]:
         """Yield what this rank, which has said it, could load."""
@@ -46,6 +56,7 @@ class Verdict:
     """What rank 0 says. `step`: to be checked by all, or, if `decided`, to be taken; None if there is none.
 
     lost: one sentence for each newer step that some rank could not load. newest: of all offers.
+    nothing_saved: no step was ever saved whole in files.
     """
 
     step: int | None
@@ -54,6 +65,7 @@ class Verdict:
     newest: int
     in_memory: bool = False  # it is to be loaded from there
     reason: str = ""
+    nothing_saved: bool = False
 
 
 class Decision:
@@ -97,7 +109,13 @@ class Decision:
         step = None if self._plan is None else self._plan.step
         lost = tuple(self._lost()) if decided else ()
         reason = "" if self._plan is None or not self._in_memory else self._plan.reason
-        return Verdict(step, decided, lost, newest, self._in_memory, reason)
+        return Verdict(step, decided, lost, newest, self._in_memory, reason, self._nothing_saved)
+
+    @property
+    def _nothing_saved(self) -> bool:
+        """A step that all offer was whole once, whatever the checks say of it now."""
+        common = set.intersection(*(set(offer.steps) for offer in self._offers))
+        return not common and all(offer.is_first for offer in self._offers)
 
     def _lost(self) -> Iterator[str]:
         some = {step for offer in self._offers for step in offer.steps}
@@ -139,6 +157,7 @@ class OwnSaves:
         self.reasons: list[str] = []  # a sentence for each save that was passed over
         self._root, self._identity = root, identity
         self._newest = 0
+        self._is_first = True
         self._names = folders.listed(root)
         near = frozenset(replicas)
         self._candidates: dict[int, list[SaveRecord]] = {}  # the first of each is the one to load
@@ -149,7 +168,7 @@ class OwnSaves:
 
     @property
     def offer(self) -> Offer:
-        return Offer(tuple(self._candidates), self._newest)
+        return Offer(tuple(self._candidates), self._newest, is_first=self._is_first)
 
     def check(self, step: int) -> bool:
         """Read a save of that step, and if it is damaged the next; return whether one is whole."""
@@ -196,6 +215,7 @@ class OwnSaves:
             if record.finished:
                 self._newest = max(self._newest, step)
             problem = misfit(record, self._identity)
+            self._is_first = self._is_first and not denies_first(record, problem)
             if problem is not None:
                 self.reasons.append(problem)
             elif record.metadata and record.metadata.identity.shard == self._identity.shard:
@@ -218,15 +238,22 @@ def alone(root: Path, identity: Identity) -> Choice | None:
     return None
 
 
-def together(store: Store, root: Path, identity: Identity, memory: InMemory | None = None) -> Choice | None:
+def together(
+    store: Store,
+    root: Path,
+    identity: Identity,
+    memory: InMemory | None = None,
+    warn: Callable[[str], None] = lambda _: None,
+) -> Choice | None:
     """Return what this rank loads of the step that all go on from. Every rank has to call it.
 
     memory: what the memory tier has of this rank. The directory may be this host's own. None if no rank has
-    anything to go on from. Raises CheckpointError on all ranks if there are finished saves, or steps in
-    memory, but none that all can load; JitckptError if a rank does not come.
+    anything to go on from, or the job's first save was never finished, of which rank 0 warns. Raises
+    CheckpointError on all ranks if there are other finished saves, or steps in memory, but none that all can
+    load; JitckptError if a rank does not come.
     """
     try:
-        return _together(store, root, identity, memory)
+        return _together(store, root, identity, memory, warn)
     except RuntimeError as error:  # torch's DistStoreError, which names no class of ours
         raise JitckptError(
             f"Rank {identity.rank} did not hear from the others which step to go on from: {error}. Where "
@@ -234,7 +261,9 @@ def together(store: Store, root: Path, identity: Identity, memory: InMemory | No
         ) from error
 
 
-def _together(store: Store, root: Path, identity: Identity, memory: InMemory | None) -> Choice | None:
+def _together(
+    store: Store, root: Path, identity: Identity, memory: InMemory | None, warn: Callable[[str], None]
+) -> Choice | None:
     rank, world_size = identity.rank, identity.world_size
 
     def through_rank_0(what: str, value: object, decide: Callable[[list[Any]], object]) -> Any:
@@ -262,7 +291,8 @@ def _together(store: Store, root: Path, identity: Identity, memory: InMemory | N
     if memory is not None:
         in_memory = memory.offer()
         newest = max([offer.newest, memory.newest])
-        offer = replace(offer, in_memory=in_memory, newest=newest)
+        is_first = offer.is_first and memory.newest == 0
+        offer = replace(offer, in_memory=in_memory, newest=newest, is_first=is_first)
     verdict = Verdict(**through_rank_0("steps to load", asdict(offer), hear_offers))
     while not verdict.decided:
         assert verdict.step is not None
@@ -279,9 +309,13 @@ def _together(store: Store, root: Path, identity: Identity, memory: InMemory | N
                 reasons=tuple(own.reasons),
                 newest=verdict.newest,
                 reason=verdict.reason,
+                nothing_saved=verdict.nothing_saved,
             )
         return own.choice(verdict.step, verdict.newest)
-    if verdict.newest:
+    if verdict.newest and verdict.nothing_saved:
+        if rank == 0:
+            warn(begun_anew(own.reasons))
+    elif verdict.newest:
         raise CheckpointError(
             f"{nothing_usable(own.reasons, identity)} If hosts have directories of their own, give `jitckpt "
             "run` --checkpoint-dir, so that each can fetch what it lacks."
@@ -291,4 +325,4 @@ def _together(store: Store, root: Path, identity: Identity, memory: InMemory | N
 
 def _offer(told: dict[str, Any]) -> Offer:
     in_memory = tuple((step, timeline) for step, timeline in told["in_memory"])
-    return Offer(tuple(told["steps"]), told["newest"], in_memory)
+    return Offer(tuple(told["steps"]), told["newest"], in_memory, told["is_first"])

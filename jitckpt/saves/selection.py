@@ -22,7 +22,7 @@ class Choice:
 
     `reasons`: one sentence for each save that was passed over. newest: the newest step of which there is any
     finished save. in_memory: the state itself, where it comes from the memory tier, and `save` tells of it;
-    reason: why.
+    reason: why. nothing_saved: no step was ever saved whole in files.
     """
 
     step: int
@@ -32,22 +32,36 @@ class Choice:
     newest: int
     in_memory: SavedState | None = None
     reason: str = ""
+    nothing_saved: bool = False
 
 
 def choose(
-    records: Sequence[SaveRecord], expected: Identity, verify: Callable[[SaveRecord], str | None]
+    records: Sequence[SaveRecord],
+    expected: Identity,
+    verify: Callable[[SaveRecord], str | None],
+    warn: Callable[[str], None] = lambda _: None,
 ) -> Choice | None:
-    """Return what the rank `expected.rank` loads; None if there is no finished save at all (a fresh start).
+    """Return what the rank `expected.rank` loads; None for a fresh start.
+
+    That is where there is no finished save at all, or where the job's first save was never finished, of which
+    it warns.
 
     The newest step is taken for which every shard has a whole save. `verify` returns why a save is not whole;
     it is asked only about saves that matter. Raises CheckpointError if there are finished saves but none that
     can be used.
     """
-    return Selection(records, expected, verify).choice(expected)
+    selected = Selection(records, expected, verify)
+    found = selected.choice(expected)
+    if found is None and selected.unfinished:
+        warn(selected.unfinished)
+    return found
 
 
 class Selection:
-    """The choice of several ranks of one job; whatever they ask, each save is verified once."""
+    """The choice of several ranks of one job; whatever they ask, each save is verified once.
+
+    unfinished: the sentence that the first save was never finished, where that is so.
+    """
 
     def __init__(
         self,
@@ -62,6 +76,7 @@ class Selection:
         self._local: dict[tuple[int, int], SaveRecord] = {}  # by step and rank
         usable: list[SaveRecord] = []
         self._newest = 0
+        is_first = True  # all that is finished
         for record in records:
             if record.kind == "local":
                 self._local[record.step, record.rank] = record
@@ -69,6 +84,7 @@ class Selection:
             if record.finished:
                 self._newest = max(self._newest, record.step)
             problem = misfit(record, expected)
+            is_first = is_first and not denies_first(record, problem)
             if problem is None:
                 usable.append(record)
             else:
@@ -78,12 +94,15 @@ class Selection:
         for record in sorted(usable, key=lambda record: (-record.step, record.rank)):
             shard = record.metadata.identity.shard if record.metadata else -1
             self._replicas.setdefault(record.step, {}).setdefault(shard, {})[record.rank] = record
+        every_shard = set(range(expected.shards))
+        is_first = is_first and not any(every_shard <= set(of) for of in self._replicas.values())
         self._step = next((step for step in self._replicas if self._is_whole(step)), None)
+        self.unfinished = begun_anew(self._reasons) if is_first and self._newest else ""
 
     def choice(self, identity: Identity) -> Choice | None:
         """Return what a rank loads, as `choose` does."""
         if self._step is None:
-            if self._newest:
+            if self._newest and not self.unfinished:
                 raise CheckpointError(nothing_usable(self._reasons, identity))
             return None
         save = next(filter(self._whole, self._in_turn(self._step, identity.shard, identity.rank)))
@@ -137,6 +156,12 @@ def misfit(record: SaveRecord, expected: Identity) -> str | None:
     return None if why is None else f"{record.path} is {why}."
 
 
+def denies_first(record: SaveRecord, problem: str | None) -> bool:
+    """Return whether a save, as it was found, is a sign that some step may have been saved whole once."""
+    nothing_before = record.metadata is not None and record.metadata.nothing_before
+    return record.finished and (problem is not None or not nothing_before)
+
+
 def in_turn(ranks: Sequence[int], rank: int) -> Iterator[int]:
     """Yield in which order `rank` tries the saves of these ranks, given in order: its own first.
 
@@ -157,12 +182,23 @@ def no_whole_save(shards: Sequence[int]) -> str:
     return f"no whole save of shard {', '.join(map(str, shards[:SHOWN_SHARDS]))}{more}"
 
 
+def begun_anew(reasons: Sequence[str]) -> str:
+    """Return the sentences for a job of which no save was ever whole."""
+    return (
+        f"The job's first save was never finished: {_shown(reasons)} Nothing older was ever saved, so the "
+        "job begins anew; what there is of that save is not used."
+    )
+
+
 def nothing_usable(reasons: Sequence[str], expected: Identity) -> str:
     """Return the sentences for a rank that must not begin anew beside what is saved."""
-    shown = " ".join(reasons[:SHOWN_REASONS])
-    more = f" (and {len(reasons) - SHOWN_REASONS} more)" if len(reasons) > SHOWN_REASONS else ""
     return (
         f"The checkpoint directory holds saves, but none that rank {expected.rank} of {expected.world_size} "
-        f"can use: {shown}{more} Start the job as it was, or begin anew in another directory; with "
+        f"can use: {_shown(reasons)} Start the job as it was, or begin anew in another directory; with "
         "another number of ranks or layout give `jitckpt run --reshard`."
     )
+
+
+def _shown(reasons: Sequence[str]) -> str:
+    more = f" (and {len(reasons) - SHOWN_REASONS} more)" if len(reasons) > SHOWN_REASONS else ""
+    return " ".join(reasons[:SHOWN_REASONS]) + more

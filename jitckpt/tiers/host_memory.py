@@ -30,10 +30,12 @@ _WORD = struct.Struct("<Q")
 # waits for any more; after which steps there is to be one (decisions/pace.py). By the rank: 1 once what is in
 # the slots is of this start, or what it goes on from; the newest step that it left out; microseconds that its
 # training has waited for snapshots; the step of which one was begun last; 1 if it makes no more, and none of
-# its are to be used (the agent says it where another rank makes no more); microseconds that a step takes; and
-# what its script asks for (tiers/asked.py).
-WORDS = tuple(8 * number for number in range(1, 14))
-SAFE, SETTLED, READY, SKIPPED, WAITED, BEGUN, OFF, STEP_TIME, RULE, COPIES, EVERY, LIMIT, KEEP = WORDS
+# its are to be used (the agent says it where another rank makes no more); microseconds that a step takes;
+# what its script asks for (tiers/asked.py); when the newest minibatch began on the device, in ns of
+# CLOCK_MONOTONIC; which number the profile of the network has (tiers/idle.py); 1 while the training waits.
+WORDS = tuple(8 * number for number in range(1, 17))
+SAFE, SETTLED, READY, SKIPPED, WAITED, BEGUN, OFF, STEP_TIME = WORDS[:8]
+RULE, COPIES, EVERY, LIMIT, KEEP, MINIBATCH, PROFILE, AWAITED = WORDS[8:]
 
 
 def create() -> int:

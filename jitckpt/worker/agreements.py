@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,12 @@ def lacks_replicas(layout: Layout | None, shards: int) -> bool:
 
 
 def choice(
-    root: Path, identity: Identity, *, several_hosts: bool, memory: OwnShard | None = None
+    root: Path,
+    identity: Identity,
+    *,
+    several_hosts: bool,
+    memory: OwnShard | None = None,
+    warn: Callable[[str], None],
 ) -> Choice | None:
     """Return what this rank goes on from; None for a fresh start. Raises CheckpointError.
 
@@ -122,7 +128,7 @@ def choice(
     initialised = torch.distributed.is_available() and torch.distributed.is_initialized()
     if initialised and (identity.shards > 1 or several_hosts or memory is not None):
         store = job_store()
-        return same_step.together(store, root, identity, memory)
+        return same_step.together(store, root, identity, memory, warn)
     if identity.shards > 1:
-        return selection.choose(folders.find(root), identity, folders.verify)
+        return selection.choose(folders.find(root), identity, folders.verify, warn)
     return same_step.alone(root, identity)

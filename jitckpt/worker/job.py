@@ -200,7 +200,7 @@ def jit_get_checkpoint_path(checkpoint_dir: str | os.PathLike[str]) -> Checkpoin
     if job is None:
         return None
     # Of replicas one alone may ask, which then sends what it loads to the others.
-    choice = agreements.choice(root, replace(identity, job=job), several_hosts=False)
+    choice = agreements.choice(root, replace(identity, job=job), several_hosts=False, warn=_warn)
     if choice is None:
         return None
     if _current is not None:
@@ -367,7 +367,8 @@ class Job:
                 `jitckpt run --reshard` says for all starts. Parameters and optimizer state are the same then,
                 bit for bit; random numbers and the order of the data can't be.
 
-        Raises CheckpointError if there are saves but none fits, or the save does not fit the model.
+        Raises CheckpointError if there are saves but none fits, or the save does not fit the model. A first
+        save that was never finished is passed over with a warning: the job begins anew.
         """
         begun = time.monotonic()
         self._is_restored = True
@@ -378,7 +379,11 @@ class Job:
         misfit: CheckpointError | None = None
         try:
             choice = agreements.choice(
-                self.root, self.identity, several_hosts=agreements.on_several_hosts(), memory=memory
+                self.root,
+                self.identity,
+                several_hosts=agreements.on_several_hosts(),
+                memory=memory,
+                warn=self._reporter.warn,
             )
         except CheckpointError as error:
             misfit = error
@@ -393,6 +398,8 @@ class Job:
                 "step another rank's part can't be loaded any more. Move that step's folder away: the "
                 "same command then goes on from an older one."
             )
+        if self._protection is not None:
+            self._protection.nothing_saved(choice is None or choice.nothing_saved)
         self._tell_start(None if choice is None else choice.save, 0 if choice is None else choice.step)
         if choice is None:
             self._go_on_from(0)
@@ -556,6 +563,10 @@ class Job:
         if self._restored_parts is not None and self._progress_as_loop_began is not None:
             self._host.restore_local(self._restored_parts)
             self._host.restore_progress(self._progress_as_loop_began)
+
+
+def _warn(text: str) -> None:
+    warnings.warn(f"jitckpt: {text}", RuntimeWarning, stacklevel=4)
 
 
 def _memory_of(by_script: Wanted, *, lacks_replicas: bool) -> Wanted | None:

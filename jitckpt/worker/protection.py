@@ -40,7 +40,7 @@ from jitckpt.system.signals import comes_from_signal
 from jitckpt.system.stacks import stack_writer
 from jitckpt.wire import environment, protocol
 from jitckpt.worker import spare
-from jitckpt.worker.agreements import job_store
+from jitckpt.worker.agreements import job_store, on_several_hosts
 from jitckpt.worker.arguments import Arguments
 from jitckpt.worker.draws import TWO_LINES, Draws
 from jitckpt.worker.ends import at_end
@@ -52,6 +52,7 @@ from jitckpt.worker.saving.beside import BesideTraining
 from jitckpt.worker.saving.found import Found, several_optimizers
 from jitckpt.worker.saving.history import History
 from jitckpt.worker.saving.mirror import Mirror
+from jitckpt.worker.saving.network import NetworkProfiler
 from jitckpt.worker.saving.outside_changes import OutsideChanges
 from jitckpt.worker.saving.periodic import PeriodicSaver
 from jitckpt.worker.saving.saver import Saver
@@ -190,6 +191,15 @@ class Protection:
             save=self._saver,
         )
         reporter.speaks_through(native)
+        self._profiler: NetworkProfiler | None = None
+        if (
+            self.snapshots is not None
+            and given is not None
+            and given.memory is not None
+            and on_several_hosts()
+        ):
+            self._profiler = NetworkProfiler(native, given.memory, reporter.warn)
+            self._profiler.start()
         self._unwatch = parameter_data.watch(self._outside.taken)
         if arguments.model is not None:
             self._module_numbers = ModuleNumbers(host_state.unwrapped(arguments.model))
@@ -225,6 +235,12 @@ class Protection:
             why_not=self._why_not_call,
             memory=None if self._given is None else self._given.memory,
         )
+
+    def nothing_saved(self, is_so: bool) -> None:
+        """Whether no step of the job was ever saved whole in files, as all ranks have found."""
+        for one in self._beside:
+            if isinstance(one, PeriodicSaver):
+                one.nothing_before = is_so
 
     def _make_periodic_saver(self) -> PeriodicSaver:
         return PeriodicSaver(
@@ -344,6 +360,8 @@ class Protection:
 
     def stop(self) -> None:
         """Have the library do nothing more."""
+        if self._profiler is not None:
+            self._profiler.stop()
         self._native.stop()
         self._reporter.speaks_through(None)
 

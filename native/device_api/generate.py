@@ -286,6 +286,8 @@ def entry_point(call: Call) -> str:
         body.append("const Passage passage(Gate::ignores);")
     elif in_save(call):
         body.append(f"if (holding() && in_save()) [[unlikely]] {{ {in_save(call)} }}")
+    if call.kind == "collective":
+        body.append(f"observe::before_collective({p.named('cudaStream_t')});")
     if call.observe == "before":
         body.append(f"observe::{p.name}({arguments});")
     if call.observe == "after" or call.kind == "collective":

@@ -4,9 +4,12 @@
 #pragma GCC visibility pop
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <vector>
 
 #include "interpose/entry.h"
 #include "interpose/job.h"
@@ -67,6 +70,24 @@ int add_marker(uint64_t step, void* stream, bool is_end) {
     all.device.markers.begin(step, *event);
   }
   return 0;
+}
+
+void recycle_time(watchdog::Event event) { library().device.times.give_back(event); }
+
+// What somebody wants to know of the times of minibatches: they begin where a step ends.
+void time_boundary(cudaStream_t stream) {
+  Library& all = library();
+  if (all.device.network.is_on())
+    if (const auto event = all.device.times.record(stream, all.device.streams.device_of(stream)))
+      all.device.network.boundary(*event, recycle_time);
+  if (uint64_t* const where = all.step_time.load(std::memory_order_acquire)) {
+    const auto write = [](void* word) {
+      const auto now = std::chrono::steady_clock::now().time_since_epoch();
+      __atomic_store_n(static_cast<uint64_t*>(word), uint64_t(std::chrono::nanoseconds(now).count()),
+                       __ATOMIC_RELEASE);
+    };
+    real::cudaLaunchHostFunc(stream, write, where);
+  }
 }
 
 cudaError_t enqueue_word(uint64_t* registered_host, uint64_t value, cudaStream_t stream) {
@@ -159,6 +180,7 @@ int jitckpt_step_end(uint64_t step, void* stream) {
   const Passage passage(Gate::waits);
   library().step_thread.passes();
   const int result = add_marker(step, stream, true);
+  if (result == 0) time_boundary(static_cast<cudaStream_t>(stream));
   watchdog::this_thread().in_step = false;
   return result;
 }
@@ -209,6 +231,33 @@ int jitckpt_collectives(char* json, size_t capacity) {
   }
   return static_cast<int>(text.size() + 1);
 }
+
+void jitckpt_profile_network(uint32_t minibatches) {
+  library().device.network.order(minibatches, recycle_time);
+}
+
+size_t jitckpt_network_profile(double* numbers, size_t capacity) {
+  static std::mutex mutex;
+  static std::vector<double> known;  // that was too much for whoever has asked
+  const std::lock_guard lock(mutex);
+  if (known.empty()) {
+    const auto profiled =
+        library().device.network.take(watchdog::finished, watchdog::seconds_between, recycle_time);
+    if (!profiled) return 0;
+    for (const watchdog::Profiled& one : *profiled) {
+      known.push_back(one.seconds);
+      known.push_back(double(one.busy.size()));
+      for (const watchdog::Busy& busy : one.busy) known.insert(known.end(), {busy.begin, busy.end});
+    }
+  }
+  const size_t count = known.size();
+  if (count > capacity) return count;
+  std::copy(known.begin(), known.end(), numbers);
+  known.clear();
+  return count;
+}
+
+void jitckpt_tell_step_time(uint64_t* where) { library().step_time.store(where, std::memory_order_release); }
 
 void jitckpt_resume(void) {
   if (const auto job = current_job()) job->control().resume();

@@ -18,6 +18,7 @@ struct Library {
   watchdog::DeviceWork device;
   Communicators communicators;
   StepThread step_thread;
+  std::atomic<uint64_t*> step_time{nullptr};  // see jitckpt_tell_step_time
   std::atomic<int> step_device{-1};  // where the last step was marked; -1 before the first
 
   std::mutex job_mutex;

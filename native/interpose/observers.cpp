@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <optional>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "interpose/entry.h"
@@ -21,6 +23,25 @@ std::atomic<int> armed_signal{0};
 // NCCL's groups are per thread.
 thread_local constinit int group_depth = 0;
 thread_local std::vector<Operation> group;
+
+// While the network is profiled: where the next call, or group of calls, begins on a stream.
+thread_local std::vector<std::pair<cudaStream_t, watchdog::Event>> begun;
+
+void recycle_time(watchdog::Event event) { library().device.times.give_back(event); }
+
+std::optional<watchdog::Event> take_begun(cudaStream_t stream) {
+  const auto found =
+      std::find_if(begun.begin(), begun.end(), [&](const auto& one) { return one.first == stream; });
+  if (found == begun.end()) return std::nullopt;
+  const watchdog::Event event = found->second;
+  begun.erase(found);
+  return event;
+}
+
+void forget_begun() {
+  for (const auto& [stream, event] : begun) recycle_time(event);
+  begun.clear();
+}
 
 size_t bytes_of(ncclDataType_t datatype) {
   switch (datatype) {
@@ -57,14 +78,28 @@ void watch(const Operation& operation) {
   all.device.watches.arm(operation.stream, watch, *event, all.device.clock.now());
 }
 
+void profile(cudaStream_t stream) {
+  const auto begin = take_begun(stream);
+  if (!begin) return;
+  watchdog::DeviceWork& work = library().device;
+  if (const auto end = work.times.record(stream, begin->device)) {
+    work.network.busy(*begin, *end, recycle_time);
+  } else {
+    recycle_time(*begin);
+  }
+}
+
 void watch_or_postpone(ncclResult_t result, const std::vector<Operation>& operations) {
   for (const Operation& operation : operations) {
     if (result == ncclInProgress) {
       library().communicators.postpone(operation);
     } else {
+      if (!begun.empty()) profile(operation.stream);
       watch(operation);
     }
   }
+  // Of what was postponed nobody knows when it ends.
+  if (!begun.empty()) forget_begun();
 }
 
 // One operation a stream: a group runs as one kernel there, and ends at once.
@@ -117,10 +152,21 @@ void created(cudaError_t result, cudaStream_t* stream) {
 
 void arm_fault(int signal_number) { armed_signal.store(signal_number); }
 
+void before_collective(cudaStream_t stream) {
+  Library& all = library();
+  if (!all.device.network.is_on()) [[likely]]
+    return;
+  const auto is_same = [&](const auto& one) { return one.first == stream; };
+  if (std::any_of(begun.begin(), begun.end(), is_same) || is_capturing(stream)) return;
+  if (const auto event = all.device.times.record(stream, all.device.streams.device_of(stream)))
+    begun.emplace_back(stream, *event);
+}
+
 void collective(ncclResult_t result, const char* name, ncclComm_t communicator, size_t count,
                 ncclDataType_t datatype, cudaStream_t stream, int peer) {
   if (is_inside_a_call(1)) return;
   if (result != ncclSuccess && result != ncclInProgress) {
+    forget_begun();
     if (const auto job = current_job()) job->call_failed(name, result);
     return;
   }
@@ -143,6 +189,7 @@ void ncclGroupEnd(ncclResult_t result) {
   const std::vector<Operation> operations = merged_by_stream(group);
   group.clear();
   if (operations.empty()) return;
+  if (result != ncclSuccess && result != ncclInProgress) forget_begun();
   if (result != ncclSuccess && result != ncclInProgress) {
     if (const auto job = current_job()) job->call_failed("ncclGroupEnd", result);
     return;

@@ -9,6 +9,9 @@
 
 namespace jitckpt::interpose::observe {
 
+// What comes next on this stream is such a call.
+void before_collective(cudaStream_t stream);
+
 // Every NCCL call that moves data. peer: of a send or receive, its other end.
 void collective(ncclResult_t result, const char* name, ncclComm_t communicator, size_t count,
                 ncclDataType_t datatype, cudaStream_t stream, int peer = -1);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -39,6 +40,10 @@ py::list as_bytes(const Digests& digests) {
 Connection connection_of(int socket, int stop, double patience) {
   return {socket, stop,
           std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(patience))};
+}
+
+Pace::Clock::duration in_clock(double seconds) {
+  return std::chrono::duration_cast<Pace::Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
 const char* name_of(Reason reason) {
@@ -88,7 +93,42 @@ PYBIND11_MODULE(_memory_tier, module) {
       .def_property_readonly("size", [](const Window& window) { return window.bytes().size(); });
   py::class_<Pace>(module, "Pace", "When how much may be sent; one for all that a host sends.")
       .def(py::init())
-      .def("set_rate", &Pace::set_rate, py::arg("bytes_per_second"));
+      .def("set_rate", &Pace::set_rate, py::arg("bytes_per_second"))
+      .def(
+          "set_schedule",
+          [](Pace& pace, const std::vector<std::tuple<double, double, uint64_t>>& given, double minibatch,
+             double bytes_per_second) {
+            std::vector<Pace::Slot> slots;
+            for (const auto& [begin, end, bytes] : given)
+              slots.push_back({in_clock(begin), in_clock(end), bytes});
+            pace.set_schedule(std::move(slots), in_clock(minibatch), bytes_per_second);
+          },
+          py::arg("slots"), py::arg("minibatch"), py::arg("bytes_per_second"),
+          "Send in slots of a minibatch: begin and end of the span (in seconds), and bytes, of each.")
+      .def(
+          "listen",
+          [](Pace& pace, const std::vector<Window>& ranks, size_t began, size_t awaited) {
+            for (const Window& rank : ranks)
+              if (rank.bytes().size() < std::max(began, awaited) + sizeof(uint64_t) || began % 8 ||
+                  awaited % 8)
+                throw std::invalid_argument("there are no words at those places");
+            const auto word = [](const Window& rank, size_t place) {
+              return __atomic_load_n(reinterpret_cast<const uint64_t*>(rank.bytes().data() + place),
+                                     __ATOMIC_ACQUIRE);
+            };
+            const auto newest = [ranks, began, word] {
+              const std::chrono::nanoseconds since(ranks.empty() ? 0 : word(ranks.front(), began));
+              return Pace::Clock::time_point(std::chrono::duration_cast<Pace::Clock::duration>(since));
+            };
+            const auto is_awaited = [ranks, awaited, word] {
+              return std::any_of(ranks.begin(), ranks.end(),
+                                 [&](const Window& rank) { return word(rank, awaited) != 0; });
+            };
+            pace.listen({newest, is_awaited});
+          },
+          py::arg("ranks"), py::arg("began"), py::arg("awaited"),
+          "Hear of the ranks, by words at these places: when the newest minibatch began (CLOCK_MONOTONIC, in "
+          "ns; the first rank's counts), and whether the training waits for what is sent.");
   py::class_<Sum>(module, "Sum", "The XOR of pieces of several shards, which grows in memory as they come.")
       .def(py::init())
       .def(

@@ -27,6 +27,14 @@ bool finished(Event event) {
   return ask([&] { return real::cudaEventQuery(static_cast<cudaEvent_t>(event.handle)); }) == cudaSuccess;
 }
 
+std::optional<double> seconds_between(Event from, Event to) {
+  float milliseconds = 0;
+  const auto handle = [](Event event) { return static_cast<cudaEvent_t>(event.handle); };
+  if (ask([&] { return real::cudaEventElapsedTime(&milliseconds, handle(from), handle(to)); }) != cudaSuccess)
+    return std::nullopt;
+  return milliseconds / 1e3;
+}
+
 StreamState state_of(cudaStream_t stream) {
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   if (ask([&] { return real::cudaStreamIsCapturing(stream, &capture); }) != cudaSuccess ||

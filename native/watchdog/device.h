@@ -3,6 +3,8 @@
 #pragma once
 #include <cuda_runtime_api.h>
 
+#include <optional>
+
 #include "watchdog/event.h"
 
 namespace jitckpt::watchdog {
@@ -13,6 +15,9 @@ void use_device(int device);
 
 // Whether the device has passed an event. An error counts as no: what failed is not finished.
 bool finished(Event event);
+
+// Seconds from one event that the device has passed to another; nothing if it has no such time.
+std::optional<double> seconds_between(Event from, Event to);
 
 enum class StreamState { idle, busy, capturing };
 StreamState state_of(cudaStream_t stream);

@@ -6,12 +6,12 @@ namespace jitckpt::watchdog {
 namespace {
 
 // An event belongs to the device that is current when it is made.
-std::optional<Event> make_event(int device) {
+std::optional<Event> make_event(int device, unsigned flags) {
   int before = device;
   real::cudaGetDevice(&before);
   if (before != device) real::cudaSetDevice(device);
   cudaEvent_t handle = nullptr;
-  const cudaError_t result = real::cudaEventCreateWithFlags(&handle, cudaEventDisableTiming);
+  const cudaError_t result = real::cudaEventCreateWithFlags(&handle, flags);
   if (before != device) real::cudaSetDevice(before);
   if (result != cudaSuccess) return std::nullopt;
   return Event{handle, device};
@@ -30,7 +30,7 @@ std::optional<Event> EventPool::record(cudaStream_t stream, int device) {
     }
   }
   const bool clean = real::cudaPeekAtLastError() == cudaSuccess;
-  if (!event) event = make_event(device);
+  if (!event) event = make_event(device, flags_);
   const bool recorded =
       event && real::cudaEventRecord(static_cast<cudaEvent_t>(event->handle), stream) == cudaSuccess;
   if (recorded) return event;

@@ -1,4 +1,4 @@
-// Events of our own, used again and again. Without timing, which makes them cheap.
+// Events of our own, used again and again; without timing, which makes them cheap, if nobody needs that.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -13,12 +13,15 @@ namespace jitckpt::watchdog {
 
 class EventPool {
  public:
+  explicit EventPool(unsigned flags = cudaEventDisableTiming) : flags_(flags) {}
+
   // Records an event on the stream, whose device it is; nothing if the device refuses.
   std::optional<Event> record(cudaStream_t stream, int device);
 
   void give_back(Event event);
 
  private:
+  const unsigned flags_;
   std::mutex mutex_;
   std::unordered_map<int, std::vector<Event>> free_;  // by device
 };

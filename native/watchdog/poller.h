@@ -15,6 +15,7 @@
 
 #include "watchdog/awake_clock.h"
 #include "watchdog/event_pool.h"
+#include "watchdog/network_profile.h"
 #include "watchdog/rest.h"
 #include "watchdog/step_markers.h"
 #include "watchdog/step_pace.h"
@@ -27,7 +28,9 @@ namespace jitckpt::watchdog {
 struct DeviceWork {
   Streams streams;
   EventPool events;
+  EventPool times{cudaEventDefault};
   WatchList watches;
+  NetworkProfile network;
   StepMarkers markers;
   AwakeClock clock;
 };

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jitckpt.decisions.placement import Machine, place, ring_placement
+from jitckpt.decisions.traffic import Link, Span, schedule_traffic
 from jitckpt.planning import exact, flush
 from jitckpt.planning.cluster import EXAMPLE, Description, parse_description
 from jitckpt.planning.counting import recovery_probability, surviving_losses
@@ -31,7 +32,6 @@ from jitckpt.planning.policies import parse_policy
 from jitckpt.planning.simulator import simulate
 from jitckpt.planning.topology import Topology, all_to_all, dgx1, nvswitch
 from jitckpt.planning.traces import synthetic_trace
-from jitckpt.planning.traffic import Link, Span, schedule_traffic
 
 
 @dataclass(frozen=True)

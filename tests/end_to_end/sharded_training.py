@@ -1,7 +1,7 @@
 """Trainings whose state is spread over ranks, run by test_shards.py under `jitckpt run`.
 
 usage: sharded_training.py FORM... [--unprotected] [--save-every N] [--pause SECONDS] [--until-safe]
-                           [--memory TIER] [--dies-in STEP] [--state FILE]
+                           [--steps N] [--memory TIER] [--dies-in STEP] [--state FILE]
 
 Each rank prints a digest of what it holds in the end: parameters, optimizer state, random numbers.
 """
@@ -267,7 +267,7 @@ def train(form: str, options: argparse.Namespace) -> None:
         if options.until_safe:
             forward = itertools.count(start)
             training.model.register_forward_hook(lambda *_: wait_for_memory(job, start, next(forward)))
-    for step in range(start, STEPS):
+    for step in range(start, options.steps):
         batch, target = batches.next()
         time.sleep(options.pause)
         training.backward(batch, target)
@@ -292,6 +292,7 @@ def main() -> None:
     parser.add_argument("forms", nargs="+", choices=FORMS)
     parser.add_argument("--unprotected", action="store_true")
     parser.add_argument("--save-every", type=int)
+    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--memory", metavar="TIER", help="of the memory tier")
     parser.add_argument("--dies-in", type=int, metavar="STEP", help="rank 1 does, in each start")
     parser.add_argument("--state", metavar="FILE", help="put torch's own state dicts there in the end")

@@ -143,6 +143,19 @@ def test_a_lost_host_comes_back_on_a_standby_host_from_memory(job: Job, form: st
     assert job.saves() == [], "no file was written"
 
 
+def test_snapshots_are_sent_while_the_network_is_idle(job: Job) -> None:
+    """Most of a step is the pause in it, in which no rank uses the network."""
+    for host in range(2):
+        job.start(host, "--memory-every", "4", count=2, of_script=["--steps", "50"])
+    said = job.finish()
+    assert "snapshots are sent in the network's idle spans" in said
+    first = job.events("memory_pace")[0]
+    idle, minibatch, used = (float(str(first[name])) for name in ("idle", "minibatch", "used"))
+    assert 0 < used <= idle < minibatch
+    assert idle > 0.3, "the pause"
+    assert minibatch > 0.3
+
+
 def test_the_first_host_is_replaced_and_its_directory_is_the_jobs_again(job: Job) -> None:
     """From it the others have the job's id, and the store; the new one has an empty disk."""
     expected = undisturbed(job.launcher, job.form, ranks=3)

@@ -126,6 +126,28 @@ def test_a_damaged_shard_has_all_ranks_go_on_from_an_older_step(launcher: Launch
     assert f"Step {newest} has no whole save of shard 1." in second.err
 
 
+def test_a_first_save_that_was_never_finished_has_the_job_begin_anew(
+    launcher: Launcher, undisturbed: str
+) -> None:
+    """Where nothing was ever saved whole, there is nothing that beginning anew could pass over."""
+    command = [*RUN, "--checkpoint-dir", "ckpt", "--max-restarts", "0", TRAINING, "zero", "--save-every", "6"]
+    in_the_way = launcher.directory / "ckpt/step-0000000006/unfinished-periodic-rank-00002"
+    in_the_way.parent.mkdir(parents=True)
+    in_the_way.touch()
+    first = launcher.run(*command)
+    assert first.status == 0, first.err
+    assert "The periodic save of step 6 failed, and the training goes on" in first.err
+    in_the_way.unlink()
+    second = launcher.run(*command)
+    assert second.status == 0, second.err
+    assert "The job's first save was never finished: Step 6 has no whole save of shard 2." in second.err
+    assert digests(second.out, "zero") == digests(undisturbed, "zero")
+    third = launcher.run(*command)
+    assert third.status == 0, third.err
+    events = [json.loads(line) for line in (launcher.directory / "ckpt/events.jsonl").open()]
+    assert [event["step"] for event in events if event["event"] == "restored"] == [6] * 4
+
+
 def test_sigusr2_saves_one_step_on_all_ranks_and_the_training_goes_on(launcher: Launcher) -> None:
     size = ["--steps", "60", "--layers", "1", "--width", "32", "--length", "16"]
     process = launcher.start(*gpt.RUN, "--checkpoint-dir", "ckpt", str(gpt.EXAMPLE), *size)

@@ -19,6 +19,7 @@ from jitckpt.agent.states_at_death import StatesAtDeath
 from jitckpt.decisions.quorum import Past
 from jitckpt.encoding import tree_codec
 from jitckpt.errors import HostsError
+from jitckpt.events import EventLog
 from jitckpt.hosts import stores
 from jitckpt.hosts.connections import Host
 from jitckpt.hosts.stores import Apart, StoreGone
@@ -239,6 +240,32 @@ def test_hosts_that_know_nothing_of_the_job_do_not_begin_without_all() -> None:
         check(*new[:3])
     check(*new[:3], dead=True)
     check(replace(new[0], pasts=(Past("start", 0, 4, 0, 0),)), *new[1:3])
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "sentence"),
+    [
+        (True, "the state of ranks 2, 3 after step 7, which this host's memory has, is in other hosts', too"),
+        (False, "the state of ranks 2, 3 after step 7 is in this host's memory alone, and ends with it"),
+    ],
+)
+def test_a_host_that_is_not_well_says_what_ends_with_its_memory(
+    elsewhere: bool, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = EventLog()
+    agent: Any = SimpleNamespace(
+        _memory=object(),
+        _hosts=SimpleNamespace(index=1),
+        _last=SimpleNamespace(kept_in_memory=7, stays_without=lambda host: elsewhere and host == 1),
+        _worker_group=SimpleNamespace(workers=[SimpleNamespace(global_rank=rank) for rank in (2, 3)]),
+        _log=log,
+    )
+    Agent._tell_what_goes(agent)
+    assert sentence in " ".join(capsys.readouterr().err.split())
+    assert [event["event"] for event in log.events] == ([] if elsewhere else ["warning"])
+    agent._last.kept_in_memory = None
+    Agent._tell_what_goes(agent)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("what", ["host", "store"])

@@ -89,6 +89,7 @@ PURE_LIBRARIES = {
     "heapq",
     "math",
     "re",
+    "statistics",
     "typing",
 }
 

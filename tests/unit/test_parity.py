@@ -163,6 +163,28 @@ def test_two_lost_hosts_of_a_group_are_too_many(agents: Agents, monkeypatch: pyt
     assert not any(event["event"] == "memory_sources" for event in agents.tiers[0]._log.events)
 
 
+def test_of_too_few_hosts_each_keeps_the_others_state_and_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("jitckpt.agent.memory_tier.say", said.append)
+    agents = Agents(str(tmp_path), 2, copies=HOSTS, mode="parity")
+    try:
+        agents.start()
+        assert sum("parity needs 3 hosts, and 2 are here" in text for text in said) == 1
+        for rank in range(2):
+            agents.put(rank, 1)
+        agents.until_safe(1)
+        assert all(agents.held(host) == {(0, 1), (1, 1)} for host in range(2))
+        assert agents.tiers[0].variables(1) == agents.tiers[1].variables(1)
+        agents.tiers[1].memory.close()
+        agents.meet()
+        agents.gather()
+        assert (1, 1) in agents.held(1)
+    finally:
+        agents.close()
+
+
 def test_after_a_loss_a_new_step_protects_again(agents: Agents) -> None:
     make_steps(agents, 1, 2)
     lose(agents, 1)
@@ -268,8 +290,8 @@ def test_the_keeper_holds_parities_too(tmp_path: Path) -> None:
     mine = os.fstat(tier.parity.parities.of(number)).st_ino
     tier.close(end=False)  # as if it was killed
     again = type(tier)(tier.wanted, agents.job, tier._log)
-    assert again.parity is not None
-    assert os.fstat(again.parity.parities.of(number)).st_ino == mine
+    assert again._parity is not None
+    assert os.fstat(again._parity.parities.of(number)).st_ino == mine
     assert again.memory.descriptors.keys() & {-1} == set()
     again.close(end=True)
     agents.tiers = agents.tiers[1:]

@@ -361,6 +361,26 @@ def test_what_no_sender_foresees_ends_the_protection_and_not_the_training(
     assert any("state can't be sent: KeyError('a mistake')" in text for text in said)
 
 
+def test_where_the_look_itself_fails_it_is_said_once_and_nobody_waits(
+    agents: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("jitckpt.agent.protection.say", said.append)
+
+    def mistaken() -> None:
+        raise KeyError("a mistake")
+
+    one = agents.protections[2]
+    monkeypatch.setattr(one, "look", mistaken)
+    one.start()
+    one.join(LIMIT)
+    assert not one.is_alive()
+    monkeypatch.undo()
+    until(lambda: agents.look() or all(agents.word(rank, OFF) for rank in range(4)))
+    assert sum("KeyError('a mistake')" in text for text in said) == 1
+    assert one.step_that_stays(()) is None
+
+
 def test_a_step_that_was_left_out_keeps_nobody_waiting(agents: Agents) -> None:
     host_memory.put_word(agents.tiers[3].memory.of(3), READY, 1)
     host_memory.put_word(agents.tiers[3].memory.of(3), SKIPPED, 5)

@@ -19,7 +19,7 @@ from jitckpt.errors import CheckpointError, JitckptError
 from jitckpt.saves import folders, layout, same_step
 from jitckpt.saves.folders import SaveFolder, SaveRecord
 from jitckpt.saves.layout import Identity
-from jitckpt.saves.same_step import Decision, Offer, OwnSaves, Verdict
+from jitckpt.saves.same_step import Decision, InMemory, Offer, OwnSaves, Verdict
 from jitckpt.saves.selection import Choice
 
 RANKS, SHARDS = 6, 3
@@ -145,8 +145,17 @@ def _threads_as_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jitckpt.state.shards._Agreements", FirstAgreement())
 
 
-def save(root: Path, step: int, rank: int, kind: layout.Kind = "rank", own: Identity | None = None) -> Path:
-    with SaveFolder(root, own or identity(rank), step, kind, "builtin") as folder:
+def save(
+    root: Path,
+    step: int,
+    rank: int,
+    kind: layout.Kind = "rank",
+    own: Identity | None = None,
+    *,
+    nothing_before: bool = False,
+) -> Path:
+    who = own or identity(rank)
+    with SaveFolder(root, who, step, kind, "builtin", nothing_before=nothing_before) as folder:
         folder.add_tensors(layout.TENSORS_FILE, {"weight": torch.full((1000,), float(rank))})
         folder.add_json(layout.STATE_FILE, {"rank": rank})
         return folder.commit()[0]
@@ -159,12 +168,25 @@ def damage(path: Path) -> None:
     file.write_bytes(content)
 
 
-def choices(roots: list[Path], store: ThreadStore | None = None) -> list[Choice | None]:
+def choices(
+    roots: list[Path], store: ThreadStore | None = None, memories: Mapping[int, InMemory] | None = None
+) -> list[Choice | None]:
+    return warned(roots, store, memories)[0]
+
+
+def warned(
+    roots: list[Path], store: ThreadStore | None = None, memories: Mapping[int, InMemory] | None = None
+) -> tuple[list[Choice | None], list[str]]:
+    """Return what the ranks choose, and what they warn of."""
     store = store or ThreadStore()
+    told: list[str] = []
+
+    def together(rank: int) -> Choice | None:
+        memory = (memories or {}).get(rank)
+        return same_step.together(store, roots[rank], identity(rank), memory, told.append)
+
     with ThreadPoolExecutor(RANKS) as pool:
-        return list(
-            pool.map(lambda rank: same_step.together(store, roots[rank], identity(rank)), range(RANKS))
-        )
+        return list(pool.map(together, range(RANKS))), told
 
 
 def taken(roots: list[Path]) -> list[tuple[int, int]]:
@@ -219,6 +241,64 @@ def test_real_files_are_decided_upon_as_the_pure_decision_says(
     found = choices(roots)
     assert {one and one.step for one in found} == {world.brute_force()}
     assert all(folders.verify(one.save) is None for one in found if one)
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_a_first_save_that_was_never_finished_has_all_begin_anew(tmp_path: Path, is_shared: bool) -> None:
+    """A pair of hosts is lost in it: the third one's ranks have theirs, two ranks a host."""
+    roots = [tmp_path / ("shared" if is_shared else f"host{rank // 2}") for rank in range(RANKS)]
+    save(roots[4], 5, 4, nothing_before=True)
+    save(roots[5], 5, 5, nothing_before=True)
+    found, told = warned(roots)
+    assert found == [None] * RANKS
+    assert len(told) == 1
+    assert told[0].startswith("The job's first save was never finished: Step 5 has no whole save of shard 0")
+    save(roots[4], 6, 4)  # begun when step 5 may have been whole
+    with pytest.raises(CheckpointError, match="none that rank"):
+        choices(roots)
+
+
+def test_a_first_save_that_is_damaged_is_no_reason_to_begin_anew(tmp_path: Path) -> None:
+    for rank in range(SHARDS):
+        save(tmp_path, 5, rank, nothing_before=True)
+    assert {one and one.step for one in choices([tmp_path] * RANKS)} == {5}
+    damage(tmp_path / "step-0000000005/rank-00001")
+    with pytest.raises(CheckpointError, match="Step 5 has no whole save of shard 1"):
+        choices([tmp_path] * RANKS)
+
+
+class Memory:
+    """Step 7 of each rank is in memory, or a step of another model, which is not to be passed over."""
+
+    def __init__(self, step: int, newest: int = 0) -> None:
+        self.step, self.newest = step, newest
+        self.reasons: list[str] = []
+
+    def offer(self) -> tuple[tuple[int, str], ...]:
+        return ((self.step, "t"),) if self.step else ()
+
+    def check(self, step: int) -> bool:
+        return True
+
+    def choice(self, step: int) -> Choice:
+        return Choice(step, folders.look_at(Path("/none"), step, "rank", 0), None, (), step)
+
+
+def test_who_goes_on_from_memory_still_knows_whether_anything_was_saved(tmp_path: Path) -> None:
+    memories: dict[int, InMemory] = {rank: Memory(7) for rank in range(RANKS)}
+    save(tmp_path, 5, 4, nothing_before=True)
+    found = choices([tmp_path] * RANKS, memories=memories)
+    assert [(one.step, one.nothing_saved) for one in found if one] == [(7, True)] * RANKS
+    for rank in range(RANKS):
+        save(tmp_path, 5, rank, nothing_before=True)
+    found = choices([tmp_path] * RANKS, memories=memories)
+    assert [(one.step, one.nothing_saved) for one in found if one] == [(7, False)] * RANKS
+
+
+def test_what_another_model_has_in_memory_is_no_first_save(tmp_path: Path) -> None:
+    save(tmp_path, 5, 4, nothing_before=True)
+    with pytest.raises(CheckpointError, match="none that rank"):
+        choices([tmp_path] * RANKS, memories={rank: Memory(0, rank) for rank in range(RANKS)})
 
 
 def test_saves_of_another_job_are_refused_by_all(tmp_path: Path) -> None:

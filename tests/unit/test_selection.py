@@ -16,11 +16,18 @@ JOB = Identity(job="j", fingerprint="f", world_size=4, rank=0, shard=0, shards=1
 
 
 def record(
-    step: int, rank: int, *, shard: int = 0, kind: layout.Kind = "rank", identity: Identity = JOB
+    step: int,
+    rank: int,
+    *,
+    shard: int = 0,
+    kind: layout.Kind = "rank",
+    identity: Identity = JOB,
+    nothing_before: bool = False,
 ) -> SaveRecord:
     path = Path("/c") / layout.step_folder(step) / layout.rank_folder(kind, rank)
     own = replace(identity, rank=rank, shard=shard)
-    return SaveRecord(path, step, kind, rank, Metadata(own, kind, "builtin", step, 0.0, ()))
+    metadata = Metadata(own, kind, "builtin", step, 0.0, (), nothing_before)
+    return SaveRecord(path, step, kind, rank, metadata)
 
 
 def unfinished(step: int, rank: int) -> SaveRecord:
@@ -103,6 +110,22 @@ def test_every_shard_must_be_there() -> None:
     assert (choice.step, choice.save.rank) == (5, 1)
     with pytest.raises(CheckpointError, match=r"Step 6 has no whole save of shard 1\."):
         selection.choose(saves[:1], job, whole)
+
+
+def test_a_job_whose_first_save_was_never_finished_begins_anew() -> None:
+    job = replace(JOB, shards=2)
+    first = record(6, 0, identity=job, nothing_before=True)
+    told: list[str] = []
+    assert selection.choose([first], job, whole, told.append) is None
+    assert told == [selection.begun_anew(["Step 6 has no whole save of shard 1."])]
+    other = record(6, 1, shard=1, identity=job, nothing_before=True)
+    choice = selection.choose([first, other], job, whole)
+    assert choice is not None
+    assert choice.step == 6
+    with pytest.raises(CheckpointError, match="is cut"):  # it was whole once
+        selection.choose([first, other], job, lambda found: "It is cut." if found is other else None)
+    with pytest.raises(CheckpointError, match="Step 7 has no whole save of shard 1"):
+        selection.choose([first, record(7, 0, identity=job)], job, whole)
 
 
 @pytest.mark.parametrize(

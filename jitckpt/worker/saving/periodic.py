@@ -75,6 +75,7 @@ class PeriodicSaver(BesideTraining):
         self._cancelled = -1  # the newest step whose save is not to be
         self._ending = threading.Lock()  # a save is committed or cancelled
         self._committed: Path | None = None  # the newest
+        self.nothing_before = False  # no step of the job was ever saved whole
 
     def is_due(self, step: int) -> bool:
         """Whether the state after `step` is to be saved."""
@@ -132,7 +133,15 @@ class PeriodicSaver(BesideTraining):
         try:
             while not self._copies.are_there(begun.number):
                 time.sleep(LOOK_SECONDS)
-            with SaveFolder(self._root, self._identity, begun.step, kind, saver, by=REASON) as folder:
+            with SaveFolder(
+                self._root,
+                self._identity,
+                begun.step,
+                kind,
+                saver,
+                by=REASON,
+                nothing_before=self.nothing_before,
+            ) as folder:
                 folder.add_tensors(layout.TENSORS_FILE, tensors)
                 folder.add_json(layout.STATE_FILE, document)
                 with self._ending:
@@ -144,6 +153,7 @@ class PeriodicSaver(BesideTraining):
                             folders.remove(path)
                         return
                     self._committed = path
+                    self.nothing_before = False  # the others may have finished theirs
             self._kept.remove_old(self._settings.keep)  # whoever is the last one sees the step whole
         except (JitckptError, OSError) as error:
             self._warn(f"The periodic save of step {begun.step} failed, and the training goes on: {error}")

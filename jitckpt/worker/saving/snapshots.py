@@ -22,7 +22,7 @@ from jitckpt.saves.layout import Identity
 from jitckpt.saves.starts import Starts
 from jitckpt.state.host_state import HostState, Shared
 from jitckpt.tiers import asked, chunks, host_memory, shard
-from jitckpt.tiers.host_memory import BEGUN, OFF, READY, SAFE, SETTLED, SKIPPED, SLOTS, WAITED
+from jitckpt.tiers.host_memory import AWAITED, BEGUN, OFF, READY, SAFE, SETTLED, SKIPPED, SLOTS, WAITED
 from jitckpt.tiers.own_shard import OwnShard
 from jitckpt.wire.environment import MEMORY_EVERY, MEMORY_LIMIT
 from jitckpt.worker.saving.beside import Begun, BesideTraining
@@ -139,17 +139,13 @@ class Snapshots(BesideTraining):
         if not host_memory.word(self._memory, READY):
             self.restored(0)  # the script has asked for nothing
         begun = time.monotonic()
-        while not self.wait() or host_memory.word(self._memory, SETTLED) < self._newest:
-            # A device call, so that a save after a failure finds this thread held like any other.
-            torch.cuda.current_stream(self._host.device).query()
-            time.sleep(LOOK_SECONDS)
-            if self._off:
-                return False
-            if time.monotonic() > begun + PATIENCE_SECONDS:
-                self._rhythm.waited(time.monotonic() - begun)
-                host_memory.put_word(self._memory, SKIPPED, step)
-                return False
+        settled = self._is_settled() or self._await(begun + PATIENCE_SECONDS)
         seconds = time.monotonic() - begun
+        if not settled:
+            if not self._off:
+                self._rhythm.waited(seconds)
+                host_memory.put_word(self._memory, SKIPPED, step)
+            return False
         self._rhythm.waited(seconds)
         host_memory.put_word(
             self._memory, WAITED, host_memory.word(self._memory, WAITED) + int(seconds * 1e6)
@@ -158,6 +154,24 @@ class Snapshots(BesideTraining):
         host_memory.put_word(self._memory, BEGUN, step)
         host_memory.unseal(self._memory, self._slot)
         return True
+
+    def _is_settled(self) -> bool:
+        """Whether nobody waits for the last snapshot any more."""
+        return self.wait() and host_memory.word(self._memory, SETTLED) >= self._newest
+
+    def _await(self, until: float) -> bool:
+        """Have the training wait for the last snapshot, which the agent hears of; return whether it came."""
+        host_memory.put_word(self._memory, AWAITED, 1)
+        try:
+            while not self._is_settled():
+                # A device call, so that a save after a failure finds this thread held like any other.
+                torch.cuda.current_stream(self._host.device).query()
+                time.sleep(LOOK_SECONDS)
+                if self._off or time.monotonic() > until:
+                    return False
+            return True
+        finally:
+            host_memory.put_word(self._memory, AWAITED, 0)
 
     def cancel(self, step: int) -> None:
         if self._newest == step and not self._off:
@@ -205,9 +219,9 @@ class Snapshots(BesideTraining):
             while not self._copies.are_there(begun.number):
                 time.sleep(LOOK_SECONDS)
             self._put_in(begun, document, tensors)
-        except (JitckptError, OSError) as error:
+        except Exception as error:  # whatever it is: nobody is to wait for this snapshot
             if not self._off:
-                self._end(str(error).rstrip("."))
+                self._end((str(error) or repr(error)).rstrip("."))
 
     def _put_in(self, begun: Begun, document: dict[str, Json], tensors: dict[str, Tensor]) -> None:
         memory, slot = self._memory, self._slot

@@ -14,6 +14,7 @@ from descriptions import describe, failure, large
 
 from jitckpt.decisions.check import InvalidInput
 from jitckpt.decisions.placement import Machine, mixed_placement, place, ring_placement
+from jitckpt.decisions.traffic import Link, Span, delay_seconds, expected_delay_seconds, schedule_traffic
 from jitckpt.planning import cost, counting, exact, redundancy, survival
 from jitckpt.planning.failures import exponential_failures
 from jitckpt.planning.flush import Flush, FlushSchedule, baseline, greedy, min_time_max_flow
@@ -23,7 +24,6 @@ from jitckpt.planning.plan import analyse
 from jitckpt.planning.policies import parse_policy
 from jitckpt.planning.simulator import simulate
 from jitckpt.planning.topology import STORE, Topology, TopologyLink, Vertex, dgx1, several_nodes
-from jitckpt.planning.traffic import Link, Span, delay_seconds, expected_delay_seconds, schedule_traffic
 
 DAY = 86400.0
 JOB = cost.Job(100, 1e-2, 20.0, 50.0, 4.0, 0.001)

@@ -13,10 +13,10 @@ import pytest
 from test_flush import example_of_the_paper
 
 from jitckpt.decisions.placement import mixed_placement
+from jitckpt.decisions.traffic import Link
 from jitckpt.planning import cost, flush, redundancy
 from jitckpt.planning.counting import corollary_1, recovery_probability
 from jitckpt.planning.papers import REPRODUCTIONS
-from jitckpt.planning.traffic import Link
 from jitckpt.planning.units import DAY_SECONDS, HOUR_SECONDS
 
 BERT = cost.Job(1024, 2e-3, 5.0, 9.9, 0.418, 0.00003 / 0.418)  # BERT-L-PT: JIT, Table 4

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jitckpt.decisions.check import InvalidInput
-from jitckpt.planning.traffic import (
+from jitckpt.decisions.traffic import (
     Link,
     Span,
     delay_seconds,
