@@ -1101,8 +1101,7 @@ class WorkerProcesses(PContext):
 
     def _snapshot(self) -> int | None:
         """Return the step that the ranks go back to if one fails; None if there is no snapshot."""
-        newest = None if self._shelf is None else self._shelf.newest
-        return None if newest is None else newest.step
+        return None if self._shelf is None else self._shelf.step
 
     def _departure(self) -> dict[str, Any]:
         """Return what has all ranks of this host go on on another one, if there may be one."""

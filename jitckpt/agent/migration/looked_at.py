@@ -75,6 +75,12 @@ def resident_bytes() -> int:
     return _resident(os.getpid(), "Anon")
 
 
+def available_memory() -> int:
+    """Return the memory of this machine that can be had, in bytes."""
+    with open("/proc/meminfo") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:"))
+
+
 def name_of(number: int) -> str:
     """Return what the process or thread of this number is called; "" if there is none."""
     try:

@@ -157,7 +157,7 @@ class Mover:
             raise MoveError(what.obstacles[0])
         if missing := set(sockets.values()) - {end.name for end in what.sockets}:
             raise MoveError(f"It has closed its socket to the launcher ({min(missing)}).")
-        needed, free = sum(process.memory for process in processes), _available_memory()
+        needed, free = sum(process.memory for process in processes), looked_at.available_memory()
         if into_memory and needed > free:
             raise MoveError(f"Its image needs {show_size(needed)} of memory, and {show_size(free)} are free.")
         return what
@@ -350,11 +350,6 @@ def inherited_outputs(
 def _identity(number: int) -> tuple[int, int]:
     status = os.fstat(number)
     return status.st_dev, status.st_ino
-
-
-def _available_memory() -> int:
-    with open("/proc/meminfo") as file:
-        return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:"))
 
 
 def _unread(connection: socket.socket) -> bool:

@@ -4,6 +4,7 @@ A snapshot is a folder of images and a plan, which has the digests of all of the
 under another name, and gets its own once all of it is on the disk; only then the one before it goes.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ from typing import Any
 import xxhash
 
 from jitckpt.agent.migration.image_folder import PIECE
+from jitckpt.bindings.nameless_folder import nameless_folder
 from jitckpt.errors import JitckptError
 from jitckpt.system.left_folders import OPEN
 
@@ -43,6 +45,7 @@ class Shelf:
         self._newest: Snapshot | None = None
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._comes = 0
         self._remove(keep=None)  # those of a launcher that has ended: the processes that they need are gone
 
     @property
@@ -51,12 +54,19 @@ class Shelf:
         with self._lock:
             return self._newest
 
-    def begin(self, step: int) -> "Draft":
+    @property
+    def step(self) -> int | None:
+        """The step of the newest, also if it is still being made whole; None if there is none."""
+        if self.is_busy:
+            return self._comes
+        return None if (newest := self.newest) is None else newest.step
+
+    def begin(self, step: int, *, in_memory: bool) -> "Draft":
         """Return a folder for a new one. Raises OSError."""
         path = self._directory / f"{UNFINISHED}{step:010}"
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(0o700, parents=True)
-        return Draft(path, step)
+        return Draft(path, step, in_memory=in_memory)
 
     def put(
         self, draft: "Draft", plan: Mapping[str, Any], done: Callable[[int, OSError | None], None]
@@ -79,6 +89,7 @@ class Shelf:
                 error = failed
             done(size, error)
 
+        self._comes = draft.step
         self._thread = threading.Thread(target=work, name="jitckpt-snapshot", daemon=True)
         self._thread.start()
 
@@ -115,14 +126,22 @@ class Shelf:
 class Draft:
     """A snapshot that is being made."""
 
-    def __init__(self, path: Path, step: int) -> None:
+    def __init__(self, path: Path, step: int, *, in_memory: bool) -> None:
+        """in_memory: images are written there first, so that nobody who is held waits for the disk."""
         self.path, self.step = path, step
+        self._in_memory = in_memory
         self._folders: dict[int, int] = {}
+        self._memory = contextlib.ExitStack()
 
     def of(self, rank: int) -> int:
-        """Return a descriptor of the rank's own folder, while this is there. Raises OSError."""
+        """Return a descriptor of the folder of the rank's images, while this is there. Raises OSError."""
         if rank not in self._folders:
-            self._folders[rank] = folder_of(self.path, rank, make=True)
+            (self.path / f"rank-{rank}").mkdir(0o700)
+            if self._in_memory:
+                self._folders[rank] = self._memory.enter_context(nameless_folder())
+            else:
+                self._folders[rank] = folder_of(self.path, rank)
+                self._memory.callback(os.close, self._folders[rank])
         return self._folders[rank]
 
     def again(self, rank: int) -> None:
@@ -135,31 +154,28 @@ class Draft:
         size = 0
         digests: dict[str, dict[str, str]] = {}
         for rank, folder in self._folders.items():
-            digests[str(rank)] = {}
+            own = digests[str(rank)] = {}
             for name in sorted(os.listdir(folder)):
-                if name.endswith(".log"):
+                if not name.endswith(".log"):
+                    to = self.path / f"rank-{rank}" / name
+                    own[name], bytes_of_file = _digest(folder, name, to if self._in_memory else None)
+                    size += bytes_of_file
+                    _sync(to)
+                if self._in_memory:
                     os.unlink(name, dir_fd=folder)
-                    continue
-                digests[str(rank)][name], bytes_of_file = _digest(folder, name, sync=True)
-                size += bytes_of_file
-            os.fsync(folder)
+            _sync(self.path / f"rank-{rank}")
         body = json.dumps({**plan, "digests": digests})
         file = self.path / PLAN
         file.write_text(json.dumps({"digest": xxhash.xxh3_128_hexdigest(body.encode()), "plan": body}))
         _sync(file)
         _sync(self.path)
-        self._close()
+        self._memory.close()
         return size
 
     def drop(self) -> None:
         """Take all away."""
-        self._close()
+        self._memory.close()
         shutil.rmtree(self.path, ignore_errors=True)
-
-    def _close(self) -> None:
-        for folder in self._folders.values():
-            os.close(folder)
-        self._folders.clear()
 
 
 def plan_of(snapshot: Snapshot) -> dict[str, Any]:
@@ -184,22 +200,22 @@ def plan_of(snapshot: Snapshot) -> dict[str, Any]:
     return plan
 
 
-def folder_of(path: Path, rank: int, *, make: bool = False) -> int:
+def folder_of(path: Path, rank: int) -> int:
     """Return a descriptor of a rank's folder in a snapshot. Raises OSError."""
-    own = path / f"rank-{rank}"
-    if make:
-        own.mkdir(0o700)
-    return os.open(own, OPEN)
+    return os.open(path / f"rank-{rank}", OPEN)
 
 
-def _digest(folder: int, name: str, *, sync: bool = False) -> tuple[str, int]:
+def _digest(folder: int, name: str, to: Path | None = None) -> tuple[str, int]:
+    """Return digest and size of a file, which is copied on the way if `to` is given. Raises OSError."""
     digest, size = xxhash.xxh3_128(), 0
-    with open(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder), "rb") as file:
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(open(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder), "rb"))
+        copy = None if to is None else stack.enter_context(open(to, "wb"))
         while piece := file.read(PIECE):
             digest.update(piece)
             size += len(piece)
-        if sync:
-            os.fsync(file.fileno())
+            if copy is not None:
+                copy.write(piece)
     return digest.hexdigest(), size
 
 

@@ -10,6 +10,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -30,6 +31,7 @@ from jitckpt.events import EventLog
 from jitckpt.system import network_lock
 from jitckpt.system.resting_place import RestingPlace
 
+ROOM = 2.5  # times the images, that are free where they are written to memory first
 DUMPS = 4  # of a rank, of which one has to come between two words that it says
 PROVEN = ("validated", "state_stays", "state_in_images")  # events by which a minibatch is known to be valid
 
@@ -55,9 +57,9 @@ class Snapshots:
         self._shelf, self._every, self._log, self._say = shelf, every, log, say
         self._begun = time.monotonic()
         self._asked_at = 0.0  # 0: all go on
-        self._due: float | None = None if gone_back_to is None else self._begun + every
+        self._due: float | None = None  # from the first minibatch on that is known to be valid
         self._gone_back_to = gone_back_to
-        self._step = 0
+        self._step = self._bytes = 0  # of the newest, as far as it is known before
         self._rested_at = 0.0
         self._dump = 0.0  # seconds that the newest took
         self._off = self._said = False
@@ -73,8 +75,10 @@ class Snapshots:
         """Ask for a snapshot if it is time to."""
         due = self.next_look
         if due is not None and time.monotonic() >= due:
+            ready = self._mover.proxies.recovers and self._mover.proxies.all_connected
+            if ready and not self._shelf.is_busy:
+                self._ask()
             self._due = time.monotonic() + self._every
-            self._ask()
 
     def watch(self, selector: selectors.BaseSelector) -> None:
         """Nobody speaks to it."""
@@ -91,11 +95,13 @@ class Snapshots:
                 self._off = True
             case "rested" if self._gone_back_to is not None:
                 step, self._gone_back_to = self._gone_back_to, None
+                self._due = time.monotonic() + self._every
                 seconds = time.monotonic() - self._begun
                 self._log.write("gone_back", step=step, seconds=seconds)
                 self._say(f"all ranks go on from the snapshot after step {step} ({seconds:.2f} s).")
             case "rested" if self._asked_at:
                 seconds, self._asked_at = time.monotonic() - self._rested_at, 0.0
+                self._due = time.monotonic() + self._every
                 self._log.write("snapshot_pause", step=self._step, dump=self._dump, seconds=seconds)
             case _ if event in PROVEN and self._due is None and not self._off:
                 self._due = time.monotonic() + self._every
@@ -107,7 +113,8 @@ class Snapshots:
         self._rested_at = begun = time.monotonic()
         draft: Draft | None = None
         try:
-            draft = self._shelf.begin(self._step)
+            in_memory = looked_at.available_memory() > ROOM * self._bytes
+            draft = self._shelf.begin(self._step, in_memory=in_memory)
             plan = self._dump_all(draft)
         except (MoveError, CriuError, StoreError, OSError, RuntimeError) as error:
             if draft is not None:
@@ -152,6 +159,7 @@ class Snapshots:
             self._place.want(step)
             if not suspension.came_too_late(self._place.steps, step):
                 self._step, self._asked_at = step, time.monotonic()
+                self._log.write("snapshot_wanted", step=step)
                 return
             self._place.want(0)
             reason = "its steps are too short to meet behind one."
@@ -159,14 +167,12 @@ class Snapshots:
 
     def _why_not(self) -> str:
         """Return why none can be made now, as the end of a sentence; "" if it can."""
-        if not self._mover.proxies.recovers or not self._mover.proxies.all_connected:
-            return "not all ranks use their devices under protection."
-        if self._shelf.is_busy:
-            return "the one before is still being put on the disk."
         try:
             for rank in self._ranks:
                 self._look(rank)
-            needed = sum(looked_at.image_bytes(self._mover.worker(rank).pid) for rank in self._ranks)
+            self._bytes = needed = sum(
+                looked_at.image_bytes(self._mover.worker(rank).pid) for rank in self._ranks
+            )
             free = self._shelf.free
         except (MoveError, OSError) as error:
             return str(error)
@@ -191,13 +197,17 @@ class Snapshots:
 
     def _dump_all(self, draft: Draft) -> dict[str, Any]:
         """Dump all ranks; return the plan. Raises MoveError, CriuError, StoreError, OSError, RuntimeError."""
-        mover, told = self._mover, []
+        mover = self._mover
         with contextlib.ExitStack() as stack:
             stack.enter_context(mover.worker(self._ranks[0]).being_made_again())
             whats = {rank: self._look(rank) for rank in self._ranks}
             stores = {rank: stack.enter_context(mover.store_at_rest(whats[rank])) for rank in self._ranks}
-            for rank in self._ranks:
-                told.append(self._dump_one(draft, rank, whats[rank], stores[rank]))
+            with ThreadPoolExecutor(len(self._ranks)) as pool:
+                dumps = [
+                    pool.submit(self._dump_one, draft, rank, whats[rank], stores[rank])
+                    for rank in self._ranks
+                ]
+            told = [one.result() for one in dumps]
             kept = contents(*mover.relay.store, mover.relay.written)
         return {
             "step": draft.step,
