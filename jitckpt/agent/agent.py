@@ -805,7 +805,6 @@ class Agent(LocalElasticAgent):
             self._starting = False
         return processes
 
-
     def _go_back(self, environment: Mapping[str, str]) -> MadeAgain | None:
         """Make all ranks again from the newest snapshot, if there is one, before another start."""
         shelf, found = self._shelf, self._settings.criu
@@ -1077,12 +1076,12 @@ class WorkerProcesses(PContext):
             return Snapshots(
                 self._mover,
                 [worker.rank for worker in self._workers.values()],
-                self._resting_place,
-                self._barrier,
                 self._shelf,
-                self._settings.snapshot_every,
                 self._log,
-                say,
+                every=self._settings.snapshot_every,
+                say=say,
+                place=self._resting_place,
+                barrier=self._barrier,
                 gone_back_to=None if self._made_again is None else self._made_again.step,
             )
         if self._resting_place is None or self._mover is None or self._log.directory is None:

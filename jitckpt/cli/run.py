@@ -400,12 +400,7 @@ def _check_modes(args: argparse.Namespace) -> None:
         raise ValueError(
             f"--broken-device {args.broken_device}: only --mode transparent goes on without a restart"
         )
-    if args.suspendable:
-        _check_held(args, "--suspendable", "by which `jitckpt suspend` finds the job")
-    if args.snapshot_every is not None:
-        _check_held(args, "--snapshot-every", "in which the snapshots are")
-        if args.suspendable or args.broken_device != "restart":
-            raise ValueError("--snapshot-every: not yet with --suspendable, nor with --broken-device")
+    _check_held(args)
     if args.standby and args.broken_device != "move":
         raise ValueError(
             "--standby needs --broken-device move, on all hosts; without --standby a host that is started "
@@ -422,8 +417,15 @@ def _check_modes(args: argparse.Namespace) -> None:
         )
 
 
-def _check_held(args: argparse.Namespace, option: str, directory: str) -> None:
-    """directory: why there has to be one, a clause."""
+def _check_held(args: argparse.Namespace) -> None:
+    """Refuse to have all ranks wait behind a step where they can't."""
+    if not args.suspendable and args.snapshot_every is None:
+        return
+    option, directory = "--suspendable", "by which `jitckpt suspend` finds the job"
+    if args.snapshot_every is not None:
+        option, directory = "--snapshot-every", "in which the snapshots are"
+        if args.suspendable or args.broken_device != "restart":
+            raise ValueError("--snapshot-every: not yet with --suspendable, nor with --broken-device")
     if args.mode != "transparent":
         raise ValueError(f"{option}: only --mode transparent can hold all ranks and free their devices")
     if not args.standalone and torchrun.parse_min_max_nnodes(args.nnodes)[1] > 1:

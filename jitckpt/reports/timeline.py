@@ -185,7 +185,8 @@ def _snapshots(events: Sequence[Event]) -> list[str]:
     sentences = []
     if made:
         sizes = show_size(max(event["bytes"] for event in made))
-        sentences.append(f"{len(made)} snapshot{'s' if len(made) > 1 else ''} {'were' if len(made) > 1 else 'was'} made, of at most {sizes}.")
+        were = "snapshots were" if len(made) > 1 else "snapshot was"
+        sentences.append(f"{len(made)} {were} made, of at most {sizes}.")
     if pauses:
         longest = max(event["seconds"] for event in pauses)
         held = sum(event["seconds"] for event in pauses)

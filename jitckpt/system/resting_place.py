@@ -69,7 +69,8 @@ class Guest:
         head = os.pread(self._file, _WORD.size, at)
         if not head:
             return []
-        return [str(text) for text in json.loads(os.pread(self._file, *_WORD.unpack(head), at + _WORD.size))]
+        size: int = _WORD.unpack(head)[0]
+        return [str(text) for text in json.loads(os.pread(self._file, size, at + _WORD.size))]
 
     def close(self) -> None:
         """It is told nothing any more."""

@@ -1,4 +1,4 @@
-"""`jitckpt run --snapshot-every`: ranks whose processes die go back to where they were, with no line for it."""
+"""`jitckpt run --snapshot-every`: ranks whose processes die go back to where they were some steps ago."""
 
 import os
 import re
@@ -86,7 +86,7 @@ STEPS = 30
 EVERY = 0.01  # minutes
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PLAIN = [str(EXAMPLES / "plain_ddp.py"), "--steps", "12", "--width", "16", "--layers", "1"]
-KILL = "rank=1 step=15 phase=backward kind=kill"
+KILL = "rank=1 step=11 phase=backward kind=kill"
 TWO_HOSTS = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:1"]
 
 
@@ -147,10 +147,9 @@ class Job:
 
     def snapshot(self) -> Event:
         """Let the ranks come to the first snapshot, and return it once it is whole."""
-        self.go_to(9)  # they begin the tenth
-        step = self.wait_for("snapshot_wanted")["step"]
-        assert step == 13
-        self.go_to(step + 1)
+        self.go_to(5)  # which is validated
+        assert self.wait_for("snapshot_wanted")["step"] == 8
+        self.go_to(9)  # the next one is wanted behind the twelfth
         return self.wait_for("snapshot")
 
     def finish(self) -> Result:
@@ -178,17 +177,17 @@ def test_a_job_whose_workers_die_twice_ends_as_if_none_had(
 ) -> None:
     """With loaders; the second death comes before there is a newer snapshot."""
     before, locks = set(os.listdir("/dev/shm")), network_lock.tables()
-    faults = ["--fault", KILL, "--fault", "rank=0 step=14 phase=optimizer kind=segfault"]
+    faults = ["--fault", KILL, "--fault", "rank=0 step=10 phase=optimizer kind=segfault"]
     job = Job(launcher, *faults, program=program, loaders=1)
     whole = job.snapshot()
     (folder,) = memory.glob("*snapshot-*")
-    assert (folder.name, folder.stat().st_mode & 0o777) == ("snapshot-0000000013", 0o700)
+    assert (folder.name, folder.stat().st_mode & 0o777) == ("snapshot-0000000008", 0o700)
     result = job.finish()
     assert result.status == 0, result.err
     assert [*job.finals, *job.logs] == undisturbed
     assert [event["step"] for event in job.events("gone_back")][:2] == [whole["step"]] * 2
     assert "rank 0 was killed by SIGSEGV" in result.err
-    assert "all ranks go back to the snapshot after step 13" in result.err
+    assert "all ranks go back to the snapshot after step 8" in result.err
     assert whole["bytes"] > 100e6
     assert job.events("snapshot_pause")[0]["seconds"] > 0
     assert list(memory.glob("*snapshot-*")) == []
@@ -210,7 +209,7 @@ def test_a_snapshot_of_which_a_bit_differs_is_never_gone_back_to(
         file.write(bytes([byte ^ 1]))
     result = job.finish()
     assert result.status == 0, result.err
-    assert "the snapshot after step 13 is of no use:" in result.err
+    assert "the snapshot after step 8 is of no use:" in result.err
     assert "pages-1.img is not what was written. The job begins anew." in result.err
     assert job.finals == undisturbed[:2]
     assert job.events("gone_back") == []
@@ -236,7 +235,7 @@ exec {program} "$@"
     assert result.status == 0, result.err
     assert not armed.exists()
     assert [*job.finals, *job.logs] == undisturbed
-    assert job.events("gone_back")[0]["step"] == 13
+    assert job.events("gone_back")[0]["step"] == 8
     assert "it has ended with status 3" in job.events("snapshot_failed")[0]["text"]
 
 

@@ -95,7 +95,7 @@ class MadeAgain:
 def made_again(
     found: Criu, snapshot: Snapshot, store: tuple[str, int], fired: Sequence[str], mark: str
 ) -> MadeAgain:
-    """Make all processes of a snapshot again. store: a new one, for their job. mark: for CRIU's own processes.
+    """Make all processes of a snapshot again. store: a new one, for their job. mark: for CRIU's own.
 
     fired: rehearsed failures that have happened by now. Raises NotMadeAgain.
     """
@@ -160,9 +160,7 @@ def criu_numbers(snapshot: Snapshot, rank: int) -> list[int]:
         os.close(folder)
 
 
-def _make_again(
-    found: Criu, snapshot: Snapshot, one: _Rank, shared: Mapping[str, int], mark: str
-) -> None:
+def _make_again(found: Criu, snapshot: Snapshot, one: _Rank, shared: Mapping[str, int], mark: str) -> None:
     """Make a rank's processes again. Raises CriuError or OSError; then some of them may be left."""
     plan = one.plan
     for folder in plan["folders"]:

@@ -50,9 +50,9 @@ def image_bytes(root: int) -> int:
 
 
 def written_files(root: int) -> dict[str, int]:
-    """Return the files with a name that a process and all below it write, with their lengths, but for outputs.
+    """Return the files with a name that a process and all below it write, with their lengths.
 
-    Outputs are those of the first three that are this process's, too.
+    But for those of the first three that are this process's, too.
     """
     own = {(status.st_dev, status.st_ino) for status in map(os.fstat, range(3))}
     found = {}

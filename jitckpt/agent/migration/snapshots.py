@@ -1,7 +1,7 @@
 """Has all ranks of a job written to files now and then, while they go on: to go back there if one dies.
 
-A snapshot is what a suspended job is (suspending.py), but that the processes run on. Whoever calls this is the
-supervisor's thread; the files are put on the disk by another one (shelf.py), while the training goes on.
+A snapshot is what a suspended job is (suspending.py), but that the processes run on. Whoever calls this is
+the supervisor's thread; the files are put on the disk by another one (shelf.py), while the training goes on.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from jitckpt.bindings import criu
 from jitckpt.bindings.criu import CriuError
 from jitckpt.console import show_size
 from jitckpt.decisions.belongings import Carried
-from jitckpt.decisions.transparent import suspension
+from jitckpt.decisions.transparent import suspension, validation
 from jitckpt.decisions.transparent.suspension import Refused
 from jitckpt.events import EventLog
 from jitckpt.system import network_lock
@@ -43,13 +43,13 @@ class Snapshots:
         self,
         mover: Mover,
         ranks: Sequence[int],
+        shelf: Shelf,
+        log: EventLog,
+        *,
+        every: float,
+        say: Callable[[str], None],
         place: RestingPlace,
         barrier: StepBarrier | None,
-        shelf: Shelf,
-        every: float,
-        log: EventLog,
-        say: Callable[[str], None],
-        *,
         gone_back_to: int | None,
     ) -> None:
         """every: seconds from one to the next. gone_back_to: the step of the snapshot that they come from."""
@@ -93,6 +93,9 @@ class Snapshots:
                 self._fail(f"{details['text']}.")
             case "recovery_given_up" | "switched_off":
                 self._off = True
+                if validation.RELIED in str(details["text"]):  # what was recovered may be in the snapshot
+                    self._shelf.settle()
+                    self._shelf.forget()
             case "rested" if self._gone_back_to is not None:
                 step, self._gone_back_to = self._gone_back_to, None
                 self._due = time.monotonic() + self._every

@@ -138,7 +138,7 @@ class Agreement:
         }
 
     def go_on_from(self, rest: Mapping[str, Any], now: float) -> None:
-        """The ranks were made again as they were `at_this_rest`, which another agreement had brought them to."""
+        """The ranks were made again as they were `at_this_rest` of another agreement."""
         term, number = rest["recovery"]
         self._coordinator = self._noted = replace(self._coordinator, recovery=(term, number))
         self._delivered = self._said()
