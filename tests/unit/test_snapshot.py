@@ -3,13 +3,16 @@
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jitckpt.agent.migration import looked_at
 from jitckpt.agent.migration.move import MoveError, peeked
 from jitckpt.agent.migration.shelf import DamagedSnapshot, Shelf, folder_of, plan_of
-from jitckpt.agent.migration.snapshots import contents, fill
+from jitckpt.agent.migration.snapshots import Snapshots, contents, fill
+from jitckpt.decisions.transparent import validation
+from jitckpt.events import EventLog
 from jitckpt.hosts.store_server import store_at
 from jitckpt.system.resting_place import Guest, RestingPlace
 from jitckpt.wire.environment import REST
@@ -148,4 +151,28 @@ def test_a_rank_that_was_made_again_hears_which_failures_have_happened(
     assert not guest.begins(15)
     assert guest.fired == ["rank=1 step=15 kind=kill"]
     guest.close()
+    place.close()
+
+
+@pytest.mark.parametrize(("relied", "left"), [(False, 7), (True, None)])
+def test_a_snapshot_that_may_have_a_wrong_result_is_dropped(
+    tmp_path: Path, relied: bool, left: int | None
+) -> None:
+    shelf, place = Shelf(tmp_path), RestingPlace(2)
+    write(shelf, 7)
+    mover: Any = None  # which is not asked
+    snapshots = Snapshots(
+        mover,
+        [0, 1],
+        shelf,
+        EventLog(),
+        every=60,
+        say=lambda text: None,
+        place=place,
+        barrier=None,
+        gone_back_to=7,
+    )
+    snapshots.note("switched_off", {"text": validation.told("it differs", relied)})
+    assert shelf.step == left
+    assert snapshots.next_look is None
     place.close()
