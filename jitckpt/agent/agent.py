@@ -822,7 +822,6 @@ class Agent(LocalElasticAgent):
             self._log.write("not_gone_back", step=shelf.newest.step, text=str(error))
             say(f"the snapshot after step {shelf.newest.step} is of no use: {error} The job begins anew.")
             shelf.forget()
-            self._give_fresh_store(self._worker_group)
             return None
 
 

@@ -10,7 +10,7 @@ import pytest
 from jitckpt.agent.migration import looked_at
 from jitckpt.agent.migration.move import MoveError, peeked
 from jitckpt.agent.migration.shelf import DamagedSnapshot, Shelf, folder_of, plan_of
-from jitckpt.agent.migration.snapshots import Snapshots, contents, fill
+from jitckpt.agent.migration.snapshots import Snapshots, contents, empty, fill
 from jitckpt.decisions.transparent import validation
 from jitckpt.events import EventLog
 from jitckpt.hosts.store_server import store_at
@@ -133,6 +133,8 @@ def test_a_new_store_gets_what_the_old_one_had() -> None:
     fill("127.0.0.1", new.port, found)
     assert new.get("text") == b"\x00\xff\n"
     assert new.add("count", 1) == 8
+    empty("127.0.0.1", new.port, found)
+    assert not new.check(["text"])
     old.queue_push("queue", b"something")
     with pytest.raises(MoveError, match="queue"):
         contents("127.0.0.1", old.port, {b"/queue"})

@@ -108,7 +108,9 @@ def made_again(
         undo.callback(_undo, ranks)
         try:
             _wait_until_free(snapshot, ranks)
-            snapshots.fill(*store, {bytes.fromhex(k): bytes.fromhex(v) for k, v in plan["store"].items()})
+            content = {bytes.fromhex(k): bytes.fromhex(v) for k, v in plan["store"].items()}
+            undo.callback(snapshots.empty, *store, content)
+            snapshots.fill(*store, content)
             relay = StoreRelay(*store, plan["relay"])
             undo.callback(relay.close)
             place = RestingPlace(len(ranks))

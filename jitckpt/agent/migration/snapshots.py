@@ -9,7 +9,7 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -76,6 +76,7 @@ class Snapshots:
         due = self.next_look
         if due is not None and time.monotonic() >= due:
             ready = self._mover.proxies.recovers and self._mover.proxies.all_connected
+            ready = ready and not any(self._mover.worker(rank).has_ended(0) for rank in self._ranks)
             if ready and not self._shelf.is_busy:
                 self._ask()
             self._due = time.monotonic() + self._every
@@ -294,3 +295,10 @@ def fill(host: str, port: int, content: Mapping[bytes, bytes]) -> None:
     store: Any = TCPStore(host, port, is_master=False, wait_for_workers=False)
     for raw, value in content.items():
         store.set(_name(raw), value)
+
+
+def empty(host: str, port: int, keys: Iterable[bytes]) -> None:
+    """Take them away again. Raises RuntimeError (torch's)."""
+    store: Any = TCPStore(host, port, is_master=False, wait_for_workers=False)
+    for raw in keys:
+        store.delete_key(_name(raw))
