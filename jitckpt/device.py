@@ -119,9 +119,9 @@ def driver_answers() -> bool:
 
 
 def cuda_libraries() -> list[Path]:
-    """Return NVIDIA's libraries that a device proxy's server loads first: those that torch brings, or by name.
+    """Return NVIDIA's libraries that a device proxy's server loads first: torch's own, or else their names.
 
-    The server finds their calls in what is loaded, and torch's library of kernels, loaded later, binds to them.
+    The server finds their calls in what is loaded, and torch's library of kernels, which comes later, too.
     """
     package = importlib.util.find_spec("nvidia")
     folders = [Path(folder) for folder in (package.submodule_search_locations or [])] if package else []
