@@ -59,9 +59,9 @@ def test_a_request_ends_where_it_does_and_not_before(request_: bytes) -> None:
 
 
 def test_the_keys_that_a_request_may_change_are_known() -> None:
-    reads = (WAIT[0], VALIDATE[0], store_requests.GET, store_requests.CHECK, store_requests.MULTI_GET)
-    reads += (store_requests.NUMBER_OF_KEYS, store_requests.CANCEL_WAIT, store_requests.PING)
-    reads += (store_requests.QUEUE_LENGTH, store_requests.LIST_KEYS)
+    reads = [WAIT[0], VALIDATE[0], store_requests.GET, store_requests.CHECK, store_requests.MULTI_GET]
+    reads += [store_requests.NUMBER_OF_KEYS, store_requests.CANCEL_WAIT, store_requests.PING]
+    reads += [store_requests.QUEUE_LENGTH, store_requests.LIST_KEYS]
     for whole in REQUESTS:
         found = keys_written(whole)
         if whole[0] in reads:

@@ -90,8 +90,9 @@ class Job:
             self.agreement.go_on(self.now)
             return
         rest = json.loads(json.dumps(self.agreement.at_this_rest))
-        for queue in (*self.to.values(), *self.said.values()):
-            queue.clear()
+        for rank in self.proxies:
+            self.to[rank].clear()
+            self.said[rank].clear()
         self.agreement = self.new_agreement()
         self.agreement.go_on_from(rest, self.now)
 
