@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from criu_here import criu_of_this_machine
-from launcher import JITCKPT_RUN, Launcher, Result
+from launcher import JITCKPT, JITCKPT_RUN, Launcher, Result
 
 from jitckpt.events import FILE_NAME, Event, read_events
 from jitckpt.rehearsal.runs import lasting_shared_memory
@@ -283,7 +283,8 @@ def test_what_can_not_be_dumped_is_said_at_the_start(
     ],
 )
 def test_what_snapshots_need_is_said(launcher: Launcher, words: list[str], said: str) -> None:
-    result = launcher.run(*JITCKPT_RUN, "--device", "softgpu", "--snapshot-every", "5", *words, *PLAIN)
+    command = [*JITCKPT, "run", "--device", "softgpu", "--snapshot-every", "5"]
+    result = launcher.run(*command, *words, *PLAIN)
     assert result.status == 2
     assert said in result.err
 
