@@ -42,8 +42,12 @@ from torch.distributed.launcher import api as launcher
 
 from jitckpt.agent import health, object_copies
 from jitckpt.agent.memory_tier import MemoryTier
+from jitckpt.agent.migration import going_back
+from jitckpt.agent.migration.going_back import MadeAgain, NotMadeAgain
 from jitckpt.agent.migration.leaving import Departure
 from jitckpt.agent.migration.move import Mover
+from jitckpt.agent.migration.shelf import Shelf
+from jitckpt.agent.migration.snapshots import Snapshots
 from jitckpt.agent.migration.store_relay import StoreRelay
 from jitckpt.agent.migration.suspending import Suspending
 from jitckpt.agent.object_copies import ObjectCopies, WantedObjects
@@ -126,6 +130,7 @@ class Settings:
     exchange_broken: bool  # in transparent mode: devices that no new server cures, for others of this host
     move_broken: bool  # the worker of such a rank is made anew, too
     suspendable: bool  # in transparent mode, on one host: `jitckpt suspend`
+    snapshot_every: float | None  # the same: to go back to if a worker dies
     criu: Criu | None  # by which that is done
     health_check: str | None  # a command that has to succeed here before each start
     max_standby: int | None  # hosts beyond those that train; None: any number
@@ -238,6 +243,7 @@ class Agent(LocalElasticAgent):
         self._ends: list[tuple[int, str]] = []  # of the starts so far
         self._memory: MemoryTier | None = None
         self._objects: ObjectCopies | None = None
+        self._shelf: Shelf | None = None
         self._meetings = 0  # in this round of the rendezvous, after the first
         self._free_restarts = 0  # that are not counted, as hosts were lost or have come
         self._begun: list[Begun] = []  # the starts on several hosts
@@ -264,6 +270,9 @@ class Agent(LocalElasticAgent):
                     ]
                 )
                 self._memory = MemoryTier(self._settings.memory, job, self._log)
+            if self._settings.snapshot_every is not None:
+                assert self._settings.checkpoint_dir is not None
+                self._shelf = Shelf(self._settings.checkpoint_dir)
             result: RunResult = super().run(*args, **kwargs)
             self._tell_what_never_happened()
             if result.is_failed():
@@ -278,6 +287,9 @@ class Agent(LocalElasticAgent):
         finally:
             self._spares.close()
             self._children.close()
+            if self._shelf is not None:
+                self._shelf.settle()
+                self._shelf.forget()
             if self._objects is not None:
                 self._objects.finish()
             if self._hosts is not None:
@@ -800,6 +812,8 @@ class Agent(LocalElasticAgent):
                 taking_in=self._taking_in,
                 facts=self._facts(),
                 started=self._own_start(),
+                shelf=self._shelf,
+                made_again=self._go_back(torch_arguments["envs"][0]),
                 **torch_arguments,
             )
             processes.start()
@@ -811,6 +825,25 @@ class Agent(LocalElasticAgent):
         finally:
             self._starting = False
         return processes
+
+    def _go_back(self, environment: Mapping[str, str]) -> MadeAgain | None:
+        """Make all ranks again from the newest snapshot, if there is one, before another start."""
+        shelf, found = self._shelf, self._settings.criu
+        if shelf is None or found is None:
+            return None
+        shelf.settle()
+        if shelf.newest is None:
+            return None
+        armed = set(map(str, self._armed))
+        fired = [text for one in self._settings.faults if (text := str(one.with_phase())) not in armed]
+        store = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+        try:
+            return going_back.made_again(found, shelf.newest, store, fired, self._children.mark)
+        except NotMadeAgain as error:
+            self._log.write("not_gone_back", step=shelf.newest.step, text=str(error))
+            say(f"the snapshot after step {shelf.newest.step} is of no use: {error} The job begins anew.")
+            shelf.forget()
+            return None
 
 
 def _nobody(hindrance: Callable[[], str | None], take_in: Callable[[str], None]) -> None:
@@ -843,10 +876,15 @@ class WorkerProcesses(PContext):
         taking_in: Callable[[Callable[[], str | None], Callable[[str], None]], TakingIn | None] = _nobody,
         facts: Mapping[str, Any] = {},
         started: Start = Start(),  # noqa: B008
+        shelf: Shelf | None = None,
+        made_again: MadeAgain | None = None,
         numa_options: Any = None,
         **torch_arguments: Any,
     ) -> None:
-        """standbys: who stands by now. facts: what one of them needs to know of the job."""
+        """standbys: who stands by now. facts: what one of them needs to know of the job.
+
+        shelf: for snapshots. made_again: the workers, which come from one.
+        """
         super().__init__(**torch_arguments)
         self._settings = settings
         self._log = log
@@ -888,6 +926,7 @@ class WorkerProcesses(PContext):
         self._said_before: Sequence[Arrived] = ()
         self._known_place: Place | None = None
         self._server_variables: Callable[[int], Mapping[str, str]] = lambda rank: {}
+        self._shelf, self._made_again = shelf, made_again
 
     def start(self) -> None:
         """Start the workers and what copies their logs; signals, unlike in torch, are the agent's affair."""
@@ -931,9 +970,14 @@ class WorkerProcesses(PContext):
 
     def _open_for_workers(self) -> None:
         """Make what the workers in transparent mode are told of."""
+        if (found := self._made_again) is not None:
+            self._control, self._relay = ControlSocket(), found.relay
+            self._barrier, self._resting_place = found.barrier, found.resting_place
+            self._server_variables = found.variables
+            return
         if self._settings.criu is not None:
             self._relay = StoreRelay(self.envs[0]["MASTER_ADDR"], int(self.envs[0]["MASTER_PORT"]))
-        if self._settings.suspendable:
+        if self._settings.suspendable or self._shelf is not None:
             self._resting_place = RestingPlace(self.nprocs)
         if self._settings.recovery_deadline is not None:
             self._control = ControlSocket()
@@ -991,6 +1035,7 @@ class WorkerProcesses(PContext):
             protection=self._protection,
             said_before=self._said_before,
             elastic=self._settings.wait is not None,
+            snapshot=self._snapshot,
         )
         self.supervisor.start()
         self._taking_in = self._make_taking_in(self._hinders_a_save, self.supervisor.take_in)
@@ -1041,9 +1086,24 @@ class WorkerProcesses(PContext):
         )
         if self._mover is not None:
             self._mover.begin(proxies, self._copier)
+        if self._made_again is not None:
+            self._made_again.adopt(proxies)
         return proxies
 
-    def _suspension(self) -> Suspending | None:
+    def _suspension(self) -> Suspending | Snapshots | None:
+        if self._shelf is not None and self._mover is not None and self._resting_place is not None:
+            assert self._settings.snapshot_every is not None
+            return Snapshots(
+                self._mover,
+                [worker.rank for worker in self._workers.values()],
+                self._shelf,
+                self._log,
+                every=self._settings.snapshot_every,
+                say=say,
+                place=self._resting_place,
+                barrier=self._barrier,
+                gone_back_to=None if self._made_again is None else self._made_again.step,
+            )
         if self._resting_place is None or self._mover is None or self._log.directory is None:
             return None
         return Suspending(
@@ -1057,6 +1117,10 @@ class WorkerProcesses(PContext):
             end_spares=self._spares.close,
             is_interrupted=lambda: bool(self.supervisor.interrupts),
         )
+
+    def _snapshot(self) -> int | None:
+        """Return the step that the ranks go back to if one fails; None if there is no snapshot."""
+        return None if self._shelf is None else self._shelf.step
 
     def _departure(self) -> dict[str, Any]:
         """Return what has all ranks of this host go on on another one, if there may be one."""
@@ -1145,6 +1209,8 @@ class WorkerProcesses(PContext):
         self._commands[local_rank], self._environments[local_rank] = command, environment
 
     def _start_worker(self, local_rank: int) -> Worker:
+        if self._made_again is not None:
+            return self._made_again.worker(local_rank, self._children)
         command, environment = self._commands[local_rank], self._environments[local_rank]
         start = partial(
             Worker,

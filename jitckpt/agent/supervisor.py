@@ -90,13 +90,15 @@ class Supervisor(threading.Thread):
         protection: Protection | None = None,
         said_before: Sequence[Arrived] = (),
         elastic: bool = False,
+        snapshot: Callable[[], int | None] = lambda: None,
     ) -> None:
         """stall_timeout: seconds that a live rank may keep the others waiting in a collective.
 
         answer_within: seconds in which every live rank says where it is. hosts: where there are several.
         proxies: of the workers in transparent mode. protection: by the memory tier.
         mistakes_before: those of the start before this one. said_before: by others, to the host in whose
-        place this one comes. elastic: the job may go on with fewer hosts, and takes in others.
+        place this one comes. elastic: the job may go on with fewer hosts, and takes in others. snapshot: the
+        step of the one to which the ranks go back if one fails; None: there is none.
         """
         super().__init__(name="jitckpt-supervisor", daemon=True)
         self._workers = {worker.rank: worker for worker in workers}
@@ -127,7 +129,7 @@ class Supervisor(threading.Thread):
             answer_within,
             ask_for_stacks=self._ask_for_stacks,
         )
-        self._said_before, self._elastic = said_before, elastic
+        self._said_before, self._elastic, self._snapshot = said_before, elastic, snapshot
         self._wants_in = ""  # who waits to be taken in, in words
         self.interrupts: list[int] = []
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -212,6 +214,7 @@ class Supervisor(threading.Thread):
                 interrupted=interrupts > 0,
                 impatient=interrupts > 1,
                 in_memory=self._in_memory(),
+                goes_back=self._goes_back(),
             )
             self._hear_of_local_states()
             self._look_who_waits()
@@ -520,8 +523,12 @@ class Supervisor(threading.Thread):
     def _tell_end(self, rank: int, exit_code: int, failed: bool) -> None:
         if failed:
             self._died(rank, exit_code)
-        if self._proxies is not None:
+        if self._proxies is not None and not (failed and self._goes_back()):
             self._proxies.ended(rank, failed, f"its worker process {_how_it_ended(exit_code)}")
+
+    def _goes_back(self) -> bool:
+        """Return whether the ranks are made again from a snapshot if one fails; nobody tells them of it."""
+        return self._job.restarts_left > 0 and not self.interrupts and self._snapshot() is not None
 
     def _died(self, rank: int, exit_code: int) -> None:
         in_memory = self._in_memory() is not None
@@ -780,6 +787,8 @@ class Supervisor(threading.Thread):
             self._say(f"the state after step {max(steps)} is saved.")
         elif training_is_over(self._job.ranks):
             self._say("the training had ended on all ranks before that, so nothing is done again.")
+        elif self._goes_back():
+            self._say(f"all ranks go back to the snapshot after step {self._snapshot()}.")
         elif self._registrations:
             reasons = ", ".join(f"rank {rank.rank} {_why_not_saved(rank)}" for rank in self._job.ranks)
             self._log.write("not_saved", text=reasons, step=self._newest_step())

@@ -55,6 +55,7 @@ class Options:
     folder: a descriptor of the directory of the images. external: what is not in the images, such as
     unix[INODE]. inherit: at a restore, descriptors of this process with what they stand for. ghosts: bytes of
     the largest file without a name. seconds: the limit. variables: more of CRIU's own environment.
+    leaves_running: at a dump, the processes go on afterwards.
     """
 
     folder: int
@@ -63,6 +64,7 @@ class Options:
     inherit: Sequence[tuple[int, str]] = ()
     ghosts: int = SOONEST_GHOST
     variables: Mapping[str, str] = field(default_factory=dict)
+    leaves_running: bool = False
 
 
 def find() -> Criu:
@@ -91,7 +93,7 @@ def find() -> Criu:
 def dump(criu: Criu, pid: int, options: Options) -> None:
     """Write the process and all below it to images; they are killed then, and zombies of their parents.
 
-    Raises CriuError; then they run on as they were.
+    Unless they are to run on. Raises CriuError; then they run on as they were.
     """
     _ask(criu, "dump", pid, options)
 
@@ -107,6 +109,12 @@ def restore(criu: Criu, options: Options) -> int:
 def processes(folder: int) -> list[int]:
     """Return the numbers of the processes whose images are in this folder."""
     found = (re.fullmatch(r"ids-(\d+)\.img", name) for name in os.listdir(folder))
+    return sorted(int(match[1]) for match in found if match)
+
+
+def numbers(folder: int) -> list[int]:
+    """Return the numbers of the processes and threads whose images are in this folder."""
+    found = (re.fullmatch(r"core-(\d+)\.img", name) for name in os.listdir(folder))
     return sorted(int(match[1]) for match in found if match)
 
 
@@ -187,7 +195,7 @@ def _by_rpc(criu: Criu, what: str, pid: int, options: Options) -> int:
     opts.unprivileged = os.geteuid() != 0
     opts.external.extend(options.external)
     if what == "dump":
-        opts.pid = pid
+        opts.pid, opts.leave_running = pid, options.leaves_running
     else:
         opts.rst_sibling = True
         for number, key in options.inherit:
@@ -233,6 +241,7 @@ def _by_command(criu: Criu, what: str, pid: int, options: Options) -> int:
     words += [word for one in options.external for word in ("--external", one)]
     if what == "dump":
         words += ["--tree", str(pid), "--ghost-limit", str(options.ghosts)]
+        words += ["--leave-running"] if options.leaves_running else []
     else:
         words += ["--restore-detached", "--restore-sibling", "--pidfile", "restored.pid"]
         words += [word for number, key in options.inherit for word in ("--inherit-fd", f"fd[{number}]:{key}")]

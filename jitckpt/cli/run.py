@@ -218,6 +218,7 @@ def _run(arguments: list[str]) -> int:
             exchange_broken=args.broken_device != "restart",
             move_broken=args.broken_device == "move",
             suspendable=args.suspendable,
+            snapshot_every=None if args.snapshot_every is None else 60 * args.snapshot_every,
             criu=_criu(args) if _moves(args) else None,
             health_check=args.health_check,
             max_standby=args.max_standby,
@@ -244,7 +245,7 @@ def _run(arguments: list[str]) -> int:
 
 def _moves(args: argparse.Namespace) -> bool:
     """Return whether workers may be dumped and made again."""
-    return args.broken_device == "move" or bool(args.suspendable)
+    return args.broken_device == "move" or args.suspendable or args.snapshot_every is not None
 
 
 def _criu(args: argparse.Namespace) -> Criu:
@@ -252,6 +253,7 @@ def _criu(args: argparse.Namespace) -> Criu:
     trial = moved_process.try_it()
     if "error" in trial:
         option = "--suspendable" if args.suspendable else "--broken-device move"
+        option = option if args.snapshot_every is None else "--snapshot-every"
         raise CriuError(f"{option}: {trial['error']}")
     return criu.find()
 
@@ -417,8 +419,7 @@ def _check_modes(args: argparse.Namespace) -> None:
         raise ValueError(
             f"--broken-device {args.broken_device}: only --mode transparent goes on without a restart"
         )
-    if args.suspendable:
-        _check_suspendable(args)
+    _check_held(args)
     if args.standby and args.broken_device != "move":
         raise ValueError(
             "--standby needs --broken-device move, on all hosts; without --standby a host that is started "
@@ -435,15 +436,23 @@ def _check_modes(args: argparse.Namespace) -> None:
         )
 
 
-def _check_suspendable(args: argparse.Namespace) -> None:
+def _check_held(args: argparse.Namespace) -> None:
+    """Refuse to have all ranks wait behind a step where they can't."""
+    if not args.suspendable and args.snapshot_every is None:
+        return
+    option, directory = "--suspendable", "by which `jitckpt suspend` finds the job"
+    if args.snapshot_every is not None:
+        option, directory = "--snapshot-every", "in which the snapshots are"
+        if args.suspendable or args.broken_device != "restart":
+            raise ValueError("--snapshot-every: not yet with --suspendable, nor with --broken-device")
     if args.mode != "transparent":
-        raise ValueError("--suspendable: only --mode transparent can hold all ranks and free their devices")
+        raise ValueError(f"{option}: only --mode transparent can hold all ranks and free their devices")
     if not args.standalone and torchrun.parse_min_max_nnodes(args.nnodes)[1] > 1:
-        raise ValueError("--suspendable: not yet with several hosts, only with one (--nnodes 1)")
+        raise ValueError(f"{option}: not yet with several hosts, only with one (--nnodes 1)")
     if args.checkpoint_dir is None:
-        raise ValueError("--suspendable needs --checkpoint-dir, by which `jitckpt suspend` finds the job")
+        raise ValueError(f"{option} needs --checkpoint-dir, {directory}")
     if shutil.which("nsenter") is None:
-        raise ValueError("--suspendable needs nsenter, of the package util-linux")
+        raise ValueError(f"{option} needs nsenter, of the package util-linux")
 
 
 def _own_domains(args: argparse.Namespace) -> tuple[str, ...]:
@@ -916,6 +925,13 @@ def run_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="in transparent mode, on one host: `jitckpt suspend` can have the job give its devices and "
         "memory back, and `jitckpt resume` have it go on (needs CRIU)",
+    )
+    ours.add_argument(
+        "--snapshot-every",
+        type=_seconds,
+        metavar="MINUTES",
+        help="in transparent mode, on one host: write all ranks' processes to the checkpoint directory so "
+        "often, and go back there if one dies (needs CRIU)",
     )
     ours.add_argument(
         "--standby",

@@ -100,7 +100,8 @@ class Job:
     they lie in the checkpoint directory. mistakes_before: those of the start before this one. in_memory: the
     step that the memory tier has of all ranks, on hosts that are not lost. takes_in: hosts wait to be taken
     in (decisions/elastic.py). is_free: another start is none of those that are counted, as hosts have come or
-    were lost in a job that goes on with as many as there are.
+    were lost in a job that goes on with as many as there are. goes_back: the ranks are made again from a
+    snapshot, so that what another's failure would have their programs do has no use.
     """
 
     ranks: tuple[Rank, ...]
@@ -120,6 +121,7 @@ class Job:
     in_memory: int | None = None
     takes_in: bool = False
     is_free: bool = False
+    goes_back: bool = False
 
     def can_be_saved(self) -> bool:
         """Return whether a save can be expected to be whole: some rank of each shard still has it.
@@ -351,7 +353,7 @@ def _write_local_state(job: Job) -> Action | None:
 
 def _end(job: Job, live: list[Rank]) -> Action:
     grace_ends = None if job.ending_since is None else job.ending_since + TERMINATION_GRACE
-    no_grace = job.impatient or (grace_ends is not None and job.now >= grace_ends)
+    no_grace = job.impatient or job.goes_back or (grace_ends is not None and job.now >= grace_ends)
     # A registered rank has saved, or can't: its device hangs, and it would not hear SIGTERM.
     doomed = [rank for rank in live if rank.registered or no_grace]
     kill = tuple(rank.rank for rank in doomed if rank.told != "kill")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 VALIDATE, SET, COMPARE_SET, GET, ADD, CHECK, WAIT, NUMBER_OF_KEYS, DELETE_KEY = range(9)
 APPEND, MULTI_GET, MULTI_SET, CANCEL_WAIT, PING, QUEUE_PUSH, QUEUE_POP, QUEUE_LENGTH, LIST_KEYS = range(9, 18)
+WRITES = frozenset({SET, COMPARE_SET, ADD, DELETE_KEY, APPEND, MULTI_SET, QUEUE_PUSH, QUEUE_POP})
 WITHOUT_ANSWER = frozenset({VALIDATE, SET, APPEND, MULTI_SET, QUEUE_PUSH})
 # How many texts make up a request, and how many bytes follow them.
 _TEXTS = {SET: 2, COMPARE_SET: 3, GET: 1, ADD: 1, DELETE_KEY: 1, APPEND: 2, QUEUE_PUSH: 2, QUEUE_POP: 1}
@@ -47,13 +48,28 @@ def _number(data: bytes | bytearray, at: int) -> int:
     return int.from_bytes(data[at : at + _NUMBER], "little")
 
 
+def keys_written(request: bytes) -> list[bytes]:
+    """Return the keys that a whole request may change, as the store has them."""
+    kind, at, found = request[0], 1, list[bytes]()
+    if kind not in WRITES:
+        return found
+    pairs = 1
+    if kind == MULTI_SET:
+        pairs, at = _number(request, at), at + _NUMBER
+    for _ in range(pairs):
+        end = at + _NUMBER + _number(request, at)
+        found.append(request[at + _NUMBER : end])
+        at = end + _NUMBER + _number(request, end) if kind == MULTI_SET else end
+    return found
+
+
 @dataclass
 class Conversation:
     """A client with the store.
 
     greeting: its first request, by which it says that it is one. waits: the WAIT that is not answered. asks:
     whether something else is not. partial: the beginning of a request that has not come whole. unknown: why
-    nobody knows any more where it stands.
+    nobody knows any more where it stands. written: the keys that it may have changed.
     """
 
     greeting: bytes = b""
@@ -61,6 +77,7 @@ class Conversation:
     asks: bool = False
     partial: bytearray = field(default_factory=bytearray)
     unknown: str = ""
+    written: set[bytes] = field(default_factory=set)
 
     def asked(self, data: bytes) -> None:
         """The client has said this."""
@@ -91,6 +108,7 @@ class Conversation:
 
     def _request(self, whole: bytes) -> None:
         kind = whole[0]
+        self.written.update(keys_written(whole))
         if kind == VALIDATE:
             self.greeting = whole
         elif kind == WAIT:

@@ -191,7 +191,10 @@ class Injector:
         report: Callable[[FaultSpec], None],
         arm_signal: Callable[[int], None],
         arm_device: Callable[[FaultSpec], None],
+        has_fired: Callable[[FaultSpec], bool] = lambda spec: False,
     ) -> None:
+        """has_fired: in a process from which this one has been made again, which can't know."""
+        self._has_fired = has_fired
         self._armed = list(specs)
         self._report = report
         self._arm_signal = arm_signal
@@ -203,6 +206,8 @@ class Injector:
             at_next_collective = spec.phase == "allreduce" and phase == "backward"
             if spec.phase == phase or at_next_collective:
                 self._armed.remove(spec)
+                if self._has_fired(spec):
+                    continue
                 self._report(spec)
                 if spec.kind in (*DEVICE_KINDS, *PROXY_KINDS, *LASTING_KINDS):
                     self._arm_device(spec)

@@ -147,7 +147,7 @@ def in_words(events: Sequence[Event], directory: str) -> list[str]:
     chapters = [(one.found, told(one)) for one in transparent_recoveries(events)]
     chapters += [(one.found, _told(one)) for one in recoveries(events)]
     sentences = [sentence for _, chapter in sorted(chapters, key=lambda one: one[0]) for sentence in chapter]
-    return sentences + _memory(events) + _ending(events, directory)
+    return sentences + _snapshots(events) + _memory(events) + _ending(events, directory)
 
 
 def _told(recovery: Recovery) -> list[str]:
@@ -176,6 +176,25 @@ def _told(recovery: Recovery) -> list[str]:
         sentences.append(f"Restart {recovery.restart + 1} {how}{redone}{told}.")
         if recovery.from_memory:
             sentences.append(f"That was in memory: {recovery.from_memory}.")
+    return sentences
+
+
+def _snapshots(events: Sequence[Event]) -> list[str]:
+    """Tell of those to which ranks go back whose processes die."""
+    made, pauses, back = (_of(events, name) for name in ("snapshot", "snapshot_pause", "gone_back"))
+    sentences = []
+    if made:
+        sizes = show_size(max(event["bytes"] for event in made))
+        were = "snapshots were" if len(made) > 1 else "snapshot was"
+        sentences.append(f"{len(made)} {were} made, of at most {sizes}.")
+    if pauses:
+        longest = max(event["seconds"] for event in pauses)
+        held = sum(event["seconds"] for event in pauses)
+        sentences.append(f"The ranks were held for them {longest:.2f} s at most, and {held:.2f} s in all.")
+    sentences += [
+        f"All ranks went back to the snapshot after step {event['step']}, in {event['seconds']:.2f} s."
+        for event in back
+    ]
     return sentences
 
 

@@ -254,6 +254,13 @@ def test_when_a_rank_dies_all_others_save() -> None:
     assert decide(job(registered(0), KILLED, registered(2))) == OrderSave((0, 2))
 
 
+def test_ranks_that_go_back_to_a_snapshot_are_not_asked_to_end() -> None:
+    """What their programs would do then has no use, and may reach the outside."""
+    dead = Rank(1, exit_code=-9)
+    assert decide(job(Rank(0), dead)) == EndRanks((), (0,))
+    assert decide(job(Rank(0), dead, goes_back=True)) == EndRanks((0,), ())
+
+
 @pytest.mark.parametrize("why", ["alarmed", "interrupted"])
 def test_a_hang_and_a_preemption_make_all_ranks_save(why: str) -> None:
     assert decide(job(registered(0), registered(1), **{why: True})) == OrderSave((0, 1))

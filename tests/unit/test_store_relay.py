@@ -13,7 +13,7 @@ import pytest
 
 from jitckpt.agent.migration.store_relay import StoreError, StoreRelay
 from jitckpt.decisions import store_requests
-from jitckpt.decisions.store_requests import Conversation, UnknownRequestError, request_end
+from jitckpt.decisions.store_requests import Conversation, UnknownRequestError, keys_written, request_end
 from jitckpt.device import LIBRARY_DIR, STORE_LIBRARY
 from jitckpt.hosts.store_server import store_at
 
@@ -56,6 +56,21 @@ REQUESTS = [
 def test_a_request_ends_where_it_does_and_not_before(request_: bytes) -> None:
     assert request_end(request_ + b"\1more") == len(request_)
     assert [request_end(request_[:size]) for size in range(len(request_))] == [None] * len(request_)
+
+
+def test_the_keys_that_a_request_may_change_are_known() -> None:
+    reads = [WAIT[0], VALIDATE[0], store_requests.GET, store_requests.CHECK, store_requests.MULTI_GET]
+    reads += [store_requests.NUMBER_OF_KEYS, store_requests.CANCEL_WAIT, store_requests.PING]
+    reads += [store_requests.QUEUE_LENGTH, store_requests.LIST_KEYS]
+    for whole in REQUESTS:
+        found = keys_written(whole)
+        if whole[0] in reads:
+            assert found == []
+        else:
+            assert found == [b"count" if whole == ADD else b"queue" if b"queue" in whole else b"key"]
+    several = bytes([store_requests.MULTI_SET]) + number(2)
+    several += text(b"one") + text(b"1") + text(b"other") + text(b"2")
+    assert keys_written(several) == [b"one", b"other"]
 
 
 def test_all_kinds_of_requests_are_known_and_no_other() -> None:

@@ -1,5 +1,6 @@
 """Recoveries as the agent leads them, with proxies that answer as they should, in whatever order."""
 
+import json
 from collections import deque
 from collections.abc import Callable
 
@@ -42,14 +43,18 @@ class Job:
         self.events: list[tuple[str, dict[str, object]]] = []
         self.deaf: set[int] = set()
         self.rests = 0
-        self.agreement = Agreement(
+        self.goes_back = False  # whether another agreement takes over where all rest
+        self.agreement = self.new_agreement()
+        for rank, proxy in self.proxies.items():
+            self.agreement.hear(rank, proxy.hello(), self.now)
+
+    def new_agreement(self) -> Agreement:
+        return Agreement(
             [*self.proxies],
             DEADLINE,
             lambda rank, order: self.to[rank].append(order),
             lambda event, **details: self.events.append((event, details)),
         )
-        for rank, proxy in self.proxies.items():
-            self.agreement.hear(rank, proxy.hello(), self.now)
 
     def alarm(self, rank: int, call: int = 0, error: str = "its server was ended by Killed") -> None:
         self.said[rank].append(self.proxies[rank].alarm(call, error))
@@ -81,7 +86,15 @@ class Job:
         for proxy in self.proxies.values():
             proxy.loses_its_server()
         self.now += 1e6
-        self.agreement.go_on(self.now)
+        if not self.goes_back:
+            self.agreement.go_on(self.now)
+            return
+        rest = json.loads(json.dumps(self.agreement.at_this_rest))
+        for rank in self.proxies:
+            self.to[rank].clear()
+            self.said[rank].clear()
+        self.agreement = self.new_agreement()
+        self.agreement.go_on_from(rest, self.now)
 
     def run(self, choose: First = lambda ways: ways[0], most: int = 10_000) -> int:
         """Deliver messages until none is left, or so many; return how many."""
@@ -916,6 +929,24 @@ def test_all_ranks_rest_behind_a_step_and_go_on_from_its_state_as_often_as_wante
     # To the user nothing has failed.
     assert not now.named("recovery_begun") + now.named("recovered") + now.named("no_rest")
     assert now.agreement.next_look is None
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_another_agreement_goes_on_where_all_have_come_to_rest(stays: bool) -> None:
+    """As often as wanted, with failures afterwards."""
+    now = proven(2, stays=stays)
+    now.goes_back = True
+    for times in (1, 2):
+        come_to_rest(now, *now.proxies)
+        now.run()
+        assert now.rests == len(now.named("rested")) == times
+        for proxy in now.proxies.values():
+            assert (proxy.held, proxy.waits, proxy.given_up, proxy.state) == (False, False, "", 7)
+            proxy.step += 1
+    assert not now.named("recovery_begun") + now.named("no_rest")
+    now.alarm(1)
+    now.run()
+    now.goes_on(7)
 
 
 @given(st.data())

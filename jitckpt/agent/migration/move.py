@@ -39,6 +39,7 @@ READING_SECONDS = 5.0  # in which a worker that is held reads what it was sent b
 ATTEMPTS = 2  # to restore
 FIRST_FREE = 3  # descriptors: after the standard ones
 MOST_BYTES = 1 << 20  # of a message
+SO_PEEK_OFF = 42  # from asm-generic/socket.h
 MOST_FILES = 16  # that come with one
 # In the images, of the clocks of the host of the dump. Without it the restored processes go by this host's,
 # as their servers do: by CRIU's own way they would get a time namespace in which the pause has not been.
@@ -156,7 +157,7 @@ class Mover:
             raise MoveError(what.obstacles[0])
         if missing := set(sockets.values()) - {end.name for end in what.sockets}:
             raise MoveError(f"It has closed its socket to the launcher ({min(missing)}).")
-        needed, free = sum(process.memory for process in processes), _available_memory()
+        needed, free = sum(process.memory for process in processes), looked_at.available_memory()
         if into_memory and needed > free:
             raise MoveError(f"Its image needs {show_size(needed)} of memory, and {show_size(free)} are free.")
         return what
@@ -193,7 +194,9 @@ class Mover:
                 raise MoveError(f"It has not read what it was sent within {READING_SECONDS:g} s.")
             time.sleep(0.001)
 
-    def dump(self, rank: int, folder: int, what: Carried, limit: float = LIMIT) -> float:
+    def dump(
+        self, rank: int, folder: int, what: Carried, limit: float = LIMIT, *, leaves_running: bool = False
+    ) -> float:
         """Return the seconds, at most `limit`. Raises CriuError; then the worker runs on as it was."""
         external = [*(f"unix[{end.inode}]" for end in what.sockets), *what.external]
         ghosts = max(what.ghosts, criu.SOONEST_GHOST)
@@ -201,7 +204,14 @@ class Mover:
         criu.dump(
             self._criu,
             worker.pid,
-            Options(folder, limit, external, ghosts=ghosts, variables=worker.mark),
+            Options(
+                folder,
+                limit,
+                external,
+                ghosts=ghosts,
+                variables=worker.mark,
+                leaves_running=leaves_running,
+            ),
         )
         return time.monotonic() - begun
 
@@ -342,11 +352,6 @@ def _identity(number: int) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _available_memory() -> int:
-    with open("/proc/meminfo") as file:
-        return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:"))
-
-
 def _unread(connection: socket.socket) -> bool:
     """Return whether the other end has still to read something."""
     left: int = struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))[0]
@@ -367,6 +372,31 @@ def drained(connection: socket.socket) -> list[_Message]:
                 if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                     files.frombytes(content[: len(content) // files.itemsize * files.itemsize])
             found.append(_Message(data, list(files)))
+    return found
+
+
+def peeked(connection: socket.socket) -> list[bytes]:
+    """Return what a worker has said that nobody has read, and leave it there. Raises MoveError or OSError."""
+    found = []
+    room = socket.CMSG_LEN(MOST_FILES * array.array("i").itemsize)
+    connection.setsockopt(socket.SOL_SOCKET, SO_PEEK_OFF, 0)
+    try:
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            while True:
+                flags = socket.MSG_PEEK | socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+                data, ancillary, _, _ = connection.recvmsg(MOST_BYTES, room, flags)
+                files = array.array("i")
+                for _, _, content in ancillary:
+                    files.frombytes(content[: len(content) // files.itemsize * files.itemsize])
+                for file in files:
+                    os.close(file)
+                if files:
+                    raise MoveError("It was just asking for a server.")
+                if not data:
+                    break
+                found.append(data)
+    finally:
+        connection.setsockopt(socket.SOL_SOCKET, SO_PEEK_OFF, -1)
     return found
 
 

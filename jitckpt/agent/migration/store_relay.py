@@ -64,6 +64,7 @@ class StoreRelay:
         self._listener.listen(BACKLOG)
         self._listener.setblocking(False)
         self._clients: set[_Client] = set()
+        self._written: set[bytes] = set()
         self._lock = threading.Lock()  # of all but the thread's own wait
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector = selectors.DefaultSelector()
@@ -89,6 +90,17 @@ class StoreRelay:
         """This process's ends of all connections to clients, by their inodes."""
         with self._lock:
             return {os.fstat(one.end.fileno()).st_ino: one.end for one in self._clients}
+
+    @property
+    def written(self) -> set[bytes]:
+        """The keys that clients may have changed in the store, as it has them."""
+        with self._lock:
+            return self._written | {key for one in self._clients for key in one.said.written}
+
+    @property
+    def store(self) -> tuple[str, int]:
+        """Where the store is."""
+        return self._store
 
     def rest(self, ends: Sequence[socket.socket]) -> None:
         """Listen to these clients no more, and leave the store, which has read by then what they have said.
@@ -253,6 +265,7 @@ class StoreRelay:
 
     def _drop(self, client: _Client) -> None:
         self._clients.discard(client)
+        self._written |= client.said.written
         for file in (client.end, client.store):
             if file is not None:
                 with contextlib.suppress(KeyError, ValueError):

@@ -1,8 +1,8 @@
 """Drives a job's recoveries: between the messages of device proxies and coordination.py's state machines."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from jitckpt.agent.proxies import translation
 from jitckpt.decisions.transparent import coordination, replicas, stragglers, validation
@@ -127,6 +127,28 @@ class Agreement:
         self._rest, self._has_rested = None, True
         self._begin_for_rest()
         self._agree(now)
+
+    @property
+    def at_this_rest(self) -> dict[str, Any]:
+        """What another agreement needs to know to `go_on_from` here, in plain data."""
+        return {
+            "recovery": list(self._coordinator.recovery),
+            "shards": [[rank, one.shard] for rank, one in self._ranks.items()],
+            "stays": self._stays,
+            "relied": self._relied,
+        }
+
+    def go_on_from(self, rest: Mapping[str, Any], now: float) -> None:
+        """The ranks were made again as they were `at_this_rest` of another agreement."""
+        term, number = rest["recovery"]
+        self._coordinator = self._noted = replace(self._coordinator, recovery=(term, number))
+        self._delivered = self._said()
+        for rank, shard in rest["shards"]:
+            one = self._ranks[rank]
+            one.shard, one.gone = shard, ""
+            one.participant = Participant(rank, (term, number))
+        self._proven, self._stays, self._relied = True, bool(rest["stays"]), bool(rest["relied"])
+        self.go_on(now)
 
     def _begin_for_rest(self) -> None:
         """Begin a recovery though nothing has failed, in which no server stays."""

@@ -154,6 +154,7 @@ class Proxies:
         self._agreement = Agreement(ranks, deadline, self._tell, self._note) if leads else None
         self.recovers = True  # until that is given up
         self.switched_off = ""  # before a failure; what was said then
+        self._rest: Mapping[str, Any] | None = None  # where the ranks are that were made again
         self._checked = False  # whether this host's workers could be moved
         self._left_out = False  # whether it was said that a validation was
         self.stragglers: set[int] = set()  # ranks that have let others wait for long
@@ -180,6 +181,9 @@ class Proxies:
             self._suspension.watch(selector)
         for connection in self._open:
             self._listen_to(connection)
+        if self._rest is not None:
+            assert self._agreement is not None
+            self._agreement.go_on_from(self._rest, time.monotonic())
         if not self._awaited:
             self._listen_no_more()
         if self._transfers is not None:
@@ -434,6 +438,16 @@ class Proxies:
         self._open.append(connection)
         self._connections[rank] = connection
         self._awaited.discard(rank)
+
+    @property
+    def at_this_rest(self) -> Mapping[str, Any]:
+        """What `go_on_from` needs, while all ranks rest."""
+        assert self._agreement is not None
+        return self._agreement.at_this_rest
+
+    def go_on_from(self, rest: Mapping[str, Any]) -> None:
+        """All workers were adopted as they were there; to be called before `watch`."""
+        self._rest = rest
 
     @property
     def servers(self) -> Servers:

@@ -313,9 +313,10 @@ def begin() -> None:
         cudnn.leave_out(process)
         torch.cuda._lazy_call(_tell_what_is_free)  # the allocator is there once a device is used
         on_device = environment.STATE_ON_DEVICE.get()
-        keeper = MinibatchKeeper(process, environment.VALIDATE_EVERY.get(), on_device, _guest())
+        guest = _guest()
+        keeper = MinibatchKeeper(process, environment.VALIDATE_EVERY.get(), on_device, guest)
         # A server that is told of a fault is waited for, which is to be outside of the keeper's steps.
-        rehearsal = proxy_faults.begin(process)
+        rehearsal = proxy_faults.begin(process, guest)
         steps = OptimizerSteps(keeper)
         keeper.optimizers, keeper.seen = steps.optimizers, steps.seen
         if rehearsal is not None:

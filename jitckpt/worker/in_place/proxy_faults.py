@@ -16,6 +16,7 @@ from jitckpt.faults import injection
 from jitckpt.faults.injection import FaultError, FaultSpec, Injector
 from jitckpt.hooks.torch_training import TrainingHooks
 from jitckpt.system import descriptors
+from jitckpt.system.resting_place import Guest
 from jitckpt.wire import environment, protocol
 
 
@@ -49,15 +50,24 @@ class _Nobody:
 _begun: "tuple[TrainingHooks, Server] | None" = None
 
 
-def begin(process: Any) -> TrainingHooks | None:
-    """Have this rank's faults happen. process: the symbols of this process, as ctypes has them."""
+def begin(process: Any, guest: Guest | None = None) -> TrainingHooks | None:
+    """Have this rank's faults happen. process: the symbols of this process, as ctypes has them.
+
+    guest: tells what has happened already, should this process be made again from a snapshot.
+    """
     global _begun  # noqa: PLW0603
     text = environment.FAULTS.get()
     specs = injection.from_environment(text, int(os.environ["RANK"])) if text else []
     if not specs:
         return None
     server = Server(process)
-    injector = Injector(specs, _report, lambda signum: Native().arm_fault(signum), server.befall)
+    injector = Injector(
+        specs,
+        _report,
+        lambda signum: Native().arm_fault(signum),
+        server.befall,
+        lambda spec: guest is not None and str(spec) in guest.fired,
+    )
     hooks = TrainingHooks(_Nobody(), model=None, optimizers=[], on_phase=injector.on_phase)
     _begun = hooks, server
     return hooks

@@ -1,0 +1,297 @@
+"""`jitckpt run --snapshot-every`: ranks whose processes die go back to where they were some steps ago."""
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from criu_here import criu_of_this_machine
+from launcher import JITCKPT, JITCKPT_RUN, Launcher, Result
+
+from jitckpt.events import FILE_NAME, Event, read_events
+from jitckpt.rehearsal.runs import lasting_shared_memory
+from jitckpt.system import network_lock
+from jitckpt.wire import environment
+
+# Plain DDP with a process that loads the data, pinned memory, a log, and a thread that counts in the job's
+# store. It makes as many steps as the file `upto` says, and waits there for more.
+SCRIPT = """
+import hashlib, os, threading, time
+from datetime import timedelta
+from pathlib import Path
+import torch, torch.distributed as dist, torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+STEPS = 30
+
+class Data(Dataset):
+    def __init__(self, rank): self.rank = rank
+    def __len__(self): return 8 * STEPS
+    def __getitem__(self, i):
+        x = torch.randn(16, generator=torch.Generator().manual_seed(1000 * self.rank + i))
+        return x, int(x[:4].argmax())
+
+def main():
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl")
+    rank, over, added = dist.get_rank(), False, 0
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False,
+                          wait_for_workers=False, timeout=timedelta(seconds=100))
+
+    def count():
+        nonlocal added
+        while not over:
+            added += 1
+            assert store.add(f"count-{rank}", 1) == added
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    log = open(f"log-{rank}", "a")
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(
+        nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Dropout(0.1), nn.Linear(16, 4)).cuda())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    torch.manual_seed(rank)
+    total = 0.0
+    loader = DataLoader(Data(rank), batch_size=8, num_workers=LOADERS, pin_memory=True)
+    for step, (x, y) in enumerate(loader, 1):
+        while int(Path("upto").read_text() or 0) < step:
+            time.sleep(0.01)
+        loss = F.cross_entropy(model(x.cuda(non_blocking=True)), y.cuda(non_blocking=True))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total += loss.item()
+        print(step, loss.item(), file=log, flush=True)
+        Path(f"step-{rank}").write_text(str(step))
+    over = True
+    thread.join()
+    sha = hashlib.sha256()
+    for tensor in (*model.state_dict().values(), *(
+            value for state in optimizer.state.values() for value in state.values())):
+        sha.update(tensor.cpu().numpy().tobytes())
+    sha.update(torch.get_rng_state().numpy().tobytes())
+    print(f"rank {rank}: {sha.hexdigest()} {total!r}\\n", end="", flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+main()
+"""
+STEPS = 30
+EVERY = 0.01  # minutes
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PLAIN = [str(EXAMPLES / "plain_ddp.py"), "--steps", "12", "--width", "16", "--layers", "1"]
+KILL = "rank=1 step=11 phase=backward kind=kill"
+TWO_HOSTS = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:1"]
+
+
+@pytest.fixture(scope="module")
+def program() -> str:
+    return str(criu_of_this_machine().program)
+
+
+@pytest.fixture
+def memory(launcher: Launcher) -> Iterator[Path]:
+    """Give the job's directory in memory: a busy disk would take minutes."""
+    folder = launcher.directory / "checkpoints"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3g", "tmpfs", str(folder)], check=True)
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What the training ends with of which nobody makes a snapshot."""
+    job = Job(Launcher(tmp_path_factory.mktemp("undisturbed")))
+    job.go_to(STEPS)
+    assert job.finish().status == 0
+    return [*job.finals, *job.logs]
+
+
+class Job:
+    """Two ranks that go as far as they are let."""
+
+    def __init__(
+        self, launcher: Launcher, *words: str, program: str = "", loaders: int = 0, script: str = SCRIPT
+    ) -> None:
+        self.launcher, self.folder = launcher, launcher.directory / "checkpoints"
+        self._path = launcher.script(script.replace("LOADERS", str(loaders)))
+        self.go_to(0)
+        command = [*JITCKPT_RUN, "--nproc-per-node", "2", "--device", "softgpu", "--mode", "transparent"]
+        command += ["--checkpoint-dir", str(self.folder)]
+        command += ["--snapshot-every", str(EVERY)] if program else []
+        variables = ["SOFTGPU_DEVICES=2", *([f"{environment.CRIU.name}={program}"] if program else [])]
+        self.process = launcher.start("env", *variables, *command, *words, self._path)
+        self.result = Result(-1, "", "")
+
+    def go_to(self, step: int) -> None:
+        new = self.launcher.directory / "upto.new"
+        new.write_text(str(step))
+        new.replace(self.launcher.directory / "upto")
+
+    def wait_for(self, event: str, count: int = 1) -> Event:
+        """Return the count-th event of that name, once it is there."""
+
+        def is_there() -> bool:
+            assert self.process.poll() is None, self.process.communicate()
+            return len(self.events(event)) >= count
+
+        self.launcher.wait_until(is_there)
+        return self.events(event)[count - 1]
+
+    def snapshot(self) -> Event:
+        """Let the ranks come to the first snapshot, and return it once it is whole."""
+        self.go_to(5)  # which is validated
+        assert self.wait_for("snapshot_wanted")["step"] == 8
+        self.go_to(9)  # the next one is wanted behind the twelfth
+        return self.wait_for("snapshot")
+
+    def finish(self) -> Result:
+        self.go_to(STEPS)
+        self.result = self.launcher.finish(self.process)
+        assert self.launcher.survivors() == [], self.result.err
+        return self.result
+
+    @property
+    def finals(self) -> list[str]:
+        return sorted(re.findall(r"^rank \d: .*$", self.result.out, re.MULTILINE))
+
+    @property
+    def logs(self) -> list[str]:
+        return [(self.launcher.directory / f"log-{rank}").read_text() for rank in (0, 1)]
+
+    def events(self, name: str) -> list[Event]:
+        if not (self.folder / FILE_NAME).exists():
+            return []
+        return [event for event in read_events(self.folder)[0] if event["event"] == name]
+
+
+def test_a_job_whose_workers_die_twice_ends_as_if_none_had(
+    launcher: Launcher, program: str, undisturbed: list[str], memory: Path
+) -> None:
+    """With loaders; the second death comes before there is a newer snapshot."""
+    before, locks = set(os.listdir("/dev/shm")), network_lock.tables()
+    faults = ["--fault", KILL, "--fault", "rank=0 step=10 phase=optimizer kind=segfault"]
+    job = Job(launcher, *faults, program=program, loaders=1)
+    whole = job.snapshot()
+    (folder,) = memory.glob("*snapshot-*")
+    assert (folder.name, folder.stat().st_mode & 0o777) == ("snapshot-0000000008", 0o700)
+    result = job.finish()
+    assert result.status == 0, result.err
+    assert [*job.finals, *job.logs] == undisturbed
+    assert [event["step"] for event in job.events("gone_back")][:2] == [whole["step"]] * 2
+    assert "rank 0 was killed by SIGSEGV" in result.err
+    assert "all ranks go back to the snapshot after step 8" in result.err
+    assert whole["bytes"] > 100e6
+    assert job.events("snapshot_pause")[0]["seconds"] > 0
+    assert list(memory.glob("*snapshot-*")) == []
+    launcher.wait_until(lambda: network_lock.tables() <= locks)
+    assert lasting_shared_memory(before) == []
+
+
+def test_a_snapshot_of_which_a_bit_differs_is_never_gone_back_to(
+    launcher: Launcher, program: str, undisturbed: list[str], memory: Path
+) -> None:
+    """It is said, and the job begins anew."""
+    job = Job(launcher, "--fault", KILL, program=program)
+    job.snapshot()
+    (pages,) = memory.glob("snapshot-*/rank-1/pages-1.img")
+    with pages.open("r+b") as file:
+        file.seek(12345)
+        byte = file.read(1)[0]
+        file.seek(12345)
+        file.write(bytes([byte ^ 1]))
+    result = job.finish()
+    assert result.status == 0, result.err
+    assert "the snapshot after step 8 is of no use:" in result.err
+    assert "pages-1.img is not what was written. The job begins anew." in result.err
+    assert job.finals == undisturbed[:2]
+    assert job.events("gone_back") == []
+
+
+def test_a_worker_that_dies_in_a_snapshot_goes_back_to_the_one_before(
+    launcher: Launcher, program: str, undisturbed: list[str], memory: Path
+) -> None:
+    """In the first dump of the second snapshot, whose files go."""
+    armed = launcher.directory / "armed"
+    text = f"""#!/bin/bash
+if [ "$1" = dump ] && [ -e {armed} ]; then
+    rm {armed}; while [ "$1" != --tree ]; do shift; done; kill -9 $2; exit 3
+fi
+exec {program} "$@"
+"""
+    broken = Path(launcher.script(text, "criu"))
+    broken.chmod(0o700)
+    job = Job(launcher, program=str(broken))
+    job.snapshot()
+    armed.touch()
+    result = job.finish()
+    assert result.status == 0, result.err
+    assert not armed.exists()
+    assert [*job.finals, *job.logs] == undisturbed
+    assert job.events("gone_back")[0]["step"] == 8
+    assert "it has ended with status 3" in job.events("snapshot_failed")[0]["text"]
+
+
+def test_a_full_disk_harms_no_training(launcher: Launcher, program: str, undisturbed: list[str]) -> None:
+    folder = launcher.directory / "checkpoints"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=50m", "tmpfs", str(folder)], check=True)
+    try:
+        job = Job(launcher, program=program)
+        job.go_to(9)
+        text = job.wait_for("snapshot_failed")["text"]
+        assert re.search(r"it needs .* beside the one before, and .* are free", text), text
+        result = job.finish()
+        assert result.status == 0, result.err
+        assert result.err.count("a snapshot could not be made") == 1
+        assert [*job.finals, *job.logs] == undisturbed
+        assert list(folder.glob("*snapshot-*")) == []
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_what_can_not_be_dumped_is_said_at_the_start(
+    launcher: Launcher, program: str, undisturbed: list[str]
+) -> None:
+    script = SCRIPT.replace("\nmain()\n", '\nring = dist.TCPStore("127.0.0.1", 0, is_master=True)\nmain()\n')
+    job = Job(launcher, program=program, script=script)
+    result = job.finish()
+    assert result.status == 0, result.err
+    assert "no snapshots are made: Process" in result.err
+    assert "has an io_uring" in result.err
+    assert [*job.finals, *job.logs] == undisturbed
+    assert job.events("snapshot_wanted") == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--mode", "user"], "--snapshot-every: only --mode transparent"),
+        (["--mode", "transparent", *TWO_HOSTS], "--snapshot-every: not yet with several hosts"),
+        (["--mode", "transparent"], "--snapshot-every needs --checkpoint-dir"),
+        (
+            ["--mode", "transparent", "--checkpoint-dir", "job", "--suspendable"],
+            "--snapshot-every: not yet with --suspendable",
+        ),
+    ],
+)
+def test_what_snapshots_need_is_said(launcher: Launcher, words: list[str], said: str) -> None:
+    command = [*JITCKPT, "run", "--device", "softgpu", "--snapshot-every", "5"]
+    result = launcher.run(*command, *words, *PLAIN)
+    assert result.status == 2
+    assert said in result.err
+
+
+def test_without_criu_no_job_begins(launcher: Launcher) -> None:
+    words = ["--mode", "transparent", "--checkpoint-dir", "job", "--snapshot-every", "5"]
+    nowhere = f"{environment.CRIU.name}=/nowhere/criu"
+    result = launcher.run("env", nowhere, *JITCKPT_RUN, "--device", "softgpu", *words, *PLAIN)
+    assert result.status != 0
+    assert "--snapshot-every: /nowhere/criu can't be run" in result.err

@@ -1,0 +1,179 @@
+"""Snapshots of processes: what is whole, what is said and not heard, and what a new store begins with."""
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jitckpt.agent.migration import looked_at
+from jitckpt.agent.migration.move import MoveError, peeked
+from jitckpt.agent.migration.shelf import DamagedSnapshot, Shelf, folder_of, plan_of
+from jitckpt.agent.migration.snapshots import Snapshots, contents, empty, fill
+from jitckpt.decisions.transparent import validation
+from jitckpt.events import EventLog
+from jitckpt.hosts.store_server import store_at
+from jitckpt.system.resting_place import Guest, RestingPlace
+from jitckpt.wire.environment import REST
+
+
+def write(shelf: Shelf, step: int, *, in_memory: bool = True, content: bytes = b"pages") -> list[object]:
+    """Put a snapshot of two ranks there; return what was said in the end."""
+    draft, said = shelf.begin(step, in_memory=in_memory), list[object]()
+    for rank in (0, 1):
+        for name in ("pages-1.img", "dump.log"):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+            with open(os.open(name, flags, dir_fd=draft.of(rank)), "wb") as file:
+                file.write(content)
+    shelf.put(draft, {"step": step}, lambda size, error: said.extend([size, error]))
+    shelf.settle()
+    return said
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_a_snapshot_is_there_once_it_is_whole_and_then_the_older_one_goes(
+    tmp_path: Path, in_memory: bool
+) -> None:
+    shelf = Shelf(tmp_path)
+    assert (shelf.newest, shelf.step) == (None, None)
+    assert write(shelf, 7, in_memory=in_memory) == [2 * len(b"pages"), None]
+    first = shelf.newest
+    assert first is not None
+    assert write(shelf, 12, in_memory=in_memory) == [2 * len(b"pages"), None]
+    newest = shelf.newest
+    assert newest is not None
+    assert [path.name for path in tmp_path.iterdir()] == ["snapshot-0000000012"]
+    assert newest.path.stat().st_mode & 0o777 == 0o700
+    assert plan_of(newest)["step"] == 12
+    folder = folder_of(newest.path, 1)
+    assert "pages-1.img" in os.listdir(folder)
+    os.close(folder)
+    Shelf(tmp_path)  # the next launcher's: the processes that it would need are gone
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["rank-0/pages-1.img", "plan.json"])
+def test_a_snapshot_of_which_a_bit_differs_is_refused(tmp_path: Path, name: str) -> None:
+    shelf = Shelf(tmp_path)
+    write(shelf, 7)
+    newest = shelf.newest
+    assert newest is not None
+    path = newest.path / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DamagedSnapshot, match=f"{Path(name).name} is not what was|can't be read"):
+        plan_of(newest)
+    path.unlink()
+    with pytest.raises(DamagedSnapshot, match="can't be read"):
+        plan_of(newest)
+
+
+def test_what_can_not_be_put_on_the_disk_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf = Shelf(tmp_path)
+    write(shelf, 7)
+
+    def full(file: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        size, error = write(shelf, 12)
+    assert size == 0
+    assert "No space left" in str(error)
+    assert [path.name for path in tmp_path.iterdir()] == ["snapshot-0000000007"]
+    assert shelf.step == 7
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_SEQPACKET, socket.SOCK_STREAM])
+def test_what_nobody_has_read_is_looked_at_and_stays(kind: int) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
+    with ours, theirs:
+        ours.setblocking(False)
+        assert peeked(ours) == []
+        theirs.send(b"one")
+        theirs.send(b"other")
+        for _ in range(2):
+            assert b"".join(peeked(ours)) == b"oneother"
+        assert ours.recv(100) == (b"one" if kind == socket.SOCK_SEQPACKET else b"oneother")
+        if kind == socket.SOCK_SEQPACKET:
+            assert peeked(ours) == [b"other"]
+            socket.send_fds(theirs, [b"start"], [0])
+            before = len(os.listdir("/proc/self/fd"))
+            with pytest.raises(MoveError, match="asking for a server"):
+                peeked(ours)
+            assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_files_that_a_process_writes_are_found_with_their_lengths(tmp_path: Path) -> None:
+    path, gone = tmp_path / "log", tmp_path / "gone"
+    with path.open("a") as log, gone.open("w"), Path(__file__).open():
+        log.write("a line")
+        log.flush()
+        gone.unlink()
+        found = looked_at.written_files(os.getpid())
+    assert found[str(path)] == 6
+    assert __file__ not in found
+    assert not any("gone" in name for name in found)
+
+
+def test_a_new_store_gets_what_the_old_one_had() -> None:
+    old, new = store_at("127.0.0.1"), store_at("127.0.0.1")
+    old.set("text", b"\x00\xff\n")
+    assert old.add("count", 7) == 7
+    old.set("gone", "soon")
+    old.delete_key("gone")
+    keys = {b"/text", b"/count", b"/gone", b"/never"}
+    found = contents("127.0.0.1", old.port, keys)
+    assert found == {b"/text": b"\x00\xff\n", b"/count": b"7"}
+    fill("127.0.0.1", new.port, found)
+    assert new.get("text") == b"\x00\xff\n"
+    assert new.add("count", 1) == 8
+    empty("127.0.0.1", new.port, found)
+    assert not new.check(["text"])
+    old.queue_push("queue", b"something")
+    with pytest.raises(MoveError, match="queue"):
+        contents("127.0.0.1", old.port, {b"/queue"})
+
+
+def test_a_rank_that_was_made_again_hears_which_failures_have_happened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    place = RestingPlace(2)
+    guest = Guest(place.of(1)[REST.name])
+    assert guest.fired == []
+    place.go_on_from([13, 14], ["rank=1 step=15 kind=kill"])
+    assert place.steps == [13, 14]
+    assert guest.fired == ["rank=1 step=15 kind=kill"]
+    assert not guest.begins(15)
+    assert guest.fired == ["rank=1 step=15 kind=kill"]
+    guest.close()
+    place.close()
+
+
+@pytest.mark.parametrize(("relied", "left"), [(False, 7), (True, None)])
+def test_a_snapshot_that_may_have_a_wrong_result_is_dropped(
+    tmp_path: Path, relied: bool, left: int | None
+) -> None:
+    shelf, place = Shelf(tmp_path), RestingPlace(2)
+    write(shelf, 7)
+    mover: Any = None  # which is not asked
+    snapshots = Snapshots(
+        mover,
+        [0, 1],
+        shelf,
+        EventLog(),
+        every=60,
+        say=lambda text: None,
+        place=place,
+        barrier=None,
+        gone_back_to=7,
+    )
+    snapshots.note("switched_off", {"text": validation.told("it differs", relied)})
+    assert shelf.step == left
+    assert snapshots.next_look is None
+    place.close()
