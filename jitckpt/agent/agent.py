@@ -1134,6 +1134,7 @@ class WorkerProcesses(PContext):
             stderr=self.stderrs[local_rank],
             is_copied=self._hosts is not None,
             memory_fd=self._memories.get(int(environment["RANK"])),
+            whole_fd=None if self._memory is None else self._memory.whole(int(environment["RANK"])),
             children=self._children,
         )
         spare = self._spares.take(local_rank)

@@ -20,7 +20,7 @@ from jitckpt.decisions import sources
 from jitckpt.decisions.check import InvalidInput
 from jitckpt.decisions.decoding import decodable
 from jitckpt.decisions.holders import holders
-from jitckpt.decisions.memory_wanted import BY_SCRIPT, PARITY, Wanted
+from jitckpt.decisions.memory_wanted import BY_SCRIPT, PARITY, PEER, SHARDED, Wanted
 from jitckpt.decisions.placement import Machine, Placement
 from jitckpt.decisions.sources import Kind, Parity, Source
 from jitckpt.errors import HostsError, JitckptError, SaveError
@@ -31,6 +31,7 @@ from jitckpt.hosts.link import LinkError
 from jitckpt.saves.starts import Starts
 from jitckpt.system.free_memory import free_memory
 from jitckpt.tiers import asked, host_memory, own_shard, parity_peers, peers
+from jitckpt.tiers.assembly import Assembled
 from jitckpt.tiers.decoding import PieceLost
 from jitckpt.tiers.host_memory import WORDS, HostMemory
 from jitckpt.tiers.parity import HeldParity, ParityMemory, Stripe
@@ -65,6 +66,7 @@ class MemoryTier:
         self.pace = Pace()  # of all that this host sends
         self._may_hold: frozenset[int] = frozenset()  # ranks of other hosts
         self._gathered: int | None = None  # in this meeting: see PeerMemory.gathered
+        self._assembled = Assembled(self.memory)
 
     def variables(self, ranks: int) -> dict[str, str]:
         """Return what the workers, so many on this host, are told."""
@@ -72,10 +74,15 @@ class MemoryTier:
             return MEMORY_LIMIT.to(self.limit / ranks)
         share = self.wanted.copies if self.parity is None else self.parity.share
         return {
-            **MEMORY_TIER.to("peer" if self.parity is not None else self.wanted.mode),
+            **MEMORY_TIER.to(self._mode()),
             **MEMORY_EVERY.to(self.wanted.steps),
             **MEMORY_LIMIT.to(self.limit / (ranks * share)),
         }
+
+    def _mode(self) -> str:
+        if self.wanted.sharded:
+            return SHARDED
+        return PEER if self.parity is not None else self.wanted.mode
 
     def hear(self, rank: int) -> bool:
         """A rank of this host has begun; return whether its script wants something of the tier.
@@ -103,6 +110,14 @@ class MemoryTier:
         if not known:
             self._hold(rank)
         return descriptor
+
+    def whole(self, rank: int) -> int | None:
+        """Return a memfd with what a rank's replicas have of cut states; None if it goes on from none."""
+        try:
+            return self._assembled.of(rank)
+        except SaveError as error:
+            self._warn(f"what rank {rank} and its replicas have in memory can't be put together: {error}")
+            return None
 
     def placement(self, hosts: Hosts) -> Placement:
         """Return for each host which hosts get something of its ranks' state. Raises HostsError."""
@@ -143,16 +158,16 @@ class MemoryTier:
 
         What can't be had is no error here: then the ranks agree on files.
         """
-        begun = time.monotonic()
         tiers = {host: PeerParity(hosts, host) for host in range(len(hosts.all)) if host != hosts.index}
         held, parities = self._what_all_have(hosts, tiers)
         failed: list[Source | Parity] = []
-        step = self._get(hosts, tiers, begun, partial(decide, hosts, held, failed, parities), failed)
+        decided = partial(decide, hosts, held, failed, parities)
+        step = self._get(hosts, tiers, held, decided, failed)
         self._gathered = step
         if any(held.values()) and 0 < (least := self._least(hosts, tiers)) < step:
             # Another host has found its copies of that step damaged.
             again = partial(decide, hosts, held, failed, parities, least)
-            self._get(hosts, tiers, time.monotonic(), again, failed)
+            self._get(hosts, tiers, held, again, failed)
         elif step == 0 and self._log.leading and any(held.values()):
             what = "its parity" if self.parity is not None else "its copies"
             self._warn(
@@ -180,17 +195,18 @@ class MemoryTier:
         self,
         hosts: Hosts,
         tiers: Mapping[int, PeerParity],
-        begun: float,
+        held: Mapping[int, Sequence[Held]],
         decided: Callable[[], sources.Plan | None],
         failed: list[Source | Parity],
     ) -> int:
         """Get what this host's ranks need of the step that is decided on; return the step, 0 for none."""
+        begun = time.monotonic()
         fetched = 0
         while (plan := decided()) is not None:
-            for rank in hosts.all[hosts.index].ranks:
-                source = plan.sources[rank]
+            for source in self._wanted_here(hosts, plan, held, failed):
+                rank = source.rank
                 try:
-                    if source.host == hosts.index and source.kind == Kind.OWN_MEMORY:
+                    if source.host == hosts.index and source.kind != Kind.PARITY:
                         host_memory.check(self.memory.of(rank), source.step)
                         continue
                     fetched += self._fetch(source, tiers)
@@ -211,6 +227,30 @@ class MemoryTier:
                     )
                 return plan.step
         return 0
+
+    def _wanted_here(
+        self,
+        hosts: Hosts,
+        plan: sources.Plan,
+        held: Mapping[int, Sequence[Held]],
+        failed: Collection[Source | Parity],
+    ) -> list[Source]:
+        """Return what this host's ranks need: their own shards, and where those are cut their replicas'.
+
+        First what is here, then what others have, and last what is decoded, by then mostly from what is here.
+        """
+        own = needed = set(hosts.all[hosts.index].ranks)
+        for one in (one for of_host in held.values() for one in of_host):
+            if (one.step, _timeline(one)) == (plan.step, plan.timeline) and own & set(one.members):
+                needed = needed | set(one.members)
+        here = [
+            _source(hosts, hosts.index, one)
+            for one in self.memory.has()
+            if (one.step, _timeline(one)) == (plan.step, plan.timeline)
+        ]
+        near = {one.rank: one for one in here if one not in failed}
+        found = [near.get(rank, plan.sources[rank]) for rank in needed]
+        return sorted(found, key=lambda one: (one.kind == Kind.PARITY, one.host != hosts.index, one.rank))
 
     def _what_all_have(
         self, hosts: Hosts, tiers: Mapping[int, PeerParity]
@@ -247,7 +287,9 @@ class MemoryTier:
         try:
             for rank in sorted(ranks):
                 memory = self.memory.of(rank)
-                size += own_shard.write_save(memory, directory, step, self._log.start, by or "memory")[1]
+                start, whole = self._log.start, self.whole(rank)
+                written = own_shard.write_save(memory, directory, step, start, by or "memory", whole=whole)
+                size += written[1]
         except (SaveError, OSError) as error:
             self._warn(f"step {step}, which is in memory alone, could not be written to {directory}: {error}")
             return
@@ -265,6 +307,7 @@ class MemoryTier:
 
     def close(self, *, end: bool) -> None:
         """Free the memory; end: no later agent goes on from it."""
+        self._assembled.close()
         self.memory.close()
         if self.parity is not None:
             self.parity.parities.close()
@@ -323,6 +366,10 @@ class MemoryTier:
         """Keep this rank's state, too: the host that was to do it does not answer."""
         self._may_hold |= {rank}
 
+    def forget_assembled(self) -> None:
+        """The ranks have copied what was put together for them."""
+        self._assembled.close()
+
     def forget_strangers(self, hosts: Hosts) -> None:
         """Give back the memory of ranks that this host neither has nor is to keep any more.
 
@@ -344,6 +391,16 @@ class MemoryTier:
 def _number(key: int) -> int:
     """Return by which number the keeper knows a parity; and the other way round."""
     return -1 - key
+
+
+def _timeline(one: Held) -> str:
+    return f"{one.job}/{one.timeline}"
+
+
+def _source(hosts: Hosts, host: int, one: Held) -> Source:
+    """Return what a host has, for the policy."""
+    kind = Kind.OWN_MEMORY if hosts.host_of(one.rank) == host else Kind.PEER_MEMORY
+    return Source(one.rank, one.step, kind, _timeline(one), host, one.bytes)
 
 
 def _within_job(timeline: str) -> str:
@@ -376,14 +433,7 @@ def decide(
     ranks = [rank for host in hosts.all for rank in host.ranks]
     known = Starts(0, {number: step for host in hosts.all for number, step in host.starts})
     found = [
-        Source(
-            one.rank,
-            one.step,
-            Kind.OWN_MEMORY if hosts.host_of(one.rank) == host else Kind.PEER_MEMORY,
-            f"{one.job}/{one.timeline}",
-            host,
-            one.bytes,
-        )
+        _source(hosts, host, one)
         for host, of_host in held.items()
         for one in of_host
         if one.rank < len(ranks) == one.world_size and one.step <= newest

@@ -61,6 +61,25 @@ class OwnPieces:
             _add(part_of(one.window, wanted), index.digests[wanted.start : wanted.stop], into)
 
 
+class NearPieces:
+    """What another host has; shards that this host has as well are read here."""
+
+    def __init__(self, own: OwnPieces, there: Pieces) -> None:
+        self._own, self._there = own, there
+
+    def parity_index(self, stripe: Stripe, step: int, timeline: str) -> ParityIndex:
+        return self._there.parity_index(stripe, step, timeline)
+
+    def parity_into(self, stripe: Stripe, step: int, timeline: str, wanted: range, into: Into) -> None:
+        self._there.parity_into(stripe, step, timeline, wanted, into)
+
+    def cells_into(self, index: shard.Index, size: int, wanted: range, into: Into) -> None:
+        try:
+            self._own.cells_into(index, size, wanted, into)
+        except SaveError:  # nothing of it is added then
+            self._there.cells_into(index, size, wanted, into)
+
+
 def decode(source: Source, timeline: str, pieces_of: Callable[[int], Pieces], into: HostMemory) -> int:
     """Bring the shard of a source of this kind into this host's memory; return the bytes that were read.
 

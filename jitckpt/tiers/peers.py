@@ -84,8 +84,8 @@ class PeerMemory(Tier):
             await self._send(writer, {"has": True})
             _, data = await self._answer(reader)
         try:
-            return [Held(**one) for one in json.loads(data)]
-        except (ValueError, TypeError) as error:
+            return [Held(**{**one, "members": tuple(one["members"])}) for one in json.loads(data)]
+        except (ValueError, TypeError, KeyError) as error:
             raise LinkError(f"A host's list of what is in its memory makes no sense: {error}.") from error
 
     async def _get(self, rank: int, step: int, timeline: str, into: Taker) -> int:

@@ -205,6 +205,23 @@ def test_where_no_host_comes_in_the_place_of_a_lost_one_all_that_memory_has_is_i
     assert not any(event["in_memory"] for event in job.events("restored"))
 
 
+def test_a_state_that_was_cut_among_replicas_is_whole_again_after_the_loss_of_a_host(job: Job) -> None:
+    """Each of three replicas had a third of it in memory; the lost one's is decoded on every host."""
+    expected = undisturbed(job.launcher, "replicated", ranks=3)
+    job.form = "replicated"
+    for host in range(3):
+        job.start(host, count=3, tier="sharded+parity=3")
+    job.launcher.wait_until(lambda: job.events("first_step") != [])
+    job.start(3, count=3, tier="sharded+parity=3")  # it stands by
+    job.launcher.wait_until(lambda: job.events("memory_safe") != [])
+    job.lose(2)
+    said = job.finish()
+    assert digests(job.outs) == expected
+    check(job, said)
+    assert job.saves() == [], "no file was written"
+    assert "the state of all 3 ranks, cut among 3 replicas, is kept in the memory of its host, with" in said
+
+
 def test_a_lost_host_is_decoded_from_parity_on_a_standby_host(job: Job) -> None:
     expected = undisturbed(job.launcher, job.form, ranks=3)
     for host in range(3):
