@@ -370,8 +370,8 @@ class Protection(threading.Thread):
         elif self._holders:
             where = f"its host and {len(self._holders)} other{'s' if len(self._holders) != 1 else ''}"
         return (
-            f"memory tier: after {steps} the state of all {len(self._ranks)} ranks{self._cut()} is kept in the "
-            f"memory of {where}, {show_size(size)} a step here; protected from step {self.safe} on."
+            f"memory tier: after {steps} the state of all {len(self._ranks)} ranks{self._cut()} is kept in "
+            f"the memory of {where}, {show_size(size)} a step here; protected from step {self.safe} on."
         )
 
     def _cut(self) -> str:

@@ -209,11 +209,14 @@ def test_a_state_that_was_cut_among_replicas_is_whole_again_after_the_loss_of_a_
     """Each of three replicas had a third of it in memory; the lost one's is decoded on every host."""
     expected = undisturbed(job.launcher, "replicated", ranks=3)
     job.form = "replicated"
+    die = job.launcher.directory / "die"
     for host in range(3):
-        job.start(host, count=3, tier="sharded+parity=3")
+        job.start(host, count=3, tier="sharded+parity=3", of_script=["--dies-with", str(die)])
     job.launcher.wait_until(lambda: job.events("first_step") != [])
-    job.start(3, count=3, tier="sharded+parity=3")  # it stands by
+    job.start(3, count=3, tier="sharded+parity=3", of_script=["--dies-with", str(die)])  # it stands by
     job.launcher.wait_until(lambda: job.events("memory_safe") != [])
+    die.touch()
+    job.launcher.wait_until(lambda: len(list(job.launcher.directory.glob("die-*"))) == 3)
     job.lose(2)
     said = job.finish()
     assert digests(job.outs) == expected
