@@ -7,6 +7,7 @@ it does while the workers run: protection.py.
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -40,6 +41,7 @@ from jitckpt.tiers.tier import Held
 from jitckpt.wire.environment import MEMORY_EVERY, MEMORY_LIMIT, MEMORY_TIER
 
 FREE_PART = 0.8
+COLLECT_SECONDS = 30.0  # that a host which ends waits for others to have read what they need
 LOOK_SECONDS = 0.05  # between two looks at how far another host is
 
 
@@ -67,6 +69,7 @@ class MemoryTier:
         self._may_hold: frozenset[int] = frozenset()  # ranks of other hosts
         self._gathered: int | None = None  # in this meeting: see PeerMemory.gathered
         self._assembled = Assembled(self.memory)
+        self._collected = False  # what `collect` does
 
     def variables(self, ranks: int) -> dict[str, str]:
         """Return what the workers, so many on this host, are told."""
@@ -129,7 +132,7 @@ class MemoryTier:
 
     def answer_others(self, hosts: Hosts) -> None:
         """Answer other hosts of this meeting; to be called before they are connected. Raises HostsError."""
-        self._gathered = None
+        self._gathered, self._collected = None, False
         hosts.answers[peers.VISIT] = partial(peers.serve, self.memory, self._why_not, more=self._answer)
         if self.parity is not None:
             self.parity.meet(hosts)
@@ -145,6 +148,9 @@ class MemoryTier:
 
     async def _answer(self, request: link.Header, connection: peers.Connection) -> bool:
         """Do what a visit asks for beside shards (peers.More)."""
+        if "collected" in request:
+            connection[1].write(link.encode({"collected": self._collected}))
+            return True
         if "gathered" in request:
             connection[1].write(link.encode({"gathered": self._gathered}))
             return True
@@ -174,6 +180,27 @@ class MemoryTier:
                 f"no step is whole in the hosts' memory any more: more is lost than {what} can give back, so "
                 "the ranks go on from files, or from the beginning"
             )
+
+    def collect(self, hosts: Hosts, step: int) -> set[int]:
+        """The job ends: get what the replicas of this host's ranks have of a cut state, while others are here.
+
+        Returns the ranks of lost hosts whose parts are here now, and of these for this host to write.
+        """
+        there = [host for host in range(len(hosts.all)) if host not in hosts.lost]
+        tiers = {host: PeerParity(hosts, host) for host in there if host != hosts.index}
+        held, parities = self._what_all_have(hosts, tiers)
+        failed: list[Source | Parity] = []
+        self._get(hosts, tiers, held, partial(decide, hosts, held, failed, parities, step), failed)
+        self._collected = True
+        until = time.monotonic() + COLLECT_SECONDS
+        for host, tier in tiers.items():  # which may need what is here
+            with suppress(LinkError, SaveError):  # it has ended
+                while host not in hosts.lost and time.monotonic() < until and not tier.collected():
+                    time.sleep(LOOK_SECONDS)
+        if min(there) != hosts.index:
+            return set()
+        of_lost = {rank for host in hosts.lost for rank in hosts.all[host].ranks}
+        return {one.rank for one in self.memory.has() if one.step == step and one.rank in of_lost}
 
     def _least(self, hosts: Hosts, tiers: Mapping[int, PeerParity]) -> int:
         """Return the oldest step that a host, of those that are not lost, has got what it needs of."""
