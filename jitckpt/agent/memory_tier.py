@@ -182,7 +182,7 @@ class MemoryTier:
             )
 
     def collect(self, hosts: Hosts, step: int) -> set[int]:
-        """The job ends: get what the replicas of this host's ranks have of a cut state, while others are here.
+        """The job ends: get what replicas of this host's ranks have of a cut state, while others are here.
 
         Returns the ranks of lost hosts whose parts are here now, and of these for this host to write.
         """

@@ -205,24 +205,34 @@ def test_where_no_host_comes_in_the_place_of_a_lost_one_all_that_memory_has_is_i
     assert not any(event["in_memory"] for event in job.events("restored"))
 
 
-def test_a_state_that_was_cut_among_replicas_is_whole_again_after_the_loss_of_a_host(job: Job) -> None:
-    """Each of three replicas had a third of it in memory; the lost one's is decoded on every host."""
-    expected = undisturbed(job.launcher, "replicated", ranks=3)
-    job.form = "replicated"
+CUTS = (
+    ("replicated", 3, "sharded+parity=3", 3, "with parity over 3 hosts"),
+    ("fsdp2", HOSTS, "sharded+peer", 2, "and 1 other"),  # hybrid: two replicas of each shard
+)
+
+
+@pytest.mark.parametrize(("form", "count", "tier", "among", "protected"), CUTS)
+def test_a_state_that_was_cut_among_replicas_is_whole_again_after_the_loss_of_a_host(
+    job: Job, form: str, count: int, tier: str, among: int, protected: str
+) -> None:
+    """Each replica had a part of it in memory, and no replica is left: all are killed, and a host is lost."""
+    expected = undisturbed(job.launcher, form, ranks=count)
+    job.form = form
     die = job.launcher.directory / "die"
-    for host in range(3):
-        job.start(host, count=3, tier="sharded+parity=3", of_script=["--dies-with", str(die)])
+    for host in range(count):
+        job.start(host, count=count, tier=tier, of_script=["--dies-with", str(die)])
     job.launcher.wait_until(lambda: job.events("first_step") != [])
-    job.start(3, count=3, tier="sharded+parity=3", of_script=["--dies-with", str(die)])  # it stands by
+    job.start(count, count=count, tier=tier, of_script=["--dies-with", str(die)])  # it stands by
     job.launcher.wait_until(lambda: job.events("memory_safe") != [])
     die.touch()
-    job.launcher.wait_until(lambda: len(list(job.launcher.directory.glob("die-*"))) == 3)
+    job.launcher.wait_until(lambda: len(list(job.launcher.directory.glob("die-*"))) == count)
     job.lose(2)
     said = job.finish()
     assert digests(job.outs) == expected
     check(job, said)
     assert job.saves() == [], "no file was written"
-    assert "the state of all 3 ranks, cut among 3 replicas, is kept in the memory of its host, with" in said
+    assert f"the state of all {count} ranks, cut among {among} replicas, is kept in the memory of" in said
+    assert f"its host{',' if 'parity' in tier else ''} {protected}" in said
 
 
 def test_where_no_host_comes_each_host_writes_what_was_cut_among_all(job: Job) -> None:
