@@ -62,7 +62,7 @@ class ParityOfHosts:
         peer.add(piece, one.window)
 
     def decode(self, source: Source, timeline: str, peers: Mapping[int, PeerParity]) -> int:
-        """Bring a shard that is lost into this host's memory; return the bytes that were read for it."""
+        """Bring a shard that is lost into this host's memory; return the bytes that came for it."""
         own = OwnPieces(self.memory, self.parities)
 
         def pieces_of(host: int) -> Pieces:
