@@ -11,6 +11,7 @@ from jitckpt.wire.environment import PROXY_LIBRARY_PATH, PROXY_ONE_CORE, PROXY_P
 
 KINDS = ("auto", "softgpu", "cuda")
 LIBRARY_DIR = Path(__file__).parent / "lib"
+CUDA_LIBRARIES = ("libcudart", "libnccl", "libcublasLt", "libcublas")
 STORE_LIBRARY = "libjitckpt_store.so"
 
 
@@ -31,16 +32,23 @@ def device_environment(
 
     kind: softgpu or cuda. devices: how many softgpu devices there are, if SOFTGPU_DEVICES does not say it.
     library_dir: where the preloaded libraries lie. proxy: each process that uses the device does so through a
-    server of its own (docs/how-it-works/proxy.md); for softgpu only. relay: it reaches the job's store by the
-    agent, if that says so. The result can be applied twice.
+    server of its own (docs/how-it-works/proxy.md). relay: it reaches the job's store by the agent, if that
+    says so. The result can be applied twice.
     """
     ours = [library_dir / "libjitckpt.so"]
     variables = {}
-    if kind == "softgpu":
-        driver = str(library_dir / "driver")
-        folders = environment.get("LD_LIBRARY_PATH", "").split(":")
-        others_folders = [folder for folder in folders if folder not in ("", driver)]
+    driver = str(library_dir / "driver")
+    folders = environment.get("LD_LIBRARY_PATH", "").split(":")
+    others_folders = [folder for folder in folders if folder not in ("", driver)]
+    if kind == "softgpu" or proxy:
         variables["LD_LIBRARY_PATH"] = ":".join([driver, *others_folders])
+    if kind == "cuda" and proxy:
+        ours.append(library_dir / "libjitckpt_proxy.so")
+        libraries = cuda_libraries()
+        variables |= PROXY_PRELOAD.to(":".join(str(library) for library in libraries))
+        folders = list(dict.fromkeys(str(library.parent) for library in libraries if library.is_absolute()))
+        variables |= PROXY_LIBRARY_PATH.to(":".join([*_torch_folders(), *folders, *others_folders]))
+    if kind == "softgpu":
         variables["SOFTGPU_DEVICES"] = environment.get("SOFTGPU_DEVICES", str(devices))
         if proxy:
             ours += [library_dir / "libjitckpt_proxy.so", library_dir / "libsoftgpu_host.so"]
@@ -85,11 +93,8 @@ def check_libraries(kind: str, library_dir: Path, *, proxy: bool = False, relay:
     if kind == "softgpu":
         names += ["libsoftgpu.so", "driver/libcuda.so.1"]
     if proxy:
-        if kind != "softgpu":
-            raise DeviceError(
-                "The device proxy carries softgpu only: choose --device softgpu, or leave out --proxy."
-            )
-        names += ["libjitckpt_proxy.so", "jitckpt-proxy-server", "libsoftgpu_host.so"]
+        names += ["libjitckpt_proxy.so", "jitckpt-proxy-server", "driver/libcuda.so.1"]
+        names += ["libsoftgpu_host.so"] if kind == "softgpu" else []
     missing = [name for name in names if not (library_dir / name).is_file()]
     if missing:
         raise DeviceError(
@@ -111,6 +116,21 @@ def driver_answers() -> bool:
         return False
     count = ctypes.c_int(0)
     return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+
+
+def cuda_libraries() -> list[Path]:
+    """Return NVIDIA's libraries that a device proxy's server loads first: torch's own, or else their names.
+
+    The server finds their calls in what is loaded, and torch's library of kernels, which comes later, too.
+    """
+    package = importlib.util.find_spec("nvidia")
+    folders = [Path(folder) for folder in (package.submodule_search_locations or [])] if package else []
+    folders += [Path(folder) for folder in _torch_folders()]
+    found = []
+    for name in CUDA_LIBRARIES:
+        brought = [path for folder in folders for path in sorted(folder.glob(f"**/{name}.so.*"))]
+        found.append(brought[0] if brought else Path(f"{name}.so"))
+    return found
 
 
 def _torch_folders() -> list[str]:

@@ -50,6 +50,7 @@ from jitckpt.errors import HostsError, HostsMissing, HostUnfit, NoProgress, NotN
 from jitckpt.events import Event, EventLog
 from jitckpt.faults.injection import (
     DEVICE_KINDS,
+    DRIVER_SUSPECT,
     LASTING_KINDS,
     PROXY_KINDS,
     FaultError,
@@ -366,7 +367,7 @@ def _check(args: argparse.Namespace, kind: str) -> None:
     if args.standalone or _needs_another_port(args):
         args.rdzv_backend, args.rdzv_endpoint, args.rdzv_id = "c10d", f"{NO_MASTER}:0", str(uuid.uuid4())
     for fault in args.fault:
-        if fault.kind in (*DEVICE_KINDS, *LASTING_KINDS) and kind != "softgpu":
+        if fault.kind in (*DEVICE_KINDS, *LASTING_KINDS, DRIVER_SUSPECT) and kind != "softgpu":
             raise ValueError(f"--fault '{fault}': only softgpu fails on order (--device softgpu)")
         if fault.kind in (*PROXY_KINDS, *LASTING_KINDS) and args.mode != "transparent":
             raise ValueError(f"--fault '{fault}': only --mode transparent has a server that it could befall")

@@ -26,7 +26,8 @@ FAILURES_OF_MEMORY = ("failed-allocation", "oom")
 FAILURES_OF_THE_NETWORK = ("collective-hang", "collective-error", "network-cut")
 DEVICE_KINDS = (*FAILURES_OF_THE_DEVICE, *FAILURES_OF_MEMORY, *FAILURES_OF_THE_NETWORK, "slow", "heal")
 # Of transparent mode alone: they befall the server that has the rank's device.
-PROXY_KINDS = ("proxy-kill", "driver-suspect")
+DRIVER_SUSPECT = "driver-suspect"
+PROXY_KINDS = ("proxy-kill", DRIVER_SUSPECT)
 # The same, and the device fails every server that is started on it from then on.
 LASTING_KINDS = ("device-lost-hard",)
 # What has a new server find that out.
@@ -251,7 +252,7 @@ _KEYS = tuple(f.name for f in fields(FaultSpec))
 
 def keys_of(kind: str) -> tuple[str, ...]:
     """Return the keys for the device that go with a kind."""
-    if kind not in (*DEVICE_KINDS, *LASTING_KINDS, "driver-suspect") or kind == "heal":
+    if kind not in (*DEVICE_KINDS, *LASTING_KINDS, DRIVER_SUSPECT) or kind == "heal":
         return ()
     more = {"network-cut": ("peer",), "slow": ("peer", "part", "factor"), "collective-error": ("result",)}
     return "call", *more.get(kind, ())

@@ -12,7 +12,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +24,20 @@ from jitckpt.device import LIBRARY_DIR, device_environment
 from jitckpt.doctor.checks import check_process
 from jitckpt.doctor.facts import ask_process, device
 from jitckpt.events import Event
+from jitckpt.rehearsal import trials_in_place
 from jitckpt.rehearsal.runs import CHECKPOINTS, OUTPUT, Run, run_job
-from jitckpt.rehearsal.trials import Trial, judge, steps_of
+from jitckpt.rehearsal.trials import Trial, differences, judge, steps_of
 from jitckpt.system.signals import end_in_order
 
 HERE = Path(__file__).resolve().parent
-GPT = HERE.parents[1] / "examples" / "train_gpt.py"
+EXAMPLES = HERE.parents[1] / "examples"
+GPT, PLAIN = EXAMPLES / "train_gpt.py", EXAMPLES / "plain_ddp.py"
 UNSEEDED = ("random numbers, Python's", "random numbers, numpy's")
 TIME_LIMIT = 560.0  # seconds of all checks and the building before them
 STEPS = 24
 FAILED_STEP = 12
 HANG_TIMEOUT = 10.0
+JOB_LIMIT = 70.0  # seconds; two ranks take 20 on one H100, most of them for their start
 PAIRS = 3
 OWN_KERNELS = ("at::", "at_cuda", "cub::", "c10::")  # torch's; NVIDIA's libraries launch theirs by themselves
 
@@ -61,6 +64,7 @@ class Checks:
         self.kind, self.out = kind, out
         self.size = "large" if kind == "cuda" else "small"
         self.undisturbed: dict[int, Run] = {}
+        self.plain: dict[str, Run] = {}
 
     def device(self) -> list[Result]:
         name, driver, devices = device(self.kind)
@@ -134,6 +138,44 @@ class Checks:
     def recover_three(self) -> list[Result]:
         fault = f"rank=1 step={FAILED_STEP} phase=backward kind=kill"
         return self._recover("killed, three ranks", fault, ranks=3)
+
+    def proxy(self) -> list[Result]:
+        """Through the device proxy, without a failure, a training ends as without the proxy."""
+        plain, proxied = self._plain("user"), self._plain("transparent")
+        wrong = "; ".join([f"status {run.status}" for run in (plain, proxied) if run.status]) or "; ".join(
+            differences(proxied, plain)
+        )
+        found = wrong or f"equal bit for bit, {proxied.seconds:.1f} s, {plain.seconds:.1f} s without"
+        return [Result("two ranks through the device proxy", found, not wrong)]
+
+    def transparent_killed(self) -> list[Result]:
+        return self._recover_in_place("killed", f"rank=1 step={FAILED_STEP} phase=backward kind=proxy-kill")
+
+    def transparent_again(self) -> list[Result]:
+        """The other one's server, too, in an optimizer step."""
+        faults = [f"rank=1 step={FAILED_STEP} phase=backward kind=proxy-kill"]
+        faults.append(f"rank=0 step={FAILED_STEP + 6} phase=optimizer kind=proxy-kill")
+        return self._recover_in_place("killed twice", *faults)
+
+    def _recover_in_place(self, name: str, *faults: str) -> list[Result]:
+        """Fail in transparent mode, and compare with the run that has neither proxy nor failure."""
+        run = self._plain("transparent", *faults)
+        verdict = trials_in_place.judge(Trial(0, name, faults, ()), run, self._plain("user"))
+        redone = "-" if verdict.redone is None else verdict.redone
+        seconds = "-" if verdict.recovery_seconds is None else f"{verdict.recovery_seconds:.2f} s"
+        found = verdict.reason or f"equal bit for bit, {redone} minibatch done again, {seconds}"
+        return [Result(f"transparent mode, a server is {name}", found, not verdict.reason)]
+
+    def _plain(self, mode: str, *faults: str) -> Run:
+        """examples/plain_ddp.py, which knows nothing of jitckpt; without a failure once for each mode."""
+        name = "-".join(["plain", mode, *(fault.rpartition("=")[2] for fault in faults)])
+        if name not in self.plain:
+            run = self._train(
+                name, 2, faults, script=PLAIN, options=("--mode", mode, "--checkpoint-dir", CHECKPOINTS)
+            )
+            printed = (self.out / f"{name}-{OUTPUT}").read_text()
+            self.plain[name] = replace(run, final=trials_in_place.final_as_printed(printed, run.restarts))
+        return self.plain[name]
 
     def launch_cost(self) -> list[Result]:
         """What an intercepted launch costs, seen from torch: paired runs with and without the library."""
@@ -214,7 +256,16 @@ class Checks:
             rows.append(Result(f"rank 1 {name}: seconds", text, None))
         return rows
 
-    def _train(self, name: str, ranks: int, faults: Sequence[str], what: str = "") -> Run:
+    def _train(
+        self,
+        name: str,
+        ranks: int,
+        faults: Sequence[str],
+        what: str = "",
+        *,
+        script: Path = GPT,
+        options: Sequence[str] = (),
+    ) -> Run:
         if what:
             os.environ["JITCKPT_GPU_TRY"] = what
         try:
@@ -222,13 +273,13 @@ class Checks:
                 folder = Path(temporary) / "run"
                 try:
                     return run_job(
-                        [str(HERE / "one_gpu.py"), str(GPT), "--steps", str(STEPS)],
+                        [*options, str(HERE / "one_gpu.py"), str(script), "--steps", str(STEPS)],
                         folder,
                         ranks=ranks,
                         device=self.kind,
                         faults=faults,
                         hang_timeout=HANG_TIMEOUT,
-                        time_limit=120,
+                        time_limit=JOB_LIMIT,
                     )
                 finally:
                     self._keep(name, folder)
@@ -325,6 +376,9 @@ NAMES = (
     "launches",
     "allocations",
     "recover_killed",
+    "proxy",
+    "transparent_killed",
+    "transparent_again",
     "recover_sticky",
     "recover_stopped",
     "recover_exception",

@@ -7,6 +7,7 @@ returns an error).
 """
 
 import ctypes
+import faulthandler
 import os
 import runpy
 import sys
@@ -21,6 +22,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+STACKS_AFTER = 40.0  # seconds: by then all have ended, or where they hang is worth knowing
 steps_begun = 0
 
 
@@ -42,6 +44,7 @@ def main() -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cuda.enable_flash_sdp(False)
     torch.backends.cuda.enable_mem_efficient_sdp(False)
+    faulthandler.dump_traceback_later(STACKS_AFTER)
     what, _, where = os.environ.get("JITCKPT_GPU_TRY", "").partition("=")
     if what == "gil":
         register_optimizer_step_pre_hook(hold_gil)

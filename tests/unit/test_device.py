@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitckpt.device import DeviceError, check_libraries, choose_device, device_environment, driver_answers
+from jitckpt.device import (
+    CUDA_LIBRARIES,
+    DeviceError,
+    check_libraries,
+    choose_device,
+    device_environment,
+    driver_answers,
+)
 
 LIBRARIES = Path("/opt/jitckpt/lib")
 words = st.text(st.sampled_from("abc/."), min_size=1, max_size=8)
@@ -67,9 +74,14 @@ def test_the_user_says_whether_a_server_stays_on_one_core() -> None:
     assert variables["JITCKPT_PROXY_ONE_CORE"] == "0"
 
 
-def test_the_proxy_carries_softgpu_only(tmp_path: Path) -> None:
-    with pytest.raises(DeviceError, match="carries softgpu only"):
-        check_libraries("cuda", tmp_path, proxy=True)
+def test_behind_a_proxy_only_the_server_has_cuda() -> None:
+    variables = device_environment("cuda", 1, LIBRARIES, {"LD_LIBRARY_PATH": "/usr/local/lib"}, proxy=True)
+    assert variables["LD_PRELOAD"] == "/opt/jitckpt/lib/libjitckpt.so:/opt/jitckpt/lib/libjitckpt_proxy.so"
+    assert variables["LD_LIBRARY_PATH"] == "/opt/jitckpt/lib/driver:/usr/local/lib"
+    named = [Path(library).name for library in variables["JITCKPT_PROXY_PRELOAD"].split(":")]
+    assert [name.partition(".")[0] for name in named] == list(CUDA_LIBRARIES)
+    assert "/opt/jitckpt/lib/driver" not in variables["JITCKPT_PROXY_LIBRARY_PATH"]
+    assert "JITCKPT_PROXY_ONE_CORE" not in variables
 
 
 def test_auto_stays_on_softgpu_inside_softgpu() -> None:

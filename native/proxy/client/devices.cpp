@@ -92,3 +92,10 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsig
   *result = cudaDriverEntryPointSymbolNotFound;
   return cudaSuccess;
 }
+
+// For the libcuda.so.1 of a process that has no device, which programs ask which device they use already: the
+// one that the thread has chosen.
+#pragma GCC visibility push(default)
+extern "C" int softgpu_device_active(int device);
+#pragma GCC visibility pop
+int softgpu_device_active(int device) { return this_thread().device == device; }

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "proxy/server/device_memory.h"
 #include "proxy/server/failure.h"
 #include "proxy/server/server.h"
 #include "proxy/server/services.h"
@@ -67,12 +68,9 @@ cudaError_t compare_when_over(Server& server, const wire::copy& copy, cudaStream
 
 }  // namespace
 
-// Memory at an address that is known: what lies in front of it is taken for a moment.
 int32_t serve_allocate(Request& request) {
   const auto arguments = request.arguments<wire::allocate>();
   auto& answer = request.answer<wire::allocate_answer>();
-  constexpr std::size_t most_attempts = 10'000;
-  std::vector<void*> in_front;
   int32_t device = 0;
   if (const cudaError_t chosen = real::cudaGetDevice(&device); chosen != cudaSuccess) return chosen;
   if (request.server.take_kept(arguments.address, {arguments.bytes, device})) {
@@ -80,24 +78,7 @@ int32_t serve_allocate(Request& request) {
     return cudaSuccess;
   }
   void* memory = nullptr;
-  cudaError_t result = real::cudaMalloc(&memory, arguments.bytes);
-  while (result == cudaSuccess && arguments.address != 0 && memory != pointer(arguments.address) &&
-         in_front.size() < most_attempts) {
-    const uint64_t begin = reinterpret_cast<uint64_t>(memory);
-    real::cudaFree(memory);
-    // All of the gap, if it reaches so far; else a piece of it.
-    const uint64_t gap = begin < arguments.address ? arguments.address - begin : arguments.bytes;
-    result = real::cudaMalloc(&memory, gap);
-    if (result == cudaSuccess && reinterpret_cast<uint64_t>(memory) != begin) {
-      real::cudaFree(memory);
-      result = real::cudaMalloc(&memory, arguments.bytes);
-    }
-    if (result == cudaSuccess) {
-      in_front.push_back(memory);
-      result = real::cudaMalloc(&memory, arguments.bytes);
-    }
-  }
-  for (void* other : in_front) real::cudaFree(other);
+  const cudaError_t result = allocate_device_memory(&memory, arguments.address, arguments.bytes, device);
   if (arguments.address != 0 && (result != cudaSuccess || memory != pointer(arguments.address)))
     throw Different("the device does not give memory at the addresses of before");
   if (result != cudaSuccess) return result;

@@ -7,6 +7,7 @@
 #include <set>
 #include <thread>
 
+#include "proxy/server/device_memory.h"
 #include "proxy/server/images.h"
 #include "proxy/server/server.h"
 #include "proxy/transport/futex.h"
@@ -89,7 +90,7 @@ bool Server::take_kept(uint64_t address, const Memory::Piece& piece) {
     const bool in_the_way = one->first < address + piece.bytes && address < one->first + one->second.bytes;
     if (in_the_way) {
       steps.lose(one->first, one->second.bytes);
-      real::cudaFree(reinterpret_cast<void*>(one->first));
+      free_device_memory(one->first);
     }
     one = in_the_way ? kept_.erase(one) : std::next(one);
   }
@@ -99,7 +100,7 @@ bool Server::take_kept(uint64_t address, const Memory::Piece& piece) {
 void Server::drop_kept() {
   for (const auto& [address, piece] : kept_) {
     choose_device(piece.device);
-    real::cudaFree(reinterpret_cast<void*>(address));
+    free_device_memory(address);
   }
   kept_.clear();
 }

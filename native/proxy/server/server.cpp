@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "proxy/server/device_memory.h"
 #include "proxy/server/services.h"
 #include "proxy/transport/answer.h"
 #include "real_calls.h"
@@ -221,7 +222,9 @@ void Server::serve(const Record& record) {
   if (call == Call::ncclCommDestroy || call == Call::ncclCommAbort) ends_communicator.lock();
   try {
     if (call == Call::cudaStreamDestroy) streams.leaves(request.arguments<wire::cudaStreamDestroy>().stream);
-    result = service.serve(request);
+    result = call == Call::cudaFree
+                 ? free_device_memory(reinterpret_cast<uint64_t>(request.arguments<wire::cudaFree>().devPtr))
+                 : service.serve(request);
     if (result != 0) text = describe(service.library, result);
   } catch (const Failure& failure) {
     result = failure.result;

@@ -4,8 +4,6 @@
 #include <cuda_runtime_api.h>
 
 #include "softgpu/module.h"
-
-extern "C" int softgpu_device_active(int device);
 #pragma GCC visibility pop
 
 #include <cstdio>
@@ -24,10 +22,3 @@ namespace {
 void* softgpu_shadow(const void*) { no_kernel_runs_here("softgpu_shadow"); }
 
 void softgpu_fail(softgpu_launch_t*, cudaError_t, const char*) { no_kernel_runs_here("softgpu_fail"); }
-
-// For softgpu's libcuda.so.1, which programs ask which device they use already: the one that the thread has
-// chosen.
-int softgpu_device_active(int device) {
-  int current = -1;
-  return cudaGetDevice(&current) == cudaSuccess && current == device;
-}
