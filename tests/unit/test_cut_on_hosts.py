@@ -11,8 +11,10 @@ from test_parity import lose
 from test_protection import Agents
 
 from jitckpt.agent.memory_tier import MemoryTier
+from jitckpt.cli.inspect import memory_table
 from jitckpt.decisions.memory_wanted import tier
 from jitckpt.events import EventLog
+from jitckpt.reports import memory_inspection
 from jitckpt.tiers import host_memory, own_shard
 
 HOSTS = 4
@@ -110,3 +112,11 @@ def test_hosts_that_end_wait_until_all_have_what_they_write(agents: Replicas) ->
         found = list(pool.map(lambda one, met: one.collect(met, 4), agents.tiers, agents.hosts))
     assert found == [set()] * HOSTS, "no host is lost"
     agents.check(4)
+
+
+def test_what_is_inspected_tells_a_part_from_the_whole(agents: Replicas) -> None:
+    agents.start_with("sharded")
+    agents.make(4)
+    (found,) = memory_inspection._in(1, agents.tiers[2].memory.of(2), True)
+    assert (found.rank, found.step, found.cut_among, found.problem) == (2, 4, RANKS, "")
+    assert "2 of 4, 1/4 of it" in str(list(memory_table([found]).columns[1].cells))
