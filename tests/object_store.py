@@ -21,6 +21,8 @@ print(server.get_host_and_port()[1], flush=True)
 sys.stdin.read()
 """
 
+SLOW_SECONDS = 5.0  # who has less patience asks again
+
 
 @dataclass(frozen=True)
 class Request:
@@ -131,7 +133,7 @@ def _handler(door: Door, port: int) -> type[BaseHTTPRequestHandler]:
                 self.answer(500, [], b"<Error><Code>InternalError</Code></Error>")
                 return
             if what == "slow":
-                time.sleep(1.5)
+                time.sleep(SLOW_SECONDS)
             if what == "change request":
                 body = changed(body)
             headers = {key: value for key, value in self.headers.items() if key.lower() != "expect"}

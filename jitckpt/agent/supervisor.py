@@ -31,6 +31,7 @@ from jitckpt.decisions.recovery import (
     decide,
     incurable,
     mistakes,
+    starts_again,
     training_is_over,
     whole_steps,
 )
@@ -680,23 +681,37 @@ class Supervisor(threading.Thread):
     def _lose(self, lost: Lost) -> None:
         """A host is gone: its ranks have ended, as far as this job is concerned."""
         assert self._hosts is not None
-        ranks = [rank for rank in self._hosts.all[lost.host].ranks if self._rank(rank).alive]
-        if not ranks:
+        ranks = self._hosts.all[lost.host].ranks
+        living = [rank for rank in ranks if self._rank(rank).alive]
+        if not living and (lost.host in self.leaving or not starts_again(self._job)):
             return  # it had nothing more to do
         self._lost_hosts.add(lost.host)
-        self._job = replace(self._job, is_free=self._job.is_free or self._elastic)
+        self._job = replace(
+            self._job, is_free=self._job.is_free or self._elastic, in_memory=self._in_memory()
+        )
         text = f"{self._hosts.name(lost.host)} with {_listed(ranks)} is lost: {lost.reason}"
-        if self._leads() and not self._log.leading:
+        takes_over = self._leads() and not self._log.leading
+        if takes_over:
             self._log.leading, self._trouble = True, None  # what this host noticed before, nobody has heard
         elif self._trouble is not None:
             self._say(f"{text}.")
         self._detected("host", text, ranks)
         if self._proxies is not None:
             self._proxies.lose_host(lost.host)
-        for rank in ranks:
+        for rank in living:
             self._change(rank, exit_code=-signal.SIGKILL, told="kill", reachable=False)
             if self._proxies is not None:
                 self._proxies.ended(rank, failed=True, how="its host is lost")
+        if takes_over:
+            self._tell_what_was_done()
+
+    def _tell_what_was_done(self) -> None:
+        """Tell what was decided before it was known that the host which was to tell of it is lost."""
+        saving = tuple(rank.rank for rank in self._job.ranks if rank.save == "ordered")
+        if self._job.ending_since is not None or self._job.local_state_begun_at is not None:
+            self._tell_what_is_saved()
+        elif saving:
+            self._tell_who_saves(saving)
 
     def _order(self, rank: int, order: Message) -> str | None:
         """Give a rank of any host an order; return why that can't be done, or None."""
@@ -718,13 +733,17 @@ class Supervisor(threading.Thread):
         if self._job.save_ordered_at is None:
             self._job = replace(self._job, save_ordered_at=time.monotonic())
         order = protocol.Save(self._save_id, reason=self._trouble, deadline=self._job.save_deadline)
-        self._say(f"{_listed(ranks)} may take {order.deadline:g} s to save the state.")
-        self._log.write("save_ordered", save_id=self._save_id, ranks=ranks, deadline=order.deadline)
+        self._tell_who_saves(ranks)
         for rank in ranks:
             problem = self._workers[rank].send(order) if rank in self._workers else None
             self._change(rank, save="ordered" if problem is None else "failed")
             if problem is not None:
                 self._log.write("warning", rank=rank, text=f"rank {rank} can't be told to save: {problem}")
+
+    def _tell_who_saves(self, ranks: tuple[int, ...]) -> None:
+        deadline = self._job.save_deadline
+        self._say(f"{_listed(ranks)} may take {deadline:g} s to save the state.")
+        self._log.write("save_ordered", save_id=self._save_id, ranks=ranks, deadline=deadline)
 
     def _end(self, kill: tuple[int, ...], terminate: tuple[int, ...]) -> None:
         if self._job.ending_since is None:

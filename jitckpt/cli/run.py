@@ -662,7 +662,7 @@ def run_parser() -> argparse.ArgumentParser:
         choices=("user", "transparent"),
         default="user",
         help="transparent: the device is behind a proxy, and when it fails all ranks go back by a minibatch "
-        "in the same processes; so far on softgpu (default user)",
+        "in the same processes (default user)",
     )
     ours.add_argument(
         "--recovery-deadline",

@@ -211,10 +211,16 @@ def decide(job: Job) -> Action:
     writing = _write_local_state(job)
     if writing is not None:
         return writing
-    may_restart = job.restarts_left > 0 or job.is_free
-    restarts = may_restart and not training_is_over(job.ranks) and not incurable(job)
-    end = Outcome.RESTART if restarts else Outcome.FAILED
+    end = Outcome.RESTART if starts_again(job) else Outcome.FAILED
     return Close(Outcome.INTERRUPTED if job.interrupted else end)
+
+
+def starts_again(job: Job) -> bool:
+    """Return whether a rank has failed, and another start is to follow."""
+    failed = any(rank.failed for rank in job.ranks)
+    may_restart = job.restarts_left > 0 or job.is_free
+    is_over = job.interrupted or training_is_over(job.ranks)
+    return failed and may_restart and not is_over and not incurable(job)
 
 
 def can_take_in(job: Job) -> bool:

@@ -220,18 +220,16 @@ class CoordinatedRendezvous(RendezvousHandler):
             return self._begin(last, found.revision_of(self._key("start"))), ""
         is_over = self._silent_are_dead or (last is not None and over == last.number)
         root = self._read(found, "root")
+        looked = {self._key(name): found.revision_of(self._key(name)) for name in ("start", "root")}
         if root is None:
-            mine = self._write("root", self.agent)
-            self._service.put_if(mine, {self._key("root"): 0}, self._lease)
+            self._service.put_if(self._write("root", self.agent), looked, self._lease)
             return None, ""
         if root == self.agent:
             wanted = next_start(members, last, is_over, self._lost, self._hosts)
             if wanted is not None:
                 told = [wanted.number, list(wanted.agents), wanted.step, self.agent]
-                looked = {key: found.revision_of(self._key(key)) for key in ("start", "root")}
                 # With the start the root's part is done: it may be stopped, or cut off, by the next meeting.
-                puts = self._write("start", told) | {self._key("root"): None}
-                self._service.put_if(puts, {self._key(key): rev for key, rev in looked.items()})
+                self._service.put_if(self._write("start", told) | {self._key("root"): None}, looked)
                 return None, ""
         if last is not None and not is_over and self._max_standby is not None:
             number = stands_by(members, last, self.agent)

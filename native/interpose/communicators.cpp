@@ -50,12 +50,19 @@ void Communicators::made_from(ncclComm_t parent, ncclComm_t communicator, uint64
 }
 
 watchdog::Watch Communicators::next(const Operation& operation) {
-  const std::lock_guard lock(mutex_);
-  CommunicatorProgress& progress = known(operation.communicator).progress;
-  if (progress.ranks == 0) {
-    real::ncclCommUserRank(operation.communicator, &progress.rank);
-    real::ncclCommCount(operation.communicator, &progress.ranks);
+  std::unique_lock lock(mutex_);
+  if (known(operation.communicator).progress.ranks == 0) {
+    // NCCL asks itself for errors here, by the entry points, which may need the lock.
+    lock.unlock();
+    int rank = 0, ranks = 0;
+    real::ncclCommUserRank(operation.communicator, &rank);
+    real::ncclCommCount(operation.communicator, &ranks);
+    lock.lock();
+    CommunicatorProgress& unknown = known(operation.communicator).progress;
+    unknown.rank = rank;
+    unknown.ranks = ranks;
   }
+  CommunicatorProgress& progress = known(operation.communicator).progress;
   watchdog::Watch watch{.communicator = progress.identity,
                         .operation = operation.name,
                         .calls = operation.calls,

@@ -99,6 +99,14 @@ int current_device() {
   return device;
 }
 
+// Whether a device library calls this function inside of another one of its own, which comes by here because
+// libraries bind to preloaded symbols. What that means is told by the outer call. own: calls that are marked
+// as this one itself.
+bool is_inside_a_call(int own) {
+  const watchdog::Thread* const thread = watchdog::current_thread;
+  return thread && thread->depth > own;
+}
+
 bool worked(ncclResult_t result) { return result == ncclSuccess || result == ncclInProgress; }
 
 void created(cudaError_t result, cudaStream_t* stream) {
@@ -111,6 +119,7 @@ void arm_fault(int signal_number) { armed_signal.store(signal_number); }
 
 void collective(ncclResult_t result, const char* name, ncclComm_t communicator, size_t count,
                 ncclDataType_t datatype, cudaStream_t stream, int peer) {
+  if (is_inside_a_call(1)) return;
   if (result != ncclSuccess && result != ncclInProgress) {
     if (const auto job = current_job()) job->call_failed(name, result);
     return;
@@ -173,7 +182,7 @@ void ncclCommDestroy(ncclComm_t comm) { library().communicators.forget(comm); }
 void ncclCommAbort(ncclComm_t comm) { library().communicators.forget(comm); }
 
 void ncclCommGetAsyncError(ncclResult_t result, ncclComm_t comm, ncclResult_t* asyncError) {
-  if (result != ncclSuccess || !attentive()) return;
+  if (result != ncclSuccess || !attentive() || is_inside_a_call(0)) return;
   if (*asyncError == ncclSuccess) {
     for (const Operation& operation : library().communicators.take_postponed(comm)) watch(operation);
   } else if (*asyncError != ncclInProgress) {

@@ -13,7 +13,7 @@ from uuid import uuid4
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 JITCKPT = [sys.executable, "-c", "import sys, jitckpt.cli; sys.exit(jitckpt.cli.main())"]
 JITCKPT_RUN = [*JITCKPT, "run", "--standalone"]
-LIMIT = 240
+LIMIT = 480
 
 
 def python_path() -> str:

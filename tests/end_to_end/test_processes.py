@@ -172,7 +172,7 @@ def test_stopped_spares_cost_nothing(launcher: Launcher, when: str) -> None:
     ended = launcher.finish(process)
     assert ended.status == 0, ended.err
     assert "cold" in ended.out
-    assert time.monotonic() - begun < 60  # it was 120 s more
+    assert time.monotonic() - begun < 110  # it was 120 s more
 
 
 RESTARTS = 20

@@ -40,7 +40,7 @@ def test_same_output_threads_and_descriptors(program: str) -> None:
             env={**os.environ, **environment},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
         return ended.returncode, ended.stdout, ended.stderr
@@ -69,7 +69,7 @@ def test_a_device_call_without_a_device_is_a_clear_error() -> None:
         env={**os.environ, "LD_PRELOAD": str(LIBRARY_DIR / "libjitckpt.so")},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     shared_object_symbol_not_found = 302

@@ -18,7 +18,7 @@ def run_setup(*arguments: str, **variables: str) -> subprocess.CompletedProcess[
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
 
 

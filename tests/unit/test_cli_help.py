@@ -122,7 +122,7 @@ def test_a_reader_that_has_enough_is_no_error(cluster: Path) -> None:
     os.close(reading)
     try:
         done = subprocess.run(
-            [*CALL, "plan", str(cluster)], stdout=writing, stderr=subprocess.PIPE, check=False, timeout=60
+            [*CALL, "plan", str(cluster)], stdout=writing, stderr=subprocess.PIPE, check=False, timeout=300
         )
     finally:
         os.close(writing)
@@ -149,12 +149,12 @@ def test_progress_is_for_terminals(cluster: Path, tmp_path: Path) -> None:
         "reading the events": ["timeline", str(tmp_path)],
     }
     for said, arguments in ways.items():
-        quiet = subprocess.run([*CALL, *arguments], capture_output=True, check=False, timeout=60)
+        quiet = subprocess.run([*CALL, *arguments], capture_output=True, check=False, timeout=300)
         assert quiet.stderr == b"", arguments
         ours, theirs = pty.openpty()
         terminal = os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "50"}
         subprocess.run(
-            [*CALL, *arguments], stdout=subprocess.PIPE, stderr=theirs, env=terminal, check=False, timeout=60
+            [*CALL, *arguments], stdout=subprocess.PIPE, stderr=theirs, env=terminal, check=False, timeout=300
         )
         shown = os.read(ours, 1 << 16).decode()
         os.close(theirs)

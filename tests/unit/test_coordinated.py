@@ -1,7 +1,8 @@
 """Meeting by etcd, without a job: who starts with whom, and who can't write any more."""
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 from uuid import uuid4
@@ -29,10 +30,10 @@ class Agents:
         self.cluster, self.pool, self.job = cluster, pool, uuid4().hex
         self.made: list[CoordinatedRendezvous] = []
 
-    def make(self, **named: Any) -> CoordinatedRendezvous:
-        service = Etcd(self.cluster.url, {}, 5)
+    def make(self, service: Etcd | None = None, **named: Any) -> CoordinatedRendezvous:
+        service = service or Etcd(self.cluster.url, {}, 5)
         made = CoordinatedRendezvous(
-            service, self.job, **{"hosts": 2, "timeout": 60.0, "silence": 5.0, **named}
+            service, self.job, **{"hosts": 2, "timeout": 60.0, "silence": 60.0, **named}
         )
         self.made.append(made)
         return made
@@ -207,6 +208,35 @@ def test_no_more_stand_by_than_are_wanted(agents: Agents) -> None:
     lose(c, a)
     (info,) = agents.meet(b)
     assert {info.rank, waits.result().rank} == {0, 1}, "who stood by has taken the place"
+
+
+class Slow(Etcd):
+    """Whose first wish to be the root is held up until `go`, as by a machine that is busy."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster.url, {}, 5)
+        self.wishes, self.go = threading.Event(), threading.Event()
+
+    def put_if(
+        self, puts: Mapping[str, bytes | None], revisions: Mapping[str, int], lease: int = 0
+    ) -> int | None:
+        if any(key.endswith("/root") and value for key, value in puts.items()):
+            self.wishes.set()
+            self.go.wait()
+        return super().put_if(puts, revisions, lease)
+
+
+def test_who_was_too_slow_to_be_the_root_of_a_start_is_not_the_root_after_it(agents: Agents) -> None:
+    """Or nobody could be in its place in the next meeting, where this one may be stopped or cut off."""
+    slow = Slow(agents.cluster)
+    a, b = agents.make(service=slow), agents.make()
+    waits = agents.begin(a)
+    slow.wishes.wait()
+    agents.meet(b)
+    slow.go.set()
+    waits[0].result()
+    found = Etcd(agents.cluster.url, {}, 5).get(f"jitckpt/{agents.job}/meeting/")
+    assert [key for key in found.entries if key.endswith("/root")] == []
 
 
 def test_the_job_goes_on_without_a_host_that_is_not_well(agents: Agents) -> None:

@@ -35,7 +35,7 @@ for number in range(200):
     log.write("e", writer=sys.argv[2], number=number, text="x" * 500)
 """
     writers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path), name]) for name in "ab"]
-    assert [writer.wait(timeout=60) for writer in writers] == [0, 0]
+    assert [writer.wait(timeout=300) for writer in writers] == [0, 0]
     events, damages = read_events(tmp_path)
     assert damages == []
     for name in "ab":
@@ -113,7 +113,7 @@ print("went on", flush=True)
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"went on\n"
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
 
 
 def test_a_disk_that_is_full_is_said_once_until_it_is_not(

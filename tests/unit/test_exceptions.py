@@ -27,7 +27,7 @@ def run(program: str, folder: Path) -> "subprocess.CompletedProcess[str]":
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 

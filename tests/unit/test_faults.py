@@ -227,7 +227,7 @@ for phase in ("forward", "backward", "optimizer", "between"):
 )
 def test_a_fault_is_reported_and_then_fires(kind: str, died: Callable[[int], bool]) -> None:
     child = in_a_child(f"rank=0 step=1 phase=optimizer kind={kind}")
-    out, err = child.communicate(timeout=60)
+    out, err = child.communicate(timeout=300)
     assert died(child.returncode), err
     assert out.split("\n")[:-1] == ["forward", "backward", "optimizer", f"reported {kind}"]
     assert ("rehearsed failure: rank=0 step=1" in err) == (kind == "exception")

@@ -35,7 +35,7 @@ def test_torchfrtrace_names_the_late_rank(tmp_path: Path) -> None:
     written(tmp_path, Diagnosis(waits, late=(2,), silent=()))
     tool = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace"]
     tool += [str(tmp_path), "--prefix", "rank_"]
-    done = subprocess.run(tool, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(tool, capture_output=True, text=True, check=False, timeout=300)
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
     assert "missing ranks: {2}" in said

@@ -107,19 +107,20 @@ def test_a_host_with_another_secret_is_lost(meeting: Meeting) -> None:
 
 def test_an_agent_that_says_nothing_is_lost_at_last(meeting: Meeting) -> None:
     """Its machine answers: it may be busy, and has more time than a machine that does not."""
-    a, _ = meeting.prepare(2, silence=0.2)
+    a, _ = meeting.prepare(2, silence=1.0)
     a._thread.start()
     with socket.create_connection((a.all[0].address, a.all[0].port)) as silent:
         greeting = silent.recv(100)
         ours = bytes(32)
         silent.sendall(ours + link._proof(SECRET, b"caller", greeting[8:], ours) + link.encode({"host": 1}))
-        assert take(a) == Lost(1, "its agent has said nothing for 1.2 s")
+        assert take(a) == Lost(1, "its agent has said nothing for 6 s")
 
 
 def test_an_agent_that_was_held_up_itself_takes_no_other_for_silent(meeting: Meeting) -> None:
     """A save, or a busy machine, holds its threads up for longer than the others may be silent."""
     a, b = meeting.prepare(2)
-    a._silence, a._patience = 0.2, 0.2 * connections.PATIENCE
+    a._silence, a._patience = 0.5, 0.5 * connections.PATIENCE
+    b._silence = a._silence  # so often it says that it lives
     b._thread.start()
     a.connect(PATIENCE)
     held_up = threading.Event()
@@ -148,9 +149,9 @@ def test_who_is_called_waits_no_longer_than_the_caller_lives(meeting: Meeting) -
 def test_who_is_called_waits_for_a_busy_caller(meeting: Meeting) -> None:
     """Its machine accepts connections, though the agent says nothing yet: no limit but that of `connect`."""
     a, b = meeting.prepare(2)
-    a._silence = 0.1
+    a._silence = 0.5
     a._thread.start()
-    time.sleep(1)
+    time.sleep(2)
     b.connect(PATIENCE)
     b.send(0, {"at": "last"})
     assert take(a) == Arrived(1, {"at": "last"}, b"")

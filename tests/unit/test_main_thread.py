@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from jitckpt.worker.saving import main_thread
 
+LIMIT = 60  # seconds
+
 
 def while_another(holds: Callable[[], object], works: Callable[[], object]) -> None:
     """Work on the main thread while another one holds it; raises what that one raises."""
@@ -24,11 +26,11 @@ def test_it_changes_nothing_while_it_is_held() -> None:
         for _ in range(5):
             with main_thread.held(main) as came:
                 assert came is not None
-                assert came.wait(10)
+                assert came.wait(LIMIT)
                 before = counted[0]
                 time.sleep(0.05)
                 assert counted[0] == before
-            until = time.monotonic() + 10
+            until = time.monotonic() + LIMIT
             while counted[0] == before and time.monotonic() < until:
                 time.sleep(0.001)
             assert counted[0] > before, "it goes on"
@@ -40,22 +42,24 @@ def test_it_changes_nothing_while_it_is_held() -> None:
 
 
 def test_a_thread_that_comes_back_from_a_call_is_held_then() -> None:
-    begun, back, main = threading.Event(), threading.Event(), threading.get_ident()
+    begun, ends, back = (threading.Event() for _ in range(3))
+    main = threading.get_ident()
 
     def hold() -> None:
-        assert begun.wait(10)
+        assert begun.wait(LIMIT)
         with main_thread.held(main) as came:
             assert came is not None
-            assert came.wait(10), "the call has ended"
+            ends.set()
+            assert came.wait(LIMIT), "the call has ended"
             time.sleep(0.02)
             assert not back.is_set()
 
-    def sleep() -> None:
+    def call() -> None:
         begun.set()
-        time.sleep(0.3)
+        ends.wait()
         back.set()
 
-    while_another(hold, sleep)
+    while_another(hold, call)
     assert back.is_set()
 
 

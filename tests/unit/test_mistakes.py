@@ -41,7 +41,7 @@ def said(program: str, folder: Path) -> list[protocol.Message]:
         env=os.environ | variables | {descriptors.PROOF: descriptors.proof(0, numbers)},
         pass_fds=tuple(numbers.values()),
         stderr=subprocess.DEVNULL,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     theirs.close()

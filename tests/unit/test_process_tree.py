@@ -30,10 +30,13 @@ def test_of_a_process_that_is_not_there_nothing_is_known() -> None:
 @pytest.fixture
 def child() -> Iterator["subprocess.Popen[bytes]"]:
     environment = {process_tree.MARK: "this-job"}
-    child = subprocess.Popen([sys.executable, "-ISc", "import time; time.sleep(1000)"], env=environment)
-    yield child
-    child.kill()
-    child.wait()
+    program = "import time; print(flush=True); time.sleep(1000)"
+    command = [sys.executable, "-ISc", program]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()  # before its program runs a process has no environment for a moment
+        yield child
+        child.kill()
 
 
 def test_a_marked_process_is_found_and_ended(child: "subprocess.Popen[bytes]") -> None:

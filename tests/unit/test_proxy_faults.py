@@ -52,9 +52,14 @@ def ordered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[st
 
 def test_a_server_says_itself_where_it_is_told(tmp_path: Path) -> None:
     """Its environment is not this process's: that may have begun on another host."""
-    with subprocess.Popen(["sleep", "60"], env={"SOFTGPU_CONTROL": str(tmp_path)}) as other:
+    variables = {"SOFTGPU_CONTROL": str(tmp_path)}
+    with subprocess.Popen(["cat"], env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        other.stdin.write(b"\n")
+        other.stdin.flush()
+        other.stdout.readline()  # before its program runs a process has no environment for a moment
         assert proxy_faults._control_of(other.pid) == tmp_path / str(other.pid)
-        other.kill()
 
 
 def server(number: int) -> Server:

@@ -391,7 +391,7 @@ def test_a_call_that_is_out_does_not_change_how_the_job_ends() -> None:
     """The interpreter's own end would: what is shown first, so that the second part shows something."""
     command = [sys.executable, "-c", ENDING]
     ends = [
-        subprocess.run([*command, way], check=False, capture_output=True, text=True, timeout=120)
+        subprocess.run([*command, way], check=False, capture_output=True, text=True, timeout=300)
         for way in ("interpreter", "run")
     ]
     assert [end.stdout for end in ends] == ["ends\n", "ends\n"]

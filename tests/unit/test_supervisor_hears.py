@@ -1,6 +1,8 @@
 """What a supervisor hears from another host: whatever it says, the supervisor goes on."""
 
 import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from jitckpt.agent.supervisor import Reports, Supervisor
 from jitckpt.decisions.recovery import Wait, decide
 from jitckpt.events import EventLog
-from jitckpt.hosts.connections import Arrived, Host
+from jitckpt.hosts.connections import Arrived, Host, Lost
 from jitckpt.wire import protocol
 
 # Nobody who acts on what is heard.
@@ -24,14 +26,14 @@ NOBODY = Reports(
 
 
 class TwoHosts:
-    """Of which this is the first; what the other says comes from the test."""
+    """Of which this is one; what the other says comes from the test."""
 
-    index, all, wake = 0, (Host("a", 1, (0,), 0), Host("b", 1, (1,), 0)), -1
+    all, wake = (Host("a", 1, (0,), 0), Host("b", 1, (1,), 0)), -1
 
-    def __init__(self, said: list[Arrived]) -> None:
-        self.said = said
+    def __init__(self, said: Sequence[Arrived | Lost], index: int = 0) -> None:
+        self.said, self.index = said, index
 
-    def take(self) -> list[Arrived]:
+    def take(self) -> Sequence[Arrived | Lost]:
         return self.said
 
     def name(self, host: int) -> str:
@@ -109,6 +111,91 @@ def test_what_another_host_has_ended_is_a_failure_that_it_has_seen(told: str) ->
     assert [event["text"] for event in log.events if event["event"] == "detected"] == [
         "rank 1 was ended by its host, which has seen a failure"
     ]
+
+
+class SecondHost:
+    """Which is to tell the user nothing, until it hears that the first one is lost."""
+
+    def __init__(self, in_memory: int | None) -> None:
+        self.others = TwoHosts([], index=1)
+        hosts: Any = self.others
+        protection: Any = SimpleNamespace(step_that_stays=lambda lost: in_memory)
+        self.log = EventLog()
+        self.log.leading = False
+        self.supervisor = Supervisor(
+            workers=[],
+            log=self.log,
+            reports=NOBODY,
+            save_id=1,
+            save_deadline=60,
+            restarts_left=1,
+            hosts=hosts,
+            protection=protection,
+        )
+        self.supervisor._job = replace(self.supervisor._job, in_memory=in_memory)
+
+    def hear(self, said: Arrived | Lost) -> None:
+        self.others.said = [said]
+        self.supervisor._hear_hosts()
+
+
+@pytest.fixture
+def second_host(request: pytest.FixtureRequest) -> Iterator[SecondHost]:
+    host = SecondHost(request.param)
+    yield host
+    host.supervisor._copies.close()
+    os.close(host.supervisor._wake)
+
+
+FAILED = Arrived(0, {"alarm": "nccl_error", "text": "a collective of rank 1 failed", "blamed": [1]}, b"")
+LOST = "jitckpt: host 0 with rank 0 is lost: the connection has ended.\n"
+
+
+@pytest.mark.parametrize("second_host", [7], indirect=True)
+def test_what_is_in_memory_is_told_if_it_was_decided_before_the_loss_of_the_first_host_was_known(
+    second_host: SecondHost, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A rank whose peer is lost fails, and that may be known before the loss of the host."""
+    second_host.hear(FAILED)
+    second_host.supervisor._end((0, 1), ())
+    assert capsys.readouterr().err == ""
+    second_host.hear(Lost(0, "the connection has ended"))
+    told = "jitckpt: the state after step 7 is in memory; no file is needed.\n"
+    assert capsys.readouterr().err == LOST + told
+
+
+@pytest.mark.parametrize("second_host", [None], indirect=True)
+def test_who_saves_is_told_if_it_was_ordered_before_the_loss_of_the_first_host_was_known(
+    second_host: SecondHost, capsys: pytest.CaptureFixture[str]
+) -> None:
+    second_host.hear(FAILED)
+    second_host.supervisor._order_save((1,))
+    second_host.supervisor._change(1, save="ordered")
+    assert capsys.readouterr().err == ""
+    second_host.hear(Lost(0, "the connection has ended"))
+    assert capsys.readouterr().err == f"{LOST}jitckpt: rank 1 may take 60 s to save the state.\n"
+
+
+@pytest.mark.parametrize("second_host", [7], indirect=True)
+def test_a_host_is_lost_also_once_its_ranks_have_failed(
+    second_host: SecondHost, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What ends a host may end its ranks first; what it kept in memory is gone all the same."""
+    second_host.hear(Arrived(0, {"rank": 0, "exit_code": -9, "told": "nothing"}, b""))
+    second_host.supervisor._end((1,), ())
+    second_host.hear(Lost(0, "the connection has ended"))
+    assert second_host.supervisor.gone_hosts == {0}
+    assert capsys.readouterr().err.startswith(LOST)
+
+
+@pytest.mark.parametrize("second_host", [7], indirect=True)
+def test_a_host_whose_ranks_have_succeeded_is_not_lost(
+    second_host: SecondHost, capsys: pytest.CaptureFixture[str]
+) -> None:
+    second_host.hear(Arrived(0, {"rank": 0, "exit_code": 0, "told": "nothing"}, b""))
+    second_host.hear(Lost(0, "the connection has ended"))
+    assert second_host.supervisor.gone_hosts == set()
+    assert capsys.readouterr().err == ""
 
 
 def test_what_makes_no_sense_is_noted() -> None:

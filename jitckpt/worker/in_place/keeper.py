@@ -22,7 +22,7 @@ from jitckpt.hooks.torch_steps import OptimizerSteps, State
 from jitckpt.system.resting_place import Guest
 from jitckpt.wire import environment, proxy_messages
 from jitckpt.worker.ends import at_end
-from jitckpt.worker.in_place import naming, proxy_faults, torch_memory
+from jitckpt.worker.in_place import cudnn, naming, proxy_faults, torch_memory
 from jitckpt.worker.in_place.blocks import Again, Seen, SwitchOff, Valid, judge
 from jitckpt.worker.in_place.state_on_device import SeenOf, StateOnDevice, digest, error_text
 
@@ -285,6 +285,7 @@ def begin() -> None:
     if hasattr(process, "jitckpt_proxy_keep"):
         process.jitckpt_proxy_given_up.restype = ctypes.c_char_p
         process.jitckpt_proxy_image_bytes.restype = ctypes.c_uint64
+        cudnn.leave_out(process)
         torch.cuda._lazy_call(_tell_what_is_free)  # the allocator is there once a device is used
         on_device = environment.STATE_ON_DEVICE.get()
         keeper = MinibatchKeeper(process, environment.VALIDATE_EVERY.get(), on_device, _guest())

@@ -229,6 +229,26 @@ TEST_F(Interpose, a_communicator_that_does_not_block_is_watched_when_its_call_is
   EXPECT_NE(in_flight().find("ncclAllReduce"), std::string::npos);
 }
 
+TEST_F(Interpose, what_a_library_calls_of_itself_counts_once) {
+  start_job();
+  fake::block(stream_);
+  EXPECT_EQ(ncclBcast(nullptr, 16, ncclFloat32, 0, communicator_, stream_), ncclSuccess);
+  EXPECT_EQ(fake::count("ncclBroadcast"), 1);
+  EXPECT_EQ(fake::count("cudaEventRecord"), 1);
+  EXPECT_NE(in_flight().find(R"("sequence":1)"), std::string::npos) << in_flight();
+  EXPECT_EQ(in_flight().find(R"("sequence":2)"), std::string::npos) << in_flight();
+}
+
+TEST_F(Interpose, a_library_asks_for_errors_inside_of_its_own_calls) {
+  start_job();
+  fake::answer_nccl_calls(ncclInProgress);
+  EXPECT_EQ(all_reduce(), ncclInProgress);
+  fake::set_async_error(ncclRemoteError);
+  int rank = -1;
+  EXPECT_EQ(ncclCommUserRank(communicator_, &rank), ncclSuccess);
+  EXPECT_EQ(hear("failure", 100ms), "") << "who has called it hears of it by itself";
+}
+
 TEST_F(Interpose, the_applications_errors_stay_its_own) {
   start_job();
   fake::refuse_events(true);

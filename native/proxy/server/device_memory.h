@@ -1,9 +1,9 @@
 // Device memory whose addresses another server can give out again. CUDA's own allocator chooses them anew in
 // each process, so where the driver can map memory at an address of our choice, this one chooses.
 #pragma once
-#include <cstdint>
+#include <cuda_runtime_api.h>
 
-#include "device_api/libraries.h"
+#include <cstdint>
 
 namespace jitckpt::proxy {
 

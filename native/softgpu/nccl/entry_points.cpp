@@ -1,4 +1,5 @@
 // NCCL's functions, as nccl.h declares them. Each checks its arguments; what they do is in the other files.
+#include <dlfcn.h>
 #include <nccl.h>
 
 #include <cstring>
@@ -35,6 +36,21 @@ ncclResult_t run(Work work) {
 
 ncclResult_t refuse(const char* function, const char* reason) {
   return run([&] { throw Failure(ncclInvalidUsage, "softgpu has no ", function, ": ", reason); });
+}
+
+// NVIDIA's library calls some of its own functions by the linker, so that one that is preloaded before it
+// sees them inside of others (ncclCommEnsureReady, ncclBcast): what must not trouble it there is seen here,
+// too.
+template <class Function>
+Function* by_the_linker(Function*, const char* name) {
+  return reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
+}
+
+std::shared_ptr<Communicator> find_ready_by_the_linker(ncclComm_t handle) {
+  static auto* const ask = by_the_linker(ncclCommGetAsyncError, "ncclCommGetAsyncError");
+  ncclResult_t error = ncclSuccess;
+  ask(handle, &error);
+  return find_ready(handle);
 }
 
 template <class T>
@@ -228,15 +244,15 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t handle, ncclResult_t* error) {
 }
 
 ncclResult_t ncclCommCount(const ncclComm_t handle, int* count) {
-  return run([&] { result_at(count) = find_ready(handle)->ranks(); });
+  return run([&] { result_at(count) = find_ready_by_the_linker(handle)->ranks(); });
 }
 
 ncclResult_t ncclCommUserRank(const ncclComm_t handle, int* rank) {
-  return run([&] { result_at(rank) = find_ready(handle)->rank(); });
+  return run([&] { result_at(rank) = find_ready_by_the_linker(handle)->rank(); });
 }
 
 ncclResult_t ncclCommCuDevice(const ncclComm_t handle, int* device) {
-  return run([&] { result_at(device) = find_ready(handle)->device; });
+  return run([&] { result_at(device) = find_ready_by_the_linker(handle)->device; });
 }
 
 ncclResult_t ncclCommRegister(const ncclComm_t handle, void* buffer, size_t, void** registration) {
@@ -335,7 +351,8 @@ ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDa
 
 ncclResult_t ncclBcast(void* buffer, size_t count, ncclDataType_t type, int root, ncclComm_t communicator,
                        cudaStream_t stream) {
-  return ncclBroadcast(buffer, buffer, count, type, root, communicator, stream);
+  static auto* const broadcast = by_the_linker(ncclBroadcast, "ncclBroadcast");
+  return broadcast(buffer, buffer, count, type, root, communicator, stream);
 }
 
 ncclResult_t ncclAllGather(const void* send, void* receive, size_t count, ncclDataType_t type,
