@@ -310,6 +310,13 @@ class Agent(LocalElasticAgent):
             own = {worker.global_rank for worker in self._worker_group.workers}
             of_lost, nowhere = self._last.ranks_of_lost_hosts
             by = f"memory{0 if self._hosts is None else self._hosts.index}"
+            if (
+                self._hosts is not None
+                and self._settings.memory is not None
+                and self._settings.memory.sharded
+            ):
+                found = self._memory.collect(self._hosts, step)
+                of_lost, nowhere = of_lost | (nowhere & found), nowhere - found
             self._memory.write_saves(Path(self._directory()), own | of_lost, step, nowhere, by)
 
     def _tell_what_goes(self) -> None:
@@ -1221,6 +1228,7 @@ class WorkerProcesses(PContext):
             stderr=self.stderrs[local_rank],
             is_copied=self._hosts is not None,
             memory_fd=self._memories.get(int(environment["RANK"])),
+            whole_fd=None if self._memory is None else self._memory.whole(int(environment["RANK"])),
             children=self._children,
         )
         spare = self._spares.take(local_rank)

@@ -7,6 +7,7 @@ it does while the workers run: protection.py.
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -20,7 +21,7 @@ from jitckpt.decisions import sources
 from jitckpt.decisions.check import InvalidInput
 from jitckpt.decisions.decoding import decodable
 from jitckpt.decisions.holders import holders
-from jitckpt.decisions.memory_wanted import BY_SCRIPT, PARITY, Wanted
+from jitckpt.decisions.memory_wanted import BY_SCRIPT, PARITY, PEER, SHARDED, Wanted
 from jitckpt.decisions.placement import Machine, Placement
 from jitckpt.decisions.redundancy import LEAST_GROUP
 from jitckpt.decisions.sources import Kind, Parity, Source
@@ -32,6 +33,7 @@ from jitckpt.hosts.link import LinkError
 from jitckpt.saves.starts import Starts
 from jitckpt.system.free_memory import free_memory
 from jitckpt.tiers import asked, host_memory, own_shard, parity_peers, peers
+from jitckpt.tiers.assembly import Assembled
 from jitckpt.tiers.decoding import PieceLost
 from jitckpt.tiers.host_memory import WORDS, HostMemory
 from jitckpt.tiers.parity import HeldParity, ParityMemory, Stripe
@@ -40,6 +42,7 @@ from jitckpt.tiers.tier import Held
 from jitckpt.wire.environment import MEMORY_EVERY, MEMORY_LIMIT, MEMORY_TIER
 
 FREE_PART = 0.8
+COLLECT_SECONDS = 30.0  # that a host which ends waits for others to have read what they need
 LOOK_SECONDS = 0.05  # between two looks at how far another host is
 
 
@@ -66,6 +69,8 @@ class MemoryTier:
         self.pace = Pace()  # of all that this host sends
         self._may_hold: frozenset[int] = frozenset()  # ranks of other hosts
         self._gathered: int | None = None  # in this meeting: see PeerMemory.gathered
+        self._assembled = Assembled(self.memory)
+        self._collected = False  # what `collect` does
 
     @property
     def parity(self) -> ParityOfHosts | None:
@@ -83,10 +88,15 @@ class MemoryTier:
             return MEMORY_LIMIT.to(self.limit / ranks)
         share = self.copies if self.parity is None else self.parity.share
         return {
-            **MEMORY_TIER.to("peer" if self.wanted.mode == PARITY else self.wanted.mode),
+            **MEMORY_TIER.to(self._mode()),
             **MEMORY_EVERY.to(self.wanted.steps),
             **MEMORY_LIMIT.to(self.limit / (ranks * share)),
         }
+
+    def _mode(self) -> str:
+        if self.wanted.sharded:
+            return SHARDED
+        return PEER if self.wanted.mode == PARITY else self.wanted.mode
 
     def hear(self, rank: int) -> bool:
         """A rank of this host has begun; return whether its script wants something of the tier.
@@ -115,6 +125,14 @@ class MemoryTier:
             self._hold(rank)
         return descriptor
 
+    def whole(self, rank: int) -> int | None:
+        """Return a memfd with what a rank's replicas have of cut states; None if it goes on from none."""
+        try:
+            return self._assembled.of(rank)
+        except SaveError as error:
+            self._warn(f"what rank {rank} and its replicas have in memory can't be put together: {error}")
+            return None
+
     def placement(self, hosts: Hosts) -> Placement:
         """Return for each host which hosts get something of its ranks' state. Raises HostsError."""
         if self.parity is None:
@@ -125,7 +143,7 @@ class MemoryTier:
 
     def answer_others(self, hosts: Hosts) -> None:
         """Answer other hosts of this meeting; to be called before they are connected. Raises HostsError."""
-        self._gathered = None
+        self._gathered, self._collected = None, False
         hosts.answers[peers.VISIT] = partial(peers.serve, self.memory, self._why_not, more=self._answer)
         if self._parity is not None:
             self._parity.meet(hosts)
@@ -148,6 +166,9 @@ class MemoryTier:
 
     async def _answer(self, request: link.Header, connection: peers.Connection) -> bool:
         """Do what a visit asks for beside shards (peers.More)."""
+        if "collected" in request:
+            connection[1].write(link.encode({"collected": self._collected}))
+            return True
         if "gathered" in request:
             connection[1].write(link.encode({"gathered": self._gathered}))
             return True
@@ -161,22 +182,43 @@ class MemoryTier:
 
         What can't be had is no error here: then the ranks agree on files.
         """
-        begun = time.monotonic()
         tiers = {host: PeerParity(hosts, host) for host in range(len(hosts.all)) if host != hosts.index}
         held, parities = self._what_all_have(hosts, tiers)
         failed: list[Source | Parity] = []
-        step = self._get(hosts, tiers, begun, partial(decide, hosts, held, failed, parities), failed)
+        decided = partial(decide, hosts, held, failed, parities)
+        step = self._get(hosts, tiers, held, decided, failed)
         self._gathered = step
         if any(held.values()) and 0 < (least := self._least(hosts, tiers)) < step:
             # Another host has found its copies of that step damaged.
             again = partial(decide, hosts, held, failed, parities, least)
-            self._get(hosts, tiers, time.monotonic(), again, failed)
+            self._get(hosts, tiers, held, again, failed)
         elif step == 0 and self._log.leading and any(held.values()):
             what = "its parity" if self.parity is not None else "its copies"
             self._warn(
                 f"no step is whole in the hosts' memory any more: more is lost than {what} can give back, so "
                 "the ranks go on from files, or from the beginning"
             )
+
+    def collect(self, hosts: Hosts, step: int) -> set[int]:
+        """The job ends: get what replicas of this host's ranks have of a cut state, while others are here.
+
+        Returns the ranks of lost hosts whose parts are here now, and of these for this host to write.
+        """
+        there = [host for host in range(len(hosts.all)) if host not in hosts.lost]
+        tiers = {host: PeerParity(hosts, host) for host in there if host != hosts.index}
+        held, parities = self._what_all_have(hosts, tiers)
+        failed: list[Source | Parity] = []
+        self._get(hosts, tiers, held, partial(decide, hosts, held, failed, parities, step), failed)
+        self._collected = True
+        until = time.monotonic() + COLLECT_SECONDS
+        for host, tier in tiers.items():  # which may need what is here
+            with suppress(LinkError, SaveError):  # it has ended
+                while host not in hosts.lost and time.monotonic() < until and not tier.collected():
+                    time.sleep(LOOK_SECONDS)
+        if min(there) != hosts.index:
+            return set()
+        of_lost = {rank for host in hosts.lost for rank in hosts.all[host].ranks}
+        return {one.rank for one in self.memory.has() if one.step == step and one.rank in of_lost}
 
     def _least(self, hosts: Hosts, tiers: Mapping[int, PeerParity]) -> int:
         """Return the oldest step that a host, of those that are not lost, has got what it needs of."""
@@ -198,17 +240,18 @@ class MemoryTier:
         self,
         hosts: Hosts,
         tiers: Mapping[int, PeerParity],
-        begun: float,
+        held: Mapping[int, Sequence[Held]],
         decided: Callable[[], sources.Plan | None],
         failed: list[Source | Parity],
     ) -> int:
         """Get what this host's ranks need of the step that is decided on; return the step, 0 for none."""
+        begun = time.monotonic()
         fetched = 0
         while (plan := decided()) is not None:
-            for rank in hosts.all[hosts.index].ranks:
-                source = plan.sources[rank]
+            for source in self._wanted_here(hosts, plan, held, failed):
+                rank = source.rank
                 try:
-                    if source.host == hosts.index and source.kind == Kind.OWN_MEMORY:
+                    if source.host == hosts.index and source.kind != Kind.PARITY:
                         host_memory.check(self.memory.of(rank), source.step)
                         continue
                     fetched += self._fetch(source, tiers)
@@ -229,6 +272,30 @@ class MemoryTier:
                     )
                 return plan.step
         return 0
+
+    def _wanted_here(
+        self,
+        hosts: Hosts,
+        plan: sources.Plan,
+        held: Mapping[int, Sequence[Held]],
+        failed: Collection[Source | Parity],
+    ) -> list[Source]:
+        """Return what this host's ranks need: their own shards, and where those are cut their replicas'.
+
+        First what is here, then what others have, and last what is decoded, by then mostly from what is here.
+        """
+        own = needed = set(hosts.all[hosts.index].ranks)
+        for one in (one for of_host in held.values() for one in of_host):
+            if (one.step, _timeline(one)) == (plan.step, plan.timeline) and own & set(one.members):
+                needed = needed | set(one.members)
+        here = [
+            _source(hosts, hosts.index, one)
+            for one in self.memory.has()
+            if (one.step, _timeline(one)) == (plan.step, plan.timeline)
+        ]
+        near = {one.rank: one for one in here if one not in failed}
+        found = [near.get(rank, plan.sources[rank]) for rank in needed]
+        return sorted(found, key=lambda one: (one.kind == Kind.PARITY, one.host != hosts.index, one.rank))
 
     def _what_all_have(
         self, hosts: Hosts, tiers: Mapping[int, PeerParity]
@@ -265,7 +332,9 @@ class MemoryTier:
         try:
             for rank in sorted(ranks):
                 memory = self.memory.of(rank)
-                size += own_shard.write_save(memory, directory, step, self._log.start, by or "memory")[1]
+                start, whole = self._log.start, self.whole(rank)
+                written = own_shard.write_save(memory, directory, step, start, by or "memory", whole=whole)
+                size += written[1]
         except (SaveError, OSError) as error:
             self._warn(f"step {step}, which is in memory alone, could not be written to {directory}: {error}")
             return
@@ -283,6 +352,7 @@ class MemoryTier:
 
     def close(self, *, end: bool) -> None:
         """Free the memory; end: no later agent goes on from it."""
+        self._assembled.close()
         self.memory.close()
         if self._parity is not None:
             self._parity.parities.close()
@@ -341,6 +411,10 @@ class MemoryTier:
         """Keep this rank's state, too: the host that was to do it does not answer."""
         self._may_hold |= {rank}
 
+    def forget_assembled(self) -> None:
+        """The ranks have copied what was put together for them."""
+        self._assembled.close()
+
     def forget_strangers(self, hosts: Hosts) -> None:
         """Give back the memory of ranks that this host neither has nor is to keep any more.
 
@@ -362,6 +436,16 @@ class MemoryTier:
 def _number(key: int) -> int:
     """Return by which number the keeper knows a parity; and the other way round."""
     return -1 - key
+
+
+def _timeline(one: Held) -> str:
+    return f"{one.job}/{one.timeline}"
+
+
+def _source(hosts: Hosts, host: int, one: Held) -> Source:
+    """Return what a host has, for the policy."""
+    kind = Kind.OWN_MEMORY if hosts.host_of(one.rank) == host else Kind.PEER_MEMORY
+    return Source(one.rank, one.step, kind, _timeline(one), host, one.bytes)
 
 
 def _within_job(timeline: str) -> str:
@@ -394,14 +478,7 @@ def decide(
     ranks = [rank for host in hosts.all for rank in host.ranks]
     known = Starts(0, {number: step for host in hosts.all for number, step in host.starts})
     found = [
-        Source(
-            one.rank,
-            one.step,
-            Kind.OWN_MEMORY if hosts.host_of(one.rank) == host else Kind.PEER_MEMORY,
-            f"{one.job}/{one.timeline}",
-            host,
-            one.bytes,
-        )
+        _source(hosts, host, one)
         for host, of_host in held.items()
         for one in of_host
         if one.rank < len(ranks) == one.world_size and one.step <= newest

@@ -7,7 +7,7 @@ from jitckpt.decisions.sources import NOBODY, Parity, Source
 from jitckpt.errors import SaveError
 from jitckpt.hosts.connections import Hosts
 from jitckpt.tiers import host_memory
-from jitckpt.tiers.decoding import OwnPieces, Pieces, decode
+from jitckpt.tiers.decoding import NearPieces, OwnPieces, Pieces, decode
 from jitckpt.tiers.host_memory import SLOTS, HostMemory
 from jitckpt.tiers.parity import HeldParity, Member, ParityMemory, Piece, Stripe
 from jitckpt.tiers.parity_peers import PeerParity
@@ -71,11 +71,11 @@ class ParityOfHosts:
         peer.add(piece, one.window)
 
     def decode(self, source: Source, timeline: str, peers: Mapping[int, PeerParity]) -> int:
-        """Bring a shard that is lost into this host's memory; return the bytes that were read for it."""
+        """Bring a shard that is lost into this host's memory; return the bytes that came for it."""
         own = OwnPieces(self.memory, self.parities)
 
         def pieces_of(host: int) -> Pieces:
-            return peers.get(host, own)
+            return NearPieces(own, peers[host]) if host in peers else own
 
         return decode(source, timeline, pieces_of, self.memory)
 

@@ -343,6 +343,8 @@ class Protection(threading.Thread):
                         f"two copies of one state lie in {shared}, which may fail as a whole: with so many "
                         "hosts and copies there is no other way (--failure-domains)"
                     )
+        if first:
+            self._tier.forget_assembled()
         if first and self._hosts is not None:
             self._tier.forget_strangers(self._hosts)
 
@@ -369,15 +371,22 @@ class Protection(threading.Thread):
         steps = f"every {every} steps" if every > 1 else "every step"
         if not every:
             steps = f"every {PROFILED_EVERY} steps until it is known how often it can be"
-        where = "this host"
+        where = "this host" if self._hosts is None else "its host"
         if self._tier.parity is not None:
             where = f"its host, with parity over {len(self._holders) + 1} hosts, of which one may be lost"
-        elif self._hosts is not None:
+        elif self._holders:
             where = f"its host and {len(self._holders)} other{'s' if len(self._holders) != 1 else ''}"
         return (
-            f"memory tier: after {steps} the state of all {len(self._ranks)} ranks is kept in the memory of "
-            f"{where}, {show_size(size)} a step here; protected from step {self.safe} on."
+            f"memory tier: after {steps} the state of all {len(self._ranks)} ranks{self._cut()} is kept in "
+            f"the memory of {where}, {show_size(size)} a step here; protected from step {self.safe} on."
         )
+
+    def _cut(self) -> str:
+        """Return, in words, among how many ranks this host's are cut."""
+        counts = {len(one.members) for one in self._tier.memory.has() if one.rank in self._own}
+        if not any(counts):
+            return ", which no replica has," if self._tier.wanted.sharded else ""
+        return f", cut among {' or '.join(map(str, sorted(counts)))} replicas,"
 
     def _end(self, reason: str) -> None:
         """Nothing of this start is to be used any more."""

@@ -103,6 +103,8 @@ def memory_table(found: Sequence[KeptShard]) -> Table:
         state = one.problem or ("whole everywhere" if one.safe else "whole here")
         whom = "this host" if one.own else "another host" if not one.parity_of else "its group"
         rank = f"{one.rank} of {one.world_size}" if one.world_size else ""
+        if one.cut_among:
+            rank += f", 1/{len(one.cut_among)} of it"
         if one.parity_of:
             rank = f"parity of {', '.join(map(str, one.parity_of))}"
         result.add_row(one.job[:8], rank, str(one.step), show_size(one.bytes), age, whom, state)

@@ -790,11 +790,12 @@ def run_parser() -> argparse.ArgumentParser:
         "--memory-tier",
         type=_memory_tier,
         default=None,
-        metavar="auto|off|peer[=M]|parity[=D]",
+        metavar="auto|off|peer[=M]|parity[=D]|sharded[+...]",
         help="keep each rank's whole state in host memory, too, for jobs without replicas. peer: with M "
         "copies (default 2), its own host's and those on other hosts; auto: the same, only where some rank's "
         "state has no replica on another host; parity: once, with XOR parity over groups of D hosts (default "
-        "4), of which one may be lost at a time (default off)",
+        "4), of which one may be lost at a time; sharded, sharded+peer, sharded+parity: what D replicas hold "
+        "alike is cut, each copies 1/D of it (default off)",
     )
     ours.add_argument(
         "--memory-every",

@@ -12,20 +12,21 @@ MOST_COPIES = 16
 MOST_STEPS = (1 << 31) - 1
 MOST_MEBIBYTES = 1 << 16
 MOST_GROUP = 9999
-BY_SCRIPT, OFF, PARITY = "", "off", "parity"  # modes
+BY_SCRIPT, OFF, PEER, PARITY = "", "off", "peer", "parity"  # modes
+SHARDED = "sharded"  # before a mode
 GROUP = 4  # hosts whose memory has parity together
 KEYS = ("tier", "every", "limit", "keep")
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """mode: auto, peer or PARITY; BY_SCRIPT where the script may say it; OFF, by a script alone.
+    """mode: auto, PEER or PARITY; BY_SCRIPT where the script may say it; OFF, by a script alone.
 
     copies: of each shard, its own host's included; for parity how many hosts are a group. every: steps; AUTO
     for as many as what is measured asks for; None for what is usual in the mode. limit: bytes of this host's
     memory; None for a part of what is free. keep: seconds that the memory stays without an agent. domains:
     the failure domains that this host is in. address: of this host, by which others send what it is to keep;
-    "" for the one they know it by.
+    "" for the one they know it by. sharded: what replicas hold alike is cut among them (decisions/cut.py).
     """
 
     mode: str
@@ -35,28 +36,37 @@ class Wanted:
     keep: float = 60.0
     domains: tuple[str, ...] = ()
     address: str = ""
+    sharded: bool = False
 
     @property
     def steps(self) -> int:
         """Steps from one snapshot to the next, or AUTO."""
         if self.every is not None:
             return self.every
-        return 1 if self.mode in ("peer", PARITY) else AUTO
+        return 1 if self.mode in (PEER, PARITY) else AUTO
 
 
 def tier(text: str) -> Wanted:
-    """Read auto, off, peer, peer=M, parity or parity=D. Raises InvalidInput."""
+    """Read auto, off, peer, peer=M, parity, parity=D, sharded, or sharded+ and one of the middle four.
+
+    Raises InvalidInput.
+    """
+    if text == SHARDED:
+        return Wanted(PEER, 1, sharded=True)
+    begins, plus, rest = text.partition("+")
+    if begins == SHARDED and plus and rest.startswith((PEER, PARITY)):
+        return replace(tier(rest), sharded=True)
     mode, equals, count = text.partition("=")
     if text in ("auto", OFF):
         return Wanted(mode)
-    usual, most = {"peer": (2, MOST_COPIES), PARITY: (GROUP, MOST_GROUP)}.get(mode, (0, 0))
+    usual, most = {PEER: (2, MOST_COPIES), PARITY: (GROUP, MOST_GROUP)}.get(mode, (0, 0))
     if usual and not equals:
         return Wanted(mode, usual)
     if count.isascii() and count.isdigit() and 1 <= int(count) <= most:
         return Wanted(mode, int(count))
     raise InvalidInput(
-        f"{text!r} is none of auto, off, peer, parity, peer=M with M from 1 to {MOST_COPIES}, and parity=D "
-        "with D hosts"
+        f"{text!r} is none of auto, off, peer, parity, peer=M with M from 1 to {MOST_COPIES}, parity=D with "
+        "D hosts, sharded, sharded+peer=M and sharded+parity=D"
     )
 
 
@@ -81,10 +91,10 @@ def by_script(given: str | Mapping[str, Any]) -> Wanted:
             "is for `jitckpt run` (--memory-interface, --failure-domains)"
         )
     wanted = tier(str(given.get("tier", "auto")))
-    if wanted.mode == PARITY:
+    if wanted.mode == PARITY or wanted.sharded:
         raise InvalidInput(
-            "memory can't be parity: hosts form groups for it before the script begins, by `jitckpt run "
-            "--memory-tier parity`"
+            "memory can't be parity or sharded: hosts form groups for it before the script begins, by "
+            "`jitckpt run --memory-tier parity`, or sharded"
         )
     if "every" in given:
         wanted = replace(wanted, every=steps(str(given["every"])))

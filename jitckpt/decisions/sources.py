@@ -109,7 +109,8 @@ def decide(
         if step == newest
         for seconds, chosen in [_cheapest(needed, by_group[step, timeline], rates)]
     ]
-    seconds, timeline, chosen = min(found, key=lambda one: one[:2])
+    # Of equal ones what is in memory, which is read sooner than files.
+    seconds, timeline, chosen = min(found, key=lambda one: (one[0], _farthest(one[2]), one[1]))
     lost: dict[int, Mapping[int, object]] = {}
     for (step, _), group in sorted(by_group.items()):
         if step > newest and len(group) > len(lost.get(step, ())):
@@ -130,6 +131,10 @@ def _cheapest(
         busy[best.kind, best.host] += best.bytes / rates[best.kind]
         chosen[rank] = best
     return max(busy.values()), chosen
+
+
+def _farthest(chosen: Mapping[int, Source]) -> Kind:
+    return max(source.kind for source in chosen.values())
 
 
 def _reason(

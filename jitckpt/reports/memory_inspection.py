@@ -20,7 +20,8 @@ class KeptShard:
 
     safe: every rank of the job has that step, on all hosts that it is meant for. own: the rank ran on this
     host; else it is kept for another one. problem: why it can't be used; "" as far as is known. timeline: of
-    which start it is. parity_of: the ranks whose shards it is the parity of; then `rank` is -1.
+    which start it is. parity_of: the ranks whose shards it is the parity of; then `rank` is -1. cut_among:
+    the ranks that have the rest of what they hold alike.
     """
 
     keeper: int
@@ -35,6 +36,7 @@ class KeptShard:
     problem: str = ""
     timeline: str = ""
     parity_of: tuple[int, ...] = ()
+    cut_among: tuple[int, ...] = ()
 
 
 def inspect(*, verify: bool = False) -> list[KeptShard]:
@@ -103,6 +105,7 @@ def _in(keeper: int, descriptor: int, verify: bool) -> Iterator[KeptShard]:
             own,
             problem,
             index.timeline,
+            cut_among=() if index.cut is None else tuple(index.cut.members),
         )
 
 

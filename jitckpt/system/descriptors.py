@@ -19,10 +19,19 @@ from dataclasses import dataclass
 from jitckpt.errors import JitckptError
 from jitckpt.system import lifeline
 from jitckpt.system.process_tree import look
-from jitckpt.wire.environment import AGENT_FD, COPIES_FD, DESCRIPTORS, LIFELINE_FD, MEMORY_FD, STATE_FD
+from jitckpt.wire.environment import (
+    AGENT_FD,
+    COPIES_FD,
+    DESCRIPTORS,
+    LIFELINE_FD,
+    MEMORY_FD,
+    STATE_FD,
+    WHOLE_FD,
+)
 
-AGENT, STATE, LIFELINE, MEMORY, COPIES, PROOF = (
-    variable.name for variable in (AGENT_FD, STATE_FD, LIFELINE_FD, MEMORY_FD, COPIES_FD, DESCRIPTORS)
+AGENT, STATE, LIFELINE, MEMORY, WHOLE, COPIES, PROOF = (
+    variable.name
+    for variable in (AGENT_FD, STATE_FD, LIFELINE_FD, MEMORY_FD, WHOLE_FD, COPIES_FD, DESCRIPTORS)
 )
 
 _SOCKETS = (AGENT, COPIES)
@@ -36,7 +45,10 @@ class NotOursError(JitckptError):
 
 @dataclass(frozen=True)
 class Given:
-    """What the agent has given this process. copies: None where there is one host. memory: or no tier."""
+    """What the agent has given this process. copies: None where there is one host. memory: or no tier.
+
+    whole: what the rank's replicas had of a state that was cut among them, if it goes on from one.
+    """
 
     rank: int
     agent: int
@@ -44,6 +56,7 @@ class Given:
     lifeline: int | None
     copies: int | None
     memory: int | None = None
+    whole: int | None = None
 
 
 def proof(rank: int, descriptors: Mapping[str, int]) -> str:
@@ -73,6 +86,7 @@ def given(environment: Mapping[str, str] = os.environ) -> Given | None:
             _checked(LIFELINE, environment, told) if LIFELINE in told else None,
             _checked(COPIES, environment, told) if COPIES in told else None,
             _checked(MEMORY, environment, told) if MEMORY in told else None,
+            _checked(WHOLE, environment, told) if WHOLE in told else None,
         )
     except (KeyError, TypeError, ValueError, OSError) as error:
         raise NotOursError(
@@ -94,7 +108,7 @@ def claim(rank: int) -> Given | None:
         raise NotOursError(f"This process is rank {rank}, and was started as rank {found.rank}.")
     if found.lifeline is not None and not lifeline.hold(found.lifeline):
         raise NotOursError(f"Another process of rank {rank}, which may have started this one, is protected.")
-    for number in (found.agent, found.state, found.lifeline, found.copies, found.memory):
+    for number in (found.agent, found.state, found.lifeline, found.copies, found.memory, found.whole):
         if number is not None:
             os.set_inheritable(number, False)
     return found

@@ -31,13 +31,16 @@ class PieceLost(JitckptError):
 
 
 class Pieces(Protocol):
-    """What a host has to decode from. Each raises SaveError or LinkError."""
+    """What a host has to decode from. Each raises SaveError or LinkError.
+
+    What goes into a sum: the bytes that came from another host are returned.
+    """
 
     def parity_index(self, stripe: Stripe, step: int, timeline: str) -> ParityIndex: ...
 
-    def parity_into(self, stripe: Stripe, step: int, timeline: str, wanted: range, into: Into) -> None: ...
+    def parity_into(self, stripe: Stripe, step: int, timeline: str, wanted: range, into: Into) -> int: ...
 
-    def cells_into(self, index: shard.Index, size: int, wanted: range, into: Into) -> None: ...
+    def cells_into(self, index: shard.Index, size: int, wanted: range, into: Into) -> int: ...
 
 
 class OwnPieces:
@@ -50,19 +53,40 @@ class OwnPieces:
         seal, encoded, _ = self._parities.find(stripe, step, timeline)
         return parse_index(encoded, seal)
 
-    def parity_into(self, stripe: Stripe, step: int, timeline: str, wanted: range, into: Into) -> None:
+    def parity_into(self, stripe: Stripe, step: int, timeline: str, wanted: range, into: Into) -> int:
         seal, encoded, window = self._parities.find(stripe, step, timeline)
         with chunks.of_parity(step):
             _add(part_of(window, wanted), parse_index(encoded, seal).digests[: wanted.stop], into)
+        return 0
 
-    def cells_into(self, index: shard.Index, size: int, wanted: range, into: Into) -> None:
+    def cells_into(self, index: shard.Index, size: int, wanted: range, into: Into) -> int:
         one = self._memory.shard(index.identity.rank, index.step, index.timeline)
         with chunks.of(index):
             _add(part_of(one.window, wanted), index.digests[wanted.start : wanted.stop], into)
+        return 0
+
+
+class NearPieces:
+    """What another host has; shards that this host has as well are read here."""
+
+    def __init__(self, own: OwnPieces, there: Pieces) -> None:
+        self._own, self._there = own, there
+
+    def parity_index(self, stripe: Stripe, step: int, timeline: str) -> ParityIndex:
+        return self._there.parity_index(stripe, step, timeline)
+
+    def parity_into(self, stripe: Stripe, step: int, timeline: str, wanted: range, into: Into) -> int:
+        return self._there.parity_into(stripe, step, timeline, wanted, into)
+
+    def cells_into(self, index: shard.Index, size: int, wanted: range, into: Into) -> int:
+        try:
+            return self._own.cells_into(index, size, wanted, into)
+        except SaveError:  # nothing of it is added then
+            return self._there.cells_into(index, size, wanted, into)
 
 
 def decode(source: Source, timeline: str, pieces_of: Callable[[int], Pieces], into: HostMemory) -> int:
-    """Bring the shard of a source of this kind into this host's memory; return the bytes that were read.
+    """Bring the shard of a source of this kind into this host's memory; return the bytes that came to it.
 
     timeline: as the shards have it. pieces_of: by host. Raises PieceLost; SaveError if what comes out is
     wrong all the same, or can't be put there.
@@ -117,16 +141,17 @@ def _reads(source: Source, parity: Parity, members: Mapping[int, Member], window
 
 
 def _carry_out(reads: Sequence[_Read], pieces: Pieces, timeline: str) -> int:
-    """Read what one host has; return the bytes."""
+    """Read what one host has; return the bytes that came from it."""
     size = 0
     for read in reads:
         with _from(read.piece):
             if isinstance(read.piece, Parity):
-                pieces.parity_into(_stripe(read.piece), read.piece.step, timeline, read.wanted, read.into)
+                size += pieces.parity_into(
+                    _stripe(read.piece), read.piece.step, timeline, read.wanted, read.into
+                )
             else:
                 assert read.index is not None
-                pieces.cells_into(read.index, read.size, read.wanted, read.into)
-        size += len(read.wanted) * shard.CHUNK
+                size += pieces.cells_into(read.index, read.size, read.wanted, read.into)
     return size
 
 

@@ -224,7 +224,8 @@ class HostMemory(Tier):
                 identity = index.identity
                 if identity.rank == rank:
                     job = (identity.job, identity.world_size, identity.start)
-                    told.append(Held(rank, one.step, index.timeline, one.size, *job))
+                    members = () if index.cut is None else tuple(index.cut.members)
+                    told.append(Held(rank, one.step, index.timeline, one.size, *job, members))
         return told
 
     def timeline(self, rank: int, step: int) -> str:

@@ -8,7 +8,7 @@ from jitckpt.saves.folders import SavedState, SaveFolder, SaveRecord
 from jitckpt.saves.layout import Identity, Metadata
 from jitckpt.saves.selection import Choice, misfit
 from jitckpt.saves.starts import Starts
-from jitckpt.tiers import host_memory
+from jitckpt.tiers import assembly, host_memory
 from jitckpt.tiers.shard import Index
 
 PATH = Path("memory of this host")  # what is said in the place of a folder
@@ -21,10 +21,12 @@ class OwnShard:
     ranks, or another model, does.
     """
 
-    def __init__(self, descriptor: int, identity: Identity, starts: Starts | None = None) -> None:
-        """starts: what is noted of them in the checkpoint directory."""
+    def __init__(
+        self, descriptor: int, identity: Identity, starts: Starts | None = None, whole: int | None = None
+    ) -> None:
+        """starts: what is noted of them in the checkpoint directory. whole: as for `read`."""
         self.reasons: list[str] = []
-        self._descriptor = descriptor
+        self._descriptor, self._whole = descriptor, whole
         self._usable: dict[int, Index] = {}
         self._read: tuple[Index, SavedState] | None = None
         self.newest = 0
@@ -37,6 +39,9 @@ class OwnShard:
             problem = misfit(_record(index), identity)
             if index.identity.rank != identity.rank:
                 problem = f"Step {seal.step} in memory is of rank {index.identity.rank}."
+            elif problem is None and index.cut is not None and not _is_in(whole, index):
+                self.reasons.append(f"Step {seal.step} in memory is a part, and not all others are here.")
+                continue
             if starts is not None and (past := starts.problem(index.identity.start, seal.step)):
                 self.reasons.append(f"Step {seal.step} in memory {past}.")
             elif problem is None:
@@ -51,7 +56,7 @@ class OwnShard:
 
     def check(self, step: int) -> bool:
         try:
-            self._read = host_memory.read(self._descriptor, step)
+            self._read = read(self._descriptor, step, self._whole)
         except SaveError as error:
             self.reasons.append(str(error))
             return False
@@ -64,17 +69,40 @@ class OwnShard:
         return Choice(step, record, record, (), step, in_memory=state)
 
 
-def write_save(descriptor: int, root: Path, step: int, start: int, by: str = "memory") -> tuple[Path, int]:
-    """Write a step in memory as a save of its rank to files; return its folder and bytes.
+def read(descriptor: int, step: int, whole: int | None = None) -> tuple[Index, SavedState]:
+    """Return the state of a rank after a step. Raises SaveError if it is not whole.
 
-    start: the number of the one that writes it. by: as for SaveFolder. Raises SaveError if it is not whole in
-    memory, or can't be written.
+    whole: a memfd with what its replicas hold alike, where that was cut among them (assembly.py).
     """
     index, state = host_memory.read(descriptor, step)
+    if index.cut is None:
+        return index, state
+    if whole is None or not _is_in(whole, index):
+        raise SaveError(f"Step {step} in memory is a part, and not all others are on this host.")
+    return index, assembly.joined(state, index, host_memory.read(whole, step)[1])
+
+
+def write_save(
+    descriptor: int, root: Path, step: int, start: int, by: str = "memory", *, whole: int | None = None
+) -> tuple[Path, int]:
+    """Write a step in memory as a save of its rank to files; return its folder and bytes.
+
+    start: the number of the one that writes it. by: as for SaveFolder. whole: as for `read`. Raises SaveError
+    if it is not whole in memory, or can't be written.
+    """
+    index, state = read(descriptor, step, whole)
     with SaveFolder(root, index.identity, step, "rank", "builtin", by=by, start=start) as folder:
         folder.add_tensors(layout.TENSORS_FILE, state.tensors)
         folder.add_json(layout.STATE_FILE, state.document)
         return folder.commit()
+
+
+def _is_in(whole: int | None, index: Index) -> bool:
+    """Return whether all of a cut step is there."""
+    for slot, seal in [] if whole is None else host_memory.found(whole):
+        if whole is not None and seal.step == index.step:
+            return host_memory.index_in(whole, slot, seal).timeline == index.timeline
+    return False
 
 
 def _record(index: Index) -> SaveRecord:

@@ -38,17 +38,18 @@ class PeerParity(PeerMemory):
         return asyncio.run(self._parities())
 
     def parity_index(self, stripe: Stripe, step: int, timeline: str) -> ParityIndex:
-        return asyncio.run(self._get_parity(stripe, step, timeline, 0, None))
+        return asyncio.run(self._get_parity(stripe, step, timeline, 0, None))[0]
 
     def parity_into(
         self, stripe: Stripe, step: int, timeline: str, wanted: range, into: tuple[Sum, int, Window]
-    ) -> None:
+    ) -> int:
         """Add a parity's first chunks to a sum in this host's memory, as the piece of this number."""
-        asyncio.run(self._get_parity(stripe, step, timeline, wanted.stop, into))
+        return asyncio.run(self._get_parity(stripe, step, timeline, wanted.stop, into))[1]
 
-    def cells_into(self, index: shard.Index, size: int, wanted: range, into: tuple[Sum, int, Window]) -> None:
+    def cells_into(self, index: shard.Index, size: int, wanted: range, into: tuple[Sum, int, Window]) -> int:
         """Add chunks of a shard, of so many bytes, to a sum in this host's memory."""
         asyncio.run(self._cells(index, size, wanted, into))
+        return part_bytes(size, wanted)
 
     async def _add(self, piece: Piece, window: Window) -> None:
         member, stripe = piece.member, piece.stripe
@@ -82,7 +83,9 @@ class PeerParity(PeerMemory):
 
     async def _get_parity(
         self, stripe: Stripe, step: int, timeline: str, count: int, into: tuple[Sum, int, Window] | None
-    ) -> ParityIndex:
+    ) -> tuple[ParityIndex, int]:
+        """Return the index, and the bytes that have come of the parity."""
+        size = 0
         async with self._visit() as (reader, writer):
             request = {"parity": step, "timeline": timeline, "group": list(stripe.group)}
             await self._send(writer, {**request, "place": stripe.place, "count": count})
@@ -95,7 +98,7 @@ class PeerParity(PeerMemory):
                 await self._send(writer, {"go": True})
                 with handed_over(writer) as socket, chunks.of_parity(step, self._hosts.name(self._host)):
                     sum_.receive(number, to, socket, size, index.digests[:count], self._patience, self._stop)
-        return index
+        return index, size
 
     async def _cells(
         self, index: shard.Index, size: int, wanted: range, into: tuple[Sum, int, Window]

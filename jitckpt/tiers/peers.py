@@ -69,6 +69,10 @@ class PeerMemory(Tier):
         """Return which step the other host has got all that its ranks need of; 0: none, None: not yet."""
         return asyncio.run(self._gathered())
 
+    def collected(self) -> bool:
+        """Return whether the other host, which ends, has got what it needs of others."""
+        return asyncio.run(self._collected())
+
     async def _put(self, one: Shard) -> None:
         async with self._visit() as (reader, writer):
             await self._send(writer, {"put": one.rank, "slot": one.slot, "seal": one.seal.encode().hex()})
@@ -84,8 +88,8 @@ class PeerMemory(Tier):
             await self._send(writer, {"has": True})
             _, data = await self._answer(reader)
         try:
-            return [Held(**one) for one in json.loads(data)]
-        except (ValueError, TypeError) as error:
+            return [Held(**{**one, "members": tuple(one["members"])}) for one in json.loads(data)]
+        except (ValueError, TypeError, KeyError) as error:
             raise LinkError(f"A host's list of what is in its memory makes no sense: {error}.") from error
 
     async def _get(self, rank: int, step: int, timeline: str, into: Taker) -> int:
@@ -113,6 +117,12 @@ class PeerMemory(Tier):
             header, _ = await self._answer(reader)
         step = header.get("gathered")
         return step if isinstance(step, int) else None
+
+    async def _collected(self) -> bool:
+        async with self._visit() as (reader, writer):
+            await self._send(writer, {"collected": True})
+            header, _ = await self._answer(reader)
+        return header.get("collected") is True
 
     @asynccontextmanager
     async def _visit(self) -> AsyncIterator[Connection]:

@@ -62,6 +62,18 @@ def parse_seal(data: bytes) -> Seal | None:
 
 
 @dataclass(frozen=True)
+class Cut:
+    """Of what its replicas hold alike a shard has a part alone.
+
+    members: these ranks, and the shard's own. parts: of each tensor that is not all here, by name, its whole
+    shape, and which element its part begins with.
+    """
+
+    members: Sequence[int]
+    parts: Mapping[str, tuple[Sequence[int], int]]
+
+
+@dataclass(frozen=True)
 class Index:
     """What a shard's index says. timeline: of the start of the job in which the step was made.
 
@@ -77,6 +89,7 @@ class Index:
     tensors: Mapping[str, tuple[str, Sequence[int], int]]
     host_from: int
     document: dict[str, Json]
+    cut: Cut | None = None
 
     @property
     def digests(self) -> list[bytes]:
@@ -107,7 +120,8 @@ def parse_index(data: bytes, seal: Seal) -> Index:
     try:
         content = layout.parse_object(checked(data, seal), "A shard's index")
         identity = content.pop("identity")
-        index = Index(identity=Identity(**identity), **content)
+        cut = content.pop("cut", None)
+        index = Index(identity=Identity(**identity), cut=None if cut is None else Cut(**cut), **content)
         problem = _problem(index, seal)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise SaveError(f"The index of step {seal.step} in memory makes no sense: {error!r:.200}.") from error
@@ -128,6 +142,22 @@ def _problem(index: Index, seal: Seal) -> str | None:
         size = torch.Size(shape).numel() * _dtype(kind).itemsize
         if not 0 <= offset <= seal.data_bytes - size or offset % ALIGNMENT:
             return f"{name:.80} would lie outside of the data"
+    return None if index.cut is None else _problem_of_cut(index.cut, index)
+
+
+def _problem_of_cut(cut: Cut, index: Index) -> str | None:
+    ranks, world = list(cut.members), index.identity.world_size
+    if index.identity.rank not in ranks or len(set(ranks)) != len(ranks):
+        return f"it is cut among ranks {ranks!r:.80}"
+    if not all(type(rank) is int and 0 <= rank < world for rank in ranks):
+        return f"it is cut among ranks {ranks!r:.80}"
+    for name, (shape, begin) in cut.parts.items():
+        if name not in index.tensors:
+            return f"of {name:.80} it has no part"
+        _, part, _ = index.tensors[name]
+        size = torch.Size(shape).numel() if min(shape, default=0) >= 0 else -1
+        if len(part) != 1 or not 0 <= begin <= size - part[0]:
+            return f"the part of {name:.80} would lie outside of it"
     return None
 
 

@@ -12,7 +12,10 @@ from jitckpt.tiers.shard import Index, Seal
 
 @dataclass(frozen=True)
 class Held:
-    """A whole shard that a tier has: whose, of which step, and of which start's minibatches."""
+    """A whole shard that a tier has: whose, of which step, and of which start's minibatches.
+
+    members: the ranks among which it is cut, if so.
+    """
 
     rank: int
     step: int
@@ -21,6 +24,7 @@ class Held:
     job: str
     world_size: int
     start: int = 0  # its number
+    members: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -278,6 +278,7 @@ STATE_FD = _descriptor("JITCKPT_STATE_FD", "the memory of what this rank alone k
 LIFELINE_FD = _descriptor("JITCKPT_LIFELINE_FD", "the file whose lock goes with the worker")
 COPIES_FD = _descriptor("JITCKPT_COPIES_FD", "with several hosts: for when another host has this rank's copy")
 MEMORY_FD = _descriptor("JITCKPT_MEMORY_FD", "the memory tier's memory of this rank")
+WHOLE_FD = _descriptor("JITCKPT_WHOLE_FD", "what this rank's replicas had of a cut state, put together")
 DESCRIPTORS = _text(
     "JITCKPT_DESCRIPTORS",
     "agent",
@@ -364,8 +365,8 @@ MEMORY_TIER = _one_of(
     "JITCKPT_MEMORY_TIER",
     "agent",
     "worker",
-    "whose state is kept in host memory: of ranks without replicas, of all, of none",
-    choices=("", "auto", "peer", "off"),
+    "whose state is kept in host memory: of ranks without replicas, of all, cut among replicas, of none",
+    choices=("", "auto", "peer", "sharded", "off"),
 )
 MEMORY_EVERY = _whole(
     "JITCKPT_MEMORY_EVERY",

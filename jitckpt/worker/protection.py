@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from jitckpt.bindings.interpose import Native, stream_of
 from jitckpt.data.loop import Loop
+from jitckpt.decisions import cut, memory_wanted
 from jitckpt.encoding.staging import Staging
 from jitckpt.faults import injection
 from jitckpt.hooks import parameter_data
@@ -40,7 +41,7 @@ from jitckpt.system.signals import comes_from_signal
 from jitckpt.system.stacks import stack_writer
 from jitckpt.wire import environment, protocol
 from jitckpt.worker import spare
-from jitckpt.worker.agreements import job_store, on_several_hosts
+from jitckpt.worker.agreements import all_say, job_store, on_several_hosts
 from jitckpt.worker.arguments import Arguments
 from jitckpt.worker.draws import TWO_LINES, Draws
 from jitckpt.worker.ends import at_end
@@ -234,6 +235,7 @@ class Protection:
             keep=self._arguments.periodic.keep,
             why_not=self._why_not_call,
             memory=None if self._given is None else self._given.memory,
+            whole=None if self._given is None else self._given.whole,
         )
 
     def nothing_saved(self, is_so: bool) -> None:
@@ -264,7 +266,7 @@ class Protection:
             store = job_store()
             timeline = hear_first(store, "timeline", self._identity.rank, timeline)
         self.snapshots = Snapshots(
-            snapshots.given(self._given.memory),
+            snapshots.given(self._given.memory, self._given.whole, self._cut_among()),
             identity=self._identity,
             timeline=timeline,
             host=self._host,
@@ -273,6 +275,12 @@ class Protection:
             warn=self._reporter.warn,
         )
         return [self.snapshots]
+
+    def _cut_among(self) -> Sequence[int]:
+        """Return the ranks that hold what this one holds, if that is to be cut among them in host memory."""
+        if environment.MEMORY_TIER.get() != memory_wanted.SHARDED or self._identity.world_size == 1:
+            return ()
+        return cut.members(all_say(self._identity.shard), self._identity.rank)
 
     def _make_checker(self, model: nn.Module) -> SelfChecker:
         replicas = Replicas(self._identity.rank, self._identity.shard, self._restart, job_store)

@@ -89,8 +89,7 @@ def exclusive_or(size: int, runs: int) -> dict[str, float]:
 class Agents:
     """So many agents in this process, each with one rank, whose shard has so many bytes."""
 
-    def __init__(self, job: str, mode: str, copies: int, count: int, size: int) -> None:
-        wanted = Wanted(mode, copies, limit=1 << 40)
+    def __init__(self, job: str, wanted: Wanted, count: int, size: int) -> None:
         self.tiers = [MemoryTier(wanted, job, EventLog()) for _ in range(count)]
         self._size = size
         self._hosts: list[Hosts] = []
@@ -122,7 +121,8 @@ class Agents:
             checksums = [one.hex() for one in chunks.digests(window)]
             identity = Identity("job", "f", len(self.tiers), rank, rank, len(self.tiers))
             all_of_it = {"all": ("uint8", [self._size], 0)}
-            index = shard.Index(identity, step, "a", 0.0, checksums, all_of_it, self._size, {}).encode()
+            cut = self.cut(rank)
+            index = shard.Index(identity, step, "a", 0.0, checksums, all_of_it, self._size, {}, cut).encode()
             host_memory.seal(descriptor, slot, index, shard.seal_of(index, step, self._size))
             host_memory.put_word(descriptor, host_memory.READY, 1)
         end = time.monotonic() + LIMIT
@@ -136,22 +136,30 @@ class Agents:
                         protection.hear(arrived.host, arrived.header["memory"])
             time.sleep(0.001)
 
+    def cut(self, rank: int) -> shard.Cut | None:
+        """Return which part of the replicas' state this rank's is."""
+        del rank
+
     def memory(self) -> float:
         """Return the bytes that a host's memory takes, the mean over the hosts."""
         parities = [tier.parity.parities.taken() for tier in self.tiers if tier.parity is not None]
         return (sum(tier.memory.taken() for tier in self.tiers) + sum(parities)) / len(self.tiers)
 
-    def restored(self) -> float:
-        """Take all from the last host; return the seconds in which it has its shard back."""
-        tier = self.tiers[-1]
-        tier.memory.close()
-        if tier.parity is not None:
-            tier.parity.parities.close()
+    def restored(self, lost: int = 1) -> float:
+        """Take all from the last hosts; return the seconds in which all have what they need."""
+        for tier in self.tiers[-lost:]:
+            tier.memory.close()
+            if tier.parity is not None:
+                tier.parity.parities.close()
         self.meet()
         with ThreadPoolExecutor(len(self._hosts)) as pool:
-            took = seconds(lambda: list(pool.map(lambda of, met: of.gather(met), self.tiers, self._hosts)))
-        host_memory.check(tier.memory.of(len(self.tiers) - 1), STEPS)
+            took = seconds(lambda: list(pool.map(self.get, range(len(self.tiers)))))
+        host_memory.check(self.tiers[-1].memory.of(len(self.tiers) - 1), STEPS)
         return took
+
+    def get(self, host: int) -> None:
+        """Have a host get what its rank needs."""
+        self.tiers[host].gather(self._hosts[host])
 
     def close(self) -> None:
         self._end()
@@ -177,7 +185,7 @@ def measured(way: str, size: int) -> dict[str, float]:
     """Return what a step takes, in shards, and the seconds until a lost host has its shard back."""
     mode, copies, count = WAYS[way]
     with tempfile.TemporaryDirectory() as folder:
-        agents = Agents(folder, mode, copies, count, size)
+        agents = Agents(folder, Wanted(mode, copies, limit=1 << 40), count, size)
         try:
             for step in range(1, STEPS):
                 agents.make(step)

@@ -1,7 +1,7 @@
 """Trainings whose state is spread over ranks, run by test_shards.py under `jitckpt run`.
 
 usage: sharded_training.py FORM... [--unprotected] [--save-every N] [--pause SECONDS] [--until-safe]
-                           [--steps N] [--memory TIER] [--dies-in STEP] [--state FILE]
+                           [--steps N] [--memory TIER] [--dies-in STEP] [--dies-with FILE] [--state FILE]
 
 Each rank prints a digest of what it holds in the end: parameters, optimizer state, random numbers.
 """
@@ -12,9 +12,11 @@ import itertools
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -245,6 +247,16 @@ def wait_for_memory(job: jitckpt.Job, start: int, step: int) -> None:
         time.sleep(0.001)
 
 
+def die_with(file: Path, rank: int) -> None:
+    """Die, once, as the file comes, and leave another one that tells of it."""
+    mark = file.with_name(f"{file.name}-{rank}")
+    while not mark.exists():
+        if file.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.001)
+
+
 def train(form: str, options: argparse.Namespace) -> None:
     rank = dist.get_rank()
     torch.manual_seed(0)
@@ -295,12 +307,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--memory", metavar="TIER", help="of the memory tier")
     parser.add_argument("--dies-in", type=int, metavar="STEP", help="rank 1 does, in each start")
+    parser.add_argument("--dies-with", type=Path, metavar="FILE", help="each rank does, once it is there")
     parser.add_argument("--state", metavar="FILE", help="put torch's own state dicts there in the end")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds in each minibatch")
     parser.add_argument("--until-safe", action="store_true", help="until the last one is in the memory tier")
     options = parser.parse_args()
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
+    if options.dies_with:
+        threading.Thread(target=die_with, args=(options.dies_with, dist.get_rank()), daemon=True).start()
     for form in options.forms:
         train(form, options)
     dist.destroy_process_group()

@@ -218,6 +218,64 @@ def test_where_no_host_comes_in_the_place_of_a_lost_one_all_that_memory_has_is_i
     assert not any(event["in_memory"] for event in job.events("restored"))
 
 
+CUTS = (
+    (
+        "replicated",
+        3,
+        "sharded+parity=3",
+        "cut among 3 replicas, is kept in the memory of its host, with parity",
+    ),
+    # Hybrid: two replicas of each shard.
+    ("fsdp2", HOSTS, "sharded+peer", "cut among 2 replicas, is kept in the memory of its host and 1 other"),
+)
+
+
+@pytest.mark.parametrize(("form", "count", "tier", "words"), CUTS)
+def test_a_state_that_was_cut_among_replicas_is_whole_again_after_the_loss_of_a_host(
+    job: Job, form: str, count: int, tier: str, words: str
+) -> None:
+    """Each replica had a part of it in memory, and no replica is left: all are killed, and a host is lost."""
+    expected = undisturbed(job.launcher, form, ranks=count)
+    job.form = form
+    die = job.launcher.directory / "die"
+    for host in range(count):
+        job.start(host, count=count, tier=tier, of_script=["--dies-with", str(die)])
+    job.launcher.wait_until(lambda: job.events("first_step") != [])
+    job.start(count, count=count, tier=tier, of_script=["--dies-with", str(die)])  # it stands by
+    job.launcher.wait_until(lambda: job.events("memory_safe") != [])
+    die.touch()
+    job.launcher.wait_until(lambda: len(list(job.launcher.directory.glob("die-*"))) == count)
+    job.lose(2)
+    said = job.finish()
+    assert digests(job.outs) == expected
+    check(job, said)
+    assert job.saves() == [], "no file was written"
+    assert f"the state of all {count} ranks, {words}" in said
+
+
+def test_where_no_host_comes_each_host_writes_what_was_cut_among_all(job: Job) -> None:
+    expected = undisturbed(job.launcher, "replicated", ranks=3)
+    job.form = "replicated"
+    die = job.launcher.directory / "die"
+    for host in range(3):
+        options = ["--rdzv-conf", "keep_alive_interval=1,join_timeout=40"]
+        job.start(host, *options, count=3, tier="sharded+parity=3", of_script=["--dies-with", str(die)])
+    job.launcher.wait_until(lambda: job.events("memory_safe") != [])
+    die.touch()
+    job.launcher.wait_until(lambda: len(list(job.launcher.directory.glob("die-*"))) == 3)
+    job.lose(2)
+    ends = [job.launcher.finish(job.agents.pop(host)) for host in (0, 1)]
+    said = "".join(end.err for end in ends)
+    assert [end.status for end in ends] == [HOSTS_MISSING] * 2, said
+    assert "which was in memory alone, lies in" in said
+    assert {path.name for path in job.saves()} == {"rank-00000", "rank-00001", "rank-00002"}, said
+    for host in range(3):
+        job.start(host, count=3)
+    job.finish()
+    assert digests(job.outs) == expected
+    assert not any(event["in_memory"] for event in job.events("restored"))
+
+
 def test_a_lost_host_is_decoded_from_parity_on_a_standby_host(job: Job) -> None:
     expected = undisturbed(job.launcher, job.form, ranks=3)
     for host in range(3):

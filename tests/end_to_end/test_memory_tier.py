@@ -65,6 +65,19 @@ def test_a_killed_rank_comes_back_from_memory_and_no_file(
     assert launcher.survivors() == []
 
 
+def test_what_two_replicas_had_cut_among_them_is_whole_again(launcher: Launcher) -> None:
+    """Both are killed in one minibatch, so no replica is left to save."""
+    expected = launcher.run(*RUN, TRAINING, "replicated", "--unprotected")
+    faults = [f"rank={rank} step=5 phase=backward kind=kill" for rank in (0, 1)]
+    options = ["--memory-tier", "sharded", "--fault", faults[0], "--fault", faults[1]]
+    result = launcher.run(*RUN, *options, TRAINING, "replicated", WAITS)
+    assert result.status == 0, result.err
+    assert digests(result.out, "replicated") == digests(expected.out, "replicated")
+    assert all("own host's memory" in str(event["in_memory"]) for event in events(launcher, "restored"))
+    assert "the state of all 2 ranks, cut among 2 replicas, is kept in the memory of this host" in result.err
+    assert launcher.survivors() == []
+
+
 def test_auto_protects_what_has_no_replica_and_nothing_else(launcher: Launcher) -> None:
     options = [*RUN, "--nproc-per-node", "4", "--memory-tier", "auto"]
     with_replicas = launcher.run(*options, TRAINING, "fsdp2")

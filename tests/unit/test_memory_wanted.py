@@ -30,7 +30,8 @@ def test_what_a_script_may_ask_for(given: Any, wanted: Wanted) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ("parity=4", "memory can't be parity: hosts form groups"),
+        ("parity=4", "memory can't be parity or sharded: hosts form groups"),
+        ("sharded", "memory can't be parity or sharded: hosts form groups"),
         ("peers", "'peers' is none of auto, off, peer, parity, peer=M"),
         ("peer=", "'peer=' is none of auto"),
         ("peer=0", "with M from 1 to 16"),
@@ -54,6 +55,26 @@ def test_what_a_script_may_not_ask_for(given: Any, says: str) -> None:
 def test_a_thing_of_another_kind_is_refused() -> None:
     with pytest.raises(TypeError, match="memory is a bool; it must be a text such as 'peer', or a dict"):
         by_script(True)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("sharded", Wanted("peer", 1, sharded=True)),
+        ("sharded+peer", Wanted("peer", 2, sharded=True)),
+        ("sharded+peer=3", Wanted("peer", 3, sharded=True)),
+        ("sharded+parity", Wanted("parity", 4, sharded=True)),
+        ("sharded+parity=5", Wanted("parity", 5, sharded=True)),
+    ],
+)
+def test_what_replicas_hold_alike_may_be_cut_before_it_is_protected(text: str, wanted: Wanted) -> None:
+    assert tier(text) == wanted
+
+
+@pytest.mark.parametrize("text", ["sharded=2", "sharded+", "sharded+auto", "sharded+sharded", "peer+sharded"])
+def test_what_can_not_be_cut_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match=r"is none of auto, .*, sharded, sharded\+peer=M and sharded"):
+        tier(text)
 
 
 def test_how_often_a_snapshot_is_made_depends_on_the_mode() -> None:

@@ -39,14 +39,15 @@ class Worker:
         warm: Spare | None = None,
         is_copied: bool = False,
         memory_fd: int | None = None,
+        whole_fd: int | None = None,
         children: Children | None = None,
     ) -> None:
         """Start `command`; stdout and stderr are files to write to, empty or None for the agent's own.
 
         ring_fd: a memfd, which this object closes in the end. warm: a spare that runs the command instead of
-        a new process. is_copied: another host keeps a copy of the ring. memory_fd: the memory tier's,
-        which stays the caller's. children: among which it is guarded
-        from its first moment on. Raises OSError if there is no such program, or the spare has died.
+        a new process. is_copied: another host keeps a copy of the ring. memory_fd, whole_fd: the memory
+        tier's, which stay the caller's. children: among which it is guarded from its first moment on. Raises
+        OSError if there is no such program, or the spare has died.
         """
         self.rank = rank
         self.ring_fd = ring_fd
@@ -68,6 +69,8 @@ class Worker:
             numbers[descriptors.COPIES] = asked.fileno()
         if memory_fd is not None:
             numbers[descriptors.MEMORY] = memory_fd
+        if whole_fd is not None:
+            numbers[descriptors.WHOLE] = whole_fd
         environment = {**environment, descriptors.PROOF: descriptors.proof(rank, numbers)}
         self._process: subprocess.Popen[bytes] | ForkedProcess
         try:

@@ -61,6 +61,10 @@ class BesideTraining(ABC):
     def _may_begin(self, step: int) -> bool:
         """Wait a while for what was begun before; return whether the next may begin."""
 
+    def _of_replicas(self, shared: Shared) -> Mapping[str, Tensor]:
+        """Return what this rank copies of that which replicas hold alike."""
+        return shared.tensors() if self._replica else {}
+
     @abstractmethod
     def _write(self, begun: Begun, document: dict[str, Json], tensors: dict[str, Tensor]) -> None:
         """On a thread of its own, which no exception may leave: wait for the copies and put them away."""
@@ -86,7 +90,7 @@ class BesideTraining(ABC):
             "missing": [],
             "left_out": [],
         }
-        number, copies = self._copies.begin(own, shared.tensors() if self._replica else {})
+        number, copies = self._copies.begin(own, self._of_replicas(shared))
         self._begun = Begun(number, step, local, on_host, own, copies, shared, time.monotonic())
         self._newest = step
 
@@ -98,7 +102,7 @@ class BesideTraining(ABC):
         """Copy anew what is being copied: it was changed after its step, and is as it ought to be now."""
         begun = self._begun
         if begun is not None and self._replica:
-            number, copies = self._copies.begin(begun.own, shared.tensors())
+            number, copies = self._copies.begin(begun.own, self._of_replicas(shared))
             self._begun = replace(begun, number=number, copies=copies, shared=shared)
 
     def step_begins(self) -> None:

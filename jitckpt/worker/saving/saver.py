@@ -97,12 +97,13 @@ class Saver:
         keep: int,
         why_not: Callable[[int], str | None] = lambda step: None,
         memory: int | None = None,
+        whole: int | None = None,
     ) -> None:
         """why_not: tells why a save function can't be called for the state after a step, if so.
 
-        memory: the memory tier's of this rank.
+        memory: the memory tier's of this rank. whole: as for own_shard.read, until a minibatch is done.
         """
-        self._memory = memory
+        self._memory, self._whole = memory, whole
         self._why_not = why_not
         self.found: Found | None = None  # what a save function may read beside what the job was given
         self._root, self._identity, self._native, self._host = root, identity, native, host
@@ -226,7 +227,8 @@ class Saver:
         """No minibatch is done since the job went on from this step in the memory tier: write that."""
         if self._memory is None:
             raise SaveError(f"Step {step} is in memory that this rank does not have.")
-        return own_shard.write_save(self._memory, self._root, step, self._identity.start)
+        start = self._identity.start
+        return own_shard.write_save(self._memory, self._root, step, start, whole=self._whole)
 
     def _write_files(
         self, step: int, order: protocol.Save, runs: bool, copies: Mapping[str, Tensor]

@@ -8,13 +8,14 @@ meant for: so the two slots of every rank always hold one step in common.
 import mmap
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
 import torch
 from torch import Tensor
 
+from jitckpt.decisions import cut
 from jitckpt.encoding import tensor_file
 from jitckpt.encoding.tree_codec import Encoded, Json
 from jitckpt.errors import JitckptError
@@ -24,6 +25,7 @@ from jitckpt.state.host_state import HostState, Shared
 from jitckpt.tiers import asked, chunks, host_memory, shard
 from jitckpt.tiers.host_memory import AWAITED, BEGUN, OFF, READY, SAFE, SETTLED, SKIPPED, SLOTS, WAITED
 from jitckpt.tiers.own_shard import OwnShard
+from jitckpt.tiers.shard import Cut
 from jitckpt.wire.environment import MEMORY_EVERY, MEMORY_LIMIT
 from jitckpt.worker.saving.beside import Begun, BesideTraining
 from jitckpt.worker.saving.history import History
@@ -38,18 +40,24 @@ REASON = "memory"
 
 @dataclass(frozen=True)
 class Given:
-    """What the agent says of the tier. every: steps; 0: it will say. limit: bytes for two snapshots."""
+    """What the agent says of the tier. every: steps; 0: it will say. limit: bytes for two snapshots.
+
+    whole: what the replicas have of a cut state, as descriptors.Given has it. members: the ranks among which
+    what they hold alike is cut from now on; none if it is not.
+    """
 
     descriptor: int
     every: int = 1
     limit: float = inf
+    whole: int | None = None
+    members: Sequence[int] = ()
 
 
-def given(descriptor: int) -> Given:
+def given(descriptor: int, whole: int | None = None, members: Sequence[int] = ()) -> Given:
     """Return what the agent has said, beside this memory; or the script, where it may."""
     wanted = asked.of(descriptor)
     if wanted is None:
-        return Given(descriptor, MEMORY_EVERY.get(), MEMORY_LIMIT.get())
+        return Given(descriptor, MEMORY_EVERY.get(), MEMORY_LIMIT.get(), whole, members)
     limit = MEMORY_LIMIT.get()
     if wanted.limit is not None:
         limit = wanted.limit / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -114,10 +122,12 @@ class Snapshots(BesideTraining):
         self._windows: dict[int, chunks.Window] = {}  # by slot, as they were last
         self._restored = 0  # the step in memory that the job has gone on from
         self._slot = 0  # of the newest snapshot
+        self._whole = given.whole
+        self._cut: Cut | None = None  # of the newest snapshot
 
     def found(self, identity: Identity, starts: Starts) -> OwnShard:
         """Return what the memory has of this rank."""
-        return OwnShard(self._memory, identity, starts)
+        return OwnShard(self._memory, identity, starts, self._whole)
 
     def restored(self, step: int) -> None:
         """The job goes on from this step in memory (0: from none); what is of other steps is given up."""
@@ -150,6 +160,9 @@ class Snapshots(BesideTraining):
         host_memory.put_word(
             self._memory, WAITED, host_memory.word(self._memory, WAITED) + int(seconds * 1e6)
         )
+        if self._whole is not None and self._newest > self._restored:
+            os.close(self._whole)  # a minibatch is done since: its memory is to be free
+            self._whole = None
         self._slot = self._free_slot()
         host_memory.put_word(self._memory, BEGUN, step)
         host_memory.unseal(self._memory, self._slot)
@@ -190,10 +203,29 @@ class Snapshots(BesideTraining):
         seals = {slot: host_memory.seal_in(self._memory, slot) for slot in SLOTS}
         return min(SLOTS, key=lambda slot: host_memory.worth(seals[slot], kept))
 
+    def _of_replicas(self, shared: Shared) -> Mapping[str, Tensor]:
+        tensors = shared.tensors()
+        members = self._given.members
+        if len(members) < 2:
+            return tensors
+        sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
+        uncut = {name for name, tensor in tensors.items() if not tensor.is_contiguous()}
+        found: dict[str, Tensor] = {}
+        places: dict[str, tuple[list[int], int]] = {}
+        for part in cut.parts(sizes, len(members), members.index(self._identity.rank), uncut):
+            tensor = tensors[part.name].detach()
+            first, last = (place // tensor.itemsize for place in (part.begin, part.end))
+            places[part.name] = (list(tensor.shape), first)
+            found[part.name] = tensor if part.name in uncut else tensor.view(-1)[first:last]
+        self._cut = Cut(list(members), places)
+        return found
+
     def _room_for(self, size: int) -> Tensor:
-        if 2 * size > self._given.limit:
+        # A cut state is put together in a start that goes on from it: its parts, and all of them in one.
+        needed = 2 * size * (1 + len(self._given.members))
+        if needed > self._given.limit:
             raise JitckptError(
-                f"two snapshots of this rank would take {2 * size} bytes of host memory, and may take "
+                f"two snapshots of this rank would take {needed} bytes of host memory, and may take "
                 f"{self._given.limit:.0f}: raise --memory-limit, or give the job hosts with more memory"
             )
         return self._room.of(self._slot, shard.aligned(size))
@@ -231,7 +263,9 @@ class Snapshots(BesideTraining):
         for name, tensor in begun.copies.items():
             offset = tensor.data_ptr() - start if tensor.numel() else end
             end = max(end, shard.aligned(offset + tensor.nbytes))
-            places[name] = (shard.dtype_name(tensor.dtype), list(tensor.shape), offset)
+            is_part = self._cut is not None and name in self._cut.parts
+            shape = [tensor.numel()] if is_part else list(tensor.shape)
+            places[name] = (shard.dtype_name(tensor.dtype), shape, offset)
         host_from = end
         for name, tensor in tensors.items():
             if name not in begun.copies:
@@ -247,6 +281,7 @@ class Snapshots(BesideTraining):
             tensors=places,
             host_from=host_from,
             document=document,
+            cut=self._cut,
         ).encode()
         if not self._off:
             host_memory.seal(memory, slot, index, shard.seal_of(index, begun.step, end))
