@@ -259,17 +259,7 @@ class Agent(LocalElasticAgent):
             before[signal.SIGUSR2] = signal.signal(signal.SIGUSR2, self._on_notice)
         self._children = Children(self._settings.save_deadline, self._settings.temporary)
         try:
-            if self._settings.memory is not None:
-                directory = self._settings.checkpoint_dir
-                job = json.dumps(
-                    [
-                        os.getcwd(),
-                        str(directory),
-                        self._worker_group.spec.entrypoint,
-                        *map(str, self._worker_group.spec.args),
-                    ]
-                )
-                self._memory = MemoryTier(self._settings.memory, job, self._log)
+            self._memory = self._memory_tier()
             if self._settings.snapshot_every is not None:
                 assert self._settings.checkpoint_dir is not None
                 self._shelf = Shelf(self._settings.checkpoint_dir)
@@ -300,6 +290,13 @@ class Agent(LocalElasticAgent):
                 self._lasting.close()
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def _memory_tier(self) -> MemoryTier | None:
+        if self._settings.memory is None:
+            return None
+        spec = self._worker_group.spec
+        named = [os.getcwd(), str(self._settings.checkpoint_dir), spec.entrypoint, *map(str, spec.args)]
+        return MemoryTier(self._settings.memory, json.dumps(named), self._log)
 
     def _write_what_memory_has(self) -> None:
         """The job ends without success: what no file has yet is not to end with it."""
