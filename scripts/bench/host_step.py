@@ -13,13 +13,13 @@ import argparse
 import copy
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
+OPTIMIZERS: dict[str, tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]] = {
     "SGD": (torch.optim.SGD, {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.01}),
     "Adam": (torch.optim.Adam, {"lr": 0.001, "weight_decay": 0.01}),
     "AdamW": (torch.optim.AdamW, {"lr": 0.001, "weight_decay": 0.01}),
@@ -44,7 +44,7 @@ def on_host(
     """Return what the step makes of a copy on the host, and the seconds."""
     own = torch.nn.Parameter(parameter.detach().cpu().clone())
     kind, options = OPTIMIZERS[type(optimizer).__name__]
-    same = kind([own], **options, **WAYS[way])  # type: ignore[call-arg]
+    same = kind([own], **options, **WAYS[way])
     same.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     same.param_groups[0].update(WAYS[way])
     for value in same.state[own].values():
@@ -68,7 +68,7 @@ def measured(name: str, way: str, args: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(0)
     kind, options = OPTIMIZERS[name]
     parameter = torch.nn.Parameter(torch.randn(args.elements, device=args.device))
-    optimizer = kind([parameter], **options, **WAYS[way])  # type: ignore[call-arg]
+    optimizer = kind([parameter], **options, **WAYS[way])
     differs = dict.fromkeys(WAYS, "")
     seconds = dict.fromkeys(WAYS, float("inf"))
     for step in range(args.steps):
