@@ -270,7 +270,7 @@ def test_what_the_forward_pass_has_left_stays_until_what_is_written_before_the_s
     """The others may have stepped by then: this rank's gradients were sent before."""
     ring = Ring(memory, IDENTITY, SLOTS, LIMIT)
     monkeypatch.setattr(ring, "device_area", lambda step, final: (step, final))
-    monkeypatch.setattr(recorder_module, "current_stream", lambda device: 0)
+    monkeypatch.setattr(recorder_module, "stream_of", lambda device: lambda: 0)
     told: list[tuple[bool, int]] = []
     record = Recorder(ring, lambda area, word, *_: told.append((bool(area[1]), word)), Warnings())
     monkeypatch.setattr(record._staging, "gather", lambda tensors: (0, 0))
