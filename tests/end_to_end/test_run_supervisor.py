@@ -375,6 +375,7 @@ def test_a_stopped_rank_is_named_and_killed(start: Starter) -> None:
         pid = open(here + '/pid').read()
         while ' (stopped)' not in open(f'/proc/{pid}/status').read():
             time.sleep(0.005)
+        wait_until_logged('registered', 2)  # whoever has not is late, not silent
         report_hang(2.0)
         save(7)
         """,
