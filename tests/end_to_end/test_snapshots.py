@@ -231,6 +231,7 @@ exec {program} "$@"
     job = Job(launcher, program=str(broken))
     job.snapshot()
     armed.touch()
+    job.wait_for("snapshot_wanted", 2)  # else all may be over before
     result = job.finish()
     assert result.status == 0, result.err
     assert not armed.exists()
