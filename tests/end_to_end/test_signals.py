@@ -127,6 +127,7 @@ def test_a_launcher_that_still_waits_for_others_ends_at_once_and_leaves_nothing(
     folder.mkdir()
     meet = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "192.0.2.1:2950", "--rdzv-id", "j"]
     command = [*JITCKPT, "run", "--device", "softgpu", *meet, launcher.script("raise AssertionError")]
+    command = ["env", "--default-signal", *command]  # the tests themselves may run under nohup
     with subprocess.Popen(command, env={**os.environ, "TMPDIR": str(folder)}, text=True) as waits:
         end = time.monotonic() + LIMIT
         while not any(folder.glob("jitckpt-launcher-*")):
