@@ -71,17 +71,18 @@ int jitckpt_report(const char* json,
                    size_t length);  // one message to the agent, atomically; -1 without an agent
 int jitckpt_collectives(char* json,
                         size_t capacity);  // what is in flight, oldest first; returns the bytes needed
-// Has the device's time of the collectives in so many minibatches from the next jitckpt_step_end on taken, and
-// forgets what was taken before.
+// Has the device's time of the collectives in so many minibatches from the next jitckpt_step_end on taken,
+// and forgets what was taken before.
 void jitckpt_profile_network(uint32_t minibatches);
-// Those times, once all of them are known, one minibatch after the other: its seconds, how many collectives it
-// had, and of each the seconds from the minibatch's beginning to its begin and to its end. Returns how many
-// numbers there are; if that is more than capacity, or 0, nothing was written. 0: not yet. They are given once.
+// Those times, once all of them are known, one minibatch after the other: its seconds, how many collectives
+// it had, and of each the seconds from the minibatch's beginning to its begin and to its end. Returns how
+// many numbers there are; if that is more than capacity, or 0, nothing was written. 0: not yet. They are
+// given once.
 size_t jitckpt_network_profile(double* numbers, size_t capacity);
-// From now on, as the device comes to the end of a step, it has the time (CLOCK_MONOTONIC, in ns) written there;
-// nowhere if that is null. The memory must stay.
+// From now on, as the device comes to the end of a step, it has the time (CLOCK_MONOTONIC, in ns) written
+// there; nowhere if that is null. The memory must stay.
 void jitckpt_tell_step_time(uint64_t* where);
-void jitckpt_resume(void);                 // let the held calls go on (false alarm)
+void jitckpt_resume(void);  // let the held calls go on (false alarm)
 
 // A rehearsed failure at the next NCCL call: the signal that the process sends itself right after the call
 // was passed on.
