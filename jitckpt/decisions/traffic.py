@@ -18,6 +18,8 @@ from dataclasses import dataclass
 
 from jitckpt.decisions.check import InvalidInput, number, positive, whole
 
+ROUNDING = 1e-12  # of a copy: less than that is what subtracting its chunks has left of it
+
 
 @dataclass(frozen=True)
 class Span:
@@ -111,7 +113,7 @@ def schedule_traffic(
             room = math.inf if last else (end - begin - link.latency_seconds) * link.bytes_per_second
             size = min(link.chunk_bytes, left, room)
             # A chunk so small that its bytes vanish beside its start-up is none.
-            if not size > 0 or begin + link.send_seconds(size) <= begin:
+            if not size > 0 or (not last and begin + link.send_seconds(size) <= begin):
                 break
             sent = begin + link.send_seconds(size)
             sent = min(sent, end)  # apart by rounding only
@@ -120,7 +122,7 @@ def schedule_traffic(
             )
             chunks.append(Chunk(index, copy, offset, size, begin, sent, copied))
             free, offset, left = sent, offset + size, left - size
-            if left > 0:
+            if left > ROUNDING * checkpoint_bytes:
                 copies[0] = (copy, left)
             else:
                 copies.pop(0)

@@ -3,7 +3,7 @@ import random
 import statistics
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from jitckpt.decisions.check import InvalidInput
@@ -43,6 +43,7 @@ def problems(draw: st.DrawFn) -> tuple[list[Span], float, int, Link, float]:
 
 
 @given(problems())
+@example(([Span(0.0, 0.0, 0.0)], 683.3281452201584, 3, Link(1.0, 0.0, 1.0, 683.3281452201584, 4), 1.0))
 def test_a_schedule_keeps_every_promise(problem: tuple[list[Span], float, int, Link, float]) -> None:
     spans, size, replicas, link, caution = problem
     schedule = schedule_traffic(spans, size, replicas, link, caution)
