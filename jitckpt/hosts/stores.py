@@ -327,7 +327,8 @@ class LastingRendezvous(RendezvousHandler):
             except RendezvousGracefulExitError as error:
                 raise NotNeeded(NOT_NEEDED) from error
             except RendezvousClosedError as error:
-                if self._waits:
+                came_too_late = self._start is None and self._heard is not None
+                if self._waits or came_too_late:
                     raise NotNeeded(NOT_NEEDED) from error
                 raise
             except RendezvousTimeoutError:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
     RendezvousParameters,
     rendezvous_handler_registry,
 )
@@ -157,12 +158,31 @@ def test_those_that_are_left_meet_at_the_first_ones_store_with_who_stands_by(
         assert not waiting.done()
         time.sleep(0.01)
     assert again.check(["jitckpt/job/moved"])
-    while not late.inner._state_holder.state.redundancy_list:
+    # What the store has: what the agent itself holds may not have been written yet.
+    while not late.inner._state_holder._known["redundancy_list"]:
         assert not waiting.done()
         time.sleep(0.01)
     assert first.shutdown()
     with pytest.raises(NotNeeded):
         waiting.result(60)
+
+
+def test_who_comes_just_as_the_job_ends_is_not_needed(
+    threads: ThreadPoolExecutor, last_start: LastStarts
+) -> None:
+    store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
+    first, second = (agent(store.port, 2) for _ in range(2))
+    last_start([first, second], threads)
+    assert first.shutdown()
+    with pytest.raises(NotNeeded):
+        agent(store.port, 2).next_rendezvous()
+
+
+def test_a_job_that_never_began_is_not_said_to_have_ended() -> None:
+    store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
+    assert agent(store.port, 2).shutdown()
+    with pytest.raises(RendezvousClosedError):
+        agent(store.port, 2).next_rendezvous()
 
 
 def test_two_that_do_not_see_each_other_give_way_to_the_first(
