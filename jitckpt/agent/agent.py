@@ -104,6 +104,7 @@ from jitckpt.system.resting_place import RestingPlace
 from jitckpt.system.versions import versions
 from jitckpt.wire import environment as variables
 from jitckpt.wire import protocol
+from jitckpt.wire.agents import WantSave
 from jitckpt.wire.protocol import Message
 
 HEARING_SECONDS = 0.5  # in which all hosts have heard what one says
@@ -968,7 +969,7 @@ class WorkerProcesses(PContext):
             say("SIGUSR2: a rank has made no step yet, so there is nothing to save.")
             return
         if self._hosts is not None:
-            self._hosts.broadcast({"want_save": step})
+            self._hosts.broadcast(WantSave(step))
         self._log.write("save_wanted", step=step)
         say(f"SIGUSR2: the state after step {step} will be saved; the training goes on.")
 

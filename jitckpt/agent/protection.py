@@ -12,9 +12,8 @@ import threading
 import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 from jitckpt.agent.memory_tier import MemoryTier, machines_of
 from jitckpt.agent.pacer import Pacer
@@ -30,6 +29,7 @@ from jitckpt.hosts.link import LinkError
 from jitckpt.tiers import host_memory
 from jitckpt.tiers.host_memory import BEGUN, OFF, READY, RULE, SAFE, SETTLED, SKIPPED, STEP_TIME
 from jitckpt.tiers.parity_peers import PeerParity
+from jitckpt.wire import agents
 
 LOOK_SECONDS = 0.002
 KEEPER_SECONDS = 1.0  # between two looks whether the keeper is there
@@ -149,7 +149,7 @@ class Protection(threading.Thread):
         except Exception as error:
             self._warn(f"the memory tier of this host has failed: {error!r}")
             try:
-                self._tell({"off": next(iter(self._own))})
+                self._tell(agents.NoSnapshots(next(iter(self._own))))
             finally:
                 self._end("what looks after it here has failed")
 
@@ -166,7 +166,7 @@ class Protection(threading.Thread):
         for rank, own in self._own.items():
             if host_memory.word(own.memory, OFF):
                 if self._off is None:
-                    self._tell({"off": rank})
+                    self._tell(agents.NoSnapshots(rank))
                 continue
             if not host_memory.word(own.memory, READY):
                 continue  # what is there may be of a start before this one
@@ -176,7 +176,7 @@ class Protection(threading.Thread):
             skipped = host_memory.word(own.memory, SKIPPED)
             if skipped > own.skipped:
                 own.skipped = skipped
-                self._tell({"skipped": skipped, "rank": rank})
+                self._tell(agents.SnapshotSkipped(rank, skipped))
             for slot, seal in host_memory.found(own.memory):
                 if seal.step not in own.begun:
                     own.begun = {seal.step, *sorted(own.begun)[-1:]}
@@ -196,38 +196,34 @@ class Protection(threading.Thread):
         self._senders.shutdown(wait=True, cancel_futures=True)
         os.close(self._stop_sending)
 
-    def hear(self, host: int, said: Mapping[str, Any]) -> None:
+    def hear(self, host: int, said: agents.OfMemory) -> None:
         """Take in what another host says, or this one. Raises ValueError for nonsense."""
         with self._lock:
             match said:
-                case {"kept": int(rank), "steps": list(steps), "by": list(by), **more} if rank in self._ranks:
-                    self._kept[rank] = [step for step in steps if isinstance(step, int)]
-                    self._by[rank] = [one for one in by if isinstance(one, int)]
-                    match more:
-                        case {"took": [int(step), float(seconds)], "step_seconds": float(step_seconds)}:
-                            self._pace.measured(step, seconds, step_seconds)
+                case agents.Kept(rank) if rank in self._ranks:
+                    self._kept[rank], self._by[rank] = said.steps, said.by
+                    if said.took:
+                        self._pace.measured(said.took, said.seconds, said.step_seconds)
                     self._count()
-                case {"skipped": int(step), "rank": int(rank)}:
+                case agents.SnapshotSkipped(rank, step):
                     self._warn(
                         f"the snapshot of step {step} was left out: the one before was not whole everywhere "
                         f"after {PATIENCE_SECONDS:g} s (rank {rank})"
                     )
                     settled = self._left_out = max(self._settled, step)
-                    self._publish({"safe": self.safe, "settled": settled, **self._pace.doubled(settled)})
-                case {"off": int(rank)} if rank in self._ranks:
+                    self._publish(agents.Safe(self.safe, settled, **self._pace.doubled(settled)))
+                case agents.NoSnapshots(rank) if rank in self._ranks:
                     if self._off is None:
-                        self._publish({"ends": rank})
-                case {"ends": int(rank)}:
+                        self._publish(agents.ProtectionEnds(rank))
+                case agents.ProtectionEnds(rank):
                     self._end(f"rank {rank} makes no snapshots any more")
-                case {"allow": int(rank)}:
+                case agents.Allow(rank):
                     self._tier.allow(rank)
-                case {"safe": int(safe), "settled": int(settled), **more}:
-                    match more:
-                        case {"keepers": list(keepers)} if len(keepers) == len(self._keepers):
-                            self._keepers = {host: list(by) for host, by in enumerate(keepers)}
-                    match more:
-                        case {"every": int(every), "since": int(since)} if (every, since) != self._pace.rule:
-                            self._change_pace(every, since, str(more.get("why", "")))
+                case agents.Safe(safe, settled, keepers, every, since):
+                    if len(keepers) == len(self._keepers):
+                        self._keepers = dict(enumerate(keepers))
+                    if every and (every, since) != self._pace.rule:
+                        self._change_pace(every, since, said.why)
                     self._is_safe(safe, settled)
                 case unknown:
                     raise ValueError(f"{unknown!r:.200} of host {host}")
@@ -243,20 +239,17 @@ class Protection(threading.Thread):
                 return
             by += took
         own.sent = {step, *sorted(own.sent - {step})[-1:]}
-        said: dict[str, Any] = {
-            "kept": rank,
-            "steps": sorted(own.sent),
-            "by": by,
-        }
+        said = agents.Kept(rank, sorted(own.sent), by)
         if step == own.snapshot[0]:
-            said |= {"took": [step, time.monotonic() - own.snapshot[1]], "step_seconds": own.step_seconds}
+            seconds = time.monotonic() - own.snapshot[1]
+            said = replace(said, took=step, seconds=seconds, step_seconds=own.step_seconds)
         self._tell(said)
 
     def _sent(self, rank: int, sending: "Future[None]") -> None:
         """See that what no sender foresees does not leave the ranks waiting for a snapshot."""
         if not sending.cancelled() and (error := sending.exception()) is not None:
             self._warn(f"rank {rank}'s state can't be sent: {error!r}")
-            self._tell({"off": rank})
+            self._tell(agents.NoSnapshots(rank))
 
     def _send_to(self, holder: int, rank: int, step: int) -> list[int] | None:
         """Return the host that has the rank's step now, if one has; None if the job is to start anew."""
@@ -268,7 +261,7 @@ class Protection(threading.Thread):
             others = []  # a parity is of a place in its group
         for host in (holder, *others):
             if host != holder:
-                self._hosts.send(host, {"memory": {"allow": rank}})
+                self._hosts.send(host, agents.Allow(rank))
             for _ in range(TRIES):
                 if self._stopping.is_set() or host in self._hosts.lost:
                     break
@@ -408,11 +401,10 @@ class Protection(threading.Thread):
         if self._index == ROOT and self._kept.keys() >= set(self._ranks):
             safe = confirmed(self._kept.values())
             if safe > max(self.safe, self._left_out):
-                said = {"safe": safe, "settled": max(self._settled, safe), **self._pace.planned(safe)}
                 keepers = self._found_keepers()
-                if keepers != [*self._keepers.values()]:
-                    said["keepers"] = keepers
-                self._publish(said)
+                news = keepers if keepers != [*self._keepers.values()] else []
+                settled = max(self._settled, safe)
+                self._publish(agents.Safe(safe, settled, news, **self._pace.planned(safe)))
 
     def _found_keepers(self) -> list[list[int]]:
         """Return of each host which hosts have what its ranks have."""
@@ -422,18 +414,18 @@ class Protection(threading.Thread):
             for of_host in ranks
         ]
 
-    def _publish(self, said: Mapping[str, Any]) -> None:
+    def _publish(self, said: agents.Safe | agents.ProtectionEnds) -> None:
         if self._index == ROOT:
             if self._hosts is not None:
-                self._hosts.broadcast({"memory": said})
+                self._hosts.broadcast(said)
             self.hear(ROOT, said)
 
-    def _tell(self, said: Mapping[str, Any]) -> None:
+    def _tell(self, said: agents.OfMemory) -> None:
         """Tell the root."""
         if self._hosts is None or self._index == ROOT:
             self.hear(self._index, said)
         else:
-            self._hosts.send(ROOT, {"memory": said})
+            self._hosts.send(ROOT, said)
 
     def _warn(self, text: str) -> None:
         if text not in self._said:

@@ -50,6 +50,7 @@ from jitckpt.hosts.standbys import Standby, announce, announced
 from jitckpt.hosts.stores import NOT_NEEDED, within
 from jitckpt.ring import local_state
 from jitckpt.system import descriptor_limit
+from jitckpt.wire import agents
 from jitckpt.wire import environment as variables
 
 LOOK_SECONDS = 1.0  # between two looks whether the job is still there
@@ -279,7 +280,7 @@ class _Adopted(WorkerProcesses):
         self._taken = taken
         last = taken.last
         self._said_before = [
-            Arrived(host, header, bytes.fromhex(data)) for host, header, data in last["said"]
+            Arrived(host, agents.decode(header), bytes.fromhex(data)) for host, header, data in last["said"]
         ]
         if last["place"] is not None:
             self._known_place = _place(last["place"])

@@ -37,16 +37,16 @@ from jitckpt.decisions.recovery import (
 )
 from jitckpt.errors import JitckptError
 from jitckpt.events import EventLog
-from jitckpt.hosts.connections import Arrived, Hosts, Lost
+from jitckpt.hosts.connections import Arrived, Hosts, Lost, Unclear
 from jitckpt.ring import format as ring_format
 from jitckpt.ring import local_state, wishes
 from jitckpt.ring.copies import Copies
 from jitckpt.system.kernel_log import MOST_LINES, xid_lines
 from jitckpt.system.stacks import read_stacks
-from jitckpt.wire import protocol
-from jitckpt.wire.protocol import Message, ProtocolError
+from jitckpt.wire import agents, protocol
+from jitckpt.wire.checked import ProtocolError
+from jitckpt.wire.protocol import Message
 
-TOLD = ("nothing", "kill", "terminate")  # to a rank before it ended
 STATUS_OF_AN_EXCEPTION = 1  # of a Python that an exception has ended
 MOST_NONSENSE = 100  # messages that are noted
 MOST_TEXT = 2000  # characters of a failure's description
@@ -172,7 +172,7 @@ class Supervisor(threading.Thread):
                 self._selector.register(worker.socket, selectors.EVENT_READ, _bound(self._receive, worker))
                 self._selector.register(worker.pidfd, selectors.EVENT_READ, _bound(self._ended, worker))
             for arrived in self._said_before:
-                self._hear_host(arrived)
+                self._hear_or_note(arrived)
             self._outcome = self._supervise()
         except BaseException as error:
             self._error = error
@@ -255,7 +255,7 @@ class Supervisor(threading.Thread):
     def _look_who_waits(self) -> None:
         if self._wants_in and not self._job.takes_in and self._leads():
             assert self._hosts is not None
-            self._hosts.broadcast({"takes_in": self._wants_in})
+            self._hosts.broadcast(agents.TakesIn(self._wants_in))
             self._job = replace(self._job, takes_in=True, is_free=True)
         if can_take_in(self._job):
             self._alarm("hosts", self._wants_in)
@@ -353,7 +353,7 @@ class Supervisor(threading.Thread):
         """Let the other hosts hear it, too; what only one host acts on goes to that one."""
         if self._hosts is None or isinstance(message, protocol.Loaded):
             return
-        said = {"rank": rank, "said": protocol.encode(message).decode()}
+        said = agents.Said(rank, protocol.encode(message).decode())
         if not isinstance(message, protocol.Progress | protocol.Group):
             self._hosts.broadcast(said)
         elif not self._leads():
@@ -459,7 +459,7 @@ class Supervisor(threading.Thread):
     def _tell_alarm(self, cause: str, text: str, blamed: Sequence[int] = ()) -> None:
         """Raise an alarm on all hosts about what only this one knows; blamed: the ranks that caused it."""
         if self._hosts is not None:
-            self._hosts.broadcast({"alarm": cause, "text": text, "blamed": list(blamed)})
+            self._hosts.broadcast(agents.Alarm(cause, text, list(blamed)))
         self._alarm(cause, text, blamed)
         self._blame(blamed)
 
@@ -479,7 +479,7 @@ class Supervisor(threading.Thread):
         if exit_code := worker.dies_with():
             if self._hosts is not None:
                 self._reports.last_copy()
-                self._hosts.broadcast({"rank": worker.rank, "dies_with": exit_code})
+                self._hosts.broadcast(agents.Dying(worker.rank, exit_code))
             self._is_dying(worker.rank, exit_code)
 
     def _is_dying(self, rank: int, exit_code: int) -> None:
@@ -505,7 +505,7 @@ class Supervisor(threading.Thread):
             exit_code, told = STATUS_OF_AN_EXCEPTION, "nothing"  # it has failed, though we may have ended it
         if self._hosts is not None:
             self._reports.last_copy()
-            self._hosts.broadcast({"rank": worker.rank, "exit_code": exit_code, "told": told})
+            self._hosts.broadcast(agents.Ended(worker.rank, exit_code, told))
         if exit_code != 0:
             self._reports.failed(worker, exit_code, told == "kill" and exit_code == -signal.SIGKILL)
         self._has_ended(worker.rank, exit_code, told)
@@ -616,68 +616,75 @@ class Supervisor(threading.Thread):
         for arrived in self._hosts.take():
             if isinstance(arrived, Lost):
                 self._lose(arrived)
+            elif isinstance(arrived, Unclear):
+                self._note_nonsense(self._hosts.name(arrived.host), arrived.error)
             else:
-                try:
-                    self._hear_host(arrived)
-                except Exception as error:
-                    self._note_nonsense(self._hosts.name(arrived.host), error)
+                self._hear_or_note(arrived)
+
+    def _hear_or_note(self, arrived: Arrived) -> None:
+        assert self._hosts is not None
+        try:
+            self._hear_host(arrived)
+        except Exception as error:
+            self._note_nonsense(self._hosts.name(arrived.host), error)
 
     def _hear_host(self, arrived: Arrived) -> None:
-        match arrived.header:
-            case {"rank": int(rank), "said": str(said)}:
-                self._hear(self._rank(rank).rank, protocol.decode(said.encode()))
-            case {"rank": int(rank), "exit_code": int(exit_code), "told": str(told)} if told in TOLD:
+        match arrived.message:
+            case agents.Said(rank, text):
+                self._hear(self._rank(rank).rank, protocol.decode(text.encode()))
+            case agents.Ended(rank, exit_code, told):
                 self._has_ended(self._rank(rank).rank, exit_code, told)
-            case {"rank": int(rank), "dies_with": int(exit_code)}:
+            case agents.Dying(rank, exit_code):
                 self._is_dying(self._rank(rank).rank, exit_code)
-            case {"rank": int(rank), "order": str(order)}:
-                self._pass_on(self._workers[rank], protocol.decode(order.encode()), arrived.host)
-            case {"proxy": _} | {"step_barrier": _} if self._proxies is not None:
+            case agents.Order(rank, text):
+                self._pass_on(self._workers[rank], protocol.decode(text.encode()), arrived.host)
+            case message if isinstance(message, agents.OF_PROXIES) and self._proxies is not None:
                 self._proxies.hear_host(arrived)
-            case {"stopped": int(rank)}:
+            case agents.Stopped(rank):
                 self._investigation.hear_stopped(self._rank(rank).rank)
-            case {"ring": int(rank), "size": int(size), "at": int(place)}:
+            case agents.RingPart(rank, size, place):
                 self._copies.write(self._rank(rank).rank, size, place, arrived.data)
-            case {"memory": dict(said)} if self._protection is not None:
-                self._protection.hear(arrived.host, said)
-            case {"takes_in": str(who)} if self._elastic:
+            case message if isinstance(message, agents.OF_MEMORY) and self._protection is not None:
+                self._protection.hear(arrived.host, message)
+            case agents.TakesIn(who) if self._elastic:
                 self._wants_in = protocol.shortened(who, MOST_TEXT)
                 self._job = replace(self._job, takes_in=True, is_free=True)
-            case {"want_save": int(step)} if 0 < step < ring_format.LAST_STEP:
+            case agents.WantSave(step) if 0 < step < ring_format.LAST_STEP:
                 wishes.want_save_after([worker.ring_fd for worker in self._workers.values()], step)
-            case {"alarm": str(cause), "text": str(text), "blamed": list(blamed)}:
-                self._hear_alarm(arrived.host, cause, text, [self._rank(rank).rank for rank in blamed])
-            case unknown:
-                self._hear_of_stacks(arrived.host, unknown, arrived.data)
+            case agents.Alarm() as alarm:
+                self._hear_alarm(arrived.host, alarm)
+            case message:
+                self._hear_of_stacks(arrived.host, message, arrived.data)
 
-    def _hear_of_stacks(self, host: int, header: dict[str, Any], data: bytes) -> None:
-        match header:
-            case {"stacks_wanted": int(rank)}:
+    def _hear_of_stacks(self, host: int, message: agents.Message, data: bytes) -> None:
+        match message:
+            case agents.StacksWanted(rank):
                 self._send_stacks(host, self._workers[rank])
-            case {"stacks_of": int(rank), "driver": list(driver)}:
+            case agents.Stacks(rank, driver):
                 name = "" if self._hosts is None else self._hosts.name(host)
-                lines = [str(line)[:MOST_OF_A_LINE] for line in driver[:MOST_LINES]]
+                lines = [line[:MOST_OF_A_LINE] for line in driver[:MOST_LINES]]
                 self._investigation.hear_stacks(self._rank(rank).rank, data.decode(), name, lines)
-            case unknown:
-                raise ValueError(f"{unknown!r:.200}")
+            case _:
+                raise ProtocolError(f"Nobody here has a use for {message!r:.200}.")
 
-    def _hear_alarm(self, host: int, cause: str, text: str, blamed: Sequence[int]) -> None:
-        if cause == "signal":
+    def _hear_alarm(self, host: int, alarm: agents.Alarm) -> None:
+        blamed = [self._rank(rank).rank for rank in alarm.blamed]
+        if alarm.cause == "signal":
             self.leaving.add(host)
             self._job = replace(self._job, is_free=self._job.is_free or self._elastic)
-        self._alarm(cause, text, blamed)
+        self._alarm(alarm.cause, alarm.text, blamed)
         self._blame(blamed)
 
     def _pass_on(self, worker: Worker, order: Message, host: int) -> None:
         """Give a rank of this host an order of another's; tell that if the rank is stopped."""
         assert self._hosts is not None
         if worker.is_stopped():
-            self._hosts.send(host, {"stopped": worker.rank})
+            self._hosts.send(host, agents.Stopped(worker.rank))
         worker.send(order)  # who can't be asked does not answer
 
     def _ask_for_stacks(self, rank: int) -> None:
         assert self._hosts is not None
-        self._hosts.send(self._hosts.host_of(rank), {"stacks_wanted": rank})
+        self._hosts.send(self._hosts.host_of(rank), agents.StacksWanted(rank))
 
     def _send_stacks(self, host: int, worker: Worker) -> None:
         """Send another host the Python stacks of a rank; nobody waits for them here."""
@@ -687,7 +694,7 @@ class Supervisor(threading.Thread):
         def send() -> None:
             text = "" if file is None else read_stacks(file, STACK_SECONDS)
             driver = [line[:MOST_OF_A_LINE] for line in xid_lines(DRIVER_SECONDS)]
-            hosts.send(host, {"stacks_of": worker.rank, "driver": driver}, text.encode())
+            hosts.send(host, agents.Stacks(worker.rank, driver), text.encode())
 
         threading.Thread(target=send, name="jitckpt-stacks", daemon=True).start()
 
@@ -731,7 +738,8 @@ class Supervisor(threading.Thread):
         if rank in self._workers:
             return self._workers[rank].send(order)
         assert self._hosts is not None
-        self._hosts.send(self._hosts.host_of(rank), {"rank": rank, "order": protocol.encode(order).decode()})
+        message = agents.Order(rank, protocol.encode(order).decode())
+        self._hosts.send(self._hosts.host_of(rank), message)
         return None
 
     # What is done.

@@ -22,10 +22,11 @@ from typing import Any, TypeVar
 
 from jitckpt.decisions.quorum import Past
 from jitckpt.hosts import link
-from jitckpt.hosts.link import Header, LinkError
+from jitckpt.hosts.link import LinkError
+from jitckpt.wire import agents
+from jitckpt.wire.checked import ProtocolError
 
 HEARTBEAT = 1.0  # seconds
-TAKES_PLACE, LAST_WORDS = "takes_place", "last_words"  # of messages for this module alone
 PATIENCE = 6  # times the seconds that a machine may be silent, for an agent on a machine that is not
 MOST_STRANGERS = 256  # connections that have not proved yet that they belong here
 CROWD_PAUSES = (0.1, 0.5, 1.0)  # seconds between the tries to get in where there are many strangers
@@ -62,8 +63,16 @@ class Arrived:
     """A message from another host."""
 
     host: int
-    header: dict[str, Any]
-    data: bytes
+    message: agents.Message
+    data: bytes = b""
+
+
+@dataclass(frozen=True)
+class Unclear:
+    """What came from another host, and is no message."""
+
+    host: int
+    error: ProtocolError
 
 
 @dataclass(frozen=True)
@@ -72,6 +81,14 @@ class Lost:
 
     host: int
     reason: str
+
+
+def heard(host: int, header: link.Header, data: bytes) -> Arrived | Unclear:
+    """Return what has come from another host."""
+    try:
+        return Arrived(host, agents.decode(header), data)
+    except ProtocolError as error:
+        return Unclear(host, error)
 
 
 Value = TypeVar("Value")
@@ -108,7 +125,7 @@ class Hosts:
         self._numbers = itertools.count()
         self._beats_missed: dict[int, int] = {}
         self._receipts: dict[int, dict[int, Callable[[], None]]] = {host: {} for host in range(len(hosts))}
-        self._inbox: deque[Arrived | Lost] = deque()
+        self._inbox: deque[Arrived | Unclear | Lost] = deque()
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._lost: set[int] = set()
         self._connected = {host: threading.Event() for host in range(len(hosts)) if host != index}
@@ -147,17 +164,17 @@ class Hosts:
         """Return which host has this rank."""
         return next(number for number, host in enumerate(self.all) if rank in host.ranks)
 
-    def send(self, host: int, header: Header, data: bytes = b"") -> None:
+    def send(self, host: int, message: agents.Message, data: bytes = b"") -> None:
         """Send a message, to a host that is lost in vain. Never waits. Raises LinkError if it is too long."""
-        self._in_loop(self._write, (host,), link.encode(header, data))
+        self._in_loop(self._write, (host,), link.encode(agents.encode(message), data))
 
     def confirm(self, host: int, received: Callable[[], None]) -> None:
         """Call `received`, on another thread, once a host has all that was sent to it before, or is lost."""
         self._in_loop(self._ask_for_receipt, host, received)
 
-    def broadcast(self, header: Header) -> None:
+    def broadcast(self, message: agents.Message) -> None:
         """Send a message to all other hosts."""
-        self._in_loop(self._write, tuple(self._connected), link.encode(header))
+        self._in_loop(self._write, tuple(self._connected), link.encode(agents.encode(message)))
 
     def hand_over(self, to: Host, within: float) -> bool:
         """Tell the other hosts that another comes in this one's place, and hear them to their last words.
@@ -166,7 +183,7 @@ class Hosts:
         """
         self._told_last.clear()
         self._all_told.clear()
-        self.broadcast({TAKES_PLACE: [to.address, to.port]})
+        self.broadcast(agents.TakesPlace(to.address, to.port))
         return self._all_told.wait(within)
 
     def waiting(self, host: int) -> int:
@@ -187,7 +204,7 @@ class Hosts:
         """The ranks of whose local states this host keeps copies."""
         return self.all[self.index - 1].ranks
 
-    def take(self) -> list[Arrived | Lost]:
+    def take(self) -> list[Arrived | Unclear | Lost]:
         """Return what has come since the last time, oldest first."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.wake)
@@ -386,24 +403,8 @@ class Hosts:
             while True:
                 header, data = await link.receive(reader)
                 self._beats_missed[host] = 0
-                match header:
-                    case {"receipt": int(number)}:
-                        writer.write(link.encode({"received": number}))
-                        continue
-                    case {"received": int(number)}:
-                        self._receipts.get(host, {}).pop(number, _nothing)()
-                        continue
-                    case {"takes_place": [str(address), int(port)]}:
-                        self._expect_another(host, replace(self.all[host], address=address, port=port))
-                        writer.write(link.encode({LAST_WORDS: True}))
-                        return
-                    case {"last_words": _}:
-                        self._told_last.add(host)
-                        if self._told_last >= self._connected.keys() - self._lost:
-                            self._all_told.set()
-                        continue
-                if header:
-                    self._put(Arrived(host, header, data))
+                if header and not self._hear(heard(host, header, data), writer):
+                    return
         except LinkError as error:
             cause = error.__cause__
             silent = isinstance(cause, OSError) and cause.errno in SILENT_ERRORS
@@ -411,6 +412,25 @@ class Hosts:
             self._lose(host, said)
         finally:
             writer.close()
+
+    def _hear(self, said: Arrived | Unclear, writer: asyncio.StreamWriter) -> bool:
+        """Act on what is for this module alone, and pass on the rest; False if nothing more comes here."""
+        match said:
+            case Arrived(_, agents.Receipt(number)):
+                writer.write(link.encode(agents.encode(agents.Received(number))))
+            case Arrived(host, agents.Received(number)):
+                self._receipts.get(host, {}).pop(number, _nothing)()
+            case Arrived(host, agents.TakesPlace(address, port)):
+                self._expect_another(host, replace(self.all[host], address=address, port=port))
+                writer.write(link.encode(agents.encode(agents.LastWords())))
+                return False
+            case Arrived(host, agents.LastWords()):
+                self._told_last.add(host)
+                if self._told_last >= self._connected.keys() - self._lost:
+                    self._all_told.set()
+            case _:
+                self._put(said)
+        return True
 
     def _expect_another(self, host: int, coming: Host) -> None:
         """A host's place is taken by another, which calls soon; until then what is for it waits."""
@@ -440,9 +460,9 @@ class Hosts:
             return
         number = next(self._numbers)
         self._receipts[host][number] = received
-        self._write((host,), link.encode({"receipt": number}))
+        self._write((host,), link.encode(agents.encode(agents.Receipt(number))))
 
-    def _put(self, what: Arrived | Lost) -> None:
+    def _put(self, what: Arrived | Unclear | Lost) -> None:
         self._inbox.append(what)
         os.eventfd_write(self.wake, 1)
 

@@ -18,9 +18,9 @@ from functools import partial
 from typing import cast
 
 from jitckpt.errors import SaveError
-from jitckpt.hosts.link import Header
 from jitckpt.ring import local_state
 from jitckpt.ring.tail import Tail
+from jitckpt.wire.agents import RingPart
 
 LOOK_SECONDS = 0.01  # shorter than what is left of a minibatch after its forward pass
 ANSWER_SECONDS = 5.0  # that a rank waits for a copy
@@ -37,7 +37,7 @@ class Copier(threading.Thread):
     def __init__(
         self,
         rings: Mapping[int, int],
-        send: Callable[[Header, bytes], None],
+        send: Callable[[RingPart, bytes], None],
         waiting: Callable[[], int],
         confirm: Callable[[Callable[[], None]], None] = lambda received: None,
         askers: Sequence[socket.socket] = (),
@@ -104,7 +104,7 @@ class Copier(threading.Thread):
                 except SaveError:  # it is just being laid out; if it is damaged, that is said when it matters
                     continue
                 for place, data in news:
-                    self._send({"ring": rank, "size": tail.size, "at": place}, data)
+                    self._send(RingPart(rank, tail.size, place), data)
 
     def stop(self) -> None:
         """End the thread."""

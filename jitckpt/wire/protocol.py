@@ -1,27 +1,22 @@
 """The messages between agent and workers, each one JSON object of <= 64 KiB over a SOCK_SEQPACKET socket.
 
 The preloaded library reads and writes some of them too; it knows `save` and `resume` by how their text
-begins, so the type comes first and there are no spaces. A reader ignores fields that it does not know.
+begins, so the type comes first and there are no spaces.
 
-What is decoded has passed every check that there is: whoever acts on it need not look at its types again.
+wire/checked.py holds what is decoded against the types of the fields.
 """
 
 import json
 import os
-from dataclasses import MISSING, Field, dataclass, field, fields
-from math import isfinite
+from dataclasses import dataclass, field
 from time import time as now
-from typing import Any, ClassVar, Literal, TypedDict, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, Literal, TypedDict
 
-from jitckpt.errors import JitckptError
+from jitckpt.wire import checked
+from jitckpt.wire.checked import Checked, ProtocolError
 
 MAX_BYTES = 64 * 1024
 MOST_RANKS = 1 << 20
-INTEGERS = range(-(1 << 63), 1 << 64)
-
-
-class ProtocolError(JitckptError):
-    """A message that can't be sent or understood; the text is a sentence that says why."""
 
 
 def shortened(text: str, limit: int) -> str:
@@ -34,15 +29,10 @@ def shortened(text: str, limit: int) -> str:
 
 
 @dataclass(frozen=True)
-class Message:
+class Message(Checked):
     """What every message has. `time` is wall time in seconds since the epoch."""
 
-    type: ClassVar[str]
     time: float = field(default_factory=now, kw_only=True)
-
-    def problem(self) -> str | None:
-        """Return what is wrong with it although each field is of its type, a clause; None if nothing is."""
-        return None
 
 
 @dataclass(frozen=True)
@@ -411,8 +401,7 @@ FROM_WORKER = (
     Fault,
 )
 FROM_AGENT = (Save, Ask, Resume)
-_CLASSES: dict[str, type[Message]] = {cls.type: cls for cls in (*FROM_WORKER, *FROM_AGENT)}
-_HINTS = {cls: get_type_hints(cls) for cls in _CLASSES.values()}
+_KINDS: dict[str, type[Message]] = checked.by_type((*FROM_WORKER, *FROM_AGENT))
 
 
 def encode(message: Message) -> bytes:
@@ -420,9 +409,8 @@ def encode(message: Message) -> bytes:
 
     Raises ProtocolError if it would be longer than 64 KiB or holds what JSON can't.
     """
-    content = {"type": message.type} | {f.name: getattr(message, f.name) for f in fields(message)}
     try:
-        data = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
+        data = json.dumps(checked.content_of(message), separators=(",", ":"), allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise ProtocolError(f"A message of type {message.type} can't be written as JSON: {error}.") from error
     if len(data) > MAX_BYTES:
@@ -443,55 +431,7 @@ def decode(data: bytes) -> Message:
         content = json.loads(data, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"A message is not JSON: {error}.") from error
-    if not isinstance(content, dict):
-        raise ProtocolError(f"A message is not a JSON object but {type(content).__name__}.")
-    name = content.get("type")
-    cls = _CLASSES.get(name) if isinstance(name, str) else None
-    if cls is None:
-        raise ProtocolError(f"A message has the unknown type {name!r}; known are {', '.join(_CLASSES)}.")
-    values = {f.name: content[f.name] for f in fields(cls) if f.name in content}
-    missing = [f.name for f in fields(cls) if f.name not in values and _is_required(f)]
-    if missing:
-        raise ProtocolError(f"A message of type {cls.type} lacks {', '.join(missing)}.")
-    for field_name, value in values.items():
-        if not _fits(value, _HINTS[cls][field_name]):
-            raise ProtocolError(f"In a message of type {cls.type}, {field_name} can't be {value!r:.80}.")
-    message = cls(**values)
-    if problem := message.problem():
-        raise ProtocolError(f"A message of type {cls.type} makes no sense: {problem}.")
-    return message
-
-
-def _is_required(f: Field[Any]) -> bool:
-    return f.default is MISSING and f.default_factory is MISSING
-
-
-def _fits(value: object, hint: Any) -> bool:
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return value in arguments
-    if origin is list:
-        return isinstance(value, list) and all(_fits(one, arguments[0]) for one in value)
-    if origin is tuple:  # which JSON has as a list
-        return isinstance(value, list) and len(value) == len(arguments) and all(map(_fits, value, arguments))
-    if arguments:  # a union
-        return any(_fits(value, part) for part in arguments)
-    if is_typeddict(hint):
-        parts = get_type_hints(hint)
-        return isinstance(value, dict) and all(
-            name in value and _fits(value[name], part) for name, part in parts.items()
-        )
-    return hint is Any or _is(hint, value)
-
-
-def _is(kind: type[Any], value: object) -> bool:
-    if isinstance(value, bool):
-        return kind is bool
-    if isinstance(value, int):
-        return kind in (int, float) and value in INTEGERS
-    if kind is float:
-        return isinstance(value, float) and isfinite(value)
-    return isinstance(value, kind)
+    return checked.understood(_KINDS, content)
 
 
 def _refuse_constant(name: str) -> None:

@@ -29,6 +29,7 @@ from jitckpt.hosts.connections import Arrived, Host, Hosts
 from jitckpt.saves.layout import Identity
 from jitckpt.tiers import chunks, host_memory, shard
 from jitckpt.tiers.chunks import Sum, Window
+from jitckpt.wire.agents import OF_MEMORY
 
 PIECE = 256 << 10
 HERE = "127.0.0.1"
@@ -132,8 +133,8 @@ class Agents:
             for met, protection in zip(self._hosts, self._protections, strict=True):
                 protection.look()
                 for arrived in met.take():
-                    if isinstance(arrived, Arrived):
-                        protection.hear(arrived.host, arrived.header["memory"])
+                    if isinstance(arrived, Arrived) and isinstance(arrived.message, OF_MEMORY):
+                        protection.hear(arrived.host, arrived.message)
             time.sleep(0.001)
 
     def cut(self, rank: int) -> shard.Cut | None:

@@ -18,9 +18,10 @@ from jitckpt.agent.processes.workers import Worker
 from jitckpt.agent.supervisor import Reports, Supervisor
 from jitckpt.decisions.recovery import Outcome
 from jitckpt.events import Event, EventLog
-from jitckpt.hosts import connections
+from jitckpt.hosts import connections, link
 from jitckpt.hosts.connections import Host, Hosts
 from jitckpt.system import nccl_ras
+from jitckpt.wire.agents import RingPart
 
 SAVES = "register(); save(7)"
 
@@ -93,7 +94,7 @@ class Agents:
     def _last_copy(self, index: int) -> None:
         """Send the other host, which keeps copies, the last piece of the rings of this one's ranks."""
         for rank in self.hosts[index].all[index].ranks:
-            self.hosts[index].send(1 - index, {"ring": rank, "size": 6, "at": 0}, b"ring %d" % rank)
+            self.hosts[index].send(1 - index, RingPart(rank, 6, 0), b"ring %d" % rank)
 
     def _write_local_states(self, ring: int, _directory: Path, steps: set[int], by: str) -> dict[int, int]:
         if by:
@@ -278,12 +279,13 @@ def test_a_host_that_is_lost_during_a_save_stops_no_save(agents: Agents) -> None
 @pytest.mark.parametrize(
     "nonsense",
     [
-        {"rank": 99, "said": "{}"},
-        {"rank": 1, "said": "no JSON"},
-        {"rank": 1, "exit_code": "x", "told": "nothing"},
-        {"rank": 1, "order": "{}"},
-        {"ring": 1, "size": 10, "at": 4096},
-        {"stopped": None},
+        {"type": "said", "rank": 99, "text": "{}"},
+        {"type": "said", "rank": 1, "text": "no JSON"},
+        {"type": "ended", "rank": 1, "exit_code": "x", "told": "nothing"},
+        {"type": "order", "rank": 1, "text": "{}"},
+        {"type": "ring_part", "rank": 1, "size": 10, "at": 4096},
+        {"type": "stopped", "rank": None},
+        {"type": "something else"},
         {"rank": 1, "said": 7},
     ],
 )
@@ -291,7 +293,8 @@ def test_what_makes_no_sense_is_noted_and_changes_nothing(
     agents: Agents, nonsense: dict[str, object]
 ) -> None:
     agents.start(["wait_for(here + '/go')"] * 2)
-    agents.hosts[1].send(0, nonsense, b"data")
+    other = agents.hosts[1]
+    other._in_loop(other._write, (0,), link.encode(nonsense, b"data"))
     while not agents.events("warning"):
         time.sleep(0.01)
     assert "host 1 (127.0.0.1) says what makes no sense" in agents.events("warning")[0]["text"]

@@ -40,7 +40,7 @@ PYTHON = {
     "worker/ends": "ring system wire errors",
     "worker/saving": "ring bindings tiers saves state data decisions encoding console system wire errors "
     "_seen",
-    "ring": "bindings hosts saves state encoding errors",
+    "ring": "bindings saves state encoding wire errors",
     "hooks": "state system errors _seen",
     "decisions/transparent": "wire errors",
     "events": "console system",
@@ -50,7 +50,7 @@ PYTHON = {
     "tiers": "hosts saves decisions encoding errors _memory_tier",
     "objects": "hosts saves system errors",
     "formats": "saves state encoding errors",
-    "hosts": "saves decisions console system errors",
+    "hosts": "saves decisions console system wire errors",
     "clusters": "errors",
     "saves": "state decisions encoding console system errors",
     "state": "data encoding wire errors _seen _tensors",

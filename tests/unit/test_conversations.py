@@ -38,7 +38,7 @@ from jitckpt.ring.recorder import Recorder
 from jitckpt.ring.ring import Ring
 from jitckpt.ring.tail import Tail
 from jitckpt.saves.layout import Identity
-from jitckpt.wire import protocol, proxy_messages
+from jitckpt.wire import checked, protocol, proxy_messages
 
 COUNT = int(os.environ.get("JITCKPT_CONVERSATIONS", "50"))
 many = settings(
@@ -95,7 +95,7 @@ text = st.text(st.characters(exclude_categories=(), exclude_characters="/"), max
 
 def said(cls: type[protocol.Message]) -> st.SearchStrategy[bytes]:
     """What is a message of this kind but for parts of it."""
-    hints = protocol._HINTS[cls]
+    hints = checked.hints(cls)
     values = {f.name: values_for(hints[f.name]) | json_values | text for f in fields(cls)}
     values |= {"rank": st.integers(0, 3), "type": st.just(cls.type)}
     values |= {name: st.just(1) for name in ("save_id", "world_size", "shards") if name in values}
@@ -106,7 +106,7 @@ def said(cls: type[protocol.Message]) -> st.SearchStrategy[bytes]:
 
 def right(cls: type[protocol.Message]) -> st.SearchStrategy[bytes]:
     """A message of this kind, all of it of the right types."""
-    hints = protocol._HINTS[cls]
+    hints = checked.hints(cls)
     values = {f.name: values_for(hints[f.name]) for f in fields(cls)}
     small = {"rank": 0, "world_size": 2, "shard": 0, "shards": 1, "save_id": 1}
     values |= {name: st.just(value) for name, value in small.items() if name in values}

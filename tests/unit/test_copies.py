@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from jitckpt.encoding import tree_codec
 from jitckpt.encoding.tensor_file import head_of
 from jitckpt.encoding.tree_codec import to_json
-from jitckpt.hosts.link import Header
 from jitckpt.ring import format as ring_format
 from jitckpt.ring import local_state
 from jitckpt.ring.content import Content
@@ -27,6 +26,7 @@ from jitckpt.ring.local_state import LocalState
 from jitckpt.ring.recorder import Recorder
 from jitckpt.ring.ring import Ring
 from jitckpt.saves.layout import Identity
+from jitckpt.wire.agents import RingPart
 
 IDENTITY = Identity(job="j", fingerprint="f", world_size=2, rank=3, shard=0, shards=1)
 SLOTS = 4
@@ -39,12 +39,12 @@ class Pair:
     def __init__(self) -> None:
         self.memory = local_state.create()
         self.copies = Copies()
-        self.on_the_way: list[tuple[Header, bytes]] = []
+        self.on_the_way: list[tuple[RingPart, bytes]] = []
         self.copier = Copier({3: self.memory}, lambda *sent: self.on_the_way.append(sent), lambda: 0)
 
     def arrive(self, count: int = 1000) -> None:
-        for header, data in self.on_the_way[:count]:
-            self.copies.write(header["ring"], header["size"], header["at"], data)
+        for part, data in self.on_the_way[:count]:
+            self.copies.write(part.rank, part.size, part.at, data)
         del self.on_the_way[:count]
 
     def states(self) -> tuple[list[LocalState], list[LocalState]]:

@@ -36,6 +36,7 @@ from jitckpt.tiers.host_memory import (
     HostMemory,
 )
 from jitckpt.tiers.peers import PeerMemory
+from jitckpt.wire.agents import OF_MEMORY
 
 LIMIT = 60.0
 
@@ -117,8 +118,8 @@ class Agents:
             one.look()
         for met, protection in zip(self.hosts, self.protections, strict=True):
             for arrived in met.take():
-                if isinstance(arrived, Arrived):
-                    protection.hear(arrived.host, arrived.header["memory"])
+                if isinstance(arrived, Arrived) and isinstance(arrived.message, OF_MEMORY):
+                    protection.hear(arrived.host, arrived.message)
         return False
 
     def until_safe(self, step: int) -> None:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitckpt.wire import protocol
+from jitckpt.wire import checked, protocol
+from jitckpt.wire.checked import ProtocolError
 from jitckpt.wire.protocol import (
     FROM_AGENT,
     FROM_WORKER,
@@ -14,7 +15,6 @@ from jitckpt.wire.protocol import (
     CommunicatorPlace,
     InFlight,
     Message,
-    ProtocolError,
     decode,
     encode,
 )
@@ -27,7 +27,7 @@ json_values = st.recursive(
 short_text = st.text(st.characters(), max_size=40)
 
 
-integers = st.integers(protocol.INTEGERS.start, protocol.INTEGERS.stop - 1)
+integers = st.integers(checked.INTEGERS.start, checked.INTEGERS.stop - 1)
 pairs = st.lists(st.lists(integers, min_size=2, max_size=2), max_size=3)
 exchanges = st.lists(st.tuples(st.booleans(), integers, integers).map(list), max_size=3)
 
@@ -41,6 +41,7 @@ def values_for(hint: Any) -> st.SearchStrategy[Any]:
         int | str: integers | short_text,
         list[Any]: st.lists(json_values, max_size=3),
         list[int]: st.lists(integers, max_size=3),
+        list[list[int]]: st.lists(st.lists(integers, max_size=3), max_size=3),
         list[str]: st.lists(short_text, max_size=3),
         list[list[str]]: st.lists(st.lists(short_text, min_size=2, max_size=2), max_size=3),
         list[CommunicatorPlace]: st.lists(

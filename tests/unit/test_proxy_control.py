@@ -18,7 +18,7 @@ from jitckpt.agent.proxies.control import ControlSocket, Proxies
 from jitckpt.agent.proxies.exchange import Settings
 from jitckpt.events import EventLog
 from jitckpt.hosts.connections import Arrived
-from jitckpt.wire import proxy_messages
+from jitckpt.wire import agents, proxy_messages
 from jitckpt.wire.proxy_messages import Hello, decode, encode
 
 
@@ -30,7 +30,7 @@ class Host:
         self.path = self.control.path
         self.log = EventLog()
         self.said: list[str] = []
-        self.sent: list[tuple[int, dict[str, Any], bytes]] = []
+        self.sent: list[tuple[int, agents.Message, bytes]] = []
         self.proxies = Proxies(
             self.control,
             ranks,
@@ -191,8 +191,8 @@ class Cable:
     def host_of(self, rank: int) -> int:
         return rank
 
-    def send(self, host: int, header: dict[str, Any], data: bytes = b"") -> None:
-        self._host.sent.append((host, header, data))
+    def send(self, host: int, message: agents.Message, data: bytes = b"") -> None:
+        self._host.sent.append((host, message, data))
 
 
 def run_together(hosts: list[Host], proxies: list[Proxy]) -> None:
@@ -200,8 +200,8 @@ def run_together(hosts: list[Host], proxies: list[Proxy]) -> None:
     while any(host.sent for host in hosts):
         for index, host in enumerate(hosts):
             sent, host.sent = host.sent, []
-            for to, header, data in sent:
-                hosts[to].proxies.hear_host(Arrived(index, header, data))
+            for to, message, data in sent:
+                hosts[to].proxies.hear_host(Arrived(index, message, data))
         for host, proxy in zip(hosts, proxies, strict=True):
             if host.clients[proxy.rank].fileno() >= 0:
                 play(host, [proxy])
@@ -226,7 +226,7 @@ def test_two_hosts_agree_through_the_first() -> None:
     # One that hangs up is missed when it is needed.
     hosts[1].clients[1].close()
     hosts[1].listen()
-    assert hosts[1].sent == [(0, {"proxy": 1, "gone": "its device proxy has hung up"}, b"")]
+    assert hosts[1].sent == [(0, agents.ProxyGone(1, "its device proxy has hung up"), b"")]
     run_together(hosts, proxies)
     hosts[0].clients[0].send(encode(proxies[0].alarm()))
     hosts[0].listen()

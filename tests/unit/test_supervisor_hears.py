@@ -1,20 +1,22 @@
 """What a supervisor hears from another host: whatever it says, the supervisor goes on."""
 
 import os
+import signal
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_protocol import json_values
 
 from jitckpt.agent.supervisor import Reports, Supervisor
-from jitckpt.decisions.recovery import Wait, decide
+from jitckpt.decisions.recovery import Outcome, Wait, decide
 from jitckpt.events import EventLog
-from jitckpt.hosts.connections import Arrived, Host, Lost
-from jitckpt.wire import protocol
+from jitckpt.hosts.connections import Arrived, Host, Lost, Unclear, heard
+from jitckpt.wire import agents, protocol
 
 # Nobody who acts on what is heard.
 NOBODY = Reports(
@@ -30,10 +32,10 @@ class TwoHosts:
 
     all, wake = (Host("a", 1, (0,), 0), Host("b", 1, (1,), 0)), -1
 
-    def __init__(self, said: Sequence[Arrived | Lost], index: int = 0) -> None:
+    def __init__(self, said: Sequence[Arrived | Unclear | Lost], index: int = 0) -> None:
         self.said, self.index = said, index
 
-    def take(self) -> Sequence[Arrived | Lost]:
+    def take(self) -> Sequence[Arrived | Unclear | Lost]:
         return self.said
 
     def name(self, host: int) -> str:
@@ -48,40 +50,23 @@ class TwoHosts:
     broadcast = send
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=5,
-)
 # What agents say, with something else in the place of parts of it.
-KEYS = [
-    ("rank", "said"),
-    ("rank", "exit_code", "told"),
-    ("rank", "order"),
-    ("proxy",),
-    ("proxy", "gone"),
-    ("stopped",),
-    ("ring", "size", "at"),
-    ("want_save",),
-    ("alarm", "text", "blamed"),
-    ("stacks_wanted",),
-    ("stacks_of", "driver"),
-    ("something else",),
-]
 sensible = st.sampled_from(
-    [0, 1, "kill", "nothing", -9, 4096, [1], protocol.encode(protocol.Resume()).decode()]
+    [0, 1, "kill", "nothing", -9, 4096, [1], True, protocol.encode(protocol.Resume()).decode()]
 )
 
 
 @st.composite
-def messages(draw: st.DrawFn) -> Arrived:
-    header = {key: draw(sensible | json_values) for key in draw(st.sampled_from(KEYS))}
-    return Arrived(1, header, draw(st.binary(max_size=8)))
+def messages(draw: st.DrawFn) -> Arrived | Unclear:
+    kind = draw(st.sampled_from([*agents.KINDS.values()]))
+    content = {one.name: draw(sensible | json_values) for one in fields(kind) if draw(st.integers(0, 9))}
+    name = draw(st.just(kind.type) | json_values)
+    return heard(1, {"type": name} | content, draw(st.binary(max_size=8)))
 
 
 @settings(deadline=None)
 @given(st.lists(messages(), max_size=5))
-def test_nonsense_from_another_host_is_noted_and_passed_over(said: list[Arrived]) -> None:
+def test_nonsense_from_another_host_is_noted_and_passed_over(said: list[Arrived | Unclear]) -> None:
     hosts: Any = TwoHosts(said)
     log = EventLog()
     supervisor = Supervisor(
@@ -96,10 +81,10 @@ def test_nonsense_from_another_host_is_noted_and_passed_over(said: list[Arrived]
 
 
 @pytest.mark.parametrize("told", ["kill", "terminate"])
-def test_what_another_host_has_ended_is_a_failure_that_it_has_seen(told: str) -> None:
+def test_what_another_host_has_ended_is_a_failure_that_it_has_seen(told: agents.Told) -> None:
     """A link that is cut one way: the other host is told nothing, and acts; of that this one hears."""
     log = EventLog()
-    hosts: Any = TwoHosts([Arrived(1, {"rank": 1, "exit_code": -9, "told": told}, b"")])
+    hosts: Any = TwoHosts([Arrived(1, agents.Ended(1, -9, told))])
     supervisor = Supervisor(
         workers=[], log=log, reports=NOBODY, save_id=1, save_deadline=60, restarts_left=1, hosts=hosts
     )
@@ -147,7 +132,7 @@ def second_host(request: pytest.FixtureRequest) -> Iterator[SecondHost]:
     os.close(host.supervisor._wake)
 
 
-FAILED = Arrived(0, {"alarm": "nccl_error", "text": "a collective of rank 1 failed", "blamed": [1]}, b"")
+FAILED = Arrived(0, agents.Alarm("nccl_error", "a collective of rank 1 failed", [1]))
 LOST = "jitckpt: host 0 with rank 0 is lost: the connection has ended.\n"
 
 
@@ -181,7 +166,7 @@ def test_a_host_is_lost_also_once_its_ranks_have_failed(
     second_host: SecondHost, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What ends a host may end its ranks first; what it kept in memory is gone all the same."""
-    second_host.hear(Arrived(0, {"rank": 0, "exit_code": -9, "told": "nothing"}, b""))
+    second_host.hear(Arrived(0, agents.Ended(0, -9, "nothing")))
     second_host.supervisor._end((1,), ())
     second_host.hear(Lost(0, "the connection has ended"))
     assert second_host.supervisor.gone_hosts == {0}
@@ -192,22 +177,62 @@ def test_a_host_is_lost_also_once_its_ranks_have_failed(
 def test_a_host_whose_ranks_have_succeeded_is_not_lost(
     second_host: SecondHost, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    second_host.hear(Arrived(0, {"rank": 0, "exit_code": 0, "told": "nothing"}, b""))
+    second_host.hear(Arrived(0, agents.Ended(0, 0, "nothing")))
     second_host.hear(Lost(0, "the connection has ended"))
     assert second_host.supervisor.gone_hosts == set()
     assert capsys.readouterr().err == ""
 
 
-def test_what_makes_no_sense_is_noted() -> None:
+NOTED = "host 1 says what makes no sense: "
+
+
+@pytest.mark.parametrize(
+    ("header", "noted"),
+    [
+        ({"type": "ended", "rank": [], "exit_code": 0, "told": {}}, "of type ended, rank can't be []"),
+        ({"type": "ended", "rank": True, "exit_code": 0, "told": "kill"}, "rank can't be True"),
+        ({"type": "ended", "rank": 1, "exit_code": 0, "told": "no"}, "told can't be 'no'"),
+        ({"type": "alarm", "cause": "hang", "text": "", "blamed": ["1"]}, "blamed can't be ['1']"),
+        ({"type": "alarm", "cause": "hang"}, "of type alarm lacks text, blamed"),
+        ({"type": "kept", "rank": 1, "steps": [1], "by": "1"}, "by can't be '1'"),
+        ({"rank": 1, "exit_code": 0}, "has the unknown type None"),
+        ({"type": "takes_in", "who": "a host"}, "Nobody here has a use for TakesIn(who='a host')"),
+        ({"type": "ended", "rank": 7, "exit_code": 0, "told": "kill"}, "KeyError('rank 7')"),
+    ],
+)
+def test_what_makes_no_sense_is_noted_in_a_sentence(header: dict[str, Any], noted: str) -> None:
     log = EventLog()
-    hosts: Any = TwoHosts([Arrived(1, {"rank": [], "exit_code": 0, "told": {}}, b"")])
+    hosts: Any = TwoHosts([heard(1, header, b"")])
     supervisor = Supervisor(
         workers=[], log=log, reports=NOBODY, save_id=1, save_deadline=60, restarts_left=1, hosts=hosts
     )
     supervisor._hear_hosts()
     os.close(supervisor._wake)
     (event,) = log.events
-    assert "host 1 says what makes no sense: ValueError" in event["text"]
+    assert event["text"].startswith(NOTED)
+    assert noted in event["text"]
+
+
+def test_what_was_said_to_the_host_in_whose_place_this_one_comes_ends_no_control_thread() -> None:
+    """It was noted as nonsense only where it came over a connection of this agent's own."""
+    log = EventLog()
+    hosts: Any = TwoHosts([])
+    hosts.wake = os.eventfd(0)
+    supervisor = Supervisor(
+        workers=[],
+        log=log,
+        reports=NOBODY,
+        save_id=1,
+        save_deadline=60,
+        restarts_left=1,
+        hosts=hosts,
+        said_before=[Arrived(1, agents.Stopped(7)), Arrived(1, agents.Ended(1, 1, "nothing"))],
+    )
+    supervisor.start()
+    supervisor.stop(signal.SIGTERM)
+    os.close(hosts.wake)
+    assert supervisor.result() in Outcome
+    assert any(event.get("text") == f"{NOTED}KeyError('rank 7')" for event in log.events)
 
 
 def test_a_hang_is_transparent_modes_affair_until_that_gives_up() -> None:

@@ -28,6 +28,8 @@ from jitckpt.hosts.connections import Arrived, Hosts
 from jitckpt.hosts.link import LinkError
 from jitckpt.hosts.standbys import Standby
 from jitckpt.system import network_lock
+from jitckpt.wire import agents
+from jitckpt.wire.agents import ProxyOrder
 
 PIECE = 4 << 20  # bytes
 ANSWER_SECONDS = 120.0  # in which the other host makes the processes again
@@ -137,13 +139,13 @@ class Departure:
         self._handed_over = True  # from here on the others expect that one, and no other
         if not self._hosts.hand_over(replace(own, address=standby.address, port=port), HEARING_SECONDS):
             raise MoveError(f"Not all hosts have answered within {HEARING_SECONDS:g} s.")
-        said = [Arrived(LEADER, {"proxy": rank}, order) for rank, order in orders.items()]
+        said = [Arrived(LEADER, ProxyOrder(rank), order) for rank, order in orders.items()]
         said += [one for one in self._hosts.take() if isinstance(one, Arrived)]
         known = None if self._messenger is None else self._messenger.known
         last = {
             "barrier": "" if self._barrier is None else self._barrier.content.hex(),
             "place": None if known is None else asdict(known),
-            "said": [[one.host, one.header, one.data.hex()] for one in said],
+            "said": [[one.host, agents.encode(one.message), one.data.hex()] for one in said],
         }
         self._hosts.start(self._finish(reader, writer, last)).result(ANSWER_SECONDS)
         return size, standby.address

@@ -13,7 +13,8 @@ from jitckpt.agent.processes.spare_template import ForkedProcess, Spare
 from jitckpt.system import descriptor_limit, descriptors, network_lock, process_tree
 from jitckpt.system.lifeline import Lifeline
 from jitckpt.wire import protocol
-from jitckpt.wire.protocol import Message, ProtocolError
+from jitckpt.wire.checked import ProtocolError
+from jitckpt.wire.protocol import Message
 
 PF_EXITING = 4  # of a task's flags in /proc/PID/stat, see proc(5)
 

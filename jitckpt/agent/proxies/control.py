@@ -25,7 +25,7 @@ from jitckpt.decisions.hang import named
 from jitckpt.events import EventLog
 from jitckpt.hosts.connections import Arrived, Hosts
 from jitckpt.system.door import Door
-from jitckpt.wire import proxy_messages
+from jitckpt.wire import agents, proxy_messages
 from jitckpt.wire.communicators import FOREVER
 from jitckpt.wire.environment import PROXY_CONTROL, PROXY_SERVERS
 from jitckpt.wire.proxy_messages import FromProxy, MessageError, ToProxy
@@ -262,16 +262,16 @@ class Proxies:
 
     def hear_host(self, arrived: Arrived) -> None:
         """Take in what another agent passes on. Raises KeyError or MessageError if it makes no sense."""
-        match arrived.header:
-            case {"step_barrier": _} if self._messenger is not None:
-                self._messenger.hear(arrived)
-            case {"proxy": int(rank), "gone": str(why)} if self._agreement is not None:
+        match arrived.message:
+            case agents.StepBarrier() as said if self._messenger is not None:
+                self._messenger.hear(arrived.host, said)
+            case agents.ProxyGone(rank, why) if self._agreement is not None:
                 self._agreement.leave(rank, why, time.monotonic())
-            case {"proxy": int(rank)} if self._agreement is not None:
-                if arrived.header.get("new_device"):
+            case agents.ProxySays(rank, new_device) if self._agreement is not None:
+                if new_device:
                     self._agreement.forget_failure(rank)
                 self._hear(rank, arrived.data)
-            case {"proxy": int(rank)}:
+            case agents.ProxyOrder(rank) if self._agreement is None:
                 self._give(rank, arrived.data)
 
     def lose_host(self, host: int) -> None:
@@ -348,22 +348,21 @@ class Proxies:
             if self._agreement is not None:
                 self._agreement.leave(connection.rank, why, time.monotonic())
             else:
-                self._to_leader({"proxy": connection.rank, "gone": why})
+                self._to_leader(agents.ProxyGone(connection.rank, why))
 
     def _pass_on(self, rank: int, data: bytes) -> None:
-        header: dict[str, Any] = {"proxy": rank}
+        new_device = False
         match proxy_messages.decode(data):
             case proxy_messages.Ids(recovery, copy=(copy,)) if self._transfers is not None:
                 self._transfers.offer(recovery, copy)
             case proxy_messages.Done() if self._transfers is not None:
                 self._transfers.end(rank)
             case proxy_messages.Stopped() as stopped if self._exchange is not None:
-                if self._exchange.hear(rank, stopped):
-                    header["new_device"] = True
+                new_device = self._exchange.hear(rank, stopped)
         if self._agreement is None:
-            self._to_leader(header, data)
+            self._to_leader(agents.ProxySays(rank, new_device), data)
             return
-        if "new_device" in header:
+        if new_device:
             self._agreement.forget_failure(rank)
         self._hear(rank, data)
 
@@ -379,9 +378,9 @@ class Proxies:
             self._suspension.carry_out()
             self._agreement.go_on(time.monotonic())
 
-    def _to_leader(self, header: Mapping[str, Any], data: bytes = b"") -> None:
+    def _to_leader(self, message: agents.Message, data: bytes = b"") -> None:
         assert self._hosts is not None
-        self._hosts.send(LEADER, header, data)
+        self._hosts.send(LEADER, message, data)
 
     def _tell(self, rank: int, order: ToProxy) -> None:
         try:
@@ -393,7 +392,7 @@ class Proxies:
             self._give(rank, data)
         else:
             assert self._hosts is not None
-            self._hosts.send(self._hosts.host_of(rank), {"proxy": rank}, data)
+            self._hosts.send(self._hosts.host_of(rank), agents.ProxyOrder(rank), data)
 
     def _give(self, rank: int, data: bytes) -> None:
         """Tell a rank here an order, once what it takes from another host is there."""

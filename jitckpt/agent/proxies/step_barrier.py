@@ -9,14 +9,14 @@ import fcntl
 import os
 import struct
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import astuple
 
 from jitckpt._step_barrier import MAGIC, STEP_BITS, Memory
 from jitckpt.decisions.step_tree import Come, Place
-from jitckpt.hosts.connections import Arrived, Hosts
+from jitckpt.hosts.connections import Hosts
+from jitckpt.wire import agents
 
-HEADER = "step_barrier"  # of a message between agents
 HEAD_BYTES = 4096
 RANK_BYTES = 64
 LONGEST_WAIT = 1000  # milliseconds
@@ -63,10 +63,10 @@ class Messenger:
         self._thread = threading.Thread(target=self._watch, name="jitckpt-steps", daemon=True)
         self._thread.start()
 
-    def hear(self, arrived: Arrived) -> None:
-        """Take in what another agent says. Raises KeyError, TypeError or ValueError if it makes no sense."""
+    def hear(self, host: int, said: agents.StepBarrier) -> None:
+        """Take in what another agent says. Raises KeyError if that has nothing to say here."""
         with self._lock:
-            self._take(*self._place.hear(arrived.host, _parse(arrived.header)))
+            self._take(*self._place.hear(host, Come(said.recovery_and_step, said.whole_from, said.left)))
 
     @property
     def known(self) -> Place:
@@ -91,16 +91,6 @@ class Messenger:
     def _take(self, place: Place, said: Iterable[tuple[int, Come]]) -> None:
         before, self._place = self._place, place
         for host, come in said:
-            self._hosts.send(host, {HEADER: astuple(come)})
+            self._hosts.send(host, agents.StepBarrier(*astuple(come)))
         if place.everywhere != before.everywhere:
             self._memory.everywhere(*astuple(place.everywhere))
-
-
-def _parse(header: Mapping[str, object]) -> Come:
-    match header[HEADER]:
-        case [int(recovery_and_step), int(whole_from), bool(left)] if (
-            0 <= recovery_and_step < 1 << 64 and 0 <= whole_from < 1 << 64
-        ):
-            return Come(recovery_and_step, whole_from, left)
-        case other:
-            raise ValueError(f"{other!r} is no news of the step barrier")

@@ -1,0 +1,73 @@
+"""What agents tell each other is read as it was written, or refused in a sentence."""
+
+import json
+import re
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_protocol import json_values, values_for
+
+from jitckpt.wire import agents, checked
+from jitckpt.wire.checked import ProtocolError
+
+
+def messages() -> st.SearchStrategy[agents.Message]:
+    return st.one_of(
+        [
+            st.builds(kind, **{one.name: values_for(checked.hints(kind)[one.name]) for one in fields(kind)})
+            for kind in agents.KINDS.values()
+        ]
+    ).filter(lambda message: message.problem() is None)
+
+
+@given(messages())
+def test_what_was_encoded_is_decoded(message: agents.Message) -> None:
+    assert agents.decode(json.loads(json.dumps(agents.encode(message)))) == message
+
+
+@st.composite
+def headers(draw: st.DrawFn) -> Any:
+    """What is a message but for parts of it, or anything at all."""
+    if draw(st.booleans()):
+        return draw(json_values)
+    kind = draw(st.sampled_from([*agents.KINDS.values()]))
+    hints = checked.hints(kind)
+    values = {one.name: values_for(hints[one.name]) | json_values for one in fields(kind)}
+    return {"type": kind.type} | {
+        name: draw(value) for name, value in values.items() if draw(st.integers(0, 9))
+    }
+
+
+@given(headers())
+def test_anything_is_a_message_or_refused_in_a_sentence(header: Any) -> None:
+    refused = ""
+    try:
+        message = agents.decode(header)
+    except ProtocolError as error:
+        refused = str(error)
+    if refused:
+        assert re.fullmatch(r"(A|In a) message .*\.", refused, re.DOTALL)
+    else:
+        content = agents.encode(message)
+        assert {name: header.get(name, content[name]) for name in content} == content
+
+
+@pytest.mark.parametrize(
+    ("header", "why"),
+    [
+        ([], "A message is not a JSON object but list."),
+        ({"type": "step_barrier", "recovery_and_step": -1, "whole_from": 0, "left": False}, "negative"),
+        ({"type": "step_barrier", "recovery_and_step": 1 << 64, "whole_from": 0, "left": False}, "can't be"),
+        ({"type": "takes_place", "address": "a", "port": 0}, "makes no sense: 0 is no port."),
+        ({"type": "safe", "safe": 1, "settled": 1, "keepers": [[0], ["a"]]}, "keepers can't be"),
+        ({"type": "safe", "safe": 1, "settled": 1, "every": -1}, "every -1 steps is no rule"),
+        ({"type": {}}, "has the unknown type {}"),
+    ],
+)
+def test_what_is_no_message_is_refused(header: Any, why: str) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        agents.decode(header)
+    assert why in str(caught.value)
