@@ -13,10 +13,10 @@ import signal
 import socket
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -42,7 +42,7 @@ from torch.distributed.launcher import api as launcher
 
 from jitckpt.agent import health, object_copies
 from jitckpt.agent.memory_tier import MemoryTier
-from jitckpt.agent.migration import going_back
+from jitckpt.agent.migration import going_back, lost_job
 from jitckpt.agent.migration.going_back import MadeAgain, NotMadeAgain
 from jitckpt.agent.migration.leaving import Departure
 from jitckpt.agent.migration.move import Mover
@@ -143,6 +143,7 @@ class Settings:
     state_on_device: bool  # in transparent mode
     fixed_place: int | None  # of this host among all (--node-rank)
     silent_hosts_are_dead: bool  # the user knows that none is only cut off
+    run: str  # a name that no other launcher's has
     secret: bytes | None  # of this job, for agents on several hosts; None: one is made
     memory: Wanted | None = None  # of the memory tier
     coordination: Coordination | None = None  # in the place of a store of torch's
@@ -229,7 +230,7 @@ class Agent(LocalElasticAgent):
             spec.rdzv_handler = with_signature(spec.rdzv_handler, signature)
         self._armed = [fault.with_phase() for fault in settings.faults]
         several = config.max_nodes > 1
-        self._run = f"{config.rdzv_endpoint}/{config.run_id}" if several else uuid.uuid4().hex
+        self._run = f"{config.rdzv_endpoint}/{config.run_id}" if several else settings.run
         self._first_directories: dict[str, str] = {}  # see environment.FIRST_DIRECTORIES
         self._spares = Spares(settings.warm_spares)
         self._suspects = Suspects()
@@ -245,6 +246,7 @@ class Agent(LocalElasticAgent):
         self._memory: MemoryTier | None = None
         self._objects: ObjectCopies | None = None
         self._shelf: Shelf | None = None
+        self._goes_on_later = False  # the job was ended from outside
         self._meetings = 0  # in this round of the rendezvous, after the first
         self._free_restarts = 0  # that are not counted, as hosts were lost or have come
         self._begun: list[Begun] = []  # the starts on several hosts
@@ -258,12 +260,11 @@ class Agent(LocalElasticAgent):
         before = {number: signal.signal(number, self._on_signal) for number in numbers}
         if signal.SIGUSR2 not in before:
             before[signal.SIGUSR2] = signal.signal(signal.SIGUSR2, self._on_notice)
-        self._children = Children(self._settings.save_deadline, self._settings.temporary)
+        self._shelf = self._make_shelf()
+        mark = "" if self._shelf is None else self._shelf.mark
+        self._children = Children(self._settings.save_deadline, self._settings.temporary, mark)
         try:
             self._memory = self._memory_tier()
-            if self._settings.snapshot_every is not None:
-                assert self._settings.checkpoint_dir is not None
-                self._shelf = Shelf(self._settings.checkpoint_dir)
             result: RunResult = super().run(*args, **kwargs)
             self._tell_what_never_happened()
             if result.is_failed():
@@ -271,6 +272,7 @@ class Agent(LocalElasticAgent):
             return result
         except (SignalException, HostsError):
             self._write_what_memory_has()
+            self._goes_on_later = True
             raise
         except HostUnfit:
             self._tell_what_goes()
@@ -278,9 +280,7 @@ class Agent(LocalElasticAgent):
         finally:
             self._spares.close()
             self._children.close()
-            if self._shelf is not None:
-                self._shelf.settle()
-                self._shelf.forget()
+            self._close_shelf()
             if self._objects is not None:
                 self._objects.finish()
             if self._hosts is not None:
@@ -291,6 +291,28 @@ class Agent(LocalElasticAgent):
                 self._lasting.close()
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def _make_shelf(self) -> Shelf | None:
+        """Return where snapshots are, with those of a launcher of this very job that was lost."""
+        settings, spec = self._settings, self._worker_group.spec
+        if settings.snapshot_every is None:
+            return None
+        assert settings.checkpoint_dir is not None
+        own = lost_job.whose(str(spec.entrypoint), spec.args, spec.local_world_size, settings.devices)
+        shelf = Shelf(settings.checkpoint_dir, own)
+        for snapshot, sentence in shelf.refused:
+            self._log.write("snapshot_refused", step=snapshot.step, text=sentence)
+            say(f"the snapshot after step {snapshot.step} in {snapshot.path} is not gone on from: {sentence}")
+        return shelf
+
+    def _close_shelf(self) -> None:
+        if self._shelf is None:
+            return
+        self._shelf.settle()
+        if self._goes_on_later and (newest := self._shelf.newest) is not None:
+            say(f"the snapshot after step {newest.step} stays: the same command goes on from it.")
+        else:
+            self._shelf.forget()
 
     def _memory_tier(self) -> MemoryTier | None:
         if self._settings.memory is None:
@@ -837,18 +859,24 @@ class Agent(LocalElasticAgent):
         if shelf is None or found is None:
             return None
         shelf.settle()
-        if shelf.newest is None:
-            return None
         armed = set(map(str, self._armed))
         fired = [text for one in self._settings.faults if (text := str(one.with_phase())) not in armed]
         store = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
-        try:
-            return going_back.made_again(found, shelf.newest, store, fired, self._children.mark)
-        except NotMadeAgain as error:
-            self._log.write("not_gone_back", step=shelf.newest.step, text=str(error))
-            say(f"the snapshot after step {shelf.newest.step} is of no use: {error} The job begins anew.")
-            shelf.forget()
-            return None
+        while (snapshot := shelf.newest) is not None:
+            try:
+                again = going_back.made_again(found, snapshot, store, fired, self._children.mark)
+            except NotMadeAgain as error:
+                self._log.write("not_gone_back", step=snapshot.step, text=str(error))
+                shelf.pass_over(snapshot)
+                older = shelf.newest
+                then = "The job begins anew." if older is None else f"That after step {older.step} is tried."
+                say(f"the snapshot after step {snapshot.step} is of no use: {error} {then}")
+            else:
+                if self._last is None:  # of a launcher that was lost
+                    made = datetime.fromtimestamp(again.plan["made"]).isoformat(sep=" ", timespec="seconds")
+                    say(f"goes on from the snapshot of step {snapshot.step}, made at {made}.")
+                return again
+        return None
 
 
 def _nobody(hindrance: Callable[[], str | None], take_in: Callable[[str], None]) -> None:

@@ -28,9 +28,10 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
 from jitckpt.agent.agent import Settings, launch
+from jitckpt.agent.migration import lost_job
 from jitckpt.agent.object_copies import WantedObjects
 from jitckpt.agent.standby import stand_by
-from jitckpt.bindings import criu, softgpu
+from jitckpt.bindings import criu, own_numbers, softgpu
 from jitckpt.bindings.criu import Criu, CriuError
 from jitckpt.cli.exec import DEFAULT_DEVICES, add_device_argument
 from jitckpt.cli.parser import Parser
@@ -65,6 +66,7 @@ from jitckpt.hosts.rendezvous import own_address, wait_for_name
 from jitckpt.hosts.stores import has_calls_out
 from jitckpt.objects.bucket import parse
 from jitckpt.reports.timeline import in_words
+from jitckpt.saves import directory_lock
 from jitckpt.saves.start_record import note_finished
 from jitckpt.system import regular_file
 from jitckpt.system.door import NO_ROOM
@@ -119,6 +121,13 @@ def main(arguments: list[str]) -> int:
             status = None
         except _NeedsClock:
             status, before = None, clock.preloaded(str(CLOCK_LIBRARY), before)
+        except _NeedsNumbers as needs:
+            say(
+                "numbers that the job's processes have to have again are others' by now: it goes on in a PID "
+                "namespace."
+            )
+            sys.stdout.flush()
+            status = own_numbers.run([sys.executable, *sys.orig_argv[1:]], before, needs.first)
     if status is None:
         sys.stdout.flush()
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], before)
@@ -127,6 +136,34 @@ def main(arguments: list[str]) -> int:
 
 class _NeedsClock(Exception):
     """A clock is to jump, for which this process must have a library that it can only begin with."""
+
+
+class _NeedsNumbers(Exception):
+    """A lost job can only go on where its processes get their numbers. first: from where to count there."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__(first)
+        self.first = first
+
+
+def _need_numbers(args: argparse.Namespace) -> None:
+    if args.snapshot_every is not None and os.getpid() != 1:
+        first = lost_job.where_to_count_from(args.checkpoint_dir)
+        if first is not None:
+            raise _NeedsNumbers(first)
+
+
+def _take_directory(args: argparse.Namespace) -> str:
+    """Return a name for this run; where there may be snapshots, it has their directory.
+
+    Raises CheckpointError if another has it.
+    """
+    run = uuid.uuid4().hex
+    if args.snapshot_every is not None:
+        args.checkpoint_dir.mkdir(parents=True, exist_ok=True)
+        if (unlocked := directory_lock.hold(args.checkpoint_dir, run)) is not None:
+            say(unlocked)
+    return run
 
 
 def _need_clock(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
@@ -162,6 +199,8 @@ def _run(arguments: list[str]) -> int:
             _check_config(args, config)
         except (AssertionError, ValueError, RuntimeError, OSError) as error:
             parser.error(str(error))
+        _need_numbers(args)
+        run = _take_directory(args)
         if callable(command):
             command, command_arguments = sys.executable, ["-u", "-c", RUN_PATH, *command_arguments]
         # One rank alone has nobody to get its state from.
@@ -212,6 +251,7 @@ def _run(arguments: list[str]) -> int:
             state_on_device=state_on_device,
             fixed_place=args.fixed_place,
             silent_hosts_are_dead=args.silent_hosts == "dead",
+            run=run,
             secret=args.secret_file,
             devices=_devices(kind, config.nproc_per_node),
             exclude_suspect=args.exclude_suspect,

@@ -1,14 +1,18 @@
 """`jitckpt run --snapshot-every`: ranks whose processes die go back to where they were some steps ago."""
 
+import contextlib
 import os
 import re
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from criu_here import criu_of_this_machine
 from launcher import JITCKPT, JITCKPT_RUN, Launcher, Result
+from taken_number import TAKE
 
 from jitckpt.events import FILE_NAME, Event, read_events
 from jitckpt.rehearsal.runs import lasting_shared_memory
@@ -152,6 +156,14 @@ class Job:
         self.go_to(9)  # the next one is wanted behind the twelfth
         return self.wait_for("snapshot")
 
+    def lose(self) -> None:
+        """Have all of its processes killed at one time, as with their container."""
+        for pid in self.launcher.survivors():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.communicate()
+        self.launcher.wait_until(lambda: not self.launcher.survivors())
+
     def finish(self) -> Result:
         self.go_to(STEPS)
         self.result = self.launcher.finish(self.process)
@@ -213,6 +225,30 @@ def test_a_snapshot_of_which_a_bit_differs_is_never_gone_back_to(
     assert "pages-1.img is not what was written. The job begins anew." in result.err
     assert job.finals == undisturbed[:2]
     assert job.events("gone_back") == []
+
+
+def test_a_lost_job_goes_on_where_its_numbers_are_taken(
+    launcher: Launcher, program: str, undisturbed: list[str], memory: Path
+) -> None:
+    """All of its processes are killed, and a stranger has the number of one: it gets a PID namespace."""
+    before = set(os.listdir("/dev/shm"))
+    job = Job(launcher, program=program, loaders=1)
+    job.snapshot()
+    job.lose()
+    (core, *_) = memory.glob("snapshot-*/rank-1/core-*.img")
+    number = re.sub(r"\D", "", core.name)
+    with subprocess.Popen([sys.executable, "-c", TAKE, number], stdin=-1, stdout=-1, text=True) as stranger:
+        assert stranger.stdout is not None
+        assert stranger.stdout.readline().strip() == number
+        again = Job(launcher, program=program, loaders=1)
+        result = again.finish()
+        stranger.communicate()
+    assert result.status == 0, result.err
+    assert re.search(r"goes on from the snapshot of step 8, made at \d{4}-", result.err), result.err
+    assert "it goes on in a PID namespace" in result.err
+    assert [*again.finals, *again.logs] == undisturbed
+    assert list(memory.glob("*snapshot-*")) == []
+    assert lasting_shared_memory(before) == []
 
 
 def test_a_worker_that_dies_in_a_snapshot_goes_back_to_the_one_before(

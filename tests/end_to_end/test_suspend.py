@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from criu_here import criu_of_this_machine
 from launcher import JITCKPT, JITCKPT_RUN, Launcher, Result
+from taken_number import TAKE
 
 from jitckpt.events import Event, read_events
 from jitckpt.rehearsal.runs import lasting_shared_memory
@@ -86,19 +87,6 @@ def main():
 main()
 """
 STEPS = 36
-# Has a process of a number that is free, until its input ends (clone3 with set_tid).
-TAKE = """
-import ctypes, os, signal, struct, sys
-number = (ctypes.c_int * 1)(int(sys.argv[1]))
-words = struct.pack("11Q", 0, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, ctypes.addressof(number), 1, 0)
-child = ctypes.CDLL(None).syscall(435, words, ctypes.c_size_t(len(words)))
-if child == 0:
-    signal.pause()
-print(child, flush=True)
-sys.stdin.read()
-os.kill(child, signal.SIGKILL)
-os.waitpid(child, 0)
-"""
 TWO_HOSTS = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:1"]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PLAIN = [str(EXAMPLES / "plain_ddp.py"), "--steps", "12", "--width", "16", "--layers", "1"]

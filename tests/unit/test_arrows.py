@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 # From the top of the house down. What has no room, such as errors.py, stands by itself.
 PYTHON = {
-    "cli": "rehearsal agent doctor web reports clusters planning worker/in_place "
+    "cli": "rehearsal agent agent/migration doctor web reports clusters planning worker/in_place "
     "worker/self_check events bindings faults formats objects device hosts saves decisions encoding "
     "console system wire errors",
     "rehearsal": "reports agent/proxies events faults tiers saves wire errors",

@@ -7,9 +7,11 @@ under another name, and gets its own once all of it is on the disk; only then th
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import xxhash
 
 from jitckpt.agent.migration.image_folder import PIECE
 from jitckpt.bindings.nameless_folder import nameless_folder
+from jitckpt.decisions.transparent.whose import why_not
 from jitckpt.errors import JitckptError
 from jitckpt.system.left_folders import OPEN
 
@@ -37,22 +40,59 @@ class Snapshot:
     step: int
 
 
-class Shelf:
-    """Of one launcher, over all starts of its ranks. A snapshot is put there by a thread of its own."""
+def left(directory: Path) -> list[Snapshot]:
+    """Return those that have their names, as a launcher has left them, the oldest first."""
+    found = ((path, path.name.removeprefix(PREFIX)) for path in directory.glob(f"{PREFIX}*"))
+    return sorted(
+        (Snapshot(path, int(step)) for path, step in found if step.isdigit()), key=lambda one: one.step
+    )
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._newest: Snapshot | None = None
+
+class Shelf:
+    """Of one launcher, over all starts of its ranks. A snapshot is put there by a thread of its own.
+
+    mark: by which all processes of the job are found, those that come from a snapshot too.
+    """
+
+    def __init__(self, directory: Path, whose: Mapping[str, Any]) -> None:
+        """whose: what it is of, as decisions/transparent/whose.py has it."""
+        self._directory, self._whose = directory, whose
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._comes = 0
-        self._remove(keep=None)  # those of a launcher that has ended: the processes that they need are gone
+        self.mark = f"{os.getpid()}-{secrets.token_hex(8)}"
+        self._whole: list[Snapshot] = []  # the oldest first
+        self._refused: list[tuple[Snapshot, str]] = []
+        self._sort_out()
+        self._remove_unfinished()
+
+    def _sort_out(self) -> None:
+        """Find what a lost launcher of this very job has left; the rest stays until there is another."""
+        for snapshot in left(self._directory):
+            try:
+                plan = told_of(snapshot)
+                why = why_not(plan["whose"], self._whose)
+            except DamagedSnapshot as error:
+                self._refused.append((snapshot, str(error)))
+            except (KeyError, TypeError, AttributeError):
+                self._refused.append((snapshot, "It is of another version of jitckpt."))
+            else:
+                if why:
+                    self._refused.append((snapshot, f"It is {why}."))
+                else:
+                    self._whole.append(snapshot)
+                    self.mark = plan["mark"]
+
+    @property
+    def refused(self) -> list[tuple[Snapshot, str]]:
+        """Those that were there and are not this job's, or damaged, each with a sentence."""
+        return list(self._refused)
 
     @property
     def newest(self) -> Snapshot | None:
         """The newest that is whole."""
         with self._lock:
-            return self._newest
+            return self._whole[-1] if self._whole else None
 
     @property
     def step(self) -> int | None:
@@ -75,15 +115,16 @@ class Shelf:
 
         def work() -> None:
             size, error = 0, None
+            own = {"whose": self._whose, "mark": self.mark, "made": time.time()}
             try:
-                size = draft.finish(plan)
+                size = draft.finish({**plan, **own})
                 path = self._directory / f"{PREFIX}{draft.step:010}"
                 shutil.rmtree(path, ignore_errors=True)
                 draft.path.rename(path)
                 _sync(self._directory)
                 with self._lock:
-                    self._newest = Snapshot(path, draft.step)
-                self._remove(keep=path)
+                    self._whole = [Snapshot(path, draft.step)]
+                self._remove(keep=[path])
             except OSError as failed:
                 draft.drop()
                 error = failed
@@ -110,17 +151,25 @@ class Shelf:
         if self._thread is not None:
             self._thread.join()
 
-    def forget(self) -> None:
-        """The newest is of no use."""
+    def pass_over(self, snapshot: Snapshot) -> None:
+        """It is of no use now: it stays until there is a newer one."""
         with self._lock:
-            self._newest = None
-        self._remove(keep=None)
+            self._whole.remove(snapshot)
 
-    def _remove(self, keep: Path | None) -> None:
-        for prefix in (PREFIX, UNFINISHED):
-            for path in self._directory.glob(f"{prefix}*"):
-                if path != keep:
-                    shutil.rmtree(path, ignore_errors=True)
+    def forget(self) -> None:
+        """None is of any use any more, also of those that were not taken."""
+        with self._lock:
+            self._whole = []
+        self._remove(keep=[])
+
+    def _remove(self, keep: Collection[Path]) -> None:
+        for snapshot in left(self._directory):
+            if snapshot.path not in keep:
+                shutil.rmtree(snapshot.path, ignore_errors=True)
+
+    def _remove_unfinished(self) -> None:
+        for path in self._directory.glob(f"{UNFINISHED}*"):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 class Draft:
@@ -178,14 +227,23 @@ class Draft:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-def plan_of(snapshot: Snapshot) -> dict[str, Any]:
-    """Return the plan of a snapshot all of whose bytes are as they were written. Raises DamagedSnapshot."""
+def told_of(snapshot: Snapshot) -> dict[str, Any]:
+    """Return the plan of a snapshot, which is as it was written. Raises DamagedSnapshot."""
     try:
         told = json.loads((snapshot.path / PLAN).read_text())
         body = str(told["plan"])
         if xxhash.xxh3_128_hexdigest(body.encode()) != told["digest"]:
             raise DamagedSnapshot(f"{snapshot.path / PLAN} is not what was written.")
         plan: dict[str, Any] = json.loads(body)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedSnapshot(f"{snapshot.path} can't be read: {error}.") from error
+    return plan
+
+
+def plan_of(snapshot: Snapshot) -> dict[str, Any]:
+    """Return the plan of a snapshot all of whose bytes are as they were written. Raises DamagedSnapshot."""
+    plan = told_of(snapshot)
+    try:
         for rank, digests in plan["digests"].items():
             folder = folder_of(snapshot.path, int(rank))
             try:

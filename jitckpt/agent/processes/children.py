@@ -98,9 +98,12 @@ class Children:
     itself is replaced.
     """
 
-    def __init__(self, seconds_to_save: float, temporary: Path | None) -> None:
-        """temporary: the agent's folder, which goes if nothing is in it. Raises OSError."""
-        self.mark = f"{os.getpid()}-{secrets.token_hex(8)}"
+    def __init__(self, seconds_to_save: float, temporary: Path | None, mark: str = "") -> None:
+        """temporary: the agent's folder, which goes if nothing is in it. mark: that they have already, if so.
+
+        Raises OSError.
+        """
+        self.mark = mark or f"{os.getpid()}-{secrets.token_hex(8)}"
         self._temporary = temporary
         self._arguments = [str(seconds_to_save), "" if temporary is None else str(temporary), self.mark]
         self._known: dict[int, _Known] = {}
