@@ -30,7 +30,7 @@ from jitckpt.cli.progress import shown_progress
 from jitckpt.doctor import moved_process
 from jitckpt.events import FILE_NAME
 from jitckpt.faults.injection import FATAL_KINDS, LASTING_KINDS, TRANSPARENT_KINDS
-from jitckpt.rehearsal import trials_in_memory, trials_in_place, trials_on_hosts
+from jitckpt.rehearsal import trials_at_etcd, trials_in_memory, trials_in_place, trials_on_hosts
 from jitckpt.rehearsal.runs import CHECKPOINTS, OUTPUT, Run, kill_running, run_job
 from jitckpt.rehearsal.runs_on_hosts import HOSTS, run_on_hosts
 from jitckpt.rehearsal.trials import (
@@ -105,7 +105,8 @@ def parse_arguments() -> argparse.Namespace:
         f"{', '.join(FATAL_KINDS)}; one that is named twice comes twice as often "
         f"(default {','.join(USER_KINDS)}); in transparent mode, "
         f"and by default all: {', '.join(TRANSPARENT_KINDS)}; on hosts, and by default all: "
-        f"{', '.join(trials_on_hosts.HOST_KINDS)}; of jobs without replicas, and by default all: "
+        f"{', '.join(trials_on_hosts.HOST_KINDS)}; where they meet at etcd: "
+        f"{', '.join(trials_at_etcd.KINDS)}; of jobs without replicas, and by default all: "
         f"{', '.join(trials_in_memory.MEMORY_KINDS)}",
     )
     parser.add_argument(
@@ -147,11 +148,12 @@ def parse_arguments() -> argparse.Namespace:
     args = parser.parse_args(own)
     args.arguments = sys.argv[len(own) + 2 :]
     transparent, on_hosts = args.mode == "transparent", args.mode == "hosts"
+    at_etcd = on_hosts and args.coordination is not None
     in_memory = args.mode == "memory"
     examples = UNREPLICATED if in_memory else PLAIN if transparent else EXAMPLES
     args.example = (args.example.resolve(),) if args.example else examples
     if on_hosts or in_memory:
-        args.ranks = (HOSTS,)
+        args.ranks = trials_at_etcd.RANKS if at_etcd else (HOSTS,)
     for path in args.example:
         if not path.is_file():
             parser.error(f"there is no script {path}")
@@ -164,6 +166,8 @@ def parse_arguments() -> argparse.Namespace:
     own_kinds: tuple[str, ...] | None = None
     if transparent:
         own_kinds = TRANSPARENT_KINDS
+    elif at_etcd:
+        own_kinds = trials_at_etcd.KINDS
     elif on_hosts:
         own_kinds = trials_on_hosts.HOST_KINDS
     elif in_memory:
@@ -370,8 +374,7 @@ class CampaignOnHosts(Campaign):
     def attempt(self, trial: Trial, folder: Path, undisturbed: Run) -> Verdict | None:
         example, _ = self.place(trial.number)
         options = ["--warm-spares", "0", "--max-restarts", str(trial.failures)]
-        options += ["--host-timeout", HOST_TIMEOUT]
-        options += ["--rdzv-conf", "keep_alive_interval=2"] if self.args.coordination is None else []
+        options += ["--host-timeout", HOST_TIMEOUT, "--rdzv-conf", "keep_alive_interval=2"]
         run = run_on_hosts(
             self.command(example, options),
             folder,
@@ -379,12 +382,44 @@ class CampaignOnHosts(Campaign):
             faults=trial.faults,
             strikes=trial.strikes,
             time_limit=TIME_LIMIT_ON_HOSTS,
-            coordination=self.args.coordination is not None,
         )
         if trials_on_hosts.missed(trial, run):
             return None
-        said = "".join(path.read_text() for path in folder.rglob(OUTPUT))
-        return trials_on_hosts.judge_on_hosts(trial, run, undisturbed, said, UNSEEDED)
+        return trials_on_hosts.judge_on_hosts(trial, run, undisturbed, said_in(folder), UNSEEDED)
+
+
+class CampaignAtEtcd(Campaign):
+    """Of jobs whose hosts meet at etcd; three ranks on three hosts, or two and a host that stands by."""
+
+    def choose(self, number: int, attempt: int) -> tuple[Trial, Run]:
+        example, ranks = self.place(number)
+        undisturbed = self.reference(example, ranks)
+        trial = trials_at_etcd.choose_trial(
+            self.args.seed,
+            number,
+            ranks=ranks,
+            steps=self.args.steps,
+            step_seconds=undisturbed.step_seconds / attempt,
+            kinds=self.args.kinds,
+        )
+        return trial, undisturbed
+
+    def attempt(self, trial: Trial, folder: Path, undisturbed: Run) -> Verdict | None:
+        example, ranks = self.place(trial.number)
+        options = ["--warm-spares", "0", "--max-restarts", str(trials_at_etcd.RESTARTS)]
+        run = run_on_hosts(
+            self.command(example, [*options, "--host-timeout", HOST_TIMEOUT]),
+            folder,
+            own_directories=trials_on_hosts.has_own_directories(self.args.seed, trial.number),
+            faults=trial.faults,
+            strikes=trial.strikes,
+            time_limit=TIME_LIMIT_ON_HOSTS,
+            coordination=True,
+            ranks=ranks,
+        )
+        if trials_at_etcd.missed(trial, run):
+            return None
+        return trials_at_etcd.judge(trial, run, undisturbed, said_in(folder), UNSEEDED)
 
 
 class CampaignInMemory(Campaign):
@@ -421,10 +456,16 @@ class CampaignInMemory(Campaign):
         return trials_in_memory.judge(trial, run, undisturbed, folder, UNSEEDED)
 
 
+def said_in(folder: Path) -> str:
+    """Return what all agents and ranks of a run have said."""
+    return "".join(path.read_text() for path in folder.rglob(OUTPUT))
+
+
 CAMPAIGNS = {
     "user": Campaign,
     "transparent": CampaignInPlace,
     "hosts": CampaignOnHosts,
+    "etcd": CampaignAtEtcd,  # of mode hosts, with --coordination
     "memory": CampaignInMemory,
 }
 
@@ -501,7 +542,7 @@ def main() -> int:
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("trials"), TimeRemainingColumn())
     progress = shown_progress(*columns)
     with folder_for(args.keep) as folder, progress:
-        campaign = CAMPAIGNS[args.mode](args, folder)
+        campaign = CAMPAIGNS[args.coordination or args.mode](args, folder)
         pool = ThreadPoolExecutor(args.parallel)
         try:
             for made in progress.track(pool.map(campaign.trial, numbers), total=args.trials):

@@ -34,7 +34,7 @@ class Request:
 class Door:
     """Passes requests on to the server, but for those that a fault wants. endpoint: its URL.
 
-    fault: is asked about each request; returns what to do to it: "" for nothing, "500", "slow",
+    fault: is asked about each request; returns what to do to it: "" for nothing, "500", "501", "slow",
     "cut request", "cut answer", "change request" or "change answer".
     """
 
@@ -131,6 +131,9 @@ def _handler(door: Door, port: int) -> type[BaseHTTPRequestHandler]:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             if what == "500":
                 self.answer(500, [], b"<Error><Code>InternalError</Code></Error>")
+                return
+            if what == "501":  # as of a store that knows no conditions
+                self.answer(501, [], b"<Error><Code>NotImplemented</Code></Error>")
                 return
             if what == "slow":
                 time.sleep(SLOW_SECONDS)

@@ -444,7 +444,7 @@ class Agent(LocalElasticAgent):
         try:
             spec = worker_group.spec
             if isinstance(self._lasting, CoordinatedRendezvous) and self._directory():
-                self._lasting.newest_start = starts.read(Path(self._directory())).newest
+                self._lasting.newest_start = self._newest_start_known()
             self._torchs_rendezvous(worker_group)
             if worker_group.group_world_size > 1:
                 self._meetings = 0
@@ -623,6 +623,13 @@ class Agent(LocalElasticAgent):
             return ()
         return tuple(sorted(starts.read(Path(directory)).went_on_from.items()))
 
+    def _newest_start_known(self) -> int:
+        """Return the newest start that the directory knows of, or where it is new the object store."""
+        newest = starts.read(Path(self._directory())).newest
+        if newest == 0 and self._settings.objects is not None:
+            newest = waited_for(partial(object_copies.newest_start, self._settings.objects))
+        return newest
+
     def _own_start(self) -> Start:
         """Return the start that this agent has a part in, as far as a coordination service numbers them."""
         if not isinstance(self._lasting, CoordinatedRendezvous) or self._lasting.start is None:
@@ -706,12 +713,13 @@ class Agent(LocalElasticAgent):
             return
         copies = self._objects
         if copies is None or (copies.some and object_copies.lacks_all(directory)):
-            waited_for(partial(object_copies.fetch, wanted, directory, ranks, self._log))
+            waited_for(partial(object_copies.fetch, wanted, directory, ranks, self._log, self._own_start()))
         if copies is not None and copies.ranks != ranks:
             copies.close()
             copies = None
         if copies is None:
-            self._objects = ObjectCopies(wanted, directory, ranks, self._log)
+            copies = self._objects = ObjectCopies(wanted, directory, ranks, self._log)
+        copies.begin(self._own_start())
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         """Tell how the workers are; no restart is left where it has no use, or too few devices."""

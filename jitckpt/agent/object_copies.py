@@ -19,6 +19,7 @@ from jitckpt.events import EventLog
 from jitckpt.objects.bucket import Bucket
 from jitckpt.objects.saves import ObjectSaves
 from jitckpt.saves import folders
+from jitckpt.saves.starts import Start
 
 KEPT_STEPS = 2
 ENDING_SECONDS = 5.0  # for a process that was told to end at once
@@ -32,9 +33,21 @@ class WantedObjects:
     deadline: float
 
 
-def fetch(wanted: WantedObjects, directory: Path, ranks: Collection[int], log: EventLog) -> None:
-    """Copy back what these ranks lack to go on. Raises JitckptError if that can't be known."""
-    fetched = ObjectSaves(Bucket(wanted.url)).fetch(directory, ranks)
+def newest_start(wanted: WantedObjects) -> int:
+    """Return the number of the newest start that has begun there, 0 for none. Raises ObjectsError."""
+    return ObjectSaves(Bucket(wanted.url)).starts().newest
+
+
+def fetch(
+    wanted: WantedObjects, directory: Path, ranks: Collection[int], log: EventLog, start: Start
+) -> None:
+    """Copy back what these ranks lack to go on, and fence off those of earlier starts.
+
+    Raises JitckptError if it can't be known what they lack, or the job has gone on without this host.
+    """
+    saves = ObjectSaves(Bucket(wanted.url), start)
+    saves.note_begun()
+    fetched = saves.fetch(directory, ranks)
     if fetched is not None:
         log.write("fetched_from_objects", **asdict(fetched))
         say(f"step {fetched.step} has come from {wanted.url}: {show_size(fetched.bytes)}.")
@@ -67,12 +80,13 @@ class ObjectCopies:
         self._reader = threading.Thread(target=self._hear, name="jitckpt-objects", daemon=True)
         self._reader.start()
 
+    def begin(self, start: Start) -> None:
+        """Tell the process that a start begins, whose it is from now on."""
+        self._tell(f"start {start}".strip())
+
     def finish(self) -> None:
         """Wait until all is copied, for as long as was said; end the process."""
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended, which is told below
-            self._process.stdin.write("end\n")
-            self._process.stdin.flush()
+        self._tell("end")
         self._reader.join(self._wanted.deadline)
         if not self._ended.is_set():
             why = f": {self._problem}" if self._problem else ""
@@ -92,6 +106,12 @@ class ObjectCopies:
             self._process.kill()
             self._process.wait()
         self._reader.join()
+
+    def _tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended, which is told at the job's end
+            self._process.stdin.write(f"{line}\n")
+            self._process.stdin.flush()
 
     def _hear(self) -> None:
         assert self._process.stdout is not None

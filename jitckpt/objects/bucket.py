@@ -23,12 +23,22 @@ PIECE_BYTES = 1 << 20  # that is read at a time
 TRIES = 5
 TRY_SECONDS = 0.5  # before the second try; twice as long before each further one
 CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 60.0
+EXISTS = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")  # what stores call it
+NO_CONDITIONS = ("NotImplemented", "501")
 _URL = re.compile(r"s3://([a-z0-9][a-z0-9.-]+)(?:/(.*))?")
 _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 
 
 class ObjectsError(JitckptError):
     """The object store can't be reached, refuses, or has something else than was put there."""
+
+
+class _Exists(Exception):
+    """An object is there already."""
+
+
+class _NoConditions(Exception):
+    """The store, or the SDK, can't write on a condition."""
 
 
 class DamagedObject(ObjectsError):
@@ -62,6 +72,7 @@ class Bucket:
         self.url = url.rstrip("/")
         self._bucket, self._prefix = parse(url)
         self._part_bytes = part_bytes
+        self._knows_conditions = True  # as long as it has not said otherwise
         with _explained(self.url):
             config = Config(
                 connect_timeout=CONNECT_SECONDS,
@@ -120,6 +131,43 @@ class Bucket:
             self._sent(
                 data, lambda: self._client.put_object(Bucket=self._bucket, Key=self._prefix + key, Body=data)
             )
+
+    def put_new(self, key: str, data: bytes) -> bool:
+        """Write a small object where none is; return whether what is there now are these bytes.
+
+        A store that knows no conditions is asked first, and may have one by the time that it is written.
+        """
+        if self._knows_conditions:
+            try:
+                with _explained(self._at(key)):
+                    self._sent(data, lambda: self._put_if_none(key, data))
+                return True
+            except _Exists:  # perhaps by a try of this call whose answer was lost
+                return self.get(key) == data
+            except _NoConditions:
+                self._knows_conditions = False
+        if key in self.sizes(key):
+            return self.get(key) == data
+        self.put(key, data)
+        return True
+
+    def _put_if_none(self, key: str, data: bytes) -> Mapping[str, Any]:
+        from botocore.exceptions import ClientError, ParamValidationError
+
+        try:
+            answer: Mapping[str, Any] = self._client.put_object(
+                Bucket=self._bucket, Key=self._prefix + key, Body=data, IfNoneMatch="*"
+            )
+            return answer
+        except ParamValidationError as error:  # an older SDK
+            raise _NoConditions from error
+        except ClientError as error:
+            code = error.response.get("Error", {}).get("Code")
+            if code in EXISTS:
+                raise _Exists from error
+            if code in NO_CONDITIONS:
+                raise _NoConditions from error
+            raise
 
     def put_file(self, key: str, path: Path, show: Callable[[bytes], object]) -> int:
         """Write a file as an object; return how many bytes were there already, of a try that was cut off.

@@ -1,9 +1,9 @@
 """A process that copies a host's saves into an object store, while the training goes on and beside its agent.
 
 Arguments: the URL, the checkpoint directory, the steps to keep there, then this host's ranks. On its standard
-output it says in one JSON line each what it has copied and what is wrong. "end" on its standard input: copy
-what is there, and end; the end of the input: end at once. What is half copied then, the next one
-goes on with.
+output it says in one JSON line each what it has copied and what is wrong. On its standard input, a line each:
+"start N R", a start of the job with this number and revision has begun here; "end": copy what is there, and
+end. The end of the input: end at once. What is half copied then, the next one goes on with.
 """
 
 import json
@@ -18,8 +18,9 @@ from pathlib import Path
 from jitckpt.errors import JitckptError, SaveError
 from jitckpt.objects.bucket import Bucket
 from jitckpt.objects.saves import Key, ObjectSaves, name_of
-from jitckpt.saves import folders, layout
+from jitckpt.saves import folders, layout, starts
 from jitckpt.saves.folders import SaveRecord
+from jitckpt.saves.starts import Start
 from jitckpt.system import regular_file
 
 LOOK_SECONDS = 1.0
@@ -40,6 +41,13 @@ class Copier:
         self._copied: dict[Key, bytes] = {}  # with the metadata that it had
         self._damaged: set[Path] = set()
         self._looked = False  # what was in the store as this began is in `_copied`
+        self._noted: set[tuple[int, int]] = set()  # where starts went on, as far as the store knows
+
+    def begin(self, start: Start) -> None:
+        """Be of this start from now on, and look again at what others have done there meanwhile."""
+        if start != self._saves.start:
+            self._saves.start = start
+            self._looked = False
 
     def look(self) -> None:
         """Copy what is new, newest step first. Raises JitckptError if the store can't be used."""
@@ -53,6 +61,7 @@ class Copier:
             return
         if not self._looked:
             self._begin(job)
+        self._note_starts()
         self._remove_after(max(record.step for record in own))
         copied = [self._copy(record) for record in own if record.path not in self._damaged]
         if any(copied):
@@ -61,10 +70,19 @@ class Copier:
     def _begin(self, job: str) -> None:
         """See what is there of an earlier run."""
         self._saves.claim(job)
+        self._saves.note_begun()
+        self._copied.clear()
         for key, files in self._saves.files().items():
             if key[2] in self._ranks and layout.METADATA_FILE in files:
                 self._copied[key] = self._saves.bucket.get(name_of(key, layout.METADATA_FILE))
         self._looked = True
+
+    def _note_starts(self) -> None:
+        """Tell the store where starts have gone on, before it has anything of them."""
+        if self._saves.start.number:
+            for number, step in sorted(starts.read(self._directory).went_on_from.items() - self._noted):
+                self._saves.note_going_on(number, step)
+                self._noted.add((number, step))
 
     def _remove_after(self, newest: int) -> None:
         """Remove what is of later steps: the job has gone on from an older one, and they are set aside."""
@@ -83,6 +101,8 @@ class Copier:
         begun = time.monotonic()
         try:
             done = self._saves.upload(record)
+        except starts.Superseded:
+            raise
         except SaveError as error:
             self._damaged.add(record.path)
             self._say({"problem": str(error)})
@@ -115,27 +135,32 @@ def main() -> None:
         )  # sent to all processes of the job; the agent decides about them
     os.nice(NICE)
     url, directory, keep, *ranks = sys.argv[1:]
-    ended, lock = threading.Event(), threading.Lock()
+    ended, woken, lock = threading.Event(), threading.Event(), threading.Lock()
+    newest = [Start()]
 
     def say(said: dict[str, object]) -> None:
         with lock:
             print(json.dumps(said), flush=True)
 
     def hear() -> None:
-        if sys.stdin.readline().strip() != "end":
-            os._exit(1)  # the agent was killed
-        ended.set()
-        sys.stdin.readline()
-        os._exit(1)
+        for line in sys.stdin:
+            if line.strip() == "end":
+                ended.set()
+            else:
+                newest[0] = Start.parse(line.removeprefix("start"))
+            woken.set()
+        os._exit(1)  # the agent was killed, or waits no longer
 
     threading.Thread(target=hear, daemon=True).start()
     problem, pause = "", LOOK_SECONDS
     copier: Copier | None = None
     while True:
+        woken.clear()
         last = ended.is_set()
         try:
             if copier is None:
                 copier = Copier(ObjectSaves(Bucket(url)), Path(directory), int(keep), [*map(int, ranks)], say)
+            copier.begin(newest[0])
             copier.look()
             problem, pause = "", LOOK_SECONDS
             if last:
@@ -146,7 +171,7 @@ def main() -> None:
                 problem = str(error)
                 say({"problem": problem})
             pause = min(LONGEST_PAUSE, 2 * pause)
-        ended.wait(pause) if not last else time.sleep(min(pause, LOOK_SECONDS * 4))
+        woken.wait(pause) if not last else time.sleep(min(pause, LOOK_SECONDS * 4))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,11 @@
 """Saves in a bucket: the same files under the same names as in a checkpoint directory, metadata.json last.
 
 So a save is there whole or not at all, and what is copied back by any program is a checkpoint directory.
+
+A host that was cut off may reach the store when the job has gone on without it. As in a directory
+(saves/starts.py) each start is noted there before it writes, and from which step it has gone on; whoever
+writes or removes looks first whether a later one is noted, and what lands all the same is refused by those
+who read, as it is of a start that a later one has gone on without.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -13,9 +18,10 @@ import xxhash
 from jitckpt.errors import CheckpointError, SaveError
 from jitckpt.hosts.fetch import wanted
 from jitckpt.objects.bucket import Bucket, DamagedObject
-from jitckpt.saves import folders, layout
+from jitckpt.saves import folders, layout, starts
 from jitckpt.saves.folders import HashedFile, SaveFolder, SaveRecord
 from jitckpt.saves.layout import FileEntry, Kind, Metadata
+from jitckpt.saves.starts import Start, Starts
 from jitckpt.system import regular_file
 
 AT_ONCE = 8  # metadata that are asked for
@@ -42,10 +48,33 @@ class Downloaded:
 
 
 class ObjectSaves:
-    """The saves of one job in a bucket."""
+    """The saves of one job in a bucket. start: which writes; without a number nobody is fenced off."""
 
-    def __init__(self, bucket: Bucket) -> None:
-        self.bucket = bucket
+    def __init__(self, bucket: Bucket, start: Start = Start()) -> None:  # noqa: B008
+        self.bucket, self.start = bucket, start
+
+    def starts(self) -> Starts:
+        """Return which starts are noted there."""
+        names = self.bucket.sizes(f"{starts.FOLDER}/")
+        return starts.of_names(name.removeprefix(f"{starts.FOLDER}/") for name in names)
+
+    def check(self) -> None:
+        """Raise Superseded if a later start than this one has begun."""
+        if self.start.number:
+            starts.check_newest(self.starts().newest, self.start.number, self.bucket.url)
+
+    def note_begun(self) -> None:
+        """Note that the start begins. Raises Superseded if a later one, or another of this number, has."""
+        if self.start.number == 0:
+            return
+        self.check()
+        key = f"{starts.FOLDER}/{starts.begun_name(self.start.number)}"
+        if not self.bucket.put_new(key, self.start.document()):
+            raise starts.other_start(f"{self.bucket.url}/{key}", self.start)
+
+    def note_going_on(self, number: int, step: int) -> None:
+        """Note from which step a start has gone on."""
+        self.bucket.put_new(f"{starts.FOLDER}/{starts.went_on_name(number, step)}", b"")
 
     def claim(self, job: str) -> None:
         """Let the place be of this job. Raises CheckpointError if it is of another one."""
@@ -87,7 +116,10 @@ class ObjectSaves:
         return layout.parse_metadata(self.bucket.get(name_of(key, layout.METADATA_FILE)))
 
     def upload(self, record: SaveRecord) -> Uploaded | None:
-        """Copy a save; None if it is gone meanwhile. Raises SaveError if it is damaged."""
+        """Copy a save; None if it is gone meanwhile, or another one came. Raises SaveError if it is damaged.
+
+        Raises Superseded if the job has gone on without this process.
+        """
         key: Key = (record.step, record.kind, record.rank)
         if record.metadata is None:
             raise SaveError(record.problem or f"{record.path} has no metadata.")
@@ -106,18 +138,28 @@ class ObjectSaves:
             return None  # it was old, or another one has taken its place
         except OSError as error:
             raise SaveError(f"{record.path} can't be read: {error.strerror}.") from error
-        self.bucket.put(name_of(key, layout.METADATA_FILE), own)
+        self.check()
+        name = name_of(key, layout.METADATA_FILE)
+        if self.start.number == 0:
+            self.bucket.put(name, own)
+        elif not self.bucket.put_new(name, own):  # another process has been there since it was removed
+            self.check()
+            return None
         return Uploaded(total + len(own), there)
 
     def remove(self, key: Key, files: Collection[str] = ()) -> None:
-        """Remove these files of a save; what makes it whole goes first."""
+        """Remove these files of a save; what makes it whole goes first. Raises Superseded."""
+        self.check()
         self.bucket.delete(name_of(key, name) for name in (layout.METADATA_FILE, *files))
 
     def fetch(self, directory: Path, ranks: Collection[int]) -> Downloaded | None:
         """Copy back what these ranks lack in the directory to go on from the newest step; None for nothing.
 
-        What comes damaged is passed over, for a replica's save or an older step.
+        What comes damaged is passed over, for a replica's save or an older step. The directory is told where
+        the starts went on that are noted there.
         """
+        known = self.starts()
+        starts.note_of_others(directory, sorted(known.went_on_from.items()))
         here = [record.metadata for record in folders.find(directory) if record.metadata]
         there = list(self._newest_whole())
         sizes: list[int] = []
@@ -135,12 +177,14 @@ class ObjectSaves:
     def whole_steps(self, files: Mapping[Key, Collection[str]]) -> Iterator[tuple[int, list[Metadata]]]:
         """Yield the steps of which every shard is there, newest first, with what its saves say."""
         steps: dict[int, list[Key]] = {}
+        noted = self.starts()
         for key in files:
             if layout.METADATA_FILE in files[key]:
                 steps.setdefault(key[0], []).append(key)
         for step in sorted(steps, reverse=True):
             with ThreadPoolExecutor(AT_ONCE) as pool:
-                found = [known for known in pool.map(self._known, sorted(steps[step])) if known is not None]
+                known = list(pool.map(self._known, sorted(steps[step])))
+            found = [one for one in known if one and noted.problem(one.identity.start, one.step) is None]
             shards = {one.identity.shard for one in found if one.kind == "rank"}
             if shards and len(shards) == max(one.identity.shards for one in found if one.kind == "rank"):
                 yield step, found

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from jitckpt.errors import HostsError
 
 LISTENS = "0A"  # the state of a socket in /proc/net/tcp
+EVERYTHING = ("",)
+CUT = "jitckpt_cut"  # nftables' name for what a host does not let through
 PLUGGED_IN_SECONDS = 30.0
 
 
@@ -50,6 +52,38 @@ class Namespaces:
             yield
         finally:
             _do(f"-n {self.names[0]} link set cable up")
+
+    @contextmanager
+    def cut_off(self, host: int, incoming: Sequence[str], outgoing: Sequence[str]) -> Iterator[None]:
+        """Let nothing come to a host, or go from it, without a word to anybody, and mend it in the end.
+
+        incoming, outgoing: what is dropped, as nftables says it; EVERYTHING: all; none: nothing.
+        Raises HostsError where that can't be done.
+        """
+        chains = [
+            f"chain {hook} {{ type filter hook {hook} priority 0; "
+            + "".join(f"{side} cable {what} drop; " for what in dropped)
+            + "}\n"
+            for hook, side, dropped in (("input", "iifname", incoming), ("output", "oifname", outgoing))
+        ]
+        self._filter(host, f"add table inet {CUT} {{ {''.join(chains)} }}")
+        try:
+            yield
+        finally:
+            self._filter(host, f"delete table inet {CUT}")
+
+    def _filter(self, host: int, rules: str) -> None:
+        try:
+            done = subprocess.run(
+                [*self.on(host), "nft", "-f", "-"], input=rules, capture_output=True, text=True, check=False
+            )
+        except FileNotFoundError as error:
+            raise HostsError("The command ip is not there: install the package iproute2.") from error
+        if done.returncode != 0:
+            raise HostsError(
+                f"A network can't be cut: 'nft {rules}' says: {done.stderr.strip()}. It takes root, and the "
+                "package nftables."
+            )
 
 
 @contextmanager

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from jitckpt.device import LIBRARY_DIR
 from jitckpt.events import Event, read_events
+from jitckpt.faults.clock import LIBRARY, preloaded
 from jitckpt.rehearsal import halves, runs
 from jitckpt.rehearsal.etcd_members import EtcdMembers
 from jitckpt.rehearsal.namespaces import Namespaces, namespaces
@@ -34,6 +36,7 @@ from jitckpt.saves.final_state import FinalState
 from jitckpt.wire.environment import REHEARSAL_DIR
 
 HOSTS = 3
+CLOCK_LIBRARY = LIBRARY_DIR / LIBRARY
 STRIKE_SECONDS = 0.03  # between two looks at what the job tells
 # At the rendezvous' store: on host 0 until that one dies.
 MEET = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "10.79.0.1:29400")
@@ -57,7 +60,10 @@ class HostStrike(Strike):
 
 
 class JobOnHosts:
-    """One agent with one rank on each host; each host may have a checkpoint directory of its own."""
+    """An agent on each host, with a rank or standing by; each may have a checkpoint directory of its own.
+
+    troubles: why something could not be made to happen.
+    """
 
     def __init__(
         self,
@@ -67,14 +73,18 @@ class JobOnHosts:
         own_directories: bool,
         *,
         etcd: EtcdMembers | None = None,
+        ranks: int = HOSTS,
     ) -> None:
+        """ranks: how many of the hosts have one; the others stand by."""
         self.folder, self.hosts, self.own_directories = folder, hosts, own_directories
         self.mark = f"{MARK}={uuid.uuid4()}"
         self.steps: list[tuple[float, int]] = []
         self.agents: dict[int, subprocess.Popen[str]] = {}
         self.over = threading.Event()
         self.struck: list[Strike] = []
-        self._command, self._etcd = tuple(command), etcd
+        self.troubles: list[Exception] = []
+        self.etcd = etcd
+        self._command, self._ranks = tuple(command), ranks
         self._began = time.monotonic()
         self._readers: list[threading.Thread] = []
         self._lost = 0  # directories
@@ -93,10 +103,12 @@ class JobOnHosts:
             "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "torch-cache"),
             "OMP_NUM_THREADS": "1",  # as torchrun has it where a host has several ranks: sums depend on it
         }
-        if self._etcd is not None:
-            self._etcd.start(host)
-        meet = MEET if self._etcd is None else self._etcd.options
-        run = [*JITCKPT, "run", "--nnodes", str(HOSTS), *meet]
+        if self.etcd is not None:
+            self.etcd.start(host)
+            if CLOCK_LIBRARY.exists():  # so that a host's time of day can jump
+                variables = preloaded(str(CLOCK_LIBRARY), os.environ | variables)
+        meet = MEET if self.etcd is None else self.etcd.options
+        run = [*JITCKPT, "run", "--nnodes", str(self._ranks), *meet]
         run += ["--nproc-per-node", "1", "--device", "softgpu", "--checkpoint-dir", str(self._saves(host))]
         run += [word for fault in faults for word in ("--fault", fault)]
         agent = subprocess.Popen(
@@ -116,6 +128,14 @@ class JobOnHosts:
             reader = threading.Thread(target=self._read, args=(agent, output))
             self._readers.append(reader)
         reader.start()
+
+    def start_standby(self) -> None:
+        """Once the job has its hosts, start the others, which stand by."""
+        while not self.over.wait(STRIKE_SECONDS):
+            if any(event["event"] == "registered" for event in self.events()):
+                for host in range(self._ranks, HOSTS):
+                    self.start(host)
+                return
 
     def lose(self, host: int) -> None:
         """Kill all processes of a host at once; what it alone has on its disk is lost with it."""
@@ -158,8 +178,8 @@ class JobOnHosts:
     def wait(self, time_limit: float) -> int:
         """Wait until the agents of all hosts have ended; return the highest status. Raises TimeoutError."""
         deadline, waits_since = time.monotonic() + time_limit, None
-        while any(agent.poll() is None for agent in self.agents.values()):
-            if any(agent.poll() is not None for agent in self.agents.values()):
+        while any(agent.poll() is None for agent in self._all_agents()):
+            if any(agent.poll() is not None for agent in self._all_agents()):
                 waits_since = waits_since or time.monotonic()
             else:
                 waits_since = None
@@ -168,7 +188,12 @@ class JobOnHosts:
                 running = [host for host, agent in self.agents.items() if agent.poll() is None]
                 raise TimeoutError(f"The agents of hosts {running} have not ended, see {self.folder}.")
             time.sleep(LOOK_SECONDS)
-        return max(abs(agent.wait()) for agent in self.agents.values())
+        return max(abs(agent.wait()) for agent in self._all_agents())
+
+    def _all_agents(self) -> "list[subprocess.Popen[str]]":
+        """Return what is there now: strikes start others at any time."""
+        with self._lock:
+            return list(self.agents.values())
 
     def strike(self, what: Strike) -> None:
         """Wait for the moment and let it happen; not to a job of which a rank has finished."""
@@ -178,7 +203,10 @@ class JobOnHosts:
                     return
                 assert isinstance(what, HostStrike)
                 self.struck.append(what)
-                what.befall(self)
+                try:
+                    what.befall(self)
+                except Exception as error:  # it is raised where the run is
+                    self.troubles.append(error)
                 return
 
     def end(self) -> None:
@@ -224,11 +252,13 @@ def run_on_hosts(
     strikes: Sequence[Strike] = (),
     time_limit: float = 300,
     coordination: bool = False,
+    ranks: int = HOSTS,
 ) -> Run:
     """Run a script with its arguments on three hosts, as runs.run_job does on one.
 
     own_directories: each host has a checkpoint directory of its own, which is lost with it. strikes: at most
-    one HostStrike after the other. coordination: they meet at etcd, with a member on each host.
+    one HostStrike after the other. coordination: they meet at etcd, with a member on each host. ranks: how
+    many of the hosts have one; the others stand by.
     Raises TimeoutError after time_limit seconds, HostsError where there can be no network namespaces.
     """
     folder.mkdir(parents=True)
@@ -236,11 +266,15 @@ def run_on_hosts(
     began = time.monotonic()
     with namespaces(HOSTS) as hosts:
         etcd = EtcdMembers(hosts, folder) if coordination else None
-        job = JobOnHosts(command, folder, hosts, own_directories, etcd=etcd)
+        job = JobOnHosts(command, folder, hosts, own_directories, etcd=etcd, ranks=ranks)
         strikers = [threading.Thread(target=job.strike, args=(one,)) for one in strikes]
+        strikers.append(threading.Thread(target=job.start_standby))
         runs.note_running(job.mark)
         try:
-            for host in range(HOSTS):
+            if etcd is not None:
+                for host in range(HOSTS):
+                    etcd.start(host)
+            for host in range(ranks):
                 job.start(host, faults)
             for striker in strikers:
                 striker.start()
@@ -248,6 +282,8 @@ def run_on_hosts(
             job.over.set()
             for striker in strikers:
                 striker.join()
+            for trouble in job.troubles:
+                raise trouble
             status = job.wait(time_limit)  # of a host that one of them has started
             if etcd is not None:
                 etcd.end()

@@ -17,7 +17,7 @@ from jitckpt.objects.bucket import Bucket, DamagedObject
 from jitckpt.objects.saves import ObjectSaves, name_of
 from jitckpt.reports import inspection
 from jitckpt.reports.inspection import Inspection
-from jitckpt.saves import folders, layout
+from jitckpt.saves import folders, layout, starts
 from jitckpt.saves.folders import SaveRecord
 
 
@@ -60,6 +60,8 @@ def inspect(url: str, checksums: bool = False, on_read: Callable[[int], object] 
 def _lay_out(saves: ObjectSaves, folder: Path) -> None:
     """Make files without content, as long as those that are there, and with it those that tell of others."""
     (folder / layout.JOB_FILE).write_bytes(saves.bucket.get(layout.JOB_FILE))
+    known = saves.starts()
+    starts.note_of_others(folder, sorted(known.went_on_from.items()))
     for key, files in saves.files().items():
         for name, size in files.items():
             path = folder / name_of(key, name)

@@ -47,6 +47,10 @@ class Start:
     def __str__(self) -> str:
         return f"{self.number} {self.revision}" if self.number else ""
 
+    def document(self) -> bytes:
+        """Return what is noted as it begins."""
+        return json.dumps({"number": self.number, "revision": self.revision}).encode()
+
 
 @dataclass(frozen=True)
 class Starts:
@@ -66,12 +70,27 @@ class Starts:
         return None
 
 
+def begun_name(number: int) -> str:
+    """Return the name under which it is noted that a start has begun."""
+    return f"start-{number:010d}.json"
+
+
+def went_on_name(number: int, step: int) -> str:
+    """Return the name that says from which step it has gone on."""
+    return f"start-{number:010d}-from-{step:010d}"
+
+
 def read(root: Path) -> Starts:
     """Return what is noted in a checkpoint directory. Raises OSError."""
     try:
-        names = os.listdir(root / FOLDER)
+        return of_names(os.listdir(root / FOLDER))
     except FileNotFoundError:
         return Starts(0, {})
+
+
+def of_names(names: Iterable[str]) -> Starts:
+    """Return what the names in such a folder say."""
+    names = list(names)
     begun = [int(found[1]) for name in names if (found := _BEGUN.fullmatch(name))]
     bases: dict[int, int] = {}
     for name in names:
@@ -94,9 +113,15 @@ def is_superseded(root: Path, number: int) -> bool:
 
 def check(root: Path, number: int) -> None:
     """Raise Superseded if a later start than this one has begun; OSError."""
-    if number > 0 and (newest := read(root).newest) > number:
+    if number > 0:
+        check_newest(read(root).newest, number, str(root))
+
+
+def check_newest(newest: int, number: int, where: str) -> None:
+    """Raise Superseded if a later start than this one has begun."""
+    if 0 < number < newest:
         raise Superseded(
-            f"The job has gone on without this host: start {newest} has begun in {root}, and this is start "
+            f"The job has gone on without this host: start {newest} has begun in {where}, and this is start "
             f"{number}. Nothing is written there."
         )
 
@@ -106,11 +131,11 @@ def note_begun(root: Path, start: Start) -> None:
     if start.number == 0:
         return
     check(root, start.number)
-    path = root / FOLDER / f"start-{start.number:010d}.json"
+    path = root / FOLDER / begun_name(start.number)
     if not path.exists():
         make_folder(path.parent)
         fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-        fresh.write_text(json.dumps({"number": start.number, "revision": start.revision}))
+        fresh.write_bytes(start.document())
         try:
             put_where_nothing_is(fresh, path)
             sync_folder(path.parent)
@@ -119,18 +144,24 @@ def note_begun(root: Path, start: Start) -> None:
         finally:
             fresh.unlink(missing_ok=True)
     if (found := _revision(path)) != start.revision:
-        raise Superseded(
-            f"{path} is of another start than this one (revision {found} instead of {start.revision}), as "
-            "where a job meets at another etcd, or by another --rdzv-id, than before: give `jitckpt run` "
-            "--checkpoint-dir, by which it numbers its starts on from those that are noted there."
-        )
+        raise other_start(str(path), start, found)
+
+
+def other_start(where: str, start: Start, found: int | None = None) -> Superseded:
+    """Return the error where another start of this number has begun. found: its revision."""
+    known = "another revision" if found is None else f"revision {found}"
+    return Superseded(
+        f"{where} is of another start than this one ({known} instead of {start.revision}), as "
+        "where a job meets at another etcd, or by another --rdzv-id, than before: give `jitckpt run` "
+        "--checkpoint-dir, by which it numbers its starts on from those that are noted there."
+    )
 
 
 def note_going_on(root: Path, number: int, step: int) -> None:
     """Note from which step a start goes on, before it makes the next; the first counts. Raises OSError."""
     if number == 0 or number in read(root).went_on_from:
         return
-    path = root / FOLDER / f"start-{number:010d}-from-{step:010d}"
+    path = root / FOLDER / went_on_name(number, step)
     path.touch()
     sync_folder(path.parent)
 
@@ -141,7 +172,7 @@ def note_of_others(root: Path, told: Iterable[tuple[int, int]]) -> None:
     for number, step in told:
         if number not in known:
             make_folder(root / FOLDER)
-            (root / FOLDER / f"start-{number:010d}-from-{step:010d}").touch()
+            (root / FOLDER / went_on_name(number, step)).touch()
 
 
 def _revision(path: Path) -> int | None:

@@ -14,11 +14,13 @@ from jitckpt.objects import bucket
 from jitckpt.objects.bucket import Bucket, ObjectsError
 from jitckpt.objects.copier import Copier
 from jitckpt.objects.saves import ObjectSaves
-from jitckpt.saves import folders, layout
+from jitckpt.saves import folders, layout, starts
 from jitckpt.saves.folders import SaveFolder
 from jitckpt.saves.layout import Identity
+from jitckpt.saves.starts import Start, Superseded
 
 PART = 5 << 20  # the least that S3 takes
+NO_START, FIRST, SECOND = Start(), Start(1, 50), Start(2, 70)
 DATA = random.Random(0).randbytes(2 * PART + 12345)
 
 
@@ -134,8 +136,11 @@ def test_what_is_no_url_is_refused(text: str) -> None:
 # Saves.
 
 
-def save(root: Path, rank: int, step: int, content: bytes = b"state", shards: int = 1) -> Path:
-    identity = Identity(folders.open_directory(root), "", 2, rank, rank % shards, shards)
+def save(
+    root: Path, rank: int, step: int, content: bytes = b"state", *, shards: int = 1, start: int = 0
+) -> Path:
+    job = "one" if start else None  # also where hosts have a directory each
+    identity = Identity(folders.open_directory(root, job), "", 2, rank, rank % shards, shards, start=start)
     with SaveFolder(root, identity, step, "rank", "builtin") as folder:
         (folder.path / "content").write_bytes(content)
         folder.add_existing()
@@ -143,10 +148,15 @@ def save(root: Path, rank: int, step: int, content: bytes = b"state", shards: in
 
 
 def copier(
-    there: Bucket, root: Path, ranks: tuple[int, ...] = (0, 1), keep: int = 2
+    there: Bucket,
+    root: Path,
+    ranks: tuple[int, ...] = (0, 1),
+    keep: int = 2,
+    start: Start = NO_START,
 ) -> tuple[Copier, list[str]]:
     said: list[str] = []
-    return Copier(ObjectSaves(there), root, keep, ranks, lambda one: said.append(json.dumps(one))), said
+    saves = ObjectSaves(there, start)
+    return Copier(saves, root, keep, ranks, lambda one: said.append(json.dumps(one))), said
 
 
 def steps(there: Bucket) -> set[tuple[int, int]]:
@@ -273,6 +283,127 @@ def test_the_place_of_another_job_is_refused(there: Bucket, tmp_path: Path) -> N
     copier(there, tmp_path / "one")[0].look()
     with pytest.raises(CheckpointError, match="holds saves of another job"):
         copier(there, tmp_path / "other")[0].look()
+
+
+# A host that was cut off from the others, and not from the store.
+
+
+def go_on(there: Bucket, root: Path, start: Start, step: int) -> Copier:
+    """Begin a start in a directory, go on from a step there, and tell the store."""
+    starts.note_begun(root, start)
+    starts.note_going_on(root, start.number, step)
+    one, _ = copier(there, root, start=start)
+    one.look()
+    return one
+
+
+def content_of(there: Bucket, root: Path) -> dict[int, bytes]:
+    """Return what a job that has lost everything finds in the store, by step."""
+    ObjectSaves(there).fetch(root, [0])
+    return {record.step: (record.path / "content").read_bytes() for record in folders.find(root)}
+
+
+def test_who_was_cut_off_copies_and_removes_nothing(there: Bucket, tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    for root in (old, new):
+        save(root, 0, 3, b"common", start=1)
+    behind = go_on(there, old, FIRST, 0)
+    go_on(there, new, SECOND, 3)
+    before = there.sizes()
+    save(old, 0, 5, b"cut off", start=1)
+    with pytest.raises(Superseded, match=r"start 2 has begun in s3://saves/.*, and this is start 1"):
+        behind.look()
+    with pytest.raises(Superseded):
+        ObjectSaves(there, FIRST).remove((3, "rank", 0))
+    with pytest.raises(Superseded):
+        ObjectSaves(there, FIRST).note_begun()
+    assert there.sizes() == before
+    assert content_of(there, tmp_path / "lost") == {3: b"common"}
+
+
+def test_a_copy_that_lands_late_all_the_same_is_refused(
+    door: Door, there: Bucket, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The job goes on when a process that is cut off has looked for the last time."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    for root in (old, new):
+        save(root, 0, 3, b"common", start=1)
+    behind = go_on(there, old, FIRST, 0)
+    save(old, 0, 5, b"cut off", start=1)
+
+    def fault(request: Request) -> str:
+        if request.method == "PUT" and "step-0000000005/rank-00000/metadata.json" in request.path:
+            door.fault = lambda request: ""
+            go_on(there, new, SECOND, 3)
+        return ""
+
+    door.fault = fault
+    behind.look()
+    assert steps(there) == {(3, 0), (5, 0)}, "it has landed"
+    assert content_of(there, tmp_path / "lost") == {3: b"common"}
+    assert starts.read(tmp_path / "lost").went_on_from == {1: 0, 2: 3}, "nor does it count there"
+    main(["inspect", there.url])
+    assert "would go on from step 3." in capsys.readouterr().out
+
+
+def test_a_late_copy_takes_no_later_ones_place(door: Door, there: Bucket, tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    for root in (old, new):
+        save(root, 0, 3, b"common", start=1)
+    behind = go_on(there, old, FIRST, 0)
+    save(old, 0, 5, start=1)
+
+    def fault(request: Request) -> str:
+        if request.method == "PUT" and "step-0000000005/rank-00000/content" in request.path:
+            door.fault = lambda request: ""
+            save(new, 0, 5, start=2)
+            go_on(there, new, SECOND, 3)
+        return ""
+
+    door.fault = fault
+    with pytest.raises(Superseded):
+        behind.look()
+    assert ObjectSaves(there).metadata((5, "rank", 0)).identity.start == 2
+    assert content_of(there, tmp_path / "lost") == {5: b"state"}
+
+
+def test_a_process_goes_on_in_a_later_start(there: Bucket, tmp_path: Path) -> None:
+    """What it had copied before may be gone, or another's by then."""
+    save(tmp_path / "ckpt", 0, 3, start=1)
+    one = go_on(there, tmp_path / "ckpt", FIRST, 0)
+    ObjectSaves(there).remove((3, "rank", 0))
+    starts.note_begun(tmp_path / "ckpt", SECOND)
+    starts.note_going_on(tmp_path / "ckpt", 2, 3)
+    one.begin(SECOND)
+    one.look()
+    assert steps(there) == {(3, 0)}
+    known = ObjectSaves(there).starts()
+    assert (known.newest, known.went_on_from) == (2, {1: 0, 2: 3})
+
+
+def test_two_starts_of_one_number_are_told_apart(there: Bucket) -> None:
+    ObjectSaves(there, FIRST).note_begun()
+    ObjectSaves(there, FIRST).note_begun()
+    with pytest.raises(Superseded, match="is of another start than this one"):
+        ObjectSaves(there, Start(1, 51)).note_begun()
+
+
+def test_an_object_is_put_where_none_is(door: Door, there: Bucket) -> None:
+    assert there.put_new("a", b"one")
+    assert there.put_new("a", b"one"), "as after an answer that was lost"
+    assert not there.put_new("a", b"other")
+    assert there.get("a") == b"one"
+    door.seen.clear()
+    assert there.put_new("b", b"")
+    assert [request.method for request in door.seen] == ["PUT"], "looked and written in one moment"
+
+
+def test_a_store_without_conditions_is_asked_first(door: Door, there: Bucket) -> None:
+    door.once("501", lambda request: request.method == "PUT")
+    assert there.put_new("a", b"one")
+    assert door.done == ["501"]
+    assert not there.put_new("a", b"other")
+    assert there.get("a") == b"one"
 
 
 def test_it_is_inspected_from_afar(
