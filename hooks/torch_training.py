@@ -311,6 +311,8 @@ class TrainingHooks:
                 self.unexpected = self.unexpected or outer
             else:
                 self._listener.unequal_turns(self.step + 1)
+                self._stepped.clear()
+                self._end_minibatch()  # so that the iterations of the loop are counted
         self._stepped.add(id(outer))
         for one in self._optimizers:
             if (other := one()) is not None and id(other) not in self._stepped:

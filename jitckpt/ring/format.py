@@ -1,12 +1,14 @@
 """How the rank-local states of the last few steps lie in a ring: memory that outlives the rank.
 
-Page 0 says whose ring it is, in its last word after which step the agent wants a save, and in the one before
-whether the rank may end. Then, for each slot (step modulo slots), two areas for the host part, which the
-writes of a step take in turn, so that one is whole once the first write is done; their checksum tells. Then,
-for each slot, a page of words and two areas for tensors copied off the device: one provisional (from the
-forward pass on), one final (after the optimizer step). The device writes a word before it begins to write an
-area and one after it has ended; an area is whole if both words are made of the step and the number that the
-host part names. So a process may be killed at any moment.
+Page 0 says whose ring it is, in its last word after which step the agent wants a save, in the one before
+whether the rank may end, and before that how far a rank is that writes no state any more.
+
+Then, for each slot (step modulo slots), two areas for the host part, which the writes of a step take in turn,
+so that one is whole once the first write is done; their checksum tells. Then, for each slot, a page of words
+and two areas for tensors copied off the device: one provisional (from the forward pass on), one final (after
+the optimizer step). The device writes a word before it begins to write an area and one after it has ended; an
+area is whole if both words are made of the step and the number that the host part names. So a process may be
+killed at any moment.
 """
 
 import functools
@@ -34,6 +36,7 @@ WORD = struct.Struct("<Q")
 PART = struct.Struct("<I")
 WANTED = PAGE - WORD.size
 MAY_END = WANTED - WORD.size
+BEGUN = MAY_END - WORD.size
 FIRST = 1  # number of a step's writes of an area
 NUMBERS = 0xFFFF
 LAST_STEP = 1 << 63
@@ -73,7 +76,7 @@ def area_bytes(limit: int, slots: int) -> int:
 
 def read_header(descriptor: int) -> tuple[Identity, int, int] | None:
     data = os.pread(descriptor, PAGE, 0)
-    if not data[:MAY_END].strip(b"\0"):
+    if not data[:BEGUN].strip(b"\0"):
         return None
     if len(data) < FILE_HEADER.size:
         raise SaveError("The memory of a rank's local state is damaged: it is too short.")
@@ -82,7 +85,7 @@ def read_header(descriptor: int) -> tuple[Identity, int, int] | None:
     size = os.fstat(descriptor).st_size
     if (
         magic != MAGIC
-        or end + 16 > MAY_END
+        or end + 16 > BEGUN
         or digest(data[:end]) != data[end : end + 16]
         or size != PAGE + slots * (4 * area_bytes + PAGE)
     ):

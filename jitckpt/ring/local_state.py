@@ -11,6 +11,7 @@ from torch import Tensor
 from jitckpt.encoding.tree_codec import Json
 from jitckpt.errors import SaveError
 from jitckpt.ring.format import (
+    BEGUN,
     BLOB_HEADER,
     LAST_STEP,
     WORD,
@@ -91,7 +92,8 @@ def begun_step(descriptor: int) -> int:
     _, slots, area_bytes = header
     places = [host_area(slot, version, slots, area_bytes) for slot in range(slots) for version in (0, 1)]
     heads = [BLOB_HEADER.unpack(os.pread(descriptor, BLOB_HEADER.size, place)) for place in places]
-    return max((step for _, sequence, step, _ in heads if sequence and step < LAST_STEP), default=0)
+    written = [step for _, sequence, step, _ in heads if sequence and step < LAST_STEP]
+    return int(max([_unwritten(descriptor), *written]))
 
 
 def step_of(descriptor: int) -> int:
@@ -102,7 +104,13 @@ def step_of(descriptor: int) -> int:
     _, slots, area_bytes = header
     places = [host_area(slot, version, slots, area_bytes) for slot in range(slots) for version in (0, 1)]
     found = [read_blob(descriptor, place, area_bytes) for place in places]
-    return max((blob[1] for blob in found if blob is not None), default=0)
+    return max([_unwritten(descriptor), *(blob[1] for blob in found if blob is not None)])
+
+
+def _unwritten(descriptor: int) -> int:
+    """Return the newest step that a rank has begun since it writes none of them any more, if so; else 0."""
+    step = int(WORD.unpack(os.pread(descriptor, WORD.size, BEGUN))[0])
+    return step if step < LAST_STEP else 0
 
 
 def _read_slot(descriptor: int, slot: int, slots: int, area_bytes: int) -> LocalState | None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from jitckpt.bindings import behind_proxy
 from jitckpt.ring.format import (
+    BEGUN,
     FILE_HEADER,
     MAGIC,
     PAGE,
@@ -69,6 +70,10 @@ class Ring:
         """Return the step after which the agent wants a save; 0 if it never wanted one."""
         (step,) = WORD.unpack_from(self._memory, WANTED)
         return int(step)
+
+    def note_begun(self, step: int) -> None:
+        """Let the agent know that the rank has begun a step of which it writes nothing."""
+        WORD.pack_into(self._memory, BEGUN, step)
 
     def write_host(self, step: int, blob: bytearray) -> None:
         """Put the host part of a step in place; what was there of it before stays whole until this is.

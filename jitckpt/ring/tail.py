@@ -3,9 +3,9 @@
 import os
 
 from jitckpt.ring.format import (
+    BEGUN,
     BLOB_HEADER,
     JSON,
-    MAY_END,
     WORD,
     damage_is_said,
     device_area,
@@ -37,7 +37,7 @@ class Tail:
         Raises SaveError if the ring is damaged.
         """
         pieces = []
-        first = os.pread(self._descriptor, MAY_END, 0)
+        first = os.pread(self._descriptor, BEGUN, 0)
         if first != self._first:  # the training has begun, or begun anew
             self._header, self._first, self._seen = read_header(self._descriptor), first, {}
             self.size = os.fstat(self._descriptor).st_size

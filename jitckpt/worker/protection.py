@@ -137,6 +137,7 @@ class Protection:
     _interrupted: str | None = None  # a signal's handler has raised in the middle of a hook
     _told_before = 0  # the newest step before which an adapter has had all written that it knows
     _awaits_forward = False  # a save lets the script go on to its next forward pass
+    _astride = 0  # iterations of the loop that lie across a minibatch as it is counted
     snapshots: Snapshots | None = None  # in the memory tier, where there is one
 
     def __init__(
@@ -454,8 +455,14 @@ class Protection:
     def passed_again(self, step: int) -> None:
         self._history.settle_again(step - 1)  # the pass before was an evaluation's, perhaps
 
-    @_harmless
     def forward_ended(self, step: int) -> None:
+        if self.off is None:
+            self._forward_ended(step)
+        else:
+            self._ring.note_begun(step + self._astride)  # a failure takes the job back over it
+
+    @_harmless
+    def _forward_ended(self, step: int) -> None:
         if self._draws.is_looking:
             self._draws.forward_ended()
         if not self._recorder.write_again(step, final=False):
@@ -516,6 +523,7 @@ class Protection:
         self._outside.closure_again(step)
 
     def unequal_turns(self, step: int) -> None:
+        self._astride = 1
         self._switch_off(UNEQUAL_TURNS)
 
     def step_ended(self, step: int) -> None:
@@ -604,6 +612,7 @@ class Protection:
         if self.off is None:
             self.off = reason
             step = self._hooks.step + 1
+            self._ring.note_begun(step + self._astride)
             self._reporter.warn(
                 f"No state of this rank is saved from step {step} on: {reason} The training goes on; after a "
                 "failure the job goes back to a save from before."

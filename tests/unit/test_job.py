@@ -6,6 +6,7 @@ import signal
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -352,9 +353,21 @@ class Guarded:
 
     off: str | None = None
     _interrupted: str | None = None
+    _astride = 0
 
     def _switch_off(self, reason: str) -> None:
         self.off = reason
+
+
+def test_without_protection_the_steps_that_a_failure_costs_are_told_on() -> None:
+    job, begun = Guarded(), list[int]()
+    job._forward_ended = lambda step: job._switch_off("a hook has failed")  # type: ignore[attr-defined]
+    job._ring = SimpleNamespace(note_begun=begun.append)  # type: ignore[attr-defined]
+    for step in (1, 2, 3):
+        protection.Protection.forward_ended(job, step)  # type: ignore[arg-type]
+    protection.Protection.unequal_turns(job, 4)  # type: ignore[arg-type]
+    protection.Protection.forward_ended(job, 4)  # type: ignore[arg-type]
+    assert begun == [2, 3, 5]
 
 
 def test_what_a_signal_s_handler_raises_in_a_hook_is_the_training_s() -> None:

@@ -27,6 +27,7 @@ from jitckpt.ring.content import Content
 from jitckpt.ring.format import Region
 from jitckpt.ring.recorder import Recorder
 from jitckpt.ring.ring import Ring
+from jitckpt.ring.tail import Tail
 from jitckpt.saves import folders
 from jitckpt.saves.layout import Identity
 from jitckpt.state.host_state import Unchanged
@@ -570,6 +571,18 @@ def test_a_state_becomes_a_save_of_its_own(memory: int, tmp_path: Path) -> None:
     assert value["step"] == 9
     with pytest.raises(SaveError, match="no whole state of its own for step 8"):
         local_state.write_save(memory, tmp_path, 8)
+
+
+def test_a_rank_that_writes_no_state_any_more_tells_how_far_it_is(memory: int) -> None:
+    ring = Ring(memory, IDENTITY, 4, 1 << 20)
+    ring.write_host(3, bytearray(ring_format.BLOB_HEADER.size))
+    tail = Tail(memory)
+    assert tail.news()
+    for step in (4, 300):
+        ring.note_begun(step)
+        assert local_state.newest_step([memory]) == local_state.begun_step(memory) == step
+    assert tail.news() == [], "other hosts keep states, of which there are no new ones"
+    assert local_state.read_identity(memory) == IDENTITY, "the first page is still whole"
 
 
 def test_all_ranks_are_asked_for_a_save_of_the_same_step_that_none_has_come_to() -> None:

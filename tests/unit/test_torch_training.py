@@ -382,14 +382,19 @@ def test_a_closure_that_is_never_called_is_no_obstacle() -> None:
     assert told.take() == [("begun", 1), ("forward", 1), ("step", 1), ("ended", 1)]
 
 
-def test_an_optimizer_that_steps_twice_before_another_is_told() -> None:
+def test_an_optimizer_that_steps_twice_before_another_is_told(
+    told: Told, attached: list[TrainingHooks]
+) -> None:
     model, first = small()
-    second, told = torch.optim.SGD(model.parameters(), lr=0.1), Told()
-    TrainingHooks(told, model=model, optimizers=[first, second])
+    second = torch.optim.SGD(model.parameters(), lr=0.1)
+    attached.append(TrainingHooks(told, model=model, optimizers=[first, second]))
     first.step()
     told.take()
-    first.step()
-    assert ("unequal", 1) in told.take()
+    hooks = attached[0]
+    for iterations in range(2, 6):
+        first.step()
+        assert ("unequal", iterations - 1) in told.take()
+        assert hooks.step + 1 == iterations, "an iteration of the loop is counted all the same"
 
 
 def test_a_step_of_the_optimizer_inside_of_another_is_its_own() -> None:
