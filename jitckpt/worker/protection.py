@@ -77,9 +77,10 @@ UNEQUAL_TURNS = (
     "minibatch of the loop ends. Write it as `for step in job.steps(n):`, which tells."
 )
 IRREGULAR = (
-    "A scheduler is stepped after some optimizer steps only. If a failure comes between such an optimizer "
-    "step and the scheduler's, the restart can't make that up. Write `for epoch in job.epochs(n):` and `for "
-    "batch in job.batches(loader):`, or `for step in job.steps(n):`."
+    "A scheduler is not stepped after every optimizer step. If a failure comes between an optimizer step and "
+    "the scheduler's, and no other rank comes to the latter within seconds, the restart can't make that up. "
+    "Write `for epoch in job.epochs(n):` and `for batch in job.batches(loader):`, or `for step in "
+    "job.steps(n):`."
 )
 
 EXTRA_CHANGES_EARLY = (
@@ -137,6 +138,7 @@ class Protection:
     _interrupted: str | None = None  # a signal's handler has raised in the middle of a hook
     _told_before = 0  # the newest step before which an adapter has had all written that it knows
     _awaits_forward = False  # a save lets the script go on to its next forward pass
+    _awaits_step = False  # or to its next optimizer step
     _astride = 0  # iterations of the loop that lie across a minibatch as it is counted
     snapshots: Snapshots | None = None  # in the memory tier, where there is one
 
@@ -339,6 +341,8 @@ class Protection:
 
     def end(self, *, at_exit: bool) -> None:
         """Take it down. at_exit: with the process, whose script has come to its end."""
+        if not self._loop.is_used:
+            self._history.settle_again(self._hooks.step)
         for one in self._beside:
             one.settled(self._hooks.step)
             one.wait()
@@ -435,8 +439,12 @@ class Protection:
         if self._extra_behind_step is not None and self._extra_behind_step != self._host.extra_now():
             self._reporter.warn_once(EXTRA_CHANGES_LATE)
         self._extra_behind_step = None
-        if self._history.is_irregular:
+        if self._is_irregular():
             self._reporter.warn_once(IRREGULAR)
+
+    def _is_irregular(self) -> bool:
+        """Whether a scheduler is not stepped in every minibatch."""
+        return self._history.is_irregular or (self._found is not None and self._found.is_irregular)
 
     def _settle_beside(self, pending: Sequence[BesideTraining], step: int, changed: bool) -> None:
         """The forward pass of `step` begins; pending: those that are copying the state before it."""
@@ -449,11 +457,14 @@ class Protection:
             for one in self._beside:
                 one.step_begins()  # what comes now may change what it copies
         for one in pending:
-            one.settled(step - 1)
+            if not self._history.may_come(step - 1):
+                one.settled(step - 1)
 
     @_harmless
     def passed_again(self, step: int) -> None:
         self._history.settle_again(step - 1)  # the pass before was an evaluation's, perhaps
+        if self._found is not None:
+            self._found.settle_again(step - 1)
 
     def forward_ended(self, step: int) -> None:
         if self.off is None:
@@ -474,17 +485,27 @@ class Protection:
 
     def step_begun(self, step: int) -> None:
         self._step_begins(step)
+        if self._awaits_step:
+            self._native.await_boundary(False)
         if self._barrier is not None:
             self._native.step_enter()
             self._barrier.enqueue()
         self._native.step_begin(step, self._stream())
+        self._await_what_comes()
+
+    def _await_what_comes(self) -> None:
+        """Let a save, should it be ordered now, come to where the state after this step is complete."""
         self._awaits_forward = self._outside.end_the_step and not self._loop.is_used
-        if self._loop.is_used or self._awaits_forward:
+        self._awaits_step = self._is_irregular() and not self._outside.tells_apart and not self._loop.is_used
+        if self._loop.is_used or self._awaits_forward or self._awaits_step:
             self._native.await_boundary(True)
 
     @_harmless
     def _step_begins(self, step: int) -> None:
         self._draws.step_begins()
+        self._history.step_begins(step)
+        if self._found is not None:
+            self._found.step_begins(step)
         if self._arguments.save_function is not None:
             self._find(step)
         if self._host.extra is not None:
@@ -494,6 +515,8 @@ class Protection:
             one.step_begins()
             if is_unknown:
                 one.cancel(step - 1)
+            elif not self._loop.is_used:
+                one.settled(step - 1)
         if self._checker is not None:
             self._checker.step_begins()
             if self._checker.is_done:

@@ -23,6 +23,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import jitckpt
+from jitckpt.bindings.interpose import Native
 
 STEPS, DIES = 12, 7
 KINDS: dict[str, Callable[["Training"], None]] = {}
@@ -62,9 +63,12 @@ class Training:
             first = job.restore()
         return iter(range(first, STEPS))
 
+    @property
+    def is_first_start(self) -> bool:
+        return os.environ["JITCKPT_RESTART"] == "0"
+
     def die(self, step: int) -> None:
-        first_start = os.environ["JITCKPT_RESTART"] == "0"
-        if self.protected and first_start and self.rank == 1 and step == DIES:
+        if self.protected and self.is_first_start and self.rank == 1 and step == DIES:
             torch.cuda.synchronize()
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -443,6 +447,26 @@ def a_validation_with_gradients(training: Training) -> None:
         if step % 4 == 3:
             x = batch(900 + step, training.rank)[0].requires_grad_(True)
             torch.autograd.grad(training.model(x).sum(), x)[0].sum().item()
+            training.scheduler.step()
+
+    training.after = after
+
+
+@kind
+def a_death_in_the_first_validation(training: Training) -> None:
+    """The other rank is in its validation, too, and comes to the scheduler's step behind it."""
+    training.ranks_reduce = True
+    training.optimizer = torch.optim.Adam(training.net.parameters(), lr=0.01)
+    training.scheduler = torch.optim.lr_scheduler.ExponentialLR(training.optimizer, 0.5)
+
+    def after(step: int) -> None:
+        if step + 1 == DIES:
+            for part in range(3):
+                x = batch(900 + part, training.rank)[0].requires_grad_(True)
+                torch.autograd.grad(training.model(x).sum(), x)[0].sum().item()
+                training.die(step + 1)
+                while training.protected and training.is_first_start and not Native().progress().holding:
+                    time.sleep(0.01)  # until a save is ordered
             training.scheduler.step()
 
     training.after = after

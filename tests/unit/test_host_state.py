@@ -482,6 +482,40 @@ class TestHistory:
         history.settle_again(4)
         assert not history.may_lack(4), "what comes now and then has come"
 
+    def test_only_the_next_optimizer_step_tells_that_no_scheduler_step_comes(self) -> None:
+        training = Training(adam)
+        history = History(training.host)
+        history.settle(0)
+        for number in (1, 2):
+            training.optimizer.step()
+            history.add(number, training.host.shared())
+            assert not history.is_irregular
+            history.settle(number)
+        assert history.is_irregular, "the scheduler was not stepped in the second one"
+        assert history.may_come(2)
+        assert not history.may_lack(2), "all have had one forward pass: likely it is the next one's"
+        history.settle_again(2)
+        assert history.may_lack(2), "an evaluation's passes: there are more than there ever were"
+        history.step_begins(3)
+        assert not history.may_come(2)
+        training.optimizer.step()
+        history.add(3, training.host.shared())
+        history.settle(3)
+        training.scheduler.step()
+        assert history.may_come(3), "what was kept is from before the scheduler's step"
+        history.settle_again(3)
+        assert not history.may_come(3)
+
+    def test_a_scheduler_that_is_stepped_before_the_optimizer_is_no_irregular_one(self) -> None:
+        training = Training(adam)
+        history = History(training.host)
+        for number in (1, 2, 3):
+            training.scheduler.step()
+            training.optimizer.step()
+            history.add(number, training.host.shared())
+            history.settle(number)
+        assert not history.is_irregular
+
     def test_scheduler_steps_that_have_not_come_yet_are_due(self) -> None:
         training = Training(adam)
         history = History(training.host)

@@ -117,6 +117,26 @@ def test_what_changes_outside_of_the_step_is_waited_for(tmp_path: Path) -> None:
     assert answers == []
 
 
+def test_a_scheduler_that_may_still_be_stepped_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a forward pass, which may be an evaluation's: until the optimizer's next step begins."""
+    answers = [True, True, True, False]
+    monkeypatch.setattr(saver, "STANDING_SECONDS", math.inf)
+    monkeypatch.setattr(saver, "PARK_SECONDS", math.inf)
+    monkeypatch.setattr(History, "may_come", lambda history, step: answers.pop(0))
+    assert step_to_save(tmp_path, IN_BACKWARD, next_minibatch=True, deadline=math.inf) == (STEP, False)
+    assert answers == []
+
+
+def test_a_scheduler_is_not_waited_for_where_the_thread_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saver, "STANDING_SECONDS", 0.0)
+    monkeypatch.setattr(History, "may_come", lambda history, step: True)
+    assert step_to_save(tmp_path, IN_BACKWARD, next_minibatch=True) == (STEP, False)
+
+
 def test_a_step_that_the_device_is_in_is_waited_for(tmp_path: Path) -> None:
     inside = replace(IN_BACKWARD, device_begun=STEP + 1, step_thread_parked=True)
     with pytest.raises(SaveError, match=f"end of optimizer step {STEP + 1}"):

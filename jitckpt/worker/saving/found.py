@@ -35,6 +35,22 @@ class Found:
     def settle(self, step: int) -> None:
         self._history.settle(step)
 
+    def settle_again(self, step: int) -> None:
+        self._history.settle_again(step)
+
+    def step_begins(self, step: int) -> None:
+        self._history.step_begins(step)
+
+    @property
+    def is_irregular(self) -> bool:
+        return self._history.is_irregular
+
+    def may_come(self, step: int) -> bool:
+        return self._history.may_come(step)
+
+    def may_lack(self, step: int) -> bool:
+        return self._history.may_lack(step)
+
     def forget_before(self, step: int) -> None:
         self._history.forget_before(step)
 

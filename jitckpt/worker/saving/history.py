@@ -49,9 +49,9 @@ class History:
         self._settled = 0  # how many steps have been settled here
         self._set_by_hand = False
         self._counts: tuple[int, ...] = ()  # of schedulers' steps, when a step was settled last
-        self._stepped: list[set[bool]] = [set() for _ in host.schedulers]  # whether, after steps so far
-        # A scheduler is stepped after some optimizer steps, and after others not.
-        self.is_irregular = False
+        # Of each scheduler whether a minibatch has passed without a step of it, as where it has one an epoch.
+        self._irregular = [False] * len(host.schedulers)
+        self._begun = 0  # the newest minibatch that has come to its optimizer step
         self._passes = 0  # forward passes of this minibatch so far
         self._usual_passes: set[int] = set()  # of those before
         self.waits_for_boundary = False  # the loop tells when nothing is still to come of a step
@@ -79,14 +79,12 @@ class History:
         self._passes += 1
         shared = self._steps.get(step)
         if shared is not None and shared.progress is None:
-            self._counts = counts = self._host.counts()
+            before, self._counts = self._counts, (counts := self._host.counts())
             made = tuple(map(operator.sub, counts, shared.counts))
             self._recent.append(made)
             self._settled += 1
-            for stepped, count in zip(self._stepped, made, strict=True):
-                stepped.add(count > 0)
-                if len(stepped) > 1:
-                    self.is_irregular = True
+            for number, (was, count) in enumerate(zip(before, counts, strict=bool(before))):
+                self._irregular[number] |= was == count
             groups = self._host.groups()
             if not self._set_by_hand:
                 self._set_by_hand = differ_by_hand(shared.groups, groups, scheduled=any(made))
@@ -114,19 +112,35 @@ class History:
         """Return the state after `step`, which is kept."""
         return self._steps[step]
 
-    def may_lack(self, step: int) -> bool:
+    def step_begins(self, step: int) -> None:
+        """The minibatch has come to its optimizer step: so all has come of the one before."""
+        self._begun = step
+
+    @property
+    def is_irregular(self) -> bool:
+        """Whether a scheduler is not stepped in every minibatch."""
+        return any(self._irregular)
+
+    def may_come(self, step: int) -> bool:
         """Whether something may still come of `step` that comes now and then, a scheduler's step, say.
 
-        Where minibatches have had unequal numbers of forward passes, one may be an evaluation's, and not the
-        next minibatch's: only what has come by then is sure.
+        A forward pass is no sure sign of the next minibatch: an evaluation may take gradients, too.
         """
         shared = self._steps.get(step)
-        if not self.is_irregular or shared is None:
+        if shared is None or self._begun > step or not self.is_irregular:
             return False
-        if self.waits_for_boundary or len(self._usual_passes) < 2:
+        if self.waits_for_boundary:
             return not self.is_settled(step)
-        irregular = [len(stepped) > 1 for stepped in self._stepped]
-        return any(map(operator.gt, irregular, self._steps_since(shared)))
+        made = self._steps_since(shared) if shared.progress is None else self._recent[-1]
+        return any(map(operator.gt, self._irregular, made))
+
+    def may_lack(self, step: int) -> bool:
+        """Whether it is likely that a save of `step` lacks something that would still have come.
+
+        Where all minibatches have had as many forward passes, one more is taken for the next minibatch's.
+        """
+        one_more = len(self._usual_passes) < 2 and self._passes <= max(self._usual_passes, default=1)
+        return self.may_come(step) and not (one_more and self.is_settled(step))
 
     def is_settled(self, step: int) -> bool:
         """Whether nothing is still to come of `step`: the host is in the next minibatch, or further."""
@@ -159,6 +173,11 @@ class History:
         """Whether the training thread waits for autograd's, which waits at the gate while that is closed."""
         frame = sys._current_frames().get(self.thread)
         return frame is not None and frame.f_code is _BACKWARD
+
+    def place(self) -> object:
+        """Return where the training thread is; the same as long as it gets no further."""
+        frame = sys._current_frames().get(self.thread)
+        return None if frame is None else (id(frame), frame.f_lasti)
 
     def forget_before(self, step: int) -> None:
         while (oldest := next(iter(self._steps), step)) < step:  # they were added in their order

@@ -41,6 +41,8 @@ STUCK_SECONDS = 10.0  # a device at rest that is still inside an optimizer step 
 # So long the training thread may take to come to its next device call, or to the next minibatch, where it can
 # change what is to be saved without a device call.
 PARK_SECONDS = 5.0
+# A thread that was at one place for so long, while the device rests, waits for what will not come.
+STANDING_SECONDS = 0.5
 STANDS_SECONDS = 3.0  # a device that gets nothing done for so long waits for a rank that does not go on
 OWN_STATE_LOOK_SECONDS = 0.05
 
@@ -157,7 +159,8 @@ class Saver:
         if all that can come is foreseen; then it may run on during the save, and True is returned beside the
         step. A save function is not called then: nobody knows which objects of the training it reads.
         """
-        begun = time.monotonic()
+        begun = since = time.monotonic()
+        stands_at: object = None
         while True:
             if (reason := self._refused()) is not None:
                 raise SaveError(reason)
@@ -176,6 +179,10 @@ class Saver:
             settled = no_step_yet or self._history.is_settled(step)
             if progress.step_thread_parked and not self._history.waits_for_boundary:
                 settled = True
+            if (place := self._history.place()) != stands_at:
+                stands_at, since = place, now
+            if now < min(since + STANDING_SECONDS, begun + PARK_SECONDS) and self._may_come(step):
+                settled = False
             runs = not settled and self._save_function is None and self._history.is_foreseen(step)
             between_steps = progress.device_begun == step or self._has_whole_copies(step)
             # What the script changes on the device after the step may be half done, its copies on their way.
@@ -192,6 +199,9 @@ class Saver:
         if step == 0:
             raise SaveError("No minibatch is finished yet: there is nothing to save, and nothing is lost.")
         return step, runs
+
+    def _may_come(self, step: int) -> bool:
+        return self._history.may_come(step) or (self.found is not None and self.found.may_come(step))
 
     def _write(self, step: int, order: protocol.Save, runs: bool) -> tuple[Path, int] | None:
         """Write the state after `step`; None if the job has gone on meanwhile, then nothing is left of it.
@@ -244,6 +254,8 @@ class Saver:
         document, tensors = document_of(
             self._host, self._history, snapshot, step=step, reason=order.reason, local=local.document()
         )
+        if self.found is not None:
+            document["unsettled"] = document["unsettled"] or self.found.may_lack(step)
         tensors |= local.tensors
         saver: layout.SaverName = "builtin" if self._save_function is None else "callback"
         with SaveFolder(self._root, self._identity, step, "rank", saver) as folder:
