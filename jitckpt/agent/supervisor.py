@@ -864,7 +864,10 @@ class Supervisor(threading.Thread):
         if rank in writer.problems:
             return writer.problems[rank]
         if rank not in writer.written:
-            return "the host that had a copy of it is lost, too, or had none yet."
+            return (
+                "the host that had a copy of it is lost, too, or had none yet; its own host may have it, "
+                "if it was only cut off."
+            )
         if not writer.steps or max(writer.steps) in writer.written[rank]:
             return ""
         memory = "its memory" if rank in self._workers else "the copy of its memory"

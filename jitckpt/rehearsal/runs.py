@@ -314,10 +314,10 @@ def unused_shared_memory(before: set[str]) -> list[str]:
     """Return the files in /dev/shm that are new since `before` and that no living process uses."""
     new = set(os.listdir("/dev/shm")) - before
     if new:
-        folders = [f"/proc/{name}/{kind}" for name in os.listdir("/proc") for kind in ("fd", "map_files")]
-        links = (link for folder in folders for link in _links(Path(folder)))
+        processes = [Path("/proc", name) for name in os.listdir("/proc") if name.isdigit()]
+        used = (path for process in processes for path in (*_links(process / "fd"), *_mapped(process)))
         # A process may use a file in a folder there.
-        new -= {Path(link).parts[3] for link in links if link.startswith("/dev/shm/")}
+        new -= {Path(path).parts[3] for path in used if path.startswith("/dev/shm/")}
     return sorted(new & set(os.listdir("/dev/shm")))
 
 
@@ -327,6 +327,14 @@ def _links(folder: Path) -> Iterator[str]:
         for link in folder.iterdir():
             with contextlib.suppress(OSError):
                 yield os.readlink(link)
+
+
+def _mapped(process: Path) -> Iterator[str]:
+    """What it has mapped of /dev/shm; map_files would tell it, too, but not all whom maps tells it."""
+    with contextlib.suppress(OSError):
+        for line in (process / "maps").read_text(errors="replace").splitlines():
+            if (begin := line.find("/dev/shm/")) >= 0:
+                yield line[begin:].rstrip("\n")
 
 
 def note_running(mark: str) -> None:

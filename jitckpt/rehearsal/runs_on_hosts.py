@@ -40,6 +40,7 @@ CLOCK_LIBRARY = LIBRARY_DIR / LIBRARY
 STRIKE_SECONDS = 0.03  # between two looks at what the job tells
 # At the rendezvous' store: on host 0 until that one dies.
 MEET = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "10.79.0.1:29400")
+LATE_SECONDS = 30.0  # from a host's end to that of one that came when the job was over
 NEVER_CAME_SECONDS = 120.0  # that a host waits for others which have ended
 
 
@@ -176,19 +177,33 @@ class JobOnHosts:
         return found
 
     def wait(self, time_limit: float) -> int:
-        """Wait until the agents of all hosts have ended; return the highest status. Raises TimeoutError."""
+        """Wait until the agents of all hosts have ended; return the highest status. Raises TimeoutError.
+
+        A host that comes when the job is over would wait for another one: it is asked to end.
+        """
         deadline, waits_since = time.monotonic() + time_limit, None
+        late: list[subprocess.Popen[str]] = []
         while any(agent.poll() is None for agent in self._all_agents()):
             if any(agent.poll() is not None for agent in self._all_agents()):
                 waits_since = waits_since or time.monotonic()
             else:
                 waits_since = None
             now = time.monotonic()
+            running = [host for host, agent in sorted(self.agents.items()) if agent.poll() is None]
             if now > deadline or (waits_since is not None and now > waits_since + NEVER_CAME_SECONDS):
-                running = [host for host, agent in self.agents.items() if agent.poll() is None]
                 raise TimeoutError(f"The agents of hosts {running} have not ended, see {self.folder}.")
+            is_over = waits_since is not None and now > waits_since + LATE_SECONDS
+            if is_over and not late and not any(map(self._said, running)):
+                late = [self.agents[host] for host in running]
+                for agent in late:
+                    agent.terminate()
             time.sleep(LOOK_SECONDS)
-        return max(abs(agent.wait()) for agent in self._all_agents())
+        return max(abs(agent.wait()) for agent in self._all_agents() if agent not in late)
+
+    def _said(self, host: int) -> bool:
+        """Return whether the newest agent of a host, or a rank there, has said anything."""
+        outputs = [path.stat() for path in self.folder.glob(f"host-{host}-*/{OUTPUT}")]
+        return bool(outputs) and max(outputs, key=lambda found: found.st_mtime_ns).st_size > 0
 
     def _all_agents(self) -> "list[subprocess.Popen[str]]":
         """Return what is there now: strikes start others at any time."""

@@ -1,6 +1,7 @@
 """Where trials are hit, and what is said of runs that went wrong."""
 
 import json
+import mmap
 import os
 import signal
 import subprocess
@@ -367,6 +368,10 @@ def test_shared_memory_is_left_behind_only_if_nobody_uses_it() -> None:
         with path.open("w"):
             assert path.name not in unused_shared_memory(before)
         assert path.name in unused_shared_memory(before)
+        path.write_bytes(bytes(4096))
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), 0):
+            file.close()
+            assert path.name not in unused_shared_memory(before), "it is mapped"
     finally:
         path.unlink()
     assert path.name not in unused_shared_memory(before)

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,9 @@ from hypothesis import strategies as st
 from test_trials_hosts import EVENTS, FINAL, GOOD, LOST, STEPS, Machines
 
 from jitckpt.faults.injection import parse_fault
-from jitckpt.rehearsal import trials_at_etcd
+from jitckpt.rehearsal import runs_on_hosts, trials_at_etcd
 from jitckpt.rehearsal.etcd_members import EtcdMembers
-from jitckpt.rehearsal.runs import Run
+from jitckpt.rehearsal.runs import OUTPUT, Run
 from jitckpt.rehearsal.runs_on_hosts import HOSTS, HostStrike, JobOnHosts
 from jitckpt.rehearsal.strikes_at_etcd import BOTH, CutOff, Lasting, MemberDies, MembersStop, OfMember, Stops
 from jitckpt.rehearsal.trials import Trial
@@ -45,7 +46,7 @@ def test_trials_are_within_the_job_and_the_same_every_time(seed: int, number: in
     for strike in trial.strikes:
         assert strike.delay <= 2.0
         assert strike.rank < (HOSTS if isinstance(strike, OfMember) else ranks), "no host that stands by"
-        assert not isinstance(strike, Lasting) or 0.2 <= strike.seconds <= trials_at_etcd.MOST_SECONDS
+        assert not isinstance(strike, Lasting) or 0.2 <= strike.seconds <= trials_at_etcd.MOST_OF_A_STOP
 
 
 def test_a_strike_says_what_befalls_whom() -> None:
@@ -76,6 +77,12 @@ def test_a_good_run_has_no_reason_against_it() -> None:
 )
 def test_a_bad_run_is_told(run: Run, said: str, reason: str) -> None:
     assert judge(TRIAL, run, GOOD, said).reason == reason
+
+
+def test_what_a_host_that_saw_nobody_feared_is_no_reason() -> None:
+    """If it had come true, the end would be another."""
+    feared = f"{LOST} Its own host may have it, {trials_at_etcd.MAYBE_LOST}."
+    assert judge(TRIAL, HEALED, GOOD, feared).reason == ""
 
 
 def test_what_befalls_etcd_alone_costs_the_training_nothing() -> None:
@@ -134,6 +141,36 @@ def test_a_member_that_was_killed_comes_again(tmp_path: Path, leader: bool, host
     job.over.set()
     MemberDies(0, "first_step", 0.1, leader=leader).befall(job)
     assert members.asked == [("kill", host), ("start", host)]
+
+
+@pytest.mark.parametrize("said", ["", "step 1 of 9\\n"])
+def test_a_host_that_comes_when_the_job_is_over_is_asked_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    """It would wait for another one; who takes part in the job and does not end is told of."""
+    monkeypatch.setattr(runs_on_hosts, "LATE_SECONDS", 0.0)
+    monkeypatch.setattr(runs_on_hosts, "NEVER_CAME_SECONDS", 1.0)
+
+    class Coming(Machines):
+        def on(self, host: int) -> list[str]:
+            return ["sh", "-c", f'[ {host} = 0 ] && exec echo done; printf "{said}"; exec sleep 600', "sh"]
+
+    job = JobOnHosts([], tmp_path, Coming(("a", "b", "c")), own_directories=False)
+    try:
+        job.start(0)
+        job.agents[0].wait()
+        job.start(1)
+        if said:
+            output = tmp_path / "host-1-0" / OUTPUT
+            while not output.exists() or not output.read_text():
+                time.sleep(0.01)
+            with pytest.raises(TimeoutError, match=r"The agents of hosts \[1\] have not ended"):
+                job.wait(60.0)
+        else:
+            assert job.wait(60.0) == 0
+    finally:
+        job.agents[1].kill()
+        job.end()
 
 
 class Dies(HostStrike):
