@@ -85,7 +85,7 @@ from jitckpt.events import EventLog
 from jitckpt.faults import clock, injection
 from jitckpt.faults.injection import FaultSpec
 from jitckpt.hosts import connections, fetch, rendezvous
-from jitckpt.hosts.connections import Arrived, Host, Hosts
+from jitckpt.hosts.connections import PATIENCE, Arrived, Host, Hosts
 from jitckpt.hosts.coordinated import CoordinatedRendezvous
 from jitckpt.hosts.coordination import Coordination
 from jitckpt.hosts.rendezvous_state import with_signature
@@ -94,7 +94,7 @@ from jitckpt.hosts.standbys import Standby
 from jitckpt.hosts.store_server import address_for, store_at, torchs_store
 from jitckpt.hosts.stores import Apart, LastingRendezvous, StoreGone, watched
 from jitckpt.ring import local_state, wishes
-from jitckpt.ring.copies import Copier
+from jitckpt.ring.copies import ANSWER_SECONDS, Copier
 from jitckpt.saves import directory_lock, folders, starts
 from jitckpt.saves.layout import Identity, Kind
 from jitckpt.saves.starts import Start
@@ -1232,6 +1232,7 @@ class WorkerProcesses(PContext):
         environment |= variables.FIRST_DIRECTORIES.to(self._first_directories)
         environment |= variables.RESTART.to(self._log.restart)
         environment |= variables.START.to(str(self._started))
+        environment |= variables.COPY_PATIENCE.to(ANSWER_SECONDS + PATIENCE * self._settings.host_timeout)
         if self._memory is not None:
             rank = int(environment["RANK"])
             self._memories[rank] = self._memory.given(rank)

@@ -88,6 +88,7 @@ class JobOnHosts:
         self._command, self._ranks = tuple(command), ranks
         self._began = time.monotonic()
         self._readers: list[threading.Thread] = []
+        self._late: list[subprocess.Popen[str]] = []  # they came when the job was over
         self._lost = 0  # directories
         self._lock = threading.Lock()
 
@@ -133,7 +134,7 @@ class JobOnHosts:
     def start_standby(self) -> None:
         """Once the job has its hosts, start the others, which stand by."""
         while not self.over.wait(STRIKE_SECONDS):
-            if any(event["event"] == "registered" for event in self.events()):
+            if any(event["event"] == "job_started" for event in self.events()):
                 for host in range(self._ranks, HOSTS):
                     self.start(host)
                 return
@@ -182,7 +183,6 @@ class JobOnHosts:
         A host that comes when the job is over would wait for another one: it is asked to end.
         """
         deadline, waits_since = time.monotonic() + time_limit, None
-        late: list[subprocess.Popen[str]] = []
         while any(agent.poll() is None for agent in self._all_agents()):
             if any(agent.poll() is not None for agent in self._all_agents()):
                 waits_since = waits_since or time.monotonic()
@@ -193,12 +193,12 @@ class JobOnHosts:
             if now > deadline or (waits_since is not None and now > waits_since + NEVER_CAME_SECONDS):
                 raise TimeoutError(f"The agents of hosts {running} have not ended, see {self.folder}.")
             is_over = waits_since is not None and now > waits_since + LATE_SECONDS
-            if is_over and not late and not any(map(self._said, running)):
-                late = [self.agents[host] for host in running]
-                for agent in late:
+            if is_over and not self._late and not any(map(self._said, running)):
+                self._late = [self.agents[host] for host in running]
+                for agent in self._late:
                     agent.terminate()
             time.sleep(LOOK_SECONDS)
-        return max(abs(agent.wait()) for agent in self._all_agents() if agent not in late)
+        return max(abs(agent.wait()) for agent in self._all_agents() if agent not in self._late)
 
     def _said(self, host: int) -> bool:
         """Return whether the newest agent of a host, or a rank there, has said anything."""

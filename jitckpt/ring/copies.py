@@ -23,7 +23,7 @@ from jitckpt.ring.tail import Tail
 from jitckpt.wire.agents import RingPart
 
 LOOK_SECONDS = 0.01  # shorter than what is left of a minibatch after its forward pass
-ANSWER_SECONDS = 5.0  # that a rank waits for a copy
+ANSWER_SECONDS = 5.0  # that a rank waits for a copy which has not come for long
 # Between two looks whether the device has come there: seconds, and a part of the time that it has taken.
 DEVICE_SECONDS, DEVICE_PART = 0.0005, 0.05
 QUESTION_BYTES = 8
@@ -120,13 +120,20 @@ def _answer(asker: socket.socket, question: bytes) -> None:
 
 
 class Asker:
-    """The rank's side: waits until its state is on another host, too."""
+    """The rank's side: waits until its state is on another host, too.
 
-    def __init__(self, descriptor: int, warn: Callable[[str], None]) -> None:
+    patience: seconds. If an agent on the way stands still, it is given up before that, and the ranks go on
+    from the step before, of which there is a copy: had this one gone on, what it alone knows would be lost.
+    Who stands still for less holds the step up for as long.
+    """
+
+    def __init__(
+        self, descriptor: int, warn: Callable[[str], None], patience: float = ANSWER_SECONDS
+    ) -> None:
         os.set_inheritable(descriptor, False)  # not for programs that the training starts
         self._socket = socket.socket(fileno=descriptor)
-        self._socket.settimeout(ANSWER_SECONDS)
-        self._warn = warn
+        self._socket.settimeout(patience)
+        self._warn, self._patience = warn, patience
         self._is_open, self._has_warned = True, False
         self._question = 0
 
@@ -147,11 +154,13 @@ class Asker:
             # An older answer is to what was not waited for; at the agent's end comes an empty one.
             while self._socket.recv(QUESTION_BYTES) not in (wanted, b""):
                 pass
+            self._socket.settimeout(self._patience)
         except TimeoutError:
+            self._socket.settimeout(min(self._patience, ANSWER_SECONDS))
             if not self._has_warned:
                 self._has_warned = True
                 self._warn(
-                    f"In {ANSWER_SECONDS:g} s no other host confirmed its copy of what this rank alone knows "
+                    f"In {self._patience:g} s no other host confirmed its copy of what this rank alone knows "
                     f"of step {step}; the training goes on. If this host is lost now, that may be lost, too."
                 )
         except OSError:  # the agent has ended, and soon will this rank

@@ -277,6 +277,14 @@ AGENT_FD = _descriptor("JITCKPT_AGENT_FD", "the socket to the agent")
 STATE_FD = _descriptor("JITCKPT_STATE_FD", "the memory of what this rank alone knows")
 LIFELINE_FD = _descriptor("JITCKPT_LIFELINE_FD", "the file whose lock goes with the worker")
 COPIES_FD = _descriptor("JITCKPT_COPIES_FD", "with several hosts: for when another host has this rank's copy")
+COPY_PATIENCE = _seconds(
+    "JITCKPT_COPY_PATIENCE",
+    "agent",
+    "worker",
+    "with several hosts: how long a rank waits for that copy, longer than a host may be silent",
+    default=5.0,
+    least=0.0,
+)
 MEMORY_FD = _descriptor("JITCKPT_MEMORY_FD", "the memory tier's memory of this rank")
 WHOLE_FD = _descriptor("JITCKPT_WHOLE_FD", "what this rank's replicas had of a cut state, put together")
 DESCRIPTORS = _text(

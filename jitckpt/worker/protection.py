@@ -177,7 +177,9 @@ class Protection:
         self._recorder = Recorder(self._ring, native.write_area, reporter.warn)
         self._stream = stream_of(device)
         self._outside = OutsideChanges(Mirror(native.write_word, self._stream), reporter.warn)
-        self._copies = None if given is None or given.copies is None else Asker(given.copies, reporter.warn)
+        self._copies: Asker | None = None
+        if given is not None and given.copies is not None:
+            self._copies = Asker(given.copies, reporter.warn, environment.COPY_PATIENCE.get())
         self._saver = self._make_saver()
         self._beside: Sequence[BesideTraining] = ()  # what saves while the training goes on
         self._checker: SelfChecker | None = None

@@ -20,7 +20,7 @@ from jitckpt.encoding.tree_codec import to_json
 from jitckpt.ring import format as ring_format
 from jitckpt.ring import local_state
 from jitckpt.ring.content import Content
-from jitckpt.ring.copies import Asker, Copier, Copies
+from jitckpt.ring.copies import ANSWER_SECONDS, Asker, Copier, Copies
 from jitckpt.ring.format import Region
 from jitckpt.ring.local_state import LocalState
 from jitckpt.ring.recorder import Recorder
@@ -157,7 +157,7 @@ def asking() -> Iterator[tuple[socket.socket, Asker, list[str]]]:
     """The agent's end of a rank's socket, the rank's side, and its warnings."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     warnings: list[str] = []
-    asker = Asker(theirs.detach(), warnings.append)
+    asker = Asker(theirs.detach(), warnings.append, 60.0)
     with ours, asker._socket:
         yield ours, asker, warnings
 
@@ -215,15 +215,19 @@ def test_a_rank_asks_for_a_copy_once_the_device_has_written_its_part(
 
 def test_a_rank_waits_for_no_copy_for_ever(asking: tuple[socket.socket, Asker, list[str]]) -> None:
     agents_end, asker, warnings = asking
+    assert asker._socket.gettimeout() == 60.0
     asker._socket.settimeout(0.01)
     asker.wait(7)
+    assert asker._socket.gettimeout() == ANSWER_SECONDS, "the next ones are waited for less"
+    asker._socket.settimeout(0.01)
     asker.wait(8)
     (warning,) = warnings
     assert "of step 7; the training goes on. If this host is lost now, that may be lost, too." in warning
     agents_end.send((1).to_bytes(8, "little"))  # late answers are to none of what it asks now
     agents_end.send((3).to_bytes(8, "little"))
-    asker._socket.settimeout(60)
+    asker._socket.settimeout(59)
     asker.wait(9)
+    assert asker._socket.gettimeout() == 60.0, "copies come again"
     agents_end.close()
     asker.wait(10)
     asker.wait(11)

@@ -168,6 +168,7 @@ def test_a_host_that_comes_when_the_job_is_over_is_asked_to_end(
                 job.wait(60.0)
         else:
             assert job.wait(60.0) == 0
+            assert job.wait(60.0) == 0, "asked again"
     finally:
         job.agents[1].kill()
         job.end()
