@@ -32,12 +32,13 @@ from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.link import LinkError
 from jitckpt.saves.starts import Starts
 from jitckpt.system.free_memory import free_memory
-from jitckpt.tiers import asked, host_memory, own_shard, parity_peers, peers
+from jitckpt.tiers import asked, host_memory, own_shard, parity_peers, peers, remade_peers
 from jitckpt.tiers.assembly import Assembled
 from jitckpt.tiers.decoding import PieceLost
 from jitckpt.tiers.host_memory import WORDS, HostMemory
 from jitckpt.tiers.parity import HeldParity, ParityMemory, Stripe
 from jitckpt.tiers.parity_peers import PeerParity
+from jitckpt.tiers.remaking import Remaker
 from jitckpt.tiers.tier import Held
 from jitckpt.wire.environment import MEMORY_EVERY, MEMORY_LIMIT, MEMORY_TIER
 
@@ -70,6 +71,7 @@ class MemoryTier:
         self._may_hold: frozenset[int] = frozenset()  # ranks of other hosts
         self._gathered: int | None = None  # in this meeting: see PeerMemory.gathered
         self._assembled = Assembled(self.memory)
+        self._remaker = Remaker(self.memory)
         self._collected = False  # what `collect` does
 
     @property
@@ -171,6 +173,8 @@ class MemoryTier:
             return True
         if "gathered" in request:
             connection[1].write(link.encode({"gathered": self._gathered}))
+            return True
+        if await remade_peers.answer(self.memory, self._remaker, self._why_not, request, connection):
             return True
         if self.parity is None:
             return False

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from jitckpt.agent.memory_tier import MemoryTier, machines_of
+from jitckpt.agent.optimizer_steps import OptimizerSteps
 from jitckpt.agent.pacer import Pacer
 from jitckpt.agent.sending import Sending, Snapshot
 from jitckpt.console import say, show_size
@@ -29,6 +30,7 @@ from jitckpt.hosts.link import LinkError
 from jitckpt.tiers import host_memory
 from jitckpt.tiers.host_memory import BEGUN, OFF, READY, RULE, SAFE, SETTLED, SKIPPED, STEP_TIME
 from jitckpt.tiers.parity_peers import PeerParity
+from jitckpt.tiers.remade_peers import PeerOptimizer
 from jitckpt.wire import agents
 
 LOOK_SECONDS = 0.002
@@ -45,7 +47,7 @@ class _Rank:
     """A rank of this host. sent: its steps that all holders have; begun: those that are on their way, too.
 
     snapshot: the step of which one was begun last, and when. copied: how long it took to be in this host's
-    memory. size: its bytes.
+    memory. size: its bytes, as many as went to each other host.
     """
 
     memory: int
@@ -72,6 +74,9 @@ class Protection(threading.Thread):
         super().__init__(name="jitckpt-memory", daemon=True)
         self._tier, self._hosts, self._log = tier, hosts, log
         self._own = {rank: _Rank(memory) for rank, memory in memories.items()}
+        self._steps: OptimizerSteps | None = None
+        if tier.wanted.optimizer:
+            self._steps = OptimizerSteps(tier.memory, memories, log, self._warn)
         self._ranks = list(memories) if hosts is None else [rank for one in hosts.all for rank in one.ranks]
         self._index = 0 if hosts is None else hosts.index
         self._place()
@@ -290,7 +295,17 @@ class Protection(threading.Thread):
         if self._tier.parity is not None:
             self._tier.parity.put(peer, host, rank, step, timeline)
         else:
-            peer.put(memory.shard(rank, step, timeline))
+            one = memory.shard(rank, step, timeline)
+            sent = None
+            if self._steps is not None:
+                other = PeerOptimizer(
+                    self._hosts, host, PATIENCE_SECONDS, pace=self._tier.pace, stop=self._stop_sending
+                )
+                sent = self._steps.put(other, self._hosts.name(host), one)
+            if sent is None:
+                peer.put(one)
+                sent = one.seal.size
+            self._own[rank].size = sent
         self._sending.sent(step, begun, time.monotonic(), self._own[rank].size)
 
     def _change_pace(self, every: int, since: int, why: str) -> None:
@@ -304,9 +319,13 @@ class Protection(threading.Thread):
 
     def _send_in_time(self) -> None:
         """Send no faster than is needed: what is left of the network is the training's."""
-        copies = 1 if self._tier.parity is not None else len(self._holders)
         ranks = [Snapshot(own.memory, own.size, own.copied) for own in self._own.values()]
-        self._sending.plan(ranks, self._pace.rule[0], copies, self._pace)
+        self._sending.plan(ranks, self._pace.rule[0], self._copies, self._pace)
+
+    @property
+    def _copies(self) -> int:
+        """How often each snapshot is sent."""
+        return 1 if self._tier.parity is not None else len(self._holders)
 
     def _is_safe(self, safe: int, settled: int) -> None:
         if safe > self.safe:
@@ -326,7 +345,8 @@ class Protection(threading.Thread):
         if self._log.leading:
             waited = sum(host_memory.word(own.memory, host_memory.WAITED) for own in self._own.values())
             size = sum(held.bytes for held in self._tier.memory.has() if held.step == self.safe)
-            self._log.write("memory_safe", step=self.safe, bytes=size, waited=waited / 1e6)
+            sent = sum(own.size for own in self._own.values()) * self._copies
+            self._log.write("memory_safe", step=self.safe, bytes=size, waited=waited / 1e6, sent=sent)
             self._tell_keepers()
             if first:
                 say(self._in_words(size))

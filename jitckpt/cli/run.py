@@ -455,6 +455,11 @@ def _check_modes(args: argparse.Namespace) -> None:
             groups(most, args.memory_tier.copies)
         except InvalidInput as error:
             raise ValueError(f"--memory-tier parity: {error}") from error
+    if args.memory_tier is not None and args.memory_tier.optimizer and args.memory_every not in (None, 1):
+        raise ValueError(
+            "--memory-every: with --memory-tier peer+optimizer it is 1, since other hosts need the gradients "
+            "of each step; with --memory-tier peer it may be more"
+        )
     if args.broken_device != "restart" and args.mode != "transparent":
         raise ValueError(
             f"--broken-device {args.broken_device}: only --mode transparent goes on without a restart"
@@ -830,12 +835,14 @@ def run_parser() -> argparse.ArgumentParser:
         "--memory-tier",
         type=_memory_tier,
         default=None,
-        metavar="auto|off|peer[=M]|parity[=D]|sharded[+...]",
+        metavar="auto|off|peer[=M][+optimizer]|parity[=D]|sharded[+...]",
         help="keep each rank's whole state in host memory, too, for jobs without replicas. peer: with M "
-        "copies (default 2), its own host's and those on other hosts; auto: the same, only where some rank's "
-        "state has no replica on another host; parity: once, with XOR parity over groups of D hosts (default "
-        "4), of which one may be lost at a time; sharded, sharded+peer, sharded+parity: what D replicas hold "
-        "alike is cut, each copies 1/D of it (default off)",
+        "copies (default 2), its own host's and those on other hosts; peer+optimizer: other hosts get "
+        "gradients, and make the optimizer's steps on their copies, as long as that gives the same bits; "
+        "auto: as peer, only where some rank's state has no replica on another host; parity: once, with XOR "
+        "parity over groups of D hosts (default 4), of which one may be lost at a time; sharded, "
+        "sharded+peer, sharded+parity: what D replicas hold alike is cut, each copies 1/D of it (default "
+        "off)",
     )
     ours.add_argument(
         "--memory-every",

@@ -14,6 +14,7 @@ MOST_MEBIBYTES = 1 << 16
 MOST_GROUP = 9999
 BY_SCRIPT, OFF, PEER, PARITY = "", "off", "peer", "parity"  # modes
 SHARDED = "sharded"  # before a mode
+OPTIMIZER = "+optimizer"  # behind PEER
 GROUP = 4  # hosts whose memory has parity together
 KEYS = ("tier", "every", "limit", "keep")
 
@@ -27,6 +28,7 @@ class Wanted:
     memory; None for a part of what is free. keep: seconds that the memory stays without an agent. domains:
     the failure domains that this host is in. address: of this host, by which others send what it is to keep;
     "" for the one they know it by. sharded: what replicas hold alike is cut among them (decisions/cut.py).
+    optimizer: other hosts get gradients, and make the optimizer's steps on their copies (tiers/remaking.py).
     """
 
     mode: str
@@ -37,6 +39,7 @@ class Wanted:
     domains: tuple[str, ...] = ()
     address: str = ""
     sharded: bool = False
+    optimizer: bool = False
 
     @property
     def steps(self) -> int:
@@ -49,8 +52,10 @@ class Wanted:
 def tier(text: str) -> Wanted:
     """Read auto, off, peer, peer=M, parity, parity=D, sharded, or sharded+ and one of the middle four.
 
-    Raises InvalidInput.
+    Behind peer=M may be +optimizer. Raises InvalidInput.
     """
+    if text.endswith(OPTIMIZER):
+        return _with_optimizer(text)
     if text == SHARDED:
         return Wanted(PEER, 1, sharded=True)
     begins, plus, rest = text.partition("+")
@@ -66,8 +71,18 @@ def tier(text: str) -> Wanted:
         return Wanted(mode, int(count))
     raise InvalidInput(
         f"{text!r} is none of auto, off, peer, parity, peer=M with M from 1 to {MOST_COPIES}, parity=D with "
-        "D hosts, sharded, sharded+peer=M and sharded+parity=D"
+        "D hosts, sharded, sharded+peer=M and sharded+parity=D, and peer=M+optimizer"
     )
+
+
+def _with_optimizer(text: str) -> Wanted:
+    wanted = tier(text.removesuffix(OPTIMIZER))
+    if wanted.mode != PEER or wanted.sharded or wanted.optimizer or wanted.copies == 1:
+        raise InvalidInput(
+            f"{text!r}: +optimizer goes with peer=M with M from 2 on; it is a copy on another host on which "
+            "the optimizer's steps are made again"
+        )
+    return replace(wanted, optimizer=True)
 
 
 def steps(text: str) -> int:
@@ -96,6 +111,8 @@ def by_script(given: str | Mapping[str, Any]) -> Wanted:
             "memory can't be parity or sharded: hosts form groups for it before the script begins, by "
             "`jitckpt run --memory-tier parity`, or sharded"
         )
+    if wanted.optimizer:
+        raise InvalidInput("memory can't have +optimizer: `jitckpt run --memory-tier peer+optimizer` can")
     if "every" in given:
         wanted = replace(wanted, every=steps(str(given["every"])))
     if "limit" in given:

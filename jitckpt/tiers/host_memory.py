@@ -33,9 +33,11 @@ _WORD = struct.Struct("<Q")
 # its are to be used (the agent says it where another rank makes no more); microseconds that a step takes;
 # what its script asks for (tiers/asked.py); when the newest minibatch began on the device, in ns of
 # CLOCK_MONOTONIC; which number the profile of the network has (tiers/idle.py); 1 while the training waits.
-WORDS = tuple(8 * number for number in range(1, 17))
+# By the agent: 1 while gradients are wanted, too, since other hosts make the optimizer's steps again.
+WORDS = tuple(8 * number for number in range(1, 18))
 SAFE, SETTLED, READY, SKIPPED, WAITED, BEGUN, OFF, STEP_TIME = WORDS[:8]
-RULE, COPIES, EVERY, LIMIT, KEEP, MINIBATCH, PROFILE, AWAITED = WORDS[8:]
+RULE, COPIES, EVERY, LIMIT, KEEP, MINIBATCH, PROFILE, AWAITED = WORDS[8:16]
+(GRADIENTS,) = WORDS[16:]
 
 
 def create() -> int:
@@ -187,6 +189,7 @@ class HostMemory(Tier):
         self.descriptors = {} if descriptors is None else descriptors
         self.limit = limit
         self._windows: dict[tuple[int, int], Window] = {}  # by rank and slot, as they were last
+        self._beginnings: dict[tuple[int, int], Window] = {}  # the same
 
     def of(self, rank: int) -> int:
         """Return the memfd of a rank, which is made if there is none."""
@@ -259,6 +262,7 @@ class HostMemory(Tier):
         """Give back all memory of a rank."""
         for slot in SLOTS:
             self._windows.pop((rank, slot), None)
+            self._beginnings.pop((rank, slot), None)
         if rank in self.descriptors:
             os.close(self.descriptors.pop(rank))
 
@@ -275,12 +279,18 @@ class HostMemory(Tier):
             raise SaveError(f"This host's memory has nothing of rank {rank}.")
         return self.descriptors[rank]
 
+    def beginning(self, rank: int, slot: int, size: int) -> Window:
+        """Return the first bytes of a slot's data."""
+        return self._kept_window(self._beginnings, rank, slot, size)
+
     def _window(self, rank: int, slot: int, size: int) -> Window:
+        return self._kept_window(self._windows, rank, slot, size)
+
+    def _kept_window(self, kept: dict[tuple[int, int], Window], rank: int, slot: int, size: int) -> Window:
         """Return the data of a slot: the same as before if they are as long, which they mostly are."""
-        known = self._windows.get((rank, slot))
+        known = kept.get((rank, slot))
         if known is None or known.size != size:
-            known = chunks.window(self.of(rank), data_place(slot), size)
-            self._windows[rank, slot] = known
+            known = kept[rank, slot] = chunks.window(self.of(rank), data_place(slot), size)
         return known
 
     def _refuse_too_much(self, descriptor: int, rank: int, of: Seal) -> None:

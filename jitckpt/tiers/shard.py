@@ -20,6 +20,8 @@ from jitckpt.errors import SaveError
 from jitckpt.saves import layout
 from jitckpt.saves.folders import SavedState
 from jitckpt.saves.layout import Identity
+from jitckpt.tiers import optimizer_step
+from jitckpt.tiers.optimizer_step import OptimizerStep, Place
 
 CHUNK = 4 << 20  # bytes
 DIGEST_BYTES = 16
@@ -78,7 +80,8 @@ class Index:
     """What a shard's index says. timeline: of the start of the job in which the step was made.
 
     checksums: xxh3_128 of each chunk, in hexadecimal. tensors: type, shape and offset by name.
-    host_from: the offset from which on tensors were on the host. time: when it was whole.
+    host_from: the offset from which on tensors were on the host. time: when it was whole. made_by: the step
+    that made it of the one before, where a host may make that again.
     """
 
     identity: Identity
@@ -90,6 +93,7 @@ class Index:
     host_from: int
     document: dict[str, Json]
     cut: Cut | None = None
+    made_by: OptimizerStep | None = None
 
     @property
     def digests(self) -> list[bytes]:
@@ -121,7 +125,13 @@ def parse_index(data: bytes, seal: Seal) -> Index:
         content = layout.parse_object(checked(data, seal), "A shard's index")
         identity = content.pop("identity")
         cut = content.pop("cut", None)
-        index = Index(identity=Identity(**identity), cut=None if cut is None else Cut(**cut), **content)
+        made_by = content.pop("made_by", None)
+        index = Index(
+            identity=Identity(**identity),
+            cut=None if cut is None else Cut(**cut),
+            made_by=None if made_by is None else optimizer_step.parse(made_by),
+            **content,
+        )
         problem = _problem(index, seal)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise SaveError(f"The index of step {seal.step} in memory makes no sense: {error!r:.200}.") from error
@@ -138,11 +148,24 @@ def _problem(index: Index, seal: Seal) -> str | None:
         return f"a checksum has not {DIGEST_BYTES} bytes"
     if not 0 <= identity.rank < identity.world_size or not 0 <= identity.shard < identity.shards:
         return f"rank {identity.rank} of {identity.world_size} is none"
-    for name, (kind, shape, offset) in index.tensors.items():
-        size = torch.Size(shape).numel() * _dtype(kind).itemsize
-        if not 0 <= offset <= seal.data_bytes - size or offset % ALIGNMENT:
+    for name, place in index.tensors.items():
+        if not 0 <= place[2] <= seal.data_bytes - size_of(place) or place[2] % ALIGNMENT:
             return f"{name:.80} would lie outside of the data"
+    if index.made_by is not None and (problem := _problem_of_step(index.made_by, index)):
+        return problem
     return None if index.cut is None else _problem_of_cut(index.cut, index)
+
+
+def _problem_of_step(step: OptimizerStep, index: Index) -> str | None:
+    if not 0 <= step.sent <= index.host_from:
+        return f"what its step does not make has {step.sent} bytes"
+    for name in [*step.elsewhere, *(one.tensor for one in step.parameters())]:
+        if name not in index.tensors:
+            return f"its step makes {name:.80}, which it has not"
+    for place in step.gradients():
+        if not 0 <= place[2] <= step.sent - size_of(place) or place[2] % ALIGNMENT:
+            return "a gradient would lie outside of the data"
+    return None
 
 
 def _problem_of_cut(cut: Cut, index: Index) -> str | None:
@@ -176,12 +199,22 @@ def state_of(index: Index, data: Tensor) -> SavedState:
     What was on the host before gets memory of its own: it is small, and stays.
     """
     tensors: dict[str, Tensor] = {}
-    for name, (kind, shape, offset) in index.tensors.items():
-        dtype = _dtype(kind)
-        flat = data[offset : offset + torch.Size(shape).numel() * dtype.itemsize]
-        tensor = flat.view(dtype).view(torch.Size(shape))
-        tensors[name] = tensor.clone() if offset >= index.host_from else tensor
+    for name, place in index.tensors.items():
+        tensor = tensor_in(data, place)
+        tensors[name] = tensor.clone() if place[2] >= index.host_from else tensor
     return SavedState(index.document, tensors)
+
+
+def tensor_in(data: Tensor, place: Place) -> Tensor:
+    """Return a tensor in a shard's data, whose memory it shares."""
+    kind, shape, offset = place
+    return data[offset : offset + size_of(place)].view(_dtype(kind)).view(torch.Size(shape))
+
+
+def size_of(place: Place) -> int:
+    """Return the bytes of a tensor in a shard's data."""
+    kind, shape, _ = place
+    return torch.Size(shape).numel() * _dtype(kind).itemsize
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -512,6 +512,8 @@ class Protection:
             self._find(step)
         if self._host.extra is not None:
             self._write_extra_again(step)
+        if self.snapshots is not None:
+            self.snapshots.optimizer_begins(step, self._hooks.found_scaler)
         is_unknown = self._outside.step_begun(step)
         for one in self._beside:
             one.step_begins()

@@ -21,17 +21,18 @@ def run(build: Callable[[nn.Sequential], Built]) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--save-every", type=int, default=0)
+    parser.add_argument("--width", type=int, default=WIDTH)
     args, _ = parser.parse_known_args()
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
     torch.manual_seed(0)
-    layers = [nn.Linear(WIDTH, 20), nn.GELU(), nn.Dropout(0.2), nn.Linear(20, WIDTH)]
+    layers = [nn.Linear(args.width, 20), nn.GELU(), nn.Dropout(0.2), nn.Linear(20, args.width)]
     model, optimizer = build(nn.Sequential(*layers).cuda())
     torch.manual_seed(100 + dist.get_rank())
     job = jitckpt.init(model=model, optimizer=optimizer, save_every=args.save_every or None)
     for step in job.steps(args.steps):
         optimizer.zero_grad()
-        batch = torch.randn(BATCH, WIDTH).cuda()
+        batch = torch.randn(BATCH, args.width).cuda()
         loss = (model(batch) - batch).square().mean()
         time.sleep(SECONDS)
         loss.backward()

@@ -291,3 +291,22 @@ def test_a_lost_host_is_decoded_from_parity_on_a_standby_host(job: Job) -> None:
     reasons = [str(one["reason"]) for one in job.events("memory_sources")]
     assert any("from parity in other hosts' memory" in reason for reason in reasons)
     assert "with parity over 3 hosts, of which one may be lost" in said
+
+
+@pytest.mark.parametrize("form", WITHOUT_REPLICAS)
+def test_a_lost_hosts_state_was_made_again_elsewhere_from_its_gradients(job: Job, form: str) -> None:
+    expected = undisturbed(job.launcher, form, ranks=2)
+    job.form = form
+    for host in range(2):
+        job.start(host, count=2, tier="peer+optimizer")
+    job.launcher.wait_until(lambda: job.events("first_step") != [])
+    job.start(2, count=2, tier="peer+optimizer")  # it stands by
+    job.launcher.wait_until(lambda: job.events("memory_optimizer") != [])
+    job.lose(1)
+    said = job.finish()
+    assert digests(job.outs) == expected
+    check(job, said)
+    assert job.saves() == [], "no file was written"
+    for event in job.events("memory_optimizer"):
+        assert int(str(event["sent"])) < int(str(event["whole"]))
+    assert "whole copies" not in said

@@ -77,6 +77,10 @@ MEETS = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:1"]
             "parity is as long as a copy; take --memory-tier peer",
         ),
         (
+            ["run", "--memory-tier", "peer+optimizer", "--memory-every", "2", __file__],
+            "--memory-every: with --memory-tier peer+optimizer it is 1, since other hosts need the gradients",
+        ),
+        (
             ["run", "--memory-tier", "parity=many", __file__],
             "'parity=many' is none of auto, off, peer, parity",
         ),

@@ -32,6 +32,7 @@ def test_what_a_script_may_ask_for(given: Any, wanted: Wanted) -> None:
     [
         ("parity=4", "memory can't be parity or sharded: hosts form groups"),
         ("sharded", "memory can't be parity or sharded: hosts form groups"),
+        ("peer+optimizer", r"memory can't have \+optimizer: `jitckpt run --memory-tier peer\+optimizer` can"),
         ("peers", "'peers' is none of auto, off, peer, parity, peer=M"),
         ("peer=", "'peer=' is none of auto"),
         ("peer=0", "with M from 1 to 16"),
@@ -65,6 +66,8 @@ def test_a_thing_of_another_kind_is_refused() -> None:
         ("sharded+peer=3", Wanted("peer", 3, sharded=True)),
         ("sharded+parity", Wanted("parity", 4, sharded=True)),
         ("sharded+parity=5", Wanted("parity", 5, sharded=True)),
+        ("peer+optimizer", Wanted("peer", 2, optimizer=True)),
+        ("peer=3+optimizer", Wanted("peer", 3, optimizer=True)),
     ],
 )
 def test_what_replicas_hold_alike_may_be_cut_before_it_is_protected(text: str, wanted: Wanted) -> None:
@@ -74,6 +77,21 @@ def test_what_replicas_hold_alike_may_be_cut_before_it_is_protected(text: str, w
 @pytest.mark.parametrize("text", ["sharded=2", "sharded+", "sharded+auto", "sharded+sharded", "peer+sharded"])
 def test_what_can_not_be_cut_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match=r"is none of auto, .*, sharded, sharded\+peer=M and sharded"):
+        tier(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "peer=1+optimizer",
+        "parity+optimizer",
+        "sharded+peer+optimizer",
+        "auto+optimizer",
+        "peer+optimizer+optimizer",
+    ],
+)
+def test_steps_are_made_again_on_copies_on_other_hosts_alone(text: str) -> None:
+    with pytest.raises(InvalidInput, match=r"\+optimizer goes with peer=M"):
         tier(text)
 
 

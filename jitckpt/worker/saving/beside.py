@@ -65,6 +65,10 @@ class BesideTraining(ABC):
         """Return what this rank copies of that which replicas hold alike."""
         return shared.tensors() if self._replica else {}
 
+    def _soon_gone(self, step: int) -> Mapping[str, Tensor]:
+        """Return what else is to be copied of this step, which the next minibatch does away with."""
+        return {}
+
     @abstractmethod
     def _write(self, begun: Begun, document: dict[str, Json], tensors: dict[str, Tensor]) -> None:
         """On a thread of its own, which no exception may leave: wait for the copies and put them away."""
@@ -90,7 +94,7 @@ class BesideTraining(ABC):
             "missing": [],
             "left_out": [],
         }
-        number, copies = self._copies.begin(own, self._of_replicas(shared))
+        number, copies = self._copies.begin({**own, **self._soon_gone(step)}, self._of_replicas(shared))
         self._begun = Begun(number, step, local, on_host, own, copies, shared, time.monotonic())
         self._newest = step
 

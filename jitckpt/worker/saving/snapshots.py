@@ -9,7 +9,7 @@ import mmap
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 import torch
@@ -22,12 +22,25 @@ from jitckpt.errors import JitckptError
 from jitckpt.saves.layout import Identity
 from jitckpt.saves.starts import Starts
 from jitckpt.state.host_state import HostState, Shared
-from jitckpt.tiers import asked, chunks, host_memory, shard
-from jitckpt.tiers.host_memory import AWAITED, BEGUN, OFF, READY, SAFE, SETTLED, SKIPPED, SLOTS, WAITED
+from jitckpt.tiers import asked, chunks, host_memory, remaking, shard
+from jitckpt.tiers.host_memory import (
+    AWAITED,
+    BEGUN,
+    GRADIENTS,
+    OFF,
+    READY,
+    SAFE,
+    SETTLED,
+    SKIPPED,
+    SLOTS,
+    WAITED,
+)
 from jitckpt.tiers.own_shard import OwnShard
 from jitckpt.tiers.shard import Cut
 from jitckpt.wire.environment import MEMORY_EVERY, MEMORY_LIMIT
+from jitckpt.worker.saving import gradients
 from jitckpt.worker.saving.beside import Begun, BesideTraining
+from jitckpt.worker.saving.gradients import CannotBeMadeError, StepTaken
 from jitckpt.worker.saving.history import History
 from jitckpt.worker.saving.host_copies import HostCopies
 from jitckpt.worker.saving.rhythm import Rhythm
@@ -124,6 +137,8 @@ class Snapshots(BesideTraining):
         self._slot = 0  # of the newest snapshot
         self._whole = given.whole
         self._cut: Cut | None = None  # of the newest snapshot
+        self._taken: tuple[int, StepTaken | None] = (0, None)  # a step, as it began
+        self._made_by: StepTaken | None = None  # what made the newest snapshot
 
     def found(self, identity: Identity, starts: Starts) -> OwnShard:
         """Return what the memory has of this rank."""
@@ -197,6 +212,41 @@ class Snapshots(BesideTraining):
     def wait(self) -> bool:
         return self._writer is None or not self._writer.is_alive()
 
+    def optimizer_begins(self, step: int, scaler: object) -> None:
+        """See what another host would need to make this step again, if one does that."""
+        self._taken = step, None
+        if not host_memory.word(self._memory, GRADIENTS) or not self.is_due(step):
+            return
+        try:
+            self._taken = step, gradients.take(self._host, scaler)
+        except CannotBeMadeError as error:
+            self._take_no_more(error)
+
+    def _take_no_more(self, error: CannotBeMadeError) -> None:
+        host_memory.put_word(self._memory, GRADIENTS, 0)
+        self._warn(
+            f"The memory tier sends whole copies to other hosts, and no gradients (+optimizer): {error}."
+        )
+
+    def _soon_gone(self, step: int) -> Mapping[str, Tensor]:
+        of, taken = self._taken
+        self._made_by = None
+        if taken is None or of != step:
+            return {}
+        try:
+            taken.check()
+        except CannotBeMadeError as error:
+            self._take_no_more(error)
+            return {}
+        self._made_by = replace(
+            taken, gradients={}, versions=()
+        )  # whose memory is to be free as soon as ever
+        return taken.gradients
+
+    def copy_again(self, shared: Shared) -> None:
+        self._made_by = None  # it was changed after the step, and the gradients may be gone
+        super().copy_again(shared)
+
     def _free_slot(self) -> int:
         """Return the slot of which nobody may need what is in it."""
         kept = max(host_memory.word(self._memory, SAFE), self._restored)
@@ -235,6 +285,8 @@ class Snapshots(BesideTraining):
             super().step_ended(step, parts, shared)
         except (JitckptError, OSError, RuntimeError) as error:
             self._end(str(error).rstrip("."))
+        finally:
+            self._taken = 0, None
 
     def _end(self, reason: str) -> None:
         """Make no snapshots any more, and have none used: this rank's part would be missing."""
@@ -259,10 +311,16 @@ class Snapshots(BesideTraining):
         memory, slot = self._memory, self._slot
         start = self._room.by_slot[slot].data_ptr() if self._room.by_slot else 0
         places: dict[str, tuple[str, list[int], int]] = {}
-        end = 0
+        of_gradients: dict[str, tuple[str, list[int], int]] = {}
+        end = sent = 0
         for name, tensor in begun.copies.items():
             offset = tensor.data_ptr() - start if tensor.numel() else end
             end = max(end, shard.aligned(offset + tensor.nbytes))
+            if name in begun.own or name.startswith(gradients.PREFIX):
+                sent = end  # these are the first
+            if name.startswith(gradients.PREFIX):
+                of_gradients[name] = shard.dtype_name(tensor.dtype), list(tensor.shape), offset
+                continue
             is_part = self._cut is not None and name in self._cut.parts
             shape = [tensor.numel()] if is_part else list(tensor.shape)
             places[name] = (shard.dtype_name(tensor.dtype), shape, offset)
@@ -272,17 +330,21 @@ class Snapshots(BesideTraining):
                 places[name] = (shard.dtype_name(tensor.dtype), list(tensor.shape), end)
                 host_memory.write(memory, tensor_file.bytes_of(tensor), host_memory.data_place(slot) + end)
                 end = shard.aligned(end + tensor.nbytes)
-        index = shard.Index(
+        made = shard.Index(
             identity=self._identity,
             step=begun.step,
             timeline=self._timeline,
             time=time.time(),
-            checksums=self._checksums(slot, end),
+            checksums=[],
             tensors=places,
             host_from=host_from,
             document=document,
             cut=self._cut,
-        ).encode()
+            made_by=None if self._made_by is None else self._made_by.placed(of_gradients, sent),
+        )
+        if made.made_by is not None:
+            remaking.clear_gaps(made, self._room.by_slot[slot])
+        index = replace(made, checksums=self._checksums(slot, end)).encode()
         if not self._off:
             host_memory.seal(memory, slot, index, shard.seal_of(index, begun.step, end))
 
