@@ -187,6 +187,11 @@ def _snapshots(events: Sequence[Event]) -> list[str]:
         sizes = show_size(max(event["bytes"] for event in made))
         were = "snapshots were" if len(made) > 1 else "snapshot was"
         sentences.append(f"{len(made)} {were} made, of at most {sizes}.")
+        if "stored" in made[-1]:
+            stored, disk = show_size(made[-1]["stored"]), show_size(made[-1]["disk"])
+            sentences.append(
+                f"Of the last one {stored} were new; with those before it took {disk} of the disk."
+            )
     if pauses:
         longest = max(event["seconds"] for event in pauses)
         held = sum(event["seconds"] for event in pauses)

@@ -1,12 +1,17 @@
 """The snapshots of a lost job: whole ones of this very job are found, and nothing else."""
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jitckpt.agent.migration.shelf import DamagedSnapshot, Shelf, plan_of
+from jitckpt.agent.migration import looked_at
+from jitckpt.agent.migration.pages import PAGE
+from jitckpt.agent.migration.shelf import PAGES, DamagedSnapshot, Shelf, Size, Snapshot, images_of
+from jitckpt.bindings import holes
 
 JOB: dict[str, Any] = {
     "command": ["python", "train.py"],
@@ -21,16 +26,38 @@ JOB: dict[str, Any] = {
 }
 
 
-def put(shelf: Shelf, step: int, content: bytes = b"pages") -> None:
-    """Put a snapshot of one rank there."""
-    draft = shelf.begin(step, in_memory=False)
-    draft.of(0)
-    for name in ("core-7.img", "pages-1.img"):
-        (draft.path / "rank-0" / name).write_bytes(content)
-    errors: list[OSError | None] = []
-    shelf.put(draft, {"step": step, "ranks": []}, lambda _, error: errors.append(error))
+def page(word: str) -> bytes:
+    """Return a page that begins with the word."""
+    return word.encode().ljust(PAGE, b".")
+
+
+def put(shelf: Shelf, step: int, pages: str = "a b", *, in_memory: bool = True) -> Size:
+    """Put a snapshot of one rank there; return its size."""
+    draft = shelf.begin(step, in_memory=in_memory)
+    content = {"core-7.img": b"registers", "pages-1.img": b"".join(map(page, pages.split()))}
+    for name, data in content.items():
+        with open(os.open(name, os.O_WRONLY | os.O_CREAT, dir_fd=draft.of(0)), "wb") as file:
+            file.write(data)
+    ends: list[tuple[Size, OSError | None]] = []
+    shelf.put(draft, {"step": step, "ranks": []}, lambda size, error: ends.append((size, error)))
     shelf.settle()
-    assert errors == [None]
+    ((size, error),) = ends
+    assert error is None
+    return size
+
+
+def pass_over_newest(shelf: Shelf) -> None:
+    assert shelf.newest is not None
+    shelf.pass_over(shelf.newest)
+
+
+def read(snapshot: Snapshot | None) -> tuple[int, str]:
+    """Return the step of a snapshot, and its pages' words."""
+    assert snapshot is not None
+    with images_of(snapshot) as (plan, folders):
+        data = Path(f"/proc/self/fd/{folders[0]}/pages-1.img").read_bytes()
+        assert Path(f"/proc/self/fd/{folders[0]}/core-7.img").read_bytes() == b"registers"
+    return plan["step"], " ".join(data.decode().replace(".", " ").split())
 
 
 def test_another_launcher_of_the_job_finds_what_was_left(tmp_path: Path) -> None:
@@ -40,7 +67,7 @@ def test_another_launcher_of_the_job_finds_what_was_left(tmp_path: Path) -> None
     second = Shelf(tmp_path, JOB)
     assert second.newest is not None
     assert (second.newest.step, second.refused, second.mark) == (8, [], first.mark)
-    assert plan_of(second.newest)["step"] == 8
+    assert read(second.newest) == (8, "a b")
     assert list(tmp_path.glob("unfinished*")) == []
 
 
@@ -69,11 +96,11 @@ def test_a_plan_that_is_damaged_is_no_snapshot(tmp_path: Path) -> None:
 def test_an_image_that_is_damaged_is_seen_before_it_is_used(tmp_path: Path) -> None:
     put(Shelf(tmp_path, JOB), 8)
     (image,) = tmp_path.glob("snapshot-*/rank-0/core-7.img")
-    image.write_bytes(b"Pages")
+    image.write_bytes(b"Registers")
     newest = Shelf(tmp_path, JOB).newest
     assert newest is not None
     with pytest.raises(DamagedSnapshot, match=r"core-7\.img is not what was written"):
-        plan_of(newest)
+        read(newest)
 
 
 def test_what_is_of_no_use_now_stays_for_another_launcher(tmp_path: Path) -> None:
@@ -85,3 +112,83 @@ def test_what_is_of_no_use_now_stays_for_another_launcher(tmp_path: Path) -> Non
     assert Shelf(tmp_path, JOB).newest is not None
     shelf.forget()
     assert Shelf(tmp_path, JOB).newest is None
+
+
+def test_what_two_have_is_there_once_and_what_none_has_goes(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, JOB)
+    first = put(shelf, 4, "a b c d a")
+    assert (first.images, first.stored) == (5 * PAGE + 9, 4 * PAGE + 9)
+    assert put(shelf, 8, "a x c b a").stored == PAGE + 9
+    disk = put(shelf, 12, "x a y").disk
+    assert [path.name for path in sorted(tmp_path.glob("snapshot-*"))] == [
+        f"snapshot-{step:010}" for step in (8, 12)
+    ]
+    first_pages = (tmp_path / PAGES / "1").read_bytes()
+    assert first_pages == b"".join(map(page, ["a", "b", "c"])) + bytes(PAGE), "nobody has d any more"
+    assert disk >= 5 * PAGE
+    assert read(shelf.newest) == (12, "x a y")
+    pass_over_newest(shelf)
+    assert read(shelf.newest) == (8, "a x c b a")
+
+
+def test_one_that_is_damaged_leaves_the_one_before(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, JOB)
+    put(shelf, 4, "a b")
+    put(shelf, 8, "a x")
+    pages = tmp_path / PAGES / "2"
+    pages.write_bytes(pages.read_bytes().replace(b"x", b"y"))
+    with pytest.raises(DamagedSnapshot, match=r"rank-0/pages-1\.img is not what was written"):
+        read(shelf.newest)
+    pass_over_newest(shelf)
+    assert read(shelf.newest) == (4, "a b")
+    assert put(shelf, 8, "a x").stored == 2 * PAGE + 9, "nothing is taken from what may be damaged"
+    (tmp_path / PAGES / "3").unlink()
+    pass_over_newest(shelf)
+    assert read(shelf.newest) == (4, "a b")
+
+
+def test_without_memory_for_it_one_is_stored_as_it_is(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, JOB)
+    put(shelf, 4, "a b")
+    assert put(shelf, 8, "a b", in_memory=False).stored == 2 * PAGE + 9
+    assert [path.name for path in tmp_path.iterdir()] == ["snapshot-0000000008"]
+    assert read(shelf.newest) == (8, "a b")
+    (image,) = tmp_path.glob("*/rank-0/pages-1.img")
+    image.write_bytes(image.read_bytes().replace(b"a", b"b"))
+    with pytest.raises(DamagedSnapshot, match=r"pages-1\.img is not what was written"):
+        read(shelf.newest)
+
+
+def test_where_files_have_no_holes_nothing_is_taken_from_older_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_holes(file: int, at: int, size: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, "no holes")
+
+    monkeypatch.setattr(holes, "punch", no_holes)
+    shelf = Shelf(tmp_path, JOB)
+    put(shelf, 4, "a b")
+    put(shelf, 8, "a x")
+    assert put(shelf, 12, "a x").stored == 9
+    assert put(shelf, 16, "a x").stored == 2 * PAGE + 9
+    put(shelf, 20, "a x")
+    assert sum(path.stat().st_size for path in (tmp_path / PAGES).iterdir()) == 4 * PAGE
+    assert read(shelf.newest) == (20, "a x")
+
+
+def test_all_of_a_job_that_has_ended_goes(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, JOB)
+    put(shelf, 4)
+    shelf.forget()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_memory_is_short_images_are_put_together_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looked_at, "available_memory", lambda: 2 * PAGE)
+    shelf = Shelf(tmp_path, JOB)
+    put(shelf, 4)
+    before = sorted(os.listdir(tmp_path))
+    assert read(shelf.newest) == (4, "a b")
+    assert sorted(os.listdir(tmp_path)) == before

@@ -10,7 +10,7 @@ from typing import Any
 
 from jitckpt.agent.migration import looked_at, snapshots
 from jitckpt.agent.migration.move import ATTEMPTS, LIMIT, end_what_is_left, inherited_outputs, lifeline_of
-from jitckpt.agent.migration.shelf import DamagedSnapshot, Snapshot, folder_of, plan_of
+from jitckpt.agent.migration.shelf import DamagedSnapshot, Snapshot, images_of
 from jitckpt.agent.migration.store_relay import StoreRelay
 from jitckpt.agent.migration.suspending import SLOWEST_DISK
 from jitckpt.agent.processes import children
@@ -99,15 +99,15 @@ def made_again(
 
     fired: rehearsed failures that have happened by now. Raises NotMadeAgain.
     """
-    try:
-        plan = plan_of(snapshot)
-    except DamagedSnapshot as error:
-        raise NotMadeAgain(str(error)) from error
-    ranks = [_Rank(one, local_state.create()) for one in plan["ranks"]]
-    with contextlib.ExitStack() as undo:
+    with contextlib.ExitStack() as images, contextlib.ExitStack() as undo:
+        try:
+            plan, folders = images.enter_context(images_of(snapshot))
+        except DamagedSnapshot as error:
+            raise NotMadeAgain(str(error)) from error
+        ranks = [_Rank(one, local_state.create()) for one in plan["ranks"]]
         undo.callback(_undo, ranks)
         try:
-            _wait_until_free(snapshot, ranks)
+            _wait_until_free([number for folder in folders.values() for number in criu.numbers(folder)])
             content = {bytes.fromhex(k): bytes.fromhex(v) for k, v in plan["store"].items()}
             undo.callback(snapshots.empty, *store, content)
             snapshots.fill(*store, content)
@@ -124,7 +124,7 @@ def made_again(
             shared = {"jitckpt-rest": place.file}
             shared |= {} if barrier is None else {"jitckpt-steps": barrier.file}
             for one in ranks:
-                _make_again(found, snapshot, one, shared, mark)
+                _make_again(found, folders[one.rank], one, shared, mark)
         except (CriuError, OSError, RuntimeError) as error:  # RuntimeError: torch's store
             raise NotMadeAgain(str(error)) from error
         undo.pop_all()
@@ -140,10 +140,9 @@ def _undo(ranks: Sequence[_Rank]) -> None:
         os.close(one.ring)
 
 
-def _wait_until_free(snapshot: Snapshot, ranks: Sequence[_Rank]) -> None:
+def _wait_until_free(numbers: Sequence[int]) -> None:
     """Wait for the ends of those that had the numbers. Raises OSError if somebody else has one."""
     until = time.monotonic() + FREE_SECONDS
-    numbers = [number for one in ranks for number in criu_numbers(snapshot, one.rank)]
     while taken := next((number for number in numbers if looked_at.name_of(number)), None):
         if time.monotonic() > until:
             raise OSError(
@@ -153,16 +152,7 @@ def _wait_until_free(snapshot: Snapshot, ranks: Sequence[_Rank]) -> None:
         time.sleep(0.01)
 
 
-def criu_numbers(snapshot: Snapshot, rank: int) -> list[int]:
-    """Return the numbers of a rank's processes and threads in a snapshot. Raises OSError."""
-    folder = folder_of(snapshot.path, rank)
-    try:
-        return criu.numbers(folder)
-    finally:
-        os.close(folder)
-
-
-def _make_again(found: Criu, snapshot: Snapshot, one: _Rank, shared: Mapping[str, int], mark: str) -> None:
+def _make_again(found: Criu, images: int, one: _Rank, shared: Mapping[str, int], mark: str) -> None:
     """Make a rank's processes again. Raises CriuError or OSError; then some of them may be left."""
     plan = one.plan
     for folder in plan["folders"]:
@@ -171,7 +161,6 @@ def _make_again(found: Criu, snapshot: Snapshot, one: _Rank, shared: Mapping[str
         if os.stat(path).st_size > size:  # what was written since then is written again
             os.truncate(path, size)
     memory = {"jitckpt-local-state": one.ring, **shared}
-    images = folder_of(snapshot.path, one.rank)
     size = sum(os.stat(name, dir_fd=images).st_size for name in os.listdir(images))
     variables = {process_tree.MARK: mark}
     children.note_own(one.pid)
@@ -196,4 +185,3 @@ def _make_again(found: Criu, snapshot: Snapshot, one: _Rank, shared: Mapping[str
                         raise
     finally:
         network_lock.unlock(criu.locks(images))
-        os.close(images)

@@ -1,7 +1,8 @@
 """The snapshots of a job in its checkpoint directory: each whole or not there, for its user alone.
 
 A snapshot is a folder of images and a plan, which has the digests of all of them and of itself. It is written
-under another name, and gets its own once all of it is on the disk; only then the one before it goes.
+under another name, and gets its own once all of it is on the disk; only then an older one goes. Pages that
+two have are there once (pages.py), if there was memory for the images.
 """
 
 import contextlib
@@ -9,16 +10,19 @@ import json
 import os
 import secrets
 import shutil
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import xxhash
 
+from jitckpt.agent.migration import looked_at
 from jitckpt.agent.migration.image_folder import PIECE
+from jitckpt.agent.migration.pages import BLOCK, PAGE, Adding, Pages, pieces, read_index
 from jitckpt.bindings.nameless_folder import nameless_folder
 from jitckpt.decisions.transparent.whose import why_not
 from jitckpt.errors import JitckptError
@@ -26,6 +30,11 @@ from jitckpt.system.left_folders import OPEN
 
 PREFIX, UNFINISHED = "snapshot-", "unfinished-snapshot-"
 PLAN = "plan.json"
+PAGES = "pages-of-snapshots"
+INDEX = ".index"  # behind the name of an image of pages, for where these are
+INDEX_BYTES = 8  # of it, for a page
+ROOM = 3  # times the images, that are free where they are put together in memory
+KEPT = 2  # whole ones, where the pages that both have are there once
 
 
 class DamagedSnapshot(JitckptError):
@@ -38,6 +47,15 @@ class Snapshot:
 
     path: Path
     step: int
+
+
+@dataclass(frozen=True)
+class Size:
+    """In bytes. images: of a snapshot's files. stored: what was new of that. disk: of all snapshots."""
+
+    images: int
+    stored: int
+    disk: int
 
 
 def left(directory: Path) -> list[Snapshot]:
@@ -63,8 +81,11 @@ class Shelf:
         self.mark = f"{os.getpid()}-{secrets.token_hex(8)}"
         self._whole: list[Snapshot] = []  # the oldest first
         self._refused: list[tuple[Snapshot, str]] = []
+        self._pages = Pages(directory / PAGES)
         self._sort_out()
         self._remove_unfinished()
+        with contextlib.suppress(OSError):  # it can't be read, so nothing of it is given back
+            self._pages.keep(self._indexes())
 
     def _sort_out(self) -> None:
         """Find what a lost launcher of this very job has left; the rest stays until there is another."""
@@ -109,22 +130,27 @@ class Shelf:
         return Draft(path, step, in_memory=in_memory)
 
     def put(
-        self, draft: "Draft", plan: Mapping[str, Any], done: Callable[[int, OSError | None], None]
+        self, draft: "Draft", plan: Mapping[str, Any], done: Callable[[Size, OSError | None], None]
     ) -> None:
-        """Have a draft made whole on another thread; at its end call `done` with the bytes, or the error."""
+        """Have a draft made whole on another thread; at its end call `done` with its size, or the error."""
 
         def work() -> None:
-            size, error = 0, None
+            size, error = Size(0, 0, 0), None
             own = {"whose": self._whose, "mark": self.mark, "made": time.time()}
             try:
-                size = draft.finish({**plan, **own})
+                images, stored = draft.finish({**plan, **own}, self._pages)
                 path = self._directory / f"{PREFIX}{draft.step:010}"
                 shutil.rmtree(path, ignore_errors=True)
                 draft.path.rename(path)
                 _sync(self._directory)
                 with self._lock:
-                    self._whole = [Snapshot(path, draft.step)]
-                self._remove(keep=[path])
+                    before = self._whole[1 - KEPT :] if draft.in_memory else []
+                    before = [one for one in before if one.step != draft.step]
+                    self._whole = [*before, Snapshot(path, draft.step)]
+                    kept = [one.path for one in self._whole]
+                self._remove(keep=kept)
+                self._pages.keep(self._indexes())
+                size = Size(images, stored, self._pages.bytes_on_disk + sum(map(_bytes_on_disk, kept)))
             except OSError as failed:
                 draft.drop()
                 error = failed
@@ -155,12 +181,18 @@ class Shelf:
         """It is of no use now: it stays until there is a newer one."""
         with self._lock:
             self._whole.remove(snapshot)
+        self._pages.forget()  # one of those may be damaged
 
     def forget(self) -> None:
         """None is of any use any more, also of those that were not taken."""
         with self._lock:
             self._whole = []
         self._remove(keep=[])
+        self._pages.forget()
+        self._pages.keep([])
+
+    def _indexes(self) -> list[Path]:
+        return [path for one in left(self._directory) for path in one.path.glob(f"rank-*/*{INDEX}")]
 
     def _remove(self, keep: Collection[Path]) -> None:
         for snapshot in left(self._directory):
@@ -178,7 +210,7 @@ class Draft:
     def __init__(self, path: Path, step: int, *, in_memory: bool) -> None:
         """in_memory: images are written there first, so that nobody who is held waits for the disk."""
         self.path, self.step = path, step
-        self._in_memory = in_memory
+        self.in_memory = in_memory
         self._folders: dict[int, int] = {}
         self._memory = contextlib.ExitStack()
 
@@ -186,7 +218,7 @@ class Draft:
         """Return a descriptor of the folder of the rank's images, while this is there. Raises OSError."""
         if rank not in self._folders:
             (self.path / f"rank-{rank}").mkdir(0o700)
-            if self._in_memory:
+            if self.in_memory:
                 self._folders[rank] = self._memory.enter_context(nameless_folder())
             else:
                 self._folders[rank] = folder_of(self.path, rank)
@@ -198,28 +230,44 @@ class Draft:
         for name in os.listdir(self.of(rank)):
             os.unlink(name, dir_fd=self.of(rank))
 
-    def finish(self, plan: Mapping[str, Any]) -> int:
-        """Put all on the disk, and the plan last; return the bytes. Raises OSError."""
-        size = 0
+    def finish(self, plan: Mapping[str, Any], pages: Pages) -> tuple[int, int]:
+        """Put all on the disk, the plan last; return the bytes, and those that are new. Raises OSError."""
+        size = stored = 0
         digests: dict[str, dict[str, str]] = {}
-        for rank, folder in self._folders.items():
-            own = digests[str(rank)] = {}
-            for name in sorted(os.listdir(folder)):
-                if not name.endswith(".log"):
-                    to = self.path / f"rank-{rank}" / name
-                    own[name], bytes_of_file = _digest(folder, name, to if self._in_memory else None)
-                    size += bytes_of_file
-                    _sync(to)
-                if self._in_memory:
-                    os.unlink(name, dir_fd=folder)
-            _sync(self.path / f"rank-{rank}")
+        adding = pages.begin() if self.in_memory else None
+        try:
+            for rank, folder in self._folders.items():
+                own = digests[str(rank)] = {}
+                for name in sorted(os.listdir(folder)):
+                    if not name.endswith(".log"):
+                        to = self.path / f"rank-{rank}" / name
+                        bytes_of_file = os.stat(name, dir_fd=folder).st_size
+                        size += bytes_of_file
+                        if adding is not None and name.startswith("pages-") and bytes_of_file % PAGE == 0:
+                            own[name] = _index(folder, name, adding, to.with_name(f"{name}{INDEX}"))
+                        else:
+                            own[name] = _digest(folder, name, to if self.in_memory else None)
+                            _sync(to)
+                            stored += bytes_of_file
+                    if self.in_memory:
+                        os.unlink(name, dir_fd=folder)
+                _sync(self.path / f"rank-{rank}")
+            if adding is not None:
+                adding.finish()
+                stored += adding.bytes
+        except BaseException:
+            if adding is not None:
+                adding.drop()
+            raise
         body = json.dumps({**plan, "digests": digests})
         file = self.path / PLAN
         file.write_text(json.dumps({"digest": xxhash.xxh3_128_hexdigest(body.encode()), "plan": body}))
         _sync(file)
         _sync(self.path)
         self._memory.close()
-        return size
+        if adding is not None:
+            pages.taken(adding)
+        return size, stored
 
     def drop(self) -> None:
         """Take all away."""
@@ -240,22 +288,67 @@ def told_of(snapshot: Snapshot) -> dict[str, Any]:
     return plan
 
 
-def plan_of(snapshot: Snapshot) -> dict[str, Any]:
-    """Return the plan of a snapshot all of whose bytes are as they were written. Raises DamagedSnapshot."""
-    plan = told_of(snapshot)
-    try:
-        for rank, digests in plan["digests"].items():
-            folder = folder_of(snapshot.path, int(rank))
-            try:
-                for name, digest in digests.items():
-                    if _digest(folder, name)[0] != digest:
-                        path = snapshot.path / f"rank-{rank}" / name
-                        raise DamagedSnapshot(f"{path} is not what was written.")
-            finally:
-                os.close(folder)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DamagedSnapshot(f"{snapshot.path} can't be read: {error}.") from error
-    return plan
+@contextlib.contextmanager
+def images_of(snapshot: Snapshot) -> Iterator[tuple[dict[str, Any], dict[int, int]]]:
+    """Give the plan of a snapshot, and of each rank a descriptor of the folder of its images.
+
+    All bytes are as they were written. Raises DamagedSnapshot.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            plan = told_of(snapshot)
+            indexes = list(snapshot.path.glob(f"rank-*/*{INDEX}"))
+            size = PAGE * sum(path.stat().st_size // INDEX_BYTES for path in indexes)
+            within = None if looked_at.available_memory() > ROOM * size else snapshot.path.parent
+            folders = {
+                int(rank): _images(snapshot, int(rank), digests, within, stack)
+                for rank, digests in plan["digests"].items()
+            }
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DamagedSnapshot(f"{snapshot.path} can't be read: {error}.") from error
+        yield plan, folders
+
+
+def _images(
+    snapshot: Snapshot,
+    rank: int,
+    digests: Mapping[str, str],
+    within: Path | None,
+    stack: contextlib.ExitStack,
+) -> int:
+    """Return a rank's folder, or a new one if its pages are elsewhere: in memory, or within that one.
+
+    Raises DamagedSnapshot or OSError.
+    """
+    own = folder_of(snapshot.path, rank)
+    stack.callback(os.close, own)
+    indexes = {name for name in digests if f"{name}{INDEX}" in os.listdir(own)}
+    folder = own
+    if indexes and within is None:
+        folder = stack.enter_context(nameless_folder())
+    elif indexes:
+        new = stack.enter_context(tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=within))
+        folder = os.open(new, OPEN)
+        stack.callback(os.close, folder)
+    for name, digest in digests.items():
+        if name in indexes:
+            found = _put_together(snapshot.path, rank, name, folder)
+        else:
+            found = _digest(own, name, Path(f"/proc/self/fd/{folder}/{name}") if indexes else None)
+        if found != digest:
+            raise DamagedSnapshot(f"{snapshot.path / f'rank-{rank}' / name} is not what was written.")
+    return folder
+
+
+def _put_together(path: Path, rank: int, name: str, folder: int) -> str:
+    """Write an image of pages into a folder; return its digest. Raises OSError."""
+    index = read_index(path / f"rank-{rank}" / f"{name}{INDEX}")
+    digest = xxhash.xxh3_128()
+    with open(f"/proc/self/fd/{folder}/{name}", "xb") as file:
+        for piece in pieces(path.parent / PAGES, index):
+            digest.update(piece)
+            file.write(piece)
+    return digest.hexdigest()
 
 
 def folder_of(path: Path, rank: int) -> int:
@@ -263,18 +356,34 @@ def folder_of(path: Path, rank: int) -> int:
     return os.open(path / f"rank-{rank}", OPEN)
 
 
-def _digest(folder: int, name: str, to: Path | None = None) -> tuple[str, int]:
-    """Return digest and size of a file, which is copied on the way if `to` is given. Raises OSError."""
-    digest, size = xxhash.xxh3_128(), 0
+def _digest(folder: int, name: str, to: Path | None = None) -> str:
+    """Return the digest of a file, which is copied on the way if `to` is given. Raises OSError."""
+    digest = xxhash.xxh3_128()
     with contextlib.ExitStack() as stack:
-        file = stack.enter_context(open(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder), "rb"))
+        file = stack.enter_context(_opened(folder, name))
         copy = None if to is None else stack.enter_context(open(to, "wb"))
         while piece := file.read(PIECE):
             digest.update(piece)
-            size += len(piece)
             if copy is not None:
                 copy.write(piece)
-    return digest.hexdigest(), size
+    return digest.hexdigest()
+
+
+def _index(folder: int, name: str, adding: Adding, to: Path) -> str:
+    """Store the pages of an image, and where they are in `to`; return its digest. Raises OSError."""
+    digest = xxhash.xxh3_128()
+    with _opened(folder, name) as file:
+        to.write_bytes(adding.index(file, digest).tobytes())
+    _sync(to)
+    return digest.hexdigest()
+
+
+def _opened(folder: int, name: str) -> BinaryIO:
+    return open(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder), "rb")
+
+
+def _bytes_on_disk(path: Path) -> int:
+    return sum(one.stat().st_blocks * BLOCK for one in path.rglob("*"))
 
 
 def _sync(path: Path) -> None:

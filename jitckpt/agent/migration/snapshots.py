@@ -17,7 +17,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from jitckpt.agent.migration import looked_at
 from jitckpt.agent.migration.move import LIMIT, MoveError, Mover, peeked
-from jitckpt.agent.migration.shelf import Draft, Shelf
+from jitckpt.agent.migration.shelf import Draft, Shelf, Size
 from jitckpt.agent.migration.store_relay import StoreError
 from jitckpt.agent.migration.suspending import SLOWEST_DISK, TRIES
 from jitckpt.agent.proxies.step_barrier import StepBarrier
@@ -128,11 +128,18 @@ class Snapshots:
         self._dump = time.monotonic() - begun
         step = self._step
 
-        def done(size: int, error: OSError | None) -> None:
+        def done(size: Size, error: OSError | None) -> None:
             if error is not None:
                 self._tell(f"of step {step} could not be put on the disk: {error}.")
                 return
-            self._log.write("snapshot", step=step, bytes=size, seconds=time.monotonic() - begun)
+            self._log.write(
+                "snapshot",
+                step=step,
+                bytes=size.images,
+                stored=size.stored,
+                disk=size.disk,
+                seconds=time.monotonic() - begun,
+            )
 
         self._shelf.put(draft, plan, done)
 
