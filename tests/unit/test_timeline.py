@@ -69,6 +69,21 @@ def test_it_is_told_in_words() -> None:
     assert ended == "The job succeeded after 1 restart."
 
 
+def test_snapshots_and_what_their_pauses_went_into_are_told_in_words() -> None:
+    story = Story().add("job_started", world_size=2, max_restarts=3)
+    for step, stored in ((8, 620_000_000), (12, 8_000_000)):
+        story.add("snapshot_pause", step=step, stop=0.25, dump=2.5, device=0.75, seconds=3.5)
+        story.add("snapshot", step=step, bytes=1_400_000_000, stored=stored, disk=650_000_000, seconds=4.0)
+    told = in_words(story.add("job_ended", outcome="succeeded").events, "ckpt")
+    assert told[-5:-1] == [
+        "2 snapshots were made, of at most 1.4 GB.",
+        "Of the last one 8 MB were new; with those before it took 650 MB of the disk.",
+        "The ranks were held for them 3.50 s at most, and 7.00 s in all.",
+        "Of that it took 0.50 s until their devices were at rest, 5.00 s to write their processes to memory, "
+        "and 1.50 s until they had devices again.",
+    ]
+
+
 def test_a_replica_that_was_a_step_ahead_has_done_one_minibatch_more() -> None:
     story = Story().killed_and_saved()
     story.add("save_ended", save_id=1, rank=2, step=20, shard=1, bytes=1, after=0.0)

@@ -925,7 +925,7 @@ def test_all_ranks_rest_behind_a_step_and_go_on_from_its_state_as_often_as_wante
         for proxy in now.proxies.values():
             assert (proxy.held, proxy.waits, proxy.given_up, proxy.state) == (False, False, "", 7)
             proxy.step += 1
-    assert len(now.named("rested")) == 3
+    assert len(now.named("rested")) == len(now.named("held")) == 3
     # To the user nothing has failed.
     assert not now.named("recovery_begun") + now.named("recovered") + now.named("no_rest")
     assert now.agreement.next_look is None

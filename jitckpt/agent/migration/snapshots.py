@@ -60,8 +60,9 @@ class Snapshots:
         self._due: float | None = None  # from the first minibatch on that is known to be valid
         self._gone_back_to = gone_back_to
         self._step = self._bytes = 0  # of the newest, as far as it is known before
-        self._rested_at = 0.0
-        self._dump = 0.0  # seconds that the newest took
+        self._held_at = 0.0  # since when the last rank waits
+        self._dumped_at = 0.0
+        self._phases: dict[str, float] = {}  # of the newest's pause, in seconds
         self._off = self._said = False
 
     # What the proxies ask of it.
@@ -103,10 +104,13 @@ class Snapshots:
                 seconds = time.monotonic() - self._begun
                 self._log.write("gone_back", step=step, seconds=seconds)
                 self._say(f"all ranks go on from the snapshot after step {step} ({seconds:.2f} s).")
+            case "held":
+                self._held_at = time.monotonic()
             case "rested" if self._asked_at:
-                seconds, self._asked_at = time.monotonic() - self._rested_at, 0.0
-                self._due = time.monotonic() + self._every
-                self._log.write("snapshot_pause", step=self._step, dump=self._dump, seconds=seconds)
+                now, self._asked_at = time.monotonic(), 0.0
+                self._due = now + self._every
+                phases = {**self._phases, "device": now - self._dumped_at}
+                self._log.write("snapshot_pause", step=self._step, **phases, seconds=now - self._held_at)
             case _ if event in PROVEN and self._due is None and not self._off:
                 self._due = time.monotonic() + self._every
                 self._check()
@@ -114,7 +118,7 @@ class Snapshots:
     def carry_out(self) -> None:
         """All ranks rest, and their servers have ended. Returns once they are to go on."""
         self._place.want(0)
-        self._rested_at = begun = time.monotonic()
+        begun = time.monotonic()
         draft: Draft | None = None
         try:
             in_memory = looked_at.available_memory() > ROOM * self._bytes
@@ -125,7 +129,8 @@ class Snapshots:
                 draft.drop()
             self._fail(str(error))
             return
-        self._dump = time.monotonic() - begun
+        self._dumped_at = time.monotonic()
+        self._phases = {"stop": begun - self._held_at, "dump": self._dumped_at - begun}
         step = self._step
 
         def done(size: Size, error: OSError | None) -> None:

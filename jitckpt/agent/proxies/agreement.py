@@ -402,6 +402,7 @@ class Agreement:
         elif not self._proven:
             self._leave_out("no minibatch of it has been validated yet")
         else:
+            self._note("held")
             self._begin_for_rest()
             self._rest = self._coordinator.recovery
 
