@@ -7,14 +7,17 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from jitckpt.saves.starts import Superseded
+
 Write = Callable[[int, Path, set[int], str], dict[int, int]]
 
 
 class LocalStateWriter(threading.Thread):
     """Writes the states in some ranks' rings, each of them whole or not at all.
 
-    written: of each rank, the bytes by step. problems: of the others, why theirs is lost. Both are for
-    whoever has been told that all is done.
+    written: of each rank, the bytes by step. problems: of the others, why theirs is lost. not_needed: the job
+    has gone on without this host, so what is lost is not said here. All are for whoever has been told that
+    all is done.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class LocalStateWriter(threading.Thread):
         self.directory, self.steps = directory, steps
         self.written: dict[int, dict[int, int]] = {}
         self.problems: dict[int, str] = {}
+        self.not_needed = False
         self.seconds = 0.0
         self._ending = threading.Lock()
         self._is_given_up = False
@@ -57,6 +61,8 @@ class LocalStateWriter(threading.Thread):
                 by = "copy" if rank in self._copied else ""
                 try:
                     self.written[rank] = self._write(ring, self.directory, self.steps, by)
+                except Superseded:
+                    self.not_needed = True
                 except Exception as error:
                     self.problems[rank] = str(error) or repr(error)
             if ring in self._own:

@@ -858,8 +858,8 @@ class Supervisor(threading.Thread):
         self._log.write("local_state_written", steps=by_rank, bytes=size, seconds=writer.seconds)
 
     def _why_lost(self, rank: int, writer: LocalStateWriter) -> str:
-        """Return why a rank's own state is lost; empty if it is not, or another agent says it."""
-        if not self._answers_for(rank):
+        """Return why a rank's own state is lost; empty if it is not, or it is not for this agent to say."""
+        if writer.not_needed or not self._answers_for(rank):
             return ""
         if rank in writer.problems:
             return writer.problems[rank]

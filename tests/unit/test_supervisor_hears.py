@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,10 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_protocol import json_values
 
+from jitckpt.agent.local_state_writer import LocalStateWriter
 from jitckpt.agent.supervisor import Reports, Supervisor
 from jitckpt.decisions.recovery import Outcome, Wait, decide
+from jitckpt.errors import SaveError
 from jitckpt.events import EventLog
 from jitckpt.hosts.connections import Arrived, Host, Lost, Unclear, heard
+from jitckpt.saves.starts import Superseded
 from jitckpt.wire import agents, protocol
 
 # Nobody who acts on what is heard.
@@ -181,6 +185,40 @@ def test_a_host_whose_ranks_have_succeeded_is_not_lost(
     second_host.hear(Lost(0, "the connection has ended"))
     assert second_host.supervisor.gone_hosts == set()
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("problem", "is_lost"),
+    [(SaveError("The disk is full."), True), (Superseded("The job has gone on without this host."), False)],
+)
+def test_a_host_that_the_job_has_gone_on_without_tells_of_no_losses(
+    tmp_path: Path, problem: SaveError, is_lost: bool
+) -> None:
+    """The others have gone on from what they have; whether something is lost they say."""
+
+    def write(*_: object) -> dict[int, int]:
+        raise problem
+
+    log = EventLog()
+    supervisor = Supervisor(workers=[], log=log, reports=NOBODY, save_id=1, save_deadline=60, restarts_left=1)
+    supervisor._registrations[0] = {}  # type: ignore[assignment]
+    with open(os.devnull) as ring:
+        writer = LocalStateWriter(
+            {0: ring.fileno()},
+            copied=set(),
+            directory=tmp_path,
+            steps={7},
+            write=write,
+            done=lambda: None,
+        )
+    writer.run()
+    supervisor._local_states = writer
+    supervisor._hear_of_local_states()
+    supervisor._copies.close()
+    os.close(supervisor._wake)
+    warnings = [event["text"] for event in log.events if event["event"] == "warning"]
+    lost = "rank 0's own state (random numbers, buffers ...) is lost: The disk is full."
+    assert warnings == [lost] * is_lost
 
 
 NOTED = "host 1 says what makes no sense: "
