@@ -48,6 +48,8 @@ from jitckpt.wire.checked import ProtocolError
 from jitckpt.wire.protocol import Message
 
 STATUS_OF_AN_EXCEPTION = 1  # of a Python that an exception has ended
+# A rank saves what it alone knows by itself where its agent has ended.
+MAY_HAVE_IT = "its own host may have it, if it was only cut off or only its agent has ended"
 MOST_NONSENSE = 100  # messages that are noted
 MOST_TEXT = 2000  # characters of a failure's description
 MOST_OF_A_LINE = 500  # characters of the kernel's log
@@ -864,14 +866,12 @@ class Supervisor(threading.Thread):
         if rank in writer.problems:
             return writer.problems[rank]
         if rank not in writer.written:
-            return (
-                "the host that had a copy of it is lost, too, or had none yet; its own host may have it, "
-                "if it was only cut off."
-            )
+            return f"the host that had a copy of it is lost, too, or had none yet; {MAY_HAVE_IT}."
         if not writer.steps or max(writer.steps) in writer.written[rank]:
             return ""
-        memory = "its memory" if rank in self._workers else "the copy of its memory"
-        return f"{memory} has none of step {max(writer.steps)}."
+        if rank in self._workers:
+            return f"its memory has none of step {max(writer.steps)}."
+        return f"the copy of its memory has none of step {max(writer.steps)}; {MAY_HAVE_IT}."
 
     def _leave_local_states(self) -> None:
         """Go on without those that are not written by now."""

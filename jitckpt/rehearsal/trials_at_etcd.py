@@ -33,8 +33,8 @@ RANKS = (HOSTS, HOSTS - 1)
 # which is not after 24 s.
 SHORT, MOST, MOST_OF_A_STOP = 1.0, 15.0, 45.0
 RESTARTS = 6  # at most; what comes back may fail a start that has just begun
-# Said by a host that sees no other one. If it has come true, the end is another.
-MAYBE_LOST = "if it was only cut off"
+# Said of a host that is seen no more. If it has come true, the end is another.
+MAYBE_LOST = "its own host may have it"
 Making = Callable[[random.Random, int, float], HostStrike]
 
 

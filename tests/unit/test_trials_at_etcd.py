@@ -81,7 +81,7 @@ def test_a_bad_run_is_told(run: Run, said: str, reason: str) -> None:
 
 def test_what_a_host_that_saw_nobody_feared_is_no_reason() -> None:
     """If it had come true, the end would be another."""
-    feared = f"{LOST} Its own host may have it, {trials_at_etcd.MAYBE_LOST}."
+    feared = f"{LOST.rstrip('.')}; {trials_at_etcd.MAYBE_LOST}."
     assert judge(TRIAL, HEALED, GOOD, feared).reason == ""
 
 
