@@ -1,11 +1,11 @@
 """Which device a command runs on, and the environment that gives it to the command."""
 
-import ctypes
 import importlib.util
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from jitckpt.bindings import cuda_driver
 from jitckpt.errors import JitckptError
 from jitckpt.wire.environment import PROXY_LIBRARY_PATH, PROXY_ONE_CORE, PROXY_PRELOAD
 
@@ -110,12 +110,7 @@ def check_libraries(kind: str, library_dir: Path, *, proxy: bool = False, relay:
 
 def driver_answers() -> bool:
     """Return whether there is a CUDA driver with at least one device."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    count = ctypes.c_int(0)
-    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+    return cuda_driver.has_device()
 
 
 def cuda_libraries() -> list[Path]:

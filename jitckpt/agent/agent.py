@@ -62,6 +62,7 @@ from jitckpt.agent.proxies.state_transfer import Transfers
 from jitckpt.agent.proxies.step_barrier import Messenger, StepBarrier
 from jitckpt.agent.supervisor import Reports, Supervisor
 from jitckpt.agent.taking_in import TakingIn
+from jitckpt.bindings import clock
 from jitckpt.bindings.criu import Criu
 from jitckpt.console import say, show_size
 from jitckpt.decisions import elastic, quorum
@@ -82,7 +83,7 @@ from jitckpt.errors import (
     SaveError,
 )
 from jitckpt.events import EventLog
-from jitckpt.faults import clock, injection
+from jitckpt.faults import injection
 from jitckpt.faults.injection import FaultSpec
 from jitckpt.hosts import connections, fetch, rendezvous
 from jitckpt.hosts.connections import PATIENCE, Arrived, Host, Hosts

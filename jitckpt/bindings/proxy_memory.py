@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-class Place(ctypes.Structure):
+class Extent(ctypes.Structure):
     _fields_ = (("address", ctypes.c_uint64), ("bytes", ctypes.c_uint64))
 
 
@@ -15,7 +15,7 @@ class Memory(ctypes.Structure):
 
     _fields_ = (
         ("place_count", ctypes.c_uint64),
-        ("places", ctypes.POINTER(Place)),
+        ("places", ctypes.POINTER(Extent)),
         ("block_count", ctypes.c_uint64),
         ("changed", ctypes.c_void_p),
         ("kept", ctypes.c_void_p),

@@ -7,6 +7,7 @@ from pathlib import Path
 from jitckpt.errors import JitckptError
 
 VARIABLE = "SOFTGPU_CONTROL"  # the folder of these sockets, each named by its process's number
+_ANSWER_BYTES = 1024
 _PATIENCE = 20.0  # seconds; a process that listens answers at once, but may have to be loaded from swap
 
 
@@ -38,3 +39,20 @@ def order(path: Path, fault: str) -> tuple[str, str]:
     if not colon or status not in ("ok", "error", "elsewhere"):
         raise ChaosError(f"Process {path.name} answers {answer!r:.200}, which is no answer of softgpu's.")
     return status, sentence
+
+
+def fault(text: str) -> str | None:
+    """Order a fault from this process's own device; return why not, "" if it is armed, None: no softgpu."""
+    from cffi import FFI
+
+    ffi = FFI()
+    ffi.cdef("int softgpu_fault(const char* text, char* answer, size_t capacity);")
+    try:
+        arm = ffi.dlopen(None).softgpu_fault
+    except AttributeError:
+        return None
+    answer = ffi.new("char[]", _ANSWER_BYTES)
+    if arm(text.encode(), answer, len(answer)) == 0:
+        return ""
+    said: bytes = ffi.string(answer)
+    return said.decode(errors="replace")

@@ -31,7 +31,7 @@ from jitckpt.agent.agent import Settings, launch
 from jitckpt.agent.migration import lost_job
 from jitckpt.agent.object_copies import WantedObjects
 from jitckpt.agent.standby import stand_by
-from jitckpt.bindings import criu, own_numbers, softgpu
+from jitckpt.bindings import clock, criu, own_numbers, softgpu
 from jitckpt.bindings.criu import Criu, CriuError
 from jitckpt.cli.exec import DEFAULT_DEVICES, add_device_argument
 from jitckpt.cli.parser import Parser
@@ -49,7 +49,6 @@ from jitckpt.doctor import moved_process
 from jitckpt.encoding.staging import DEFAULT_BYTES
 from jitckpt.errors import HostsError, HostsMissing, HostUnfit, NoProgress, NotNeeded, SaveError
 from jitckpt.events import Event, EventLog
-from jitckpt.faults import clock
 from jitckpt.faults.injection import (
     CLOCK_KINDS,
     DEVICE_KINDS,

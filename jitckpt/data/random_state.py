@@ -9,7 +9,6 @@ anew, too. So the index and the first numbers tell whether anything has changed,
 are no longer in the processor's caches, need not be read.
 """
 
-import ctypes
 import random
 import struct
 from collections.abc import Callable, Mapping
@@ -20,6 +19,8 @@ import torch
 from torch import Tensor
 
 from jitckpt._seen import Seen
+from jitckpt.bindings import memory
+from jitckpt.bindings.memory import Memory
 from jitckpt.encoding import tree_codec
 from jitckpt.encoding.tree_codec import Encoded
 
@@ -41,7 +42,6 @@ _TORCH_BEHIND = 24
 _TORCH_SEARCHED = 624 * _NUMBER + 128  # no more than the object has
 _COUNTER = struct.Struct("=QQ")  # what a device's generator tells
 _ON_DEVICE = "random.device"
-_Memory = ctypes.Array[ctypes.c_char]
 
 
 class RandomState:
@@ -130,7 +130,7 @@ class _NumpyState:
 
     def __init__(self) -> None:
         self._generator: object = None
-        self._peeked: list[_Memory] = []  # of its state, if that is a Mersenne Twister's
+        self._peeked: list[Memory] = []  # of its state, if that is a Mersenne Twister's
         self._memory = b""
         self._state = Encoded(None, {})
         self._has_gauss = True
@@ -144,7 +144,7 @@ class _NumpyState:
             self._generator, self._peeked = generator, []
             if type(generator) is numpy.random.MT19937:
                 address = generator.ctypes.state_address
-                self._peeked = [_at(address, _PEEKED), _at(address + _NUMPY_INDEX, _NUMBER)]
+                self._peeked = [memory.at(address, _PEEKED), memory.at(address + _NUMPY_INDEX, _NUMBER)]
         _look_at(self._peeked, seen)
 
     @property
@@ -170,15 +170,15 @@ class _PythonState:
         self._memory = b""
         self._numbers = b""
         self._version = 0
-        self._peeked: _Memory | None = None
+        self._peeked: Memory | None = None
         # CPython keeps the next number's index and then the 624 numbers right behind the object's head.
         numbers = random.getstate()[1]
         if isinstance(self._generator, random.Random) and (
             type(self._generator).__basicsize__ > object.__basicsize__ + _PYTHON.size
         ):
             address = id(self._generator) + object.__basicsize__
-            if _at(address, _PYTHON.size).raw == _PYTHON.pack(numbers[-1], *numbers[:-1]):
-                self._peeked = _at(address, _PEEKED)
+            if memory.at(address, _PYTHON.size).raw == _PYTHON.pack(numbers[-1], *numbers[:-1]):
+                self._peeked = memory.at(address, _PEEKED)
 
     def look(self, seen: Seen) -> None:
         """Look at what changes with every use of it."""
@@ -210,24 +210,24 @@ class _TorchState:
     def __init__(self) -> None:
         self._generator = torch.default_generator
         object_address: int = self._generator._cdata  # type: ignore[attr-defined]
-        self._peeked: list[_Memory] = []  # what changes with every draw and every seed, if it was found
+        self._peeked: list[Memory] = []  # what changes with every draw and every seed, if it was found
         self._memory = b""
         self._look()
         if len(self._state) == _TORCH.size:
             seed, left, _, index, *numbers = _TORCH.unpack(self._state)[:-_TORCH_KEPT]
             head = _TORCH_HEAD.pack(seed, left) + b"\1"
             # C++ keeps the same in the generator's object, the numbers in half the space.
-            memory = _at(object_address, _TORCH_SEARCHED).raw
-            place = memory.find(struct.pack("624I", *numbers))
+            searched = memory.at(object_address, _TORCH_SEARCHED).raw
+            place = searched.find(struct.pack("624I", *numbers))
             begin = place - _TORCH_BEFORE
             if (
                 begin > 0
-                and memory[begin:].startswith(head)
-                and _INDEX.unpack_from(memory, place - 4) == (index,)
+                and searched[begin:].startswith(head)
+                and _INDEX.unpack_from(searched, place - 4) == (index,)
             ):
                 behind = object_address + place + 624 * _NUMBER
-                before = _at(object_address + begin, _TORCH_BEFORE + _PEEKED)
-                self._peeked = [before, _at(behind, _TORCH_BEHIND)]
+                before = memory.at(object_address + begin, _TORCH_BEFORE + _PEEKED)
+                self._peeked = [before, memory.at(behind, _TORCH_BEHIND)]
 
     def look(self, seen: Seen) -> None:
         """Look at what changes with every use of it."""
@@ -271,13 +271,9 @@ class _DeviceState:
         return self._state
 
 
-def _at(address: int, size: int) -> _Memory:
-    return (ctypes.c_char * size).from_address(address)
-
-
-def _look_at(memory: list[_Memory], seen: Seen) -> None:
-    for one in memory:
-        seen.memory(ctypes.addressof(one), len(one))
+def _look_at(places: list[Memory], seen: Seen) -> None:
+    for one in places:
+        seen.memory(memory.address_of(one), len(one))
 
 
 def _tensor_of(*parts: bytes) -> Tensor:
@@ -285,7 +281,7 @@ def _tensor_of(*parts: bytes) -> Tensor:
 
 
 def _bytes_of(tensor: Tensor) -> bytes:
-    return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
+    return memory.bytes_at(tensor.data_ptr(), tensor.nbytes)
 
 
 def _generator_of(device: torch.device) -> torch.Generator:

@@ -1,6 +1,5 @@
 """The facts that jitckpt.doctor.checks judges, asked of this machine."""
 
-import ctypes
 import importlib.metadata
 import json
 import os
@@ -16,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from jitckpt.bindings import cuda_driver
 from jitckpt.device import LIBRARY_DIR, device_environment
 from jitckpt.doctor.checks import Disk, SavedRank
 from jitckpt.events import Event
@@ -33,7 +33,6 @@ FRAMEWORKS = (
 PROBE_BYTES = 64 << 20
 PROBE_SYNCS = 5
 PROCESS_SECONDS = 120
-TIME_ERROR = 5  # of <sys/timex.h>: the clock is not synchronised
 
 
 def ask_process(kind: str) -> tuple[Mapping[str, Any] | None, str]:
@@ -62,17 +61,11 @@ def device(kind: str) -> tuple[str, str, int]:
     """Return name, driver version and number of the devices."""
     if kind == "softgpu":
         return "softgpu", "softgpu", int(os.environ.get("SOFTGPU_DEVICES", "2"))
-    driver = ctypes.CDLL("libcuda.so.1")
-    count, version = ctypes.c_int(0), ctypes.c_int(0)
-    name = ctypes.create_string_buffer(100)
-    driver.cuInit(0)
-    driver.cuDeviceGetCount(ctypes.byref(count))
-    driver.cuDriverGetVersion(ctypes.byref(version))
-    driver.cuDeviceGetName(name, len(name), 0)
+    name, version, count = cuda_driver.facts()
     module = Path("/sys/module/nvidia/version")
     installed = f"{module.read_text().strip()}, " if module.exists() else ""
-    cuda = f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
-    return name.value.decode(), f"{installed}{cuda}", count.value
+    cuda = f"CUDA {version // 1000}.{version % 1000 // 10}"
+    return name, f"{installed}{cuda}", count
 
 
 def shared_memory_free() -> int:
@@ -127,14 +120,6 @@ def frameworks() -> dict[str, str]:
         with suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found
-
-
-def clock_is_synchronised() -> bool | None:
-    """Ask the kernel; None if it does not say."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    timex = ctypes.create_string_buffer(512)  # larger than the structure; all zero: ask, change nothing
-    state: int = libc.ntp_adjtime(timex)
-    return None if state < 0 else state != TIME_ERROR
 
 
 def existing_parent(path: Path) -> Path:

@@ -3,7 +3,6 @@
 Run as a program; its last line is JSON.
 """
 
-import ctypes
 import json
 import tempfile
 import time
@@ -11,6 +10,7 @@ import time
 import torch
 
 import jitckpt
+from jitckpt.bindings import symbols
 
 NAMES = (
     "__cudaLaunchKernel",
@@ -26,27 +26,6 @@ NAMES = (
 )
 STEPS = 3
 WAIT_SECONDS = 5.0
-
-
-class Symbol(ctypes.Structure):
-    """Dl_info of <dlfcn.h>."""
-
-    _fields_ = (
-        ("file", ctypes.c_char_p),
-        ("base", ctypes.c_void_p),
-        ("name", ctypes.c_char_p),
-        ("address", ctypes.c_void_p),
-    )
-
-
-def is_ours(name: str) -> bool:
-    """Return whether a call by this name reaches the preloaded library first."""
-    everything = ctypes.CDLL(None)
-    if not hasattr(everything, name):
-        return False
-    found = Symbol()
-    everything.dladdr(ctypes.cast(getattr(everything, name), ctypes.c_void_p), ctypes.byref(found))
-    return found.file is not None and found.file.endswith(b"/libjitckpt.so")
 
 
 def steps_seen() -> int:
@@ -73,7 +52,7 @@ def main() -> None:
         "torch": torch.__version__,
         "cuda": cuda,
         "nccl": None if cuda is None else ".".join(map(str, torch.cuda.nccl.version())),
-        "bound": {name: is_ours(name) for name in NAMES},
+        "bound": {name: symbols.is_in(name, "libjitckpt.so") for name in NAMES},
         "steps": 0 if cuda is None else steps_seen(),
         "made_steps": STEPS,
     }

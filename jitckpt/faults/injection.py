@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from math import isfinite
 
+from jitckpt.bindings import clock, softgpu
 from jitckpt.errors import JitckptError, RehearsedFailure
-from jitckpt.faults import clock, processes
+from jitckpt.faults import processes
 from jitckpt.wire import environment
 
 PHASES = ("forward", "backward", "allreduce", "optimizer", "between")
@@ -219,18 +220,11 @@ class Injector:
 
 def arm_device(spec: FaultSpec) -> None:
     """Arm a fault in the softgpu that is this process's device. Raises FaultError if there is none."""
-    from cffi import FFI
-
-    ffi = FFI()
-    ffi.cdef("int softgpu_fault(const char* text, char* answer, size_t capacity);")
-    try:
-        arm = ffi.dlopen(None).softgpu_fault
-    except AttributeError:
+    reason = softgpu.fault(spec.for_the_device())
+    if reason is None:
         reason = "the device of this process is not softgpu, which alone fails on order"
-        raise _error(str(spec), reason) from None
-    answer = ffi.new("char[]", 1024)
-    if arm(spec.for_the_device().encode(), answer, len(answer)) != 0:
-        raise _error(str(spec), ffi.string(answer).decode(errors="replace"))
+    if reason:
+        raise _error(str(spec), reason)
     if spec.kind in FAILURES_OF_MEMORY and spec.call is None:
         ask_for_memory()
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from jitckpt.bindings import interpreter, memory
 from jitckpt.system import process_tree
 from jitckpt.wire import environment
 
@@ -19,28 +20,10 @@ _FIRST_OF_OTHERS = 3  # descriptors: after standard input, output and errors
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 _CHANGES = ("os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.symlink", "os.truncate")
 _NO_DISK = ("/dev/", "/proc/")
-_MUTEX_BYTES = 64  # larger than pthread_mutex_t
 _SIGNALS_ALL = (
     "import sys; sys.path.append(sys.argv[1]); from jitckpt.faults.processes import signal_below; "
     "signal_below(int(sys.argv[2]))"
 )
-
-
-def hold_gil() -> None:
-    """Keep Python's lock for ever in a call that does not come back, as a hanging extension does."""
-    import ctypes
-
-    library = ctypes.PyDLL(None)  # unlike CDLL it keeps the lock
-    mutex = ctypes.create_string_buffer(_MUTEX_BYTES)
-    library.pthread_mutex_lock(mutex)
-    library.pthread_mutex_lock(mutex)
-
-
-def read_nowhere() -> None:
-    """Read where no memory is: unlike a SIGSEGV that is sent, this comes through every handler."""
-    import ctypes
-
-    ctypes.string_at(0)
 
 
 def never_rest() -> None:
@@ -90,8 +73,8 @@ def signal_below(agent: int) -> None:
 
 
 BY_KIND: dict[str, Callable[[], None]] = {
-    "segfault": read_nowhere,
-    "gil-hold": hold_gil,
+    "segfault": memory.read_nowhere,
+    "gil-hold": interpreter.hold_gil,
     "gc": never_rest,
     "close-fds": close_descriptors,
     "signal-all": signal_all,

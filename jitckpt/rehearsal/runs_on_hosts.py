@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from jitckpt.bindings.clock import LIBRARY, preloaded
 from jitckpt.device import LIBRARY_DIR
 from jitckpt.events import Event, read_events
-from jitckpt.faults.clock import LIBRARY, preloaded
 from jitckpt.rehearsal import halves, runs
 from jitckpt.rehearsal.etcd_members import EtcdMembers
 from jitckpt.rehearsal.namespaces import Namespaces, namespaces

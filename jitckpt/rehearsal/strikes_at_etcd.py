@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from jitckpt.faults import clock
+from jitckpt.bindings import clock
 from jitckpt.rehearsal.etcd_members import FROM_MEMBER, TO_MEMBER, EtcdMembers
 from jitckpt.rehearsal.namespaces import EVERYTHING
 from jitckpt.rehearsal.runs_on_hosts import CLOCK_LIBRARY, STRIKE_SECONDS, HostStrike, JobOnHosts

@@ -7,7 +7,7 @@ goes on without a host that is cut off and comes back.
 import random
 from collections.abc import Callable, Sequence
 
-from jitckpt.faults.clock import HOUR
+from jitckpt.bindings.clock import HOUR
 from jitckpt.faults.injection import phases_of
 from jitckpt.rehearsal import trials_on_hosts
 from jitckpt.rehearsal.runs import Run

@@ -1,6 +1,5 @@
 """A rank's local states go into its ring: the host's at once, device tensors by asynchronous copies."""
 
-import ctypes
 import json
 import operator
 from collections.abc import Callable, Mapping
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from jitckpt.bindings.interpose import stream_of
+from jitckpt.bindings.memory import bytes_at
 from jitckpt.encoding import tensor_file
 from jitckpt.encoding.tree_codec import Encoded, Json, to_json
 from jitckpt.ring.content import Content
@@ -284,7 +284,7 @@ class Recorder:
 
 def _bytes_of(tensor: Tensor) -> bytes:
     """Return the elements of a tensor on the host that tree_codec has made."""
-    return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
+    return bytes_at(tensor.data_ptr(), tensor.nbytes)
 
 
 def _lies_as_there(tensors: Mapping[str, Tensor]) -> tuple[int, int] | None:

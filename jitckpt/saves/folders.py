@@ -1,6 +1,5 @@
 """Saves on the disk: write one whole or not at all, find what is there, check, read and remove it."""
 
-import ctypes
 import errno
 import json
 import os
@@ -20,6 +19,7 @@ from typing import Any, Self
 import xxhash
 from torch import Tensor
 
+from jitckpt.bindings import libc
 from jitckpt.encoding import tensor_file
 from jitckpt.encoding.staging import Staging
 from jitckpt.encoding.tree_codec import Json
@@ -237,7 +237,8 @@ class HashedFile:
         while rest:
             rest = rest[self._file.write(rest) :]
         if len(piece) >= PIECE_BYTES:
-            _begin_sync(self._file.fileno(), begin, len(piece))
+            # Only sooner: fsync comes, waits for all, and tells of every error.
+            libc.begin_sync(self._file.fileno(), begin, len(piece))
 
     @property
     def checksum(self) -> str:
@@ -585,16 +586,6 @@ def _names(path: Path) -> list[str]:
         return []
     except OSError as error:
         raise CheckpointError(_sentence(error, path)) from error
-
-
-_libc = ctypes.CDLL(None)
-_libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
-_SYNC_FILE_RANGE_WRITE = 2
-
-
-def _begin_sync(descriptor: int, begin: int, size: int) -> None:
-    # Only sooner, so what it returns does not matter: fsync comes, waits for all, and tells of every error.
-    _libc.sync_file_range(descriptor, begin, size, _SYNC_FILE_RANGE_WRITE)
 
 
 def _sync(path: Path) -> None:

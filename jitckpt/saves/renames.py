@@ -1,23 +1,20 @@
 """What a file system does in one moment, and what brings folders to the disk."""
 
-import ctypes
 import errno
 import os
 from contextlib import suppress
 from pathlib import Path
 
-_AT_FDCWD = -100
-_RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
+from jitckpt.bindings import libc
+
 # So says a file system (NFS, some of FUSE) or a kernel that can't do it.
 _CANNOT = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 _HAS_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
-_libc = ctypes.CDLL(None, use_errno=True)
-
 
 def exchange(one: Path, other: Path) -> bool:
     """Let two paths change places in one moment; return whether this file system can. Raises OSError."""
-    return _rename(one, other, _RENAME_EXCHANGE)
+    return _rename(one, other, libc.RENAME_EXCHANGE)
 
 
 def put_where_nothing_is(fresh: Path, path: Path) -> None:
@@ -28,7 +25,7 @@ def put_where_nothing_is(fresh: Path, path: Path) -> None:
     except OSError as error:
         if error.errno not in _HAS_NO_LINKS:
             raise
-        if not _rename(fresh, path, _RENAME_NOREPLACE):
+        if not _rename(fresh, path, libc.RENAME_NOREPLACE):
             if path.exists():
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from error
             fresh.rename(path)
@@ -60,10 +57,9 @@ def make_folder(path: Path) -> None:
 
 
 def _rename(one: Path, other: Path, flag: int) -> bool:
-    ctypes.set_errno(0)
-    if _libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), flag) == 0:
+    number = libc.rename(one, other, flag)
+    if number == 0:
         return True
-    number = ctypes.get_errno()
     if number in _CANNOT:
         return False
     raise OSError(number, os.strerror(number), str(one), None, str(other))

@@ -6,23 +6,11 @@ go the robust mutexes of its threads (pthread_mutexattr_setrobust(3); futex(2), 
 worker's main thread holds one, in memory that it shares with the agent, of which a thread waits for it.
 """
 
-import ctypes
-import errno
 import mmap
 import os
 import threading
 
-_PTHREAD_PROCESS_SHARED = 1
-_PTHREAD_MUTEX_ROBUST = 1
-_ATTRIBUTES_BYTES = 64  # larger than pthread_mutexattr_t
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
-_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_libc.pthread_mutex_init.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
-for _of_mutex in (_libc.pthread_mutex_lock, _libc.pthread_mutex_trylock, _libc.pthread_mutex_unlock):
-    _of_mutex.argtypes = (ctypes.c_void_p,)
+from jitckpt.bindings.robust_mutex import RobustMutex
 
 
 class Lifeline:
@@ -40,16 +28,9 @@ class Lifeline:
         else:
             self.descriptor = descriptor
         self.released = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._mutex = _map(self.descriptor)
+        self._mutex = RobustMutex(self.descriptor)
         if descriptor is None:
-            self._make_lock()
-
-    def _make_lock(self) -> None:
-        attributes = ctypes.create_string_buffer(_ATTRIBUTES_BYTES)
-        _libc.pthread_mutexattr_init(attributes)
-        _libc.pthread_mutexattr_setpshared(attributes, _PTHREAD_PROCESS_SHARED)
-        _libc.pthread_mutexattr_setrobust(attributes, _PTHREAD_MUTEX_ROBUST)
-        _libc.pthread_mutex_init(self._mutex, attributes)
+            self._mutex.make()
 
     @property
     def is_watched(self) -> bool:
@@ -65,14 +46,14 @@ class Lifeline:
         """Free everything; the worker must have ended."""
         if self._watcher is not None:
             self._watcher.join()
-        _libc.munmap(self._mutex, mmap.PAGESIZE)
+        self._mutex.close()
         os.close(self.released)
         os.close(self.descriptor)
 
     def _wait(self) -> None:
-        _libc.pthread_mutex_lock(self._mutex)  # ctypes lets the other threads of Python run meanwhile
+        self._mutex.lock()
         os.eventfd_write(self.released, 1)
-        _libc.pthread_mutex_unlock(self._mutex)  # this thread, too, must hold nothing at its end
+        self._mutex.unlock()  # this thread, too, must hold nothing at its end
 
 
 _holders: dict[int, int] = {}  # of each lock, by the memory's inode: the process that holds it
@@ -86,16 +67,7 @@ def hold(descriptor: int) -> bool:
     inode = os.fstat(descriptor).st_ino
     if _holders.get(inode) != os.getpid():  # a forked process has its parent's memory, and not its locks
         # Never unmapped: the kernel looks there in the end.
-        if _libc.pthread_mutex_trylock(_map(descriptor)) == errno.EBUSY:
+        if not RobustMutex(descriptor).try_lock():
             return False
         _holders[inode] = os.getpid()
     return True
-
-
-def _map(descriptor: int) -> int:
-    address: int = _libc.mmap(
-        None, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, descriptor, 0
-    )
-    if address == ctypes.c_void_p(-1).value:
-        raise OSError(ctypes.get_errno(), "the memory of a worker's lifeline can't be mapped")
-    return address

@@ -4,13 +4,13 @@ scancel and `srun --signal` send to every process of a step: ranks, the DataLoad
 and the guardian. The agent is sent them, too, and decides.
 """
 
-import ctypes
 import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from jitckpt.bindings import symbols
 from jitckpt.wire.environment import AGENT_PID
 
 HELD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2)
@@ -55,8 +55,7 @@ def _hold(number: int) -> None:
 
 def _process() -> Any:
     """Return the symbols of this process; None where jitckpt's library is not preloaded."""
-    process = ctypes.CDLL(None)
-    return process if hasattr(process, "jitckpt_hold_still") else None
+    return symbols.with_name("jitckpt_hold_still")
 
 
 def comes_from_signal(error: BaseException) -> bool:

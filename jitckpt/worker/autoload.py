@@ -1,11 +1,11 @@
 """What `import torch` runs because jitckpt is installed (entry point group torch.backends)."""
 
-import ctypes
 import importlib
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 
+from jitckpt.bindings import symbols
 from jitckpt.console import say
 from jitckpt.system import signals
 from jitckpt.system.imports import when_imported
@@ -65,7 +65,7 @@ def _protect(adapter: str, framework: ModuleType) -> None:
 
 
 def _load_operators() -> None:
-    if not hasattr(ctypes.CDLL(None), "softgpu_shadow"):
+    if symbols.with_name("softgpu_shadow") is None:
         return
     import torch
 

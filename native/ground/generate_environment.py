@@ -1,4 +1,4 @@
-"""Writes the C++ twin of jitckpt/wire/environment.py: names, defaults and limits of what the proxy reads.
+"""Writes the C++ twin of jitckpt/wire/environment.py: names, defaults and limits of what C++ reads.
 
 python native/ground/generate_environment.py OUTPUT
 """
@@ -8,6 +8,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from jitckpt.wire.environment import Variable, all_variables
+
+READERS = ("proxy", "libjitckpt_store.so")
 
 
 def declaration(variable: Variable[object]) -> str:
@@ -24,7 +26,7 @@ def declaration(variable: Variable[object]) -> str:
 
 
 def main() -> None:
-    read = [variable for variable in all_variables() if "proxy" in variable.reader]
+    read = [variable for variable in all_variables() if any(one in variable.reader for one in READERS)]
     lines = [
         "// Written by native/ground/generate_environment.py from jitckpt/wire/environment.py.",
         "#pragma once",

@@ -12,16 +12,14 @@
 
 #include <cerrno>
 #include <cstddef>
-#include <cstdlib>
 #include <cstring>
 #include <string_view>
 
+#include "ground/environment.h"
+
 namespace {
 
-// jitckpt/wire/environment.py: STORE_RELAY, STORE_ADDRESSES. Read at each call, as a process that was forked
-// from a template has others than that.
-constexpr char kRelay[] = "JITCKPT_STORE_RELAY";
-constexpr char kAddresses[] = "JITCKPT_STORE_ADDRESSES";
+namespace environment = jitckpt::environment;
 
 using Connect = int (*)(int, const sockaddr*, socklen_t);
 using SetOption = int (*)(int, int, int, const void*, socklen_t);
@@ -31,8 +29,8 @@ Function next(const char* name) {
   return reinterpret_cast<Function>(dlsym(RTLD_NEXT, name));
 }
 
-// ADDRESS:PORT as in kAddresses; IPv4 in IPv6 is the same as without. Returns an empty view for what is no IP
-// address.
+// ADDRESS:PORT as in store_addresses; IPv4 in IPv6 is the same as without. Returns an empty view for what is
+// no IP address.
 std::string_view written(const sockaddr* address, socklen_t length,
                          char (&room)[NI_MAXHOST + NI_MAXSERV + 1]) {
   if (address == nullptr || (address->sa_family != AF_INET && address->sa_family != AF_INET6)) return {};
@@ -81,8 +79,9 @@ int connected_to_relay(const char* name, Connect connect) {
 extern "C" __attribute__((visibility("default"))) int connect(int file, const sockaddr* address,
                                                               socklen_t length) {
   static const auto real = next<Connect>("connect");
-  const char* relay = std::getenv(kRelay);
-  const char* addresses = std::getenv(kAddresses);
+  // Read at each call, as a process that was forked from a template has others than that.
+  const char* relay = environment::read(environment::store_relay);
+  const char* addresses = environment::read(environment::store_addresses);
   char room[NI_MAXHOST + NI_MAXSERV + 1];
   if (relay == nullptr || addresses == nullptr || !is_listed(written(address, length, room), addresses)) {
     return real(file, address, length);
@@ -101,7 +100,8 @@ extern "C" __attribute__((visibility("default"))) int setsockopt(int file, int l
                                                                  const void* value, socklen_t size) {
   static const auto real = next<SetOption>("setsockopt");
   const int result = real(file, level, name, value, size);
-  if (result == 0 || level != IPPROTO_TCP || errno != EOPNOTSUPP || std::getenv(kRelay) == nullptr)
+  if (result == 0 || level != IPPROTO_TCP || errno != EOPNOTSUPP ||
+      environment::read(environment::store_relay) == nullptr)
     return result;
   int domain = 0;
   socklen_t room = sizeof domain;

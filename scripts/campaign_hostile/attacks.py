@@ -14,7 +14,7 @@ from campaign_hostile import trials, who
 from campaign_hostile.job import CLOCK_LIBRARY, LOOK_SECONDS, Start
 from campaign_hostile.place import Place
 from campaign_hostile.trials import Attack
-from jitckpt.faults import clock
+from jitckpt.bindings import clock
 from jitckpt.rehearsal.namespaces import Namespaces, ip
 
 NOBODYS_ADDRESS = "02:00:00:00:00:99"  # of a network card that there is not

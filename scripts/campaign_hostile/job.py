@@ -13,9 +13,9 @@ from pathlib import Path
 from campaign_hostile import who
 from campaign_hostile.place import Place
 from campaign_hostile.trials import TRANSPARENT
+from jitckpt.bindings import clock
 from jitckpt.device import LIBRARY_DIR
 from jitckpt.events import FILE_NAME, Event, read_events
-from jitckpt.faults import clock
 
 JITCKPT = [sys.executable, "-P", "-c", "import sys; from jitckpt.cli import main; sys.exit(main())"]
 SAVE_DEADLINE = 20  # seconds; ranks whose agent is killed get that long

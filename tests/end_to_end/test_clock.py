@@ -6,7 +6,7 @@ import pytest
 from gpt import TRAINING, digests
 from launcher import JITCKPT_RUN, Launcher
 
-from jitckpt.faults.clock import HOUR
+from jitckpt.bindings.clock import HOUR
 
 RUN = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "2", "--hang-timeout", "60"]
 KILL = "rank=1 step=8 phase=backward kind=kill"

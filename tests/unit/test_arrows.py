@@ -19,7 +19,7 @@ PYTHON = {
     "cli": "rehearsal agent agent/migration doctor web reports clusters planning worker/in_place "
     "worker/self_check events bindings faults formats objects device hosts saves decisions encoding "
     "console system wire errors",
-    "rehearsal": "reports agent/proxies events faults device tiers saves wire errors",
+    "rehearsal": "reports agent/proxies events bindings faults device tiers saves wire errors",
     "agent": "agent/migration agent/proxies agent/processes ring events bindings faults tiers "
     "objects hosts saves decisions console system wire errors _memory_tier",
     "jitckpt": "worker worker/saving",  # the package's own names, imported when first asked for
@@ -30,7 +30,7 @@ PYTHON = {
     "agent/migration": "agent/proxies agent/processes decisions/transparent ring events bindings hosts "
     "decisions console system wire errors",
     "agent/proxies": "agent/processes decisions/transparent events hosts decisions system wire _step_barrier",
-    "agent/processes": "worker console system wire",
+    "agent/processes": "worker console system bindings wire",
     "frameworks": "worker state data encoding console wire errors",
     "worker": "worker/in_place worker/self_check worker/ends worker/saving ring hooks events "
     "bindings faults formats tiers saves state data decisions encoding console system wire errors",
@@ -44,21 +44,21 @@ PYTHON = {
     "hooks": "state system errors _seen",
     "decisions/transparent": "wire errors",
     "events": "console system",
-    "bindings": "wire errors",
-    "faults": "system wire errors",
-    "device": "wire errors",
+    "faults": "system bindings wire errors",
+    "device": "bindings wire errors",
     "tiers": "hosts saves decisions encoding errors _memory_tier",
     "objects": "hosts saves system errors",
     "formats": "saves state encoding errors",
     "hosts": "saves decisions console system wire errors",
     "clusters": "errors",
-    "saves": "state decisions encoding console system errors",
+    "saves": "state decisions encoding console system bindings errors",
     "state": "data encoding wire errors _seen _tensors",
     "decisions": "wire errors",
-    "data": "encoding errors _seen",
+    "data": "encoding bindings errors _seen",
     "encoding": "errors",
     "console": "system",
-    "system": "wire errors",
+    "system": "bindings wire errors",
+    "bindings": "wire errors",
     "wire": "errors",
     "errors": "",
 }
@@ -71,7 +71,7 @@ NATIVE = {
     "proxy": "proxy/transport device_api",
     "proxy/transport": "ground",
     "interpose": "watchdog device_api",
-    "store_connect": "",
+    "store_connect": "ground",
     "softgpu/aten": "softgpu",
     "softgpu/host": "softgpu",
     "softgpu/nccl": "softgpu/runtime",
@@ -207,13 +207,21 @@ def test_the_rooms_have_no_circle_and_the_table_is_in_their_order() -> None:
     assert upward == []
 
 
+def native_files(native: Path) -> list[Path]:
+    """Return the files of native/, without tests, benchmarks and fuzzers."""
+    return [
+        file
+        for file in sorted(native.rglob("*"))
+        if file.suffix in {".h", ".cpp"}
+        and not {"tests", "bench", "fuzz"} & {*file.relative_to(native).parts}
+    ]
+
+
 def native_arrows(native: Path) -> dict[tuple[str, str], list[str]]:
-    """Return the arrows between the rooms of native/, without tests, benchmarks and fuzzers."""
+    """Return the arrows between the rooms of native/."""
     found: dict[tuple[str, str], list[str]] = {}
-    for file in sorted(native.rglob("*")):
+    for file in native_files(native):
         inner = file.relative_to(native)
-        if file.suffix not in {".h", ".cpp"} or {"tests", "bench", "fuzz"} & {*inner.parts}:
-            continue
         room = inner.parent.as_posix()
         for name in re.findall(r'^#include "([^"]+)"', file.read_text(), re.MULTILINE):
             other = Path(name).parent.as_posix()
@@ -291,6 +299,75 @@ def test_decisions_are_pure() -> None:
         if room_of(name, rooms) not in PURE and name.partition(".")[0] not in PURE_LIBRARIES
     ]
     assert impure == []
+
+
+# Where what is forbidden elsewhere belongs.
+C_LIBRARIES = {"ctypes", "cffi"}
+ENVIRONMENT = "wire/environment.py"
+VARIABLE = re.compile(r"JITCKPT_[A-Z0-9_]+")
+
+
+def c_calls(root: Path) -> list[str]:
+    """Return where a library of C is called outside of bindings/."""
+    return [
+        f"{file.relative_to(root)} imports {name}"
+        for room, file in files_of(root)
+        if room != "bindings"
+        for name in imports(file)
+        if name.partition(".")[0] in C_LIBRARIES
+    ]
+
+
+def variables_named(root: Path) -> list[str]:
+    """Return where a variable of ours is named, and so may be read, outside of wire/environment.py."""
+    return [
+        f"{file.relative_to(root)} names {node.value}"
+        for _, file in files_of(root)
+        if file != root / "jitckpt" / ENVIRONMENT
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and VARIABLE.fullmatch(node.value)
+    ]
+
+
+def native_variables_named(native: Path) -> list[str]:
+    """The same in native/."""
+    return [
+        f"native/{file.relative_to(native)} names {name}"
+        for file in native_files(native)
+        for name in re.findall(rf'"({VARIABLE.pattern})"', file.read_text())
+    ]
+
+
+def test_c_is_called_in_bindings_only() -> None:
+    assert c_calls(ROOT) == []
+
+
+def test_a_variable_of_ours_is_named_in_one_place_only() -> None:
+    assert variables_named(ROOT) == []
+    assert native_variables_named(ROOT / "native") == []
+
+
+def test_what_is_planted_against_these_laws_is_found(tmp_path: Path) -> None:
+    for room in ("bindings", "state", "wire"):
+        (tmp_path / "jitckpt" / room).mkdir(parents=True)
+        (tmp_path / "jitckpt" / room / "__init__.py").touch()
+    (tmp_path / "hooks").mkdir()
+    (tmp_path / "native" / "proxy").mkdir(parents=True)
+    (tmp_path / "jitckpt" / "bindings" / "libc.py").write_text("import ctypes\n")
+    (tmp_path / "jitckpt" / ENVIRONMENT).write_text('NAME = "JITCKPT_NAME"\n')
+    assert c_calls(tmp_path) == variables_named(tmp_path) == []
+    planted = tmp_path / "jitckpt" / "state" / "shards.py"
+    planted.write_text("def look() -> None:\n    from ctypes import CDLL\n    import cffi.api\n")
+    (tmp_path / "hooks" / "guard.py").write_text('import os\nos.environ.get("JITCKPT_NAME")\n')
+    (tmp_path / "native" / "proxy" / "wire.cpp").write_text(
+        'const char* name = std::getenv("JITCKPT_NAME");\n'
+    )
+    assert c_calls(tmp_path) == [
+        "jitckpt/state/shards.py imports ctypes.CDLL",
+        "jitckpt/state/shards.py imports cffi.api",
+    ]
+    assert variables_named(tmp_path) == ["hooks/guard.py names JITCKPT_NAME"]
+    assert native_variables_named(tmp_path / "native") == ["native/proxy/wire.cpp names JITCKPT_NAME"]
 
 
 PRIVATE = re.compile(r"\btorch(?:\.\w+)*?\._[a-zA-Z]\w*(?:\.\w+)*")

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from jitckpt.bindings import clock
 from jitckpt.device import LIBRARY_DIR
-from jitckpt.faults import clock, injection, processes
+from jitckpt.faults import injection, processes
 
 
 def run(code: str) -> "subprocess.Popen[bytes]":
@@ -27,7 +28,7 @@ def test_a_held_gil_stops_all_threads() -> None:
         "threading.Thread(target=ticks, daemon=True).start()\n"
         "time.sleep(0.1)\n"
         "print('held', flush=True)\n"
-        "processes.hold_gil()"
+        "interpreter.hold_gil()"
     )
     assert process.stdout is not None
     while process.stdout.readline() != b"held\n":
@@ -126,7 +127,7 @@ def test_what_befalls_the_agents_processes_is_told_and_does_nothing_here(kind: s
 
 def with_clock(code: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-c", f"import time\nfrom jitckpt.faults import clock\n{code}"],
+        [sys.executable, "-c", f"import time\nfrom jitckpt.bindings import clock\n{code}"],
         env=clock.preloaded(str(LIBRARY_DIR / clock.LIBRARY), os.environ),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -2,7 +2,6 @@
 
 import array
 import contextlib
-import ctypes
 import json
 import os
 import secrets
@@ -16,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jitckpt.bindings import libc
 from jitckpt.console import say
 from jitckpt.system import process_tree
 from jitckpt.system.empty_folder import remove_if_empty
 
-PR_SET_CHILD_SUBREAPER = 36
 LOOK_SECONDS = 1.0  # between two looks for orphans that have ended
 MAX_GUARDIANS = 100  # somebody who kills more of them means it
 _PROGRAM = (
@@ -30,8 +29,8 @@ _PROGRAM = (
 
 def adopt_orphans() -> None:
     """Have processes whose parents end become this process's children (prctl(2)). Raises OSError."""
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1) != 0:
-        raise OSError(ctypes.get_errno(), "the agent can't adopt what its workers leave behind")
+    if error := libc.adopt_orphans():
+        raise OSError(error, "the agent can't adopt what its workers leave behind")
 
 
 _of_spares: set[int] = set()  # sessions

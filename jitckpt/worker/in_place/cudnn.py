@@ -8,7 +8,7 @@ import torch
 
 
 def leave_out(process: Any) -> None:
-    """Have torch do without cuDNN where there is one, and say so. process: its symbols, as ctypes has them.
+    """Have torch do without cuDNN where there is one, and say so. process: its symbols.
 
     Else the first convolution, or attention on a newer GPU, would be refused. softgpu has none.
     """

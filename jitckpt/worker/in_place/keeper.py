@@ -5,7 +5,6 @@ the user wants that and it is safe, of all but the state that stays on the devic
 whether the calls since then lead from that copy to what there is.
 """
 
-import ctypes
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from jitckpt.bindings import proxy_calls, symbols
 from jitckpt.bindings.proxy_memory import Memory
 from jitckpt.decisions.transparent import validation
 from jitckpt.errors import RecoveryError
@@ -48,12 +48,12 @@ class MinibatchKeeper:
         state_on_device: str = "0",
         guest: Guest | None = None,
     ) -> None:
-        """process: the symbols of this process, as ctypes has them. validate_every: steps; see is_due.
+        """process: the symbols of this process. validate_every: steps; see is_due.
 
         guest: tells whether the agent wants all ranks to rest behind a step.
         """
         self._process = process
-        self._process.cudaGetErrorString.restype = ctypes.c_char_p
+        proxy_calls.for_keeper(process)
         self._off = False
         self._guest = guest
         self._rests = self._silent = False  # behind the step that has begun
@@ -193,7 +193,7 @@ class _Validation:
 
     def run(self) -> int:
         """Return _VALID, _VALID_STAYS (it may be tried), _LEFT_OUT or _OVER. The memory is as it was."""
-        error = self._process.jitckpt_proxy_check(ctypes.byref(self._memory))
+        error = proxy_calls.check(self._process, self._memory)
         if error:
             return self._leave_out(error_text(self._process, error))
         self._places = naming.Places(self._memory.pieces())
@@ -259,9 +259,7 @@ class _Validation:
 def _say(process: Any, step: int, what: int, text: str = "", state: str = "", *, unfit: str = "") -> int:
     """Tell the agent what this rank has come to; return what is heard, or that calls were made again."""
     texts = (one.encode() for one in (text, state, unfit))
-    place = ctypes.c_uint64(proxy_messages.place_of(step, what))
-    heard: int = process.jitckpt_proxy_validate(place, what, *texts)
-    return heard
+    return proxy_calls.validate(process, proxy_messages.place_of(step, what), what, *texts)
 
 
 def _say_until_heard(process: Any, step: int, what: int, text: str = "", unfit: str = "") -> int:
@@ -306,10 +304,9 @@ def _guest() -> Guest | None:
 
 def begin() -> None:
     """Let the proxy, if this process has it, keep each minibatch that there will be."""
-    process = ctypes.CDLL(None)
-    if hasattr(process, "jitckpt_proxy_keep"):
-        process.jitckpt_proxy_given_up.restype = ctypes.c_char_p
-        process.jitckpt_proxy_image_bytes.restype = ctypes.c_uint64
+    process = symbols.with_name("jitckpt_proxy_keep")
+    if process is not None:
+        proxy_calls.for_images(process)
         cudnn.leave_out(process)
         torch.cuda._lazy_call(_tell_what_is_free)  # the allocator is there once a device is used
         on_device = environment.STATE_ON_DEVICE.get()

@@ -51,7 +51,7 @@ _begun: "tuple[TrainingHooks, Server] | None" = None
 
 
 def begin(process: Any, guest: Guest | None = None) -> TrainingHooks | None:
-    """Have this rank's faults happen. process: the symbols of this process, as ctypes has them.
+    """Have this rank's faults happen. process: the symbols of this process.
 
     guest: tells what has happened already, should this process be made again from a snapshot.
     """

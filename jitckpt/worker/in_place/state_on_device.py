@@ -4,7 +4,6 @@ They can where nothing but the optimizer step changes them, the step changes not
 all made before the first of them has to have run.
 """
 
-import ctypes
 import hashlib
 import struct
 import sys
@@ -19,6 +18,8 @@ from torch.optim import Optimizer
 
 from jitckpt import _seen
 from jitckpt._seen import Seen
+from jitckpt.bindings import proxy_calls
+from jitckpt.bindings.memory import at as memory_at
 from jitckpt.bindings.proxy_memory import Memory
 from jitckpt.errors import RecoveryError
 from jitckpt.hooks.torch_steps import State
@@ -46,14 +47,10 @@ class StateOnDevice:
     """
 
     def __init__(self, process: Any, beside_init: bool = False) -> None:
-        """process: the symbols of this process, as ctypes has them. beside_init: also with jitckpt.init."""
+        """process: the symbols of this process. beside_init: also with jitckpt.init."""
         self._process = process
         self._beside_init = beside_init
-        process.cudaGetErrorString.restype = ctypes.c_char_p
-        process.jitckpt_proxy_answers.restype = ctypes.c_uint64
-        process.jitckpt_proxy_step_ended.argtypes = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64)
-        process.jitckpt_proxy_step_begins.argtypes = (ctypes.c_void_p, ctypes.c_uint64)
-        process.jitckpt_proxy_watch_state.argtypes = (ctypes.c_void_p, ctypes.c_uint64)
+        proxy_calls.for_state(process)
         self.stays = self.begun = False
         self._unsupported = self._unfit = ""  # since when ever; of the tensors that were looked at
         self._answers = 0
@@ -223,7 +220,7 @@ class StateOnDevice:
     ) -> str:
         """Return what the step has changed besides what an image would leave out, a clause; "" if nothing."""
         memory = Memory()
-        if failed := self._process.jitckpt_proxy_check(ctypes.byref(memory)):
+        if failed := proxy_calls.check(self._process, memory):
             return f"nobody sees what step {step} has changed: {error_text(self._process, failed)}"
         places = naming.Places(memory.pieces())
         # What is free may be in an image, too.
@@ -423,7 +420,5 @@ def digest(state: Mapping[str, Tensor]) -> str:
     for name in sorted(state):
         tensor = parallel.local(state[name]).cpu()
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
-        found.update(
-            (ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr()) if tensor.numel() else b""
-        )
+        found.update(memory_at(tensor.data_ptr(), tensor.nbytes) if tensor.numel() else b"")
     return found.hexdigest()

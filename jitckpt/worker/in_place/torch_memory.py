@@ -2,7 +2,6 @@
 libjitckpt_torch knows.
 """
 
-import ctypes
 import functools
 import weakref
 from typing import Any
@@ -12,10 +11,11 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from jitckpt._seen import Seen
+from jitckpt.bindings import torch_library
+from jitckpt.bindings.torch_library import BucketExtents
 from jitckpt.device import LIBRARY_DIR
 from jitckpt.state import parallel
 
-Extents = ctypes.c_uint64 * 2  # of address and bytes
 MOST_BUCKETS = 64  # of one module, in the first try
 
 
@@ -26,18 +26,7 @@ class UnknownTorch(RuntimeError):
 @functools.cache
 def library() -> Any:
     """Return libjitckpt_torch; its calls are made with Python's lock. Raises UnknownTorch."""
-    found = ctypes.PyDLL(str(LIBRARY_DIR / "libjitckpt_torch.so"))
-    found.jitckpt_torch_version.restype = ctypes.c_char_p
-    found.jitckpt_torch_tell_proxy.restype = ctypes.c_char_p
-    found.jitckpt_torch_buckets.restype = ctypes.c_int64
-    found.jitckpt_torch_buckets.argtypes = (ctypes.py_object, ctypes.c_void_p, ctypes.c_int64)
-    found.jitckpt_torch_steady_step.restype = ctypes.py_object
-    found.jitckpt_torch_steady_step.argtypes = (
-        *[ctypes.py_object] * 4,
-        ctypes.c_char_p,
-        *[ctypes.c_uint64] * 2,
-        ctypes.c_int,
-    )
+    found = torch_library.opened(LIBRARY_DIR / "libjitckpt_torch.so")
     here, known = torch.__version__.split("+")[0], found.jitckpt_torch_version().decode()
     if here != known:
         raise UnknownTorch(f"jitckpt was built for torch {known}, and this is {here}: install it again")
@@ -64,7 +53,7 @@ def steady_step(
         make = library().jitckpt_torch_steady_step
     except UnknownTorch:  # which is said where the allocator is asked what is free
         return None
-    count = len(places) // ctypes.sizeof(Extents)
+    count = len(places) // torch_library.EXTENT_BYTES
     return make(seen, tuple(parameters), versions, buckets.modules(), places, count, digest, needs_gradients)
 
 
@@ -78,7 +67,7 @@ class Buckets:
     def __init__(self) -> None:
         self._modules: list[weakref.ref[DistributedDataParallel]] | None = None
         self._library: Any = None
-        self._room = (Extents * MOST_BUCKETS)()
+        self._extents = BucketExtents(MOST_BUCKETS)
 
     def modules(self) -> list[weakref.ref[DistributedDataParallel]]:
         """Return those of which it is known where their buckets lie."""
@@ -93,11 +82,10 @@ class Buckets:
 
     def extents(self) -> bytes:
         """Return address and bytes of each, 64 bits each."""
-        return b"".join([self._of(module) for one in self.modules() if (module := one()) is not None])
-
-    def _of(self, module: DistributedDataParallel) -> bytes:
-        count: int = self._library.jitckpt_torch_buckets(module.reducer, self._room, len(self._room))
-        if count > len(self._room):
-            self._room = (Extents * count)()
-            return self._of(module)
-        return ctypes.string_at(self._room, count * ctypes.sizeof(Extents))
+        return b"".join(
+            [
+                self._extents.of(self._library, module.reducer)
+                for one in self.modules()
+                if (module := one()) is not None
+            ]
+        )

@@ -5,11 +5,12 @@ host meets no gate. Python runs a pending call on its main thread before that go
 waits. So another thread may change for a while what the objects of the training say.
 """
 
-import ctypes
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from jitckpt.bindings import interpreter
 
 # A thread that wants the GIL gets it every 5 ms, so by then it waits here, or is in no Python code.
 COMES_SECONDS = 0.05
@@ -23,15 +24,14 @@ class _Hold:
 _current: _Hold | None = None
 
 
-def _wait(_: object) -> int:
+def _wait() -> None:
     hold = _current
     if hold is not None:
         hold.came.set()
         hold.over.wait()
-    return 0
 
 
-_pending_call = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_wait)  # may be run much later: kept for good
+_pending_call = interpreter.pending_call(_wait)  # may be run much later: kept for good
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def held(thread: int) -> Iterator[threading.Event | None]:
         return
     hold = _current = _Hold()
     try:
-        if ctypes.pythonapi.Py_AddPendingCall(_pending_call, None) != 0:
+        if not interpreter.add_pending_call(_pending_call):
             yield None
             return
         until = time.monotonic() + COMES_SECONDS
