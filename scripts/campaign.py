@@ -143,6 +143,7 @@ def parse_arguments() -> argparse.Namespace:
         help="in mode hosts: they meet at etcd, of which each host has a member that dies with it "
         "(default: at the store of one of them)",
     )
+    parser.add_argument("--memory-tier", default="peer", help="in mode memory: as for `jitckpt run`")
     parser.add_argument("--json", action="store_true", help="print one JSON object and no table")
     own = list(takewhile(lambda word: word != "--", sys.argv[1:]))
     args = parser.parse_args(own)
@@ -438,7 +439,7 @@ class CampaignInMemory(Campaign):
 
     def attempt(self, trial: Trial, folder: Path, undisturbed: Run) -> Verdict | None:
         example, _ = self.place(trial.number)
-        options = ["--warm-spares", "0", "--max-restarts", "4", "--memory-tier", "peer"]
+        options = ["--warm-spares", "0", "--max-restarts", "4", "--memory-tier", self.args.memory_tier]
         options += ["--host-timeout", HOST_TIMEOUT, "--rdzv-conf", "keep_alive_interval=2"]
         own = trials_in_memory.has_own_directories(trial)
         if trial.kind == trials_in_memory.PAIR:  # else the one host that is left would wait for the two
