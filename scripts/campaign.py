@@ -148,9 +148,8 @@ def parse_arguments() -> argparse.Namespace:
     own = list(takewhile(lambda word: word != "--", sys.argv[1:]))
     args = parser.parse_args(own)
     args.arguments = sys.argv[len(own) + 2 :]
-    transparent, on_hosts = args.mode == "transparent", args.mode == "hosts"
+    transparent, on_hosts, in_memory = (args.mode == mode for mode in ("transparent", "hosts", "memory"))
     at_etcd = on_hosts and args.coordination is not None
-    in_memory = args.mode == "memory"
     examples = UNREPLICATED if in_memory else PLAIN if transparent else EXAMPLES
     args.example = (args.example.resolve(),) if args.example else examples
     if on_hosts or in_memory:
