@@ -26,6 +26,7 @@ MODES = {
     "user": "user-level",
     "transparent": "transparent",
     "hosts": "three hosts",
+    "etcd": "three hosts at etcd",
     "memory": "without replicas",
     "hostile": "hostile",
 }
