@@ -52,8 +52,10 @@ from jitckpt.system.signals import end_in_order
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = tuple(ROOT / "examples" / f"train_{name}.py" for name in ("gpt", "loop_without_sync", "convnet"))
-UNREPLICATED = tuple(
-    ROOT / "scripts" / "campaign_trainings" / f"{name}.py" for name in ("full_shard", "zero_stage_1")
+REPLICATED = ("hybrid_shard", "tensor_and_data", "pipeline_and_data")
+KEPT_IN_MEMORY = tuple(
+    ROOT / "scripts" / "campaign_trainings" / f"{name}.py"
+    for name in ("full_shard", "zero_stage_1", *REPLICATED)
 )
 FORMS = ("gpt", "convnet", "fsdp1", "fsdp2", "tensor", "pipeline")
 # They know nothing of jitckpt, and print what they end with.
@@ -96,7 +98,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="chooses the failures (default 0)")
     parser.add_argument("--steps", type=int, default=40, help="optimizer steps of each run (default 40)")
     parser.add_argument(
-        "--ranks", type=counts, default=(2, 4), help="numbers of ranks, by turns (default 2,4)"
+        "--ranks",
+        type=counts,
+        help="numbers of ranks, by turns (default 2,4; of jobs in memory 4,8; on hosts one each)",
     )
     parser.add_argument(
         "--kinds",
@@ -106,7 +110,7 @@ def parse_arguments() -> argparse.Namespace:
         f"(default {','.join(USER_KINDS)}); in transparent mode, "
         f"and by default all: {', '.join(TRANSPARENT_KINDS)}; on hosts, and by default all: "
         f"{', '.join(trials_on_hosts.HOST_KINDS)}; where they meet at etcd: "
-        f"{', '.join(trials_at_etcd.KINDS)}; of jobs without replicas, and by default all: "
+        f"{', '.join(trials_at_etcd.KINDS)}; of jobs in memory, and by default all: "
         f"{', '.join(trials_in_memory.MEMORY_KINDS)}",
     )
     parser.add_argument(
@@ -128,8 +132,8 @@ def parse_arguments() -> argparse.Namespace:
         "--mode",
         choices=("user", "transparent", "hosts", "memory"),
         default="user",
-        help="of protection; hosts: user-level mode on three hosts, network namespaces; memory: the same, of "
-        "jobs without replicas, which the memory tier protects; `--mode hostile` has "
+        help="of protection; hosts: user-level mode on three hosts, network namespaces; memory: on "
+        "two to five, of jobs that the memory tier protects, most without replicas; `--mode hostile` has "
         "options of its own: --mode hostile --help (default user)",
     )
     parser.add_argument(
@@ -150,10 +154,9 @@ def parse_arguments() -> argparse.Namespace:
     args.arguments = sys.argv[len(own) + 2 :]
     transparent, on_hosts, in_memory = (args.mode == mode for mode in ("transparent", "hosts", "memory"))
     at_etcd = on_hosts and args.coordination is not None
-    examples = UNREPLICATED if in_memory else PLAIN if transparent else EXAMPLES
+    examples = KEPT_IN_MEMORY if in_memory else PLAIN if transparent else EXAMPLES
     args.example = (args.example.resolve(),) if args.example else examples
-    if on_hosts or in_memory:
-        args.ranks = trials_at_etcd.RANKS if at_etcd else (HOSTS,)
+    args.ranks = numbers_of_ranks(args)
     for path in args.example:
         if not path.is_file():
             parser.error(f"there is no script {path}")
@@ -183,6 +186,16 @@ def parse_arguments() -> argparse.Namespace:
     return args
 
 
+def numbers_of_ranks(args: argparse.Namespace) -> tuple[int, ...]:
+    """Return those that are wanted, or the usual ones of a mode."""
+    if args.mode == "hosts":
+        return (HOSTS,) if args.coordination is None else trials_at_etcd.RANKS
+    found: tuple[int, ...] = args.ranks or ((4, 8) if args.mode == "memory" else (2, 4))
+    if args.mode == "memory" and any(count % 2 or count < 4 for count in found):
+        raise SystemExit("fault-campaign: --ranks: in --mode memory even numbers from 4 on")
+    return found
+
+
 def counts(text: str) -> tuple[int, ...]:
     numbers = tuple(int(part) for part in text.split(","))
     if min(numbers) < 2:
@@ -195,7 +208,7 @@ class Campaign:
 
     def __init__(self, args: argparse.Namespace, folder: Path) -> None:
         self.args, self.folder = args, folder
-        self.undisturbed: dict[tuple[Path, int], Run] = {}
+        self.undisturbed: dict[tuple[Path, int, tuple[str, ...]], Run] = {}
         self.making_undisturbed = threading.Lock()
         self.last_begin = None if args.minutes is None else time.monotonic() + 60 * args.minutes
         self.over = threading.Event()
@@ -205,6 +218,10 @@ class Campaign:
         examples, ranks = self.args.example, self.args.ranks
         return examples[number % len(examples)], ranks[number // len(examples) % len(ranks)]
 
+    def spread(self, number: int) -> str:
+        """Return in words how many ranks a trial has, and where."""
+        return str(self.place(number)[1])
+
     def chance(self, number: int, what: str) -> float:
         return random.Random(f"{self.args.seed} {number} {what}").random()
 
@@ -213,15 +230,17 @@ class Campaign:
         training = [str(example), "--steps", str(self.args.steps), *self.args.arguments]
         return ["--warm-start", "--save-deadline", SAVE_DEADLINE, *options, *program, *training]
 
-    def reference(self, example: Path, ranks: int) -> Run:
+    def reference(self, example: Path, ranks: int, arguments: Sequence[str] = ()) -> Run:
+        """arguments: of the example, beside those of all trials."""
         with self.making_undisturbed:
-            return self.made_reference(example, ranks)
+            return self.made_reference(example, ranks, tuple(arguments))
 
-    def made_reference(self, example: Path, ranks: int) -> Run:
-        if (example, ranks) not in self.undisturbed:
-            folder = self.folder / f"{example.stem}-{ranks}"
+    def made_reference(self, example: Path, ranks: int, arguments: tuple[str, ...]) -> Run:
+        key = example, ranks, arguments
+        if key not in self.undisturbed:
+            folder = self.folder / "-".join((example.stem, str(ranks), *arguments))
             # No failure follows, so no spares are needed.
-            command = self.command(example, ["--max-restarts", "0"])
+            command = [*self.command(example, ["--max-restarts", "0"]), *arguments]
             run = self.ended(run_job(command, folder, ranks=ranks, time_limit=TIME_LIMIT), folder)
             if run.status != 0 or run.left_behind or steps_of(run) != self.args.steps:
                 said = (folder / OUTPUT).read_text()[-4000:]
@@ -229,8 +248,8 @@ class Campaign:
                     f"{said}\nThe undisturbed run of {example.name} failed: status {run.status}, "
                     f"{steps_of(run)} steps, left behind {run.left_behind}."
                 )
-            self.undisturbed[example, ranks] = run
-        return self.undisturbed[example, ranks]
+            self.undisturbed[key] = run
+        return self.undisturbed[key]
 
     def ended(self, run: Run, folder: Path) -> Run:
         """Return the run with what its ranks ended with."""
@@ -415,7 +434,7 @@ class CampaignAtEtcd(Campaign):
             strikes=trial.strikes,
             time_limit=TIME_LIMIT_ON_HOSTS,
             coordination=True,
-            ranks=ranks,
+            ranks=(1,) * ranks + (0,) * (HOSTS - ranks),
         )
         if trials_at_etcd.missed(trial, run):
             return None
@@ -423,29 +442,41 @@ class CampaignAtEtcd(Campaign):
 
 
 class CampaignInMemory(Campaign):
-    """Of jobs without replicas, a rank on each of three hosts, which have a checkpoint directory each."""
+    """Of jobs on two to five hosts, which have a checkpoint directory each where memory is to suffice."""
+
+    def spread(self, number: int) -> str:
+        ranks = self.place(number)[1]
+        return f"{ranks} on {len(trials_in_memory.layout(self.args.seed, number, ranks))} hosts"
 
     def choose(self, number: int, attempt: int) -> tuple[Trial, Run]:
-        undisturbed = self.reference(*self.place(number))
+        example, ranks = self.place(number)
         trial = trials_in_memory.choose_trial(
             self.args.seed,
             number,
+            ranks=ranks,
             steps=self.args.steps,
-            step_seconds=undisturbed.step_seconds,
+            step_seconds=self.reference(example, ranks).step_seconds / attempt,
             kinds=self.args.kinds,
         )
-        return trial, undisturbed
+        return trial, self.reference(example, ranks, self.arguments(trial))
+
+    def arguments(self, trial: Trial) -> Sequence[str]:
+        return trials_in_memory.MUCH_STATE if trial.kind == trials_in_memory.FULL else ()
 
     def attempt(self, trial: Trial, folder: Path, undisturbed: Run) -> Verdict | None:
-        example, _ = self.place(trial.number)
+        example, ranks = self.place(trial.number)
         options = ["--warm-spares", "0", "--max-restarts", "4", "--memory-tier", self.args.memory_tier]
         options += ["--host-timeout", HOST_TIMEOUT, "--rdzv-conf", "keep_alive_interval=2"]
         own = trials_in_memory.has_own_directories(trial)
         if trial.kind == trials_in_memory.PAIR:  # else the one host that is left would wait for the two
             options += ["--silent-hosts", "dead"]
+        if trial.kind == trials_in_memory.FULL:
+            options += trials_in_memory.LEAST_BUDGET
+        command = [*self.command(example, options), *self.arguments(trial)]
         run = run_on_hosts(
-            [*self.command(example, options), "--save-every", str(SAVED_EVERY * (not own))],
+            [*command, "--save-every", str(SAVED_EVERY * (not own))],
             folder,
+            ranks=trials_in_memory.layout(self.args.seed, trial.number, ranks),
             own_directories=own,
             faults=trial.faults,
             strikes=trial.strikes,
@@ -453,7 +484,10 @@ class CampaignInMemory(Campaign):
         )
         if trials_in_memory.missed(trial, run):
             return None
-        return trials_in_memory.judge(trial, run, undisturbed, folder, UNSEEDED)
+        has_replicas, said = example.stem in REPLICATED, said_in(folder)
+        return trials_in_memory.judge(
+            trial, run, undisturbed, folder, UNSEEDED, has_replicas=has_replicas, said=said
+        )
 
 
 def said_in(folder: Path) -> str:
@@ -476,10 +510,10 @@ def tell(console: Console, campaign: Campaign, verdicts: dict[int, Verdict]) -> 
     for heading in ("", "example", "ranks", "failure", "went on from", "redone", "recovery", "verdict"):
         table.add_column(heading, justify="left" if heading in left else "right")
     for number, verdict in verdicts.items():
-        example, ranks = campaign.place(number)
+        example, _ = campaign.place(number)
         recovery = f"{verdict.recovery_seconds:.1f} s" if verdict.recovery_seconds is not None else "-"
         step, redone = ("-" if value is None else str(value) for value in (verdict.step, verdict.redone))
-        place = (str(number), example.stem.removeprefix("train_"), str(ranks), verdict.failure)
+        place = (str(number), example.stem.removeprefix("train_"), campaign.spread(number), verdict.failure)
         said = verdict.reason or verdict.note or "equal bit for bit"
         table.add_row(*place, step, redone, recovery, said)
     console.print(table)
@@ -550,7 +584,8 @@ def main() -> int:
                     break
                 trial, verdict, output = made
                 verdicts[trial.number] = verdict
-                said = "\n".join((in_short(trial, verdict), *output))
+                where = f"{campaign.place(trial.number)[0].stem}, ranks: {campaign.spread(trial.number)}"
+                said = "\n".join((f"{in_short(trial, verdict)} ({where})", *output))
                 console.print(said, markup=False, highlight=False, soft_wrap=True)
         finally:
             campaign.over.set()

@@ -13,11 +13,16 @@ LISTENS = "0A"  # the state of a socket in /proc/net/tcp
 EVERYTHING = ("",)
 CUT = "jitckpt_cut"  # nftables' name for what a host does not let through
 PLUGGED_IN_SECONDS = 30.0
+QUEUE_SECONDS = 0.2  # longer than that nothing waits for a slowed cable: it is lost, and sent again
 
 
 def ip(arguments: str) -> subprocess.CompletedProcess[str]:
     """Run iproute2's `ip`."""
-    return subprocess.run(["ip", *arguments.split()], capture_output=True, text=True, check=False)
+    return _run("ip", arguments)
+
+
+def _run(program: str, arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([program, *arguments.split()], capture_output=True, text=True, check=False)
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,17 @@ class Namespaces:
                 "package nftables."
             )
 
+    @contextmanager
+    def slowed(self, host: int, bits_per_second: int) -> Iterator[None]:
+        """Let what a host sends go no faster than that."""
+        place = f"-n {self.names[host]} qdisc"
+        limit = f"rate {bits_per_second}bit burst 64kb latency {QUEUE_SECONDS:g}s"
+        _do(f"{place} add dev cable root tbf {limit}", program="tc")
+        try:
+            yield
+        finally:
+            _do(f"{place} delete dev cable root", program="tc")
+
 
 @contextmanager
 def namespaces(count: int = 2) -> Iterator[Namespaces]:
@@ -107,14 +123,14 @@ def namespaces(count: int = 2) -> Iterator[Namespaces]:
             ip(f"netns delete {name}")
 
 
-def _do(step: str) -> None:
+def _do(step: str, program: str = "ip") -> None:
     try:
-        done = ip(step)
+        done = _run(program, step)
     except FileNotFoundError as error:
-        raise HostsError("The command ip is not there: install the package iproute2.") from error
+        raise HostsError(f"The command {program} is not there: install the package iproute2.") from error
     if done.returncode != 0:
         raise HostsError(
-            f"This user may not make network namespaces, or change them: 'ip {step}' says: "
+            f"This user may not make network namespaces, or change them: '{program} {step}' says: "
             f"{done.stderr.strip()}. Root may."
         )
 

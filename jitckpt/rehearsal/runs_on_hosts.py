@@ -1,4 +1,4 @@
-"""Runs a job on three hosts, network namespaces of this machine; hosts die whole, and come again."""
+"""Runs a job on several hosts, network namespaces of this machine; hosts die whole, and come again."""
 
 import contextlib
 import os
@@ -37,6 +37,7 @@ from jitckpt.wire.environment import REHEARSAL_DIR
 
 HOSTS = 3
 CLOCK_LIBRARY = LIBRARY_DIR / LIBRARY
+ONE_EACH = (1,) * HOSTS  # ranks
 STRIKE_SECONDS = 0.03  # between two looks at what the job tells
 # At the rendezvous' store: on host 0 until that one dies.
 MEET = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "10.79.0.1:29400")
@@ -61,7 +62,7 @@ class HostStrike(Strike):
 
 
 class JobOnHosts:
-    """An agent on each host, with a rank or standing by; each may have a checkpoint directory of its own.
+    """An agent on each host, with its ranks or standing by; each may have a checkpoint directory of its own.
 
     troubles: why something could not be made to happen.
     """
@@ -73,10 +74,11 @@ class JobOnHosts:
         hosts: Namespaces,
         own_directories: bool,
         *,
+        ranks: Sequence[int] = ONE_EACH,
         etcd: EtcdMembers | None = None,
-        ranks: int = HOSTS,
     ) -> None:
-        """ranks: how many of the hosts have one; the others stand by."""
+        """ranks: how many each host has; one with none stands by."""
+        self.ranks = tuple(ranks)
         self.folder, self.hosts, self.own_directories = folder, hosts, own_directories
         self.mark = f"{MARK}={uuid.uuid4()}"
         self.steps: list[tuple[float, int]] = []
@@ -85,12 +87,17 @@ class JobOnHosts:
         self.struck: list[Strike] = []
         self.troubles: list[Exception] = []
         self.etcd = etcd
-        self._command, self._ranks = tuple(command), ranks
+        self._command = tuple(command)
         self._began = time.monotonic()
         self._readers: list[threading.Thread] = []
         self._late: list[subprocess.Popen[str]] = []  # they came when the job was over
         self._lost = 0  # directories
         self._lock = threading.Lock()
+
+    @property
+    def with_ranks(self) -> list[int]:
+        """The hosts that don't stand by."""
+        return [host for host, count in enumerate(self.ranks) if count]
 
     def start(self, host: int, faults: Sequence[str] = ()) -> None:
         """Start the command on a host, where nothing of it runs."""
@@ -110,8 +117,9 @@ class JobOnHosts:
             if CLOCK_LIBRARY.exists():  # so that a host's time of day can jump
                 variables = preloaded(str(CLOCK_LIBRARY), os.environ | variables)
         meet = MEET if self.etcd is None else self.etcd.options
-        run = [*JITCKPT, "run", "--nnodes", str(self._ranks), *meet]
-        run += ["--nproc-per-node", "1", "--device", "softgpu", "--checkpoint-dir", str(self._saves(host))]
+        run = [*JITCKPT, "run", "--nnodes", str(len(self.with_ranks)), *meet]
+        run += ["--nproc-per-node", str(self.ranks[host] or 1), "--device", "softgpu"]
+        run += ["--checkpoint-dir", str(self._saves(host))]
         run += [word for fault in faults for word in ("--fault", fault)]
         agent = subprocess.Popen(
             [*self.hosts.on(host), *run, *self._command],
@@ -135,7 +143,7 @@ class JobOnHosts:
         """Once the job has its hosts, start the others, which stand by."""
         while not self.over.wait(STRIKE_SECONDS):
             if any(event["event"] == "job_started" for event in self.events()):
-                for host in range(self._ranks, HOSTS):
+                for host in set(range(len(self.ranks))) - set(self.with_ranks):
                     self.start(host)
                 return
 
@@ -173,7 +181,7 @@ class JobOnHosts:
     def final(self) -> dict[int, FinalState]:
         """Return what the ranks of all hosts ended with."""
         found: dict[int, FinalState] = {}
-        for host in range(HOSTS):
+        for host in range(len(self.ranks)):
             found |= final_state.read(self._place(host) / final_state.FOLDER)
         return found
 
@@ -236,7 +244,7 @@ class JobOnHosts:
     def left_behind(self) -> list[str]:
         """Return what should not be there any more."""
         found = [f"process {pid}: {name}" for pid, name in processes_with(self.mark)]
-        for host in range(HOSTS):
+        for host in range(len(self.ranks)):
             found += [f"process {pid} on host {host}" for pid in self.hosts.processes(host)]
             found += [
                 f"a socket that listens at {place} on host {host}" for place in self.hosts.listening(host)
@@ -262,34 +270,34 @@ def run_on_hosts(
     command: Sequence[str],
     folder: Path,
     *,
+    ranks: Sequence[int] = ONE_EACH,
     own_directories: bool = False,
     faults: Sequence[str] = (),
     strikes: Sequence[Strike] = (),
     time_limit: float = 300,
     coordination: bool = False,
-    ranks: int = HOSTS,
 ) -> Run:
-    """Run a script with its arguments on three hosts, as runs.run_job does on one.
+    """Run a script with its arguments on several hosts, as runs.run_job does on one.
 
-    own_directories: each host has a checkpoint directory of its own, which is lost with it. strikes: at most
-    one HostStrike after the other. coordination: they meet at etcd, with a member on each host. ranks: how
-    many of the hosts have one; the others stand by.
+    ranks: how many each host has; one with none stands by. own_directories: each host has a checkpoint
+    directory of its own, which is lost with it. strikes: at most one HostStrike after the other.
+    coordination: they meet at etcd, with a member on each host.
     Raises TimeoutError after time_limit seconds, HostsError where there can be no network namespaces.
     """
     folder.mkdir(parents=True)
     shared_memory = set(os.listdir("/dev/shm"))
     began = time.monotonic()
-    with namespaces(HOSTS) as hosts:
+    with namespaces(len(ranks)) as hosts:
         etcd = EtcdMembers(hosts, folder) if coordination else None
-        job = JobOnHosts(command, folder, hosts, own_directories, etcd=etcd, ranks=ranks)
+        job = JobOnHosts(command, folder, hosts, own_directories, ranks=ranks, etcd=etcd)
         strikers = [threading.Thread(target=job.strike, args=(one,)) for one in strikes]
         strikers.append(threading.Thread(target=job.start_standby))
         runs.note_running(job.mark)
         try:
             if etcd is not None:
-                for host in range(HOSTS):
+                for host in range(len(ranks)):
                     etcd.start(host)
-            for host in range(ranks):
+            for host in job.with_ranks:
                 job.start(host, faults)
             for striker in strikers:
                 striker.start()

@@ -1,7 +1,8 @@
-"""Trials of jobs without replicas on three hosts, whose state the memory tier keeps.
+"""Trials of jobs on two to five hosts, whose state the memory tier keeps; most have no replicas.
 
 A host dies whole, or two at once, or one after the other; or a rank, also while its state is copied or sent;
-or an agent, or the keeper of a host's memory; or that memory is damaged, or the network is cut.
+or an agent, or the keeper of a host's memory; or that memory is damaged, or too little; or a host is slow or
+silent for a while, or the network is cut.
 """
 
 import contextlib
@@ -15,8 +16,9 @@ from pathlib import Path
 
 from jitckpt.faults.injection import phases_of
 from jitckpt.rehearsal.runs import Run
-from jitckpt.rehearsal.runs_on_hosts import HOSTS, STRIKE_SECONDS, HostStrike, JobOnHosts
+from jitckpt.rehearsal.runs_on_hosts import STRIKE_SECONDS, HostStrike, JobOnHosts
 from jitckpt.rehearsal.trials import Trial, Verdict, differences
+from jitckpt.rehearsal.trials_on_hosts import LOST_STATE
 from jitckpt.tiers import host_memory
 
 RANK, HOST, STORE_HOST, KEEPER = "kill", "host", "store-host", "keeper"
@@ -24,13 +26,21 @@ CHUNK, HEADER, STOPPED = "flipped-chunk", "flipped-header", "stopped-holder"
 IN_COPY, IN_SEND, AGENT = "in-copy", "in-send", "agent"
 PAIR, SECOND = "pair", "second"  # more is lost than two copies survive
 CUT, LONG_CUT = "cut-1-s", "cut-20-s"
+SLOW, SILENT, FULL = "slow-holder", "silent-holder", "budget-full"
 MEMORY_KINDS = (
     *(RANK, HOST, STORE_HOST, KEEPER, CHUNK, HEADER, STOPPED),
-    *(IN_COPY, IN_SEND, AGENT, PAIR, SECOND, CUT, LONG_CUT),
+    *(IN_COPY, IN_SEND, AGENT, PAIR, SECOND, CUT, LONG_CUT, SLOW, SILENT, FULL),
 )
+MOST_HOSTS = 5
+# With a budget that is less than the state of a rank with so much state.
+LEAST_BUDGET = ("--memory-limit", "1")
+MUCH_STATE = ("--width", "20000")
 STOPPED_SECONDS = 3.0
+SLOWED_SECONDS, SLOWED_BITS = 5.0, 2_000_000  # a second
+SILENT_SECONDS = 12.0  # longer than an agent that says nothing is waited for
 # Who is cut off from more hosts than copies survive saves what it has, and so does a rank without an agent.
-SAVED_ALONE = (LONG_CUT, AGENT)
+SAVED_ALONE = (LONG_CUT, AGENT, SILENT)
+NO_RESTART = (CUT, SILENT)  # it may be over before anybody is taken for lost
 CUT_SECONDS = {CUT: 1.0, LONG_CUT: 20.0}
 LOOK_SECONDS = 0.0005  # for a moment within a snapshot
 COMES_SECONDS = 60.0  # until that moment, or the end of what has no host any more, is given up
@@ -55,6 +65,9 @@ class MemoryStrike(HostStrike):
             _signal([agent], signal.SIGSTOP)
             time.sleep(STOPPED_SECONDS)
             _signal([agent], signal.SIGCONT)
+        elif self.what == SLOW:
+            with job.hosts.slowed(self.rank, SLOWED_BITS):
+                time.sleep(SLOWED_SECONDS)
         elif self.what == KEEPER:
             _signal(keepers, signal.SIGKILL)
         elif self.what in (IN_COPY, IN_SEND):
@@ -95,7 +108,7 @@ class PairStrike(HostStrike):
 
     def befall(self, job: JobOnHosts) -> None:
         """Let it happen."""
-        pair = (self.rank, (self.rank + 1) % HOSTS)
+        pair = (self.rank, (self.rank + 1) % len(job.ranks))
         for host in pair:
             job.lose(host)
         for host in pair:
@@ -115,15 +128,37 @@ class CutStrike(HostStrike):
         """Let it happen."""
         with job.hosts.cable_cut():
             time.sleep(self.seconds)
-        end = time.monotonic() + COMES_SECONDS
-        while self.seconds > CUT_SECONDS[CUT] and time.monotonic() < end and not job.over.is_set():
-            if job.agents[0].poll():  # with a failure
-                job.start(0)
-                return
-            time.sleep(STRIKE_SECONDS)
+        if self.seconds > CUT_SECONDS[CUT]:
+            _start_if_it_ended(job, self.rank)
 
     def _what(self) -> str:
         return f"is cut off for {self.seconds:g} s"
+
+
+@dataclass(frozen=True)
+class SilentStrike(HostStrike):
+    """A host's agent says nothing for a while; if it has ended for that, it is started again."""
+
+    def befall(self, job: JobOnHosts) -> None:
+        """Let it happen."""
+        agent = job.agents[self.rank].pid
+        _signal([agent], signal.SIGSTOP)
+        time.sleep(SILENT_SECONDS)
+        _signal([agent], signal.SIGCONT)
+        _start_if_it_ended(job, self.rank)
+
+    def _what(self) -> str:
+        return f"says nothing for {SILENT_SECONDS:g} s"
+
+
+def _start_if_it_ended(job: JobOnHosts, host: int) -> None:
+    """Start a host's command again once its agent has ended with a failure."""
+    end = time.monotonic() + COMES_SECONDS
+    while time.monotonic() < end and not job.over.is_set():
+        if job.agents[host].poll():
+            job.start(host)
+            return
+        time.sleep(STRIKE_SECONDS)
 
 
 def _await_moment(keeper: int, *, in_copy: bool) -> None:
@@ -170,16 +205,25 @@ def _memories(keeper: int) -> Iterator[int]:
                 os.close(descriptor)
 
 
-def choose_trial(seed: int, number: int, *, steps: int, step_seconds: float, kinds: Sequence[str]) -> Trial:
+def layout(seed: int, number: int, ranks: int) -> tuple[int, ...]:
+    """Return how many of the ranks are on each host, in the `number`-th trial of the seed."""
+    count = random.Random(f"{seed} {number} hosts").randint(2, min(MOST_HOSTS, ranks))
+    return tuple(ranks // count + (host < ranks % count) for host in range(count))
+
+
+def choose_trial(
+    seed: int, number: int, *, ranks: int, steps: int, step_seconds: float, kinds: Sequence[str]
+) -> Trial:
     """Return the `number`-th trial of the seed; it does not depend on the others."""
     chance = random.Random(f"{seed} {number}")
+    hosts = len(layout(seed, number, ranks))
     kind = chance.choice(list(kinds))
-    if kind == RANK:
+    if kind in (RANK, FULL):
         step, phase = chance.randint(3, steps * 3 // 4), chance.choice(phases_of("kill"))
-        fault = f"rank={chance.randrange(HOSTS)} step={step} phase={phase} kind=kill"
+        fault = f"rank={chance.randrange(ranks)} step={step} phase={phase} kind=kill"
         return Trial(number, kind, (fault,), ())
     delay = round(chance.uniform(0, steps * step_seconds / 2), 4)
-    host = chance.randrange(1 if kind == HOST else 0, HOSTS)
+    host = chance.randrange(1 if kind == HOST else 0, hosts)
     when = ("memory_safe", delay)
     strikes: tuple[HostStrike, ...]
     match kind:
@@ -188,12 +232,14 @@ def choose_trial(seed: int, number: int, *, steps: int, step_seconds: float, kin
         case "store-host":
             strikes = (HostStrike(0, *when),)
         case "second":
-            other = (host + chance.choice((1, 2))) % HOSTS
+            other = (host + chance.randrange(1, hosts)) % hosts
             strikes = (HostStrike(host, *when), HostStrike(other, "restored", chance.uniform(0, 1.0), 1))
         case "pair":
             strikes = (PairStrike(host, *when),)
         case "agent":
             strikes = (AgentStrike(host, *when),)
+        case "silent-holder":
+            strikes = (SilentStrike(host, *when),)
         case "cut-1-s" | "cut-20-s":
             strikes = (CutStrike(0, *when, seconds=CUT_SECONDS[kind]),)
         case _:
@@ -203,7 +249,7 @@ def choose_trial(seed: int, number: int, *, steps: int, step_seconds: float, kin
 
 def has_own_directories(trial: Trial) -> bool:
     """Return whether each host has a checkpoint directory of its own, which is lost with it."""
-    return trial.kind not in (PAIR, SECOND)  # there only files are sure to be left
+    return trial.kind not in (PAIR, SECOND, FULL)  # there only files are sure to be left
 
 
 def missed(trial: Trial, run: Run) -> bool:
@@ -211,22 +257,45 @@ def missed(trial: Trial, run: Run) -> bool:
     return any(strike not in run.struck for strike in trial.strikes[:1])
 
 
-def judge(trial: Trial, run: Run, undisturbed: Run, folder: Path, ignored: Sequence[str] = ()) -> Verdict:
+def judge(
+    trial: Trial,
+    run: Run,
+    undisturbed: Run,
+    folder: Path,
+    ignored: Sequence[str] = (),
+    *,
+    has_replicas: bool = False,
+    said: str = "",
+) -> Verdict:
     """Return whether the run has ended as the undisturbed one, from memory and without a file.
 
     Where more is lost than the copies survive, from files or from the beginning. A short cut does nothing.
+    has_replicas: then what a replica has saved just in time serves as well. said: by all agents; of two hosts
+    that die one after the other a replica may have saved in between, without the first one's own state.
     """
     reasons = [f"ended with status {run.status}"] if run.status else differences(run, undisturbed, ignored)
+    note = ""
+    if (
+        has_replicas
+        and not run.status
+        and trial.kind in (PAIR, SECOND)
+        and any(t in said for t in LOST_STATE)
+    ):
+        reasons, note = [], "goes on without a lost host's own state, which is said"
     restored = [event for event in run.events if event["event"] == "restored"]
     steps = {event["step"] for event in restored if event["restart"] == 1}
     if len(steps) > 1:
         reasons.append(f"ranks went on from steps {sorted(steps)}")
     if has_own_directories(trial):
-        if not restored and trial.kind != CUT:
+        if not restored and trial.kind not in NO_RESTART:
             reasons.append("no rank went on from a state")
-        if any(not event.get("in_memory") for event in restored):
+        if not has_replicas and any(not event.get("in_memory") for event in restored):
             reasons.append("a rank went on from files")
-        if trial.kind not in SAVED_ALONE and (saves := list(folder.rglob("step-*/rank-*"))):
+        if (
+            not has_replicas
+            and trial.kind not in SAVED_ALONE
+            and (saves := list(folder.rglob("step-*/rank-*")))
+        ):
             reasons.append(f"{len(saves)} saves were written")
     kept = [event for event in run.events if event["event"] == "kept_in_memory"]
     redone = max((event["newest"] - step for event in kept for step in steps if event["newest"]), default=1)
@@ -243,4 +312,5 @@ def judge(trial: Trial, run: Run, undisturbed: Run, folder: Path, ignored: Seque
         seconds=run.seconds,
         failures=len(run.recoveries),
         reason="; ".join(reasons),
+        note=note,
     )

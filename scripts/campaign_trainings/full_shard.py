@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from unreplicated import Built, run
+from unreplicated import Built, passes_of, run
 
 
 def build(model: nn.Sequential) -> Built:
@@ -11,7 +11,7 @@ def build(model: nn.Sequential) -> Built:
         if isinstance(layer, nn.Linear):
             fully_shard(layer)
     fully_shard(model)
-    return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+    return Built(model, torch.optim.AdamW(model.parameters(), lr=0.01), passes_of(model))
 
 
 if __name__ == "__main__":

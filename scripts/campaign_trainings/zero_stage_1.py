@@ -4,12 +4,13 @@ import torch
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
-from unreplicated import Built, run
+from unreplicated import Built, passes_of, run
 
 
 def build(model: nn.Sequential) -> Built:
     replicated = DistributedDataParallel(model)
-    return replicated, ZeroRedundancyOptimizer(replicated.parameters(), torch.optim.AdamW, lr=0.01)
+    optimizer = ZeroRedundancyOptimizer(replicated.parameters(), torch.optim.AdamW, lr=0.01)
+    return Built(replicated, optimizer, passes_of(replicated))
 
 
 if __name__ == "__main__":

@@ -11,21 +11,26 @@ from hypothesis import strategies as st
 
 from jitckpt.rehearsal import trials_in_memory
 from jitckpt.rehearsal.runs import Run
-from jitckpt.rehearsal.runs_on_hosts import HOSTS, HostStrike
+from jitckpt.rehearsal.runs_on_hosts import HostStrike
 from jitckpt.rehearsal.trials import Trial
 from jitckpt.rehearsal.trials_in_memory import (
     CUT,
+    FULL,
     HOST,
     LONG_CUT,
     MEMORY_KINDS,
+    MOST_HOSTS,
     PAIR,
     RANK,
     SECOND,
+    SILENT,
     CutStrike,
     PairStrike,
+    SilentStrike,
     choose_trial,
     has_own_directories,
     judge,
+    layout,
     missed,
 )
 from jitckpt.saves.final_state import FinalState
@@ -35,7 +40,7 @@ from jitckpt.tiers.shard import Seal
 
 STRIKE = HostStrike(0, "memory_safe", 0.1)
 TRIAL = Trial(1, HOST, (), (STRIKE,))
-FINAL = {rank: FinalState(9, {"parameters": "aa"}, ()) for rank in range(HOSTS)}
+FINAL = {rank: FinalState(9, {"parameters": "aa"}, ()) for rank in range(3)}
 RESTORED = {
     "event": "restored",
     "time": 4.0,
@@ -48,23 +53,38 @@ RESTORED = {
 GOOD = Run(0, 9.0, (), FINAL, (RESTORED,), (STRIKE,), ())
 
 
-@given(st.integers(0, 99), st.integers(0, 999), st.sampled_from(MEMORY_KINDS))
-def test_trials_are_within_the_job_and_the_same_every_time(seed: int, number: int, kind: str) -> None:
-    trial, again = (choose_trial(seed, number, steps=40, step_seconds=0.1, kinds=[kind]) for _ in range(2))
+@given(st.integers(0, 99), st.integers(0, 999), st.sampled_from((4, 8)), st.sampled_from(MEMORY_KINDS))
+def test_trials_are_within_the_job_and_the_same_every_time(
+    seed: int, number: int, ranks: int, kind: str
+) -> None:
+    trial, again = (
+        choose_trial(seed, number, ranks=ranks, steps=40, step_seconds=0.1, kinds=[kind]) for _ in range(2)
+    )
+    hosts = len(layout(seed, number, ranks))
     assert trial == again
     assert trial.kind == kind
-    assert len(trial.faults) == (kind == RANK)
-    assert len(trial.strikes) == {RANK: 0, SECOND: 2}.get(kind, 1)
-    assert all(0 <= strike.rank < HOSTS and strike.delay <= 2.0 for strike in trial.strikes)
+    assert len(trial.faults) == (kind in (RANK, FULL))
+    assert len(trial.strikes) == {RANK: 0, FULL: 0, SECOND: 2}.get(kind, 1)
+    assert all(0 <= strike.rank < hosts and strike.delay <= 2.0 for strike in trial.strikes)
     if kind == SECOND:
         assert trial.strikes[0].rank != trial.strikes[1].rank
         assert trial.strikes[1].restart == 1
+
+
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_ranks_are_spread_over_all_numbers_of_hosts(ranks: int) -> None:
+    layouts = {layout(1, number, ranks) for number in range(100)}
+    assert {len(one) for one in layouts} == set(range(2, min(MOST_HOSTS, ranks) + 1))
+    assert all(sum(one) == ranks and min(one) > 0 for one in layouts)
 
 
 def test_strikes_say_what_they_do() -> None:
     assert str(PairStrike(2, "memory_safe", 0.5)) == "host 2 dies with the next one 500 ms after memory_safe"
     assert str(CutStrike(0, "memory_safe", 0.5, seconds=20.0)) == (
         "host 0 is cut off for 20 s 500 ms after memory_safe"
+    )
+    assert str(SilentStrike(1, "memory_safe", 0.5)) == (
+        "host 1 says nothing for 12 s 500 ms after memory_safe"
     )
 
 
@@ -86,10 +106,31 @@ def test_files_are_good_only_where_more_is_lost_than_copies_survive(tmp_path: Pa
     assert judge(pair, replace(GOOD, events=()), GOOD, tmp_path).reason == "", "from the beginning"
 
 
+def test_what_a_replica_has_saved_serves_as_well(tmp_path: Path) -> None:
+    from_files = replace(GOOD, events=(RESTORED | {"in_memory": ""},))
+    (tmp_path / "step-0000000005" / "rank-00000").mkdir(parents=True)
+    assert judge(TRIAL, from_files, GOOD, tmp_path, has_replicas=True).reason == ""
+    nothing = replace(GOOD, events=())
+    assert judge(TRIAL, nothing, GOOD, tmp_path, has_replicas=True).reason == ("no rank went on from a state")
+
+
+def test_a_lost_hosts_own_state_is_missed_only_where_that_is_said(tmp_path: Path) -> None:
+    other = replace(GOOD, final={**FINAL, 1: FinalState(9, {"parameters": "bb"}, ())})
+    said = "rank 1: Rank 1 left no state of its own after step 5: random numbers come from rank 0"
+    pair = Trial(1, PAIR, (), (PairStrike(0, "memory_safe", 0.1),))
+    verdict = judge(pair, other, GOOD, tmp_path, has_replicas=True, said=said)
+    assert (verdict.reason, verdict.note != "") == ("", True)
+    for trial, words in ((pair, ""), (TRIAL, said)):
+        assert judge(trial, other, GOOD, tmp_path, has_replicas=True, said=words).reason != ""
+    assert judge(pair, other, GOOD, tmp_path, said=said).reason != "", "no replica has saved it"
+
+
 def test_a_short_cut_needs_no_restart_and_a_lost_host_does(tmp_path: Path) -> None:
     nothing = replace(GOOD, events=())
     cut = Trial(1, CUT, (), (CutStrike(0, "memory_safe", 0.1),))
     assert judge(cut, nothing, GOOD, tmp_path).reason == ""
+    silent = Trial(1, SILENT, (), (SilentStrike(0, "memory_safe", 0.1),))
+    assert judge(silent, nothing, GOOD, tmp_path).reason == ""
     assert judge(TRIAL, nothing, GOOD, tmp_path).reason == "no rank went on from a state"
 
 
