@@ -55,6 +55,10 @@ class Pacer:
         """Return from how many seconds on a wait of the training counts."""
         return pace.NOTICED * between
 
+    def spare(self, between: float) -> float:
+        """Return how long a snapshot may make way for the training, behind that rate."""
+        return pace.MAKES_WAY * between
+
     def rate(self, size: int, copied: float, between: float, waited: float) -> float:
         """Return the bytes per second at which a snapshot of this host's ranks is to be sent.
 

@@ -292,20 +292,21 @@ class Protection(threading.Thread):
         timeline = memory.timeline(rank, step)
         peer = PeerParity(self._hosts, host, PATIENCE_SECONDS, pace=self._tier.pace, stop=self._stop_sending)
         begun = time.monotonic()
-        if self._tier.parity is not None:
-            self._tier.parity.put(peer, host, rank, step, timeline)
-        else:
-            one = memory.shard(rank, step, timeline)
-            sent = None
-            if self._steps is not None:
-                other = PeerOptimizer(
-                    self._hosts, host, PATIENCE_SECONDS, pace=self._tier.pace, stop=self._stop_sending
-                )
-                sent = self._steps.put(other, self._hosts.name(host), one)
-            if sent is None:
-                peer.put(one)
-                sent = one.seal.size
-            self._own[rank].size = sent
+        with self._sending.under_way():
+            if self._tier.parity is not None:
+                self._tier.parity.put(peer, host, rank, step, timeline)
+            else:
+                one = memory.shard(rank, step, timeline)
+                sent = None
+                if self._steps is not None:
+                    other = PeerOptimizer(
+                        self._hosts, host, PATIENCE_SECONDS, pace=self._tier.pace, stop=self._stop_sending
+                    )
+                    sent = self._steps.put(other, self._hosts.name(host), one)
+                if sent is None:
+                    peer.put(one)
+                    sent = one.seal.size
+                self._own[rank].size = sent
         self._sending.sent(step, begun, time.monotonic(), self._own[rank].size)
 
     def _change_pace(self, every: int, since: int, why: str) -> None:

@@ -1,11 +1,15 @@
 """How this host sends snapshots: as fast as it goes, at a constant rate, or in the network's idle spans.
 
+Where it does not go as fast as it can, it makes way while a collective of this host's ranks is under way.
+
 Nothing is known of a start's steps at first: then it goes as fast as it can, which says how fast that is.
 After that it is a constant rate, just enough. Once the ranks have told when the network is idle (GEMINI's
 Algorithm 2), it is those spans, if they have room.
 """
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 
@@ -17,7 +21,7 @@ from jitckpt.decisions.idle_time import Idle, Slots
 from jitckpt.events import EventLog
 from jitckpt.tiers import chunks, host_memory
 from jitckpt.tiers import idle as idle_profile
-from jitckpt.tiers.host_memory import AWAITED, MINIBATCH, PAGE, STEP_TIME, WAITED
+from jitckpt.tiers.host_memory import AWAITED, MINIBATCH, NETWORK_USED, PAGE, SENDING, STEP_TIME, WAITED
 
 COPY_DIFFERS = 0.05  # of a minibatch: planned anew where a snapshot is in memory so much earlier or later
 MOST_WAITS = 3  # one after the other: then the spans are not what they seem to be
@@ -41,7 +45,9 @@ class Sending:
 
     def __init__(self, pace: Pace, memories: Sequence[int], log: EventLog) -> None:
         """memories: memfds of this host's ranks."""
-        self._pace, self._log = pace, log
+        self._pace, self._log, self._memories = pace, log, tuple(memories)
+        self._counting = threading.Lock()
+        self._under_way = 0  # shards
         self._profiles: tuple[int, ...] = ()  # the ranks' numbers of what is planned for
         self._idle: Idle | None = None
         self._planned: tuple[int, int, int] | None = None
@@ -51,7 +57,23 @@ class Sending:
         self._text = ""
         pace.set_rate(inf)
         pace.set_schedule((), 0.0, 0.0)
-        pace.listen([chunks.window(memory, 0, PAGE) for memory in memories], MINIBATCH, AWAITED)
+        words = [chunks.window(memory, 0, PAGE) for memory in memories]
+        pace.listen(words, MINIBATCH, AWAITED, NETWORK_USED)
+
+    @contextmanager
+    def under_way(self) -> Iterator[None]:
+        """A shard is sent: the ranks say meanwhile when they use the network themselves."""
+        self._count(1)
+        try:
+            yield
+        finally:
+            self._count(-1)
+
+    def _count(self, more: int) -> None:
+        with self._counting:
+            self._under_way += more
+            for memory in self._memories:
+                host_memory.put_word(memory, SENDING, int(self._under_way > 0))
 
     def sent(self, step: int, begun: float, ended: float, size: int) -> None:
         """A rank's snapshot has been sent: while nothing slows that down, it says how fast the network is."""
@@ -74,7 +96,7 @@ class Sending:
         late = waited - self._waited > pacer.noticed(between)
         self._waits = self._waits + 1 if late else 0
         self._waited = waited
-        self._pace.set_rate(pacer.rate(size, copied, between, waited))
+        self._pace.set_rate(pacer.rate(size, copied, between, waited), pacer.spare(between))
         self._is_as_fast_as_it_goes = False
         self._use_idle_spans(known, size, every, copied)
 

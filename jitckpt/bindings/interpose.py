@@ -11,7 +11,7 @@ from cffi import FFI
 
 from jitckpt.errors import NativeError
 
-ABI = 5
+ABI = 6
 KNOWN_ADDRESSES = 256
 
 # The declarations of native/interpose/jitckpt.h; a test compares the two.
@@ -60,6 +60,7 @@ int jitckpt_collectives(char* json, size_t capacity);
 void jitckpt_profile_network(uint32_t minibatches);
 size_t jitckpt_network_profile(double* numbers, size_t capacity);
 void jitckpt_tell_step_time(uint64_t* where);
+void jitckpt_tell_network_use(const uint64_t* wanted, uint64_t* used, const uint64_t* ends);
 void jitckpt_resume(void);
 
 void jitckpt_arm_fault(int signal_number);
@@ -249,6 +250,14 @@ class Native:
     def tell_step_time(self, address: int) -> None:
         """Have the device write there when it comes to the end of a step; 0: no more. It must stay."""
         self._library.jitckpt_tell_step_time(self._words(address))
+
+    def tell_network_use(self, wanted: int, used: int, ends: int) -> None:
+        """Say in the word `used`, while `wanted` is not 0, whether the device is inside of a collective.
+
+        All are addresses. Returns once `ends` is not 0.
+        """
+        words = (self._words(address) for address in (wanted, used, ends))
+        self._library.jitckpt_tell_network_use(*words)
 
     def resume(self) -> None:
         self._library.jitckpt_resume()

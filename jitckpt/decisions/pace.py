@@ -10,6 +10,7 @@ from math import ceil, inf
 PROFILED_EVERY = 4  # steps, while it is measured how long a snapshot takes
 PROFILED = 3  # snapshots
 SHARE, LEAST_SHARE = 0.8, 0.1  # of the time between two snapshots that one may take
+MAKES_WAY = 0.1  # of it, beyond that share, by which a snapshot may be late as it made way for the training
 BACK_OFF, RECOVER = 0.7, 1.05
 NOTICED = 0.01  # of that time: a wait that is longer counts
 MOST_EVERY = (1 << 16) - 1

@@ -33,11 +33,12 @@ _WORD = struct.Struct("<Q")
 # its are to be used (the agent says it where another rank makes no more); microseconds that a step takes;
 # what its script asks for (tiers/asked.py); when the newest minibatch began on the device, in ns of
 # CLOCK_MONOTONIC; which number the profile of the network has (tiers/idle.py); 1 while the training waits.
-# By the agent: 1 while gradients are wanted, too, since other hosts make the optimizer's steps again.
-WORDS = tuple(8 * number for number in range(1, 18))
+# By the agent: 1 while gradients are wanted, too, since other hosts make the optimizer's steps again; and 1
+# while it sends something, so that the rank says in the word before that one when it uses the network itself.
+WORDS = tuple(8 * number for number in range(1, 20))
 SAFE, SETTLED, READY, SKIPPED, WAITED, BEGUN, OFF, STEP_TIME = WORDS[:8]
 RULE, COPIES, EVERY, LIMIT, KEEP, MINIBATCH, PROFILE, AWAITED = WORDS[8:16]
-(GRADIENTS,) = WORDS[16:]
+GRADIENTS, NETWORK_USED, SENDING = WORDS[16:]
 
 
 def create() -> int:

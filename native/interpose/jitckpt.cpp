@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "interpose/entry.h"
@@ -258,6 +259,26 @@ size_t jitckpt_network_profile(double* numbers, size_t capacity) {
 }
 
 void jitckpt_tell_step_time(uint64_t* where) { library().step_time.store(where, std::memory_order_release); }
+
+void jitckpt_tell_network_use(const uint64_t* wanted, uint64_t* used, const uint64_t* ends) {
+  using namespace std::chrono_literals;
+  constexpr auto look_every = 1ms, ask_every = 5ms;
+  watchdog::NetworkUse& use = library().device.use;
+  const auto is = [](const uint64_t* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE) != 0; };
+  const auto say = [used](uint64_t is_used) { __atomic_store_n(used, is_used, __ATOMIC_RELEASE); };
+  while (!is(ends)) {
+    if (is(wanted)) {
+      use.want(true, recycle_time);
+      say(use.look(watchdog::finished, recycle_time));
+    } else if (use.is_wanted()) {
+      use.want(false, recycle_time);
+      say(0);
+    }
+    std::this_thread::sleep_for(use.is_wanted() ? look_every : ask_every);
+  }
+  use.want(false, recycle_time);
+  say(0);
+}
 
 void jitckpt_resume(void) {
   if (const auto job = current_job()) job->control().resume();

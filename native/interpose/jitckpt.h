@@ -12,7 +12,7 @@
 extern "C" {
 #endif
 
-#define JITCKPT_ABI 5
+#define JITCKPT_ABI 6
 
 typedef struct {
   uint64_t host_begun, host_ended;      // newest step whose begin/end the host has passed
@@ -82,6 +82,9 @@ size_t jitckpt_network_profile(double* numbers, size_t capacity);
 // From now on, as the device comes to the end of a step, it has the time (CLOCK_MONOTONIC, in ns) written
 // there; nowhere if that is null. The memory must stay.
 void jitckpt_tell_step_time(uint64_t* where);
+// Until *ends is not 0: says in *used, while *wanted is not 0, whether the device is inside of a collective;
+// a millisecond late, and not in minibatches that are profiled. To be called on a thread of its own.
+void jitckpt_tell_network_use(const uint64_t* wanted, uint64_t* used, const uint64_t* ends);
 void jitckpt_resume(void);  // let the held calls go on (false alarm)
 
 // A rehearsed failure at the next NCCL call: the signal that the process sends itself right after the call

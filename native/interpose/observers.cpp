@@ -24,7 +24,8 @@ std::atomic<int> armed_signal{0};
 thread_local constinit int group_depth = 0;
 thread_local std::vector<Operation> group;
 
-// While the network is profiled: where the next call, or group of calls, begins on a stream.
+// While somebody wants to know when the network is used: where the next call, or group of calls, begins on a
+// stream.
 thread_local std::vector<std::pair<cudaStream_t, watchdog::Event>> begun;
 
 void recycle_time(watchdog::Event event) { library().device.times.give_back(event); }
@@ -82,10 +83,13 @@ void profile(cudaStream_t stream) {
   const auto begin = take_begun(stream);
   if (!begin) return;
   watchdog::DeviceWork& work = library().device;
-  if (const auto end = work.times.record(stream, begin->device)) {
+  const auto end = work.times.record(stream, begin->device);
+  if (!end) {
+    recycle_time(*begin);
+  } else if (work.network.is_on()) {
     work.network.busy(*begin, *end, recycle_time);
   } else {
-    recycle_time(*begin);
+    work.use.add(stream, *begin, *end, recycle_time);
   }
 }
 
@@ -154,7 +158,7 @@ void arm_fault(int signal_number) { armed_signal.store(signal_number); }
 
 void before_collective(cudaStream_t stream) {
   Library& all = library();
-  if (!all.device.network.is_on()) [[likely]]
+  if (!all.device.network.is_on() && !all.device.use.is_wanted()) [[likely]]
     return;
   const auto is_same = [&](const auto& one) { return one.first == stream; };
   if (std::any_of(begun.begin(), begun.end(), is_same) || is_capturing(stream)) return;

@@ -18,6 +18,9 @@ constexpr std::chrono::seconds longest_wait{1};
 // When nobody knows when the next minibatch begins.
 constexpr Pace::Clock::duration look_again = 200us;
 
+// While it makes way: whether the network is still used.
+constexpr Pace::Clock::duration look_at_network = 500us;
+
 // While it waits for its turn: whether it has come to be awaited.
 constexpr Pace::Clock::duration look_at_signs = 5ms;
 
@@ -30,9 +33,11 @@ Pace::Clock::duration seconds(double count) {
 
 }  // namespace
 
-void Pace::set_rate(double bytes_per_second) {
+void Pace::set_rate(double bytes_per_second, Clock::duration spare) {
   const std::lock_guard lock(mutex_);
   rate_ = bytes_per_second;
+  spare_ = spare;
+  late_ = {};
 }
 
 void Pace::listen(Signs signs) {
@@ -52,23 +57,39 @@ Pace::Turn Pace::take(uint64_t wanted, Clock::time_point now) {
   const std::lock_guard lock(mutex_);
   if (!signs_.is_awaited) return turn(wanted, now);
   if (signs_.is_awaited()) return {wanted, now};
+  if (makes_way(now)) return {0, now + look_at_network};
   const Turn found = turn(wanted, now);
   return {found.bytes, std::min(found.when, now + look_at_signs)};
 }
 
-Pace::Turn Pace::turn(uint64_t wanted, Clock::time_point now) {
-  if (!slots_.empty() && signs_.began) {
-    const Clock::time_point began = signs_.began();
-    if (began != minibatch_began_) {
-      minibatch_began_ = began;
-      next_ = 0;
-      used_ = 0;
-    }
-    // Longer than that the other side is not to be kept waiting either.
-    if (now - began < std::min<Clock::duration>(no_minibatch * minibatch_, longest_wait + minibatch_))
-      return in_slot(wanted, now);
+// Nobody makes way for a collective that takes too long: the other side is not to take the sender for dead,
+// and a rank that is killed in one has no word any more.
+bool Pace::makes_way(Clock::time_point now) {
+  const bool was_used = std::exchange(is_used_, signs_.uses_network && signs_.uses_network());
+  Clock::time_point looked = std::exchange(looked_, now);
+  if (!is_used_) return false;
+  if (!was_used) used_since_ = looked = now;
+  if (now - used_since_ > longest_wait) return false;
+  if (is_in_slots(now)) return true;
+  if (!std::isfinite(rate_) || late_ >= spare_) return false;
+  late_ += now - looked;
+  return true;
+}
+
+bool Pace::is_in_slots(Clock::time_point now) {
+  if (slots_.empty() || !signs_.began) return false;
+  const Clock::time_point began = signs_.began();
+  if (began != minibatch_began_) {
+    minibatch_began_ = began;
+    next_ = 0;
+    used_ = 0;
   }
-  return at_rate(wanted, now);
+  // Longer than that the other side is not to be kept waiting either.
+  return now - began < std::min<Clock::duration>(no_minibatch * minibatch_, longest_wait + minibatch_);
+}
+
+Pace::Turn Pace::turn(uint64_t wanted, Clock::time_point now) {
+  return is_in_slots(now) ? in_slot(wanted, now) : at_rate(wanted, now);
 }
 
 Pace::Turn Pace::in_slot(uint64_t wanted, Clock::time_point now) {
@@ -92,9 +113,13 @@ Pace::Turn Pace::in_slot(uint64_t wanted, Clock::time_point now) {
 
 Pace::Turn Pace::at_rate(uint64_t wanted, Clock::time_point now) {
   if (!std::isfinite(rate_)) return {wanted, now};
-  if (now < free_) return {0, free_};
   const auto piece = std::max(least_piece, static_cast<uint64_t>(rate_ * piece_seconds));
   const uint64_t bytes = std::min(wanted, piece);
+  if (const auto takes = seconds(static_cast<double>(bytes) / rate_); late_ > takes / 2 && !is_used_) {
+    late_ -= std::min(late_, takes);
+    return {bytes, now};
+  }
+  if (now < free_) return {0, free_};
   // Who comes a little late, as the scheduler wakes it, makes up for that, and for no more.
   free_ = std::max(free_, now - seconds(piece_seconds)) +
           std::min<Clock::duration>(seconds(static_cast<double>(bytes) / rate_), longest_wait);

@@ -28,15 +28,18 @@ class Pace {
   };
 
   // What the ranks say. began: when the newest minibatch began, on the device; the epoch before the first
-  // one. is_awaited: whether the training waits for what is sent.
+  // one. is_awaited: whether the training waits for what is sent. uses_network: whether its own messages are
+  // under way; who sends makes way for them.
   struct Signs {
     std::function<Clock::time_point()> began;
     std::function<bool()> is_awaited;
+    std::function<bool()> uses_network{};
   };
   void listen(Signs signs);
 
   // At a constant rate; infinity for as fast as it goes, which is what a new one does.
-  void set_rate(double bytes_per_second);
+  // spare: so long it may make way; what it was late with it sends as fast as it goes, as soon as it may.
+  void set_rate(double bytes_per_second, Clock::duration spare = {});
 
   // By a schedule, in order of time, of minibatches that take so long; at the rate where none begins any
   // more. Without slots at the rate alone. Needs signs.
@@ -50,6 +53,8 @@ class Pace {
   Turn turn(uint64_t wanted, Clock::time_point now);
   Turn at_rate(uint64_t wanted, Clock::time_point now);
   Turn in_slot(uint64_t wanted, Clock::time_point now);
+  bool is_in_slots(Clock::time_point now);
+  bool makes_way(Clock::time_point now);
 
   std::mutex mutex_;
   double rate_ = std::numeric_limits<double>::infinity();
@@ -61,6 +66,11 @@ class Pace {
   Clock::time_point minibatch_began_{};
   size_t next_ = 0;    // the slot that comes, or is being used
   uint64_t used_ = 0;  // of its bytes
+  Clock::duration spare_{};
+  bool is_used_ = false;  // the network, by the training
+  Clock::time_point used_since_{};
+  Clock::time_point looked_{};  // at that
+  Clock::duration late_{};      // behind the rate, for having made way
 };
 
 }  // namespace jitckpt::memory_tier

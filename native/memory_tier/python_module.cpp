@@ -93,7 +93,13 @@ PYBIND11_MODULE(_memory_tier, module) {
       .def_property_readonly("size", [](const Window& window) { return window.bytes().size(); });
   py::class_<Pace>(module, "Pace", "When how much may be sent; one for all that a host sends.")
       .def(py::init())
-      .def("set_rate", &Pace::set_rate, py::arg("bytes_per_second"))
+      .def(
+          "set_rate",
+          [](Pace& pace, double bytes_per_second, double spare) {
+            pace.set_rate(bytes_per_second, in_clock(spare));
+          },
+          py::arg("bytes_per_second"), py::arg("spare") = 0.0,
+          "So fast; for `spare` seconds it makes way where the training uses the network.")
       .def(
           "set_schedule",
           [](Pace& pace, const std::vector<std::tuple<double, double, uint64_t>>& given, double minibatch,
@@ -107,10 +113,10 @@ PYBIND11_MODULE(_memory_tier, module) {
           "Send in slots of a minibatch: begin and end of the span (in seconds), and bytes, of each.")
       .def(
           "listen",
-          [](Pace& pace, const std::vector<Window>& ranks, size_t began, size_t awaited) {
+          [](Pace& pace, const std::vector<Window>& ranks, size_t began, size_t awaited, size_t uses) {
             for (const Window& rank : ranks)
-              if (rank.bytes().size() < std::max(began, awaited) + sizeof(uint64_t) || began % 8 ||
-                  awaited % 8)
+              if (rank.bytes().size() < std::max({began, awaited, uses}) + sizeof(uint64_t) || began % 8 ||
+                  awaited % 8 || uses % 8)
                 throw std::invalid_argument("there are no words at those places");
             const auto word = [](const Window& rank, size_t place) {
               return __atomic_load_n(reinterpret_cast<const uint64_t*>(rank.bytes().data() + place),
@@ -120,15 +126,19 @@ PYBIND11_MODULE(_memory_tier, module) {
               const std::chrono::nanoseconds since(ranks.empty() ? 0 : word(ranks.front(), began));
               return Pace::Clock::time_point(std::chrono::duration_cast<Pace::Clock::duration>(since));
             };
-            const auto is_awaited = [ranks, awaited, word] {
-              return std::any_of(ranks.begin(), ranks.end(),
-                                 [&](const Window& rank) { return word(rank, awaited) != 0; });
+            const auto any = [ranks, word](size_t place) {
+              return [ranks, word, place] {
+                return std::any_of(ranks.begin(), ranks.end(),
+                                   [&](const Window& rank) { return word(rank, place) != 0; });
+              };
             };
-            pace.listen({newest, is_awaited});
+            pace.listen({newest, any(awaited), any(uses)});
           },
-          py::arg("ranks"), py::arg("began"), py::arg("awaited"),
+          py::arg("ranks"), py::arg("began"), py::arg("awaited"), py::arg("uses_network"),
           "Hear of the ranks, by words at these places: when the newest minibatch began (CLOCK_MONOTONIC, in "
-          "ns; the first rank's counts), and whether the training waits for what is sent.");
+          "ns; the first rank's counts), whether the training waits for what is sent, and whether it uses "
+          "the "
+          "network.");
   py::class_<Sum>(module, "Sum", "The XOR of pieces of several shards, which grows in memory as they come.")
       .def(py::init())
       .def(

@@ -16,6 +16,7 @@
 #include "watchdog/awake_clock.h"
 #include "watchdog/event_pool.h"
 #include "watchdog/network_profile.h"
+#include "watchdog/network_use.h"
 #include "watchdog/rest.h"
 #include "watchdog/step_markers.h"
 #include "watchdog/step_pace.h"
@@ -31,6 +32,7 @@ struct DeviceWork {
   EventPool times{cudaEventDefault};
   WatchList watches;
   NetworkProfile network;
+  NetworkUse use;  // of the network, now; not told while it is profiled
   StepMarkers markers;
   AwakeClock clock;
 };

@@ -20,7 +20,7 @@ from jitckpt.decisions.traffic import Span
 from jitckpt.events import EventLog
 from jitckpt.tiers import chunks, host_memory
 from jitckpt.tiers import idle as idle_profile
-from jitckpt.tiers.host_memory import AWAITED
+from jitckpt.tiers.host_memory import AWAITED, NETWORK_USED, SENDING
 from jitckpt.worker.saving.network import minibatches_in
 
 MINIBATCH: Minibatch = (1.0, [(0.1, 0.2), (0.15, 0.3), (0.6, 0.9)])
@@ -150,19 +150,19 @@ class Paced:
     """What native/memory_tier is told."""
 
     def __init__(self) -> None:
-        self.rate = 0.0
+        self.rate, self.spare = 0.0, 0.0
         self.slots: list[tuple[float, float, int]] = []
         self.heard = 0
 
-    def set_rate(self, bytes_per_second: float) -> None:
-        self.rate = bytes_per_second
+    def set_rate(self, bytes_per_second: float, spare: float = 0.0) -> None:
+        self.rate, self.spare = bytes_per_second, spare
 
     def set_schedule(
         self, slots: list[tuple[float, float, int]], minibatch: float, bytes_per_second: float
     ) -> None:
         self.slots = list(slots)
 
-    def listen(self, ranks: list[object], began: int, awaited: int) -> None:
+    def listen(self, ranks: list[object], began: int, awaited: int, uses_network: int) -> None:
         self.heard = len(ranks)
 
 
@@ -184,6 +184,7 @@ def test_idle_spans_are_used_once_they_are_known_and_given_up_if_the_training_wa
     sending.sent(1, 10.0, 10.1, 1_000_000)
     plan()
     assert pace.rate == pytest.approx(1e6 / 0.6)
+    assert pace.spare == pytest.approx(0.1)
     assert pace.slots == []
     found = idle_time.idle([MINIBATCH] * 5)
     assert found is not None
@@ -207,6 +208,47 @@ def test_idle_spans_are_used_once_they_are_known_and_given_up_if_the_training_wa
     assert pace.slots == []
     assert "no room" in said[-1]
     assert [event["event"] for event in log.events] == ["memory_pace"] * 4
+
+
+def test_ranks_say_that_they_use_the_network_while_something_is_sent(memory: int) -> None:
+    sending = Sending(Paced(), [memory], EventLog())  # type: ignore[arg-type]
+
+    def is_asked() -> int:
+        return host_memory.word(memory, SENDING)
+
+    assert not is_asked()
+    with sending.under_way():
+        with sending.under_way():
+            assert is_asked()
+        assert is_asked(), "another one is"
+    assert not is_asked()
+
+
+def test_what_is_sent_makes_way_for_the_training(memory: int) -> None:
+    """The real pace, which looks at the words of the ranks' memory."""
+    pace = Pace()
+    sending = Sending(pace, [memory], EventLog())
+    pace.set_rate(1e9, 1000.0)
+    host_memory.put_word(memory, NETWORK_USED, 1)
+    size = 1 << 20
+    other = host_memory.create()
+    host_memory.reserve(memory, 0, size)
+    window = chunks.window(memory, host_memory.data_place(0), size)
+    to = chunks.window(other, host_memory.data_place(0), size)
+    digests = chunks.digests(window)
+    ours, theirs = socket.socketpair()
+    with ThreadPoolExecutor(2) as pool:
+        received = pool.submit(chunks.receive, theirs.fileno(), to, digests, 60.0)
+        sent = pool.submit(chunks.send, ours.fileno(), window, digests, pace, 60.0)
+        time.sleep(0.2)
+        assert not sent.done()
+        host_memory.put_word(memory, NETWORK_USED, 0)
+        sent.result(60)
+        received.result(60)
+    del sending
+    for one in (ours, theirs):
+        one.close()
+    os.close(other)
 
 
 def test_what_the_training_waits_for_goes_at_once(memory: int) -> None:

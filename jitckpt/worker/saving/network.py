@@ -1,5 +1,7 @@
 """Finds out when in a minibatch the network is idle, and tells the agent, which sends snapshots then.
 
+While it sends, another thread says whether the network is used right now.
+
 The preloaded library has the device take the time of each collective, in some minibatches; profiled are those
 of the beginning, and again now and then, as it may change.
 """
@@ -36,12 +38,17 @@ class NetworkProfiler(threading.Thread):
         super().__init__(name="jitckpt-network", daemon=True)
         self._native, self._memory, self._warn = native, descriptor, warn
         self._stopping = threading.Event()
+        self._ends = torch.zeros(1, dtype=torch.int64, device="cpu")
 
     def run(self) -> None:
         """Measure until it is stopped. What fails here costs the profile, and nothing else."""
         try:
             page = torch.frombuffer(mmap.mmap(self._memory, host_memory.PAGE), dtype=torch.uint8)
             _told.append(page)
+            use = threading.Thread(
+                target=self._tell_use, args=(page,), name="jitckpt-network-use", daemon=True
+            )
+            use.start()
             self._native.tell_step_time(page.data_ptr() + host_memory.MINIBATCH)
             self._measure()
         except Exception as error:
@@ -52,8 +59,14 @@ class NetworkProfiler(threading.Thread):
 
     def stop(self) -> None:
         self._stopping.set()
+        self._ends[0] = 1
         self._native.tell_step_time(0)
         self._native.profile_network(0)
+
+    def _tell_use(self, page: Tensor) -> None:
+        words = page.data_ptr()
+        ends = self._ends.data_ptr()
+        self._native.tell_network_use(words + host_memory.SENDING, words + host_memory.NETWORK_USED, ends)
 
     def _measure(self) -> None:
         number, planned = 0, None

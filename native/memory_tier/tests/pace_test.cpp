@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <limits>
+
 namespace jitckpt::memory_tier {
 namespace {
 
@@ -101,6 +104,71 @@ TEST(Pace, TheSlowestIsNeverSilentForLong) {
   const Pace::Turn turn = pace.take(1000, start);
   EXPECT_EQ(turn.bytes, 0u);
   EXPECT_LE(turn.when, start + 1s);
+}
+
+// A training that uses the network whenever `used` says so, and takes no notice of what is sent at 1 MB/s.
+struct MakesWay {
+  MakesWay() {
+    pace.listen({[this] { return began; }, [] { return false; }, [this] { return used; }});
+    pace.set_rate(1e6, 50ms);
+  }
+  // How many bytes go until then, by one who asks whenever it may.
+  uint64_t sent_until(Pace::Clock::duration end) {
+    uint64_t sent = 0;
+    while (now < start + end) {
+      const Pace::Turn turn = pace.take(1 << 30, now);
+      sent += turn.bytes;
+      if (turn.bytes == 0) now = std::min(turn.when, start + end);
+    }
+    return sent;
+  }
+
+  Pace pace;
+  Pace::Clock::time_point began{}, now = start;
+  bool used = false;
+};
+
+TEST(Pace, MakesWayAndMakesUpForIt) {
+  MakesWay one;
+  EXPECT_NEAR(double(one.sent_until(100ms)), 100e3, 20e3);
+  one.used = true;
+  EXPECT_EQ(one.sent_until(140ms), 0u);
+  one.used = false;
+  EXPECT_NEAR(double(one.sent_until(141ms)), 40e3, 20e3) << "at once";
+  EXPECT_NEAR(double(one.sent_until(200ms)), 60e3, 20e3) << "at its rate again";
+}
+
+TEST(Pace, MakesWayForNoLongerThanItCanSpare) {
+  MakesWay one;
+  one.used = true;
+  EXPECT_NEAR(double(one.sent_until(500ms)), 450e3, 30e3) << "a network that is always used";
+  one.pace.set_rate(1e6, 50ms);
+  EXPECT_EQ(one.sent_until(540ms), 0u) << "the next snapshot may, again";
+}
+
+TEST(Pace, AsFastAsItGoesMakesNoWay) {
+  MakesWay one;
+  one.pace.set_rate(std::numeric_limits<double>::infinity(), 50ms);
+  one.used = true;
+  EXPECT_EQ(one.pace.take(1 << 30, start).bytes, 1u << 30);
+}
+
+TEST(Pace, ASlotMakesWayForACollectiveThatIsLate) {
+  MakesWay one;
+  one.began = start;
+  one.pace.set_schedule({{10ms, 60ms, 20000}}, 100ms, 1e6);
+  one.used = true;
+  EXPECT_EQ(one.sent_until(30ms), 0u);
+  one.used = false;
+  EXPECT_EQ(one.sent_until(50ms), 20000u);
+}
+
+TEST(Pace, MakesNoWayForARankThatWasKilledInACollective) {
+  MakesWay one;
+  one.pace.set_rate(1e6, 10s);
+  one.used = true;
+  EXPECT_EQ(one.sent_until(900ms), 0u);
+  EXPECT_GT(one.sent_until(1200ms), 100e3);
 }
 
 }  // namespace
