@@ -17,7 +17,10 @@ def build(model: nn.Sequential) -> Built:
     replicas = dist.get_world_size() // STAGES
     mesh = init_device_mesh("cuda", (replicas, STAGES), mesh_dim_names=("data", "stage"))
     index = mesh["stage"].get_local_rank()
-    sizes = (model[0].in_features, model[0].out_features, model[0].in_features)
+    first, last = model[0], model[-1]
+    assert isinstance(first, nn.Linear)
+    assert isinstance(last, nn.Linear)
+    sizes = (first.in_features, first.out_features, last.out_features)
     own = model[:1] if index == 0 else model[1:]
     layers = DistributedDataParallel(own, process_group=mesh["data"].get_group())
     takes, gives = (torch.empty(BATCH // MICROBATCHES, sizes[at], device="cuda") for at in (index, index + 1))
