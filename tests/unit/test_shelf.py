@@ -68,6 +68,7 @@ def test_another_launcher_of_the_job_finds_what_was_left(tmp_path: Path) -> None
     assert second.newest is not None
     assert (second.newest.step, second.refused, second.mark) == (8, [], first.mark)
     assert read(second.newest) == (8, "a b")
+    assert second.newest.path.stat().st_mode & 0o777 == 0o700
     assert list(tmp_path.glob("unfinished*")) == []
 
 

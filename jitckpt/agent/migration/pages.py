@@ -113,6 +113,8 @@ class Adding:
         with contextlib.suppress(OSError):
             self._file.close()
         self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # there are others
+            self._path.parent.rmdir()
 
 
 def read_index(path: Path) -> "array[int]":
