@@ -208,7 +208,8 @@ def _of(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 def _numbers(one: Stepped) -> dict[str, Tensor]:
     return {
-        key: torch.tensor(value, dtype=getattr(torch, kind)) for key, (kind, value) in one.numbers.items()
+        key: torch.tensor(value, dtype=getattr(torch, kind), device="cpu")
+        for key, (kind, value) in one.numbers.items()
     }
 
 
