@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
 
 from jitckpt import _seen
 from jitckpt._seen import Seen
@@ -79,6 +80,7 @@ class ModelState:
         self._buffers: list[tuple[str, dict[str, Tensor | None], str]] = []
         self._passing: list[tuple[str, dict[str, Tensor | None], str, object]] = []  # not persistent, so far
         self._with_extra_state: list[tuple[str, nn.Module]] = []
+        self._averages: list[AveragedModel] = []
         self._captured: Encoded | None = None  # the buffers, and which they were and where they lay:
         self._seen = Seen()
         self._held: Held | None = None
@@ -104,6 +106,7 @@ class ModelState:
         self._buffers.clear()
         self._passing.clear()
         self._with_extra_state.clear()
+        self._averages = [one for one in self._model.modules() if isinstance(one, AveragedModel)]
         for prefix, module in self._model.named_modules():
             for name in module._buffers:
                 full = f"{prefix}.{name}".lstrip(".")
@@ -269,6 +272,10 @@ class ModelState:
     def buffer_versions(self) -> bytes:
         there = [buffer for _, holder, key in self._buffers if (buffer := holder.get(key)) is not None]
         return _seen.versions(there) if there else b""
+
+    def updates_of_averages(self) -> list[int]:
+        """Return what is another once an AveragedModel has been updated, without asking the device."""
+        return [one.n_averaged._version for one in self._averages]
 
     def extra_states(self) -> dict[str, Any]:
         return {name: module.get_extra_state() for name, module in self._with_extra_state}
@@ -521,6 +528,10 @@ class HostState:
     def buffer_versions(self) -> bytes:
         """Return what changes with every write to a buffer that torch counts."""
         return b"" if self.model is None else self.model.buffer_versions()
+
+    def updates_of_averages(self) -> list[int]:
+        """Return what is another once an average of the model's has been updated."""
+        return [] if self.model is None else self.model.updates_of_averages()
 
     def groups(self) -> list[list[dict[str, Any]]]:
         """Return the hyperparameters of each optimizer's parameter groups."""

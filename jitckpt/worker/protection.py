@@ -95,6 +95,13 @@ EXTRA_CHANGES_LATE = (
     "step in job.steps(n):`, to which it belongs then; or change it before the optimizer step."
 )
 
+AVERAGE_CHANGES_LATE = (
+    "An AveragedModel is updated between an optimizer step and the next forward pass, where a failure may "
+    "lose the last of it. Write the loop as `for epoch in job.epochs(n):` and `for batch in "
+    "job.batches(loader):`, or `for step in job.steps(n):`, to which it belongs then; or update it before "
+    "the optimizer step."
+)
+
 THAWED = (
     "{names}: trained now, but frozen as DistributedDataParallel was built, which averages no gradients of "
     "these. A restart builds both so again, and refuses to go on. Give jitckpt.init the model without "
@@ -169,6 +176,7 @@ class Protection:
         self._looks_at_extra = host.extra is not None  # where it changes
         self._first_step_reported = self._has_named_unexpected = False
         self._buffer_versions = b""  # as the newest step ended
+        self._averages: list[int] | None = None  # the same
         self._is_bare = not arguments.optimizers  # they are found as they make their steps
         self._found: Found | None = None
         descriptor = local_state.create() if given is None else given.state
@@ -441,6 +449,9 @@ class Protection:
         if self._extra_behind_step is not None and self._extra_behind_step != self._host.extra_now():
             self._reporter.warn_once(EXTRA_CHANGES_LATE)
         self._extra_behind_step = None
+        # In every minibatch: an average may begin in a late epoch.
+        if not self._loop.is_used and self._averages not in (None, self._host.updates_of_averages()):
+            self._reporter.warn_once(AVERAGE_CHANGES_LATE)
         if self._is_irregular():
             self._reporter.warn_once(IRREGULAR)
 
@@ -577,6 +588,7 @@ class Protection:
                 names = ", ".join(self._host.model.thawed()[:SHOWN_NAMES])
                 self._reporter.warn_once(THAWED.format(names=names))
         self._outside.ended(step, watched, shared.all_tensors)
+        self._averages = self._host.updates_of_averages()
         if self._loop.is_used:
             self._buffer_versions = self._host.buffer_versions()
         elif self._looks_at_extra and step <= self._base + EXTRA_LOOKED_AT:

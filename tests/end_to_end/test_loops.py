@@ -280,12 +280,14 @@ PLAIN = """
 import os
 import numpy, torch
 from torch import distributed as dist, nn
+from torch.optim.swa_utils import AveragedModel
 import jitckpt
 
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 dist.init_process_group("nccl")
 model = nn.parallel.DistributedDataParallel(nn.Linear(4, 2).cuda())
 optimizer = torch.optim.Adam(model.parameters())
+late = AveragedModel(model.module)
 parameters = [*model.parameters()]
 averages = [parameter.detach().clone() for parameter in parameters]
 generator = numpy.random.default_rng(dist.get_rank())
@@ -302,9 +304,11 @@ def train():
             average.lerp_(parameter, 0.1)
 
 
-job = jitckpt.init(model=model, optimizer=optimizer)
+job = jitckpt.init(model=nn.ModuleList([model, late]), optimizer=optimizer)
 for step in range(job.restore(), 8):
     train()
+    if step >= 5:
+        late.update_parameters(model.module)
 dist.destroy_process_group()
 """
 
@@ -314,3 +318,4 @@ def test_what_a_plain_loop_carries_on_in_variables_is_named(launcher: Launcher) 
     assert result.status == 0, result.err
     named = re.findall(r"rank \d: The loop changes variables .* no save holds: ([\w, ]+)\.", result.err)
     assert [sorted(names.split(", ")) for names in named] == [["averages", "generator"]], result.err
+    assert result.err.count("rank 0: An AveragedModel is updated between an optimizer step") == 1, result.err
