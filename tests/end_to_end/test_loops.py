@@ -29,7 +29,11 @@ def at(where):
     doomed = rank == 1 and os.environ["JITCKPT_RESTART"] == "0"
     if doomed and (where, visits[where]) == (place, int(times)):
         torch.cuda.synchronize()
+        while where == "outrun" and not os.path.exists(f"made-{times}"):
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 0 and where == "made":
+        open(f"made-{visits[where]}", "w").close()
 
 
 def reduce(module):
@@ -159,8 +163,9 @@ def average():
         at("forward")
         loss.backward()
         reduce(model)
-        at("backward")
+        at("outrun")
         optimizer.step()
+        at("made")
         with torch.no_grad():
             for one, other in zip(kept.parameters(), model.parameters()):
                 (one if step < 6 else one.data).lerp_(other, 0.1)
@@ -235,7 +240,7 @@ def test_what_changes_of_extra_where_a_failure_may_lose_it_is_told(launcher: Lau
     assert "`extra` changes between an optimizer step and the next forward pass" in result.err, result.err
     # The other rank makes the step, and this one does not come to what it does behind it.
     script = launcher.script(TRAINING)
-    result = launcher.run(*RUN, "--checkpoint-dir", "late", script, "average", "backward:8")
+    result = launcher.run(*RUN, "--checkpoint-dir", "late", script, "average", "outrun:8")
     assert result.status == 0, result.err
     assert "Rank 1 may have failed between its optimizer step 8 and the end of that" in result.err, result.err
 
