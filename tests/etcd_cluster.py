@@ -23,7 +23,7 @@ import sys, urllib.request
 request = urllib.request.Request(sys.argv[1], sys.argv[2].encode())
 print(urllib.request.urlopen(request, timeout=5).read().decode())
 """
-WITHOUT = "there is no etcd: apt-get install etcd-server (scripts/setup --test-tools)"
+WITHOUT = "there is no etcd: apt-get install etcd-server"
 
 
 @dataclass
