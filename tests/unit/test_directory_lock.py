@@ -52,6 +52,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     yield start
     for process in started:
+        if process.stdin is not None:
+            process.stdin.close()  # then it ends, whatever it has said
+            process.stdin = None
         if process.stdout is not None and (left := process.stdout.read().split()):
             os.kill(int(left[-1]), signal.SIGKILL)
         process.kill()
@@ -76,7 +79,8 @@ def end(process: "subprocess.Popen[str]") -> None:
 def test_processes_of_a_run_share_a_directory_and_another_run_is_refused(
     tmp_path: Path, start: Start
 ) -> None:
-    one, two = start("run"), start("run")
+    # With patience: for a moment one of them has the lock, and its name is not in the file yet.
+    one, two = start("run", 60), start("run", 60)
     assert [first_line(one), first_line(two)] == ["None", "None"]
     other = start("another")
     refusal = first_line(other)
