@@ -198,6 +198,7 @@ def test_a_template_that_does_not_answer_is_ended(
     template: Template, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spare_template, "LOADING_SECONDS", 1e-6)
+    os.kill(template._process.pid, signal.SIGSTOP)
     with pytest.raises(OSError, match="could not be told to become a worker"):
         template.new_spare([]).become(COMMAND, {}, {})
     assert not template.alive()
