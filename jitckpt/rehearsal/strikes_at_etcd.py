@@ -3,6 +3,7 @@
 All but a death is undone after a while.
 """
 
+import abc
 import contextlib
 import os
 import signal
@@ -40,7 +41,7 @@ class AgentDies(HostStrike):
 
 
 @dataclass(frozen=True)
-class Lasting(HostStrike):
+class Lasting(HostStrike, abc.ABC):
     """What is undone after some seconds. rank: the host."""
 
     seconds: float = 1.0
@@ -50,16 +51,15 @@ class Lasting(HostStrike):
         with self.going_on(job):
             job.over.wait(self.seconds)
 
-    @contextlib.contextmanager
-    def going_on(self, job: JobOnHosts) -> Iterator[None]:
+    @abc.abstractmethod
+    def going_on(self, job: JobOnHosts) -> contextlib.AbstractContextManager[None]:
         """Do it, and undo it in the end."""
-        raise NotImplementedError
 
     def _what(self) -> str:
         return f"{self._does()} for {self.seconds:g} s"
 
-    def _does(self) -> str:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _does(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,8 @@ class Stops(Lasting):
     @contextlib.contextmanager
     def going_on(self, job: JobOnHosts) -> Iterator[None]:
         processes = job.hosts.processes(self.rank) if self.whole else [job.agents[self.rank].pid]
-        _signal_all(processes, signal.SIGSTOP)
-        try:
+        with _stopped(processes):
             yield
-        finally:
-            _signal_all(processes, signal.SIGCONT)
 
     def _does(self) -> str:
         return "stands still" if self.whole else "has an agent that stands still"
@@ -129,10 +126,9 @@ class OfMember(Lasting):
         with self.member_hit(job, self.rank if found is None else found):
             yield
 
-    @contextlib.contextmanager
-    def member_hit(self, job: JobOnHosts, host: int) -> Iterator[None]:
+    @abc.abstractmethod
+    def member_hit(self, job: JobOnHosts, host: int) -> contextlib.AbstractContextManager[None]:
         """Do it to the member of this host, and undo it in the end."""
-        raise NotImplementedError
 
     def __str__(self) -> str:
         text = super().__str__()
@@ -167,11 +163,8 @@ class MembersStop(OfMember):
     def member_hit(self, job: JobOnHosts, host: int) -> Iterator[None]:
         others = [(host + 1) % len(job.hosts.names)] if self.two else []
         processes = [_members(job).pid(one) for one in (host, *others)]
-        _signal_all(processes, signal.SIGSTOP)
-        try:
+        with _stopped(processes):
             yield
-        finally:
-            _signal_all(processes, signal.SIGCONT)
 
     def _does(self) -> str:
         return "stands still, with the next one," if self.two else "stands still"
@@ -192,6 +185,15 @@ class MemberCutOff(OfMember):
 
     def _does(self) -> str:
         return f"is cut off ({self.way})"
+
+
+@contextlib.contextmanager
+def _stopped(processes: list[int]) -> Iterator[None]:
+    _signal_all(processes, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        _signal_all(processes, signal.SIGCONT)
 
 
 def _members(job: JobOnHosts) -> EtcdMembers:
