@@ -355,7 +355,7 @@ class Protection:
             self._history.settle_again(self._hooks.step)
         for one in self._beside:
             one.settled(self._hooks.step)
-            one.wait()
+            one.finish()
         if self._checker is not None:
             self._checker.settled(self._hooks.step)
             self._last_check = self._checker
@@ -383,6 +383,11 @@ class Protection:
 
     def stop(self) -> None:
         """Have the library do nothing more."""
+        for one in self._beside:
+            one.stop()
+        checker = self._checker or self._last_check
+        if checker is not None:
+            checker.stop()
         if self._profiler is not None:
             self._profiler.stop()
         self._native.stop()

@@ -78,6 +78,20 @@ def test_what_two_replicas_had_cut_among_them_is_whole_again(launcher: Launcher)
     assert launcher.survivors() == []
 
 
+@pytest.mark.parametrize(("end", "status"), [("ends", 0), ("raises", 1)])
+def test_a_thread_that_is_inside_of_torch_does_not_abort_the_process_at_its_end(
+    launcher: Launcher, end: str, status: int
+) -> None:
+    options = ["--nproc-per-node", "1", "--memory-tier", "peer", "--max-restarts", "0"]
+    script = str(Path(__file__).parent / "busy_at_the_end.py")
+    result = launcher.run(*RUN, *options, script, "3", end, "full", "--steps", "3")
+    assert result.status == status, result.err
+    assert "SIGABRT" not in result.err
+    assert "terminate called" not in result.err
+    assert ("ValueError: of the script" in result.err) == (end == "raises")
+    assert launcher.survivors() == []
+
+
 def test_auto_protects_what_has_no_replica_and_nothing_else(launcher: Launcher) -> None:
     options = [*RUN, "--nproc-per-node", "4", "--memory-tier", "auto"]
     with_replicas = launcher.run(*options, TRAINING, "fsdp2")

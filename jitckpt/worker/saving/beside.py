@@ -18,6 +18,9 @@ from jitckpt.worker.saving.history import History
 from jitckpt.worker.saving.host_copies import HostCopies
 from jitckpt.worker.saving.saver import document_of
 
+LOOK_SECONDS = 0.001  # between two looks whether the copies are there
+LAST_SECONDS = 1.0  # for what a writer is in the middle of
+
 
 @dataclass(frozen=True)
 class Begun:
@@ -52,6 +55,7 @@ class BesideTraining(ABC):
         self._begun: Begun | None = None
         self._newest = -1  # the step that was begun last
         self._writer: threading.Thread | None = None
+        self._stopping = threading.Event()
 
     @abstractmethod
     def is_due(self, step: int) -> bool:
@@ -80,6 +84,27 @@ class BesideTraining(ABC):
     @abstractmethod
     def wait(self) -> bool:
         """Wait until nothing is being written; return whether that is so."""
+
+    def finish(self) -> None:
+        """The training has ended: wait a while for what is being written."""
+        self.wait()
+
+    def stop(self) -> None:
+        """Have the writer wait for nothing any more, and come to its end.
+
+        Python ends its threads as the process ends. Where one is inside of torch then, C++ takes that for an
+        error, and the process aborts.
+        """
+        self._stopping.set()
+        if self._writer is not None:
+            self._writer.join(LAST_SECONDS)
+
+    def _are_there(self, begun: Begun) -> bool:
+        """Wait for the copies, on the writer's thread; return whether they came before the end."""
+        while not self._copies.are_there(begun.number):
+            if self._stopping.wait(LOOK_SECONDS):
+                return False
+        return True
 
     def step_ended(self, step: int, parts: Mapping[str, Encoded], shared: Shared) -> None:
         """Begin to copy the state after `step`, which is due; waits a while for the last one."""

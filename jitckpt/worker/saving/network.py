@@ -26,6 +26,7 @@ from jitckpt.tiers import host_memory
 from jitckpt.tiers import idle as idle_profile
 
 LOOK_SECONDS = 0.1
+LAST_SECONDS = 1.0  # for what a thread is in the middle of
 FIRST_MINIBATCHES = 3  # which take longer than the others
 _told: list[Tensor] = []  # memory that the device writes to stays mapped until the process ends
 
@@ -37,6 +38,7 @@ class NetworkProfiler(threading.Thread):
         """descriptor: of the memory that the agent has given for snapshots."""
         super().__init__(name="jitckpt-network", daemon=True)
         self._native, self._memory, self._warn = native, descriptor, warn
+        self._use: threading.Thread | None = None
         self._stopping = threading.Event()
         self._ends = torch.zeros(1, dtype=torch.int64, device="cpu")
 
@@ -45,10 +47,10 @@ class NetworkProfiler(threading.Thread):
         try:
             page = torch.frombuffer(mmap.mmap(self._memory, host_memory.PAGE), dtype=torch.uint8)
             _told.append(page)
-            use = threading.Thread(
+            self._use = threading.Thread(
                 target=self._tell_use, args=(page,), name="jitckpt-network-use", daemon=True
             )
-            use.start()
+            self._use.start()
             self._native.tell_step_time(page.data_ptr() + host_memory.MINIBATCH)
             self._measure()
         except Exception as error:
@@ -60,6 +62,9 @@ class NetworkProfiler(threading.Thread):
     def stop(self) -> None:
         self._stopping.set()
         self._ends[0] = 1
+        self.join(LAST_SECONDS)
+        if self._use is not None:
+            self._use.join(LAST_SECONDS)
         self._native.tell_step_time(0)
         self._native.profile_network(0)
 

@@ -131,8 +131,8 @@ class PeriodicSaver(BesideTraining):
         kind: layout.Kind = "rank" if self._settings.replica else "local"
         saver: layout.SaverName = "builtin" if self._settings.replica else "ring"
         try:
-            while not self._copies.are_there(begun.number):
-                time.sleep(LOOK_SECONDS)
+            if not self._are_there(begun):
+                return
             with SaveFolder(
                 self._root,
                 self._identity,

@@ -212,6 +212,13 @@ class Snapshots(BesideTraining):
     def wait(self) -> bool:
         return self._writer is None or not self._writer.is_alive()
 
+    def finish(self) -> None:
+        until = time.monotonic() + PATIENCE_SECONDS
+        while not self.wait() and not self._off and time.monotonic() < until:
+            # A device call, so that a save after a failure finds this thread held like any other.
+            torch.cuda.current_stream(self._host.device).query()
+            time.sleep(LOOK_SECONDS)
+
     def optimizer_begins(self, step: int, scaler: object) -> None:
         """See what another host would need to make this step again, if one does that."""
         self._taken = step, None
@@ -300,9 +307,8 @@ class Snapshots(BesideTraining):
 
     def _write(self, begun: Begun, document: dict[str, Json], tensors: dict[str, Tensor]) -> None:
         try:
-            while not self._copies.are_there(begun.number):
-                time.sleep(LOOK_SECONDS)
-            self._put_in(begun, document, tensors)
+            if self._are_there(begun):
+                self._put_in(begun, document, tensors)
         except Exception as error:  # whatever it is: nobody is to wait for this snapshot
             if not self._off:
                 self._end((str(error) or repr(error)).rstrip("."))

@@ -51,6 +51,7 @@ SAMPLED_BYTES = 16 << 20
 PIECE_BYTES = 4 << 20  # of the file that is tried
 SMALL_BYTES = 1 << 20  # of a tensor on the host that is copied in the training's thread
 LOOK_SECONDS = 0.01
+LAST_SECONDS = 1.0  # for what the thread is in the middle of
 REASON = "self-check"
 SCALER = "scaler"
 # post(names and digests): what the first replica to come has posted, and its rank; None if that is this one.
@@ -129,6 +130,7 @@ class SelfChecker:
         self._first: int | None = None
         self._begun: _Begun | None = None
         self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
         self._kept: dict[str, str] = {}  # digests of non-persistent buffers in the first check
         self._not_given: NotGiven | None = None
         self._named: set[str] = set()
@@ -200,6 +202,11 @@ class SelfChecker:
         if self._thread is not None:
             self._thread.join(seconds)
 
+    def stop(self) -> None:
+        """Give up a check that is being made: no thread may be inside of torch as Python ends."""
+        self._stopping.set()
+        self.wait(LAST_SECONDS)
+
     def _begin(self, step: int, local: Mapping[str, Encoded], shared: Shared) -> _Begun:
         described = self._describe_state()
         save = {name: tensor for part in local.values() for name, tensor in part.tensors.items()}
@@ -241,11 +248,16 @@ class SelfChecker:
         started = time.monotonic()
         try:
             while not self._copies.are_there(begun.copies):
-                time.sleep(LOOK_SECONDS)
+                if self._stopping.wait(LOOK_SECONDS):
+                    return
             begun.save |= self._host.parameters()
             held = self._with_values(begun)
+            if self._stopping.is_set():
+                return
             differences = self._restore_and_compare(begun, held)
             differences += self._changing_buffers(held) + begun.not_given
+            if self._stopping.is_set():
+                return
             apart = self._compare_with_replicas(begun.step, held)
         except Exception as error:
             self._give_up(error)
@@ -278,6 +290,8 @@ class SelfChecker:
         held = dict(begun.held)
         for name, place in begun.where.items():
             leaf, value = held[name], begun.values.get(place)
+            if self._stopping.is_set():
+                break
             if isinstance(leaf, TensorLeaf) and value is not None:
                 held[name] = replace(leaf, digest=comparison.digest(value))
         return held
