@@ -264,7 +264,7 @@ def rows(events: Sequence[Event], width: int | None) -> Iterator[str]:
 
 
 def _cells(event: Event, begun: float) -> tuple[str, str, str, str, str]:
-    shown = (one for one in event.items() if one[0] not in _NOT_IN_DETAILS and one[1] != [])
+    shown = (one for one in event.items() if one[0] not in _NOT_IN_DETAILS and one[1] not in ([], ""))
     details = _printable(", ".join(f"{name} {_value(name, value)}" for name, value in shown))
     seconds = f"{event['clock'] - begun:.3f}"
     rank, restart = _printable(str(event.get("rank", ""))), str(event["restart"])

@@ -155,6 +155,11 @@ def test_every_event_is_a_row() -> None:
     assert any(row.lstrip().startswith("3.010") for row in shown), "seconds from the start to the detection"
 
 
+def test_what_an_event_does_not_say_is_not_in_its_row() -> None:
+    events = Story().add("restored", rank=0, step=5, in_memory="", steps=[]).events
+    assert list(rows(events, None))[-1].endswith("step 5")
+
+
 def test_a_screen_breaks_the_details_and_nothing_commands_it() -> None:
     story = Story().add("warning", text="word " * 30 + "[red]\x1b[2J\nend")
     assert len(list(rows(story.events, None))) == 2
