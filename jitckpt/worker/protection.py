@@ -95,6 +95,12 @@ EXTRA_CHANGES_LATE = (
     "step in job.steps(n):`, to which it belongs then; or change it before the optimizer step."
 )
 
+EXTRA_CHANGES_AT_THE_END = (
+    "`extra` changes between an optimizer step and the end of its iteration. A rank that fails there, where "
+    "others have made the step, has lost that change: then this run would differ from an undisturbed one. "
+    "Change it at the top of the next iteration, before the forward pass, and nothing of it is lost."
+)
+
 AVERAGE_CHANGES_LATE = (
     "An AveragedModel is updated between an optimizer step and the next forward pass, where a failure may "
     "lose the last of it. Write the loop as `for epoch in job.epochs(n):` and `for batch in "
@@ -451,14 +457,17 @@ class Protection:
             self._settle_beside(pending, step, changed)
         if self._checker is not None:
             self._settle_check(step - 1, changed)
-        if self._extra_behind_step is not None and self._extra_behind_step != self._host.extra_now():
-            self._reporter.warn_once(EXTRA_CHANGES_LATE)
-        self._extra_behind_step = None
+        self._look_at_extra_behind_step(EXTRA_CHANGES_LATE)
         # In every minibatch: an average may begin in a late epoch.
         if not self._loop.is_used and self._averages not in (None, self._host.updates_of_averages()):
             self._reporter.warn_once(AVERAGE_CHANGES_LATE)
         if self._is_irregular():
             self._reporter.warn_once(IRREGULAR)
+
+    def _look_at_extra_behind_step(self, text: str) -> None:
+        before, self._extra_behind_step = self._extra_behind_step, None
+        if before is not None and before != self._host.extra_now():
+            self._reporter.warn_once(text)
 
     def _is_irregular(self) -> bool:
         """Whether a scheduler is not stepped in every minibatch."""
@@ -596,7 +605,9 @@ class Protection:
         self._averages = self._host.updates_of_averages()
         if self._loop.is_used:
             self._buffer_versions = self._host.buffer_versions()
-        elif self._looks_at_extra and step <= self._base + EXTRA_LOOKED_AT:
+        # A rank that is alone is behind nobody.
+        may_be_lost = not self._loop.is_used or self._identity.world_size > 1
+        if self._looks_at_extra and may_be_lost and step <= self._base + EXTRA_LOOKED_AT:
             self._extra_behind_step = self._host.extra_now()
         if self._module_numbers is not None and (changed := self._module_numbers.changed()):
             self._say_numbers(changed)
@@ -677,6 +688,7 @@ class Protection:
         self._history.settle(step)
         if changed and self._host.model is not None:
             self._history.hold(step, self._host.model.held())
+        self._look_at_extra_behind_step(EXTRA_CHANGES_AT_THE_END)
         self._write_at_boundary(step)
         self._save_periodically(step)
         for one in self._beside:

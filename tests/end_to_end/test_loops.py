@@ -243,6 +243,20 @@ def test_what_changes_of_extra_where_a_failure_may_lose_it_is_told(launcher: Lau
     result = launcher.run(*RUN, "--checkpoint-dir", "late", script, "average", "outrun:8")
     assert result.status == 0, result.err
     assert "Rank 1 may have failed between its optimizer step 8 and the end of that" in result.err, result.err
+    assert "`extra` changes between an optimizer step and the end of its iteration" in result.err, result.err
+
+
+def test_what_is_changed_at_the_top_of_the_next_iteration_is_not_lost(launcher: Launcher) -> None:
+    late = re.search(r"        with .*\n.*zip\(kept.*\n.*\n", TRAINING)
+    assert late is not None
+    top = "extra=kept)\n    for step in job.steps(12):\n"
+    script = launcher.script(TRAINING.replace(late[0], "").replace(top, top + late[0]))
+    undisturbed = launcher.run(*RUN, "--checkpoint-dir", NOWHERE, script, "average", NOWHERE)
+    result = launcher.run(*RUN, "--checkpoint-dir", "outrun", script, "average", "outrun:8")
+    assert result.status == 0, result.err
+    assert "went on from step 8" in result.err, result.err
+    assert ends(result.out) == ends(undisturbed.out), result.err
+    assert "`extra` changes" not in result.err, result.err
 
 
 def test_what_a_rank_drew_behind_its_step_and_lost_is_told(launcher: Launcher) -> None:
