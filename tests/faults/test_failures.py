@@ -152,9 +152,12 @@ def test_without_a_replica_the_job_falls_back_to_a_periodic_save(
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkpoint directory of a job whose launcher was killed: all ranks have saved and ended."""
+    """The checkpoint directory of a job whose launcher was killed: all ranks have saved and ended.
+
+    Its steps are so far apart that it is not over before, and that the ranks are in the same one.
+    """
     folder = tmp_path_factory.mktemp("stopped") / "job"
-    run = train(folder, 2, *STEPS, "--pause", "0.02", strikes=[Strike(LAUNCHER, "first_step", 0.1)])
+    run = train(folder, 2, *STEPS, "--pause", "1", strikes=[Strike(LAUNCHER, "first_step", 0.1)])
     assert run.status == -signal.SIGKILL, (folder / OUTPUT).read_text()
     assert run.left_behind == ()
     return folder / CHECKPOINTS
