@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from jitckpt.cli import plan_snapshots
 from jitckpt.cli.parser import Parser, did_you_mean
 from jitckpt.cli.tables import show
 from jitckpt.decisions.check import InvalidInput
@@ -26,9 +27,13 @@ def main(arguments: list[str]) -> int:
     """Print the plan, or reproduce a paper's table; return the exit status."""
     if arguments[:1] == ["reproduce"]:
         return _reproduce(arguments[1:])
+    if arguments[:1] == ["snapshots"]:
+        return plan_snapshots.main(arguments[1:])
     parser = Parser(
         prog="jitckpt plan",
-        usage="jitckpt plan [options] CLUSTER.toml | --example\n       jitckpt plan reproduce NAME",
+        usage="jitckpt plan [options] CLUSTER.toml | --example\n"
+        "       jitckpt plan snapshots [options] [DIR]\n"
+        "       jitckpt plan reproduce NAME",
         description="Compare the ways to protect a training job on a cluster, and recommend one.",
     )
     parser.add_argument(

@@ -42,6 +42,7 @@ NOT_RUN = {
     "jitckpt chaos": "needs a job that runs meanwhile (tests/softgpu/test_faults.py)",
     "jitckpt run --mode transparent --suspendable": "the job that is suspended",
     "jitckpt run --mode transparent --snapshot-every": "train.py stands for a script",
+    "jitckpt plan snapshots job": "looks at such a job's events",
     "jitckpt suspend": "needs a job that runs meanwhile (tests/end_to_end/test_suspend.py)",
     "jitckpt resume": "needs a job that is suspended (tests/end_to_end/test_suspend.py)",
     "grep -h -e": "looks at such a job's events",
