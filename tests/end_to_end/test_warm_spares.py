@@ -9,6 +9,8 @@ from typing import Any
 
 from launcher import JITCKPT_RUN, Launcher
 
+from jitckpt.events import FILE_NAME, Event, read_events
+
 RUN = [*JITCKPT_RUN, "--warm-spares", "1", "--checkpoint-dir", "ckpt"]
 
 # Fails in its first life; what it finds then and in the next life it writes down.
@@ -45,8 +47,10 @@ FAILS_ONCE = """
     """
 
 
-def events(launcher: Launcher) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (launcher.directory / "ckpt/events.jsonl").read_text().splitlines()]
+def events(launcher: Launcher) -> list[Event]:
+    """Those that are there so far; of the newest a reader may see the half."""
+    folder = launcher.directory / "ckpt"
+    return read_events(folder)[0] if (folder / FILE_NAME).exists() else []
 
 
 def seen(launcher: Launcher, restart: int, rank: int) -> dict[str, Any]:
@@ -55,8 +59,7 @@ def seen(launcher: Launcher, restart: int, rank: int) -> dict[str, Any]:
 
 
 def have_spares(launcher: Launcher) -> bool:
-    path = launcher.directory / "ckpt/events.jsonl"
-    return path.exists() and any(event["event"] == "spares_started" for event in events(launcher))
+    return any(event["event"] == "spares_started" for event in events(launcher))
 
 
 def spares(launcher: Launcher, agent: int) -> list[int]:
@@ -72,8 +75,10 @@ def spares(launcher: Launcher, agent: int) -> list[int]:
 
 
 def is_dead(pid: int) -> bool:
-    """Whether it is a zombie, which the agent has not looked at yet: then its sockets are closed."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    """Whether it is a zombie, or not even that any more: then its sockets are closed."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    return True
 
 
 def test_a_spare_finds_what_a_new_process_would(launcher: Launcher) -> None:
@@ -121,8 +126,11 @@ def test_a_spare_runs_a_module_and_ends_with_its_status(launcher: Launcher) -> N
 
 def test_with_a_warm_start_no_worker_loads_torch_itself(launcher: Launcher) -> None:
     script = launcher.script(FAILS_ONCE)
+    process = launcher.start(*RUN, "--warm-spares", "0", "--warm-start", "--nproc-per-node", "2", script)
+    # Who is late when the other dies is ended before it has written down what it found.
+    launcher.wait_until(lambda: [event["event"] for event in events(launcher)].count("first_step") == 2)
     (launcher.directory / "both-first-steps").touch()
-    result = launcher.run(*RUN, "--warm-spares", "0", "--warm-start", "--nproc-per-node", "2", script)
+    result = launcher.finish(process)
     assert result.status == 0, result.err
     assert [event["rank"] for event in events(launcher) if event["event"] == "spare_used"] == [0, 1, 0, 1]
     assert all(seen(launcher, restart, rank)["warm"] for restart in (0, 1) for rank in (0, 1))
