@@ -290,7 +290,10 @@ def test_the_whole_replica_that_comes_first_is_enough(start: Starter) -> None:
     assert set(job.events("ranks_ended")[0]["kill"]) == {0, 1}
 
 
-def test_a_replica_that_is_a_step_ahead_is_waited_for(start: Starter) -> None:
+def test_a_replica_that_is_a_step_ahead_is_waited_for(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "NEWER_STEP_GRACE", PLENTY)
     job = start(
         """
         register()
@@ -303,7 +306,6 @@ def test_a_replica_that_is_a_step_ahead_is_waited_for(start: Starter) -> None:
         """
         register()
         order = await_order()
-        time.sleep(1)  # the other gets as long again
         say(protocol.SaveEnded(order.save_id, RANK, 0, 7, "step-7", 1000, 0.1))
         open(f"{here}/saved", "w").close()
         hang()
