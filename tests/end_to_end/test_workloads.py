@@ -36,7 +36,8 @@ def test_user_level_mode(launcher: Launcher, plain: dict[str, str]) -> None:
     fault = ["--fault", "rank=1 step=8 phase=backward kind=kill"]
     result = launcher.run(*RUN, *fault, *TRAINING, "--protect")
     assert result.status == 0, result.err
-    assert "Restart 1 went on from step 7" in result.err
+    # Rank 0 may not have come to its optimizer's step 7 when rank 1 was in step 8.
+    assert re.search("Restart 1 went on from step [67], with at most 1 minibatch done again", result.err)
     assert said(result.out) == plain
 
 
