@@ -24,7 +24,7 @@ if (os.environ["JITCKPT_RESTART"], os.environ["RANK"]) == ("0", "0"):
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
-# Runs the training; before the last step the ranks wait for the file `go`, so that it is not over before a signal.
+# Runs the training; before the last step the ranks wait for the file `go`: it is not over before a signal.
 HOLDING = """
 import os, runpy, sys, time
 
