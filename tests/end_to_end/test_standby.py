@@ -16,7 +16,10 @@ from jitckpt.wire import environment
 
 MEET = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "10.79.0.1:29400", "--rdzv-id", "job"]
 OPTIONS = ["--device", "softgpu", "--warm-spares", "0"]
-TRAINING = SCRIPT.replace("[0, 1]", "list(range(dist.get_world_size()))")
+# It is not over before all has been looked at: before its last collective it waits for the file `go`.
+TRAINING = SCRIPT.replace("[0, 1]", "list(range(dist.get_world_size()))").replace(
+    "    group = dist.new_group", "    while not os.path.exists('go'): time.sleep(0.01)\n    group = dist.new_group"
+)
 # A host of its own, but for its files: it has none of the others' processes, and none of their shared memory.
 ELSEWHERE = ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc", "--ipc"]
 
@@ -55,9 +58,11 @@ def job(launcher: Launcher, hosts: Namespaces, faults: Sequence[str], standbys: 
 
 @pytest.fixture
 def undisturbed(launcher: Launcher) -> list[str]:
+    (go := launcher.directory / "go").touch()
     alone = ["env", "SOFTGPU_DEVICES=4", *JITCKPT_RUN, "--nproc-per-node", "4", *OPTIONS]
     result = launcher.run(*alone, launcher.script(TRAINING))
     assert result.status == 0, result.err
+    go.unlink()
     return finals(result.out)
 
 
@@ -74,6 +79,7 @@ def test_both_ranks_of_a_host_go_on_on_one_that_stands_by(
     old = launcher.finish(started[1])
     switch_off(hosts, 1)
     assert [started[host].poll() for host in (0, 2)] == [None, None], "the job has ended before that"
+    (launcher.directory / "go").touch()
     ended = [launcher.finish(started[0]), old, launcher.finish(started[2])]
     told = "\n=====\n".join(one.err for one in ended)
     assert [one.status for one in ended] == [0, 0, 0], told
@@ -89,6 +95,7 @@ def test_ranks_that_have_moved_can_move_again(
     assert old.status == 0, old.err
     left = await_first(started[2:])
     between = launcher.finish(left)
+    (launcher.directory / "go").touch()
     last = launcher.finish(next(one for one in started[2:] if one is not left))
     ended = [launcher.finish(started[0]), old, between, last]
     told = "\n=====\n".join(one.err for one in ended)
