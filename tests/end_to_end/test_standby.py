@@ -17,9 +17,9 @@ from jitckpt.wire import environment
 MEET = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "10.79.0.1:29400", "--rdzv-id", "job"]
 OPTIONS = ["--device", "softgpu", "--warm-spares", "0"]
 # It is not over before all has been looked at: before its last collective it waits for the file `go`.
-TRAINING = SCRIPT.replace("[0, 1]", "list(range(dist.get_world_size()))").replace(
-    "    group = dist.new_group", "    while not os.path.exists('go'): time.sleep(0.01)\n    group = dist.new_group"
-)
+WAITS = "    while not os.path.exists('go'): time.sleep(0.01)\n"
+LAST = "    group = dist.new_group"
+TRAINING = SCRIPT.replace("[0, 1]", "list(range(dist.get_world_size()))").replace(LAST, WAITS + LAST)
 # A host of its own, but for its files: it has none of the others' processes, and none of their shared memory.
 ELSEWHERE = ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc", "--ipc"]
 
