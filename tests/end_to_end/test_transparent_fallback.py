@@ -35,12 +35,19 @@ def test_a_failed_collective_is_a_pause_and_a_killed_worker_a_restart(
     assert f"Restart 1 went on from step {by_name['saved']['step']}" in result.err
 
 
-# A copy to the device of 2 MB travels through the log, which has no room for it. `save_every` as given.
+# A copy to the device of 2 MB travels through the log, which has no room for it. `save_every` as given. The
+# save of step 4 is written by the time of the failure.
 UNKEPT = """
-import hashlib, os, sys
+import hashlib, os, sys, time
+from pathlib import Path
 import torch
 from torch import distributed as dist, nn
 import jitckpt
+from jitckpt.events import read_events
+
+def have_saved(step):
+    events = read_events(Path("ckpt"))[0]
+    return [event["step"] for event in events if event["event"] == "periodic_save"].count(step) == 2
 
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 dist.init_process_group("nccl")
@@ -57,6 +64,8 @@ for step in range(job.restore(), 7):
     loss.backward()
     optimizer.step()
     torch.cuda.synchronize()  # so that no rank is ahead when the failure comes
+    while step == 4 and os.environ["JITCKPT_RESTART"] == "0" and not have_saved(4):
+        time.sleep(0.01)
 state = [*layers.state_dict().values(), *(v for one in optimizer.state.values() for v in one.values())]
 digest = hashlib.sha256(b"".join(tensor.cpu().numpy().tobytes() for tensor in state)).hexdigest()
 print(f"rank {dist.get_rank()}: {digest} {torch.rand(1).item()}\\n", end="", flush=True)
