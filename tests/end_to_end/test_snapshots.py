@@ -239,7 +239,8 @@ def test_a_lost_job_goes_on_where_its_numbers_are_taken(
     before = set(os.listdir("/dev/shm"))
     job = Job(launcher, program=program, loaders=1)
     first = job.snapshot()
-    assert job.wait_for("snapshot_wanted", 2)["step"] == 12
+    newest = job.wait_for("snapshot_wanted", 2)["step"]
+    assert newest in (11, 12)  # the ranks may not have come to the ninth yet
     job.go_to(13)
     second = job.wait_for("snapshot", 2)
     assert second["stored"] < second["bytes"] / 2
@@ -247,7 +248,7 @@ def test_a_lost_job_goes_on_where_its_numbers_are_taken(
     job.lose()
     own = memory / "pages-of-snapshots" / "2"
     own.write_bytes(bytes(own.stat().st_size))
-    (core, *_) = memory.glob("snapshot-*12/rank-1/core-*.img")
+    (core, *_) = memory.glob(f"snapshot-*{newest}/rank-1/core-*.img")
     number = re.sub(r"\D", "", core.name)
     with subprocess.Popen([sys.executable, "-c", TAKE, number], stdin=-1, stdout=-1, text=True) as stranger:
         assert stranger.stdout is not None
@@ -257,7 +258,7 @@ def test_a_lost_job_goes_on_where_its_numbers_are_taken(
         stranger.communicate()
     assert result.status == 0, result.err
     assert re.search(r"goes on from the snapshot of step 8, made at \d{4}-", result.err), result.err
-    assert "the snapshot after step 12 is of no use:" in result.err
+    assert f"the snapshot after step {newest} is of no use:" in result.err
     assert "is not what was written. That after step 8 is tried." in result.err
     assert "it goes on in a PID namespace" in result.err
     assert [*again.finals, *again.logs] == undisturbed

@@ -271,6 +271,7 @@ def test_a_damaged_image_is_never_gone_on_from(launcher: Launcher, program: str,
     running = job.resume()
     assert (running.status, "It is not suspended." in running.out) == (1, True)
     assert job.suspend(memory, after=7).status == 0
+    launcher.wait_until(lambda: job.events("suspended") != [])  # it is written on a thread of its own
     number = job.events("suspended")[0]["pids"][1][0]
     take = [sys.executable, "-c", TAKE, str(number)]
     with subprocess.Popen(take, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
