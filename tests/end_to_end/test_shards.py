@@ -8,7 +8,8 @@ from pathlib import Path
 
 import gpt
 import pytest
-from launcher import JITCKPT_RUN, Launcher, Result
+from launcher import JITCKPT_RUN, Launcher, Result, until_told
+from test_hosts import PAUSING
 
 from jitckpt.saves import folders
 
@@ -150,15 +151,18 @@ def test_a_first_save_that_was_never_finished_has_the_job_begin_anew(
 
 def test_sigusr2_saves_one_step_on_all_ranks_and_the_training_goes_on(launcher: Launcher) -> None:
     size = ["--steps", "60", "--layers", "1", "--width", "32", "--length", "16"]
-    process = launcher.start(*gpt.RUN, "--checkpoint-dir", "ckpt", str(gpt.EXAMPLE), *size)
+    pausing = launcher.script(PAUSING)
+    process = launcher.start(*gpt.RUN, "--checkpoint-dir", "ckpt", pausing, str(gpt.EXAMPLE), *size)
     assert process.stdout is not None
-    while "step 3 of" not in process.stdout.readline():
+    while process.stdout.readline() != "pauses\n":
         assert process.poll() is None
     process.send_signal(signal.SIGUSR2)
+    said = until_told(process, "will be saved")
+    (launcher.directory / "go").touch()
     result = launcher.finish(process)
-    assert result.status == 0, result.err
-    wanted = re.search(r"SIGUSR2: the state after step (\d+) will be saved", result.err)
-    assert wanted is not None, result.err
+    assert result.status == 0, said + result.err
+    wanted = re.search(r"SIGUSR2: the state after step (\d+) will be saved", said)
+    assert wanted is not None, said
     found = folders.find(launcher.directory / "ckpt")
     step = int(wanted[1])
     assert {(record.step, record.kind, record.rank) for record in found} == {
