@@ -10,17 +10,21 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launcher import JITCKPT, JITCKPT_RUN, LIMIT, Launcher
+from launcher import JITCKPT, JITCKPT_RUN, LIMIT, Launcher, until_told
 
 SCRIPT = """
 import hashlib, os, time
+from pathlib import Path
 import torch
 from torch import nn
 import jitckpt
 
+SIGNALLED = Path("signalled")
+STEPS = 60 if SIGNALLED.exists() else 300  # it is not over before the signal
+
 class Data(torch.utils.data.Dataset):
-    def __len__(self): return 8 * 60
-    def __getitem__(self, number): return torch.full((16,), number / 480)
+    def __len__(self): return 8 * STEPS
+    def __getitem__(self, number): return torch.full((16,), number / 2400)
 
 if __name__ == "__main__":
     rank = int(os.environ["RANK"])
@@ -39,7 +43,8 @@ if __name__ == "__main__":
             optimizer.step()
             optimizer.zero_grad()
             os.write(1, f"step {step}\\n".encode())
-            time.sleep(0.1)
+            if not SIGNALLED.exists():
+                time.sleep(0.1)
     digest = hashlib.sha256(repr([value.tolist() for value in model.parameters()]).encode())
     os.write(1, f"rank {rank} ends with {digest.hexdigest()}\\n".encode())
     torch.distributed.destroy_process_group()
@@ -96,6 +101,7 @@ def test_the_state_is_saved_and_the_same_command_goes_on(
     # Agent, guardian, template, ranks, loaders; in transparent mode the ranks' servers, too.
     assert send_to_all(psutil.Process(process.pid), number) >= (10 if "transparent" in command else 8)
     interrupted = launcher.finish(process)
+    (launcher.directory / "signalled").touch()
     assert interrupted.status == 75, interrupted.err
     saved = re.search(r"The state after step (\d+) lies in", interrupted.err)
     assert saved is not None, interrupted.err
@@ -109,10 +115,12 @@ def test_the_state_is_saved_and_the_same_command_goes_on(
 def test_a_notice_to_all_saves_and_the_training_goes_on(launcher: Launcher, command: list[str]) -> None:
     process = run_until(launcher, command, "step 30")
     send_to_all(psutil.Process(process.pid), signal.SIGUSR2)
+    said = until_told(process, "will be saved")
+    (launcher.directory / "signalled").touch()
     ended = launcher.finish(process)
-    assert ended.status == 0, ended.err
-    saved = re.search(r"SIGUSR2: the state after step (\d+) will be saved", ended.err)
-    assert saved is not None, ended.err
+    assert ended.status == 0, said + ended.err
+    saved = re.search(r"SIGUSR2: the state after step (\d+) will be saved", said)
+    assert saved is not None, said
     assert (launcher.directory / "ckpt" / f"step-{int(saved[1]):010}").is_dir()
     assert "Restart" not in ended.err
     ends(ended.out)
