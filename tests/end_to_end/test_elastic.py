@@ -3,9 +3,7 @@
 Real trainings on softgpu, in network namespaces, a rank a host.
 """
 
-import os
 import re
-import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -14,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from launcher import JITCKPT, JITCKPT_RUN, Launcher, Result, until_told
-from namespaces import Namespaces, ip, namespaces
+from namespaces import Namespaces, kill, namespaces
 from test_memory_on_hosts import MEET
 
 from jitckpt.wire.exit_statuses import HOSTS_MISSING
@@ -48,8 +46,7 @@ class Job:
 
     def kill(self, host: int) -> None:
         """Kill all processes of a host at once."""
-        for pid in ip(f"netns pids {self.hosts.names[host]}").stdout.split():
-            os.kill(int(pid), signal.SIGKILL)
+        kill(self.hosts, host)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import preloads
 import pytest
 from gpt import TRAINING, digests, run_of
 from launcher import JITCKPT, Launcher, until_told
-from namespaces import Namespaces, ip, namespaces
+from namespaces import Namespaces, kill, namespaces
 
 from jitckpt.events import read_events
 from jitckpt.ring import format as ring_format
@@ -188,8 +188,7 @@ class Job:
 
     def kill(self, host: int) -> None:
         """Kill all processes of a host at once."""
-        for pid in ip(f"netns pids {self.hosts.names[host]}").stdout.split():
-            os.kill(int(pid), signal.SIGKILL)
+        kill(self.hosts, host)
 
 
 @pytest.fixture
@@ -197,19 +196,27 @@ def job(launcher: Launcher, hosts: Namespaces) -> Job:
     return Job(launcher, hosts)
 
 
+def opened(path: Path) -> int | None:
+    """Open a descriptor of an agent's, as /proc has it, if it is a ring's."""
+    with suppress(FileNotFoundError):  # the agent has closed it meanwhile
+        if "jitckpt-local-state" in os.readlink(path):
+            return os.open(path, os.O_RDONLY)
+    return None
+
+
 @contextmanager
 def ring(agent: "subprocess.Popen[str]", rank: int) -> Iterator[int | None]:
     """Open the ring of a rank that its agent has, or the copy that another keeps; None if there is none."""
     for path in Path(f"/proc/{agent.pid}/fd").iterdir():
-        if "jitckpt-local-state" in os.readlink(path):
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                identity = local_state.read_identity(descriptor)
-                if identity is not None and identity.rank == rank:
-                    yield descriptor
-                    return
-            finally:
-                os.close(descriptor)
+        if (descriptor := opened(path)) is None:
+            continue
+        try:
+            identity = local_state.read_identity(descriptor)
+            if identity is not None and identity.rank == rank:
+                yield descriptor
+                return
+        finally:
+            os.close(descriptor)
     yield None
 
 

@@ -1,17 +1,14 @@
 """Jobs without replicas on several hosts, which lose hosts: all comes back from others' memory."""
 
 import json
-import os
 import re
-import signal
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from launcher import JITCKPT, JITCKPT_RUN, Launcher
-from namespaces import Namespaces, namespaces
+from namespaces import Namespaces, kill, namespaces
 
 from jitckpt.wire.exit_statuses import HOSTS_MISSING
 
@@ -81,11 +78,7 @@ class Job:
 
     def lose(self, *lost: int) -> None:
         """Kill all processes of these hosts at once; what is on their disks is lost, too."""
-        # Whoever is killed before its agent (guardian, keeper) may be replaced by it at once.
-        while pids := [pid for host in lost for pid in self.hosts.processes(host)]:
-            for pid in pids:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        kill(self.hosts, *lost)
         for host in lost:
             self.outs.append(self.agents.pop(host).communicate()[0])
             (self.launcher.directory / f"host-{host}" / "ckpt").rename(
