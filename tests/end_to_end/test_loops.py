@@ -22,6 +22,7 @@ dist.init_process_group("nccl")
 rank = dist.get_rank()
 place, times = sys.argv[2].split(":")
 visits = {}
+MADE = {"outrun": 1, "behind": 4}  # places of which each is so many steps behind the last
 
 
 def at(where):
@@ -29,11 +30,12 @@ def at(where):
     doomed = rank == 1 and os.environ["JITCKPT_RESTART"] == "0"
     if doomed and (where, visits[where]) == (place, int(times)):
         torch.cuda.synchronize()
-        while where == "outrun" and not os.path.exists(f"made-{times}"):
+        # Until the other rank, which might be a step behind, has made this one, too.
+        while where in MADE and not os.path.exists(f"made-{place}-{MADE[where] * int(times)}"):
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
     if rank == 0 and where == "made":
-        open(f"made-{visits[where]}", "w").close()
+        open(f"made-{place}-{visits[where]}", "w").close()
 
 
 def reduce(module):
@@ -93,11 +95,12 @@ def gradients():
         forces(torch.randn(4, 8)).backward()
         reduce(model)
         optimizer.step()
+        at("made")
         at("step")
         if step % 4 == 3:
             for number in range(3):
-                forces(torch.randn(4, 8) if place == "drawn" else torch.full((4, 8), 0.1 * number)).item()
-            at("drawn")
+                forces(torch.randn(4, 8) if place == "behind" else torch.full((4, 8), 0.1 * number)).item()
+            at("behind")
             if place == "preemption" and step == 7:
                 print("evaluates\\n", end="", flush=True)
                 for _ in range(40):
@@ -260,7 +263,7 @@ def test_what_is_changed_at_the_top_of_the_next_iteration_is_not_lost(launcher: 
 
 
 def test_what_a_rank_drew_behind_its_step_and_lost_is_told(launcher: Launcher) -> None:
-    result = launcher.run(*RUN, launcher.script(TRAINING), "gradients", "drawn:2")
+    result = launcher.run(*RUN, launcher.script(TRAINING), "gradients", "behind:2")
     assert result.status == 0, result.err
     assert "Rank 1 may have failed between its optimizer step 8 and the end of that" in result.err, result.err
 
