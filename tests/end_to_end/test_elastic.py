@@ -5,13 +5,14 @@ Real trainings on softgpu, in network namespaces, a rank a host.
 
 import re
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from launcher import JITCKPT, JITCKPT_RUN, Launcher, Result, until_told
+from launcher import JITCKPT_RUN, Launcher, Result, until_told
 from namespaces import Namespaces, kill, namespaces
 from test_memory_on_hosts import MEET
 
@@ -19,6 +20,18 @@ from jitckpt.wire.exit_statuses import HOSTS_MISSING
 
 TRAINING = str(Path(__file__).parent / "elastic_training.py")
 SAMPLES, GLOBAL_BATCH, STEPS = 96, 24, 16
+# `jitckpt`, which goes on once so many have loaded what they need: they come together at once, and none lets
+# the others wait for longer than they wait for a host that is missing.
+TOGETHER = """
+import os, sys, time
+from pathlib import Path
+import jitckpt.agent.agent, jitckpt.cli
+Path(f"loaded-{os.getpid()}").touch()
+while len([*Path().glob("loaded-*")]) < int(sys.argv[1]):
+    time.sleep(0.01)
+sys.argv = [sys.argv[0], *sys.argv[2:]]
+sys.exit(jitckpt.cli.main())
+"""
 OPTIONS = ["--device", "softgpu", "--warm-spares", "0", "--warm-start", "--checkpoint-dir", "ckpt"]
 
 
@@ -41,7 +54,8 @@ class Job:
         elastic = ["--nnodes", str(count), "--min-hosts", str(least), "--wait", "4", "--nproc-per-node", "1"]
         # Torch takes a host for dead after three times the interval.
         meet = [*MEET, "--rdzv-conf", f"keep_alive_interval=1,join_timeout={most}"]
-        command = ["env", "OMP_NUM_THREADS=1", *JITCKPT, "run", *meet, *elastic, *OPTIONS, TRAINING]
+        jitckpt = [sys.executable, "-c", TOGETHER, str(count)]
+        command = ["env", "OMP_NUM_THREADS=1", *jitckpt, "run", *meet, *elastic, *OPTIONS, TRAINING]
         return self.launcher.start(*self.hosts.on(host), *command, *training)
 
     def kill(self, host: int) -> None:
@@ -140,7 +154,8 @@ def test_a_job_goes_on_with_fewer_hosts_and_grows_back(job: Job, tmp_path: Path)
 
 def test_a_host_that_is_gone_again_is_not_waited_for_and_one_alone_never_goes_on(job: Job) -> None:
     """Of three hosts one is lost, and is lost once more as it is taken in; then the second one is."""
-    training = ["--accumulation", "4", "--stay", "3:2", "2:6", "2:9"]
+    # Behind step 7 if the third one has been taken in before it is lost.
+    training = ["--accumulation", "4", "--stay", "3:2", "2:6", "3:7", "2:9"]
     start = partial(job.start, count=3, least=2, most=60)
     agents = [start(host, *training) for host in range(3)]
     await_step(agents, 2)
