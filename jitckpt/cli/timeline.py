@@ -13,6 +13,7 @@ from jitckpt.cli.parser import Parser
 from jitckpt.events import FILE_NAME, Event, read_events
 from jitckpt.reports.present import is_whole
 from jitckpt.reports.timeline import in_words, jobs, recoveries, rows
+from jitckpt.reports.timeline_pauses import pauses, pauses_table
 from jitckpt.reports.timeline_transparent import steps_table, transparent_recoveries
 
 
@@ -21,7 +22,9 @@ def main(arguments: list[str]) -> int:
     parser = Parser(prog="jitckpt timeline", description="Show what happened to a job and what it cost.")
     parser.add_argument("directory", type=Path, help="the job's checkpoint directory")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the recoveries (.png, .svg, .pdf)")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw recoveries and pauses (.png, .svg, .pdf)"
+    )
     parser.add_argument(
         "--trace",
         type=Path,
@@ -71,6 +74,8 @@ def _shown(console: Console, job: Sequence[Event], directory: Path) -> Iterator[
     with console.capture() as captured:
         for recovery in transparent_recoveries(whole):
             console.print(steps_table(recovery))
+        if held := pauses(whole):
+            console.print(pauses_table(held))
         for sentence in in_words(whole, str(directory)):
             console.print(sentence, markup=False, highlight=False)
     yield captured.get()
@@ -83,6 +88,7 @@ def _document(events: Sequence[Event]) -> dict[str, Any]:
         told: dict[str, Sequence[Any]] = {
             "recoveries": recoveries(whole),
             "transparent_recoveries": transparent_recoveries(whole),
+            "snapshot_pauses": pauses(whole),
         }
         document.append(
             {"events": job} | {name: [asdict(one) for one in found] for name, found in told.items()}

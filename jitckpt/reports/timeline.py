@@ -196,12 +196,11 @@ def _snapshots(events: Sequence[Event]) -> list[str]:
         longest = max(event["seconds"] for event in pauses)
         held = sum(event["seconds"] for event in pauses)
         sentences.append(f"The ranks were held for them {longest:.2f} s at most, and {held:.2f} s in all.")
-        if "stop" in pauses[-1]:
-            stop, dump, device = (sum(event[name] for event in pauses) for name in ("stop", "dump", "device"))
-            sentences.append(
-                f"Of that it took {stop:.2f} s until their devices were at rest, {dump:.2f} s to write their "
-                f"processes to memory, and {device:.2f} s until they had devices again."
-            )
+        stop, dump, device = (sum(event[name] for event in pauses) for name in ("stop", "dump", "device"))
+        sentences.append(
+            f"Of that it took {stop:.2f} s until their devices were at rest, {dump:.2f} s to write their "
+            f"processes to memory, and {device:.2f} s until they had devices again."
+        )
     sentences += [
         f"All ranks went back to the snapshot after step {event['step']}, in {event['seconds']:.2f} s."
         for event in back

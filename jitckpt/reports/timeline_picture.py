@@ -12,6 +12,7 @@ from jitckpt.console import show_size
 from jitckpt.decisions.check import InvalidInput
 from jitckpt.events import Event
 from jitckpt.reports.timeline import incidents
+from jitckpt.reports.timeline_pauses import longest, pauses, title
 from jitckpt.reports.timeline_transparent import TransparentRecovery, transparent_recoveries
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ IN_PLACE_LOOKS = {
     "communicators": ("0.9", "+++"),
     "replay": ("0.35", ""),
 }
+# Of a pause for a snapshot, and of the way back to one, beside what others have, too.
+SNAPSHOT_LOOKS = {"devices": ("1.0", "///")}
+ALL_LOOKS = LOOKS | IN_PLACE_LOOKS | SNAPSHOT_LOOKS
 MEANINGS = {
     "detect": "failing, not yet found",
     "rest": "coming to rest",
@@ -55,6 +59,7 @@ MEANINGS = {
     "image": "loading the memory's content",
     "communicators": "making communicators",
     "replay": "making the calls again",
+    "devices": "getting devices again",
 }
 SHOWN_RECOVERIES = 8
 SHOWN_RANKS = 32
@@ -144,6 +149,9 @@ def _recovery(detected: Event, around: Sequence[Event], most_ranks: int) -> Reco
     ended = _last(times("ranks_ended", restart))
     decided = _last(times("saved", restart) + times("not_saved", restart))
     after = ("registered", "restored", "first_step")
+    back = next((event for event in around if _is(event, "gone_back", restart + 1)), None)
+    went_on = None if back is None else back["clock"] - found  # from a snapshot
+    there = None if back is None or went_on is None else went_on - back["seconds"]
     lanes = [
         _lane(
             "agent",
@@ -152,6 +160,8 @@ def _recovery(detected: Event, around: Sequence[Event], most_ranks: int) -> Reco
                 ("detect", began, 0.0),
                 ("save", ordered, decided),
                 ("end", decided, restarted if restarted is not None else ended),
+                ("restore", restarted, there),
+                ("devices", there, went_on),
             ],
             restarted,
             [_last(times(name, restart + 1)) for name in after],
@@ -203,13 +213,18 @@ def _last(times: Sequence[float]) -> float | None:
 
 
 def draw(events: Sequence[Event], path: Path) -> None:
-    """Draw the recoveries of one job. Raises InvalidInput if there are none, or the file can't be written."""
+    """Draw the recoveries of one job and its pauses for snapshots.
+
+    Raises InvalidInput if there are none, or the file can't be written.
+    """
     from jitckpt.planning.pictures import new_figure, save_figure
 
-    found = recoveries(events)
-    if not found:
-        raise InvalidInput("there is no recovery to draw: the last job in this directory had no failure")
-    shown = found[:SHOWN_RECOVERIES]
+    found, held = recoveries(events), _pauses(events)
+    if not found and not held:
+        raise InvalidInput(
+            "there is no recovery to draw: the last job in this directory had no failure, nor a snapshot"
+        )
+    shown = [*found[:SHOWN_RECOVERIES], *held]
     heights = [len(recovery.lanes) + 2 for recovery in shown]
     figure, axes = new_figure(9.0, 0.32 * sum(heights) + 1.2)
     from matplotlib.patches import Patch  # which is there, as there is a figure
@@ -219,25 +234,36 @@ def draw(events: Sequence[Event], path: Path) -> None:
         figure.subplots(len(shown), 1, height_ratios=heights, squeeze=False)[:, 0], shown, strict=True
     ):
         _draw_recovery(part, recovery)
-    part.set_xlabel("seconds since the failure was found")
+    since = ["the failure was found"] * bool(found) + ["all ranks were held"] * bool(held)
+    part.set_xlabel(f"seconds since {', or '.join(since)}")
     handles = [
         Patch(facecolor=grey, hatch=hatch, edgecolor="black", label=MEANINGS[name])
-        for name, (grey, hatch) in (LOOKS | IN_PLACE_LOOKS).items()
+        for name, (grey, hatch) in ALL_LOOKS.items()
         if name in {phase.name for one in shown for lane in one.lanes for phase in lane.phases}
     ]
     figure.legend(handles=handles, ncols=4, loc="outside upper center", fontsize="small")
-    if len(found) > len(shown):
-        figure.supxlabel(f"and {len(found) - len(shown)} more recoveries", fontsize="small")
+    if len(found) > SHOWN_RECOVERIES:
+        figure.supxlabel(f"and {len(found) - SHOWN_RECOVERIES} more recoveries", fontsize="small")
     save_figure(figure, path)
+
+
+def _pauses(events: Sequence[Event]) -> list[Recovery]:
+    """Return the pauses of one job as one part of the picture, a lane a pause; nothing if there are none."""
+    found = pauses(events)
+    lanes = [
+        Lane(f"step {pause.step}", tuple(Phase(*reach) for reach in pause.reaches), None)
+        for pause in longest(found)
+    ]
+    return [Recovery(found[0].clock, title(found), tuple(lanes), 0)] if found else []
 
 
 def _draw_recovery(axes: "Axes", recovery: Recovery) -> None:
     end = max((phase.end for lane in recovery.lanes for phase in lane.phases), default=1.0)
-    begin = min((phase.begin for lane in recovery.lanes for phase in lane.phases), default=0.0)
+    begin = min([0.0, *(phase.begin for lane in recovery.lanes for phase in lane.phases)])
     least = LEAST_SHARE * (end - begin)
     for place, lane in enumerate(recovery.lanes):
         for phase in lane.phases:
-            grey, hatch = (LOOKS | IN_PLACE_LOOKS)[phase.name]
+            grey, hatch = ALL_LOOKS[phase.name]
             width = max(phase.end - phase.begin, least)
             axes.barh(place, width, left=phase.begin, height=0.7, color=grey, hatch=hatch, edgecolor="black")
             seconds = phase.end - phase.begin

@@ -5,6 +5,7 @@ from typing import Any
 
 from jitckpt.events import Event
 from jitckpt.reports.present import CAUSES, model_of
+from jitckpt.reports.timeline_pauses import pauses
 from jitckpt.reports.timeline_picture import MEANINGS, recoveries
 
 MICROSECONDS = 1e6
@@ -55,6 +56,11 @@ def _job(process: int, events: Sequence[Event], offset: float) -> Iterator[dict[
             for phase in one.phases:
                 reach = (at + phase.begin, at + phase.end)
                 yield _span(process, lane, MEANINGS[phase.name], reach, {"recovery": recovery.title})
+    for pause in pauses(events):
+        at = offset + pause.clock - start
+        for name, begin, end in pause.reaches:
+            details = {"snapshot": f"after step {pause.step}"}
+            yield _span(process, AGENT, MEANINGS[name], (at + begin, at + end), details)
     for event in events:
         if event["event"] in MARKS:
             rank = event.get("rank")

@@ -202,6 +202,41 @@ def test_many_events_take_as_long_as_they_are_many() -> None:
     assert twice < 2.5 * once, (once, twice)
 
 
+def test_pauses_for_snapshots_have_bars(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    story = Story().add("job_started", world_size=2, max_restarts=3)
+    for step, dump in ((4, 1.0), (8, 3.0)):
+        parts = {"stop": 0.5, "dump": dump, "device": 0.5}
+        story.add("snapshot_pause", step=step, **parts, seconds=dump + 1.0)
+    (document,) = shown_document(tmp_path, story, capsys)["jobs"]
+    assert [one["phases"] for one in document["snapshot_pauses"]] == [
+        {"stop": 0.5, "dump": 1.0, "devices": 0.5},
+        {"stop": 0.5, "dump": 3.0, "devices": 0.5},
+    ]
+    assert [one["clock"] for one in document["snapshot_pauses"]] == [100.0, 99.0]
+    assert main(["timeline", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    heading, columns, first, second = shown[shown.index("All ranks held for snapshots") :].splitlines()[:4]
+    assert heading.strip() == "All ranks held for snapshots, seconds"
+    assert " ".join(columns.split()) == "after step stop dump device in all ░ stop, █ dump, ▒ device"
+    assert first.split() == ["4", "0.500", "1.000", "0.500", "2.000", "░" * 4 + "█" * 8 + "▒" * 4]
+    assert second.split() == ["8", "0.500", "3.000", "0.500", "4.000", "░" * 4 + "█" * 24 + "▒" * 4]
+
+
+def test_of_many_pauses_the_longest_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    story = Story().add("job_started", world_size=2, max_restarts=3)
+    for step in range(20):
+        story.add("snapshot_pause", step=step, stop=0, dump=step % 10, device=0, seconds=step % 10)
+    assert main(["timeline", written(tmp_path, story)]) == 0
+    shown = capsys.readouterr().out
+    rows = shown[shown.index("All ranks held for snapshots, the 8 longest of 20, seconds") :].splitlines()
+    assert [row.split()[0] for row in rows[2:10]] == ["6", "7", "8", "9", "16", "17", "18", "19"]
+
+
+def shown_document(tmp_path: Path, story: Story, capsys: pytest.CaptureFixture[str]) -> Any:
+    assert main(["timeline", "--json", written(tmp_path, story)]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
 def written(tmp_path: Path, story: Story) -> str:
     (tmp_path / FILE_NAME).write_text("".join(json.dumps(event) + "\n" for event in story.events))
     return str(tmp_path)

@@ -8,7 +8,15 @@ import pytest
 
 from jitckpt.cli import main
 from jitckpt.events import FILE_NAME, Event
-from jitckpt.reports.timeline_picture import LOOKS, SHOWN_RANKS, Lane, Phase, draw, recoveries
+from jitckpt.reports.timeline_picture import (
+    LOOKS,
+    SHOWN_RANKS,
+    Lane,
+    Phase,
+    _pauses,
+    draw,
+    recoveries,
+)
 
 
 def event(name: str, clock: float, restart: int = 0, **details: Any) -> Event:
@@ -118,6 +126,39 @@ def test_the_lanes_of_a_recovery_in_place() -> None:
         Phase("replay", 3.25, 4.5),
     )
     assert recovery.lanes == (Lane("rank 1", phases, -0.5),)
+
+
+def snapshots() -> list[Event]:
+    """A job whose worker dies after two snapshots."""
+    parts: dict[str, Any] = {"stop": 0.5, "dump": 2.0, "device": 1.0, "seconds": 3.5}
+    return [
+        event("job_started", 0.0),
+        event("snapshot_pause", 10.0, step=8, **parts),
+        event("snapshot_pause", 20.0, step=16, **parts),
+        event("detected", 25.0, cause="died", text="rank 1 was killed by SIGKILL", first=True),
+        event("ranks_ended", 25.25, kill=[0], terminate=[]),
+        event("restart", 25.5, 1),
+        event("gone_back", 30.0, 1, step=16, seconds=3.0),
+    ]
+
+
+def test_the_way_back_to_a_snapshot_is_drawn() -> None:
+    (recovery,) = recoveries(snapshots())
+    assert recovery.lanes[0].phases == (Phase("restore", 0.5, 2.0), Phase("devices", 2.0, 5.0))
+
+
+def test_pauses_are_drawn(tmp_path: Path) -> None:
+    pauses = _pauses(snapshots())
+    (part,) = pauses
+    assert part.title == "All ranks held for snapshots"
+    phases = (Phase("stop", 0.0, 0.5), Phase("dump", 0.5, 2.5), Phase("devices", 2.5, 3.5))
+    assert part.lanes == (Lane("step 8", phases, None), Lane("step 16", phases, None))
+    for name, events in (("only", snapshots()[:3]), ("both", snapshots())):
+        draw(events, tmp_path / f"{name}.svg")
+        drawn = (tmp_path / f"{name}.svg").read_text()
+        assert "dumping the process" in drawn
+        assert "getting devices again" in drawn
+        assert "held for snapshots" in drawn
 
 
 @pytest.mark.parametrize("name", ["picture.png", "picture.svg"])

@@ -47,6 +47,18 @@ def test_lanes_and_spans(job: SimulatedJob, capsys: pytest.CaptureFixture[str]) 
     assert [one["name"] for one in events if one["ph"] == "i"] == ["detected", "saved", "restart"]
 
 
+def test_pauses_for_snapshots_are_in_the_launchers_lane(job: SimulatedJob) -> None:
+    job.write("snapshot_pause", step=8, stop=0.5, dump=2.0, device=1.0, seconds=3.5)  # until 60 s
+    events, _ = read_events(job.directory)
+    spans = [one for one in trace([events])["traceEvents"] if one.get("args") == {"snapshot": "after step 8"}]
+    assert [(one["name"], one["ts"] / 1e6, one["dur"] / 1e6) for one in spans] == [
+        ("coming to rest", pytest.approx(56.5), pytest.approx(0.5)),
+        ("dumping the process", pytest.approx(57.0), pytest.approx(2.0)),
+        ("getting devices again", pytest.approx(59.0), pytest.approx(1.0)),
+    ]
+    assert {one["tid"] for one in spans} == {1}
+
+
 def test_jobs_are_processes_of_one_trace(job: SimulatedJob) -> None:
     events, _ = read_events(job.directory)
     later = [{**event, "time": event["time"] + 100} for event in events]

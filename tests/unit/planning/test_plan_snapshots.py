@@ -165,7 +165,7 @@ def test_what_is_not_known_is_asked_for(job: Job, tmp_path: Path, capsys: pytest
     new.write("job_started", 0, world_size=2, max_restarts=3)
     assert main(["plan", "snapshots", "--between-failures", "24h", str(new.directory)]) == 2
     assert "no snapshot was made according to" in capsys.readouterr().err
-    new.write("snapshot_pause", 600, step=5, seconds=3)
+    new.write("snapshot_pause", 600, step=5, stop=1, dump=1, device=1, seconds=3)
     assert main(["plan", "snapshots", str(new.directory)]) == 2
     assert f"nothing has failed in 10 min of {new.directory}" in capsys.readouterr().err
     assert main(["plan", "snapshots", "--between-failures", "24h", str(new.directory)]) == 0
