@@ -26,6 +26,7 @@ from torch.distributed.launcher import api as launcher
 
 from jitckpt.agent import health
 from jitckpt.agent.agent import Settings, WorkerProcesses
+from jitckpt.agent.migration.leaving import LEADER
 from jitckpt.agent.migration.move import end_what_is_left, inherited_outputs, lifeline_of
 from jitckpt.agent.migration.store_relay import StoreRelay
 from jitckpt.agent.processes.children import Children
@@ -191,6 +192,7 @@ class _Waiting:
                 for one in plan["ranks"]
             ]
             await _receive_files(reader, {one.rank: one for one in ranks})
+            begun = time.monotonic()
             try:
                 taken = self._made_again(plan, ranks)
             except (CriuError, OSError, HostsError) as error:
@@ -199,7 +201,8 @@ class _Waiting:
                 writer.write(link.encode({"error": str(error)}))
                 await writer.drain()
                 return
-            writer.write(link.encode({"port": self._links.getsockname()[1]}))
+            restore = time.monotonic() - begun
+            writer.write(link.encode({"port": self._links.getsockname()[1], "restore": restore}))
             try:
                 header, _ = await link.receive(reader)
             except LinkError:
@@ -348,9 +351,9 @@ def _go_on(
     hosts = Hosts(index, met, links, bytes.fromhex(plan["secret"]), settings.host_timeout, takes_place=True)
     hosts.connect(PATIENCE * settings.host_timeout)
     log.leading, log.restart = False, int(plan["restart"])
-    log.write("host_taken_over", host=index, ranks=[one.rank for one in taken.ranks])
-    ranks = ", ".join(str(one.rank) for one in taken.ranks)
-    say(f"this host has taken the place of host {index}: ranks {ranks}.")
+    ranks = [one.rank for one in taken.ranks]
+    hosts.send(LEADER, agents.RanksMoved(ranks, **taken.last["took"]))  # who alone writes events
+    say(f"this host has taken the place of host {index}: ranks {', '.join(map(str, ranks))}.")
     numbers = range(count)
     with tempfile.TemporaryDirectory(prefix="jitckpt-") as folder:
         processes = _Adopted(

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from jitckpt.cli import plan_snapshots
 from jitckpt.cli.parser import Parser, did_you_mean
-from jitckpt.cli.tables import show
+from jitckpt.cli.tables import WIDTH_OF_FILES, show
 from jitckpt.decisions.check import InvalidInput
 from jitckpt.decisions.sizes import show_bytes
 from jitckpt.planning.cluster import EXAMPLE, Description, read_description
@@ -20,7 +20,6 @@ from jitckpt.planning.units import show_seconds
 
 # What a policy is put together from.
 TIERS = ("none", "periodic", "checkfreq", "user-jit", "transparent-jit", "gemini", "reft")
-_WIDTH_OF_FILES = 200  # nothing is folded where no screen is too narrow
 
 
 def main(arguments: list[str]) -> int:
@@ -71,7 +70,7 @@ def main(arguments: list[str]) -> int:
     if parsed.json:
         print(json.dumps(_as_json(rows, advice), indent=1))
         return 0
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH_OF_FILES)
+    console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_FILES)
     show(console, _policies_table(rows))
     show(console, _recovery_table(description, rows))
     for row in rows:
@@ -244,7 +243,7 @@ def _reproduce(arguments: list[str]) -> int:
             difference,
             str(notes.index(cell.note) + 1) if cell.note else "",
         )
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH_OF_FILES)
+    console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_FILES)
     show(console, table)
     for number, note in enumerate(notes, start=1):
         console.print(f"{number}: {note}", markup=False, highlight=False, soft_wrap=True)

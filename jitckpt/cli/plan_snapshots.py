@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jitckpt.cli.parser import Parser
-from jitckpt.cli.tables import show
+from jitckpt.cli.tables import WIDTH_OF_FILES, show
 from jitckpt.decisions.check import InvalidInput
 from jitckpt.events import FILE_NAME, read_events
 from jitckpt.planning.snapshots import SnapshotCosts, best_interval_seconds, best_minutes, lost_share
@@ -78,7 +78,7 @@ def main(arguments: list[str]) -> int:
         column.justify = "right"
     for each, share in shares.items():
         table.add_row(f"{each:g}", f"{share:.3%}", show_seconds(share * DAY_SECONDS))
-    console = Console(width=None if sys.stdout.isatty() else 200)
+    console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_FILES)
     show(console, table)
     for sentence in [*grounds, option]:
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)

@@ -6,6 +6,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+WIDTH_OF_FILES = 200  # nothing is folded where no screen is too narrow
 _UNLIMITED = Console(width=100_000)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from jitckpt.cli.parser import Parser
+from jitckpt.cli.tables import WIDTH_OF_FILES, show
 from jitckpt.events import FILE_NAME, Event, read_events
 from jitckpt.reports.present import is_whole
 from jitckpt.reports.timeline import in_words, jobs, recoveries, rows
@@ -33,7 +34,7 @@ def main(arguments: list[str]) -> int:
     )
     parsed = parser.parse_args(arguments)
     # The table of a long job takes its time. All is printed at the end, as the spinner would spoil it.
-    shown = Console(soft_wrap=not sys.stdout.isatty())
+    shown = Console() if sys.stdout.isatty() else Console(width=WIDTH_OF_FILES, soft_wrap=True)
     text: list[str] = []
     with Console(stderr=True).status("reading the events"):
         try:
@@ -73,9 +74,9 @@ def _shown(console: Console, job: Sequence[Event], directory: Path) -> Iterator[
     whole = [event for event in job if is_whole(event)]
     with console.capture() as captured:
         for recovery in transparent_recoveries(whole):
-            console.print(steps_table(recovery))
+            show(console, steps_table(recovery))
         if held := pauses(whole):
-            console.print(pauses_table(held))
+            show(console, pauses_table(held))
         for sentence in in_words(whole, str(directory)):
             console.print(sentence, markup=False, highlight=False)
     yield captured.get()

@@ -850,7 +850,15 @@ _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "recovery_begun": {"recovery": int},
     "server_restarted": {"rank": int},
     "calls_made_again": {"rank": int},
-    "worker_moved": {"rank": int},
+    "worker_moved": {"rank": int, "dump": (int, float), "restore": (int, float)},
+    "ranks_moved": {
+        "host": int,
+        "ranks": list,
+        "bytes": int,
+        "dump": (int, float),
+        "transfer": (int, float),
+        "restore": (int, float),
+    },
     "snapshot": {"step": int, "bytes": int},
     "snapshot_pause": {
         "step": int,

@@ -32,6 +32,7 @@ LOOKS = {
 IN_PLACE_LOOKS = {
     "stop": ("0.8", ""),
     "dump": ("0.7", "---"),
+    "transfer": ("0.9", "oo"),
     "restore": ("0.95", "---"),
     "ending": ("0.6", "xxx"),
     "starting": ("1.0", "///"),
@@ -53,6 +54,7 @@ MEANINGS = {
     "first step": "first new step",
     "stop": "coming to rest",
     "dump": "dumping the process",
+    "transfer": "sending it to another host",
     "ending": "aborting",
     "starting": "starting a new server",
     "handles": "making streams, events, memory, kernels",

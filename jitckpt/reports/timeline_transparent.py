@@ -6,6 +6,7 @@ from datetime import datetime
 
 from rich.table import Table
 
+from jitckpt.console import show_size
 from jitckpt.events import Event
 
 # What a rank does in a recovery, in this order; how a sentence calls it.
@@ -18,12 +19,15 @@ STEPS = {
     "communicators": "for communicators",
     "replay": "for the calls since then",
 }
-# What the worker of a rank whose device is broken goes through before the others, where CRIU makes it anew.
-MOVE_STEPS = {"dump": "to be dumped", "restore": "to be restored"}
+# What the worker of a rank whose device is broken goes through before the others, where CRIU makes it anew;
+# "transfer" where that is on another host.
+MOVE_STEPS = {"dump": "to be dumped", "transfer": "to be sent", "restore": "to be restored"}
+MOVES = ("worker_moved", "ranks_moved")
 # The steps between an order to a rank and the event that says that it is carried out.
 _PARTS = {
     "rank_stopped": ("stop",),
     "worker_moved": ("dump", "restore"),
+    "ranks_moved": ("dump", "transfer", "restore"),
     "server_restarted": ("ending", "starting"),
     "calls_made_again": ("handles", "image", "communicators", "replay"),
 }
@@ -40,7 +44,7 @@ class Step:
 
 @dataclass(frozen=True)
 class RankSteps:
-    """What one rank did in the last attempt of a recovery, as far as it came.
+    """What one rank did in the last attempt of a recovery, as far as it came, and its move before.
 
     Between the steps it waited for other ranks. replaced: whether its server was.
     """
@@ -56,8 +60,8 @@ class TransparentRecovery:
 
     found: wall time. attempts: how often it was begun anew, failures during it included. state: the optimizer
     steps after which the ranks went on; None if they gave up. steps: what the slowest rank took for each of
-    STEPS, and of MOVE_STEPS if there were any, in the last attempt. replaced: the ranks whose servers were
-    ended in it. exchanged: for each rank that has another device since, a sentence. clock: the launcher's
+    STEPS in the last attempt, and of MOVE_STEPS if there were any. replaced: the ranks whose servers were
+    ended in it. exchanged: what has another device or host since, a sentence each. clock: the launcher's
     monotonic clock when the failure was found.
     """
 
@@ -100,9 +104,10 @@ def _recovery(events: Sequence[Event], fault: str | None) -> TransparentRecovery
     first, last = events[0], events[-1]
     begun = [event for event in events if event["event"] == "recovery_begun"]
     newest = begun[-1]["recovery"] if begun else None
-    last_attempt = events[events.index(begun[-1]) :] if begun else []
-    of_it = ("worker_moved",)
-    ranks = _ranks([one for one in last_attempt if one.get("recovery") == newest or one["event"] in of_it])
+    # A move stays made, whatever becomes of the attempt in which it was.
+    ranks = _ranks(
+        [one for one in events if one["event"] in MOVES or (begun and one.get("recovery") == newest)]
+    )
     steps = {
         name: max((step.seconds for one in ranks for step in one.steps if step.name == name), default=0.0)
         for name in _names(ranks)
@@ -122,13 +127,20 @@ def _recovery(events: Sequence[Event], fault: str | None) -> TransparentRecovery
         ranks=ranks,
         replaced=[one.rank for one in ranks if one.replaced],
         exchanged=[
-            f"Rank {event['rank']} has device {event['device']} in the place of device {event['broken']}, "
-            "which is broken"
-            for event in events
-            if event["event"] == "device_exchanged"
+            _exchanged(event) for event in events if event["event"] in ("device_exchanged", "ranks_moved")
         ],
         given_up=None if recovered else last["text"],
     )
+
+
+def _exchanged(event: Event) -> str:
+    if event["event"] == "ranks_moved":
+        ranks = f"rank{'s' if len(event['ranks']) > 1 else ''} {', '.join(map(str, event['ranks']))}"
+        return (
+            f"Host {event['host']} is another one since, with {ranks}: {show_size(event['bytes'])} came there"
+        )
+    device, broken = event["device"], event["broken"]
+    return f"Rank {event['rank']} has device {device} in the place of device {broken}, which is broken"
 
 
 def _names(ranks: Sequence[RankSteps]) -> list[str]:
@@ -153,7 +165,8 @@ def _ranks(events: Sequence[Event]) -> list[RankSteps]:
             seconds = event["seconds"] if name == "stop" else event.get(name, 0.0)
             begin -= seconds
             parts.insert(0, Step(name, begin, seconds))
-        found.setdefault(event["rank"], []).extend(parts)
+        for rank in event["ranks"] if event["event"] == "ranks_moved" else [event["rank"]]:
+            found.setdefault(rank, []).extend(parts)
     return [RankSteps(rank, rank in replaced, tuple(steps)) for rank, steps in sorted(found.items())]
 
 

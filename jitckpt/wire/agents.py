@@ -176,6 +176,21 @@ class ProxyGone(Message):
 
 
 @dataclass(frozen=True)
+class RanksMoved(Message):
+    """All ranks of the host have come from another one, which it is in the place of.
+
+    size: of their processes' images. dump, transfer, restore: the seconds that each of these took.
+    """
+
+    type = "ranks_moved"
+    ranks: list[int]
+    size: int
+    dump: float
+    transfer: float
+    restore: float
+
+
+@dataclass(frozen=True)
 class StepBarrier(Message):
     """What the ranks behind this host, or all, have come to (decisions/step_tree.py)."""
 
@@ -259,7 +274,7 @@ class Safe(Message):
 
 OF_MEMORY = (Kept, SnapshotSkipped, NoSnapshots, ProtectionEnds, Allow, Safe)
 OfMemory = Kept | SnapshotSkipped | NoSnapshots | ProtectionEnds | Allow | Safe
-OF_PROXIES = (ProxySays, ProxyOrder, ProxyGone, StepBarrier)
+OF_PROXIES = (ProxySays, ProxyOrder, ProxyGone, RanksMoved, StepBarrier)
 KINDS = checked.by_type(
     (
         *(Receipt, Received, TakesPlace, LastWords),

@@ -11,6 +11,7 @@ from launcher import JITCKPT, JITCKPT_RUN, LIMIT, Launcher
 from namespaces import Namespaces, namespaces
 from test_broken_device import SCRIPT
 
+from jitckpt.events import read_events
 from jitckpt.rehearsal.namespaces import ip
 from jitckpt.wire import environment
 
@@ -85,6 +86,9 @@ def test_both_ranks_of_a_host_go_on_on_one_that_stands_by(
     assert [one.status for one in ended] == [0, 0, 0], told
     assert finals("".join(one.out for one in ended)) == undisturbed, told
     assert len(finals(ended[2].out)) == 2
+    (moved,) = [one for one in read_events(launcher.directory / "ck0")[0] if one["event"] == "ranks_moved"]
+    assert (moved["host"], moved["ranks"]) == (1, [2, 3])
+    assert min(moved[phase] for phase in ("bytes", "dump", "transfer", "restore")) > 0
 
 
 def test_ranks_that_have_moved_can_move_again(

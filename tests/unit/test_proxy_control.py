@@ -207,6 +207,19 @@ def run_together(hosts: list[Host], proxies: list[Proxy]) -> None:
                 play(host, [proxy])
 
 
+def test_that_ranks_have_moved_to_another_host_stands_in_the_leaders_log() -> None:
+    hosts = [Host({rank: os.getsid(0)}, lambda host, rank=rank: Cable(rank, host)) for rank in (0, 1)]
+    moved = agents.RanksMoved([1], size=9, dump=1.0, transfer=2.0, restore=3.0)
+    for host in hosts:
+        host.proxies.hear_host(Arrived(1, moved, b""))
+        host.close()
+    (event,) = hosts[0].log.events
+    told = {"host": 1, "ranks": [1], "bytes": 9, "dump": 1.0, "transfer": 2.0, "restore": 3.0}
+    assert event["event"] == "ranks_moved"
+    assert event.items() >= told.items()
+    assert hosts[1].log.events == []
+
+
 def test_two_hosts_agree_through_the_first() -> None:
     hosts = [Host({rank: os.getsid(0)}, lambda host, rank=rank: Cable(rank, host)) for rank in (0, 1)]
     proxies = [Proxy(0, 2), Proxy(1, 2)]

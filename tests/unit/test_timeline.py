@@ -377,6 +377,33 @@ def test_a_worker_that_was_made_anew_has_two_steps_more(
     assert row[:4] == ["1", "0.500", "0.250", "0.750"]
 
 
+def test_ranks_that_were_moved_to_another_host_have_three_steps_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    story = Story().add("job_started").add("device_alarm", rank=3, call=9, text="CUDA error 999")
+    story.add("recovery_begun", recovery=1)
+    for rank in (2, 3):
+        story.add("rank_stopped", rank=rank, recovery=1, states=[7], seconds=0.5)
+    took = {"dump": 0.25, "transfer": 0.5, "restore": 0.75}
+    story.add("ranks_moved", host=1, ranks=[2, 3], bytes=400_000_000, **took)
+    # A second failure on the way: what was moved is not moved again.
+    story.add("recovery_begun", recovery=2)
+    for rank in (2, 3):
+        story.add("rank_stopped", rank=rank, recovery=2, states=[7], seconds=0.125)
+        story.add("calls_made_again", rank=rank, recovery=2, seconds=1.0, handles=0.5)
+    story.add("recovered", recovery=2, state=7, seconds=6.0)
+    assert main(["timeline", written(tmp_path, story)]) == 0
+    shown = capsys.readouterr().out
+    assert "0.12 s to stop, 0.25 s to be dumped, 0.50 s to be sent, 0.75 s to be restored" in shown
+    assert "Host 1 is another one since, with ranks 2, 3: 400 MB came there." in shown
+    rows = [line.split() for line in shown.splitlines() if line.split()[:1] in (["2"], ["3"])]
+    assert "transfer" in shown, "a heading is cut off"
+    assert [row[:5] for row in rows] == [[rank, "0.125", "0.250", "0.500", "0.750"] for rank in "23"]
+    spans = [one for one in trace([story.events])["traceEvents"] if one["ph"] == "X"]
+    moves = [(one["name"], one["ts"], one["dur"]) for one in spans if "recovery" in one["args"]]
+    assert moves.count(("sending it to another host", 3.75e6, 0.5e6)) == 2
+
+
 def test_a_rank_that_did_not_come_so_far_has_no_steps_of_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -86,7 +86,7 @@ class Departure:
             try:
                 for rank in orders:
                     dumped.append(self._dump(rank, stack))
-                size, where = self._move(dumped, orders)
+                size, where = self._move(dumped, orders, time.monotonic() - begun)
             except (MoveError, CriuError, StoreError, LinkError, HostsError, OSError) as error:
                 if self._handed_over:
                     raise
@@ -98,7 +98,6 @@ class Departure:
                 network_lock.unlock(criu.locks(one.folder))
                 reap(one.pids)
             seconds = time.monotonic() - begun
-        self._log.write("host_left", ranks=sorted(orders), to=where, bytes=size, seconds=seconds)
         self._say(
             f"ranks {', '.join(map(str, sorted(orders)))} go on on {where}: {show_size(size)} of processes "
             f"in {seconds:.2f} s."
@@ -122,7 +121,9 @@ class Departure:
             with contextlib.suppress(CriuError, OSError):  # then it counts as killed
                 self._mover.restore(one.rank, one.folder, one.pids, one.what, one.stores)
 
-    def _move(self, dumped: Sequence[_Dumped], orders: Mapping[int, bytes]) -> tuple[int, str]:
+    def _move(
+        self, dumped: Sequence[_Dumped], orders: Mapping[int, bytes], dump_seconds: float
+    ) -> tuple[int, str]:
         """Return the bytes that were sent, and to whom: the first that can be reached."""
         plan = {
             **self._facts,
@@ -133,8 +134,11 @@ class Departure:
             "clock": time.monotonic(),
             "ranks": [self._plan_of(one) for one in dumped],
         }
+        begun = time.monotonic()
         sent = self._hosts.start(self._send(plan, dumped))
-        standby, reader, writer, size, port = sent.result(ANSWER_SECONDS)
+        standby, reader, writer, size, answer = sent.result(ANSWER_SECONDS)
+        restore, port = answer["restore"], answer["port"]
+        transfer = time.monotonic() - begun - restore
         own = self._hosts.all[self._hosts.index]
         self._handed_over = True  # from here on the others expect that one, and no other
         if not self._hosts.hand_over(replace(own, address=standby.address, port=port), HEARING_SECONDS):
@@ -146,6 +150,7 @@ class Departure:
             "barrier": "" if self._barrier is None else self._barrier.content.hex(),
             "place": None if known is None else asdict(known),
             "said": [[one.host, agents.encode(one.message), one.data.hex()] for one in said],
+            "took": {"size": size, "dump": dump_seconds, "transfer": transfer, "restore": restore},
         }
         self._hosts.start(self._finish(reader, writer, last)).result(ANSWER_SECONDS)
         return size, standby.address
@@ -209,9 +214,9 @@ class Departure:
         writer.write(link.encode({"whole": True}))
         await writer.drain()
         header, _ = await link.receive(reader)
-        if "port" not in header:
+        if not {"port", "restore"} <= header.keys():
             raise LinkError(f"The host that stands by says: {header.get('error')}")
-        return standby, reader, writer, size, header["port"]
+        return standby, reader, writer, size, header
 
     async def _finish(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, last: Any) -> None:
         writer.write(link.encode({"last": last}))

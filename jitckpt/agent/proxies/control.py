@@ -267,6 +267,9 @@ class Proxies:
                 self._messenger.hear(arrived.host, said)
             case agents.ProxyGone(rank, why) if self._agreement is not None:
                 self._agreement.leave(rank, why, time.monotonic())
+            case agents.RanksMoved(ranks, size) as moved if self._agreement is not None:
+                took = {"dump": moved.dump, "transfer": moved.transfer, "restore": moved.restore}
+                self._log.write("ranks_moved", host=arrived.host, ranks=ranks, bytes=size, **took)
             case agents.ProxySays(rank, new_device) if self._agreement is not None:
                 if new_device:
                     self._agreement.forget_failure(rank)
