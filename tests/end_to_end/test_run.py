@@ -1,12 +1,11 @@
 """`jitckpt run` as a command: what it does as torchrun does, and what it does beyond."""
 
+import errno
 import json
 import re
 import shutil
 import signal
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -383,18 +382,22 @@ def test_without_a_free_device_a_suspect_one_ends_the_job(launcher: Launcher) ->
     assert "The state after step 8 lies in" in result.err
 
 
-@contextmanager
-def taken_port(port: int) -> Iterator[int]:
-    """Have a port taken, as by another job: by this process, unless one has it already. 0: any."""
-    with socket.socket() as other:
-        with suppress(OSError):
-            other.bind(("", port))
-            other.listen()
-        yield port or other.getsockname()[1]
+def bound(other: socket.socket, address: tuple[str, int] | str) -> bool:
+    """Return whether this socket has the address from here on. A job that has it may end at any moment."""
+    other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        other.bind(address)
+        other.listen()
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return False
+    return True
 
 
 def test_two_jobs_on_one_host_need_no_port(launcher: Launcher) -> None:
-    with taken_port(29500):
+    with socket.socket() as other:
+        launcher.wait_until(lambda: bound(other, ("", 29500)))
         result = launcher.run(*JITCKPT, "run", launcher.script("print('done')"))
     assert (result.status, result.out) == (0, "done\n"), result.err
     assert "jitckpt: port 29500 is in use, perhaps by another job; this one takes a free one." in result.err
@@ -402,15 +405,15 @@ def test_two_jobs_on_one_host_need_no_port(launcher: Launcher) -> None:
 
 def test_of_two_jobs_that_begin_at_once_one_takes_another_port(launcher: Launcher) -> None:
     with socket.socket(socket.AF_UNIX) as other:  # has found the port free, but not taken it yet
-        with suppress(OSError):  # unless another job has
-            other.bind(PORT_CLAIM)
+        launcher.wait_until(lambda: bound(other, PORT_CLAIM))
         result = launcher.run(*JITCKPT, "run", launcher.script("print('done')"))
     assert (result.status, result.out) == (0, "done\n"), result.err
     assert "jitckpt: port 29500 is in use, perhaps by another job; this one takes a free one." in result.err
 
 
 def test_a_port_that_was_asked_for_and_is_taken_ends_the_job_at_once(launcher: Launcher) -> None:
-    with taken_port(0) as port:
+    with socket.create_server(("", 0)) as other:
+        port = other.getsockname()[1]
         command = ["run", "--master-port", str(port), launcher.script("print('done')")]
         result = launcher.run(*JITCKPT, *command)
     assert (result.status, result.out) == (1, ""), result.err
