@@ -32,6 +32,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import jitckpt
+from jitckpt.events import read_events
 from jitckpt.tiers import host_memory
 
 PATIENCE = 60.0  # seconds, for a snapshot to be whole everywhere
@@ -257,6 +258,15 @@ def die_with(file: Path, rank: int) -> None:
         time.sleep(0.001)
 
 
+def wait_for_saves(step: int) -> None:
+    """Wait until each rank has written its periodic save of this step, beside the training."""
+    saved: set[int] = set()
+    while len(saved) < dist.get_world_size():
+        events, _ = read_events(Path("ckpt"))
+        saved = {one["rank"] for one in events if (one["event"], one.get("step")) == ("periodic_save", step)}
+        time.sleep(0.01)
+
+
 def train(form: str, options: argparse.Namespace) -> None:
     rank = dist.get_rank()
     torch.manual_seed(0)
@@ -284,6 +294,8 @@ def train(form: str, options: argparse.Namespace) -> None:
         time.sleep(options.pause)
         training.backward(batch, target)
         if (step + 1, rank) == (options.dies_in, 1):
+            if options.save_every:
+                wait_for_saves(step // options.save_every * options.save_every)
             os.kill(os.getpid(), signal.SIGKILL)
         for optimizer in training.optimizers:
             optimizer.step()
