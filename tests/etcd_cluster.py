@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -96,14 +96,21 @@ class Cluster:
             self.members.append(process)
 
 
+@contextmanager
+def kept_ports(address: str, count: int) -> Iterator[list[int]]:
+    """Ports that nobody else is given meanwhile: only who names one can listen there, and again."""
+    with ExitStack() as kept:
+        sockets = [kept.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as every server sets it
+            one.bind((address, 0))
+        yield [one.getsockname()[1] for one in sockets]
+
+
 def free_ports(address: str, count: int) -> list[int]:
     """Return ports that nobody has there."""
-    sockets = [socket.create_server((address, 0)) for _ in range(count)]
-    try:
-        return [found.getsockname()[1] for found in sockets]
-    finally:
-        for found in sockets:
-            found.close()
+    with kept_ports(address, count) as ports:
+        return ports
 
 
 @contextmanager
@@ -120,7 +127,8 @@ def etcd(
         pytest.skip(WITHOUT)
     tls = "--cert-file" in options
     addresses = list(addresses) or ["127.0.0.1"] * count
-    ports = [2379, 2380] * count if on else free_ports("127.0.0.1", 2 * count)
+    kept = ExitStack()
+    ports = [2379, 2380] * count if on else kept.enter_context(kept_ports("127.0.0.1", 2 * count))
     clients, peers = ports[::2], ports[1::2]
     everyone = ",".join(f"m{n}=http://{addresses[n]}:{peers[n]}" for n in range(count))
     cluster = Cluster([(addresses[n], clients[n]) for n in range(count)], on=on)
@@ -146,3 +154,4 @@ def etcd(
                 member.send_signal(signal.SIGCONT)
             member.kill()
             member.wait()
+        kept.close()

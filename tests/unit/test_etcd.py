@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from etcd_cluster import Cluster, etcd
+from etcd_cluster import Cluster, etcd, kept_ports
 
 from jitckpt.hosts.coordination import CoordinationError, LeaseLost
 from jitckpt.hosts.etcd import Etcd, endpoints_of
@@ -194,3 +195,13 @@ def test_a_url_names_members(url: str, places: list[tuple[str, int]]) -> None:
 def test_a_url_that_names_none_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match=r"etcd|HOST"):
         endpoints_of(url)
+
+
+def test_a_members_port_is_nobody_elses_whether_it_runs_or_not() -> None:
+    with kept_ports("127.0.0.1", 2) as (port, other):
+        assert port != other
+        for _ in range(2):
+            with socket.create_server(("127.0.0.1", port)) as server:
+                socket.create_connection(server.getsockname()).close()
+            with socket.socket() as another, pytest.raises(OSError, match="Address already in use"):
+                another.bind(("127.0.0.1", port))
