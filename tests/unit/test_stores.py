@@ -384,7 +384,7 @@ from jitckpt.cli import run
 from torch.distributed import TCPStore
 
 store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-client = TCPStore("127.0.0.1", store.port, wait_for_workers=False, timeout=timedelta(seconds=2))
+client = TCPStore("127.0.0.1", store.port, wait_for_workers=False, timeout=timedelta(seconds=300))
 calling = threading.Event()
 
 def call():
@@ -392,12 +392,16 @@ def call():
     client.get("never")
 
 class Late:
+    def __init__(self):
+        self.store = store
+
     def __del__(self, sleep=time.sleep):
+        del self.store  # which ends the call
         sleep(4)
 
 late = sys.modules["late"] = types.ModuleType("late")
 late.object = Late()
-del late
+del late, store
 stores._in_thread(call, stores.queue.SimpleQueue())
 calling.wait()
 print("ends")
