@@ -103,6 +103,9 @@ def gradients():
             at("behind")
             if place == "preemption" and step == 7:
                 print("evaluates\\n", end="", flush=True)
+                # For longer than it takes until the save is ordered.
+                while len(sys.argv) == 3 and '"save_ordered"' not in open("preempted/events.jsonl").read():
+                    forces(torch.ones(4, 8)).item()
                 for _ in range(40):
                     forces(torch.ones(4, 8)).item()
                     time.sleep(0.005)
