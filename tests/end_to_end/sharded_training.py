@@ -2,6 +2,7 @@
 
 usage: sharded_training.py FORM... [--unprotected] [--save-every N] [--pause SECONDS] [--until-safe]
                            [--steps N] [--memory TIER] [--dies-in STEP] [--dies-with FILE] [--state FILE]
+                           [--stays-for FILE]
 
 Each rank prints a digest of what it holds in the end: parameters, optimizer state, random numbers.
 """
@@ -290,6 +291,8 @@ def train(form: str, options: argparse.Namespace) -> None:
             forward = itertools.count(start)
             training.model.register_forward_hook(lambda *_: wait_for_memory(job, start, next(forward)))
     for step in range(start, options.steps):
+        while step + 1 == options.steps and options.stays_for and not options.stays_for.exists():
+            time.sleep(0.01)
         batch, target = batches.next()
         time.sleep(options.pause)
         training.backward(batch, target)
@@ -322,6 +325,7 @@ def main() -> None:
     parser.add_argument("--dies-with", type=Path, metavar="FILE", help="each rank does, once it is there")
     parser.add_argument("--state", metavar="FILE", help="put torch's own state dicts there in the end")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds in each minibatch")
+    parser.add_argument("--stays-for", type=Path, metavar="FILE", help="make no last step before it is there")
     parser.add_argument("--until-safe", action="store_true", help="until the last one is in the memory tier")
     options = parser.parse_args()
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

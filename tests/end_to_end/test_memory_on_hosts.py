@@ -53,6 +53,8 @@ class Job:
         self.launcher, self.hosts, self.form = launcher, hosts, form
         self.agents: dict[int, subprocess.Popen[str]] = {}
         self.outs: list[str] = []
+        # No rank makes its last step before a host that is to be lost is lost.
+        self.may_end = launcher.directory / "may-end"
 
     def start(
         self,
@@ -67,18 +69,21 @@ class Job:
         run = ["env", "-C", str(place), THREADS, *JITCKPT, "run", "--nnodes", str(count), *MEET, *OPTIONS]
         run += ["--checkpoint-dir", str(place / "ckpt"), "--memory-tier", tier, *options]
         self.agents[host] = self.launcher.start(
-            *self.hosts.on(host), *run, TRAINING, self.form, "--pause", "0.3", *of_script
+            *self.hosts.on(host),
+            *(*run, TRAINING, self.form, "--pause", "0.3", "--stays-for", str(self.may_end), *of_script),
         )
 
     def events(self, name: str) -> list[dict[str, object]]:
         found = []
         for file in self.launcher.directory.glob("host-*/ckpt/events.jsonl"):
-            found += [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]
+            lines = file.read_text().split("\n")[:-1]  # the last one may still be being written
+            found += [json.loads(line) for line in lines]
         return [event for event in found if event["event"] == name]
 
     def lose(self, *lost: int) -> None:
         """Kill all processes of these hosts at once; what is on their disks is lost, too."""
         kill(self.hosts, *lost)
+        self.may_end.touch()
         for host in lost:
             self.outs.append(self.agents.pop(host).communicate()[0])
             (self.launcher.directory / f"host-{host}" / "ckpt").rename(
@@ -138,6 +143,7 @@ def test_a_lost_host_comes_back_on_a_standby_host_from_memory(job: Job, form: st
 
 def test_snapshots_are_sent_while_the_network_is_idle(job: Job) -> None:
     """Most of a step is the pause in it, in which no rank uses the network."""
+    job.may_end.touch()
     for host in range(2):
         job.start(host, "--memory-every", "4", count=2, of_script=["--steps", "50"])
     said = job.finish()
