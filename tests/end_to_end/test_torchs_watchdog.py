@@ -22,6 +22,7 @@ def stop_next_server(parent, server):
                 if "proxy-server" in name and words[0] == str(parent) and process != server:
                     os.kill(process, signal.SIGSTOP)
                     found.append(process)
+                    Path("stopped").touch()
     time.sleep(STOPPED)
     for child in found:
         os.kill(child, signal.SIGCONT)
@@ -41,6 +42,8 @@ for step in range(1, 9):
                 stop_next_server(os.getppid(), server)
             finally:
                 os._exit(0)
+    while step == 8 and rank == 1 and not Path("stopped").exists():
+        time.sleep(0.01)  # where that comes late, it is this step that lasts
     began = time.monotonic()
     optimizer.zero_grad()
     loss = model(torch.randn(4, 8).cuda()).square().mean()
