@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <thread>
 
@@ -107,20 +109,27 @@ struct SlowExit {
   bool slow = false;
 } slow_exit;
 
+bool sleeps(pid_t thread) {
+  std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
+  const std::string stat(std::istreambuf_iterator<char>(file), {});
+  const size_t name_ends = stat.rfind(") ");
+  return name_ends != std::string::npos && stat[name_ends + 2] == 'S';
+}
+
 void exit_while_a_thread_waits() {
   ok(softgpu::enqueue(nullptr, [] {
     for (;;) pause();
     return cudaSuccess;
   }));
   slow_exit.slow = true;
-  std::atomic<bool> begun{false};
-  std::thread([&begun] {
-    begun = true;
+  std::atomic<pid_t> waiting{0};
+  std::thread([&waiting] {
+    waiting = gettid();
     cudaDeviceSynchronize();
     std::_Exit(1);  // the thread goes on, into libraries that are being destroyed
   }).detach();
-  while (!begun) std::this_thread::yield();
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  while (waiting == 0) std::this_thread::yield();
+  while (!sleeps(waiting)) std::this_thread::yield();
   std::exit(15);
 }
 
