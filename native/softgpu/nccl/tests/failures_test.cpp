@@ -43,6 +43,16 @@ std::string contents(const char* path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
+// Waits, with patience, for lines on a captured stderr, which is a file that the ranks' processes share.
+void wait_until_said(int lines) {
+  for (int looks = 0; looks < 100'000; ++looks) {
+    const std::string said = contents("/proc/self/fd/2");
+    if (std::count(said.begin(), said.end(), '\n') >= lines) return;
+    usleep(1000);
+  }
+  ADD_FAILURE() << "nothing is said";
+}
+
 bool somebody_listens(const ncclUniqueId& id) {
   const std::string text = id.internal;
   const std::atomic<bool> aborted = false;
@@ -167,6 +177,7 @@ class Mismatches : public testing::Test {
     });
     ranks.wait_for(0);
     ranks.wait_for(1);
+    wait_until_said(Rank::hosts());
     usleep(300'000);  // longer than any of them would need to go wrong
     Rank(0, 0, ranks.shared()).set(2);
     for (const int rank : {0, 1}) ranks.expect_success(rank);
@@ -242,6 +253,7 @@ TEST(PointToPointMismatches, OfCountsAreSaid) {
       stream.synchronize();
     } else {
       ASSERT_EQ(ncclRecv(buffer.at(), 20, ncclFloat, 0, comm, stream), ncclSuccess);
+      wait_until_said(1);
       usleep(200'000);
       EXPECT_EQ(cudaStreamQuery(stream), cudaErrorNotReady);
     }
