@@ -349,12 +349,14 @@ TEST_F(Interpose, a_callers_mistake_is_no_failed_rank) {
 
 TEST_F(Interpose, communicators_are_not_aborted_under_a_save) {
   start_job();
-  std::thread host([this] {
+  std::atomic<bool> sees_hold{false};
+  std::thread host([&] {
     EXPECT_TRUE(comes(is_held));
+    sees_hold = true;
     EXPECT_EQ(ncclCommAbort(communicator_), ncclSuccess);
   });
   order_save();
-  EXPECT_TRUE(comes([] { return saves == 1; }));
+  EXPECT_TRUE(comes([&] { return saves == 1 && sees_hold; }));
   std::this_thread::sleep_for(50ms);
   EXPECT_EQ(fake::count("ncclCommAbort"), 0);
   resume();
@@ -479,18 +481,19 @@ TEST_F(Interpose, the_lock_is_had_from_a_thread_that_hangs_in_foreign_code) {
 
 TEST_F(Interpose, a_thread_at_the_gate_has_given_its_lock_up) {
   start_job(never, true);
-  std::atomic<bool> inside{false};
+  std::atomic<bool> inside{false}, sees_hold{false};
   std::thread host([&] {
     fake_gil::acquire(nullptr);
     inside = true;
     EXPECT_TRUE(comes(is_held));
+    sees_hold = true;
     EXPECT_EQ(cudaMemsetAsync(nullptr, 0, 0, stream_), cudaSuccess);
     EXPECT_TRUE(fake_gil::check());
     fake_gil::release();
   });
   EXPECT_TRUE(comes([&] { return inside.load(); }));
   order_save();
-  EXPECT_TRUE(comes([] { return saves == 1; }));
+  EXPECT_TRUE(comes([&] { return saves == 1 && sees_hold; }));
   EXPECT_EQ(fake::count("cudaMemsetAsync"), 0);
   resume();
   host.join();
@@ -526,12 +529,14 @@ TEST_F(Interpose, a_resume_during_the_save_comes_after_it) {
 
 TEST_F(Interpose, a_job_that_stops_lets_everybody_go) {
   start_job();
-  std::thread host([this] {
+  std::atomic<bool> sees_hold{false};
+  std::thread host([&] {
     EXPECT_TRUE(comes(is_held));
+    sees_hold = true;
     EXPECT_EQ(cudaMemsetAsync(nullptr, 0, 0, stream_), cudaSuccess);
   });
   order_save();
-  ASSERT_TRUE(comes([] { return saves == 1; }));
+  EXPECT_TRUE(comes([&] { return saves == 1 && sees_hold; }));
   jitckpt_stop();
   host.join();
 }
