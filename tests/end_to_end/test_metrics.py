@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from etcd_cluster import free_ports
 from launcher import JITCKPT, JITCKPT_RUN, LIMIT, Launcher
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -54,8 +55,7 @@ HANG_TIMEOUT = 3.0
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
+    return free_ports("127.0.0.1", 1)[0]
 
 
 def get(url: str) -> bytes:
