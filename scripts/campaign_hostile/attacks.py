@@ -71,7 +71,7 @@ def _hit_one(attack: Attack, start: Start) -> Undo | None:
     if not victims:
         return None
     victim = victims[attack.number % len(victims)]
-    with suppress(ProcessLookupError):
+    with suppress(ProcessLookupError, FileNotFoundError):  # the second of its folder in /proc
         match attack.what:
             case trials.KILL:
                 os.kill(victim, signal.SIGKILL)
