@@ -117,6 +117,7 @@ def client(relay: StoreRelay, script: str) -> "subprocess.Popen[str]":
     head = [
         "import sys, threading",
         "from datetime import timedelta",
+        "from time import sleep",
         "from torch.distributed import DistStoreError, TCPStore",
         f"host, _, port = {address!r}.rpartition(':')",
         "SECONDS = timedelta(seconds=60)",
@@ -207,6 +208,8 @@ def test_clients_that_wait_and_count_notice_nothing_of_moves(relay: StoreRelay, 
         waiting = threading.Thread(target=wait)
         for thread in (waiting, *counting): thread.start()
         sys.stdin.readline()
+        while min(counts.values()) <= 10 and all(thread.is_alive() for thread in counting):
+            sleep(0.01)
         over.set()
         for thread in counting: thread.join()
         print(*counts.values(), flush=True)
