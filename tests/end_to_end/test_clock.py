@@ -1,6 +1,7 @@
 """The time of day jumps an hour ahead and back, and nothing comes of it."""
 
 import json
+import re
 
 import pytest
 from gpt import TRAINING, digests
@@ -28,7 +29,8 @@ def test_a_clock_that_jumps_changes_nothing(
     ended = launcher.run(*RUN, "--checkpoint-dir", "ckpt", *options, *TRAINING)
     assert ended.status == 0, ended.err
     assert digests(ended.out) == undisturbed
-    assert ended.err.count("Restart 1 went on from step 7") == 1
+    # Rank 0 may not have come to its optimizer's step 7 when rank 1 was in step 8.
+    assert len(re.findall("Restart 1 went on from step [67],", ended.err)) == 1, ended.err
     assert "Restart 2" not in ended.err, "no clock was a failure"
     folder = launcher.directory / "ckpt"
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
