@@ -23,6 +23,7 @@ def run(code: str) -> "subprocess.Popen[bytes]":
 def test_a_held_gil_stops_all_threads() -> None:
     process = run(
         "import threading, time\n"
+        "from jitckpt.bindings import interpreter\n"
         "def ticks():\n"
         "    while True: print('tick', flush=True); time.sleep(0.01)\n"
         "threading.Thread(target=ticks, daemon=True).start()\n"
@@ -34,9 +35,10 @@ def test_a_held_gil_stops_all_threads() -> None:
     while process.stdout.readline() != b"held\n":
         pass
     os.set_blocking(process.stdout.fileno(), False)
-    while process.stdout.read():  # it takes a moment until it is held
+    time.sleep(1)
+    while read := process.stdout.read():  # it takes a moment until it is held
         time.sleep(1)
-    assert process.poll() is None
+    assert read is None, "it has ended"
     process.kill()
     process.communicate()
 
