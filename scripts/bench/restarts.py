@@ -18,42 +18,23 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-# Run without site packages, so that it takes no time.
-WORKER = """
-import json, os, signal, socket, sys
-from pathlib import Path
-from jitckpt.system import lifeline, process_tree
-from jitckpt.wire import protocol
+import jitckpt
 
-agent = int(os.environ["JITCKPT_AGENT_PID"])
-status = Path(f"/proc/{agent}/status").read_text().splitlines()
-facts = {
-    "descriptors": len(os.listdir(f"/proc/{agent}/fd")),
-    "threads": len(os.listdir(f"/proc/{agent}/task")),
-    "memory in MiB": next(int(line.split()[1]) for line in status if line.startswith("VmRSS")) / 1024,
-    "zombies": sum(one.dead for one in process_tree.everybody() if one.parent == agent),
-}
-with open(sys.argv[1], "a") as file:
-    print(json.dumps(facts), file=file)
-lifeline.hold(int(os.environ[lifeline.DESCRIPTOR]))
-registered = protocol.Registered(0, os.getpid(), 1, 0, 1, "", "builtin", sys.argv[2], 0, -1)
-socket.socket(fileno=int(os.environ["JITCKPT_AGENT_FD"])).send(protocol.encode(registered))
-os.kill(os.getpid(), signal.SIGKILL)
-"""
+WORKER = Path(__file__).with_name("restarting_worker.py")
 BEGUN = 10  # starts, after which what a launcher needs at all is there
 
 
 def facts_by_start(restarts: int, minutes: float) -> list[dict[str, float]]:
     """Run the job; return what its worker has seen in each start, as far as time allows."""
     with tempfile.TemporaryDirectory(prefix="jitckpt-restarts-") as temporary:
-        worker, facts, checkpoints = (Path(temporary) / name for name in ("worker.py", "facts", "ckpt"))
-        worker.write_text(WORKER)
+        facts, checkpoints = (Path(temporary) / name for name in ("facts", "ckpt"))
         command = [str(Path(sys.executable).parent / "jitckpt"), "run", "--standalone", "--warm-spares", "0"]
-        command += ["--max-restarts", str(restarts), "--no-python", sys.executable, "-S", str(worker)]
+        command += ["--max-restarts", str(restarts), "--no-python", sys.executable, "-S", str(WORKER)]
         process = subprocess.Popen(
             [*command, str(facts), str(checkpoints)],
             cwd=temporary,
-            env=os.environ | {"TMPDIR": temporary},
+            # Its worker runs without site packages, so that it takes no time.
+            env=os.environ | {"TMPDIR": temporary, "PYTHONPATH": str(Path(jitckpt.__file__).parents[1])},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -62,6 +43,10 @@ def facts_by_start(restarts: int, minutes: float) -> list[dict[str, float]]:
         except subprocess.TimeoutExpired:
             process.terminate()
             process.wait()
+        if not facts.exists():
+            raise SystemExit(
+                f"The job ended with status {process.returncode} before its worker had noted anything."
+            )
         return [json.loads(line) for line in facts.read_text().splitlines()]
 
 
