@@ -45,6 +45,10 @@ class ParityOfHosts:
         """Whether these hosts keep parity; else they are too few."""
         return bool(self._groups)
 
+    @property
+    def groups(self) -> Sequence[tuple[int, ...]]:
+        return self._groups
+
     def group_of(self, host: int) -> tuple[int, ...]:
         return next(group for group in self._groups if host in group)
 

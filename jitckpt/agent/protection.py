@@ -378,6 +378,9 @@ class Protection(threading.Thread):
                 }
                 for host in range(count)
             ],
+            parity_groups=[]
+            if self._tier.parity is None
+            else [list(one) for one in self._tier.parity.groups],
         )
 
     def _in_words(self, size: int) -> str:

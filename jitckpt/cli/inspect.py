@@ -16,10 +16,13 @@ from rich.table import Table
 from jitckpt.cli.parser import Parser
 from jitckpt.cli.progress import shown_progress
 from jitckpt.console import show_size
+from jitckpt.events import Event, read_events
 from jitckpt.objects.bucket import is_url, parse
-from jitckpt.reports import memory_inspection, objects_inspection
+from jitckpt.reports import memory_inspection, memory_survival, objects_inspection
 from jitckpt.reports.inspection import Inspection, bytes_to_read, inspect
 from jitckpt.reports.memory_inspection import KeptShard
+from jitckpt.reports.present import is_whole
+from jitckpt.reports.timeline import jobs
 
 SHOWN_RANKS = 8
 
@@ -36,13 +39,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--memory",
         action="store_true",
-        help="show what the memory tiers of your jobs have on this host, in the place of a directory",
+        help="show what the memory tiers of your jobs have on this host; with a job's directory also how "
+        "likely that is to survive the loss of hosts, by how often the job has lost one",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
     parser.add_argument("--verify", action="store_true", help="read every byte and compare the checksums")
     parsed = parser.parse_args(arguments)
     if parsed.memory:
-        return _show_memory(in_json=parsed.json, verify=parsed.verify)
+        return _show_memory(parser, parsed.directory, in_json=parsed.json, verify=parsed.verify)
     if parsed.directory is None:
         parser.error("give the job's checkpoint directory, or --memory")
     look, size_of = _ways(parser, parsed.directory)
@@ -79,19 +83,38 @@ def _ways(parser: Parser, place: str) -> tuple[Callable[..., Inspection], Callab
     return partial(inspect, directory), partial(bytes_to_read, directory)
 
 
-def _show_memory(*, in_json: bool, verify: bool) -> int:
-    """Print what is in this host's memory; return 0 if something is whole, 1 if nothing is there."""
+def _show_memory(parser: Parser, directory: str | None, *, in_json: bool, verify: bool) -> int:
+    """Print what is in this host's memory; return 0 if something is whole, 1 if nothing is there.
+
+    directory: of a job whose events tell how likely that is to survive.
+    """
+    told = None if directory is None else _jobs_of(parser, Path(directory))
     with Console(stderr=True).status("reading" if verify else "looking"):
         found = memory_inspection.inspect(verify=verify)
     if in_json:
-        print(json.dumps([asdict(one) for one in found], indent=1))
+        kept = [asdict(one) for one in found]
+        survival = None if told is None else memory_survival.survival_in_memory(told)
+        document = {"kept": kept, "survival": None if survival is None else asdict(survival)}
+        print(json.dumps(kept if told is None else document, indent=1))
     elif found:
         Console(soft_wrap=not sys.stdout.isatty()).print(memory_table(found))
         for sentence in memory_inspection.in_words(found):
             print(sentence)
     else:
         print("No memory tier of yours has anything on this host.")
+    if told is not None and not in_json:
+        print(memory_survival.in_words(told))
     return 0 if any(not one.problem for one in found) else 1
+
+
+def _jobs_of(parser: Parser, directory: Path) -> list[list[Event]]:
+    try:
+        events, damages = read_events(directory)
+    except OSError as error:
+        parser.error(f"{error.filename} can't be read: {error.strerror}")
+    for damage in damages:
+        print(f"jitckpt inspect: {damage}", file=sys.stderr)
+    return jobs(event for event in events if is_whole(event))
 
 
 def memory_table(found: Sequence[KeptShard]) -> Table:

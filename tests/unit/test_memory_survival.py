@@ -1,0 +1,150 @@
+"""How likely what is in memory survives the loss of hosts: against all sets of hosts, and as it is told."""
+
+import json
+import math
+from collections.abc import Collection, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jitckpt.cli import main
+from jitckpt.decisions.placement import mixed_placement
+from jitckpt.events import FILE_NAME
+from jitckpt.planning.survival import Weibull
+from jitckpt.planning.units import DAY_SECONDS, HOUR_SECONDS
+from jitckpt.reports import memory_survival
+from jitckpt.reports.memory_survival import chance, survival_in_memory
+
+Placement = list[set[int]]
+
+
+@st.composite
+def placements(draw: st.DrawFn) -> Placement:
+    """For each of a few hosts, those that hold its state: itself and any others."""
+    hosts = draw(st.integers(1, 6))
+    return [{host} | draw(st.sets(st.integers(0, hosts - 1))) for host in range(hosts)]
+
+
+def by_all_sets(host: Weibull, hosts: int, seconds: float, is_there: Any) -> float:
+    alive, failed = host.alive(seconds), host.failed(seconds)
+    return math.fsum(
+        failed**count * alive ** (hosts - count)
+        for count in range(hosts + 1)
+        for lost in combinations(range(hosts), count)
+        if is_there(set(lost))
+    )
+
+
+@given(placements(), st.floats(0.01, 3.0))
+def test_copies_are_counted_as_all_sets_of_lost_hosts_are(kept_by: Placement, spans: float) -> None:
+    host = Weibull.of_mean(1000.0)
+    seconds = 1000.0 * spans
+    counted = by_all_sets(host, len(kept_by), seconds, lambda lost: all(by - lost for by in kept_by))
+    assert chance(host, kept_by, [], seconds) == pytest.approx(counted, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("groups", [[[0, 1, 2]], [[0, 1, 2], [3, 4, 5, 6]]])
+def test_of_parity_each_group_may_lose_one(groups: Sequence[Collection[int]]) -> None:
+    host = Weibull.of_mean(1000.0)
+    hosts = sum(map(len, groups))
+
+    def is_there(lost: set[int]) -> bool:
+        return all(len(lost & set(group)) <= 1 for group in groups)
+
+    counted = by_all_sets(host, hosts, 300.0, is_there)
+    assert chance(host, [range(hosts)] * hosts, groups, 300.0) == pytest.approx(counted)
+
+
+def test_a_state_that_no_host_of_the_job_has_does_not_survive() -> None:
+    assert chance(Weibull.of_mean(1000.0), [[0, 1], [9]], [], 1.0) == 0.0
+
+
+class Events:
+    """Of jobs that ran so many hours each, on hosts that are placed by the tier's own rule."""
+
+    def __init__(self, hosts: int, *hours: float) -> None:
+        kept_by = mixed_placement(hosts, 2).holders if hosts > 1 else [[0]]
+        told = [{"host": str(host), "ranks": [host], "kept_by": list(kept_by[host])} for host in range(hosts)]
+        self.jobs = [
+            [
+                self.event("job_started", 0.0, world_size=hosts, max_restarts=3),
+                self.event("memory_placement", 0.1, hosts=told, parity_groups=[]),
+                self.event("job_ended", each, outcome="succeeded"),
+            ]
+            for each in hours
+        ]
+
+    @staticmethod
+    def event(name: str, hour: float, **details: Any) -> dict[str, Any]:
+        at = 1.7e9 + hour * HOUR_SECONDS
+        return {"event": name, "time": at, "clock": at, "restart": 0, **details}
+
+    def lose(self, cause: str, hour: float) -> None:
+        details = {"cause": cause, "text": "it is lost", "first": True, "ranks": [1]}
+        self.jobs[-1].insert(-1, self.event("detected", hour, **details))
+
+
+def test_how_often_a_host_is_lost_is_the_jobs_own() -> None:
+    events = Events(4, 30.0, 18.0)
+    events.lose("host", 5.0)
+    events.lose("died", 6.0)  # a process: the keeper has its memory
+    events.lose("host", 7.0)
+    found = survival_in_memory(events.jobs)
+    assert found is not None
+    assert (found.hosts, found.losses, found.is_bound) == (4, 2, False)
+    assert found.between_losses == pytest.approx(4 * 48 * HOUR_SECONDS / 2)
+    alive = math.exp(-DAY_SECONDS / found.between_losses)
+    assert found.chances["day"] == pytest.approx((1 - (1 - alive) ** 2) ** 2), "two pairs"
+    assert found.chances["hour"] > found.chances["day"] > found.chances["week"]
+    assert memory_survival.in_words(events.jobs) == (
+        "Of 4 hosts 2 were lost in 2 days: each is lost once in 4 days. What is in memory survives an hour "
+        "with 99.978%, a day with 90.4%, a week with 10.0%, if no host that is lost is replaced."
+    )
+
+
+def test_where_none_was_lost_the_least_is_said() -> None:
+    found = survival_in_memory(Events(2, 30.0).jobs)
+    assert found is not None
+    assert found.is_bound
+    assert found.between_losses == pytest.approx(2 * 30 * HOUR_SECONDS / 3)
+    assert "none was lost in 1.25 days: each is lost less often than once in 20 h, with 95%. " in (
+        memory_survival.in_words(Events(2, 30.0).jobs)
+    )
+
+
+def test_a_job_without_the_tier_has_none() -> None:
+    events = Events(2, 30.0)
+    del events.jobs[-1][1]
+    assert survival_in_memory(events.jobs) is None
+    assert survival_in_memory([]) is None
+    assert "has told of nothing" in memory_survival.in_words(events.jobs)
+
+
+def test_the_command_tells_it_with_the_jobs_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jitckpt.reports.memory_inspection._keepers", lambda: [])
+    lines = [json.dumps(event) for event in Events(4, 30.0).jobs[0]]
+    (tmp_path / FILE_NAME).write_text("\n".join(lines) + "\n")
+    assert main(["inspect", "--memory", str(tmp_path)]) == 1
+    out = capsys.readouterr().out
+    assert "No memory tier of yours has anything on this host." in out
+    assert "What is in memory survives" in out
+    assert main(["inspect", "--memory", "--json", str(tmp_path)]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["kept"] == []
+    assert document["survival"]["hosts"] == 4
+    with pytest.raises(SystemExit):
+        main(["inspect", "--memory", str(tmp_path / "nowhere")])
+    assert "can't be read" in capsys.readouterr().err
+
+
+@given(st.floats(0.0, 1.0))
+def test_a_share_is_never_rounded_up(share: float) -> None:
+    shown = float(memory_survival._percent(share).rstrip("%")) / 100
+    assert shown <= share + 1e-12
+    assert (shown == 1.0) == (share >= 1.0 - 1e-12) or shown < 1.0
