@@ -213,6 +213,9 @@ seen, state = train()
 again, same = train({(0, 3): kill_server, (1, 5): kill_server, (1, 7): be_late})
 dist.barrier()
 torch.cuda.synchronize()
+begin = time.monotonic()
+while not happened("hang_over") and time.monotonic() - begin < MOST:  # the agent asks now and then
+    time.sleep(0.05)
 print(f"rank {rank}, equal: {seen == again and all(map(torch.equal, state, same))}\\n", end="", flush=True)
 dist.destroy_process_group()
 """
