@@ -16,6 +16,7 @@ from jitckpt.planning.units import DAY_SECONDS, HOUR_SECONDS, show_seconds
 
 SPANS = {"hour": HOUR_SECONDS, "day": DAY_SECONDS, "week": 7 * DAY_SECONDS}
 SPAN_NAMES = {"hour": "an hour", "day": "a day", "week": "a week"}
+WORTH_SAYING = 0.5  # of a chance that is at least so large
 # So many losses are at most to be expected, with 95 %, where none was seen (the rule of three).
 MOST_WHERE_NONE = 3.0
 
@@ -90,6 +91,11 @@ def in_words(jobs: Sequence[Sequence[Event]]) -> str:
     hosts = f"{found.hosts} host{'s' if found.hosts > 1 else ''}"
     lost = "none was" if found.is_bound else "1 was" if found.losses == 1 else f"{found.losses} were"
     between, time = show_seconds(found.between_losses), show_seconds(found.host_seconds / found.hosts)
+    if found.is_bound and found.chances["hour"] < WORTH_SAYING:
+        return (
+            f"Of {hosts} none was lost in {time}, which is too short a time to say how likely what is in "
+            "memory is to survive the loss of hosts."
+        )
     often = f"less often than once in {between}, with 95%" if found.is_bound else f"once in {between}"
     least = "at least " if found.is_bound else ""
     likely = ", ".join(

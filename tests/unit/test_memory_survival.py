@@ -116,6 +116,13 @@ def test_where_none_was_lost_the_least_is_said() -> None:
     )
 
 
+def test_a_job_of_a_minute_tells_nothing_of_how_often_hosts_are_lost() -> None:
+    assert memory_survival.in_words(Events(2, 1 / 60).jobs) == (
+        "Of 2 hosts none was lost in 1 min, which is too short a time to say how likely what is in memory "
+        "is to survive the loss of hosts."
+    )
+
+
 def test_a_job_without_the_tier_has_none() -> None:
     events = Events(2, 30.0)
     del events.jobs[-1][1]
