@@ -53,6 +53,7 @@ MAY_HAVE_IT = "its own host may have it, if it was only cut off or only its agen
 MOST_NONSENSE = 100  # messages that are noted
 MOST_TEXT = 2000  # characters of a failure's description
 MOST_OF_A_LINE = 500  # characters of the kernel's log
+SIGNALS_HEARD_WITHIN = 0.2  # seconds
 STOPPED_LOOK = 0.5  # seconds between two looks whether a rank that is to save is stopped
 
 
@@ -157,7 +158,9 @@ class Supervisor(threading.Thread):
 
     def result(self) -> Outcome:
         """Wait until all workers have ended; return how. Raises RuntimeError if this thread itself failed."""
-        self._done.wait()
+        # In turns: between two, handlers run of signals that came just before a wait, or to another thread.
+        while not self._done.wait(SIGNALS_HEARD_WITHIN):
+            pass
         if self._outcome is None:
             raise RuntimeError("jitckpt's control thread failed; it killed the workers.") from self._error
         return self._outcome

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -296,3 +298,27 @@ def test_a_hang_is_transparent_modes_affair_until_that_gives_up() -> None:
     assert (looked_into, supervisor._job.suspected) == ([1, 0], True)
     supervisor._copies.close()
     os.close(supervisor._wake)
+
+
+# A signal comes to another thread, as it may where it comes just before the main one waits.
+WAITS = """
+import signal, threading, time
+from jitckpt.agent.supervisor import Supervisor
+
+supervisor = Supervisor.__new__(Supervisor)
+supervisor._done, supervisor._outcome = threading.Event(), "ended"
+signal.signal(signal.SIGTERM, lambda *_: supervisor._done.set())
+
+def send():
+    time.sleep(0.5)
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+    time.sleep(1000)
+
+threading.Thread(target=send, daemon=True).start()
+print(supervisor.result())
+"""
+
+
+def test_a_signal_that_does_not_wake_the_main_thread_is_heard() -> None:
+    done = subprocess.run([sys.executable, "-c", WAITS], capture_output=True, timeout=100, check=True)
+    assert done.stdout == b"ended\n"
