@@ -99,7 +99,7 @@ from jitckpt.ring.copies import ANSWER_SECONDS, Copier
 from jitckpt.saves import directory_lock, folders, starts
 from jitckpt.saves.layout import Identity, Kind
 from jitckpt.saves.starts import Start
-from jitckpt.system import descriptor_limit
+from jitckpt.system import descriptor_limit, descriptor_reserve
 from jitckpt.system.disk_thread import waited_for
 from jitckpt.system.resting_place import RestingPlace
 from jitckpt.system.versions import versions
@@ -160,6 +160,7 @@ def launch(
     Raises ChildFailedError if it failed, SignalException if it was ended by a signal.
     """
     descriptor_limit.raise_limit()
+    descriptor_reserve.fill()
     host, _ = parse_rendezvous_endpoint(config.rdzv_endpoint, rendezvous.DEFAULT_PORT)
     store = partial(torchs_store, address_for(host, alone=config.max_nodes == 1))
     with (

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from jitckpt.saves.starts import Superseded
+from jitckpt.system import descriptor_reserve
 
 Write = Callable[[int, Path, set[int], str], dict[int, int]]
 
@@ -60,7 +61,8 @@ class LocalStateWriter(threading.Thread):
                 # A rank's own host may write the same at the same time into a directory that all share.
                 by = "copy" if rank in self._copied else ""
                 try:
-                    self.written[rank] = self._write(ring, self.directory, self.steps, by)
+                    with descriptor_reserve.lent():
+                        self.written[rank] = self._write(ring, self.directory, self.steps, by)
                 except Superseded:
                     self.not_needed = True
                 except Exception as error:

@@ -50,7 +50,7 @@ from jitckpt.hosts.signed import Signature
 from jitckpt.hosts.standbys import Standby, announce, announced
 from jitckpt.hosts.stores import NOT_NEEDED, within
 from jitckpt.ring import local_state
-from jitckpt.system import descriptor_limit
+from jitckpt.system import descriptor_limit, descriptor_reserve
 from jitckpt.wire import agents
 from jitckpt.wire import environment as variables
 
@@ -102,6 +102,7 @@ def stand_by(
     del command, arguments  # those that come were started elsewhere
     _count_from(FIRST_PROCESS)
     descriptor_limit.raise_limit()
+    descriptor_reserve.fill()
     before = {number: signal.signal(number, _end) for number in (signal.SIGTERM, signal.SIGINT)}
     children = Children(settings.save_deadline, settings.temporary)
     try:

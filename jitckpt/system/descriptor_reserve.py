@@ -1,0 +1,30 @@
+"""Descriptors that are set aside for what must be written when a process has no other left."""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+WIDTH = 6  # a file, its folder, the parent's, and those that other threads may take at that moment
+
+_kept: list[int] = []
+_lock = threading.Lock()
+
+
+def fill() -> None:
+    """Set them aside, as many as there are."""
+    with _lock, suppress(OSError):
+        while len(_kept) < WIDTH:
+            _kept.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
+
+@contextmanager
+def lent() -> Iterator[None]:
+    """Let them be taken by what is done here; they are set aside again afterwards."""
+    with _lock:
+        while _kept:
+            os.close(_kept.pop())
+    try:
+        yield
+    finally:
+        fill()
