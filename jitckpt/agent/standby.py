@@ -25,7 +25,6 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher import api as launcher
 
 from jitckpt.agent import health
-from jitckpt.agent.agent import Settings, WorkerProcesses
 from jitckpt.agent.migration.leaving import LEADER
 from jitckpt.agent.migration.move import end_what_is_left, inherited_outputs, lifeline_of
 from jitckpt.agent.migration.store_relay import StoreRelay
@@ -35,6 +34,8 @@ from jitckpt.agent.processes.workers import Worker
 from jitckpt.agent.proxies.control import ControlSocket, Proxies
 from jitckpt.agent.proxies.state_transfer import checksum
 from jitckpt.agent.proxies.step_barrier import StepBarrier
+from jitckpt.agent.settings import Settings
+from jitckpt.agent.worker_processes import WorkerProcesses
 from jitckpt.bindings import criu, softgpu
 from jitckpt.bindings.criu import CriuError, Options
 from jitckpt.bindings.nameless_folder import nameless_folder

@@ -1,7 +1,7 @@
 """A dead rank's own states are on the disk at once, and not only when the others have saved.
 
 Until then they lie in the agent's memory alone, and the agent may be the next to die. Which step the others
-save is not known yet, so all are written; agent.write_local_states removes those that nobody needs, and
+save is not known yet, so all are written; local_state_saves removes those that nobody needs, and
 writes the others again: a rank that an exception ends lives a while, and so does its device.
 """
 

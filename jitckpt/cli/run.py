@@ -27,9 +27,10 @@ from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
-from jitckpt.agent.agent import Settings, launch
+from jitckpt.agent.agent import launch
 from jitckpt.agent.migration import lost_job
 from jitckpt.agent.object_copies import WantedObjects
+from jitckpt.agent.settings import Settings
 from jitckpt.agent.standby import stand_by
 from jitckpt.bindings import clock, criu, own_numbers, softgpu
 from jitckpt.bindings.criu import Criu, CriuError

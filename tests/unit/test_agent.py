@@ -13,9 +13,11 @@ import torch
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from torch.distributed.launcher.api import LaunchConfig
 
-from jitckpt.agent.agent import Agent, WorkerProcesses, _check_quorum, write_local_states
+from jitckpt.agent.agent import Agent, _check_quorum
+from jitckpt.agent.local_state_saves import write_local_states
 from jitckpt.agent.processes.workers import Worker
 from jitckpt.agent.states_at_death import StatesAtDeath
+from jitckpt.agent.worker_processes import WorkerProcesses
 from jitckpt.decisions.quorum import Past
 from jitckpt.encoding import tree_codec
 from jitckpt.errors import HostsError

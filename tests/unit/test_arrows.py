@@ -96,7 +96,7 @@ PURE_LIBRARIES = {
 # What torch calls private and we can't do without; a new torch may take it away.
 RENDEZVOUS = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
 PRIVATE_NAMES = {
-    "torch.numa.binding._maybe_wrap_command_args_with_numa_binding": "agent/agent.py",
+    "torch.numa.binding._maybe_wrap_command_args_with_numa_binding": "agent/worker_processes.py",
     "torch.cuda._lazy_call": "worker/in_place/keeper.py",
     "torch.distributed.distributed_c10d._get_default_store": "worker/agreements.py",
     "torch._foreach_copy_": "ring/gathering.py",

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from jitckpt.agent.agent import write_local_states
+from jitckpt.agent.local_state_saves import write_local_states
 from jitckpt.encoding import tree_codec
 from jitckpt.errors import JitckptError
 from jitckpt.ring import local_state

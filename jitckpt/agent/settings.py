@@ -1,0 +1,49 @@
+"""What `jitckpt run` adds to the settings of torchrun, for an agent and the processes of its start."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from jitckpt.agent.object_copies import WantedObjects
+from jitckpt.bindings.criu import Criu
+from jitckpt.decisions.memory_wanted import Wanted
+from jitckpt.faults.injection import FaultSpec
+from jitckpt.hosts.coordination import Coordination
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `jitckpt run` adds to torchrun's settings; times in seconds."""
+
+    checkpoint_dir: Path | None
+    save_deadline: float
+    hang_timeout: float
+    hang_floor: float  # 0: hang_timeout is not learned
+    stall_timeout: float
+    staging: int  # bytes
+    device_environment: Mapping[str, str]
+    warm_spares: int | None  # for each rank; None for one where memory allows
+    warm_start: bool  # fork all workers from one process that has loaded torch, those of the first start too
+    devices: tuple[str, ...]  # of this host, as in CUDA_VISIBLE_DEVICES
+    exclude_suspect: bool
+    exchange_broken: bool  # in transparent mode: devices that no new server cures, for others of this host
+    move_broken: bool  # the worker of such a rank is made anew, too
+    suspendable: bool  # in transparent mode, on one host: `jitckpt suspend`
+    snapshot_every: float | None  # the same: to go back to if a worker dies
+    criu: Criu | None  # by which that is done
+    health_check: str | None  # a command that has to succeed here before each start
+    max_standby: int | None  # hosts beyond those that train; None: any number
+    stands_by: bool  # takes no part until a host's devices are broken
+    temporary: Path | None  # a folder of the launcher's that goes with it
+    faults: tuple[FaultSpec, ...]
+    host_timeout: float
+    recovery_deadline: float | None  # for each order of a transparent recovery; None: user-level mode
+    state_on_device: bool  # in transparent mode
+    fixed_place: int | None  # of this host among all (--node-rank)
+    silent_hosts_are_dead: bool  # the user knows that none is only cut off
+    run: str  # a name that no other launcher's has
+    secret: bytes | None  # of this job, for agents on several hosts; None: one is made
+    memory: Wanted | None = None  # of the memory tier
+    coordination: Coordination | None = None  # in the place of a store of torch's
+    objects: WantedObjects | None = None  # what is saved is copied there
+    wait: float | None = None  # for missing hosts, before the job goes on with fewer; None: it never does
