@@ -1,7 +1,7 @@
 """The events of a job of any size with one failure of each kind, written as its agent would write them."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,16 @@ class SimulatedJob:
         """Append an event of each rank."""
         self.write_all([{"event": event, "rank": rank} | fields for rank in range(self.ranks)])
 
-    def progress(self, step: int, step_seconds: float = 1.0) -> None:
+    def progress(
+        self, step: int, step_seconds: float = 1.0, memory_states: Mapping[str, str] | None = None
+    ) -> None:
         """Tell how far the ranks are, as their agent does."""
         told = {
             "time": self.started + self.at,
             "restart": self.restart,
             "steps": {str(rank): step for rank in range(self.ranks)},
             "step_seconds": step_seconds,
+            "memory_states": memory_states or {},
         }
         (self.directory / "progress-0.json").write_text(json.dumps(told))
 
@@ -83,6 +86,7 @@ class SimulatedJob:
             for host in range(count)
         ]
         self.write("memory_safe", step=step, bytes=1 << 30, waited=0.1)
+        self.write("memory_state", state="healthy", ranks=list(range(self.ranks)), step=step)
         self.write("memory_placement", hosts=hosts)
 
     def fail(self, rank: int, step: int, cause: str = "died") -> None:

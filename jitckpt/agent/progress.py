@@ -13,9 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from jitckpt.console import say
+from jitckpt.decisions.memory_state import State, snapshot_state
 from jitckpt.errors import JitckptError
 from jitckpt.events import EventLog
 from jitckpt.ring import local_state
+from jitckpt.tiers import host_memory
 
 SECONDS = 2.0  # between two looks
 REMEMBERED = 30  # looks from which the time of a step is told
@@ -24,10 +26,16 @@ REMEMBERED = 30  # looks from which the time of a step is told
 class ProgressTeller(threading.Thread):
     """Writes DIR/progress-HOST.json for one start of a host's workers, until it is stopped."""
 
-    def __init__(self, rings: Mapping[int, int], log: EventLog, host: int) -> None:
-        """rings: the descriptors of the ranks' rings; ours are copies, which nobody else closes."""
+    def __init__(
+        self, rings: Mapping[int, int], log: EventLog, host: int, memories: Mapping[int, int] | None = None
+    ) -> None:
+        """rings: the descriptors of the ranks' rings; memories: of their snapshots, with a memory tier.
+
+        Ours are copies, which nobody else closes.
+        """
         super().__init__(name="jitckpt-progress", daemon=True)
         self._rings = {rank: os.dup(ring) for rank, ring in rings.items()}
+        self._memories = {rank: os.dup(memory) for rank, memory in (memories or {}).items()}
         self._log = log
         self._restart, self._start = log.restart, log.start
         self._name = f"progress-{host}.json"
@@ -42,8 +50,8 @@ class ProgressTeller(threading.Thread):
         """Let it end; nobody waits for what it still writes."""
         with self._reads:
             self._stopped.set()
-            for ring in self._rings.values():
-                os.close(ring)
+            for descriptor in (*self._rings.values(), *self._memories.values()):
+                os.close(descriptor)
 
     def run(self) -> None:
         """Look and tell, again and again."""
@@ -58,21 +66,27 @@ class ProgressTeller(threading.Thread):
                 if self._stopped.is_set():
                     return
                 steps = {rank: local_state.begun_step(ring) for rank, ring in self._rings.items()}
+                states = {rank: _memory_state(memory) for rank, memory in self._memories.items()}
             slowest = min(steps.values())
             if not self._seen or slowest != self._seen[-1][1]:
                 self._seen.append((time.monotonic(), slowest))
-            self._write(directory, {rank: step for rank, step in steps.items() if step})
+            self._write(
+                directory,
+                {rank: step for rank, step in steps.items() if step},
+                {rank: state for rank, state in states.items() if state is not None},
+            )
         except (JitckptError, OSError) as error:
             if not self._said:
                 self._said = True
                 say(f"how far the ranks are can't be told in {directory / self._name}: {error}")
 
-    def _write(self, directory: Path, steps: Mapping[int, int]) -> None:
+    def _write(self, directory: Path, steps: Mapping[int, int], memory_states: Mapping[int, State]) -> None:
         told = {
             "time": time.time(),
             "restart": self._restart,
             "steps": steps,
             "step_seconds": self._step_seconds(),
+            "memory_states": memory_states,
         }
         if self._stopped.is_set() or not self._log.may_write(directory, self._start):
             return  # the next start's is newer
@@ -86,3 +100,11 @@ class ProgressTeller(threading.Thread):
             return None
         (begin, first), (end, last) = self._seen[0], self._seen[-1]
         return (end - begin) / (last - first) if last > first else None
+
+
+def _memory_state(memory: int) -> State | None:
+    if host_memory.word(memory, host_memory.OFF):
+        return None
+    return snapshot_state(
+        host_memory.word(memory, host_memory.BEGUN), host_memory.word(memory, host_memory.SAFE)
+    )

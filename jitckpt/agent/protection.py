@@ -15,12 +15,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from jitckpt.agent.memory_health import MemoryHealth
 from jitckpt.agent.memory_tier import MemoryTier, machines_of
 from jitckpt.agent.optimizer_steps import OptimizerSteps
 from jitckpt.agent.pacer import Pacer
 from jitckpt.agent.sending import Sending, Snapshot
 from jitckpt.console import say, show_size
 from jitckpt.decisions.holders import nearest, shared_domains
+from jitckpt.decisions.memory_state import Health
 from jitckpt.decisions.pace import PROFILED_EVERY, packed
 from jitckpt.decisions.sources import confirmed
 from jitckpt.errors import JitckptError, SaveError
@@ -79,6 +81,8 @@ class Protection(threading.Thread):
             self._steps = OptimizerSteps(tier.memory, memories, log, self._warn)
         self._ranks = list(memories) if hosts is None else [rank for one in hosts.all for rank in one.ranks]
         self._index = 0 if hosts is None else hosts.index
+        self._health = MemoryHealth(self._ranks, log)
+        self._lost: Collection[int] = ()  # hosts
         self._place()
         self._kept: dict[int, list[int]] = {}  # at the root: of each rank the steps that all its holders have
         self._by: dict[int, list[int]] = {}  # at the root: of each rank the hosts with the newest
@@ -134,6 +138,14 @@ class Protection(threading.Thread):
         else:
             alive = all(set(self._keepers[host]) - set(lost) for host in lost)
         return self.safe if alive else None
+
+    def have_failed(self, ranks: Collection[int], health: Health, lost: Collection[int]) -> None:
+        """Tell what became of ranks, if memory has something of them. lost: hosts, by now."""
+        with self._lock:
+            self._health.hear(ranks, health)
+            self._lost = frozenset(lost)
+            if self.safe and self._off is None:
+                self._health.tell(self.step_that_stays(lost))
 
     def ranks_of(self, lost: Collection[int]) -> tuple[set[int], set[int]]:
         """Return the lost hosts' ranks of whose copies this host has the first, and those with none left."""
@@ -358,6 +370,7 @@ class Protection(threading.Thread):
                         "hosts and copies there is no other way (--failure-domains)"
                     )
         if first:
+            self._health.tell(self.step_that_stays(self._lost))
             self._tier.forget_assembled()
         if first and self._hosts is not None:
             self._tier.forget_strangers(self._hosts)

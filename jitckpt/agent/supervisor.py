@@ -17,6 +17,7 @@ from jitckpt.agent.protection import Protection
 from jitckpt.agent.proxies.control import Proxies
 from jitckpt.agent.states_at_death import StatesAtDeath
 from jitckpt.console import say
+from jitckpt.decisions.memory_state import Health
 from jitckpt.decisions.recovery import (
     Close,
     EndRanks,
@@ -554,6 +555,9 @@ class Supervisor(threading.Thread):
         """Log a failure; tell the user of the first, the others usually follow from it."""
         text = protocol.shortened(text, MOST_TEXT)  # it goes into orders
         self._log.write("detected", cause=cause, text=text, first=self._trouble is None, ranks=list(ranks))
+        if self._protection is not None and ranks:
+            health: Health = "offline" if cause == "host" else "unhealthy"
+            self._protection.have_failed(ranks, health, self._lost_hosts)
         if self._trouble is None:
             self._trouble = text
             self._say(f"{text}.")

@@ -259,7 +259,8 @@ class WorkerProcesses(PContext):
         if self._taking_in is not None:
             self._taking_in.start()
         host = 0 if self._hosts is None else self._hosts.index
-        self._progress = ProgressTeller({w.rank: w.ring_fd for w in workers}, self._log, host)
+        rings = {worker.rank: worker.ring_fd for worker in workers}
+        self._progress = ProgressTeller(rings, self._log, host, self._memories)
         self._progress.start()
         if self._copier is not None:
             self._copier.start()

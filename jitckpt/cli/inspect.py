@@ -18,10 +18,11 @@ from jitckpt.cli.progress import shown_progress
 from jitckpt.console import show_size
 from jitckpt.events import Event, read_events
 from jitckpt.objects.bucket import is_url, parse
-from jitckpt.reports import memory_inspection, memory_survival, objects_inspection
+from jitckpt.reports import memory_inspection, memory_states, memory_survival, objects_inspection
+from jitckpt.reports.following import Follower
 from jitckpt.reports.inspection import Inspection, bytes_to_read, inspect
 from jitckpt.reports.memory_inspection import KeptShard
-from jitckpt.reports.present import is_whole
+from jitckpt.reports.present import RankNow, is_whole
 from jitckpt.reports.timeline import jobs
 
 SHOWN_RANKS = 8
@@ -40,7 +41,8 @@ def main(arguments: list[str]) -> int:
         "--memory",
         action="store_true",
         help="show what the memory tiers of your jobs have on this host; with a job's directory also how "
-        "likely that is to survive the loss of hosts, by how often the job has lost one",
+        "likely that is to survive the loss of hosts, by how often the job has lost one, and in which state "
+        "its ranks are",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
     parser.add_argument("--verify", action="store_true", help="read every byte and compare the checksums")
@@ -86,15 +88,20 @@ def _ways(parser: Parser, place: str) -> tuple[Callable[..., Inspection], Callab
 def _show_memory(parser: Parser, directory: str | None, *, in_json: bool, verify: bool) -> int:
     """Print what is in this host's memory; return 0 if something is whole, 1 if nothing is there.
 
-    directory: of a job whose events tell how likely that is to survive.
+    directory: of a job whose events tell how likely that is to survive, and how far its snapshots are.
     """
     told = None if directory is None else _jobs_of(parser, Path(directory))
+    ranks = () if directory is None else _ranks_now(Path(directory))
     with Console(stderr=True).status("reading" if verify else "looking"):
         found = memory_inspection.inspect(verify=verify)
     if in_json:
         kept = [asdict(one) for one in found]
         survival = None if told is None else memory_survival.survival_in_memory(told)
-        document = {"kept": kept, "survival": None if survival is None else asdict(survival)}
+        document = {
+            "kept": kept,
+            "survival": None if survival is None else asdict(survival),
+            "states": memory_states.ranks_by_state(ranks),
+        }
         print(json.dumps(kept if told is None else document, indent=1))
     elif found:
         Console(soft_wrap=not sys.stdout.isatty()).print(memory_table(found))
@@ -104,7 +111,17 @@ def _show_memory(parser: Parser, directory: str | None, *, in_json: bool, verify
         print("No memory tier of yours has anything on this host.")
     if told is not None and not in_json:
         print(memory_survival.in_words(told))
+        if states := memory_states.in_words(ranks):
+            print(f"Its ranks, by their snapshots in memory: {states}.")
     return 0 if any(not one.problem for one in found) else 1
+
+
+def _ranks_now(directory: Path) -> Sequence[RankNow]:
+    """Return the ranks of the job that runs in a directory; none where nobody tells how they are now."""
+    follower = Follower(directory)
+    follower.look()
+    present = follower.present()
+    return () if present is None or follower.silent() is not None else present.ranks
 
 
 def _jobs_of(parser: Parser, directory: Path) -> list[list[Event]]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from jitckpt.decisions.memory_state import STATES
 from jitckpt.events import FILE_NAME, Event, parse_event
 from jitckpt.reports.present import JobModel, Present, Progress, is_whole
 from jitckpt.system import regular_file
@@ -88,6 +89,7 @@ class Follower:
             restart=newest.restart,
             steps={rank: step for one in same for rank, step in one.steps.items()},
             step_seconds=max(seconds, default=None),
+            memory_states={rank: state for one in same for rank, state in one.memory_states.items()},
         )
 
     def present(self, now: float | None = None) -> Present | None:
@@ -119,11 +121,13 @@ def _progress(path: Path) -> Progress | None:
             document: Any = json.loads(file.read(MOST_PROGRESS))
         steps = {int(rank): int(step) for rank, step in document["steps"].items()}
         seconds = document.get("step_seconds")
+        states = {int(rank): str(state) for rank, state in document.get("memory_states", {}).items()}
         return Progress(
             float(document["time"]),
             int(document["restart"]),
             steps,
             None if seconds is None else float(seconds),
+            {rank: state for rank, state in states.items() if state in STATES},
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None  # being replaced, or not ours

@@ -10,6 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from jitckpt.reports import memory_states
 from jitckpt.reports.present import CAUSES, Present, RankNow, RecoveryNow, shown_ranks, with_cause
 
 # A rank in the grid: a letter, so that it reads without colours, and a colour.
@@ -110,6 +111,8 @@ def _protection(present: Present) -> Text:
         text.append("the job is over; no rank holds its state any more")
     elif present.memory_step is not None:
         text.append(f"the memory tier has step {present.memory_step} of all ranks", "green")
+        if states := memory_states.in_words(present.ranks):
+            text.append(f": {states}")
     elif present.shards:
         text.append(
             f"{present.protected:.0%} of the ranks have a living replica", "green" if not bare else "yellow"

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from jitckpt.decisions.memory_state import HEALTHS
 from jitckpt.events import Event
 from jitckpt.reports.timeline_transparent import STEPS
 
@@ -63,12 +64,16 @@ ALIVE = ("loading", "training", "late", "held", "saving", "saved", "done")
 
 @dataclass(frozen=True)
 class Progress:
-    """What the agents tell beside the events: the newest step of each rank, at this wall time."""
+    """What the agents tell beside the events, at this wall time: the newest step of each rank.
+
+    memory_states: how far the snapshots of healthy ranks are (decisions/memory_state.py).
+    """
 
     time: float
     restart: int
     steps: Mapping[int, int]
     step_seconds: float | None = None
+    memory_states: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,7 @@ class RankNow:
     """state: starting, loading, training, late, held, saving, saved, failed, ended or done.
 
     shard: None before the rank has registered. late: seconds that the others have waited for it.
+    memory_state: for the memory tier (decisions/memory_state.py); "" as long as that has nothing of it.
     """
 
     rank: int
@@ -83,6 +89,7 @@ class RankNow:
     step: int | None
     shard: int | None
     late: float = 0.0
+    memory_state: str = ""
 
 
 @dataclass(frozen=True)
@@ -315,6 +322,7 @@ class JobModel:
         self._memory_step: int | None = None
         self._memory_bytes = 0
         self._memory_hosts: tuple[MemoryHost, ...] = ()
+        self._memory_health: dict[int, str] = {}
         self._incidents: list[_Incident] = []
         self._fault: tuple[str, int, float] | None = None
         self._repeated = 0
@@ -371,6 +379,7 @@ class JobModel:
                 steps.get(rank),
                 self._shard_of.get(rank),
                 self._at + waited - self._late_since[rank] if self._states.get(rank) == "late" else 0.0,
+                self._memory_state(rank, told),
             )
             for rank in range(self._world_size)
         )
@@ -410,6 +419,12 @@ class JobModel:
             image_bytes=self._image_bytes,
             memory_bytes=self._memory_bytes if self._memory_step is not None else 0,
         )
+
+    def _memory_state(self, rank: int, told: Progress | None) -> str:
+        health = self._memory_health.get(rank, "") if self._outcome is None else ""
+        if health != "healthy" or told is None:
+            return health
+        return told.memory_states.get(rank, health)
 
     # Where the time goes.
 
@@ -473,7 +488,7 @@ class JobModel:
         self._world_size, self._max_restarts = event["world_size"], event["max_restarts"]
         self._states, self._steps, self._late_since, self._before_late = {}, {}, {}, {}
         self._trained, self._doing, self._replicas, self._in_place = set(), "starting", [], False
-        self._hanging_since = None
+        self._hanging_since, self._memory_health = None, {}
         told = event.get("versions")
         if isinstance(told, dict):
             self._versions = {str(name): str(version) for name, version in told.items()}
@@ -686,6 +701,10 @@ class JobModel:
         except (KeyError, TypeError, ValueError):
             return  # a damaged log, as with all that does not fit
 
+    def _hear_memory_state(self, event: Event) -> None:
+        if event["state"] in HEALTHS:
+            self._memory_health |= dict.fromkeys(event["ranks"], event["state"])
+
     def _hear_kept_in_memory(self, event: Event) -> None:
         self._note("decided")
         self._memory_step = event["step"]
@@ -768,7 +787,7 @@ class JobModel:
     def _hear_warning(self, event: Event) -> None:
         self._warnings.append(event["text"])
         if event["text"].startswith(MEMORY_IS_OFF):
-            self._memory_step = None
+            self._memory_step, self._memory_health = None, {}
         del self._warnings[:-KEPT_WARNINGS]
 
     def _hear_incurable(self, event: Event) -> None:
@@ -842,6 +861,7 @@ _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "saved": {"step": int},
     "memory_safe": {"step": int, "bytes": int},
     "memory_placement": {"hosts": list},
+    "memory_state": {"state": str, "ranks": list, "step": (int, type(None))},
     "kept_in_memory": {"step": int, "newest": (int, type(None))},
     "not_saved": {"step": (int, type(None)), "text": str},
     "memory_sources": {"reason": str},

@@ -15,6 +15,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from jitckpt.reports.following import Follower
+from jitckpt.reports.memory_states import ranks_by_state
 from jitckpt.reports.present import Present, RecoveryNow
 
 STATES = ("starting", "training", "late", "recovering", "ending", "over")
@@ -72,6 +73,9 @@ def metrics_of(present: Present) -> Iterator[Metric]:
     yield _gauge("jitckpt_restarts_left", "Restarts left", present.max_restarts - present.restart)
     states = Counter(rank.state for rank in present.ranks)
     yield _by("jitckpt_ranks", "Ranks by what they do", "state", sorted(states.items()))
+    in_memory = {state: len(those) for state, those in ranks_by_state(present.ranks).items()}
+    what = "Ranks by how far their snapshots in memory are"
+    yield _by("jitckpt_memory_ranks", what, "state", in_memory.items())
     yield from _steps(present)
     yield _gauge(
         "jitckpt_protected_ratio", "The share of the ranks that have a living replica", present.protected

@@ -139,6 +139,9 @@ def test_a_lost_host_comes_back_on_a_standby_host_from_memory(job: Job, form: st
     assert digests(job.outs) == expected
     check(job, said)
     assert job.saves() == [], "no file was written"
+    (offline,) = [event for event in job.events("memory_state") if event["state"] == "offline"]
+    assert offline["ranks"] == [2]
+    assert offline["step"] is not None, "another host has it"
 
 
 def test_snapshots_are_sent_while_the_network_is_idle(job: Job) -> None:

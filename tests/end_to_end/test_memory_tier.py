@@ -61,6 +61,9 @@ def test_a_killed_rank_comes_back_from_memory_and_no_file(
     assert [event["step"] for event in events(launcher, "restored")] == [4, 4], "one minibatch was redone"
     assert all("own host's memory" in str(event["in_memory"]) for event in events(launcher, "restored"))
     assert "the state after step 4 is in memory" in result.err
+    states = [(event["state"], event["ranks"]) for event in events(launcher, "memory_state")]
+    assert (states[0], states[-1]) == (("healthy", [0, 1]), ("healthy", [0, 1]))
+    assert ("unhealthy", [1]) in states
     assert list((launcher.directory / "ckpt").glob("step-*")) == [], "no save was written"
     assert launcher.survivors() == []
 

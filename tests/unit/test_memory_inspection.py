@@ -1,7 +1,14 @@
 """What `jitckpt inspect --memory` says of what this host's memory has."""
 
+import json
+import time
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
+from simulated_job import SimulatedJob
+
+from jitckpt.cli import main
 from jitckpt.reports.memory_inspection import KeptShard, in_words
 
 ONE = KeptShard(1, "0123456789ab", 2, 0, 8, 100, 1.0, safe=True, own=True, timeline="a")
@@ -29,3 +36,36 @@ def test_what_only_other_hosts_know_is_said() -> None:
     two_starts = [ONE, replace(ONE, rank=1, timeline="b")]
     assert in_words(two_starts) == ["Job 01234567: no step is whole here for all of its ranks."]
     assert in_words([replace(ONE, job="", problem="damaged")]) == []
+
+
+def test_with_the_jobs_directory_it_says_in_which_state_its_ranks_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jitckpt.reports.memory_inspection._keepers", lambda: [])
+    job = SimulatedJob(tmp_path, ranks=4, shards=4, started=time.time() - 20)
+    job.begin()
+    job.at = 10
+    job.keep_in_memory(5, ranks_of_a_host=2)
+    job.write("memory_state", state="offline", ranks=[2, 3], step=5)
+    main(["inspect", "--memory", str(tmp_path)])
+    sentence = "Its ranks, by their snapshots in memory: 2 healthy, 2 offline (ranks 2, 3).\n"
+    assert sentence in capsys.readouterr().out
+    main(["watch", str(tmp_path)])
+    assert "has step 5 of all ranks: 2 healthy, 2 offline (ranks 2, 3)" in capsys.readouterr().out
+    job.progress(6, memory_states={"0": "snap", "1": "completed", "2": "snap"})
+    main(["inspect", "--memory", "--json", str(tmp_path)])
+    states = json.loads(capsys.readouterr().out)["states"]
+    assert states == {"offline": [2, 3], "snap": [0], "completed": [1]}
+
+
+def test_nothing_is_said_of_ranks_whose_agent_is_silent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been killed, with them; how they were then is no news."""
+    monkeypatch.setattr("jitckpt.reports.memory_inspection._keepers", lambda: [])
+    job = SimulatedJob(tmp_path, ranks=4, shards=4, started=time.time() - 100)
+    job.begin()
+    job.keep_in_memory(5, ranks_of_a_host=2)
+    job.progress(6, memory_states={"0": "snap"})
+    main(["inspect", "--memory", str(tmp_path)])
+    assert "by their snapshots in memory" not in capsys.readouterr().out

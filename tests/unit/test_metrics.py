@@ -74,6 +74,8 @@ def test_the_memory_tier_late_ranks_and_suspects_are_told(job: SimulatedJob) -> 
     memory = {one.labels["kind"]: one.value for one in metrics["jitckpt_memory_bytes"].samples}
     assert memory == {"log": 0, "images": 0, "memory_tier": 1 << 30}
     assert metrics["jitckpt_memory_safe_step"].samples[0].value == 30
+    [healthy] = metrics["jitckpt_memory_ranks"].samples
+    assert (healthy.labels, healthy.value) == ({"state": "healthy"}, 16)
     [late] = metrics["jitckpt_rank_late_seconds"].samples
     assert late.labels == {"rank": "3"}
     assert late.value == pytest.approx(18, abs=10)  # 8 s when it was found, 10 s ago

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jitckpt.agent import protection
+from jitckpt.decisions.memory_state import HEALTHS
 from jitckpt.reports.document import as_document, from_document
 from jitckpt.reports.following import SILENT_AFTER, Follower
 from jitckpt.reports.present import CAUSES, MEMORY_IS_OFF, JobModel, MemoryHost, Present, Progress, model_of
@@ -226,6 +227,7 @@ def test_the_memory_tier_protects_what_has_no_replica() -> None:
     hosts = [{"host": "a", "ranks": [0], "kept_by": [0, 1]}, {"host": "b", "ranks": [1], "kept_by": [1, 9]}]
     events.append(event("memory_placement", 5, hosts=hosts))
     assert after(events).memory_hosts == (MemoryHost("a", (0,), (0, 1)), MemoryHost("b", (1,), (1,)))
+    events.append(event("memory_state", 5, state="healthy", ranks=[0, 1], step=4))
     off = event("warning", 6, text="the memory tier protects this job no more: a host is lost")
     assert MEMORY_IS_OFF in Path(str(protection.__file__)).read_text(), "the agent says so"
     assert (after([*events, off]).protected, after([*events, off]).memory_step) == (0, None)
@@ -239,6 +241,27 @@ def test_the_memory_tier_protects_what_has_no_replica() -> None:
         2,
         "recovered",
     )
+
+
+def test_what_the_events_say_of_a_ranks_memory_goes_before_what_its_agent_told_last() -> None:
+    def states(*events: Event, told: Progress | None = None) -> list[str]:
+        return [rank.memory_state for rank in after([started(), *events], 10, told).ranks]
+
+    healthy = event("memory_state", 5, state="healthy", ranks=[0, 1], step=4)
+    assert states() == ["", ""]
+    assert states(healthy) == ["healthy", "healthy"]
+    told = Progress(STARTED + 9, 0, {}, None, {0: "snap", 1: "completed"})
+    assert states(told=told) == ["", ""], "no step of this start is safe"
+    assert states(healthy, told=told) == ["snap", "completed"]
+    failed = event("memory_state", 6, state="unhealthy", ranks=[1], step=4)
+    lost = event("memory_state", 7, state="offline", ranks=[0], step=None)
+    assert states(healthy, failed, lost, told=told) == ["offline", "unhealthy"]
+    assert states(healthy, failed, lost, started(8, 1)) == ["", ""]
+    assert (
+        states(healthy, event("memory_state", 6, state="next year's", ranks=[1], step=4)) == ["healthy"] * 2
+    )
+    assert states(healthy, event("warning", 6, text=MEMORY_IS_OFF)) == ["", ""]
+    assert states(healthy, failed, event("job_ended", 9, outcome="failed")) == ["", ""]
 
 
 def test_the_agents_tell_newer_steps_than_the_events() -> None:
@@ -266,7 +289,7 @@ names = st.sampled_from(sorted({one["event"] for one in KILLED} | {
     "hang", "straggler", "hang_over", "device_alarm", "recovery_begun", "rank_stopped", "server_restarted",
     "calls_made_again", "recovered", "recovery_given_up", "not_saved", "periodic_save", "suspect", "warning",
     "proxy_connected", "memory_safe", "memory_placement", "kept_in_memory", "state_stays", "group",
-    "hang_report", "finished", "what_comes_next_year",
+    "memory_state", "hang_report", "finished", "what_comes_next_year",
 }))  # fmt: skip
 rank = st.integers(0, RANKS)
 number = st.integers(0, 20)
@@ -276,7 +299,8 @@ rest = anything(
         "ranks": st.lists(rank, max_size=3), "kill": st.lists(rank, max_size=2), "terminate": st.just([]),
         "first": st.booleans(), "cause": st.sampled_from([*CAUSES, "new"]), "text": st.just("t"),
         "world_size": st.integers(0, 3), "max_restarts": number, "checkpoint_dir": st.just("/c"),
-        "fingerprint": st.just("f"), "fault": st.just("kill"), "operation": st.just("x"), "state": number,
+        "fingerprint": st.just("f"), "fault": st.just("kill"), "operation": st.just("x"),
+        "state": number | st.sampled_from([*HEALTHS, "new"]),
         "replicas": st.just([[0, 1]]), "outcome": st.just("failed"), "path": st.just("/p"),
         "name": st.just("dp"),
         "hosts": st.lists(

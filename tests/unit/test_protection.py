@@ -174,6 +174,39 @@ def test_a_step_is_safe_once_every_rank_and_its_holders_have_it(agents: Agents) 
     assert agents.protections[0].step_that_stays([1, 3]) is None, "both hosts of a pair"
 
 
+def test_what_becomes_of_ranks_is_told_once_memory_has_a_step_of_them(
+    agents: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jitckpt.agent.protection.say", lambda _: None)
+    first, second = agents.protections[:2]
+    second._log.leading = False
+    for one in (first, second):
+        one.have_failed([2], "unhealthy", set())
+        assert told(one) == [], "memory has nothing of it yet"
+    for rank in range(4):
+        agents.put(rank, 1)
+    agents.until_safe(1)
+    for rank in range(4):
+        agents.put(rank, 2)
+    agents.until_safe(2)
+    first.have_failed([3], "unhealthy", set())
+    first.have_failed([3], "unhealthy", set())
+    begun = [("healthy", [0, 1, 3], 1)]
+    assert told(first) == [*begun, ("unhealthy", [2], 1), ("unhealthy", [3], 2)]
+    second._log.leading = True  # the first host is lost
+    second.have_failed([0], "offline", {0})
+    second.have_failed([2], "offline", {0, 2})
+    assert told(second) == [*begun, ("unhealthy", [2], 2), ("offline", [0], 2), ("offline", [2], None)]
+    first._end("a test wants it")
+    first.have_failed([1], "unhealthy", set())
+    assert len(told(first)) == 3, "nothing of this start is to be used any more"
+
+
+def told(one: Protection) -> list[tuple[str, list[int], int | None]]:
+    states = [event for event in one._log.events if event["event"] == "memory_state"]
+    return [(event["state"], event["ranks"], event["step"]) for event in states]
+
+
 def test_copies_go_where_no_failure_takes_both(tmp_path: Path) -> None:
     agents = Agents(str(tmp_path), 4, domains=("a", "b", "a", "b"))
     agents.start()

@@ -110,7 +110,11 @@ class SecondHost:
     def __init__(self, in_memory: int | None) -> None:
         self.others = TwoHosts([], index=1)
         hosts: Any = self.others
-        protection: Any = SimpleNamespace(step_that_stays=lambda lost: in_memory)
+        self.failed: list[tuple[list[int], str, set[int]]] = []
+        protection: Any = SimpleNamespace(
+            step_that_stays=lambda lost: in_memory,
+            have_failed=lambda ranks, health, lost: self.failed.append(([*ranks], health, {*lost})),
+        )
         self.log = EventLog()
         self.log.leading = False
         self.supervisor = Supervisor(
@@ -175,6 +179,7 @@ def test_a_host_is_lost_also_once_its_ranks_have_failed(
     second_host.hear(Arrived(0, agents.Ended(0, -9, "nothing")))
     second_host.supervisor._end((1,), ())
     second_host.hear(Lost(0, "the connection has ended"))
+    assert second_host.failed == [([0], "unhealthy", set()), ([0], "offline", {0})]
     assert second_host.supervisor.gone_hosts == {0}
     assert capsys.readouterr().err.startswith(LOST)
 
