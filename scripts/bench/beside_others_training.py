@@ -72,8 +72,14 @@ def by_lm_resiliency(
     """Return the step that was done, and what is to be called at the end."""
     from lm_resiliency import InMemoryCkptConfig, enable_resiliency
 
+    # What it has in memory ends with the workers; without files a SIGKILL would lose all.
     config = InMemoryCkptConfig(
-        enable=True, interval=every, replication_jump=1, disk_folder=folder, run_id="beside-others"
+        enable=True,
+        interval=every,
+        replication_jump=1,
+        disk_flush_interval=every,
+        disk_folder=folder,
+        run_id="beside-others",
     )
     handle = enable_resiliency(model, optimizer, interval=every, enable_detection=False, checkpoint=config)
     return max(0, handle.recovered_step), handle.close
