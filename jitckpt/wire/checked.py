@@ -3,6 +3,7 @@
 A reader ignores fields that it does not know.
 """
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import cache
@@ -61,6 +62,40 @@ def understood(kinds: Mapping[str, type[Kind]], content: object) -> Kind:
     if problem := message.problem():
         raise ProtocolError(f"A message of type {kind.type} makes no sense: {problem}.")
     return message
+
+
+def encoded(message: Checked, most_bytes: int) -> bytes:
+    """Return the message as one JSON object without spaces.
+
+    Raises ProtocolError if it would be longer than this or holds what JSON can't.
+    """
+    try:
+        data = json.dumps(content_of(message), separators=(",", ":"), allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ProtocolError(f"A message of type {message.type} can't be written as JSON: {error}.") from error
+    if len(data) > most_bytes:
+        raise ProtocolError(
+            f"A message of type {message.type} has {len(data)} bytes; at most {most_bytes} can be sent."
+        )
+    return data
+
+
+def decoded(kinds: Mapping[str, type[Kind]], data: bytes, most_bytes: int) -> Kind:
+    """Return the message that these bytes are.
+
+    Raises ProtocolError for anything that is not one whole message of these kinds.
+    """
+    if len(data) > most_bytes:
+        raise ProtocolError(f"A message has {len(data)} bytes; at most {most_bytes} are allowed.")
+    try:
+        content = json.loads(data, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"A message is not JSON: {error}.") from error
+    return understood(kinds, content)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number in JSON")
 
 
 def hints(kind: type[Checked]) -> dict[str, Any]:

@@ -6,14 +6,13 @@ begins, so the type comes first and there are no spaces.
 wire/checked.py holds what is decoded against the types of the fields.
 """
 
-import json
 import os
 from dataclasses import dataclass, field
 from time import time as now
 from typing import Any, Literal, TypedDict
 
 from jitckpt.wire import checked
-from jitckpt.wire.checked import Checked, ProtocolError
+from jitckpt.wire.checked import Checked
 
 MAX_BYTES = 64 * 1024
 MOST_RANKS = 1 << 20
@@ -405,34 +404,10 @@ _KINDS: dict[str, type[Message]] = checked.by_type((*FROM_WORKER, *FROM_AGENT))
 
 
 def encode(message: Message) -> bytes:
-    """Return the message as one JSON object.
-
-    Raises ProtocolError if it would be longer than 64 KiB or holds what JSON can't.
-    """
-    try:
-        data = json.dumps(checked.content_of(message), separators=(",", ":"), allow_nan=False).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ProtocolError(f"A message of type {message.type} can't be written as JSON: {error}.") from error
-    if len(data) > MAX_BYTES:
-        raise ProtocolError(
-            f"A message of type {message.type} has {len(data)} bytes; at most {MAX_BYTES} can be sent."
-        )
-    return data
+    """Return the message as it is sent. Raises ProtocolError if it can't be."""
+    return checked.encoded(message, MAX_BYTES)
 
 
 def decode(data: bytes) -> Message:
-    """Return the message that `data` holds.
-
-    Raises ProtocolError for anything that is not one whole message of a known type.
-    """
-    if len(data) > MAX_BYTES:
-        raise ProtocolError(f"A message has {len(data)} bytes; at most {MAX_BYTES} are allowed.")
-    try:
-        content = json.loads(data, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"A message is not JSON: {error}.") from error
-    return checked.understood(_KINDS, content)
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a number in JSON")
+    """Return the message that `data` holds. Raises ProtocolError for anything that is none."""
+    return checked.decoded(_KINDS, data, MAX_BYTES)

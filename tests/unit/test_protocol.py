@@ -1,5 +1,6 @@
 import json
 from dataclasses import MISSING, fields
+from types import UnionType
 from typing import Any, get_type_hints
 
 import pytest
@@ -38,7 +39,7 @@ def values_for(hint: Any) -> st.SearchStrategy[Any]:
         int: integers,
         float: st.floats(allow_nan=False, allow_infinity=False),
         str: short_text,
-        int | str: integers | short_text,
+        type(None): st.none(),
         list[Any]: st.lists(json_values, max_size=3),
         list[int]: st.lists(integers, max_size=3),
         list[list[int]]: st.lists(st.lists(integers, max_size=3), max_size=3),
@@ -59,6 +60,8 @@ def values_for(hint: Any) -> st.SearchStrategy[Any]:
             max_size=3,
         ),
     }
+    if isinstance(hint, UnionType):
+        return st.one_of([values_for(part) for part in hint.__args__])
     return by_hint[hint] if hint in by_hint else st.sampled_from(hint.__args__)
 
 

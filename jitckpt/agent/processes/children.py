@@ -1,8 +1,6 @@
 """The agent's children: who is its own, who was left to it by others, and who sees that nobody is left."""
 
-import array
 import contextlib
-import json
 import os
 import secrets
 import select
@@ -13,12 +11,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from jitckpt.bindings import libc
 from jitckpt.console import say
-from jitckpt.system import process_tree
+from jitckpt.system import datagrams, process_tree
 from jitckpt.system.empty_folder import remove_if_empty
+from jitckpt.wire.guardian import Forget, Guard, Images, Locks, Message, Registered
 
 LOOK_SECONDS = 1.0  # between two looks for orphans that have ended
 MAX_GUARDIANS = 100  # somebody who kills more of them means it
@@ -118,20 +116,20 @@ class Children:
         """Have a worker ended with the agent. pidfd: open until `forget`."""
         with _lock:
             self._known[pid] = _Known(pidfd)
-            self._tell({"guard": pid}, pidfd)
+            self._tell(Guard(pid), pidfd)
 
     def note_registered(self, pid: int) -> None:
         """From now on the worker saves by itself should the agent be killed, and gets the time for it."""
         with _lock:
             if (worker := self._known.get(pid)) is not None:
                 worker.registered = True
-                self._tell({"registered": pid})
+                self._tell(Registered(pid))
 
     def forget(self, pid: int) -> None:
         """The worker has ended and was waited for."""
         with _lock:
             if self._known.pop(pid, None) is not None:
-                self._tell({"forget": pid})
+                self._tell(Forget(pid))
 
     def note_locks(self, known: Sequence[str] | None) -> None:
         """CRIU is about to lock connections of a worker; these locks are there already. None: it has ended.
@@ -139,13 +137,13 @@ class Children:
         Should the agent be killed meanwhile, its guardian takes them away.
         """
         with _lock:
-            self._tell({"locks": None if known is None else [*known]})
+            self._tell(Locks(None if known is None else [*known]))
 
     def note_images(self, folder: Path | None) -> None:
         """Workers are images in there, which are of no use without the agent. None: none are."""
         with _lock:
             self._images = folder
-            self._tell({"images": None if folder is None else str(folder)})
+            self._tell(Images("" if folder is None else str(folder)))
 
     def kill_guardian(self) -> None:
         """For rehearsed failures: it is replaced within a second."""
@@ -213,22 +211,18 @@ class Children:
         if self._guardians == MAX_GUARDIANS:
             say(f"the guardian has ended {MAX_GUARDIANS - 1} times; the next one is not replaced.")
         for pid, worker in self._known.items():
-            self._tell({"guard": pid, "registered": worker.registered}, worker.pidfd)
+            self._tell(Guard(pid, worker.registered), worker.pidfd)
         if self._images is not None:
-            self._tell({"images": str(self._images)})
+            self._tell(Images(str(self._images)))
 
     def _end_guardian(self) -> None:
         self._guardian.kill()
         self._guardian.wait()
         waited_for(self._guardian.pid)
 
-    def _tell(self, message: dict[str, Any], descriptor: int | None = None) -> None:
-        rights = [] if descriptor is None else [array.array("i", [descriptor]).tobytes()]
+    def _tell(self, message: Message, *descriptors: int) -> None:
         try:
-            self._socket.sendmsg(
-                [json.dumps(message).encode()],
-                [(socket.SOL_SOCKET, socket.SCM_RIGHTS, one) for one in rights],
-            )
+            datagrams.send(self._socket, message, descriptors)
         except OSError:
             if self._guardians < MAX_GUARDIANS:
                 self._replace_guardian()  # which is told of all

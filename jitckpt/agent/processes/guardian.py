@@ -6,9 +6,7 @@ that registered workers get to save by themselves, the agent's temporary folder 
 death of the agent, which kills its guardian before it ends itself.
 """
 
-import array
 import contextlib
-import json
 import os
 import select
 import shutil
@@ -17,12 +15,12 @@ import socket
 import sys
 import time
 from dataclasses import dataclass
-from typing import Any
 
-from jitckpt.system import network_lock, process_tree
+from jitckpt.console import say
+from jitckpt.system import datagrams, network_lock, process_tree
 from jitckpt.system.empty_folder import remove_if_empty
-
-MAX_BYTES = 1 << 16
+from jitckpt.wire.checked import ProtocolError
+from jitckpt.wire.guardian import KINDS, Forget, Guard, Images, Locks, Registered
 
 
 @dataclass
@@ -43,31 +41,25 @@ def listen(agent: socket.socket) -> tuple[dict[int, Guarded], set[str] | None, s
     guarded: dict[int, Guarded] = {}
     locks: set[str] | None = None
     images = ""
-    room = socket.CMSG_SPACE(array.array("i").itemsize)
     while True:
         try:
-            data, ancillary, _, _ = agent.recvmsg(MAX_BYTES, room)
-        except ConnectionError:
-            data, ancillary = b"", []
-        if not data:
-            return guarded, locks, images
-        given = array.array("i")
-        for _, _, content in ancillary:
-            given.frombytes(content)
-        message: dict[str, Any] = json.loads(data)
-        match message:
-            case {"guard": int(pid)} if given:
-                guarded[pid] = Guarded(pid, given[0], bool(message.get("registered")))
-            case {"registered": int(pid)} if pid in guarded:
+            heard = datagrams.receive(agent, KINDS)
+        except ProtocolError as error:
+            say(f"the agent tells its guardian what makes no sense: {error}")
+            continue
+        match heard:
+            case None:
+                return guarded, locks, images
+            case Guard(pid, registered), [pidfd, *_]:
+                guarded[pid] = Guarded(pid, pidfd, registered)
+            case Registered(pid), _ if pid in guarded:
                 guarded[pid].registered = True
-            case {"forget": int(pid)} if pid in guarded:
+            case Forget(pid), _ if pid in guarded:
                 os.close(guarded.pop(pid).pidfd)
-            case {"locks": list(names)}:
-                locks = set(names)
-            case {"locks": None}:
-                locks = None
-            case {"images": folder}:
-                images = folder or ""
+            case Locks(names), _:
+                locks = None if names is None else set(names)
+            case Images(images), _:
+                pass
 
 
 def has_ended(worker: Guarded) -> bool:

@@ -1,0 +1,155 @@
+"""What processes of one host tell each other is read as it was written, or refused in a sentence.
+
+Nothing of that ends who reads it.
+"""
+
+import json
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_protocol import json_values, values_for
+
+from jitckpt.agent.processes.guardian import Guarded, listen
+from jitckpt.system import datagrams
+from jitckpt.wire import checked, guardian
+from jitckpt.wire.checked import Checked, ProtocolError
+from jitckpt.wire.guardian import Forget, Guard, Images, Locks, Registered
+
+KINDS: list[Mapping[str, type[Checked]]] = [guardian.KINDS]
+Ends = tuple[socket.socket, socket.socket]
+shared = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        yield ours, theirs
+
+
+def of_a_kind(kinds: Mapping[str, type[Checked]]) -> st.SearchStrategy[Checked]:
+    return st.one_of(
+        [
+            st.builds(kind, **{one.name: values_for(checked.hints(kind)[one.name]) for one in fields(kind)})
+            for kind in kinds.values()
+        ]
+    ).filter(lambda message: message.problem() is None)
+
+
+def nearly_of_a_kind(kinds: Mapping[str, type[Checked]]) -> st.SearchStrategy[bytes]:
+    """What is a message but for parts of it, or anything at all."""
+    contents: list[st.SearchStrategy[Any]] = [json_values]
+    for kind in kinds.values():
+        values = {one.name: values_for(checked.hints(kind)[one.name]) | json_values for one in fields(kind)}
+        contents.append(st.fixed_dictionaries({"type": st.just(kind.type)}, optional=values))
+    as_json = st.one_of(contents).map(lambda content: json.dumps(content).encode())
+    return as_json | st.binary(min_size=1, max_size=30)
+
+
+@pytest.mark.parametrize("kinds", KINDS)
+@shared
+@given(data=st.data())
+def test_what_is_sent_is_received(
+    ends: Ends, kinds: Mapping[str, type[Checked]], data: st.DataObject
+) -> None:
+    message = data.draw(of_a_kind(kinds))
+    datagrams.send(ends[0], message)
+    assert datagrams.receive(ends[1], kinds) == (message, [])
+
+
+@pytest.mark.parametrize("kinds", KINDS)
+@shared
+@given(data=st.data())
+def test_anything_is_a_message_or_refused_in_a_sentence(
+    ends: Ends, kinds: Mapping[str, type[Checked]], data: st.DataObject
+) -> None:
+    ends[0].send(data.draw(nearly_of_a_kind(kinds)))
+    heard, refused = None, ""
+    try:
+        heard = datagrams.receive(ends[1], kinds)
+    except ProtocolError as error:
+        refused = str(error)
+    if heard is None:
+        assert re.fullmatch(r"(A|In a) message .*\.", refused, re.DOTALL)
+    else:
+        datagrams.send(ends[0], heard[0])  # each field is of its type, so that it can be sent on
+        assert datagrams.receive(ends[1], kinds) == heard
+
+
+def test_descriptors_come_with_their_message_and_go_with_one_that_is_refused(ends: Ends) -> None:
+    read, write = os.pipe()
+    datagrams.send(ends[0], Guard(7), [write])
+    heard = datagrams.receive(ends[1], guardian.KINDS)
+    assert heard is not None
+    message, (copy,) = heard
+    assert (message, os.get_inheritable(copy)) == (Guard(7), False)
+    datagrams.send(ends[0], Images("nobody knows"), [copy])
+    os.close(write)
+    os.close(copy)
+    with pytest.raises(ProtocolError, match="unknown type"):
+        datagrams.receive(ends[1], {})
+    assert os.read(read, 1) == b"", "nobody has the other end any more"
+    os.close(read)
+
+
+def test_the_end_of_a_connection_is_no_message(ends: Ends) -> None:
+    ends[1].send(b"{}")
+    ends[0].close()  # with something unread
+    assert datagrams.receive(ends[1], guardian.KINDS) is None
+
+
+def test_a_message_that_is_too_long_is_refused_on_both_sides(ends: Ends) -> None:
+    with pytest.raises(ProtocolError, match="at most 131072 can be sent"):
+        datagrams.send(ends[0], Images("x" * datagrams.MOST_BYTES))
+    ends[0].send(b" " * (datagrams.MOST_BYTES + 2))
+    with pytest.raises(ProtocolError, match="at most 131072 are allowed"):
+        datagrams.receive(ends[1], guardian.KINDS)
+
+
+# The guardian.
+
+
+def test_a_guardian_goes_by_what_it_was_told_last(ends: Ends) -> None:
+    pidfds = [os.pidfd_open(os.getpid()) for _ in range(2)]
+    for pid, pidfd in enumerate(pidfds):
+        datagrams.send(ends[0], Guard(pid), [pidfd])
+        os.close(pidfd)
+    for message in (Registered(1), Forget(0), Registered(0), Locks(["one"]), Images("folder"), Guard(2)):
+        datagrams.send(ends[0], message)
+    ends[0].close()
+    guarded, locks, images = listen(ends[1])
+    assert guarded == {1: Guarded(1, guarded[1].pidfd, registered=True)}
+    assert (locks, images) == ({"one"}, "folder")
+    os.close(guarded[1].pidfd)
+
+
+def test_a_guardian_lives_on_with_what_it_knew_whatever_it_is_told(
+    ends: Ends, capsys: pytest.CaptureFixture[str]
+) -> None:
+    datagrams.send(ends[0], Guard(1, registered=True), [0])
+    datagrams.send(ends[0], Locks(["one"]))
+    for nonsense in (
+        b"no JSON",
+        b"[]",
+        b'{"guard": 7}',
+        b'{"type": "guard", "pid": "7"}',
+        b'{"type": "forget", "pid": [1]}',
+        b'{"type": "locks", "names": 7}',
+        b'{"type": "images", "folder": null}',
+    ):
+        ends[0].send(nonsense)
+    ends[0].close()
+    guarded, locks, images = listen(ends[1])
+    assert (list(guarded), locks, images) == ([1], {"one"}, "")
+    os.close(guarded[1].pidfd)
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 7
+    assert "jitckpt: the agent tells its guardian what makes no sense: A message is not JSON" in said[0]
+    assert "In a message of type locks, names can't be 7." in said[5]
