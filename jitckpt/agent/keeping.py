@@ -11,8 +11,10 @@ import xxhash
 
 from jitckpt.agent.processes.children import starting, waited_for
 from jitckpt.errors import JitckptError
-from jitckpt.system import process_tree
+from jitckpt.system import datagrams, process_tree
 from jitckpt.tiers import host_memory, keeper
+from jitckpt.wire.checked import ProtocolError
+from jitckpt.wire.keeper import FROM_KEEPER, Drop, End, Hold, Holds, HoldsNoMore
 
 MOST_AGENTS = 64  # of one job in one network namespace
 ANSWER_SECONDS = 10.0
@@ -50,13 +52,13 @@ class KeptMemory:
 
     def hold(self, rank: int, descriptor: int) -> None:
         """Have a memfd outlive this process. Raises OSError if the keeper has been killed."""
-        keeper.send(self._socket, {"hold": rank}, descriptor)
+        datagrams.send(self._socket, Hold(rank), [descriptor])
 
     def drop(self, rank: int) -> None:
         if not self.is_there:
             return
         with suppress(OSError):
-            keeper.send(self._socket, {"drop": rank})
+            datagrams.send(self._socket, Drop(rank))
 
     def close(self, *, end: bool) -> None:
         """Let go of it; end: nothing in it is needed any more."""
@@ -64,7 +66,7 @@ class KeptMemory:
             return
         if end:
             with suppress(OSError):
-                keeper.send(self._socket, {"end": True})
+                datagrams.send(self._socket, End())
         self._socket.close()
         if self._process is not None and end:
             try:
@@ -82,24 +84,23 @@ class KeptMemory:
             self._socket.connect(name)
             if keeper.uid_of(self._socket) == os.getuid() and self._take():
                 return True
-        except OSError:  # nobody listens there, or it has just ended
+        except (OSError, ProtocolError):  # nobody listens there, it has just ended, or is of another version
             pass
         self._socket.close()
         return False
 
     def _take(self) -> bool:
-        while (heard := keeper.receive(self._socket)) is not None:
-            match heard:
-                case ({"rank": int(rank)}, int(descriptor)):
+        while True:
+            match datagrams.receive(self._socket, FROM_KEEPER):
+                case Holds(rank), [descriptor]:
                     if host_memory.is_one(descriptor):
                         self.descriptors[rank] = descriptor
                     else:
                         os.close(descriptor)
-                case ({"held": int(_)}, _):
+                case HoldsNoMore(), _:
                     return True
                 case _:
                     return False
-        return False
 
     def _start(self, name: str, keep_seconds: float) -> bool:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:

@@ -6,8 +6,6 @@ namespace; nothing lies in the file system). It talks to processes of its own us
 a time: that gets all memfds as it connects. It ends when the agent says so.
 """
 
-import array
-import json
 import os
 import select
 import signal
@@ -16,7 +14,10 @@ import struct
 import sys
 import time
 
-MAX_BYTES = 4096
+from jitckpt.system import datagrams
+from jitckpt.wire.checked import ProtocolError
+from jitckpt.wire.keeper import TO_KEEPER, Busy, Drop, End, Hold, Holds, HoldsNoMore
+
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
@@ -24,27 +25,6 @@ def uid_of(connection: socket.socket) -> int:
     """Return whose process is at the other end."""
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(found)[1])
-
-
-def send(connection: socket.socket, message: dict[str, object], descriptor: int | None = None) -> None:
-    """Send a message, with a descriptor if one is given. Raises OSError."""
-    rights = [] if descriptor is None else [array.array("i", [descriptor]).tobytes()]
-    connection.sendmsg(
-        [json.dumps(message).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, one) for one in rights]
-    )
-
-
-def receive(connection: socket.socket) -> tuple[dict[str, object], int | None] | None:
-    """Return the next message and the descriptor that came with it; None at the end of the connection."""
-    given = array.array("i")
-    try:
-        room = socket.CMSG_SPACE(given.itemsize)
-        data, ancillary, _, _ = connection.recvmsg(MAX_BYTES, room, socket.MSG_CMSG_CLOEXEC)
-    except ConnectionError:
-        return None
-    for _, _, content in ancillary:
-        given.frombytes(content[: len(content) - len(content) % given.itemsize])
-    return (json.loads(data), given[0] if given else None) if data else None
 
 
 class Keeper:
@@ -74,12 +54,12 @@ class Keeper:
         connection, _ = self._listener.accept()
         try:
             if uid_of(connection) != os.getuid() or self._agent is not None:
-                send(connection, {"busy": True})
+                datagrams.send(connection, Busy())
                 connection.close()
                 return
             for rank, descriptor in self._held.items():
-                send(connection, {"rank": rank}, descriptor)
-            send(connection, {"held": len(self._held)})
+                datagrams.send(connection, Holds(rank), [descriptor])
+            datagrams.send(connection, HoldsNoMore())
         except OSError:  # it has gone again
             connection.close()
             return
@@ -88,18 +68,20 @@ class Keeper:
     def _hear(self) -> bool:
         """Do what the agent says; return whether to go on."""
         assert self._agent is not None
-        heard = receive(self._agent)
-        if heard is None:
-            self._agent.close()
-            self._agent, self._alone_since = None, time.monotonic()
-            return True
+        try:
+            heard = datagrams.receive(self._agent, TO_KEEPER)
+        except ProtocolError:
+            heard = None  # it learns at its next word that nobody listens: what it wanted held is not
         match heard:
-            case ({"hold": int(rank)}, int(descriptor)):
+            case None:
+                self._agent.close()
+                self._agent, self._alone_since = None, time.monotonic()
+            case Hold(rank), [descriptor]:
                 self._forget(rank)
                 self._held[rank] = descriptor
-            case ({"drop": int(rank)}, _):
+            case Drop(rank), _:
                 self._forget(rank)
-            case ({"end": True}, _):
+            case End(), _:
                 return False
         return True
 

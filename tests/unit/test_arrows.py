@@ -46,7 +46,7 @@ PYTHON = {
     "events": "console system",
     "faults": "system bindings wire errors",
     "device": "bindings wire errors",
-    "tiers": "hosts saves decisions encoding errors _memory_tier",
+    "tiers": "hosts saves decisions encoding system wire errors _memory_tier",
     "objects": "hosts saves system errors",
     "formats": "saves state encoding errors",
     "hosts": "saves decisions console system wire errors",

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import socket
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
@@ -16,13 +17,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_protocol import json_values, values_for
 
+from jitckpt.agent.keeping import KeptMemory
 from jitckpt.agent.processes.guardian import Guarded, listen
 from jitckpt.system import datagrams
-from jitckpt.wire import checked, guardian
+from jitckpt.tiers import host_memory
+from jitckpt.tiers.keeper import Keeper
+from jitckpt.wire import checked, guardian, keeper
 from jitckpt.wire.checked import Checked, ProtocolError
 from jitckpt.wire.guardian import Forget, Guard, Images, Locks, Registered
+from jitckpt.wire.keeper import Busy, Drop, End, Hold, Holds, HoldsNoMore
 
-KINDS: list[Mapping[str, type[Checked]]] = [guardian.KINDS]
+KINDS: list[Mapping[str, type[Checked]]] = [guardian.KINDS, keeper.TO_KEEPER, keeper.FROM_KEEPER]
+LIMIT = 60.0
+JOB = f"test_datagrams {os.getpid()}"
 Ends = tuple[socket.socket, socket.socket]
 shared = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -153,3 +160,86 @@ def test_a_guardian_lives_on_with_what_it_knew_whatever_it_is_told(
     assert len(said) == 7
     assert "jitckpt: the agent tells its guardian what makes no sense: A message is not JSON" in said[0]
     assert "In a message of type locks, names can't be 7." in said[5]
+
+
+# The keeper of memory.
+
+
+@pytest.fixture
+def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """Return a socket that a keeper listens at, under the first of the names for this test's job."""
+    monkeypatch.setattr("jitckpt.agent.keeping.ANSWER_SECONDS", LIMIT)
+    alone = KeptMemory(JOB, 0, start=False)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(alone._names[0])
+        listener.listen()
+        yield listener
+
+
+def connected(listener: socket.socket) -> socket.socket:
+    one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    one.settimeout(LIMIT)
+    one.connect(listener.getsockname())
+    return one
+
+
+def held(agent: socket.socket) -> list[int]:
+    """Return the ranks whose memfds have come."""
+    ranks = []
+    while (heard := datagrams.receive(agent, keeper.FROM_KEEPER)) is not None:
+        match heard:
+            case Holds(rank), [descriptor]:
+                ranks.append(rank)
+                os.close(descriptor)
+            case _:
+                assert heard == (HoldsNoMore(), [])
+                break
+    return ranks
+
+
+def test_a_keeper_hangs_up_on_nonsense_and_holds_on(listener: socket.socket) -> None:
+    keeps = threading.Thread(target=Keeper(listener, LIMIT).run)
+    keeps.start()
+    with connected(listener) as agent:
+        assert held(agent) == []
+        for rank in (1, 2, 3):
+            datagrams.send(agent, Hold(rank), [0])
+        datagrams.send(agent, Drop(2))
+        datagrams.send(agent, Hold(4))  # and nothing with it
+    for nonsense in (
+        b"no JSON",
+        b"[]",
+        b'{"hold": 7}',
+        b'{"type": "hold", "rank": "7"}',
+        b'{"type": "drop"}',
+    ):
+        with connected(listener) as agent:
+            assert held(agent) == [1, 3]
+            agent.send(nonsense)
+            assert agent.recv(1) == b""
+    with connected(listener) as agent, connected(listener) as other:
+        assert held(agent) == [1, 3]
+        assert datagrams.receive(other, keeper.FROM_KEEPER) == (Busy(), [])
+        datagrams.send(agent, End())
+        keeps.join(LIMIT)
+    assert not keeps.is_alive()
+
+
+@pytest.mark.parametrize(
+    "nonsense", [b"no JSON", b'{"rank": 0}', b'{"type": "holds", "rank": null}', b'{"type": "busy"}']
+)
+def test_what_is_no_keeper_is_passed_over(listener: socket.socket, nonsense: bytes) -> None:
+    def play() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.send(nonsense)
+
+    played = threading.Thread(target=play)
+    played.start()
+    memory = KeptMemory(JOB, LIMIT)
+    played.join(LIMIT)
+    assert memory._socket.getpeername() == memory._names[1].encode()
+    descriptor = host_memory.create()
+    memory.hold(0, descriptor)
+    memory.close(end=True)
+    os.close(descriptor)
