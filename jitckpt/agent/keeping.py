@@ -91,7 +91,7 @@ class KeptMemory:
 
     def _take(self) -> bool:
         while True:
-            match datagrams.receive(self._socket, FROM_KEEPER):
+            match datagrams.receive(self._socket, FROM_KEEPER, 1):
                 case Holds(rank), [descriptor]:
                     if host_memory.is_one(descriptor):
                         self.descriptors[rank] = descriptor

@@ -9,7 +9,6 @@ from jitckpt.wire import checked
 from jitckpt.wire.checked import Checked, Kind, ProtocolError
 
 MOST_BYTES = 128 * 1024
-MOST_DESCRIPTORS = 8
 
 
 def send(to: socket.socket, message: Checked, descriptors: Iterable[int] = ()) -> None:
@@ -19,13 +18,15 @@ def send(to: socket.socket, message: Checked, descriptors: Iterable[int] = ()) -
     to.sendmsg([checked.encoded(message, MOST_BYTES)], ancillary)
 
 
-def receive(connection: socket.socket, kinds: Mapping[str, type[Kind]]) -> tuple[Kind, list[int]] | None:
+def receive(
+    connection: socket.socket, kinds: Mapping[str, type[Kind]], most_descriptors: int = 0
+) -> tuple[Kind, list[int]] | None:
     """Return the next message and the descriptors that came with it; None at the end of the connection.
 
-    Raises ProtocolError for what is no message of these kinds, and closes what came with it.
+    Raises OSError, and ProtocolError for what is no message of these kinds; what came with it is closed.
     """
     given = array.array("i")
-    room = socket.CMSG_SPACE(MOST_DESCRIPTORS * given.itemsize)
+    room = socket.CMSG_SPACE(most_descriptors * given.itemsize)
     try:
         data, ancillary, _, _ = connection.recvmsg(MOST_BYTES + 1, room, socket.MSG_CMSG_CLOEXEC)
     except ConnectionError:  # the other end was killed with something of ours unread

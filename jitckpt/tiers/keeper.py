@@ -69,7 +69,7 @@ class Keeper:
         """Do what the agent says; return whether to go on."""
         assert self._agent is not None
         try:
-            heard = datagrams.receive(self._agent, TO_KEEPER)
+            heard = datagrams.receive(self._agent, TO_KEEPER, 1)
         except ProtocolError:
             heard = None  # it learns at its next word that nobody listens: what it wanted held is not
         match heard:

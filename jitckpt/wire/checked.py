@@ -110,20 +110,20 @@ def _is_required(one: Field[Any]) -> bool:
     return one.default is MISSING and one.default_factory is MISSING
 
 
-def _fits(value: object, hint: Any) -> bool:
+def _fits(value: Any, hint: Any) -> bool:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Literal:
         return value in arguments
-    if origin is list:
-        return isinstance(value, list) and all(_fits(one, arguments[0]) for one in value)
+    if origin in (list, dict):
+        parts = value.values() if isinstance(value, dict) else value
+        return isinstance(value, origin) and all(_fits(one, arguments[-1]) for one in parts)
     if origin is tuple:  # which JSON has as a list
         return isinstance(value, list) and len(value) == len(arguments) and all(map(_fits, value, arguments))
     if arguments:  # a union
         return any(_fits(value, part) for part in arguments)
     if is_typeddict(hint):
-        parts = get_type_hints(hint)
         return isinstance(value, dict) and all(
-            name in value and _fits(value[name], part) for name, part in parts.items()
+            name in value and _fits(value[name], part) for name, part in get_type_hints(hint).items()
         )
     return hint is Any or _is(hint, value)
 

@@ -8,11 +8,9 @@ Each spare has a socket to the agent of its own. When its order comes it becomes
 or needs it no more, the socket ends, and so does the spare. The same is true of the template.
 """
 
-import array
 import contextlib
 import gc
 import importlib
-import json
 import os
 import runpy
 import select
@@ -20,13 +18,14 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-from jitckpt.system import installed, signals
+from jitckpt.console import say
+from jitckpt.system import datagrams, installed, signals
+from jitckpt.wire.checked import ProtocolError
+from jitckpt.wire.spares import TO_SPARE, Become, Begins, Fork, Forked, Import, NotForked, ToSpare
 from jitckpt.worker import autoload
 
-MAX_BYTES = 128 * 1024
 # Nothing is imported from the working folder, which Python would put first, nor from beside the script: files
 # named like modules are the script's own affair.
 PROGRAM = """
@@ -36,38 +35,17 @@ if not sys.flags.safe_path:
 from jitckpt.worker.spare import main
 main()
 """
-BEGUN = b"begun"  # what a spare answers to its order
 # What every training loads sooner or later: torch's optimizers import its compiler's front when first used.
 MODULES = ("torch.nn.parallel", "torch.distributed", "torch.optim", "torch._dynamo", "jitckpt.worker.job")
 MODULES_IN_A_MESSAGE = 500
+MOST_DESCRIPTORS = 8  # that come with an order
 ASKING_SECONDS = 60.0  # for the driver, when it is asked how many devices there are
 
 
-@dataclass(frozen=True)
-class Order:
-    """Become this worker.
-
-    environment: variables to set, and those with None to remove. arguments: of Python, such as
-    ["-u", "train.py", "--steps", "7"]. The file descriptors that come with it are named in `descriptors`.
-    """
-
-    environment: dict[str, str | None]
-    arguments: list[str]
-    descriptors: list[str]
-
-
-def encode_order(order: Order) -> bytes:
-    """Return the order as one message. Raises ValueError if it is too long to be sent."""
-    data = json.dumps(asdict(order)).encode()
-    if len(data) > MAX_BYTES:
-        raise ValueError(f"an order of {len(data)} bytes can't be sent to a spare; at most {MAX_BYTES} can")
-    return data
-
-
-def import_messages(modules: Sequence[str]) -> Iterator[bytes]:
+def imports(modules: Sequence[str]) -> Iterator[Import]:
     """Yield the messages that have a spare import these modules."""
     for begin in range(0, len(modules), MODULES_IN_A_MESSAGE):
-        yield json.dumps({"import": modules[begin : begin + MODULES_IN_A_MESSAGE]}).encode()
+        yield Import([*modules[begin : begin + MODULES_IN_A_MESSAGE]])
 
 
 def can_become(command: Sequence[str]) -> bool:
@@ -123,22 +101,24 @@ def main() -> None:
     _import(MODULES)
     gc.freeze()  # what is never looked at stays shared with the spares
     gc.enable()
-    while (message := _receive(control)) is not None:
-        if "import" in message.content:
-            _import(message.content["import"])
-            continue
-        ours = socket.socket(fileno=message.descriptors[0])
-        try:
-            pid = _fork_spare()
-        except OSError as error:
-            control.send(json.dumps({"error": str(error)}).encode())
-        else:
-            if pid == 0:
-                control.close()
-                _be_spare(ours)
+    while True:
+        match _heard(control):
+            case Import(modules), _:
+                _import(modules)
+            case Fork(), [descriptor]:
+                with socket.socket(fileno=descriptor) as ours:
+                    try:
+                        pid = _fork_spare()
+                    except OSError as error:
+                        datagrams.send(control, NotForked(str(error)))
+                    else:
+                        if pid == 0:
+                            control.close()
+                            _be_spare(ours)
+                            return
+                        datagrams.send(control, Forked(pid))
+            case None:
                 return
-            control.send(json.dumps({"pid": pid}).encode())
-        ours.close()
 
 
 class _DeviceCount:
@@ -241,12 +221,15 @@ def _threads() -> int:
 def _be_spare(control: socket.socket) -> None:
     if "numpy" in sys.modules:  # else all would draw the same numbers, which new processes do not
         sys.modules["numpy"].random.seed()
-    while (message := _receive(control)) is not None:
-        if "import" in message.content:
-            _import(message.content["import"])
-            continue
-        _become(Order(**message.content), message.descriptors, control)
-        return
+    while True:
+        match _heard(control):
+            case Import(modules), _:
+                _import(modules)
+            case Become() as order, descriptors:
+                _become(order, descriptors, control)
+                return
+            case None:
+                return
 
 
 def _import(modules: Iterable[str]) -> None:
@@ -256,24 +239,16 @@ def _import(modules: Iterable[str]) -> None:
             importlib.import_module(name)
 
 
-class _Received(NamedTuple):
-    content: dict[str, Any]
-    descriptors: list[int]
-
-
-def _receive(control: socket.socket) -> _Received | None:
+def _heard(control: socket.socket) -> tuple[ToSpare, list[int]] | None:
     """Wait for a message; return None when no more will come."""
-    descriptors = array.array("i")
-    try:
-        data, ancillary, _, _ = control.recvmsg(MAX_BYTES, socket.CMSG_SPACE(8 * descriptors.itemsize))
-    except ConnectionResetError:  # the agent was killed with something of ours unread
-        return None
-    for _, _, content in ancillary:
-        descriptors.frombytes(content)
-    return _Received(json.loads(data), list(descriptors)) if data else None
+    while True:
+        try:
+            return datagrams.receive(control, TO_SPARE, MOST_DESCRIPTORS)
+        except ProtocolError as error:
+            say(f"a warm spare is told what makes no sense: {error}")
 
 
-def _become(order: Order, descriptors: list[int], control: socket.socket) -> None:
+def _become(order: Become, descriptors: list[int], control: socket.socket) -> None:
     os.setsid()
     if not sys.flags.safe_path:
         sys.path.insert(0, sys.argv[2])
@@ -287,8 +262,9 @@ def _become(order: Order, descriptors: list[int], control: socket.socket) -> Non
             os.dup2(descriptor, int(name))
             os.close(descriptor)
         else:
+            os.set_inheritable(descriptor, True)
             os.environ[name] = str(descriptor)
-    control.send(BEGUN)
+    datagrams.send(control, Begins())
     control.close()
     _device_count.by_itself()
     autoload.begin()

@@ -22,12 +22,16 @@ from jitckpt.agent.processes.guardian import Guarded, listen
 from jitckpt.system import datagrams
 from jitckpt.tiers import host_memory
 from jitckpt.tiers.keeper import Keeper
-from jitckpt.wire import checked, guardian, keeper
+from jitckpt.wire import checked, guardian, keeper, spares
 from jitckpt.wire.checked import Checked, ProtocolError
 from jitckpt.wire.guardian import Forget, Guard, Images, Locks, Registered
 from jitckpt.wire.keeper import Busy, Drop, End, Hold, Holds, HoldsNoMore
 
-KINDS: list[Mapping[str, type[Checked]]] = [guardian.KINDS, keeper.TO_KEEPER, keeper.FROM_KEEPER]
+KINDS: list[Mapping[str, type[Checked]]] = [
+    guardian.KINDS,
+    *(keeper.TO_KEEPER, keeper.FROM_KEEPER),
+    *(spares.TO_SPARE, spares.FROM_SPARE),
+]
 LIMIT = 60.0
 JOB = f"test_datagrams {os.getpid()}"
 Ends = tuple[socket.socket, socket.socket]
@@ -93,7 +97,7 @@ def test_anything_is_a_message_or_refused_in_a_sentence(
 def test_descriptors_come_with_their_message_and_go_with_one_that_is_refused(ends: Ends) -> None:
     read, write = os.pipe()
     datagrams.send(ends[0], Guard(7), [write])
-    heard = datagrams.receive(ends[1], guardian.KINDS)
+    heard = datagrams.receive(ends[1], guardian.KINDS, 1)
     assert heard is not None
     message, (copy,) = heard
     assert (message, os.get_inheritable(copy)) == (Guard(7), False)
@@ -101,7 +105,7 @@ def test_descriptors_come_with_their_message_and_go_with_one_that_is_refused(end
     os.close(write)
     os.close(copy)
     with pytest.raises(ProtocolError, match="unknown type"):
-        datagrams.receive(ends[1], {})
+        datagrams.receive(ends[1], {}, 1)
     assert os.read(read, 1) == b"", "nobody has the other end any more"
     os.close(read)
 
@@ -186,7 +190,7 @@ def connected(listener: socket.socket) -> socket.socket:
 def held(agent: socket.socket) -> list[int]:
     """Return the ranks whose memfds have come."""
     ranks = []
-    while (heard := datagrams.receive(agent, keeper.FROM_KEEPER)) is not None:
+    while (heard := datagrams.receive(agent, keeper.FROM_KEEPER, 1)) is not None:
         match heard:
             case Holds(rank), [descriptor]:
                 ranks.append(rank)

@@ -43,6 +43,7 @@ def values_for(hint: Any) -> st.SearchStrategy[Any]:
         list[Any]: st.lists(json_values, max_size=3),
         list[int]: st.lists(integers, max_size=3),
         list[list[int]]: st.lists(st.lists(integers, max_size=3), max_size=3),
+        dict[str, str | None]: st.dictionaries(short_text, st.none() | short_text, max_size=3),
         list[str]: st.lists(short_text, max_size=3),
         list[list[str]]: st.lists(st.lists(short_text, min_size=2, max_size=2), max_size=3),
         list[CommunicatorPlace]: st.lists(

@@ -10,4 +10,4 @@ def test_an_agent_that_was_killed_with_an_unread_message_is_an_agent_that_has_en
     with ours:
         ours.send(b"{}")
         theirs.close()
-        assert spare._receive(ours) is None
+        assert spare._heard(ours) is None

@@ -1,6 +1,6 @@
-import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,8 +12,10 @@ import pytest
 
 from jitckpt.agent.processes import spare_template, spares
 from jitckpt.agent.processes.spare_template import Template
+from jitckpt.system import datagrams
+from jitckpt.wire.spares import Forked, NotForked
 from jitckpt.worker import spare
-from jitckpt.worker.spare import Order, can_become, encode_order, importable_modules
+from jitckpt.worker.spare import can_become, importable_modules
 
 COMMAND = [sys.executable, "-u", "train.py"]
 
@@ -45,14 +47,8 @@ def test_modules_beside_the_script_are_not_imported_early() -> None:
 
 def test_every_module_is_told_once() -> None:
     names = [f"module{number}" for number in range(1203)]
-    messages = [json.loads(data)["import"] for data in spare.import_messages(names)]
-    assert [name for names_of_one in messages for name in names_of_one] == names
-    assert list(spare.import_messages([])) == []
-
-
-def test_an_order_that_is_too_long_is_refused() -> None:
-    with pytest.raises(ValueError, match="can't be sent to a spare"):
-        encode_order(Order({"A": "x" * spare.MAX_BYTES}, [], []))
+    assert [name for message in spare.imports(names) for name in message.modules] == names
+    assert list(spare.imports([])) == []
 
 
 def test_variables_that_came_too_late_for_the_training_stay_as_they_were() -> None:
@@ -73,24 +69,6 @@ def test_changed_variables_are_those_set_after_the_start(monkeypatch: pytest.Mon
     monkeypatch.setenv("SET_BY_A_TEST", "1")
     assert spare.changed_environment(os.environ)["SET_BY_A_TEST"] == "1"
     assert "PATH" not in spare.changed_environment(os.environ)
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        *(b"no JSON", b"[]", b'{"pid":1}', b'{"pid":-1}', b'{"pid":true}', b'{"pid":"7"}', b"[" * 90_000),
-        *(b'{"pid":%d}' % os.getppid(), b'{"pid":%d}' % (1 << 70), b'{"error":7}'),
-    ],
-)
-def test_a_template_that_talks_nonsense_has_no_spares(answer: bytes) -> None:
-    assert str(spare_template._parse(answer)).endswith(f"says what makes no sense: {answer!r:.100}")
-
-
-def test_a_spare_is_a_child_of_the_agents() -> None:
-    child = subprocess.Popen(["true"])
-    assert spare_template._parse(b'{"pid":%d}' % child.pid) == child.pid
-    child.wait()
-    assert spare_template._parse(b'{"error":"no room"}') == "no room"
 
 
 def test_memory_is_known() -> None:
@@ -117,6 +95,65 @@ def template(environment: dict[str, str]) -> Iterator[Template]:
     template = Template(COMMAND, environment)
     yield template
     template.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *(b"no JSON", b"[]", b"[" * 90_000, b'{"pid": 7}', b'{"type": "begins"}'),
+        *(
+            b'{"type": "forked", "pid": %s}' % pid
+            for pid in (b"1", b"-1", b"true", b'"7"', b"%d" % (1 << 70))
+        ),
+        b'{"type": "forked", "pid": %d}' % os.getppid(),
+        b'{"type": "not_forked", "why": 7}',
+    ],
+)
+def test_a_template_that_talks_nonsense_has_no_spares(template: Template, answer: bytes) -> None:
+    os.kill(template._process.pid, signal.SIGSTOP)
+    made = template.new_spare([])
+    template._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        theirs.send(answer)
+        template.wait_for(made)
+    assert made._process is None
+    assert made._failure.startswith("the process they are forked from says what makes no sense: ")
+
+
+def test_a_spare_is_a_child_of_the_agents() -> None:
+    child = subprocess.Popen(["true"])
+    assert spare_template._process((Forked(child.pid), [])) == child.pid
+    child.wait()
+    assert spare_template._process((NotForked("no room"), [])) == "no room"
+
+
+def test_what_can_not_be_told_is_imported_later_or_has_another_process_started(template: Template) -> None:
+    too_long = "x" * datagrams.MOST_BYTES
+    made = template.new_spare([f"torch.{too_long}", too_long])
+    with pytest.raises(OSError, match=r"could not be told to become a worker: A message .* can be sent\.$"):
+        made.become(COMMAND, {"A": too_long}, {})
+    assert template.alive()
+
+
+def test_nonsense_ends_neither_a_template_nor_a_spare(
+    environment: dict[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("raise SystemExit(7)")
+    nonsense = (b"no JSON", b"[]", b'{"import": ["os"]}', b'{"type": "import", "modules": [7]}')
+    template = Template(COMMAND, environment)
+    try:
+        for message in (*nonsense, b'{"type": "fork"}', b'{"type": "become"}'):
+            template._socket.send(message)
+        made = template.new_spare([])
+        for message in (*nonsense, b'{"type": "fork"}', b'{"type": "become", "environment": {"A": 1}}'):
+            made._socket.send(message)
+        assert made.become([*COMMAND[:2], str(script)], {}, {}).wait() == 7
+    finally:
+        template.close()
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("jitckpt: ")]
+    assert len(said) == 10
+    assert {line.partition(" makes no sense: ")[0] for line in said} == {"jitckpt: a warm spare is told what"}
 
 
 def test_spares_run_the_script_with_random_numbers_of_their_own(template: Template, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def listen(agent: socket.socket) -> tuple[dict[int, Guarded], set[str] | None, s
     images = ""
     while True:
         try:
-            heard = datagrams.receive(agent, KINDS)
+            heard = datagrams.receive(agent, KINDS, 1)
         except ProtocolError as error:
             say(f"the agent tells its guardian what makes no sense: {error}")
             continue

@@ -1,8 +1,6 @@
 """The agent's side of the warm spares (spare.py): the process they are forked from, and orders to each."""
 
-import array
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -11,13 +9,17 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from jitckpt.agent.processes import children
-from jitckpt.system import descriptor_limit, process_tree
+from jitckpt.system import datagrams, descriptor_limit, process_tree
+from jitckpt.wire.checked import ProtocolError
+from jitckpt.wire.spares import FROM_SPARE, Become, Begins, Fork, Forked, FromSpare, NotForked
 from jitckpt.worker import spare
 
 # To load torch from a slow file system. Then a new process is started in the place of a spare.
 LOADING_SECONDS = 120.0
 # Between two looks at a process that has not answered yet.
 LOOK_SECONDS = 0.1
+_TEMPLATE = "the process they are forked from"
+_NONSENSE = f"{_TEMPLATE} says what makes no sense"
 
 
 class ForkedProcess:
@@ -73,8 +75,7 @@ class Template:
             made = Spare(self, ours)
             try:
                 _send_imports(self._socket, for_all)
-                rights = array.array("i", [theirs.fileno()]).tobytes()
-                self._socket.sendmsg([b"{}"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+                datagrams.send(self._socket, Fork(), [theirs.fileno()])
                 _send_imports(ours, modules)
             except OSError:
                 ours.close()
@@ -89,24 +90,20 @@ class Template:
         while made in self._asked:
             self._socket.settimeout(LOOK_SECONDS)
             try:
-                data = self._socket.recv(spare.MAX_BYTES)
+                answer = _process(datagrams.receive(self._socket, FROM_SPARE))
             except TimeoutError:
                 if self.alive():
                     if lost := patience.lost():
                         why = lost
                         self._end()  # what it would say later is not waited for
                     continue
-                data = b""  # what it was forking has its end of the socket, too
-            except ConnectionResetError:  # it had not read all that it was asked
-                data = b""
-            if not data:
-                answer: int | str = f"the process they are forked from {why or 'has ended'}"
-            else:
-                answer = _parse(data)
+                answer = None  # what it was forking has its end of the socket, too
+            except ProtocolError as error:
+                answer = f"{_NONSENSE}: {_clause(error)}"
             if isinstance(answer, int):
                 self._asked.popleft().forked(answer)
             else:
-                self._asked.popleft().not_forked(answer)
+                self._asked.popleft().not_forked(answer or f"{_TEMPLATE} {why or 'has ended'}")
 
     def alive(self) -> bool:
         """Return whether it can fork more spares."""
@@ -130,26 +127,35 @@ class Template:
         children.waited_for(self._process.pid)
 
 
-def _parse(answer: bytes) -> int | str:
-    """Return the process that a template has forked, or why it has not.
+def _process(heard: tuple[FromSpare, list[int]] | None) -> int | str | None:
+    """Return the process that a template has forked, or why it has not, if it has said anything.
 
     It has loaded the training's modules, which may do anything: a process that is no child of this one is
     none of its spares.
     """
-    with contextlib.suppress(ValueError, RecursionError, OverflowError, OSError):
-        match json.loads(answer):
-            case {"pid": int(pid)} if pid > 1:
+    match heard:
+        case None:
+            return None
+        case Forked(pid), _:
+            try:
                 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-                return pid
-            case {"error": str(reason)}:
-                return reason
-    return f"the process they are forked from says what makes no sense: {answer!r:.100}"
+            except OSError:
+                return f"{_NONSENSE}: process {pid} is no child of this one"
+            return pid
+        case NotForked(why), _:
+            return why
+        case message, _:
+            return f"{_NONSENSE}: {message!r:.100}"
+
+
+def _clause(error: Exception) -> str:
+    return str(error).rstrip(".")
 
 
 def _send_imports(to: socket.socket, modules: Sequence[str]) -> None:
-    for message in spare.import_messages(modules):
-        with contextlib.suppress(BlockingIOError):  # too many to be told: those are imported later
-            to.send(message)
+    for message in spare.imports(modules):
+        with contextlib.suppress(BlockingIOError, ProtocolError):  # too much: that is imported later
+            datagrams.send(to, message)
 
 
 class Spare:
@@ -186,14 +192,13 @@ class Spare:
         try:
             if self._process is None:
                 raise OSError(self._failure)
-            order = spare.encode_order(spare.Order(changes, list(command[1:]), list(descriptors)))
-            rights = array.array("i", descriptors.values()).tobytes()
             children.note_own(self._process.pid)
-            self._socket.sendmsg([order], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+            order = Become(changes, list(command[1:]), list(descriptors))
+            datagrams.send(self._socket, order, descriptors.values())
             self._wait_until_begun(self._process.pid)
-        except (OSError, ValueError) as error:
+        except (OSError, ProtocolError) as error:
             self.close()
-            raise OSError(f"A warm spare could not be told to become a worker: {error}.") from error
+            raise OSError(f"A warm spare could not be told to become a worker: {_clause(error)}.") from error
         self._socket.close()
         return self._process
 
@@ -203,13 +208,15 @@ class Spare:
         self._socket.settimeout(LOOK_SECONDS)
         while True:
             try:
-                said = self._socket.recv(spare.MAX_BYTES)
+                heard = datagrams.receive(self._socket, FROM_SPARE)
             except TimeoutError:
                 if lost := patience.lost():
                     raise OSError(f"it {lost}") from None
                 continue
-            if said != spare.BEGUN:
+            if heard is None:
                 raise OSError("it has ended")
+            if not isinstance(heard[0], Begins):
+                raise OSError(f"it says what makes no sense: {heard[0]!r:.100}")
             return
 
     def close(self) -> None:
