@@ -15,13 +15,15 @@ import xxhash
 
 from jitckpt.console import say
 from jitckpt.errors import SaveError
-from jitckpt.hosts import link
+from jitckpt.hosts import visiting
 from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.link import LinkError
 from jitckpt.saves import folders, layout
 from jitckpt.saves.folders import HashedFile, SaveFolder
 from jitckpt.saves.layout import FileEntry, Metadata
 from jitckpt.system import regular_file
+from jitckpt.wire.checked import Kind, ProtocolError
+from jitckpt.wire.visits import End, Piece, Refused, Saves, WantFile, WantSaves
 
 PIECE = 4 << 20  # bytes
 ANSWER_SECONDS = 60.0
@@ -143,21 +145,22 @@ def _key(save: Metadata) -> tuple[str, int]:
 async def serve(directory: Path | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Answer what another host asks about this directory, until it has asked all. Raises LinkError then."""
     while True:
-        request, _ = await link.receive(reader)
         try:
-            if request.get("list") is True:
-                listing = await asyncio.to_thread(_listing, directory)
-                # Hosts that share a directory know already what is in it.
-                known = request.get("known") == xxhash.xxh3_128_hexdigest(listing)
-                writer.write(link.encode({"saves": True, "known": known}, b"" if known else listing))
-            else:
-                pieces = _pieces(directory, request)
-                while piece := await asyncio.to_thread(next, pieces, b""):
-                    writer.write(link.encode({"piece": True}, piece))
-                    await writer.drain()
-                writer.write(link.encode({"end": True}))
-        except (OSError, SaveError, KeyError, TypeError, ValueError) as error:
-            writer.write(link.encode({"error": f"{error}"}))
+            request, _ = await visiting.hear(reader, WantSaves, WantFile)
+            match request:
+                case WantSaves(theirs):
+                    listing = await asyncio.to_thread(_listing, directory)
+                    # Hosts that share a directory know already what is in it.
+                    known = theirs == xxhash.xxh3_128_hexdigest(listing)
+                    writer.write(visiting.encode(Saves(known), b"" if known else listing))
+                case WantFile():
+                    pieces = _pieces(directory, request)
+                    while piece := await asyncio.to_thread(next, pieces, b""):
+                        writer.write(visiting.encode(Piece(), piece))
+                        await writer.drain()
+                    writer.write(visiting.encode(End()))
+        except (OSError, SaveError, ProtocolError, ValueError) as error:
+            writer.write(visiting.encode(Refused(f"{error}")))
         await writer.drain()
 
 
@@ -166,19 +169,16 @@ def _listing(directory: Path | None) -> bytes:
     return json.dumps([save.metadata.to_json().decode() for save in found if save.metadata]).encode()
 
 
-def _pieces(directory: Path | None, request: Mapping[str, object]) -> Iterator[bytes]:
+def _pieces(directory: Path | None, request: WantFile) -> Iterator[bytes]:
     """Yield a file of a save, which must be one that the save's metadata names."""
     if directory is None:
         raise SaveError("This host has no checkpoint directory yet.")
-    match request:
-        case {"step": int(step), "kind": "rank" | "local" as kind, "rank": int(rank), "file": str(name)}:
-            save = folders.look_at(directory, step, kind, rank)
-            if save.metadata is not None and name in {file.name for file in save.metadata.files}:
-                with regular_file.reading(save.path / name) as file:
-                    while data := file.read(PIECE):
-                        yield data
-                return
-    raise SaveError(f"There is no {request!r} in {directory}.")
+    save = folders.look_at(directory, request.step, request.kind, request.rank)
+    if save.metadata is None or request.file not in {file.name for file in save.metadata.files}:
+        raise SaveError(f"There is no {request!r} in {directory}.")
+    with regular_file.reading(save.path / request.file) as file:
+        while data := file.read(PIECE):
+            yield data
 
 
 # The side that lacks.
@@ -205,9 +205,9 @@ async def _fetch(hosts: Hosts, directory: Path, start: int) -> Fetched | None:
     for host in range(len(hosts.all)):
         if host != hosts.index:
             async with hosts.visit(host, VISIT) as (reader, writer):
-                writer.write(link.encode({"list": True, "known": known}))
-                header, data = await _answer(reader)
-                if header.get("known") is not True:  # what is here as well is nothing that could be fetched
+                writer.write(visiting.encode(WantSaves(known)))
+                saves, data = await _answer(reader, Saves)
+                if not saves.known:  # what is here as well is nothing that could be fetched
                     held[host] = _parse(data)
     sizes: list[int] = []
     while needed := wanted(held, hosts.index, hosts.all[hosts.index].ranks, hosts.kept):
@@ -237,13 +237,16 @@ async def _take(
         directory, save.identity, save.step, save.kind, save.saver, by="fetched", start=start
     ) as folder:
         for file in save.files:
-            request = {"step": save.step, "kind": save.kind, "rank": save.identity.rank, "file": file.name}
-            writer.write(link.encode(request))
+            request = WantFile(save.step, save.kind, save.identity.rank, file.name)
+            writer.write(visiting.encode(request))
             path = folder.path / file.name
             path.parent.mkdir(parents=True, exist_ok=True)
             with HashedFile(path) as copy:
-                while copy.size <= file.size and (answer := await _answer(reader))[0].get("piece"):
-                    copy.write(answer[1])
+                while copy.size <= file.size:
+                    said, data = await _answer(reader, Piece, End)
+                    if isinstance(said, End):
+                        break
+                    copy.write(data)
             if FileEntry(file.name, copy.size, copy.checksum) != file:
                 raise _Damaged(
                     f"{file.name} of step {save.step}, {save.kind} {save.identity.rank}, came damaged."
@@ -252,15 +255,11 @@ async def _take(
         return folder.commit()[1]
 
 
-async def _answer(reader: asyncio.StreamReader) -> tuple[link.Header, bytes]:
+async def _answer(reader: asyncio.StreamReader, *kinds: type[Kind]) -> tuple[Kind, bytes]:
     try:
-        async with asyncio.timeout(ANSWER_SECONDS):
-            header, data = await link.receive(reader)
-    except TimeoutError as error:
-        raise LinkError(f"Another host does not answer within {ANSWER_SECONDS:g} s.") from error
-    if "error" in header:
-        raise LinkError(f"Another host can't give a save: {header['error']}")
-    return header, data
+        return await visiting.answer(reader, "Another host", ANSWER_SECONDS, *kinds)
+    except visiting.RefusedError as error:
+        raise LinkError(f"Another host can't give a save: {error}") from error
 
 
 def _parse(listing: bytes) -> list[Metadata]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,12 +15,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from jitckpt.errors import JitckptError
-from jitckpt.hosts import connections, fetch, link
+from jitckpt.hosts import connections, fetch, link, visiting
 from jitckpt.hosts.connections import Host, Hosts
 from jitckpt.hosts.fetch import Fetch, wanted
+from jitckpt.hosts.link import LinkError
 from jitckpt.saves import folders
 from jitckpt.saves.folders import SaveFolder
 from jitckpt.saves.layout import FileEntry, Identity, Kind, Metadata
+from jitckpt.wire.visits import End, Saves, WantSaves
 
 SECRET = b"what only this job's agents know"
 
@@ -175,15 +178,57 @@ def test_a_damaged_save_is_not_taken_in(
     assert not list(directories[1].glob("step-*/*"))
 
 
-@pytest.mark.parametrize("file", ["metadata.json", "../../job.json", "/etc/passwd", "nothing", 7])
-def test_only_files_of_saves_are_given(met: list[Hosts], file: object) -> None:
+def refusal_of(met: list[Hosts], header: dict[str, Any]) -> str:
+    """Return why a host does not give what is asked for like this; the next wish is heard then."""
+
     async def ask() -> str:
         async with met[1].visit(0, fetch.VISIT) as (reader, writer):
-            writer.write(link.encode({"step": 5, "kind": "rank", "rank": 0, "file": file}))
-            answer, _ = await link.receive(reader)
-            return str(answer["error"])
+            writer.write(link.encode(header))
+            with pytest.raises(visiting.RefusedError) as caught:
+                await visiting.answer(reader, "It", 60.0, Saves, End)
+            writer.write(visiting.encode(WantSaves("")))
+            assert (await visiting.answer(reader, "It", 60.0, Saves))[0] == Saves(known=False)
+            return str(caught.value)
 
-    assert "There is no" in asyncio.run(ask())
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize("file", ["metadata.json", "../../job.json", "/etc/passwd", "nothing"])
+def test_only_files_of_saves_are_given(met: list[Hosts], file: str) -> None:
+    wanted = {"type": "want_file", "step": 5, "kind": "rank", "rank": 0}
+    assert "There is no " in refusal_of(met, wanted | {"file": file})
+
+
+@pytest.mark.parametrize(
+    ("header", "why"),
+    [
+        ({}, "A message has the unknown type None; known are want_saves, want_file."),
+        ({"type": "want_saves"}, "A message of type want_saves lacks known."),
+        ({"type": "want_file", "step": 5, "kind": "rank", "rank": 0, "file": 7}, "file can't be 7."),
+        ({"type": "want_file", "step": 5, "kind": "other", "rank": 0, "file": "f"}, "kind can't be 'other'."),
+        ({"type": "want_file", "step": 1e300, "kind": "rank", "rank": 0, "file": "f"}, "step can't be"),
+    ],
+)
+def test_a_wish_that_makes_no_sense_is_refused_in_a_sentence(
+    met: list[Hosts], header: dict[str, Any], why: str
+) -> None:
+    assert why in refusal_of(met, header)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [{"saves": True}, {"type": "saves", "known": 1}, {"type": "piece"}, {"type": "refused", "why": 7}],
+)
+def test_an_answer_that_makes_no_sense_is_refused_in_a_sentence(
+    met: list[Hosts], directories: list[Path], header: dict[str, Any]
+) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await link.receive(reader)
+        writer.write(link.encode(header, b"[]"))
+
+    met[0].answers[fetch.VISIT] = answer
+    with pytest.raises(LinkError, match=r"Another host says what makes no sense: (A|In a) message .*\.$"):
+        fetch.fetch(met[1], directories[1])
 
 
 @example(b"{}")

@@ -1,11 +1,13 @@
 """A copy of a rank's state comes to another host as it is, or not at all."""
 
+import asyncio
 import errno
 import os
 import select
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,9 +15,10 @@ from hypothesis import strategies as st
 
 from jitckpt.agent.proxies import state_transfer
 from jitckpt.agent.proxies.state_transfer import PIECE, Ready, Transfers
-from jitckpt.hosts import connections, link
+from jitckpt.hosts import connections, link, visiting
 from jitckpt.hosts.connections import Host, Hosts
 from jitckpt.wire.proxy_messages import HostCopy, Replay
+from jitckpt.wire.visits import CopyPiece
 
 SECRET = b"a secret that both agents know.."
 OFFSET = 4096
@@ -111,13 +114,38 @@ def test_what_comes_otherwise_is_not_taken(
             case "too short":
                 return real(file, size - 1, offset)
             case _:
-                return link.encode({"sum": state_transfer.checksum(b"z" * 5001)}, b"z" * 5001)
+                return visiting.encode(CopyPiece(state_transfer.checksum(b"z" * 5001)), b"z" * 5001)
 
     monkeypatch.setattr(state_transfer, "_piece", wrong)
     transfers[0].offer(RECOVERY, copy)
     transfers[1].begin(1, order_of(copy))
     said = {"damaged": "came damaged", "too short": "connection has ended", "too long": "more than the 5000"}
     assert said[how] in one_ready(transfers[1]).failed
+    os.close(file)
+
+
+@pytest.mark.parametrize("nonsense", [{}, {"rank": 0}, {"type": "want_copy", "rank": [], "recovery": [0, 3]}])
+def test_a_wish_that_makes_no_sense_is_refused_in_a_sentence(
+    met: list[Hosts], transfers: list[Transfers], nonsense: dict[str, Any]
+) -> None:
+    async def ask() -> None:
+        async with met[1].visit(0, state_transfer.VISIT) as (reader, writer):
+            writer.write(link.encode(nonsense))
+            await visiting.answer(reader, "It", 60.0, CopyPiece)
+
+    with pytest.raises(visiting.RefusedError, match=r"ProtocolError\(.*message.*\.['\"]\)$"):
+        asyncio.run(ask())
+
+
+def test_a_piece_that_makes_no_sense_is_not_taken(
+    transfers: list[Transfers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_transfer, "_piece", lambda *_: link.encode({"type": "copy_piece", "sum": 7}))
+    file, copy = copied(b"state")
+    transfers[0].offer(RECOVERY, copy)
+    transfers[1].begin(1, order_of(copy))
+    why = "It says what makes no sense: In a message of type copy_piece, sum can't be 7."
+    assert why in one_ready(transfers[1]).failed
     os.close(file)
 
 

@@ -9,18 +9,19 @@ import contextlib
 import os
 import threading
 from collections import deque
-from collections.abc import Mapping
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, replace
 from functools import partial
 
 import xxhash
 
-from jitckpt.hosts import link
+from jitckpt.hosts import visiting
 from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.link import LinkError
+from jitckpt.wire.checked import ProtocolError
 from jitckpt.wire.communicators import RecoveryNumber
 from jitckpt.wire.proxy_messages import HostCopy, Replay
+from jitckpt.wire.visits import CopyPiece, Refused, WantCopy
 
 VISIT = "state"  # what an agent says that wants a copy
 PIECE = 4 << 20  # bytes
@@ -127,31 +128,28 @@ class Transfers:
         try:
             os.ftruncate(file, copy.bytes)
             async with self._hosts.visit(self._hosts.host_of(copy.rank), VISIT) as (reader, writer):
-                writer.write(link.encode({"rank": copy.rank, "recovery": list(recovery)}))
+                writer.write(visiting.encode(WantCopy(copy.rank, recovery)))
                 at = 0
                 while at < copy.bytes:
-                    async with asyncio.timeout(ANSWER_SECONDS):
-                        header, data = await link.receive(reader)
-                    if "error" in header:
-                        raise LinkError(f"It says: {header['error']}")
-                    at += _write(file, header, data, at)
+                    piece, data = await visiting.answer(reader, "It", ANSWER_SECONDS, CopyPiece)
+                    at += _write(file, piece, data, at)
                 if at > copy.bytes:
                     raise LinkError(f"It has sent more than the {copy.bytes} bytes that there should be.")
-        except TimeoutError as error:
-            raise LinkError(f"It does not answer within {ANSWER_SECONDS:g} s.") from error
+        except visiting.RefusedError as error:
+            raise LinkError(f"It says: {error}") from error
         finally:
             os.close(file)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Give another host the copy that it asks for. Raises LinkError if the connection ends."""
-        request, _ = await link.receive(reader)
         try:
-            recovery, copy = self._offered[request["rank"]]
-            if list(recovery) != request["recovery"]:
-                raise LinkError(f"There is a copy for recovery {recovery}, not for {request['recovery']}.")
+            wanted, _ = await visiting.hear(reader, WantCopy)
+            recovery, copy = self._offered[wanted.rank]
+            if recovery != tuple(wanted.recovery):
+                raise LinkError(f"There is a copy for recovery {recovery}, not for {wanted.recovery}.")
             file = os.open(f"/proc/{copy.process}/fd/{copy.file}", os.O_RDONLY | os.O_CLOEXEC)
-        except (LinkError, KeyError, TypeError, OSError) as error:
-            writer.write(link.encode({"error": f"{error!r}"}))
+        except (LinkError, ProtocolError, KeyError, OSError) as error:
+            writer.write(visiting.encode(Refused(f"{error!r}")))
             await writer.drain()
             return
         try:
@@ -169,12 +167,12 @@ def checksum(data: bytes) -> str:
 
 def _piece(file: int, size: int, offset: int) -> bytes:
     data = os.pread(file, size, offset)
-    return link.encode({"sum": checksum(data)}, data)
+    return visiting.encode(CopyPiece(checksum(data)), data)
 
 
-def _write(file: int, header: Mapping[str, object], data: bytes, at: int) -> int:
+def _write(file: int, piece: CopyPiece, data: bytes, at: int) -> int:
     """Return the bytes of a piece that has come as it was sent."""
-    if not data or header.get("sum") != checksum(data):
+    if not data or piece.sum != checksum(data):
         raise LinkError(f"The piece at {at} came damaged.")
     written = os.pwrite(file, data, at)
     if written != len(data):
