@@ -27,7 +27,7 @@ from jitckpt.decisions.redundancy import LEAST_GROUP
 from jitckpt.decisions.sources import Kind, Parity, Source
 from jitckpt.errors import HostsError, JitckptError, SaveError
 from jitckpt.events import EventLog
-from jitckpt.hosts import link
+from jitckpt.hosts import visiting
 from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.link import LinkError
 from jitckpt.saves.starts import Starts
@@ -40,6 +40,7 @@ from jitckpt.tiers.parity import HeldParity, ParityMemory, Stripe
 from jitckpt.tiers.parity_peers import PeerParity
 from jitckpt.tiers.remaking import Remaker
 from jitckpt.tiers.tier import Held
+from jitckpt.wire import visits
 from jitckpt.wire.environment import MEMORY_EVERY, MEMORY_LIMIT, MEMORY_TIER
 
 FREE_PART = 0.8
@@ -166,13 +167,13 @@ class MemoryTier:
             for rank in one.ranks
         )
 
-    async def _answer(self, request: link.Header, connection: peers.Connection) -> bool:
+    async def _answer(self, request: visits.OfMemory, connection: peers.Connection) -> bool:
         """Do what a visit asks for beside shards (peers.More)."""
-        if "collected" in request:
-            connection[1].write(link.encode({"collected": self._collected}))
+        if isinstance(request, visits.WantCollected):
+            connection[1].write(visiting.encode(visits.Collected(self._collected)))
             return True
-        if "gathered" in request:
-            connection[1].write(link.encode({"gathered": self._gathered}))
+        if isinstance(request, visits.WantGathered):
+            connection[1].write(visiting.encode(visits.Gathered(self._gathered)))
             return True
         if await remade_peers.answer(self.memory, self._remaker, self._why_not, request, connection):
             return True

@@ -268,5 +268,5 @@ def _parse(listing: bytes) -> list[Metadata]:
         if not isinstance(texts, list):
             raise TypeError(f"{type(texts).__name__} instead of a list")
         return [layout.parse_metadata(text.encode()) for text in texts]
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise LinkError(f"Another host's list of saves makes no sense: {error}.") from error

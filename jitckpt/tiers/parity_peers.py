@@ -4,13 +4,12 @@ As in peers.py: messages first, then native/memory_tier has the connection, and 
 """
 
 import asyncio
-import json
 from collections.abc import Callable
 from dataclasses import asdict
+from typing import Any
 
 from jitckpt._memory_tier import Pace
-from jitckpt.hosts import link
-from jitckpt.hosts.link import LinkError
+from jitckpt.hosts import visiting
 from jitckpt.tiers import chunks, parity, peers, shard
 from jitckpt.tiers.chunks import Sum, Window
 from jitckpt.tiers.host_memory import HostMemory
@@ -25,6 +24,8 @@ from jitckpt.tiers.parity import (
     part_of,
 )
 from jitckpt.tiers.peers import ANSWER_SECONDS, PeerMemory, handed_over
+from jitckpt.wire import visits
+from jitckpt.wire.visits import Add, Done, Go, Index, There, WantCells, WantParities, WantParity
 
 
 class PeerParity(PeerMemory):
@@ -54,32 +55,28 @@ class PeerParity(PeerMemory):
     async def _add(self, piece: Piece, window: Window) -> None:
         member, stripe = piece.member, piece.stripe
         async with self._visit() as (reader, writer):
-            request = {
-                "add": piece.rank,
-                "slot": member.slot,
-                "seal": member.seal.encode().hex(),
-                "group": list(stripe.group),
-                "place": stripe.place,
-                "keep": piece.keep,
-            }
-            await self._send(writer, request)
-            await self._send(writer, {"index": True}, member.index)
-            await self._answer(reader)
+            seal, group = member.seal.encode().hex(), list(stripe.group)
+            await self._send(writer, Add(piece.rank, member.slot, seal, group, stripe.place, piece.keep))
+            await self._send(writer, Index(), member.index)
+            await self._answer(reader, Go)
             index = shard.parse_index(member.index, member.seal)
             wanted = stripe.cell_of(piece.rank, member.seal.data_bytes)
             cell, digests = part_of(window, wanted), index.digests[wanted.start : wanted.stop]
             with chunks.of(index, self._hosts.name(self._host)), handed_over(writer) as socket:
                 chunks.send(socket, cell, digests, self._pace, self._patience, self._stop)
-            await self._answer(reader)
+            await self._answer(reader, Done)
 
     async def _parities(self) -> list[HeldParity]:
         async with self._visit() as (reader, writer):
-            await self._send(writer, {"parities": True})
-            _, data = await self._answer(reader)
-        try:
-            return [HeldParity(**{**one, "group": tuple(one["group"])}) for one in json.loads(data)]
-        except (ValueError, TypeError, KeyError) as error:
-            raise LinkError(f"A host's list of its parities makes no sense: {error!r}.") from error
+            await self._send(writer, WantParities())
+            said, _ = await self._answer(reader, visits.Parities)
+        return [
+            HeldParity(
+                *(tuple(one["group"]), one["place"], one["step"], one["timeline"]),
+                *(one["bytes"], one["job"], one["world_size"]),
+            )
+            for one in said.there
+        ]
 
     async def _get_parity(
         self, stripe: Stripe, step: int, timeline: str, count: int, into: tuple[Sum, int, Window] | None
@@ -87,15 +84,14 @@ class PeerParity(PeerMemory):
         """Return the index, and the bytes that have come of the parity."""
         size = 0
         async with self._visit() as (reader, writer):
-            request = {"parity": step, "timeline": timeline, "group": list(stripe.group)}
-            await self._send(writer, {**request, "place": stripe.place, "count": count})
-            header, encoded = await self._answer(reader)
-            _, seal = peers.slot_and_seal({"slot": 0, **header})
+            await self._send(writer, WantParity(list(stripe.group), stripe.place, step, timeline, count))
+            there, encoded = await self._answer(reader, There)
+            _, seal = peers.slot_and_seal(there)
             index = parity.parse_index(encoded, seal)
             if into is not None:
                 sum_, number, to = into
                 size = part_bytes(seal.data_bytes, range(count))
-                await self._send(writer, {"go": True})
+                await self._send(writer, Go())
                 with handed_over(writer) as socket, chunks.of_parity(step, self._hosts.name(self._host)):
                     sum_.receive(number, to, socket, size, index.digests[:count], self._patience, self._stop)
         return index, size
@@ -105,10 +101,10 @@ class PeerParity(PeerMemory):
     ) -> None:
         sum_, number, to = into
         async with self._visit() as (reader, writer):
-            request = {"cells": index.identity.rank, "step": index.step, "timeline": index.timeline}
-            await self._send(writer, {**request, "first": wanted.start, "count": len(wanted)})
-            await self._answer(reader)
-            await self._send(writer, {"go": True})
+            rank, step, timeline = index.identity.rank, index.step, index.timeline
+            await self._send(writer, WantCells(rank, step, timeline, wanted.start, len(wanted)))
+            await self._answer(reader, Done)
+            await self._send(writer, Go())
             digests = index.digests[wanted.start : wanted.stop]
             with handed_over(writer) as socket, chunks.of(index, self._hosts.name(self._host)):
                 size = part_bytes(size, wanted)
@@ -119,7 +115,7 @@ async def answer(
     memory: HostMemory,
     parities: ParityMemory,
     number_of: Callable[[Stripe], int],
-    request: link.Header,
+    request: visits.OfMemory,
     connection: peers.Connection,
 ) -> bool:
     """Do what another host asks of this one's parities (peers.More).
@@ -128,36 +124,31 @@ async def answer(
     """
     reader, writer = connection
     match request:
-        case {"add": int(rank), "place": int(place), "keep": int(keep), "group": list(group)}:
+        case Add(rank):
             slot, seal = peers.slot_and_seal(request)
-            _, encoded = await link.receive(reader)
-            stripe = Stripe(tuple(group), place)
-            piece = Piece(rank, stripe, Member(slot, seal, encoded), keep)
+            _, encoded = await visiting.hear(reader, Index)
+            stripe = Stripe(tuple(request.group), request.place)
+            piece = Piece(rank, stripe, Member(slot, seal, encoded), request.keep)
             await _take(parities, number_of(stripe), piece, writer)
-            writer.write(link.encode({"added": rank}))
-        case {"parities": True}:
+            writer.write(visiting.encode(Done()))
+        case WantParities():
             held = await asyncio.to_thread(parities.has)
-            writer.write(link.encode({"held": True}, json.dumps([asdict(one) for one in held]).encode()))
-        case {"parity": int(step), "timeline": str(timeline), "place": int(place), "count": int(count)}:
-            stripe = Stripe(tuple(request.get("group", ())), place)
+            there: list[Any] = [asdict(one) for one in held]
+            writer.write(visiting.encode(visits.Parities(there)))
+        case WantParity(group, place, step, timeline, count):
+            stripe = Stripe(tuple(group), place)
             seal, encoded, window = await asyncio.to_thread(parities.find, stripe, step, timeline)
-            writer.write(link.encode({"seal": seal.encode().hex()}, encoded))
+            writer.write(visiting.encode(There(seal.encode().hex()), encoded))
             if count:
-                await link.receive(reader)  # that it may come
+                await visiting.hear(reader, Go)
                 digests = parity.parse_index(encoded, seal).digests[:count]
                 with chunks.of_parity(step):
                     await _give(writer, part_of(window, range(count)), digests)
-        case {
-            "cells": int(rank),
-            "step": int(step),
-            "timeline": str(timeline),
-            "first": int(first),
-            "count": int(count),
-        }:
+        case WantCells(rank, step, timeline, first, count):
             one = await asyncio.to_thread(memory.shard, rank, step, timeline)
             index = shard.parse_index(one.index, one.seal)
-            writer.write(link.encode({"cells": rank}))
-            await link.receive(reader)
+            writer.write(visiting.encode(Done()))
+            await visiting.hear(reader, Go)
             wanted = range(first, first + count)
             with chunks.of(index):
                 await _give(writer, part_of(one.window, wanted), index.digests[first : first + count])
@@ -175,7 +166,7 @@ async def _take(parities: ParityMemory, number: int, piece: Piece, writer: async
         one.sum.receive(piece.rank, one.window, socket, one.size, one.digests, ANSWER_SECONDS, stop)
 
     with chunks.of(one.index):
-        await peers.beside(writer, receive, {"go": True})
+        await peers.beside(writer, receive, Go())
     await asyncio.to_thread(parities.arrived, one)
 
 

@@ -6,7 +6,6 @@ touches a device, a collective or the training's interpreter.
 """
 
 import asyncio
-import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,12 +15,15 @@ from typing import Any
 
 from jitckpt._memory_tier import Pace
 from jitckpt.errors import SaveError
-from jitckpt.hosts import link
+from jitckpt.hosts import visiting
 from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.link import LinkError
 from jitckpt.tiers import chunks, shard
 from jitckpt.tiers.host_memory import SLOTS, HostMemory
 from jitckpt.tiers.tier import Held, Shard, Taker, Tier
+from jitckpt.wire import visits
+from jitckpt.wire.checked import Checked, Kind, ProtocolError
+from jitckpt.wire.visits import Add, Done, Go, Index, Put, Refused, Remake, There, WantShard
 
 VISIT = "memory"  # what an agent says that comes for this
 ANSWER_SECONDS = 30.0
@@ -31,7 +33,7 @@ _transfers = ThreadPoolExecutor(MOST_TRANSFERS, "jitckpt-memory-transfer")
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 # Does what a visit asks for that this file does not know; returns whether it does.
-More = Callable[[link.Header, Connection], Awaitable[bool]]
+More = Callable[[visits.OfMemory, Connection], Awaitable[bool]]
 
 
 class PeerMemory(Tier):
@@ -75,54 +77,54 @@ class PeerMemory(Tier):
 
     async def _put(self, one: Shard) -> None:
         async with self._visit() as (reader, writer):
-            await self._send(writer, {"put": one.rank, "slot": one.slot, "seal": one.seal.encode().hex()})
-            await self._send(writer, {"index": True}, one.index)
-            await self._answer(reader)
+            await self._send(writer, Put(one.rank, one.slot, one.seal.encode().hex()))
+            await self._send(writer, Index(), one.index)
+            await self._answer(reader, Go)
             index = shard.parse_index(one.index, one.seal)
             with chunks.of(index, self._hosts.name(self._host)), handed_over(writer) as socket:
                 chunks.send(socket, one.window, index.digests, self._pace, self._patience, self._stop)
-            await self._answer(reader)
+            await self._answer(reader, Done)
 
     async def _has(self) -> Sequence[Held]:
         async with self._visit() as (reader, writer):
-            await self._send(writer, {"has": True})
-            _, data = await self._answer(reader)
-        try:
-            return [Held(**{**one, "members": tuple(one["members"])}) for one in json.loads(data)]
-        except (ValueError, TypeError, KeyError) as error:
-            raise LinkError(f"A host's list of what is in its memory makes no sense: {error}.") from error
+            await self._send(writer, visits.WantHeld())
+            said, _ = await self._answer(reader, visits.Shards)
+        return [
+            Held(
+                *(one["rank"], one["step"], one["timeline"], one["bytes"]),
+                *(one["job"], one["world_size"], one["start"], tuple(one["members"])),
+            )
+            for one in said.there
+        ]
 
     async def _get(self, rank: int, step: int, timeline: str, into: Taker) -> int:
         async with self._visit() as (reader, writer):
-            await self._send(writer, {"get": rank, "step": step, "timeline": timeline})
-            header, encoded = await self._answer(reader)
-            slot, seal = slot_and_seal(header)
+            await self._send(writer, WantShard(rank, step, timeline))
+            there, encoded = await self._answer(reader, There)
+            slot, seal = slot_and_seal(there)
             with (
                 into.coming(rank, slot, seal, encoded) as (index, window),
                 chunks.of(index, self._hosts.name(self._host)),
                 handed_over(writer) as socket,
             ):
-                await self._send(writer, {"go": True})
+                await self._send(writer, Go())
                 chunks.receive(socket, window, index.digests, self._patience, self._stop)
         return seal.size
 
     async def _drop(self, rank: int, step: int) -> None:
         async with self._visit() as (reader, writer):
-            await self._send(writer, {"drop": rank, "step": step})
-            await self._answer(reader)
+            await self._send(writer, visits.Drop(rank, step))
+            await self._answer(reader, Done)
 
     async def _gathered(self) -> int | None:
         async with self._visit() as (reader, writer):
-            await self._send(writer, {"gathered": True})
-            header, _ = await self._answer(reader)
-        step = header.get("gathered")
-        return step if isinstance(step, int) else None
+            await self._send(writer, visits.WantGathered())
+            return (await self._answer(reader, visits.Gathered))[0].step
 
     async def _collected(self) -> bool:
         async with self._visit() as (reader, writer):
-            await self._send(writer, {"collected": True})
-            header, _ = await self._answer(reader)
-        return header.get("collected") is True
+            await self._send(writer, visits.WantCollected())
+            return (await self._answer(reader, visits.Collected))[0].all
 
     @asynccontextmanager
     async def _visit(self) -> AsyncIterator[Connection]:
@@ -132,25 +134,20 @@ class PeerMemory(Tier):
         except OSError as error:
             raise LinkError(f"{self._hosts.name(self._host)} can't be reached: {error}.") from error
 
-    async def _send(self, writer: asyncio.StreamWriter, header: link.Header, data: bytes = b"") -> None:
-        writer.write(link.encode(header, data))
+    async def _send(self, writer: asyncio.StreamWriter, message: Checked, data: bytes = b"") -> None:
+        writer.write(visiting.encode(message, data))
         try:
             async with asyncio.timeout(self._patience):
                 await writer.drain()
         except TimeoutError as error:
             raise LinkError(f"{self._hosts.name(self._host)} takes nothing more.") from error
 
-    async def _answer(self, reader: asyncio.StreamReader) -> tuple[dict[str, Any], bytes]:
+    async def _answer(self, reader: asyncio.StreamReader, *kinds: type[Kind]) -> tuple[Kind, bytes]:
+        who = self._hosts.name(self._host)
         try:
-            async with asyncio.timeout(self._patience):
-                header, data = await link.receive(reader)
-        except TimeoutError as error:
-            raise LinkError(
-                f"{self._hosts.name(self._host)} does not answer within {self._patience:g} s."
-            ) from error
-        if "error" in header:
-            raise SaveError(f"{self._hosts.name(self._host)} says: {header['error']}")
-        return header, data
+            return await visiting.answer(reader, who, self._patience, *kinds)
+        except visiting.RefusedError as error:
+            raise SaveError(f"{who} says: {error}") from error
 
 
 async def serve(
@@ -164,24 +161,25 @@ async def serve(
 
     may_put: says why nothing of a rank is taken in here, if so.
     """
-    request, _ = await link.receive(reader)
     try:
+        request, _ = await visiting.hear(reader, *visits.OF_MEMORY)
         match request:
-            case {"put": int(rank)}:
+            case Put(rank):
                 slot, seal = slot_and_seal(request)
-                _, encoded = await link.receive(reader)
+                _, encoded = await visiting.hear(reader, Index)
                 if (reason := may_put(rank)) is not None:
                     raise SaveError(reason)
                 await _take(memory.coming(rank, slot, seal, encoded), writer)
-                writer.write(link.encode({"kept": rank}))
-            case {"has": True}:
+                writer.write(visiting.encode(Done()))
+            case visits.WantHeld():
                 held = await asyncio.to_thread(memory.has)
-                writer.write(link.encode({"held": True}, json.dumps([asdict(one) for one in held]).encode()))
-            case {"get": int(rank), "step": int(step), "timeline": str(timeline)}:
+                there: list[Any] = [asdict(one) for one in held]
+                writer.write(visiting.encode(visits.Shards(there)))
+            case WantShard(rank, step, timeline):
                 one = await asyncio.to_thread(memory.shard, rank, step, timeline)
                 index = shard.parse_index(one.index, one.seal)
-                writer.write(link.encode({"slot": one.slot, "seal": one.seal.encode().hex()}, one.index))
-                await link.receive(reader)  # that it may come
+                writer.write(visiting.encode(There(one.seal.encode().hex(), one.slot), one.index))
+                await visiting.hear(reader, Go)
 
                 def send(socket: int, stop: int) -> None:
                     chunks.send(socket, one.window, index.digests, Pace(), ANSWER_SECONDS, stop)
@@ -189,14 +187,14 @@ async def serve(
                 with chunks.of(index):
                     await beside(writer, send)
                 return
-            case {"drop": int(rank), "step": int(step)}:
+            case visits.Drop(rank, step):
                 await asyncio.to_thread(memory.drop, rank, step)
-                writer.write(link.encode({"dropped": rank}))
+                writer.write(visiting.encode(Done()))
             case unknown:
                 if more is None or not await more(unknown, (reader, writer)):
                     raise SaveError(f"Nobody knows what {unknown!r:.200} asks for.")
-    except (SaveError, OSError, ValueError) as error:
-        writer.write(link.encode({"error": str(error)}))
+    except (SaveError, ProtocolError, OSError, ValueError) as error:
+        writer.write(visiting.encode(Refused(str(error))))
     await writer.drain()
 
 
@@ -212,7 +210,7 @@ async def _take(
             chunks.receive(socket, window, index.digests, ANSWER_SECONDS, stop)
 
         with chunks.of(index):
-            await beside(writer, receive, {"go": True})
+            await beside(writer, receive, Go())
 
 
 @contextmanager
@@ -231,14 +229,14 @@ def handed_over(writer: asyncio.StreamWriter) -> Iterator[int]:
 
 
 async def beside(
-    writer: asyncio.StreamWriter, call: Callable[[int, int], None], first: link.Header | None = None
+    writer: asyncio.StreamWriter, call: Callable[[int, int], None], first: Go | None = None
 ) -> None:
     """Have a thread call with the connection, and an eventfd that ends it; first: what is said before."""
     stop = os.eventfd(0, os.EFD_CLOEXEC)
     try:
         with handed_over(writer) as socket:
             if first is not None:
-                writer.write(link.encode(first))
+                writer.write(visiting.encode(first))
             running = asyncio.get_running_loop().run_in_executor(_transfers, call, socket, stop)
             try:
                 await asyncio.shield(running)
@@ -250,12 +248,12 @@ async def beside(
         os.close(stop)
 
 
-def slot_and_seal(header: link.Header) -> tuple[int, shard.Seal]:
+def slot_and_seal(said: Put | Add | Remake | There) -> tuple[int, shard.Seal]:
     """Return what a message says of a shard. Raises SaveError for nonsense."""
     try:
-        seal = shard.parse_seal(bytes.fromhex(header["seal"]))
-    except (KeyError, TypeError, ValueError) as error:
+        seal = shard.parse_seal(bytes.fromhex(said.seal))
+    except ValueError as error:
         raise SaveError(f"A shard came without its seal: {error!r:.100}.") from error
-    if seal is None or header.get("slot") not in SLOTS:
+    if seal is None or said.slot not in SLOTS:
         raise SaveError("A shard came with a damaged seal, or for no slot.")
-    return int(header["slot"]), seal
+    return said.slot, seal

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from jitckpt.errors import SaveError
-from jitckpt.hosts import link
+from jitckpt.hosts import visiting
 from jitckpt.hosts.link import LinkError
 from jitckpt.tiers import chunks, peers, remaking, shard
 from jitckpt.tiers.chunks import Window
@@ -21,6 +21,8 @@ from jitckpt.tiers.host_memory import HostMemory
 from jitckpt.tiers.peers import ANSWER_SECONDS, PeerMemory, handed_over
 from jitckpt.tiers.remaking import CannotRemakeError, DiffersError, Remaker
 from jitckpt.tiers.tier import Shard
+from jitckpt.wire import visits
+from jitckpt.wire.visits import Differs, Done, Go, Index, Lacks, Remake, Tail
 
 MOST_TAIL = 64 << 20  # bytes of tensors that were on the host
 # One thread makes them all, one core for each: the others are the training's.
@@ -51,21 +53,21 @@ class PeerOptimizer(PeerMemory):
         index = shard.parse_index(one.index, one.seal)
         tail = bytes(memoryview(one.window)[index.host_from :])
         first = chunks.digests(beginning)
-        header = {"remake": one.rank, "slot": one.slot, "seal": one.seal.encode().hex()}
+        digests = [digest.hex() for digest in first]
         async with self._visit() as (reader, writer):
-            await self._send(writer, header | {"digests": [digest.hex() for digest in first]})
-            await self._send(writer, {"index": True}, one.index)
-            await self._send(writer, {"tail": True}, tail)
-            answer, _ = await self._answer(reader)
-            if "lacks" in answer:
-                return Remade(len(one.index) + len(tail), str(answer["lacks"]), answer.get("lasts") is True)
+            await self._send(writer, Remake(one.rank, one.slot, one.seal.encode().hex(), digests))
+            await self._send(writer, Index(), one.index)
+            await self._send(writer, Tail(), tail)
+            begins, _ = await self._answer(reader, Go, Lacks)
+            if isinstance(begins, Lacks):
+                return Remade(len(one.index) + len(tail), begins.what, begins.lasts)
             with chunks.of(index, self._hosts.name(self._host)), handed_over(writer) as socket:
                 chunks.send(socket, beginning, first, self._pace, self._patience, self._stop)
-            answer, data = await self._answer(reader)
+            ends, data = await self._answer(reader, Done, Lacks, Differs)
         sent = len(one.index) + len(tail) + beginning.size
-        if "lacks" in answer:
-            return Remade(sent, str(answer["lacks"]), answer.get("lasts") is True)
-        return Remade(sent, differs=_first_that_differs(one, data) if "differs" in answer else "")
+        if isinstance(ends, Lacks):
+            return Remade(sent, ends.what, ends.lasts)
+        return Remade(sent, differs=_first_that_differs(one, data) if isinstance(ends, Differs) else "")
 
 
 def _first_that_differs(one: Shard, data: bytes) -> str:
@@ -74,7 +76,7 @@ def _first_that_differs(one: Shard, data: bytes) -> str:
     here = remaking.digests(index, one.window)
     try:
         ways = [dict(way) for way in json.loads(data)]
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise LinkError(f"A host's digests of what it has made make no sense: {error}.") from error
     differing = [[name for name, digest in here.items() if way.get(name) != digest] for way in ways]
     nearest: list[str] = min(differing, key=len, default=[])
@@ -85,19 +87,16 @@ async def answer(
     memory: HostMemory,
     remaker: Remaker,
     may_put: Callable[[int], str | None],
-    request: link.Header,
+    request: visits.OfMemory,
     connection: peers.Connection,
 ) -> bool:
     """Do what another host asks of this one's optimizer steps (peers.More)."""
-    match request:
-        case {"remake": int(rank), "digests": list(digests)}:
-            pass
-        case _:
-            return False
-    reader, writer = connection
+    if not isinstance(request, Remake):
+        return False
+    rank, (reader, writer) = request.rank, connection
     slot, seal = peers.slot_and_seal(request)
-    _, encoded = await link.receive(reader)
-    _, tail = await link.receive(reader)
+    _, encoded = await visiting.hear(reader, Index)
+    _, tail = await visiting.hear(reader, Tail)
     if (reason := may_put(rank)) is not None:
         raise SaveError(reason)
     try:
@@ -107,13 +106,13 @@ async def answer(
             index, window = await asyncio.to_thread(stack.enter_context, coming)
             assert index.made_by is not None
             beginning = memory.beginning(rank, slot, index.made_by.sent)
-            first = [bytes.fromhex(str(one)) for one in digests]
+            first = [bytes.fromhex(one) for one in request.digests]
 
             def receive(socket: int, stop: int) -> None:
                 chunks.receive(socket, beginning, first, ANSWER_SECONDS, stop)
 
             with chunks.of(index):
-                await peers.beside(writer, receive, {"go": True})
+                await peers.beside(writer, receive, Go())
             rest = memoryview(window)[index.host_from :]
             if len(tail) != len(rest):
                 raise SaveError(
@@ -122,9 +121,9 @@ async def answer(
             rest[:] = tail
             await asyncio.get_running_loop().run_in_executor(_steps, remaker.make, index, window, needed)
     except CannotRemakeError as error:
-        writer.write(link.encode({"lacks": str(error), "lasts": error.lasts}))
+        writer.write(visiting.encode(Lacks(str(error), error.lasts)))
     except DiffersError as error:
-        writer.write(link.encode({"differs": rank}, json.dumps(error.digests).encode()))
+        writer.write(visiting.encode(Differs(), json.dumps(error.digests).encode()))
     else:
-        writer.write(link.encode({"kept": rank}))
+        writer.write(visiting.encode(Done()))
     return True

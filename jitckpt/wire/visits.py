@@ -1,10 +1,11 @@
 """What agents say in visits (hosts/connections.py), each a JSON object with raw bytes behind it.
 
-One asks, the other answers, or refuses. Saves come first, then copies of ranks' states on the devices.
+One asks, the other answers, or refuses. Saves come first, then copies of ranks' states on the devices, then
+what is in hosts' memory.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict
 
 from jitckpt.wire.checked import Checked
 
@@ -73,3 +74,233 @@ class CopyPiece(Checked):
 
     type = "copy_piece"
     sum: str
+
+
+class OfMemory(Checked):
+    """What is asked of a host's memory."""
+
+
+@dataclass(frozen=True)
+class Go(Checked):
+    """What was spoken of may come; the connection is the chunks' from here on."""
+
+    type = "go"
+
+
+@dataclass(frozen=True)
+class Done(Checked):
+    """What was asked for is done."""
+
+    type = "done"
+
+
+@dataclass(frozen=True)
+class Index(Checked):
+    """The index of what is to come, behind this."""
+
+    type = "index"
+
+
+@dataclass(frozen=True)
+class Tail(Checked):
+    """Tensors of a shard that were on the host, behind this."""
+
+    type = "tail"
+
+
+@dataclass(frozen=True)
+class Put(OfMemory):
+    """Keep this rank's shard. Index follows; Go answers, the chunks go, Done answers. seal: in hex."""
+
+    type = "put"
+    rank: int
+    slot: int
+    seal: str
+
+
+@dataclass(frozen=True)
+class WantHeld(OfMemory):
+    """Which whole shards are there? Answered by Shards."""
+
+    type = "want_held"
+
+
+class ShardThere(TypedDict):
+    """What there is of a whole shard, see tiers.tier.Held."""
+
+    rank: int
+    step: int
+    timeline: str
+    bytes: int
+    job: str
+    world_size: int
+    start: int
+    members: list[int]
+
+
+@dataclass(frozen=True)
+class Shards(Checked):
+    """The answer to WantHeld."""
+
+    type = "shards"
+    there: list[ShardThere]
+
+
+@dataclass(frozen=True)
+class WantShard(OfMemory):
+    """Give this shard. There answers; after Go the chunks come."""
+
+    type = "want_shard"
+    rank: int
+    step: int
+    timeline: str
+
+
+@dataclass(frozen=True)
+class There(Checked):
+    """What is wanted is there, its index behind this. seal: in hex. slot: a parity has none."""
+
+    type = "there"
+    seal: str
+    slot: int = 0
+
+
+@dataclass(frozen=True)
+class Drop(OfMemory):
+    """Forget this shard. Done answers."""
+
+    type = "drop"
+    rank: int
+    step: int
+
+
+@dataclass(frozen=True)
+class WantGathered(OfMemory):
+    """Of which step have you got all that your ranks need? Answered by Gathered."""
+
+    type = "want_gathered"
+
+
+@dataclass(frozen=True)
+class Gathered(Checked):
+    """The answer to WantGathered; 0: of none, None: that is not known yet."""
+
+    type = "gathered"
+    step: int | None
+
+
+@dataclass(frozen=True)
+class WantCollected(OfMemory):
+    """You end: have you got what you need of others? Answered by Collected."""
+
+    type = "want_collected"
+
+
+@dataclass(frozen=True)
+class Collected(Checked):
+    """The answer to WantCollected."""
+
+    type = "collected"
+    all: bool
+
+
+@dataclass(frozen=True)
+class Add(OfMemory):
+    """Put a cell of a rank's shard under your parity of this group. As with Put."""
+
+    type = "add"
+    rank: int
+    slot: int
+    seal: str
+    group: list[int]
+    place: int
+    keep: int
+
+
+@dataclass(frozen=True)
+class WantParities(OfMemory):
+    """Which whole parities are there? Answered by Parities."""
+
+    type = "want_parities"
+
+
+class ParityThere(TypedDict):
+    """What there is of a whole parity, see tiers.parity.HeldParity."""
+
+    group: list[int]
+    place: int
+    step: int
+    timeline: str
+    bytes: int
+    job: str
+    world_size: int
+
+
+@dataclass(frozen=True)
+class Parities(Checked):
+    """The answer to WantParities."""
+
+    type = "parities"
+    there: list[ParityThere]
+
+
+@dataclass(frozen=True)
+class WantParity(OfMemory):
+    """Give this parity: There answers; after Go its first `count` chunks come, if there are any to come."""
+
+    type = "want_parity"
+    group: list[int]
+    place: int
+    step: int
+    timeline: str
+    count: int
+
+
+@dataclass(frozen=True)
+class WantCells(OfMemory):
+    """Give chunks of this shard: Done answers; after Go they come."""
+
+    type = "want_cells"
+    rank: int
+    step: int
+    timeline: str
+    first: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Remake(OfMemory):
+    """Make a step of this rank's shard. digests: in hex, of what will be sent of it.
+
+    Index and Tail follow; Go answers, the chunks go, Done, Lacks or Differs answers. Lacks may come in the
+    place of Go.
+    """
+
+    type = "remake"
+    rank: int
+    slot: int
+    seal: str
+    digests: list[str]
+
+
+@dataclass(frozen=True)
+class Lacks(Checked):
+    """The step can't be made: what would be needed; lasts: and may be missing the next time, too."""
+
+    type = "lacks"
+    what: str
+    lasts: bool
+
+
+@dataclass(frozen=True)
+class Differs(Checked):
+    """Other bits have come out; behind this each tensor's digest, of each way that the step was made."""
+
+    type = "differs"
+
+
+OF_MEMORY: tuple[type[OfMemory], ...] = (
+    *(Put, WantHeld, WantShard, Drop, WantGathered, WantCollected),
+    *(Add, WantParities, WantParity, WantCells),
+    Remake,
+)

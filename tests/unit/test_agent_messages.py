@@ -10,22 +10,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_protocol import json_values, values_for
 
-from jitckpt.wire import agents, checked
-from jitckpt.wire.checked import ProtocolError
+from jitckpt.wire import agents, checked, visits
+from jitckpt.wire.checked import Checked, ProtocolError
+
+KINDS: dict[str, type[Checked]] = {
+    **agents.KINDS,
+    **checked.by_type(
+        one
+        for one in vars(visits).values()
+        if isinstance(one, type) and issubclass(one, Checked) and hasattr(one, "type")
+    ),
+}
 
 
-def messages() -> st.SearchStrategy[agents.Message]:
+def messages() -> st.SearchStrategy[Checked]:
     return st.one_of(
         [
             st.builds(kind, **{one.name: values_for(checked.hints(kind)[one.name]) for one in fields(kind)})
-            for kind in agents.KINDS.values()
+            for kind in KINDS.values()
         ]
     ).filter(lambda message: message.problem() is None)
 
 
 @given(messages())
-def test_what_was_encoded_is_decoded(message: agents.Message) -> None:
-    assert agents.decode(json.loads(json.dumps(agents.encode(message)))) == message
+def test_what_was_encoded_is_decoded(message: Checked) -> None:
+    assert checked.understood(KINDS, json.loads(json.dumps(checked.content_of(message)))) == message
 
 
 @st.composite
@@ -33,7 +42,7 @@ def headers(draw: st.DrawFn) -> Any:
     """What is a message but for parts of it, or anything at all."""
     if draw(st.booleans()):
         return draw(json_values)
-    kind = draw(st.sampled_from([*agents.KINDS.values()]))
+    kind = draw(st.sampled_from([*KINDS.values()]))
     hints = checked.hints(kind)
     values = {one.name: values_for(hints[one.name]) | json_values for one in fields(kind)}
     return {"type": kind.type} | {
@@ -45,13 +54,13 @@ def headers(draw: st.DrawFn) -> Any:
 def test_anything_is_a_message_or_refused_in_a_sentence(header: Any) -> None:
     refused = ""
     try:
-        message = agents.decode(header)
+        message = checked.understood(KINDS, header)
     except ProtocolError as error:
         refused = str(error)
     if refused:
         assert re.fullmatch(r"(A|In a) message .*\.", refused, re.DOTALL)
     else:
-        content = agents.encode(message)
+        content = checked.content_of(message)
         assert {name: header.get(name, content[name]) for name in content} == content
 
 

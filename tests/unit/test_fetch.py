@@ -232,6 +232,7 @@ def test_an_answer_that_makes_no_sense_is_refused_in_a_sentence(
 
 
 @example(b"{}")
+@example(b"[" * 100_000)
 @given(st.binary(max_size=50) | st.from_type(type(None)).map(lambda _: b"[1]"))
 def test_a_listing_that_makes_no_sense_is_refused(listing: bytes) -> None:
     if listing == b"[]":

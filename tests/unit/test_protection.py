@@ -19,8 +19,9 @@ from jitckpt.agent.protection import Protection
 from jitckpt.decisions.memory_wanted import AUTO, Wanted
 from jitckpt.decisions.pace import unpacked
 from jitckpt.events import EventLog
-from jitckpt.hosts import connections, link
+from jitckpt.hosts import connections, link, visiting
 from jitckpt.hosts.connections import Arrived, Host, Hosts
+from jitckpt.hosts.link import LinkError
 from jitckpt.saves import folders
 from jitckpt.saves.layout import Identity
 from jitckpt.tiers import host_memory, peers, shard
@@ -37,6 +38,7 @@ from jitckpt.tiers.host_memory import (
 )
 from jitckpt.tiers.peers import PeerMemory
 from jitckpt.wire.agents import OF_MEMORY
+from jitckpt.wire.visits import Done, ShardThere
 
 LIMIT = 60.0
 
@@ -466,13 +468,44 @@ def test_what_makes_no_sense_is_answered_with_why(agents: Agents) -> None:
     async def nonsense(header: dict[str, Any]) -> str:
         async with agents.hosts[1].visit(0, peers.VISIT) as (reader, writer):
             writer.write(link.encode(header))
-            answer, _ = await link.receive(reader)
-            return str(answer.get("error"))
+            with pytest.raises(visiting.RefusedError) as caught:
+                await visiting.answer(reader, "It", 60.0, Done)
+            return str(caught.value)
 
-    assert "without its seal" in asyncio.run(nonsense({"put": 0, "slot": 1}))
-    assert "damaged seal" in asyncio.run(nonsense({"put": 0, "slot": 1, "seal": "00" * shard.SEAL_BYTES}))
-    assert "Nobody knows" in asyncio.run(nonsense({"shout": True}))
-    assert "has nothing of rank 3" in asyncio.run(nonsense({"get": 3, "step": 1, "timeline": ""}))
+    put: dict[str, Any] = {"type": "put", "rank": 0, "slot": 1}
+    get: dict[str, Any] = {"type": "want_shard", "rank": 3, "step": 1}
+    for header, why in (
+        (put, "A message of type put lacks seal."),
+        (put | {"seal": 7}, "seal can't be 7."),
+        (put | {"seal": "no hex"}, "without its seal"),
+        (put | {"seal": "00" * shard.SEAL_BYTES}, "damaged seal"),
+        ({"shout": True}, "has the unknown type None"),
+        ({"type": "want_parities"}, "Nobody knows what WantParities() asks for."),
+        (get | {"timeline": ""}, "has nothing of rank 3"),
+        (get | {"timeline": None}, "timeline can't be None."),
+    ):
+        assert why in asyncio.run(nonsense(header))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"held": True},
+        {"type": "shards", "there": None},
+        {"type": "shards", "there": [{"rank": 0}]},
+        {"type": "shards", "there": [dict.fromkeys(ShardThere.__annotations__, 0)]},
+    ],
+)
+def test_an_answer_that_makes_no_sense_is_refused_in_a_sentence(
+    agents: Agents, header: dict[str, Any]
+) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await link.receive(reader)
+        writer.write(link.encode(header))
+
+    agents.hosts[0].answers[peers.VISIT] = answer
+    with pytest.raises(LinkError, match=r"^host 0 .* says what makes no sense: (A|In a) message .*\.$"):
+        PeerMemory(agents.hosts[1], 0).has()
 
 
 def test_a_keeper_that_is_killed_is_replaced(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 import json
 from dataclasses import MISSING, fields
 from types import UnionType
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints, is_typeddict
 
 import pytest
 from hypothesis import given
@@ -61,9 +61,18 @@ def values_for(hint: Any) -> st.SearchStrategy[Any]:
             max_size=3,
         ),
     }
+    if hint in by_hint:
+        return by_hint[hint]
     if isinstance(hint, UnionType):
         return st.one_of([values_for(part) for part in hint.__args__])
-    return by_hint[hint] if hint in by_hint else st.sampled_from(hint.__args__)
+    if hint == tuple[int, int]:
+        return st.tuples(integers, integers).map(list)  # as JSON has it
+    if get_origin(hint) is list and is_typeddict(part := get_args(hint)[0]):
+        return st.lists(
+            st.fixed_dictionaries({key: values_for(one) for key, one in get_type_hints(part).items()}),
+            max_size=3,
+        )
+    return st.sampled_from(get_args(hint))
 
 
 def messages() -> st.SearchStrategy[Message]:
