@@ -4,6 +4,7 @@ from pathlib import Path
 
 from jitckpt.cli.parser import Parser
 from jitckpt.system.job_socket import ask
+from jitckpt.wire.commands import Suspend, ToLauncher
 
 
 def main(arguments: list[str]) -> int:
@@ -18,10 +19,10 @@ def main(arguments: list[str]) -> int:
         "--to", type=Path, metavar="DIR", help="where the files go (default: the job's directory)"
     )
     parsed = parser.parse_args(arguments)
-    return told(parsed.job, {"suspend": "" if parsed.to is None else str(parsed.to.absolute())})
+    return told(parsed.job, Suspend("" if parsed.to is None else str(parsed.to.absolute())))
 
 
-def told(job: Path, wanted: dict[str, object]) -> int:
+def told(job: Path, wanted: ToLauncher) -> int:
     """Ask the job's launcher, print what it says, and return the status. Raises JobSocketError."""
     status = 1
     for text, ends in ask(job, wanted):

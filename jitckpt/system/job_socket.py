@@ -10,15 +10,15 @@ import os
 import secrets
 import socket
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from jitckpt.errors import JitckptError
-from jitckpt.system import regular_file
+from jitckpt.system import datagrams, regular_file
+from jitckpt.wire.checked import ProtocolError
+from jitckpt.wire.commands import FROM_LAUNCHER, TO_LAUNCHER, ToLauncher, Told
 
 FILE_NAME = "launcher.json"
-MOST_BYTES = 1 << 16  # of a message
 BACKLOG = 8
 _PEER = struct.Struct("iii")  # struct ucred: process, user, group
 
@@ -70,33 +70,33 @@ class Caller:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
 
-    def asks(self) -> dict[str, Any] | None:
-        """Return what it wants; None if it has hung up, or makes no sense."""
+    def asks(self) -> ToLauncher | None:
+        """Return what it wants; None if it has hung up. Raises ProtocolError if that makes no sense."""
         try:
-            found = json.loads(self.connection.recv(MOST_BYTES))
-        except (OSError, ValueError):
+            heard = datagrams.receive(self.connection, TO_LAUNCHER)
+        except OSError:
             return None
-        return found if isinstance(found, dict) else None
+        return None if heard is None else heard[0]
 
     def hear(self, text: str, status: int | None = None) -> None:
         """Tell it a sentence; status: with which it ends then."""
         with contextlib.suppress(OSError):  # it waits no more
-            self.connection.send(json.dumps({"said": text, "status": status}).encode())
+            datagrams.send(self.connection, Told(text, status))
 
     def close(self) -> None:
         """Hang up."""
         self.connection.close()
 
 
-def ask(directory: Path, wanted: Mapping[str, Any]) -> Iterator[tuple[str, int | None]]:
+def ask(directory: Path, wanted: ToLauncher) -> Iterator[tuple[str, int | None]]:
     """Ask the launcher of this directory's job; yield sentences, the last with a status.
 
     Raises JobSocketError if there is none, or it ends before it has answered.
     """
     path = directory / FILE_NAME
     try:
-        told = json.loads(regular_file.content_of(path))
-        name, host, process = str(told["socket"]), str(told["host"]), int(told["process"])
+        found = json.loads(regular_file.content_of(path))
+        name, host, process = str(found["socket"]), str(found["host"]), int(found["process"])
     except FileNotFoundError:
         raise JobSocketError(
             f"No job in {directory} can be suspended: it has ended, or was started without --suspendable."
@@ -115,12 +115,15 @@ def ask(directory: Path, wanted: Mapping[str, Any]) -> Iterator[tuple[str, int |
             ) from error
         if _user_of(connection) != os.getuid():
             raise JobSocketError(f"The socket that {path} names is another user's.")
-        connection.send(json.dumps(dict(wanted)).encode())
-        while data := connection.recv(MOST_BYTES):
-            answer = json.loads(data)
-            yield answer["said"], answer["status"]
-            if answer["status"] is not None:
-                return
+        datagrams.send(connection, wanted)
+        try:
+            while (heard := datagrams.receive(connection, FROM_LAUNCHER)) is not None:
+                told, _ = heard
+                yield told.text, told.status
+                if told.status is not None:
+                    return
+        except ProtocolError as error:
+            raise JobSocketError(f"The job's launcher says what makes no sense: {error}") from error
     raise JobSocketError(f"The job's launcher, process {process}, has ended before it answered.")
 
 

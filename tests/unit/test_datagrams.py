@@ -22,13 +22,14 @@ from jitckpt.agent.processes.guardian import Guarded, listen
 from jitckpt.system import datagrams
 from jitckpt.tiers import host_memory
 from jitckpt.tiers.keeper import Keeper
-from jitckpt.wire import checked, guardian, keeper, spares
+from jitckpt.wire import checked, commands, guardian, keeper, spares
 from jitckpt.wire.checked import Checked, ProtocolError
 from jitckpt.wire.guardian import Forget, Guard, Images, Locks, Registered
 from jitckpt.wire.keeper import Busy, Drop, End, Hold, Holds, HoldsNoMore
 
 KINDS: list[Mapping[str, type[Checked]]] = [
     guardian.KINDS,
+    *(commands.TO_LAUNCHER, commands.FROM_LAUNCHER),
     *(keeper.TO_KEEPER, keeper.FROM_KEEPER),
     *(spares.TO_SPARE, spares.FROM_SPARE),
 ]

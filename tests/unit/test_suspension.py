@@ -1,13 +1,16 @@
 """`jitckpt suspend` and `resume`: what is decided, how the launcher is asked, and where the images lie."""
 
 import json
+import socket
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jitckpt.agent.migration import image_folder
 from jitckpt.agent.migration.image_folder import DamagedImage, ImageFolder
+from jitckpt.agent.migration.suspending import Suspending
 from jitckpt.decisions.transparent.suspension import (
     Refused,
     Suspension,
@@ -15,8 +18,10 @@ from jitckpt.decisions.transparent.suspension import (
     lacks_room,
     meeting,
 )
-from jitckpt.system.job_socket import FILE_NAME, JobSocket, JobSocketError, ask
+from jitckpt.system import datagrams
+from jitckpt.system.job_socket import FILE_NAME, Caller, JobSocket, JobSocketError, ask
 from jitckpt.system.resting_place import Guest, RestingPlace
+from jitckpt.wire.commands import FROM_LAUNCHER, Resume
 from jitckpt.wire.environment import REST
 
 
@@ -126,20 +131,56 @@ def test_a_launcher_is_asked_by_its_directory(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=serve)
     thread.start()
-    assert list(ask(tmp_path, {"resume": True})) == [("Soon.", None), ("Done.", 0)]
+    assert list(ask(tmp_path, Resume())) == [("Soon.", None), ("Done.", 0)]
     thread.join()
-    assert asked == [{"resume": True}]
+    assert asked == [Resume()]
     socket.close()
     assert not (tmp_path / FILE_NAME).exists()
     with pytest.raises(JobSocketError, match="started without --suspendable"):
-        next(ask(tmp_path, {"resume": True}))
+        next(ask(tmp_path, Resume()))
+
+
+@pytest.mark.parametrize(
+    "nonsense", [b"no JSON", b"[]", b'{"resume": true}', b'{"type": "suspend", "to": 7}']
+)
+def test_a_launcher_says_what_it_does_not_understand_and_lives_on(nonsense: bytes) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        theirs.send(nonsense)
+        nobody: Any = None
+        Suspending._hear(nobody, Caller(ours))
+        heard = datagrams.receive(theirs, FROM_LAUNCHER)
+        assert heard is not None
+        assert heard[0].text.startswith("The launcher does not understand what it is asked: ")
+        assert heard[0].status == 1
+
+
+def test_what_is_no_answer_of_a_launcher_is_refused(tmp_path: Path) -> None:
+    launcher = JobSocket(tmp_path)
+    launcher.listener.setblocking(True)
+
+    def serve() -> None:
+        caller = launcher.accept()
+        assert caller is not None
+        caller.connection.setblocking(True)
+        assert caller.asks() == Resume()
+        caller.connection.send(b'{"type": "told", "text": "Done.", "status": "0"}')
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    with pytest.raises(
+        JobSocketError, match=r"The job's launcher says what makes no sense: .* can't be '0'\.$"
+    ):
+        next(ask(tmp_path, Resume()))
+    thread.join()
+    launcher.close()
 
 
 def test_a_launcher_that_is_gone_is_said(tmp_path: Path) -> None:
     told = {"socket": "jitckpt-job-nobody", "host": "elsewhere", "process": 77}
     (tmp_path / FILE_NAME).write_text(json.dumps(told))
     with pytest.raises(JobSocketError, match=r"process 77, can't be reached.* It is on elsewhere"):
-        next(ask(tmp_path, {"resume": True}))
+        next(ask(tmp_path, Resume()))
     (tmp_path / FILE_NAME).write_text("{")
     with pytest.raises(JobSocketError, match="can't be read"):
-        next(ask(tmp_path, {"resume": True}))
+        next(ask(tmp_path, Resume()))

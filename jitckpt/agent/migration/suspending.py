@@ -31,6 +31,8 @@ from jitckpt.events import EventLog
 from jitckpt.system import network_lock
 from jitckpt.system.job_socket import Caller, JobSocket
 from jitckpt.system.resting_place import RestingPlace
+from jitckpt.wire.checked import ProtocolError
+from jitckpt.wire.commands import Resume, Suspend
 
 LOOK_SECONDS = 0.2  # between two looks whether the job was told to end while it is suspended
 SLOWEST_DISK = 20e6  # bytes a second
@@ -153,15 +155,18 @@ class Suspending:
                 self._hear(key.data)
 
     def _hear(self, caller: Caller) -> None:
-        match caller.asks():
-            case {"suspend": str(to)}:
+        try:
+            asked = caller.asks()
+        except ProtocolError as error:
+            caller.hear(f"The launcher does not understand what it is asked: {error}", STATUS_FAILED)
+            return
+        match asked:
+            case Suspend(to):
                 self._suspend(caller, Path(to) if to else self._directory)
-            case {"resume": True}:
+            case Resume():
                 self._resume(caller)
             case None:
                 self._drop(caller)
-            case _:
-                caller.hear("The launcher does not understand what it is asked.", STATUS_FAILED)
 
     def _suspend(self, caller: Caller, to: Path) -> None:
         try:
