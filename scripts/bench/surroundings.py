@@ -60,8 +60,12 @@ def recover(kind: Surroundings) -> float:
     with tempfile.TemporaryDirectory(prefix="jitckpt-surroundings-", dir="/tmp") as top:
         folder = Path(top, kind.below)
         folder.mkdir()
+        started = kind.where or folder
+        if kind.files:  # beside the script no program could go on
+            started = folder / "here"
+            started.mkdir()
         for name in kind.files:
-            (folder / f"{name}.py").write_text("raise SystemExit('a file of the user, and no module')")
+            (started / f"{name}.py").write_text("raise SystemExit('a file of the user, and no module')")
         script = folder / "train.py"
         script.write_text(TRAINING.replace('"ckpt"', repr(str(folder / "ckpt"))))
         if kind.before == AS_USER:
@@ -70,7 +74,7 @@ def recover(kind: Surroundings) -> float:
         command = [*kind.before, *PROGRAM, *RUN, "--fault", KILL, str(script)]
         ended = subprocess.run(
             command,
-            cwd=kind.where or folder,
+            cwd=started,
             env=os.environ | kind.variables,
             capture_output=True,
             text=True,
