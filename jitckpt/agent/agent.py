@@ -79,6 +79,7 @@ from jitckpt.system import descriptor_limit, descriptor_reserve
 from jitckpt.system.disk_thread import waited_for
 from jitckpt.system.versions import versions
 
+NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # of schedulers, that the job will be ended soon
 MEETING_PAUSE = 0.1  # seconds before the hosts meet again where that has failed
 
 
@@ -190,8 +191,9 @@ class Agent(LocalElasticAgent):
         names = os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"].split(",")
         numbers = [signal.Signals[name.strip()] for name in names]
         before = {number: signal.signal(number, self._on_signal) for number in numbers}
-        if signal.SIGUSR2 not in before:
-            before[signal.SIGUSR2] = signal.signal(signal.SIGUSR2, self._on_notice)
+        for number in NOTICES:
+            if number not in before:
+                before[number] = signal.signal(number, self._on_notice)
         self._shelf = self._make_shelf()
         mark = "" if self._shelf is None else self._shelf.mark
         self._children = Children(self._settings.save_deadline, self._settings.temporary, mark)
@@ -308,11 +310,12 @@ class Agent(LocalElasticAgent):
         elif not self._starting:
             raise signal_exception(signum)
 
-    def _on_notice(self, _signum: int, _frame: FrameType | None) -> None:
+    def _on_notice(self, signum: int, _frame: FrameType | None) -> None:
         """Preemption is near: have the state saved beside the training."""
         if self._processes is not None:
             # Not here: what a signal handler interrupts may hold the log's lock.
-            threading.Thread(target=self._processes.want_save, daemon=True).start()
+            name = signal.Signals(signum).name
+            threading.Thread(target=self._processes.want_save, args=[name], daemon=True).start()
 
     def _rendezvous(self, worker_group: Any) -> None:
         processes, self._processes = self._processes, None  # a signal ends the agent at once while it waits

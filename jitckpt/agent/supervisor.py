@@ -55,6 +55,7 @@ MOST_NONSENSE = 100  # messages that are noted
 MOST_TEXT = 2000  # characters of a failure's description
 MOST_OF_A_LINE = 500  # characters of the kernel's log
 SIGNALS_HEARD_WITHIN = 0.2  # seconds
+SAME_REQUEST_SECONDS = 1.0  # wrappers (uv run, srun) pass on a signal that the agent gets by itself, too
 STOPPED_LOOK = 0.5  # seconds between two looks whether a rank that is to save is stopped
 
 
@@ -136,6 +137,7 @@ class Supervisor(threading.Thread):
         self._said_before, self._elastic, self._snapshot = said_before, elastic, snapshot
         self._wants_in = ""  # who waits to be taken in, in words
         self.interrupts: list[int] = []
+        self._patient_until = 0.0
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector = selectors.DefaultSelector()
         self._outcome: Outcome | None = None
@@ -147,6 +149,10 @@ class Supervisor(threading.Thread):
 
         May be called by a signal handler.
         """
+        now = time.monotonic()
+        if self.interrupts and now < self._patient_until:
+            return
+        self._patient_until = now + SAME_REQUEST_SECONDS
         self.interrupts.append(signum)
         if not self._done.is_set():
             os.eventfd_write(self._wake, 1)
@@ -886,10 +892,10 @@ class Supervisor(threading.Thread):
         if writer is None or self._job.local_state_written:
             return
         writer.give_up()
-        text = (
-            "what the ranks alone knew (random numbers, buffers ...) could not be written: the file "
-            f"system of {writer.directory} does not answer."
-        )
+        why = f"the file system of {writer.directory} does not answer"
+        if self._job.impatient:
+            why = "the agent was asked to end once more, and waits for nothing"
+        text = f"what the ranks alone knew (random numbers, buffers ...) could not be written: {why}."
         self._log.write("warning", text=text)
         say(text)
 

@@ -161,10 +161,11 @@ class WorkerProcesses(PContext):
         """Whether this host's ranks go on on another one."""
         return self._device_proxies is not None and self._device_proxies.moved
 
-    def want_save(self) -> None:
-        """Ask all workers to save after one step, and to go on."""
+    def want_save(self, signal_name: str) -> None:
+        """Ask all workers to save after one step, and to go on. signal_name: what asked for it."""
         if self._saves_itself:
-            say("SIGUSR2: nothing is saved: a save function of the job's own can't run beside the training.")
+            why = "a save function of the job's own can't run beside the training"
+            say(f"{signal_name}: nothing is saved: {why}.")
             return
         rings = [worker.ring_fd for worker in self._workers.values()]
         try:
@@ -178,12 +179,12 @@ class WorkerProcesses(PContext):
             say(f"the state can't be saved now: {error}")
             return
         if step is None:
-            say("SIGUSR2: a rank has made no step yet, so there is nothing to save.")
+            say(f"{signal_name}: a rank has made no step yet, so there is nothing to save.")
             return
         if self._hosts is not None:
             self._hosts.broadcast(WantSave(step))
         self._log.write("save_wanted", step=step)
-        say(f"SIGUSR2: the state after step {step} will be saved; the training goes on.")
+        say(f"{signal_name}: the state after step {step} will be saved; the training goes on.")
 
     def _open_for_workers(self) -> None:
         """Make what the workers in transparent mode are told of."""

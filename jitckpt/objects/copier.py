@@ -129,10 +129,8 @@ class Copier:
 
 
 def main() -> None:
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2):
-        signal.signal(
-            number, signal.SIG_IGN
-        )  # sent to all processes of the job; the agent decides about them
+    for name in ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2"):  # sent to all of the job; the agent decides
+        signal.signal(signal.Signals[f"SIG{name}"], signal.SIG_IGN)
     os.nice(NICE)
     url, directory, keep, *ranks = sys.argv[1:]
     ended, woken, lock = threading.Event(), threading.Event(), threading.Lock()

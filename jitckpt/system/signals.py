@@ -13,12 +13,12 @@ from typing import Any
 from jitckpt.bindings import symbols
 from jitckpt.wire.environment import AGENT_PID
 
-HELD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2)
+HELD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def end_in_order() -> None:
     """Let signals that would end this process at once unwind its stack as ^C does: nothing is left behind."""
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, lambda received, _: sys.exit(128 + received))
 

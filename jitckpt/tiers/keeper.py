@@ -91,6 +91,6 @@ class Keeper:
 
 
 def main() -> None:
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # sent to all processes of the job; the agent decides
+    for name in ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2"):  # sent to all of the job; the agent decides
+        signal.signal(signal.Signals[f"SIG{name}"], signal.SIG_IGN)
     Keeper(socket.socket(fileno=0), float(sys.argv[1])).run()

@@ -27,7 +27,14 @@ LAST_SECONDS = 1.0  # for the look that is under way as the job ends
 NICENESS = 10  # the training comes first
 MOST_CONNECTIONS = 64  # of scrapers at a time
 # A scheduler sends them to all processes of a job; the agent then saves, which is worth a look.
-ENDED_BY_THE_AGENT_ALONE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2)
+ENDED_BY_THE_AGENT_ALONE = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
 PATIENCE = 10.0  # seconds for a client to send its request, and to take the answer
 
 

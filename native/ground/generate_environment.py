@@ -9,7 +9,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from jitckpt.wire.environment import Variable, all_variables
 
-READERS = ("proxy", "libjitckpt_store.so")
+READERS = ("proxy", "libjitckpt_store.so", "all of the job")
 
 
 def declaration(variable: Variable[object]) -> str:

@@ -8,6 +8,12 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+#include "ground/environment.h"
 
 namespace {
 
@@ -37,6 +43,28 @@ void on_signal(int number, siginfo_t* info, void* context) {
     }
   }
   errno = saved_errno;
+}
+
+// What Python's multiprocessing and torch start for a rank, and its loader can't do without: their resource
+// tracker and fork server, what they spawn, until it has imported torch, and what removes shared memory from
+// /dev/shm.
+bool is_helper() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  const std::string line{std::istreambuf_iterator<char>(file), {}};
+  const std::string program = line.substr(0, line.find('\0'));
+  return program.ends_with("/torch_shm_manager") ||
+         line.find(std::string("\0from multiprocessing.", 22)) != std::string::npos;
+}
+
+// None of them has code of ours that could do it later.
+[[gnu::constructor]] void hold_helpers_still() {
+  const char* const text = std::getenv(jitckpt::environment::agent_pid.name);
+  const int agent = text ? std::atoi(text) : 0;
+  if (agent <= 0 || !is_helper()) return;
+  for (const int number : {SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2}) {
+    struct sigaction now{};
+    if (sigaction(number, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) jitckpt_hold_still(number, agent);
+  }
 }
 
 }  // namespace

@@ -13,6 +13,8 @@ import pytest
 from gpt import RUN, TRAINING, digests
 from launcher import Launcher
 
+from jitckpt.agent.supervisor import SAME_REQUEST_SECONDS
+
 
 @pytest.fixture
 def blocked(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
@@ -59,6 +61,7 @@ def test_a_second_signal_ends_a_job_at_once(launcher: Launcher, blocked: Path) -
     blocked.touch()
     process.send_signal(signal.SIGTERM)
     read_until(process.stderr, "to save the state")
+    time.sleep(SAME_REQUEST_SECONDS)
     process.send_signal(signal.SIGTERM)
     ended = launcher.finish(process)
     assert blocked.exists()

@@ -6,11 +6,13 @@ import re
 import shutil
 import signal
 import socket
+import time
 from pathlib import Path
 
 import pytest
 from launcher import JITCKPT, JITCKPT_RUN, LIMIT, TORCHRUN, Launcher
 
+from jitckpt.agent.supervisor import SAME_REQUEST_SECONDS
 from jitckpt.cli.run import PORT_CLAIM
 
 
@@ -306,6 +308,7 @@ def test_a_second_signal_ends_all_at_once(launcher: Launcher) -> None:
     launcher.wait_until((launcher.directory / "there").exists)
     process.send_signal(signal.SIGINT)
     launcher.wait_until((launcher.directory / "ordered").exists)
+    time.sleep(SAME_REQUEST_SECONDS)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=LIMIT)
     assert process.returncode == 1

@@ -112,14 +112,17 @@ def test_the_state_is_saved_and_the_same_command_goes_on(
     assert ends(again.out) == ends(launcher.run(*command).out)
 
 
-def test_a_notice_to_all_saves_and_the_training_goes_on(launcher: Launcher, command: list[str]) -> None:
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_notice_to_all_saves_and_the_training_goes_on(
+    launcher: Launcher, command: list[str], number: signal.Signals
+) -> None:
     process = run_until(launcher, command, "step 30")
-    send_to_all(psutil.Process(process.pid), signal.SIGUSR2)
+    send_to_all(psutil.Process(process.pid), number)
     said = until_told(process, "will be saved")
     (launcher.directory / "signalled").touch()
     ended = launcher.finish(process)
     assert ended.status == 0, said + ended.err
-    saved = re.search(r"SIGUSR2: the state after step (\d+) will be saved", said)
+    saved = re.search(rf"{number.name}: the state after step (\d+) will be saved", said)
     assert saved is not None, said
     assert (launcher.directory / "ckpt" / f"step-{int(saved[1]):010}").is_dir()
     assert "Restart" not in ended.err

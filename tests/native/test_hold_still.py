@@ -5,8 +5,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import torch
 
 from jitckpt.device import LIBRARY_DIR
 
@@ -128,3 +130,36 @@ def test_programs_that_it_starts_are_as_they_were(started: Process, number: int)
     program = f"import signal; print(signal.getsignal({number}) is signal.SIG_DFL)"
     line = f"import subprocess; subprocess.run([sys.executable, '-c', {program!r}])"
     assert started.does(line) == "True"
+
+
+HELPERS = {
+    "torch's manager of shared memory": [str(Path(torch.__file__).parent / "bin" / "torch_shm_manager")],
+    "Python's resource tracker": [
+        *(sys.executable, "-c"),
+        "from multiprocessing.resource_tracker import main;import sys;sys.stdout.write('x\\n');"
+        "sys.stdout.flush();main(0)",
+    ],
+}
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP])
+@pytest.mark.parametrize("helper", HELPERS)
+def test_what_a_loader_of_data_can_not_do_without_stays(
+    agent: "subprocess.Popen[bytes]", helper: str, number: int, tmp_path: Path
+) -> None:
+    """It has no code of ours, and is in a session of its own or in its rank's."""
+    library = str(LIBRARY_DIR / "libjitckpt.so")
+    environment = {"LD_PRELOAD": library, "JITCKPT_AGENT_PID": str(agent.pid), "TMPDIR": str(tmp_path)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        HELPERS[helper], stdin=pipe, stdout=pipe, env={**os.environ, **environment}, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()  # it has begun
+        process.send_signal(number)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.3)
+        agent.kill()
+        agent.wait()
+        process.send_signal(number)
+        assert process.wait(60) == -number

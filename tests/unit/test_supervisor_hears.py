@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from test_protocol import json_values
 
 from jitckpt.agent.local_state_writer import LocalStateWriter
-from jitckpt.agent.supervisor import Reports, Supervisor
+from jitckpt.agent.supervisor import SAME_REQUEST_SECONDS, Reports, Supervisor
 from jitckpt.decisions.recovery import Outcome, Wait, decide
 from jitckpt.errors import SaveError
 from jitckpt.events import EventLog
@@ -327,3 +327,19 @@ print(supervisor.result())
 def test_a_signal_that_does_not_wake_the_main_thread_is_heard() -> None:
     done = subprocess.run([sys.executable, "-c", WAITS], capture_output=True, timeout=100, check=True)
     assert done.stdout == b"ended\n"
+
+
+def test_a_signal_that_comes_twice_at_once_is_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrapper (uv run, srun) passes on what the agent gets by itself: that is nobody's impatience."""
+    now = 100.0
+    monkeypatch.setattr("jitckpt.agent.supervisor.time.monotonic", lambda: now)
+    supervisor = Supervisor(
+        workers=[], log=EventLog(), reports=NOBODY, save_id=1, save_deadline=60, restarts_left=1
+    )
+    supervisor.interrupt(signal.SIGINT)
+    now += SAME_REQUEST_SECONDS / 2
+    supervisor.interrupt(signal.SIGTERM)
+    assert supervisor.interrupts == [signal.SIGINT]
+    now += SAME_REQUEST_SECONDS
+    supervisor.interrupt(signal.SIGINT)
+    assert supervisor.interrupts == [signal.SIGINT, signal.SIGINT]

@@ -67,10 +67,8 @@ def has_ended(worker: Guarded) -> bool:
 
 
 def main() -> None:
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2):
-        signal.signal(
-            number, signal.SIG_IGN
-        )  # sent to all processes of the job; the agent decides about them
+    for name in ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2"):  # sent to all of the job; the agent decides
+        signal.signal(signal.Signals[f"SIG{name}"], signal.SIG_IGN)
     seconds_to_save, temporary, mark = float(sys.argv[1]), sys.argv[2], sys.argv[3]
     workers, locks, images = listen(socket.socket(fileno=0))
     guarded = list(workers.values())
