@@ -212,6 +212,7 @@ class WorkerProcesses(PContext):
                 self._spares.fill(self._commands, self._environments, at_least=1)
             for local_rank in range(self.nprocs):
                 self._workers[local_rank] = self._start_worker(local_rank)
+            self._begin_to_supervise()
         except BaseException:
             for worker in self._workers.values():
                 worker.signal(signal.SIGKILL)
@@ -227,6 +228,9 @@ class WorkerProcesses(PContext):
             if self._resting_place is not None:
                 self._resting_place.close()
             raise
+
+    def _begin_to_supervise(self) -> None:
+        """Have the workers supervised, which takes descriptors and threads that there may not be."""
         workers = list(self._workers.values())
         self._copier = self._copier_of_rings()
         if self._memory is not None:
@@ -255,7 +259,6 @@ class WorkerProcesses(PContext):
             elastic=self._settings.wait is not None,
             snapshot=self._snapshot,
         )
-        self.supervisor.start()
         self._taking_in = self._make_taking_in(self._hinders_a_save, self.supervisor.take_in)
         if self._taking_in is not None:
             self._taking_in.start()
@@ -265,6 +268,7 @@ class WorkerProcesses(PContext):
         self._progress.start()
         if self._copier is not None:
             self._copier.start()
+        self.supervisor.start()  # the last that may fail: from now on the workers' ends are its affair
         self._open = True
 
     def _proxies(self) -> Proxies | None:

@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module, metadata
 
 from jitckpt.cli.parser import Parser
@@ -45,6 +46,7 @@ PRINTERS = ("watch", "timeline", "inspect", "plan", "simulate")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand; return its exit status. 2: it was called wrongly, and nothing was started."""
+    _open_standard_streams()
     parser = Parser(
         prog="jitckpt",
         usage="jitckpt [--version] COMMAND ...",
@@ -76,3 +78,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at the end
         return 1
+
+
+def _open_standard_streams() -> None:
+    """Open those that this process was started without (`2>&-`), before a socket gets their number."""
+    for number in range(3):
+        with suppress(OSError):
+            os.fstat(number)
+            continue
+        os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest number that is free
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)

@@ -1,5 +1,6 @@
 """What the agent does when a rank fails: a pure function from what is known to the next action."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -246,7 +247,7 @@ def incurable(job: Job) -> str | None:
     for rank in job.ranks:
         if rank.refused is not None:
             return f"jitckpt would refuse rank {rank.rank} the same again"
-        if rank.mistake in job.mistakes_before:
+        if rank.mistake is not None and _alike(rank.mistake) in job.mistakes_before:
             hint = UNSET_HINT if rank.mistake.startswith(UNSET) else ""
             what = f"rank {rank.rank} has ended as in the start before, and before any step"
             return f"{what} ({rank.mistake}){hint}"
@@ -263,8 +264,13 @@ def brings_no_progress(ends: Sequence[tuple[int, str]]) -> bool:
 
 
 def mistakes(ranks: Iterable[Rank]) -> frozenset[str]:
-    """Return what the ranks' programs have done wrong before their first step."""
-    return frozenset(rank.mistake for rank in ranks if rank.mistake is not None)
+    """Return what the ranks' programs have done wrong before their first step, to be compared."""
+    return frozenset(_alike(rank.mistake) for rank in ranks if rank.mistake is not None)
+
+
+def _alike(mistake: str) -> str:
+    """Return the mistake without what differs from start to start: addresses, process ids, times, files."""
+    return re.sub(r"0x[0-9a-f]+|\d{3,}|/tmp/\S+", "...", mistake)
 
 
 def training_is_over(ranks: Iterable[Rank]) -> bool:

@@ -17,7 +17,7 @@ MARK = JOB_PROCESSES.name  # in the environment of all that an agent starts for 
 # What cleans up in /dev/shm behind processes that were killed, and ends by itself then.
 TIDIERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 LOOK_SECONDS = 0.01
-TIDYING_SECONDS = 2.0  # what tidiers get
+TIDYING_SECONDS = 5.0  # what tidiers get: torch's looks for 2 s whether somebody comes, and then clears
 STUCK_SECONDS = 5.0  # without any of the processor's time: it waits for what may never come
 ENDING_SECONDS = 10.0  # a killed process that has not ended by then is stuck in its driver or file system
 

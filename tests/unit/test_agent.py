@@ -1,6 +1,8 @@
 """What the agent does by itself: rank-local states from the rings of its workers, and its restarts."""
 
+import errno
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -305,3 +307,29 @@ def test_at_the_jobs_end_nobody_waits_for_a_host_that_is_lost(
     ended = not ending.is_alive()
     never.set()
     assert ended
+
+
+def test_workers_that_can_not_be_supervised_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent has no descriptor left: its workers would outlive it."""
+
+    def supervisor(**_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("jitckpt.agent.worker_processes.Supervisor", supervisor)
+    done: list[object] = []
+    worker = SimpleNamespace(
+        signal=done.append, reap=lambda: done.append("reaped"), close=lambda: done.append("closed")
+    )
+    processes: Any = WorkerProcesses.__new__(WorkerProcesses)
+    nothing = ("_open_for_workers", "_copier_of_rings", "_proxies")
+    vars(processes).update(dict.fromkeys(nothing, lambda: None), nprocs=1, _workers={})
+    vars(processes).update(_prepare_worker=lambda _: None, _start_worker=lambda _: worker)
+    vars(processes).update(dict.fromkeys(["_memory", "_control", "_barrier", "_relay", "_resting_place"]))
+    processes._settings = SimpleNamespace(warm_start=False, save_deadline=60, stall_timeout=540, wait=None)
+    processes._children = SimpleNamespace(end_all=lambda: done.append("all"))
+    processes._log = EventLog()
+    other = ("_restarts_left", "_mistakes_before", "_hosts", "_said_before", "_snapshot", "_protection")
+    vars(processes).update(dict.fromkeys(other))
+    with pytest.raises(OSError, match="Too many open files"):
+        processes._start()
+    assert done == [signal.SIGKILL, "reaped", "closed", "all"]

@@ -241,6 +241,16 @@ def test_lib_prints_what_to_preload() -> None:
     assert output_of("lib") == f"{LIBRARY_DIR / 'libjitckpt.so'}\n"
 
 
+def test_closed_standard_streams_are_no_failure() -> None:
+    """As of what a daemon starts; and no file that is opened later gets their numbers."""
+    program = (
+        "import os, sys; from jitckpt.cli import main; status = main(['lib']); print(7, file=sys.stderr); "
+        "sys.exit(status or os.open('/', os.O_RDONLY) < 3)"
+    )
+    command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-P", "-c", program]
+    assert subprocess.run(command, check=False).returncode == 0
+
+
 def test_exec_becomes_the_command_with_the_device() -> None:
     shown = output_of("exec", "--device", "softgpu", "--devices", "3", "--", "env")
     variables = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)

@@ -60,6 +60,7 @@ def said(program: str, folder: Path) -> list[protocol.Message]:
         ("import nothing_there", "ModuleNotFoundError: No module named 'nothing_there'"),
         ("len(7)", "TypeError: object of type 'int' has no len()"),
         ("import sys; sys.exit(2)", "SystemExit: 2"),
+        ("import sys; sys.exit('no data')", "SystemExit: no data"),
     ],
 )
 def test_a_mistake_before_the_first_step_is_told(program: str, mistake: str, tmp_path: Path) -> None:
@@ -69,7 +70,16 @@ def test_a_mistake_before_the_first_step_is_told(program: str, mistake: str, tmp
 
 
 @pytest.mark.parametrize(
-    "program", [STEP + "len(7)", STEP + "import sys; sys.exit(2)", "raise ConnectionError", ""]
+    "program",
+    [
+        STEP + "len(7)",
+        STEP + "import sys; sys.exit(2)",
+        STEP + "import sys; sys.exit('no data')",
+        "import sys; sys.exit('NCCL does not answer')",
+        "import sys; sys.exit(3)",
+        "raise ConnectionError",
+        "",
+    ],
 )
 def test_what_may_pass_is_not_told_nor_what_comes_after_a_step(program: str, tmp_path: Path) -> None:
     assert said(program, tmp_path) == []

@@ -513,6 +513,15 @@ def test_a_mistake_is_tried_again_once() -> None:
     assert decide(other) == Close(Outcome.RESTART)
 
 
+def test_a_mistake_is_the_same_whatever_addresses_and_process_ids_its_words_have() -> None:
+    def ended(address: str, process: int) -> Rank:
+        text = f"TypeError: <Data object at {address}> of process {process} in /tmp/tmp{address} has no len()"
+        return Rank(0, exit_code=1, torch_loaded=True, failing=text)
+
+    before = mistakes([ended("0x7f01a2", 4711)])
+    assert decide(job(ended("0x7fffb3", 12345), mistakes_before=before)) == Close(Outcome.FAILED)
+
+
 def test_a_variable_without_a_value_has_a_hint() -> None:
     """Behind an epoch's last batch the loop over batches, which would have set it, has none."""
     for error, has_hint in (("NameError: name 'loss' is not defined", True), ("TypeError: no", False)):

@@ -94,8 +94,11 @@ class Watch:
             self._tell(protocol.Failing(self._given.rank, f"{type(error).__name__}: {error}"))
 
     def _at_exit(self) -> None:
-        if self._exit_hook.status == USAGE and not self._stepped:  # any other a script may have chosen itself
-            self._tell(protocol.Failing(self._given.rank, f"SystemExit: {self._exit_hook.status}"))
+        status = self._exit_hook.status
+        # Any other number a script may have chosen to be started again.
+        is_mistake = status == USAGE or (isinstance(status, str) and not may_pass(RuntimeError(status)))
+        if is_mistake and not self._stepped:
+            self._tell(protocol.Failing(self._given.rank, f"SystemExit: {status}"))
 
     def _tell(self, message: protocol.Message) -> None:
         if os.getpid() != self._process:
