@@ -52,7 +52,7 @@ bool is_helper() {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
   const std::string line{std::istreambuf_iterator<char>(file), {}};
   const std::string program = line.substr(0, line.find('\0'));
-  return program.ends_with("/torch_shm_manager") ||
+  return program.ends_with("torch_shm_manager") ||
          line.find(std::string("\0from multiprocessing.", 22)) != std::string::npos;
 }
 

@@ -133,7 +133,7 @@ def test_programs_that_it_starts_are_as_they_were(started: Process, number: int)
 
 
 HELPERS = {
-    "torch's manager of shared memory": [str(Path(torch.__file__).parent / "bin" / "torch_shm_manager")],
+    "torch's manager of shared memory": ["torch_shm_manager"],
     "Python's resource tracker": [
         *(sys.executable, "-c"),
         "from multiprocessing.resource_tracker import main;import sys;sys.stdout.write('x\\n');"
@@ -150,9 +150,15 @@ def test_what_a_loader_of_data_can_not_do_without_stays(
     """It has no code of ours, and is in a session of its own or in its rank's."""
     library = str(LIBRARY_DIR / "libjitckpt.so")
     environment = {"LD_PRELOAD": library, "JITCKPT_AGENT_PID": str(agent.pid), "TMPDIR": str(tmp_path)}
-    pipe = subprocess.PIPE
+    pipe, command = subprocess.PIPE, HELPERS[helper]
+    manager = str(Path(torch.__file__).parent / "bin" / "torch_shm_manager")
     with subprocess.Popen(
-        HELPERS[helper], stdin=pipe, stdout=pipe, env={**os.environ, **environment}, start_new_session=True
+        command,
+        executable=manager if command == ["torch_shm_manager"] else None,  # so torch calls it
+        stdin=pipe,
+        stdout=pipe,
+        env={**os.environ, **environment},
+        start_new_session=True,
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline()  # it has begun
