@@ -70,7 +70,7 @@ NATIVE = {
     "proxy/server": "proxy proxy/transport ground",
     "proxy": "proxy/transport device_api",
     "proxy/transport": "ground",
-    "interpose": "watchdog device_api",
+    "interpose": "watchdog device_api ground",
     "store_connect": "ground",
     "softgpu/aten": "softgpu",
     "softgpu/host": "softgpu",
