@@ -46,18 +46,21 @@ class Loop:
         put_back: Callable[[], None],
         warn: Callable[[str], None],
         went_on: Callable[[FrameType], None] = lambda frame: None,
+        epoch_begins: Callable[[FrameType], None] = lambda frame: None,
     ) -> None:
         """begins: the first loop begins. boundary: the script asks for its next minibatch.
 
         It returns whether optimizer steps have been made since the last one. write_again: write what this
         rank alone knows after the last step once more. put_back: put the state back that the job was restored
         to, whatever the script has done since the loop began. went_on: the script, in this frame, asks for
-        its next minibatch, and has made optimizer steps.
+        its next minibatch, and has made optimizer steps. epoch_begins: it is given an
+        epoch.
         """
         self.is_used = False
         self.last_boundary = 0  # step whose state was written again, once the script had gone on from it
         self._begins, self._boundary, self._write_again = begins, boundary, write_again
         self._put_back, self._warn, self._script_went_on = put_back, warn, went_on
+        self._epoch_begins = epoch_begins
         self._host = Generators()
         self._loaders: dict[int, Loader] = {}
         self._iteration = 0
@@ -117,6 +120,8 @@ class Loop:
         self._in_epochs = True
         try:
             for epoch in range(self._epoch, number):
+                if self._driven is None:
+                    self._epoch_begins(sys._getframe(1))
                 yield epoch
                 if any(not one.ended for one in self._passes):
                     self._warn(

@@ -240,11 +240,15 @@ class Job:
         self._progress_as_loop_began: Encoded | None = None
         self._protection: Protection | None = None
         state = [given.model, *given.optimizers, *given.schedulers, given.scaler, given.extra, self]
-        self._variables = ScriptVariables(
-            [*state, *(one for wrapped in given.wrappers.values() for one in wrapped)],
-            given.extra,
-            lambda: 0 if self._protection is None else self._protection.step,
-            self._reporter.warn_on_first,
+        self._variables, variables_of_epochs = (
+            ScriptVariables(
+                [*state, *(one for wrapped in given.wrappers.values() for one in wrapped)],
+                given.extra,
+                lambda: 0 if self._protection is None else self._protection.step,
+                self._reporter.warn_on_first,
+                of_epochs=of_epochs,
+            )
+            for of_epochs in (False, True)
         )
         self._loop = Loop(
             begins=self._loop_begins,
@@ -253,6 +257,7 @@ class Job:
             put_back=self._put_back,
             warn=self._reporter.warn_on_first,
             went_on=self._variables.look,
+            epoch_begins=variables_of_epochs.look,
         )
         device, problem = arguments.device_of(given.model)
         self._host = HostState(

@@ -5,6 +5,7 @@ seen in the code of the loop and of the script's functions that it calls, by wha
 it, and in what changes between the first steps.
 """
 
+import argparse
 import dis
 import inspect
 import itertools
@@ -13,23 +14,27 @@ import random
 import re
 import sys
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
-from types import CodeType, FrameType, FunctionType, GeneratorType, MethodType
+from functools import cache, partial
+from types import CodeType, FrameType, FunctionType, GeneratorType, MethodType, SimpleNamespace
 from typing import Any
 
 import numpy
 import torch
+import xxhash
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from jitckpt.data.generators import samplers
 from jitckpt.system import installed
 
 LOOKS = 3  # after the first steps: a loop does in each iteration what it does in these
 MOST_VALUES = 2000  # that are looked at in one variable
+MOST_BYTES = 1 << 26  # of an array, which takes some milliseconds
 DEPTH = 3  # to which objects of the script's own classes are looked into
 SHOWN = 8  # names
 CLOCKS = (time.time, time.perf_counter, time.monotonic)
@@ -45,6 +50,20 @@ ITERATORS: tuple[Any, ...] = (
 )
 CONTAINERS = (list, tuple, dict, deque, set)
 VALUES = (type(None), bool, int, float, complex, str, bytes, numpy.ndarray, numpy.generic, Tensor)
+ARRAYS = (numpy.ndarray, Tensor)
+NAMESPACES = (argparse.Namespace, SimpleNamespace)
+NUMBERS = (bool, int, float, complex)
+OF_MODULES = frozenset(vars(nn.Module()))  # what torch keeps in each
+# Where torch keeps what it calls for a module, a tensor or an optimizer.
+HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_post_accumulate_grad_hooks",
+    "_optimizer_step_pre_hooks",
+    "_optimizer_step_post_hooks",
+)
 _OPAQUE = "*opaque"
 _LIBRARIES = installed.folders()
 _ACCESS = re.compile(r"(LOAD|STORE)_(?:FAST|NAME|GLOBAL|DEREF)")
@@ -61,10 +80,21 @@ class ScriptVariables:
     """Of one job; told whenever the loop goes on after optimizer steps."""
 
     def __init__(
-        self, given: Iterable[object], extra: object, steps: Callable[[], int], warn: Callable[[str], None]
+        self,
+        given: Iterable[object],
+        extra: object,
+        steps: Callable[[], int],
+        warn: Callable[[str], None],
+        *,
+        of_epochs: bool = False,
     ) -> None:
-        """given: objects that others look after. steps: how many optimizer steps were made."""
+        """given: objects that others look after. steps: how many optimizer steps were made.
+
+        of_epochs: of the loop over epochs, which is looked at in each: what changes is named at once.
+        """
         self._given, self._extra = [*given], extra
+        self._of_epochs = of_epochs
+        self._named: set[str] = set()
         self._steps, self._warn = steps, warn
         self._place: tuple[CodeType, tuple[int, ...]] | None = None  # of the first loop that makes steps
         self._ended: list[tuple[FrameType, int]] = []  # the script's, as a step was made, and where they were
@@ -75,7 +105,7 @@ class ScriptVariables:
 
     @property
     def is_looking(self) -> bool:
-        return self._looks < LOOKS
+        return self._looks < LOOKS or self._of_epochs
 
     def look(self, frame: FrameType | None) -> None:
         """The script asks for its next minibatch from this frame; a generator of it may lie between."""
@@ -102,7 +132,7 @@ class ScriptVariables:
         try:
             self._look(frame, at)
         except Exception:  # what a variable's own methods raise is not the training's affair
-            self._looks = LOOKS
+            self._looks, self._of_epochs = LOOKS, False
 
     def _look(self, frame: FrameType, at: tuple[int, ...]) -> None:
         place = frame.f_code, at
@@ -112,11 +142,12 @@ class ScriptVariables:
         self._looks += 1
         now = self._marks(frame, at)
         for name, mark in now.items():
-            if name in self._before and self._before[name] != mark:
+            if name in self._before and self._before[name] != mark and name not in self._named:
                 self._changed[name] = None
         self._before = now
-        if self._looks == LOOKS and self._changed:
-            names = [*self._changed]
+        if (self._looks == LOOKS or self._of_epochs) and self._changed:
+            names, self._changed = [*self._changed], {}
+            self._named |= {*names}
             text = TEXT.format(names=", ".join(names[:SHOWN]) + (" ..." if names[SHOWN:] else ""))
             self._warn(text + (COUNTER if any("." not in name for name in names) else ""))
 
@@ -128,8 +159,24 @@ class ScriptVariables:
         tells_nothing = len(at) > 1
         scope = _variables_of(frame)
         marks: dict[str, object] = {}
-        for variables, written in _of_functions({name: scope[name] for name in read if name in scope}):
-            marks |= self._marks_of(variables, variables.keys(), written, known, tells_nothing=tells_nothing)
+        called = [(name, scope[name]) for name in read if name in scope]
+        used = {id(one): one for one in (*self._given, *scope.values())}.values()
+        by_torch = [found for one in used for found in _called_by_torch(one)]
+        for functions in (called, by_torch):
+            for variables, written in _of_functions(functions):
+                marks |= self._marks_of(
+                    variables,
+                    variables.keys(),
+                    written,
+                    known,
+                    tells_nothing=tells_nothing,
+                    notes=functions is by_torch,
+                )
+        marks |= _in_modules([one for one in used if isinstance(one, nn.Module)], kept)
+        # Between two passes they may change: as a sampler is when one begins, it is kept.
+        for loader in [one for one in used if isinstance(one, DataLoader) and not self._of_epochs]:
+            for one in (loader.dataset, *samplers(loader)):
+                marks |= _inside(type(one).__qualname__, one, kept, notes=True)
         return marks | self._marks_of(
             scope, read, carried, known, tells_nothing=tells_nothing, code=frame.f_code
         )
@@ -143,13 +190,15 @@ class ScriptVariables:
         *,
         tells_nothing: bool,
         code: CodeType | None = None,
+        notes: bool = False,
     ) -> dict[str, object]:
         """Return marks of these variables. read, carried: names of those that are read, and set as well.
 
         known: names of variables and ids of objects that others look after. code: the loop's, of its own.
-        tells_nothing: the loop, of its minibatches.
+        tells_nothing: the loop, of its minibatches. notes: as in `_inside`.
         """
         kept_names, kept = known
+        attributes = frozenset() if code is None else _carried_in(code)
         marks: dict[str, object] = {}
         for name, value in scope.items():
             if name in kept_names or id(value) in kept or name.startswith("__"):
@@ -157,13 +206,15 @@ class ScriptVariables:
             if isinstance(value, GENERATORS):
                 marks[name] = _state_of(value)
             elif name in carried and not isinstance(value, (*CONTAINERS, *OTHERS_AFFAIR)):
+                if _is_ours(type(value).__module__):  # an iterator over job.batches
+                    continue
                 if not self._is_known(value, code, tells_nothing):
                     marks[name] = _rebound(value)
             elif name in read and isinstance(value, ITERATORS):
                 if tells_nothing:  # else it may be what draws from the loop
                     marks[name] = _advanced(value)
-            elif name in read:
-                marks |= _inside(name, value, kept)
+            elif name in read and not isinstance(value, OTHERS_AFFAIR):
+                marks |= _inside(name, value, kept, attributes, notes=notes)
         return marks
 
     def _is_known(self, value: object, code: CodeType | None, tells_nothing: bool) -> bool:
@@ -217,13 +268,31 @@ def _tensors_of(given: object) -> Iterator[Tensor]:
             yield from group["params"]
 
 
-def _of_functions(called: Mapping[str, object]) -> Iterator[tuple[dict[str, object], set[str]]]:
+def _called_by_torch(one: object) -> Iterator[tuple[str, object]]:
+    """Yield the functions that torch calls for an object: forward passes, hooks, what makes samples."""
+    keepers: list[Any] = []
+    if isinstance(one, nn.Module):
+        keepers = [*one.modules(), *one.parameters()]
+        yield from ((type(part).__qualname__, getattr(part, "forward", None)) for part in one.modules())
+    elif isinstance(one, Optimizer):
+        keepers = [one]
+    elif isinstance(one, DataLoader):
+        yield type(one.collate_fn).__qualname__, one.collate_fn
+        for name in ("__getitem__", "__iter__"):
+            yield type(one.dataset).__qualname__, getattr(one.dataset, name, None)
+    for keeper in keepers:
+        for hooks in HOOKS:
+            for hook in (getattr(keeper, hooks, None) or {}).values():
+                yield type(hook).__qualname__, hook
+
+
+def _of_functions(called: Iterable[tuple[str, object]]) -> Iterator[tuple[dict[str, object], set[str]]]:
     """Yield, of each of the script's functions among these, the variables outside of it that it reads.
 
     And the names of those that it sets. Functions that it calls itself are gone through as well; of a method
     its object is such a variable.
     """
-    waiting = [(name, one, DEPTH) for name, one in called.items()]
+    waiting = [(name, one, DEPTH) for name, one in called]
     known: set[int] = set()
     while waiting:
         name, one, depth = waiting.pop()
@@ -231,6 +300,11 @@ def _of_functions(called: Mapping[str, object]) -> Iterator[tuple[dict[str, obje
         if isinstance(one, MethodType):
             function = one.__func__
             yield {name: one.__self__}, set()
+        elif _is_own(one):
+            yield {name: one}, set()
+            function = getattr(one.__call__, "__func__", None) if callable(one) else None
+        elif isinstance(one, partial):
+            waiting += [(name, part, depth) for part in (one.func, *one.args, *one.keywords.values())]
         if not depth or id(function) in known or not isinstance(function, FunctionType):
             continue
         known.add(id(function))
@@ -293,7 +367,40 @@ def _rebound(value: object) -> object:
     """Return what is another once a variable is set to something else."""
     if isinstance(value, bool | int | float | complex | str | bytes | None):
         return value
-    return (id(value), value._version) if isinstance(value, Tensor) else id(value)
+    return (id(value), _InPlace(value)) if isinstance(value, ARRAYS) else id(value)
+
+
+def _in_modules(models: Iterable[nn.Module], kept: set[int]) -> dict[str, object]:
+    """Return marks of what modules of the script's own classes keep in attributes, but for numbers.
+
+    Of these those that the training changes are named by who looks after the model.
+    """
+    marks: dict[str, list[object]] = {}
+    for module in {id(one): one for model in models for one in model.modules()}.values():
+        kind: Any = type(module)
+        if not _is_scripts_class(kind) or kind.get_extra_state is not nn.Module.get_extra_state:
+            continue
+        for name, mark in _inside(kind.__qualname__, module, kept, notes=True).items():
+            marks.setdefault(name, []).append(mark)
+    return {**marks}
+
+
+class _InPlace:
+    """A mark of a tensor or an array that is another once it was written to; another object tells nothing."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = weakref.ref(value)
+        self._content: object = None
+        if isinstance(value, Tensor):
+            self._content = None if value.is_inference() else value._version
+        elif not value.dtype.hasobject and value.nbytes <= MOST_BYTES:
+            self._content = xxhash.xxh3_64_digest(numpy.ascontiguousarray(value).view(numpy.uint8).data)
+
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, _InPlace) and self._value() is other._value() is not None
+        return not same or self._content == other._content  # type: ignore[attr-defined]
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def _advanced(iterator: Any) -> object:
@@ -304,12 +411,42 @@ def _advanced(iterator: Any) -> object:
     return repr(iterator) if isinstance(iterator, itertools.count) else operator.length_hint(iterator)
 
 
-def _inside(name: str, value: object, kept: set[int]) -> dict[str, object]:
+def _inside(
+    name: str,
+    value: object,
+    kept: set[int],
+    attributes: frozenset[str] = frozenset(),
+    *,
+    notes: bool = False,
+) -> dict[str, object]:
     """Return marks of what an object of the script's changes in its place, by names.
 
+    attributes: those that the loop itself reads before it sets them. notes: other tensors in a container may
+    be those of the last forward pass, which nobody reads in the next one.
     What has objects inside that are no values (events, files) is not looked at.
     """
     left = MOST_VALUES
+
+    def marks_in(one: Any, depth: int) -> Iterator[tuple[str, object]]:
+        kind: Any = type(one)
+        carried = _carried_by(kind)
+        for key, part in vars(one).items():
+            if isinstance(one, nn.Module) and (key in OF_MODULES or isinstance(part, NUMBERS)):
+                continue
+            # What a sampler of the script's own changes in a pass is made again by the pass; a dataset's
+            # generators are kept, and a dict of its is a cache as a rule.
+            if isinstance(one, Dataset):
+                lasts = isinstance(part, list | deque) or type(part) is int
+            elif isinstance(one, Sampler):
+                lasts = isinstance(part, CONTAINERS) and not _is_scripts_class(kind)
+            else:
+                lasts = key in carried or key in attributes or _lasts(part)
+            if lasts and isinstance(part, ARRAYS):
+                yield key, None if id(part) in kept else (id(part), _InPlace(part))
+            elif lasts:
+                yield key, mark(part, depth)
+            elif isinstance(part, ARRAYS) and id(part) not in kept:
+                yield key, _InPlace(part)
 
     def mark(one: Any, depth: int) -> object:
         nonlocal left
@@ -322,16 +459,41 @@ def _inside(name: str, value: object, kept: set[int]) -> dict[str, object]:
             parts = [*one.values()] if isinstance(one, dict) else [*one]
             marks = [mark(part, depth - 1) for part in parts[:MOST_VALUES]]
             return _OPAQUE if any(part is _OPAQUE for part in marks) else (len(one), marks)
+        if notes and isinstance(one, ARRAYS):
+            return _InPlace(one)
         if _is_own(one):
-            marked = ((key, mark(part, depth - 1)) for key, part in vars(one).items() if _lasts(part))
-            return [(key, found) for key, found in marked if found is not _OPAQUE]
+            return [(key, found) for key, found in marks_in(one, depth - 1) if found is not _OPAQUE]
         return _rebound(one) if isinstance(one, VALUES) else _OPAQUE
 
-    parts = {name: value} if isinstance(value, CONTAINERS) else {}
-    if _is_own(value):
-        parts = {f"{name}.{key}": part for key, part in vars(value).items() if _lasts(part)}
-    found = {key: mark(part, DEPTH) for key, part in parts.items()}
+    found: dict[str, object] = {}
+    if isinstance(value, (*CONTAINERS, *ARRAYS)):
+        found[name] = mark(value, DEPTH)
+    elif _is_own(value) or isinstance(value, nn.Module | Sampler | Dataset):
+        found = {f"{name}.{key}": one for key, one in marks_in(value, DEPTH)}
     return {key: one for key, one in found.items() if one is not _OPAQUE}
+
+
+@cache
+def _carried_by(kind: type) -> frozenset[str]:
+    """Return the attributes that a class's own functions read before they set them, and set."""
+    carried: set[str] = set()
+    for one in kind.__mro__ if _is_scripts_class(kind) else ():
+        for function in vars(one).values() if _is_scripts_class(one) else ():
+            if isinstance(function, FunctionType):
+                carried |= _carried_in(function.__code__)
+    return frozenset(carried)
+
+
+@cache
+def _carried_in(code: CodeType) -> frozenset[str]:
+    read: set[str] = set()
+    written: set[str] = set()
+    for one in dis.get_instructions(code):
+        if one.opname == "LOAD_ATTR" and one.argval not in written:
+            read.add(one.argval)
+        elif one.opname == "STORE_ATTR":
+            written.add(one.argval)
+    return frozenset(read & written)
 
 
 def _lasts(value: object) -> bool:
@@ -352,7 +514,7 @@ def _is_scripts_class(kind: Any) -> bool:
 
 def _is_own(value: object) -> bool:
     kind: Any = type(value)
-    own = _is_scripts_class(kind) and not isinstance(value, OTHERS_AFFAIR)
+    own = (_is_scripts_class(kind) or kind in NAMESPACES) and not isinstance(value, OTHERS_AFFAIR)
     return own and isinstance(getattr(value, "__dict__", None), dict)
 
 

@@ -1,5 +1,6 @@
 """Variables of the script that its loop carries on are named, and no others."""
 
+import argparse
 import itertools
 import random
 import sys
@@ -403,3 +404,177 @@ def test_the_loops_variables_stay_as_they_are() -> None:
         assert kept.updates == 0
     assert total == sum(range(1, ITERATIONS + 1))
     assert loop.named == {"total"}
+
+
+class Memory:
+    """Changes its attributes by setting them, and keeps its last result."""
+
+    def __init__(self) -> None:
+        self.level, self.mean, self.last = 1.0, torch.zeros(2), torch.zeros(2)
+
+    def update(self) -> None:
+        self.level *= 0.9
+        self.mean = 0.9 * self.mean + 1
+        self.last = self.mean * 2
+
+
+def in_place(loop: Loop) -> None:
+    weights, centres, fixed = numpy.ones(4), torch.zeros(2), torch.ones(2)
+    with torch.inference_mode():
+        unseen = torch.zeros(2)
+    for batch in loop:
+        weights[batch % 4] += 1
+        centres.mul_(0.9).add_(fixed)
+        assert len(unseen) == 2
+
+
+def by_setting(loop: Loop) -> None:
+    memory, flags = Memory(), argparse.Namespace(rate=1.0, loss=0.0)
+    for batch in loop:
+        memory.update()
+        flags.rate *= 0.5
+        flags.loss = batch * 0.5
+
+
+class Bank(torch.nn.Module):
+    """Keeps features in attributes, which no save holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.last, self.queue = torch.zeros(2), torch.zeros(2), deque([0.0], maxlen=4)
+        self.generator, self.outputs = torch.Generator(), [torch.zeros(2)]
+        self.register_buffer("known", torch.zeros(2))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        SEEN.append(1)
+        self.mean = 0.9 * self.mean + values
+        self.last = values * 2
+        self.outputs = [values * 3]
+        self.queue.append(float(values.sum()))
+        self.known += 1
+        return values + torch.rand(2, generator=self.generator)
+
+
+SEEN = deque([0], maxlen=100)
+
+
+def in_modules(loop: Loop) -> None:
+    model = torch.nn.Sequential(Bank())
+    for batch in loop:
+        model(torch.ones(2) * batch)
+
+
+def by_hooks(loop: Loop) -> None:
+    model, calls, warmth = torch.nn.Linear(2, 2), 0, [1.0]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    outputs = {"first": torch.zeros(2)}
+    model.register_forward_hook(lambda _module, _inputs, output: outputs.update(first=output.detach()))
+
+    def scale(gradient: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return gradient * calls
+
+    model.weight.register_hook(scale)
+    optimizer.register_step_pre_hook(lambda *_: warmth.append(warmth[-1] * 0.9))
+    for _ in loop:
+        model(torch.ones(2)).sum().backward()
+        optimizer.step()
+
+
+class Samples(torch.utils.data.Dataset[int]):
+    def __init__(self) -> None:
+        self.given, self.random, self.cache = 0, random.Random(1), {0: 0}
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, number: int) -> int:
+        SEEN.append(number)
+        self.given += 1
+        self.cache[self.given] = self.random.randrange(9)
+        return number
+
+
+class Collate:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, samples: list[int]) -> list[int]:
+        self.calls += 1
+        return samples
+
+
+def by_a_dataset(loop: Loop) -> None:
+    loader = torch.utils.data.DataLoader(Samples(), collate_fn=Collate())
+    for _ in loop:
+        assert len([*loader]) == 2
+
+
+class Hardest(torch.utils.data.Sampler[int]):
+    """Draws by what the losses were, and without what is done."""
+
+    def __init__(self) -> None:
+        self.losses, self.left = torch.ones(4), [*range(4)]
+
+    def __iter__(self) -> Iterator[int]:
+        while self.left:
+            yield self.left.pop()
+
+
+def by_samplers(loop: Loop) -> None:
+    weighted, hardest = torch.utils.data.WeightedRandomSampler([1.0] * 4, 4), Hardest()
+    first = torch.utils.data.DataLoader(Samples(), sampler=weighted)
+    second = torch.utils.data.DataLoader(Samples(), sampler=hardest)
+    for batch in loop:
+        weighted.weights[batch % 4] += 1
+        hardest.losses[batch % 4] += 1
+        hardest.left = [batch]
+    assert first.dataset is not second.dataset
+
+
+@pytest.mark.parametrize(
+    ("script", "names"),
+    [
+        (by_samplers, {"WeightedRandomSampler.weights", "Hardest.losses"}),
+        (in_place, {"weights", "centres"}),
+        (by_setting, {"memory.level", "memory.mean", "flags.rate"}),
+        (in_modules, {"Bank.mean", "Bank.queue", "Bank.generator", "SEEN"}),
+        (by_hooks, {"calls", "warmth"}),
+        (by_a_dataset, {"SEEN", "Samples.given", "Collate.calls"}),
+    ],
+)
+def test_what_changes_out_of_the_loops_sight_is_named(
+    script: Callable[[Loop], None], names: set[str]
+) -> None:
+    loop = Loop()
+    script(loop)
+    assert loop.named == names
+
+
+def test_what_changes_from_epoch_to_epoch_is_named_as_it_does() -> None:
+    said: list[list[str]] = []
+    variables = ScriptVariables(
+        [], None, lambda: 0, lambda text: said[-1].append(text.partition("holds: ")[2]), of_epochs=True
+    )
+
+    def epochs() -> Iterator[int]:
+        for epoch in range(5):
+            said.append([])
+            variables.look(sys._getframe(1))
+            yield epoch
+
+    rate, patience, order, model = 1.0, 0, [2, 1, 3], torch.nn.Linear(2, 2)
+    for epoch in epochs():
+        order.sort()
+        total = 0.0
+        for batch in range(3):
+            total += batch
+        rate *= 0.5
+        if epoch == 2:
+            patience += 1
+        assert model.training
+    first, second, third, fourth, fifth = said
+    assert not first + third + fifth
+    assert {*second[0].partition(". ")[0].split(", ")} == {"order", "rate"}
+    assert fourth[0].startswith("patience. ")
