@@ -53,8 +53,7 @@ class Loop:
         It returns whether optimizer steps have been made since the last one. write_again: write what this
         rank alone knows after the last step once more. put_back: put the state back that the job was restored
         to, whatever the script has done since the loop began. went_on: the script, in this frame, asks for
-        its next minibatch, and has made optimizer steps. epoch_begins: it is given an
-        epoch.
+        its next minibatch, and has made optimizer steps. epoch_begins: it is given an epoch.
         """
         self.is_used = False
         self.last_boundary = 0  # step whose state was written again, once the script had gone on from it
