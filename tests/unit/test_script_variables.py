@@ -439,6 +439,8 @@ def by_setting(loop: Loop) -> None:
 class Bank(torch.nn.Module):
     """Keeps features in attributes, which no save holds."""
 
+    known: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.mean, self.last, self.queue = torch.zeros(2), torch.zeros(2), deque([0.0], maxlen=4)
