@@ -107,6 +107,7 @@ def what_the_events_say(events: list[Event], present: Present, at: float) -> dic
         f"jitckpt_restarts{of}": {"": sum(event["event"] == "restart" for event in events)},
         f"sum by (cause) (jitckpt_time_seconds{of})": {f"cause={one}": spent[one] for one in spent},
         f"sum by (state) (jitckpt_ranks{of})": {"state=late": 1, "state=training": 1},
+        f"sum by (state) (jitckpt_memory_ranks{of})": {},  # all have replicas
         f"sum by (tier, scope, cause) (jitckpt_recoveries_total{of})": {
             f"cause={cause},scope=restart,tier=just_in_time": count for cause, count in causes.items()
         },
