@@ -153,7 +153,10 @@ class Supervisor(threading.Thread):
         if self.interrupts and now < self._patient_until:
             return
         self._patient_until = now + SAME_REQUEST_SECONDS
-        self.interrupts.append(signum)
+        self._ask_to_end(signum)
+
+    def _ask_to_end(self, *signals: int) -> None:
+        self.interrupts += signals
         if not self._done.is_set():
             os.eventfd_write(self._wake, 1)
 
@@ -203,8 +206,7 @@ class Supervisor(threading.Thread):
     def stop(self, signum: int) -> None:
         """End what still runs, at once, and free what the thread needed. To be called by the main thread."""
         if not self._done.is_set():
-            self.interrupt(signum)
-            self.interrupt(signum)
+            self._ask_to_end(signum, signum)  # as asked twice: nothing is waited for
         self.join()
         self._at_death.close()
         os.close(self._wake)

@@ -8,20 +8,19 @@ from contextlib import contextmanager, suppress
 WIDTH = 6  # a file, its folder, the parent's, and those that other threads may take at that moment
 
 _kept: list[int] = []
-_wanted = 0
+_wanted = [0]
 _lock = threading.Lock()
 
 
 def fill() -> None:
     """Set them aside from now on, as many as there are."""
-    global _wanted
-    _wanted = WIDTH
+    _wanted[0] = WIDTH
     _fill()
 
 
 def _fill() -> None:
     with _lock, suppress(OSError):
-        while len(_kept) < _wanted:
+        while len(_kept) < _wanted[0]:
             _kept.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
 

@@ -275,10 +275,8 @@ def test_what_was_said_to_the_host_in_whose_place_this_one_comes_ends_no_control
     )
     supervisor.start()
     supervisor.stop(signal.SIGTERM)
-    try:
-        assert supervisor.result() in Outcome
-    finally:
-        os.close(hosts.wake)  # not before: the control thread takes it as it begins
+    os.close(hosts.wake)
+    assert supervisor.result() in Outcome
     assert any(event.get("text") == f"{NOTED}KeyError('rank 7')" for event in log.events)
 
 
