@@ -66,6 +66,7 @@ PLAIN = (
 USER_KINDS = (FROM_OUTSIDE, "kill", "exit", "exception", "stop")
 START = Path(__file__).parent / "campaign_start"  # what every Python process of a trial does first
 SILENT_TIMEOUT = 15.0  # seconds until a stopped rank is missed
+STALL_TIMEOUT = "30"  # seconds until a live one is
 SILENT_IN_PLACE = 5.0  # the same in transparent mode, where a false alarm costs little
 SAVED_EVERY = 5  # steps, where files are what is left
 HOST_TIMEOUT = "4"  # seconds, less than users have, so that slow hosts are taken for lost ones if ever
@@ -301,6 +302,8 @@ class Campaign:
         """Return what came of a trial, None if its failure came too late."""
         example, ranks = self.place(trial.number)
         options = ["--max-restarts", str(trial.failures)]
+        if trial.kind == "gil-hold":  # its rank is alive, so the others would wait nine minutes for it
+            options += ["--stall-timeout", STALL_TIMEOUT]
         run = run_job(
             self.command(example, options, privileged=trial.kind != UNWRITABLE),
             folder,
