@@ -15,9 +15,10 @@ def for_keeper(process: Any) -> None:
 
 
 def for_images(process: Any) -> None:
-    """Declare what tells how the images are."""
+    """Declare what tells how the images are, and what they leave out."""
     process.jitckpt_proxy_given_up.restype = ctypes.c_char_p
     process.jitckpt_proxy_image_bytes.restype = ctypes.c_uint64
+    process.jitckpt_proxy_leave_out.argtypes = (ctypes.c_void_p, ctypes.c_uint64)
 
 
 def for_state(process: Any) -> None:

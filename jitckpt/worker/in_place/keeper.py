@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from jitckpt.bindings import proxy_calls, symbols
 from jitckpt.bindings.proxy_memory import Memory
+from jitckpt.bindings.torch_library import EXTENT_BYTES
 from jitckpt.decisions.transparent import validation
 from jitckpt.errors import RecoveryError
 from jitckpt.hooks import guard
@@ -25,6 +26,7 @@ from jitckpt.wire import environment, proxy_messages
 from jitckpt.worker.ends import at_end
 from jitckpt.worker.in_place import cudnn, naming, proxy_faults, torch_memory
 from jitckpt.worker.in_place.blocks import Again, Seen, SwitchOff, Valid, judge
+from jitckpt.worker.in_place.scratch import Scratch
 from jitckpt.worker.in_place.state_on_device import SeenOf, StateOnDevice, digest, error_text
 
 # A value of environment.STATE_ON_DEVICE: unless the script calls jitckpt.init.
@@ -65,6 +67,8 @@ class MinibatchKeeper:
             self._on_device = StateOnDevice(process, beside_init=state_on_device == "1")
         self._tries_state = False  # in the step that has begun
         self._validate_at = 0  # the next step that is validated once the state stays; 0: none
+        self._scratch = Scratch()
+        self._left_out = b""  # by images: where that lies
         self.optimizers: Callable[[], Sequence[Optimizer | None]] = list
         self.seen: SeenOf = lambda optimizer: None
 
@@ -134,8 +138,14 @@ class MinibatchKeeper:
             return
         if on_device is not None:
             on_device.watched(self.optimizers())
+        self._leave_out(self._scratch.extents())
         if error := self._process.jitckpt_proxy_keep():
             self._end(error, step)
+
+    def _leave_out(self, places: bytes) -> None:
+        if places != self._left_out:
+            self._process.jitckpt_proxy_leave_out(places, len(places) // EXTENT_BYTES)
+            self._left_out = places
 
     def _rest(self, step: int) -> None:
         """Wait for all ranks behind the step; there the agent may have them suspended, and made again."""

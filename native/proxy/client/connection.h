@@ -64,6 +64,7 @@ class Connection {
 
   // See jitckpt_proxy.h.
   cudaError_t keep(bool again);
+  void leave_out(std::span<const jitckpt_proxy_place> places);
   bool state_changed();
   bool communicated() const { return has_communicated_; }
   cudaError_t step_begins(std::span<const jitckpt_proxy_place> places);
@@ -266,6 +267,7 @@ class Connection {
   std::atomic<uint64_t> step_{0};                     // its number
   std::vector<jitckpt_proxy_place> left_out_places_;  // of the newest step's image
   Extents left_out_;                                  // the same
+  Extents unneeded_;                                  // by images with the state
   std::atomic<bool> step_needs_others_{false};
   // Where the state stays, between two optimizer steps: its places, by address. The control thread never
   // takes this lock, since who has it may wait for a recovery.

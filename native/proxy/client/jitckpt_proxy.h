@@ -28,6 +28,10 @@ struct jitckpt_proxy_place {
   uint64_t address, bytes;
 };
 
+// No minibatch needs what is there when it begins: images of jitckpt_proxy_keep leave those places out, until
+// others are told.
+JITCKPT_PROXY_CALL void jitckpt_proxy_leave_out(const struct jitckpt_proxy_place* places, uint64_t count);
+
 // Parameters and optimizer state can stay on the device while all else is copied, if other ranks have the
 // same (docs/how-it-works/transparent.md): around each optimizer step, instead of jitckpt_proxy_keep.
 // `begins` comes before the first call that changes the state; the image, made then, leaves out its places.

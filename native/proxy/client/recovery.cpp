@@ -214,12 +214,17 @@ cudaError_t Connection::keep(bool again) {
   bool needed = false;
   if (const cudaError_t result = prepare_image(needed, again); result != cudaSuccess || !needed)
     return result;
-  if (const cudaError_t result = make_image({}, true, false); result != cudaSuccess) {
+  if (const cudaError_t result = make_image(again ? Extents() : unneeded_, true, false);
+      result != cudaSuccess) {
     forget_images(0);
     return result;
   }
   begin_minibatch();
   return cudaSuccess;
+}
+
+void Connection::leave_out(std::span<const jitckpt_proxy_place> places) {
+  unneeded_ = Extents(places, extent_of);
 }
 
 void Connection::begin_minibatch() {
@@ -402,6 +407,12 @@ int jitckpt_proxy_keep(void) {
   int32_t result = 0;
   Connection* const connection = Connection::get(Library::cudart, result);
   return connection ? connection->keep(false) : result;
+}
+
+void jitckpt_proxy_leave_out(const struct jitckpt_proxy_place* places, uint64_t count) {
+  int32_t result = 0;
+  if (Connection* const connection = Connection::get(Library::cudart, result))
+    connection->leave_out({places, count});
 }
 
 int jitckpt_proxy_keep_again(void) {

@@ -482,6 +482,34 @@ TEST(Recovery, WhatIsFreeIsInNoImage) {
   testing::internal::GetCapturedStderr();
 }
 
+// A framework fills part of a buffer in each minibatch before it reads it: the rest may be of any size.
+TEST(Recovery, WhatNoMinibatchNeedsIsInNoImage) {
+  testing::internal::CaptureStderr();
+  constexpr std::size_t length = 256 * 1024, whole = length * sizeof(int);
+  const DeviceInts state(length, 1), buffer(length, 2);
+  keep();
+  const uint64_t with_buffer = jitckpt_proxy_image_bytes();
+  const jitckpt_proxy_place place{reinterpret_cast<uint64_t>(buffer.get()), whole};
+  jitckpt_proxy_leave_out(&place, 1);
+  for (int minibatch = 0; minibatch < 4; ++minibatch) {
+    for (int twice = 0; twice < 2; ++twice) keep();  // so no older image serves
+    EXPECT_EQ(jitckpt_proxy_image_bytes(), with_buffer - whole);
+    ok(cudaMemset(buffer.get(), 0, 4));
+    launch_add(buffer.get(), 7);
+    ok(cudaMemcpy(state.get() + minibatch, buffer.get(), 4, cudaMemcpyDeviceToDevice));
+    kill_server();
+    const std::vector<int> found = state.read();
+    EXPECT_EQ(found[static_cast<std::size_t>(minibatch)], 7);
+    EXPECT_EQ(found[length - 1], 1);
+    EXPECT_EQ(buffer.read()[0], 7);
+    EXPECT_NE(buffer.read()[length - 1], 2);
+  }
+  jitckpt_proxy_leave_out(nullptr, 0);
+  keep();
+  EXPECT_EQ(jitckpt_proxy_image_bytes(), with_buffer);
+  testing::internal::GetCapturedStderr();
+}
+
 // Torch's autograd threads, and programs' own, go on while a minibatch is kept.
 TEST(Recovery, AnotherThreadWritesWhileAMinibatchIsKept) {
   testing::internal::CaptureStderr();
