@@ -11,7 +11,7 @@ DIR/starts/                                  which starts have begun, and from w
 import json
 import os
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import xxhash
@@ -33,6 +33,7 @@ SaverName = Literal["builtin", "callback", "ring", "ring at death"]
 SAVERS: tuple[SaverName, ...] = ("builtin", "callback", "ring", "ring at death")
 
 Kind = Literal["rank", "local"]
+RESTRUCTURED = "restructured"  # in the place of a fingerprint
 _STEP = re.compile(r"step-(\d{10,18})")
 _RANK = re.compile(r"(rank|local)-(\d{5,9})")
 _CHECKSUM = re.compile(r"[0-9a-f]{32}")
@@ -45,13 +46,18 @@ class Identity:
     """Which job a save belongs to and which part of its state it holds."""
 
     job: str  # the directory's id, from job.json
-    fingerprint: str  # of the names, shapes, types and parts of what is saved; "" where a callback saves
+    # Of the names, shapes, types and parts of what the script has built; "" where a callback saves.
+    fingerprint: str
     world_size: int
     rank: int
     shard: int
     shards: int
     layout: str = ""  # how the state lies on the ranks, in words; "" where nothing is known of it
     start: int = 0  # the number of the start that made it; see starts.py
+
+    def restructured(self) -> "Identity":
+        """Return that of a state that the training has built otherwise since, which its names alone tell."""
+        return replace(self, fingerprint=RESTRUCTURED)
 
 
 @dataclass(frozen=True)

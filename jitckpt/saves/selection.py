@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from jitckpt.errors import CheckpointError
 from jitckpt.saves.folders import SavedState, SaveRecord
-from jitckpt.saves.layout import Identity
+from jitckpt.saves.layout import RESTRUCTURED, Identity
 
 SHOWN_REASONS = 8
 SHOWN_SHARDS = 8
@@ -151,9 +151,14 @@ def misfit(record: SaveRecord, expected: Identity) -> str | None:
         why = f"of a job that is laid out as '{found.layout}'; this one is as '{expected.layout}'"
     elif found.shards != expected.shards:
         why = f"of a job with {found.shards} shards; this one has {expected.shards}"
-    elif found.shard == expected.shard and expected.fingerprint not in ("", found.fingerprint):
+    elif record.kind == "rank" and found.shard == expected.shard and _differs(found, expected):
         why = "of another model or optimizer (names, shapes, types or parts differ)"
     return None if why is None else f"{record.path} is {why}."
+
+
+def _differs(found: Identity, expected: Identity) -> bool:
+    """Whether the script has built other objects; where that may be so, it is seen as the save is loaded."""
+    return bool(expected.fingerprint) and found.fingerprint not in (RESTRUCTURED, expected.fingerprint)
 
 
 def denies_first(record: SaveRecord, problem: str | None) -> bool:

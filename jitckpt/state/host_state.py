@@ -92,6 +92,9 @@ class ModelState:
         self._watched: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] = ((), ())  # the parameters, and that
         self._called: dict[int, str] = {}
         self._structure = Seen()
+        self.is_restructured = (
+            False  # whether `follow` has seen that parameters have come, gone or been replaced
+        )
         self._take_structure()
         self.built = frozenset(self._parameters)  # what the script has built, by the parameters' names
         self._built_frozen = self._frozen()
@@ -139,6 +142,7 @@ class ModelState:
                 self._captured = None
         if self._structure.is_same():
             return False
+        self.is_restructured = True
         names = self._parameters.keys()
         self._take_structure()
         self.look_again()
@@ -447,6 +451,12 @@ class HostState:
         changing = [type(scheduler).step for scheduler in schedulers]  # type: ignore[attr-defined]
         changing += [] if scaler is None else [type(scaler).update]
         self.changing_code = {getattr(inspect.unwrap(one), "__code__", None) for one in changing}
+
+    @property
+    def is_restructured(self) -> bool:
+        """Whether the training has changed what the script had built: parameters, or optimizers' groups."""
+        model = self.model is not None and self.model.is_restructured
+        return model or any(one.is_restructured for one in self.optimizers)
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
         """Keep the state of this one, too, and of those that it has inside."""

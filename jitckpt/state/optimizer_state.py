@@ -103,6 +103,8 @@ class OptimizerState:
         self._built = [weakref.ref(one) for one in kept if isinstance(one, Tensor)]
         self.refusal: str | None = None  # why no save can hold this state
         self._elsewhere: list[tuple[str, Tensor, int]] = []  # attributes have its memory, too; its version
+        self._built_groups = self._call()
+        self.is_restructured = False  # whether its groups have other parameters than the script gave them
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()  # where it hangs on an optimizer that is copied or pickled: no part of it
@@ -374,6 +376,7 @@ class OptimizerState:
             seen.entry(group, "params")
             seen.elements(group["params"])
         self._called = self._call()
+        self.is_restructured |= self._called != self._built_groups
         self._numbers, self._others, self._device, self._placements, self._named = {}, [], {}, {}, {}
         self._loose, self._same = [], {}
         for name, parameter in self.own_parameters().items():

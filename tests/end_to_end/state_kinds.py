@@ -332,6 +332,24 @@ def a_parameter_that_grows(training: Training) -> None:
 
 
 @kind
+def a_module_that_is_added(training: Training) -> None:
+    """A restart builds it before it calls jitckpt.init."""
+    training.ranks_reduce = True
+
+    def add() -> None:
+        torch.manual_seed(3)
+        more = nn.Linear(2, 2).cuda()
+        training.net.add_module("more", more)
+        training.optimizer.add_param_group({"params": list(more.parameters()), "lr": 0.001})
+
+    training.optimizer = torch.optim.Adam(training.net.parameters(), lr=0.01)
+    if training.is_first_start or not training.protected:
+        training.before = lambda step: add() if step == 4 else None
+    else:
+        add()
+
+
+@kind
 def parameters_that_are_unfrozen(training: Training) -> None:
     training.ranks_reduce = True
     training.net[0].requires_grad_(False)  # type: ignore[index]

@@ -257,7 +257,9 @@ def test_a_replaced_parameter_and_a_grown_one_come_back() -> None:
     group[2:] = [first[1].weight]
     del optimizer.state[old]
     assert host.model is not None
+    assert not host.is_restructured
     assert host.model.follow()
+    assert host.is_restructured
     assert host.model.structure() == ([], ["1.bias"])
     step(first, optimizer)
     with pytest.raises(CheckpointError, match=r"of its parameters it lacks 1.bias"):
@@ -302,3 +304,15 @@ def test_a_buffer_outside_of_the_state_dict_is_kept_once_it_changes() -> None:
     assert [*host.model.buffers()] == ["mean"]
     other.model.restore_buffers(host.model.buffers())
     assert torch.equal(second.mean, torch.ones(1))  # type: ignore[arg-type]
+
+
+def test_a_group_that_is_added_makes_another_structure() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    host = host_of(model, optimizer)
+    step(model, optimizer)
+    host.shared()
+    assert not host.is_restructured
+    optimizer.add_param_group({"params": [*model[1].parameters()]})
+    host.shared()
+    assert host.is_restructured

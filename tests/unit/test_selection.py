@@ -195,3 +195,21 @@ def test_all_ranks_come_to_the_same_step(
                 selection.choose(saves, expected, verify)
         else:
             assert selection.choose(saves, expected, verify) is None
+
+
+def test_what_the_training_has_built_otherwise_its_names_tell() -> None:
+    grown = record(5, 0, identity=JOB.restructured())
+    now = replace(JOB, fingerprint="of the grown model")
+    for expected in (JOB, now):  # as the script built it at first, and as it was then
+        choice = selection.choose([grown], expected, whole)
+        assert choice is not None
+        assert choice.step == 5
+    with pytest.raises(CheckpointError, match="of another model or optimizer"):
+        selection.choose([record(5, 0)], now, whole)
+
+
+def test_what_a_rank_knows_alone_belongs_to_the_save_that_is_taken() -> None:
+    others, own = record(5, 1, identity=JOB.restructured()), record(5, 0, kind="local")
+    choice = selection.choose([others, own], replace(JOB, fingerprint="of the grown model"), whole)
+    assert choice is not None
+    assert choice.local == own

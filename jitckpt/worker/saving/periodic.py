@@ -23,6 +23,7 @@ from jitckpt.wire import protocol
 from jitckpt.worker.saving.beside import Begun, BesideTraining
 from jitckpt.worker.saving.history import History
 from jitckpt.worker.saving.host_copies import HostCopies
+from jitckpt.worker.saving.saver import as_it_is
 
 LOOK_SECONDS = 0.01
 # So long the training waits for the file system: for the save before to be written, or a spoilt one to be
@@ -135,7 +136,7 @@ class PeriodicSaver(BesideTraining):
                 return
             with SaveFolder(
                 self._root,
-                self._identity,
+                as_it_is(self._identity, self._host),
                 begun.step,
                 kind,
                 saver,

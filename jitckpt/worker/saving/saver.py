@@ -258,7 +258,8 @@ class Saver:
             document["unsettled"] = document["unsettled"] or self.found.may_lack(step)
         tensors |= local.tensors
         saver: layout.SaverName = "builtin" if self._save_function is None else "callback"
-        with SaveFolder(self._root, self._identity, step, "rank", saver) as folder:
+        identity = as_it_is(self._identity, self._host)
+        with SaveFolder(self._root, identity, step, "rank", saver) as folder:
             if self._save_function is None:
                 tensors |= snapshot.shared.tensors() | {**copies}
             else:
@@ -362,6 +363,11 @@ class Saver:
         except OSError as failure:
             reason += f" Its traceback can't be kept in {path}: {failure.strerror}."
         return protocol.SaveFailed(save_id, self._identity.rank, reason, text)
+
+
+def as_it_is(identity: Identity, host: HostState) -> Identity:
+    """Return whose a save of now is; what the training has built otherwise the names in the save tell."""
+    return identity.restructured() if identity.fingerprint and host.is_restructured else identity
 
 
 def document_of(

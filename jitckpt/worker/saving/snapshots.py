@@ -44,6 +44,7 @@ from jitckpt.worker.saving.gradients import CannotBeMadeError, StepTaken
 from jitckpt.worker.saving.history import History
 from jitckpt.worker.saving.host_copies import HostCopies
 from jitckpt.worker.saving.rhythm import Rhythm
+from jitckpt.worker.saving.saver import as_it_is
 
 LOOK_SECONDS = 0.001
 # So long the training waits for a snapshot to be whole everywhere, before it leaves the next one out.
@@ -337,7 +338,7 @@ class Snapshots(BesideTraining):
                 host_memory.write(memory, tensor_file.bytes_of(tensor), host_memory.data_place(slot) + end)
                 end = shard.aligned(end + tensor.nbytes)
         made = shard.Index(
-            identity=self._identity,
+            identity=as_it_is(self._identity, self._host),
             step=begun.step,
             timeline=self._timeline,
             time=time.time(),

@@ -300,7 +300,8 @@ class SelfChecker:
         save = _as_saved(begun)
         differences = changed_by_a_file(save)
         fresh = self._fresh
-        if fresh is None:
+        model = self._host.model
+        if fresh is None or (model is not None and any(model.structure())):  # which was said as it came
             return differences
         document = json.loads(to_json(begun.document))
         try:
