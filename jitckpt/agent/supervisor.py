@@ -822,8 +822,9 @@ class Supervisor(threading.Thread):
             if self._proxies is not None and self._proxies.switched_off:
                 self._say(f"the failure was not recovered from, as was said: {self._proxies.switched_off}")
             self._say(
-                "no rank has called jitckpt.init, so there is no state to save; with it, and save_every=... "
-                "for failures of all replicas (docs/guides/user-level.md), the job would go on from a save."
+                "no rank has come through jitckpt.init yet, so there is no state to save; behind it, and "
+                "with save_every=... for failures of all replicas (docs/guides/user-level.md), the job goes "
+                "on from a save."
             )
 
     def _newest_step(self) -> int | None:

@@ -2,12 +2,13 @@
 
 import argparse
 import os
+import select
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module, metadata
 
-from jitckpt.cli.parser import Parser
+from jitckpt.cli.parser import Parser, did_you_mean
 from jitckpt.console import say
 from jitckpt.errors import JitckptError
 
@@ -40,8 +41,6 @@ GROUPS = {
     },
 }
 COMMANDS = {name: what for group in GROUPS.values() for name, what in group.items()}
-# They only print, so a broken pipe is that of their reader (`jitckpt plan ... | head`).
-PRINTERS = ("watch", "timeline", "inspect", "plan", "simulate")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,9 +57,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"jitckpt {metadata.version('jitckpt')}")
-    parser.add_argument("command", choices=COMMANDS, metavar="command", help="one of those below")
+    parser.add_argument("command", nargs="?", help="one of those below")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="see `jitckpt COMMAND --help`")
     parsed = parser.parse_args(arguments)
+    if parsed.command is None:
+        parser.print_help(sys.stderr)
+        return 2
+    if parsed.command not in COMMANDS:
+        parser.error(f"there is no command {parsed.command}{did_you_mean(parsed.command, COMMANDS)}")
     try:
         command: Callable[[list[str]], int] = import_module(f"jitckpt.cli.{parsed.command}").main
     except OSError as error:
@@ -74,10 +78,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"jitckpt {parsed.command}: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
-        if parsed.command not in PRINTERS:
+        if parsed.command == "run" or not _reader_is_gone():
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at the end
         return 1
+
+
+def _reader_is_gone() -> bool:
+    """Return whether nobody reads what is printed any more (`jitckpt plan ... | head`)."""
+    stdout = select.poll()
+    stdout.register(sys.stdout.fileno(), 0)  # errors and hang-ups are told in any case
+    return bool(stdout.poll(0))
 
 
 def _open_standard_streams() -> None:

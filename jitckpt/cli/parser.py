@@ -26,5 +26,6 @@ class Parser(argparse.ArgumentParser):
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return the end of a sentence that names the known word nearest to this one; "" where none is near."""
-    near = get_close_matches(word, sorted(set(known)), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    known_by_name = {name.lstrip("-"): name for name in sorted(set(known))}  # dashes are no likeness
+    near = get_close_matches(word.lstrip("-"), known_by_name, n=1)
+    return f"; did you mean {known_by_name[near[0]]}?" if near else ""

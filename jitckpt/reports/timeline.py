@@ -27,6 +27,7 @@ _LONG = (
     "collectives",
     "traceback",
     "first",
+    "at_exit",
 )
 _NOT_IN_DETAILS = frozenset(_COMMON + _LONG)
 
@@ -284,6 +285,8 @@ def _value(name: str, value: Any) -> str:
         return show_size(value)
     if isinstance(value, float):
         return f"{value:.3f}"
+    if isinstance(value, dict):
+        return "; ".join(f"{key}: {_value(name, one)}" for key, one in value.items())
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 

@@ -42,6 +42,16 @@ def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     ]
 
 
+def who_is_there(ranks: int, shards: int, root: Path) -> str:
+    """Return what every start says: how often the state is there, and where saves go."""
+    if shards == 1:
+        state = "the whole state" if ranks == 1 else f"{ranks} copies of the state"
+    else:
+        copies = ranks // shards
+        state = f"{shards} shards of the state, {copies} {'copy' if copies == 1 else 'copies'} of each"
+    return f"{ranks} rank{'s' if ranks > 1 else ''}, {state}; saves go to {root}."
+
+
 def told(root: Path, step: int, saved: float, job: str, now: Mapping[str, str]) -> list[str]:
     """Return what a start says that goes on from a save: from which one, and how it differs from the last."""
     before = _read(root)

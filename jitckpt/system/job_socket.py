@@ -98,6 +98,8 @@ def ask(directory: Path, wanted: ToLauncher) -> Iterator[tuple[str, int | None]]
         found = json.loads(regular_file.content_of(path))
         name, host, process = str(found["socket"]), str(found["host"]), int(found["process"])
     except FileNotFoundError:
+        if not directory.is_dir():
+            raise JobSocketError(f"There is no directory {directory}.") from None
         raise JobSocketError(
             f"No job in {directory} can be suspended: it has ended, or was started without --suspendable."
         ) from None

@@ -490,10 +490,12 @@ class Job:
         return saved.step
 
     def _tell_start(self, save: SaveRecord | None, step: int) -> None:
-        """The first start of a run says what it goes on from, and how it differs from the run before."""
+        """The first start of a run says who is there, what it goes on from, how it differs from the last."""
         if self.identity.rank != 0 or self._events.restart > 0:
             return
         now = start_record.settings([one.optimizer for one in self._host.optimizers])
+        if self._protection is not None:
+            say(start_record.who_is_there(self.identity.world_size, self.identity.shards, self.root))
         try:
             if save is not None and save.metadata is not None:
                 saved, job = save.metadata.time, self.identity.job

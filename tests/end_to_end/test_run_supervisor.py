@@ -684,6 +684,6 @@ def test_device_proxies_recover_until_a_worker_dies(
     assert (tmp_path / "told").read_text() == why
     assert job.said[-1] == why
     told = capsys.readouterr().err
-    assert "no rank has called jitckpt.init, so there is no state to save; with it" in told
-    assert "the job would go on from a save" in told
+    assert "no rank has come through jitckpt.init yet, so there is no state to save; behind it" in told
+    assert "the job goes on from a save" in told
     assert not control.path.parent.exists()

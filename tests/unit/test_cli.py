@@ -32,8 +32,7 @@ MEETS = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:1"]
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ([], "the following arguments are required: command"),
-        (["fly"], "argument command: invalid choice: 'fly'"),
+        (["fly"], "jitckpt: error: there is no command fly"),
         (["lib", "--x"], "unrecognized arguments: --x"),
         (["exec"], "there is no command to run"),
         (["exec", "--device", "tpu", "true"], "argument --device: invalid choice: 'tpu'"),

@@ -75,7 +75,8 @@ def test_run_takes_both_kinds_of_options() -> None:
 @pytest.mark.parametrize(
     ("arguments", "meant"),
     [
-        (["rnu"], "did you mean run?"),
+        (["rnu"], "there is no command rnu; did you mean run?"),
+        (["--verison"], "did you mean --version?"),
         (["timelime", "ckpt"], "did you mean timeline?"),
         (["run", "--chekpoint-dir", "ckpt", "train.py"], "did you mean --checkpoint-dir?"),
         (["run", "--nproc-pre-node", "2", "train.py"], "did you mean --nproc-per-node?"),
@@ -90,8 +91,18 @@ def test_what_was_probably_meant_is_named(
     assert meant in told(capsys, *arguments)
 
 
-def test_what_is_like_nothing_gets_no_guess(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "did you mean" not in told(capsys, "xyzzy")
+@pytest.mark.parametrize(
+    "arguments", [["xyzzy"], ["timeline", "--picture", "x"], ["timeline", "--html", "x"]]
+)
+def test_what_is_like_nothing_gets_no_guess(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """The dashes, which all options have, make none of them alike."""
+    assert "did you mean" not in told(capsys, *arguments)
+
+
+def test_who_names_no_command_is_shown_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    shown = capsys.readouterr().err
+    assert all(f"\n  {name:12}" in shown for name in COMMANDS)
 
 
 @pytest.mark.parametrize("command", ["plan", "simulate"])
@@ -117,12 +128,17 @@ def test_a_log_that_is_not_there_is_named(cluster: Path, capsys: pytest.CaptureF
     assert "--failures no-such.csv can't be read: No such file or directory" in said
 
 
-def test_a_reader_that_has_enough_is_no_error(cluster: Path) -> None:
+@pytest.mark.parametrize("command", ["plan", "lib"])
+def test_a_reader_that_has_enough_is_no_error(command: str, cluster: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     try:
         done = subprocess.run(
-            [*CALL, "plan", str(cluster)], stdout=writing, stderr=subprocess.PIPE, check=False, timeout=300
+            [*CALL, command, *([str(cluster)] if command == "plan" else [])],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            check=False,
+            timeout=300,
         )
     finally:
         os.close(writing)

@@ -12,6 +12,19 @@ from jitckpt.saves import folders, start_record
 FIRST = {"arguments": "train.py --steps 5", "optimizer": "SGD(lr=0.1)", "random seed": "1"}
 
 
+@pytest.mark.parametrize(
+    ("ranks", "shards", "said"),
+    [
+        (1, 1, "1 rank, the whole state; saves go to ckpt."),
+        (2, 1, "2 ranks, 2 copies of the state; saves go to ckpt."),
+        (4, 4, "4 ranks, 4 shards of the state, 1 copy of each; saves go to ckpt."),
+        (8, 4, "8 ranks, 4 shards of the state, 2 copies of each; saves go to ckpt."),
+    ],
+)
+def test_every_start_says_how_often_the_state_is_there(ranks: int, shards: int, said: str) -> None:
+    assert start_record.who_is_there(ranks, shards, Path("ckpt")) == said
+
+
 def test_a_start_says_where_it_goes_on_and_what_differs(tmp_path: Path) -> None:
     job = folders.open_directory(tmp_path)
     start_record.note_start(tmp_path, FIRST)

@@ -160,6 +160,18 @@ def test_what_an_event_does_not_say_is_not_in_its_row() -> None:
     assert list(rows(events, None))[-1].endswith("step 5")
 
 
+def test_what_a_reader_has_no_use_for_is_not_in_a_row() -> None:
+    events = (
+        Story()
+        .add("finished", rank=0, step=5, at_exit=True)
+        .add("x", steps={"0": [14], "1": [14, 15]})
+        .events
+    )
+    _, finished, other = rows(events, None)
+    assert finished.endswith("finished  step 5")
+    assert other.endswith("steps 0: 14; 1: 14, 15")
+
+
 def test_a_screen_breaks_the_details_and_nothing_commands_it() -> None:
     story = Story().add("warning", text="word " * 30 + "[red]\x1b[2J\nend")
     assert len(list(rows(story.events, None))) == 2
