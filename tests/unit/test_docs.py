@@ -55,6 +55,11 @@ def test_every_page_is_in_the_sites_navigation() -> None:
     assert sorted(named) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
 
 
+def test_words_are_found_where_one_looks_for_them() -> None:
+    words = re.findall("^### (.*)$", (DOCS / "glossary.md").read_text(), re.MULTILINE)
+    assert words == sorted(words, key=str.casefold)
+
+
 def test_every_command_has_its_line_in_the_reference() -> None:
     index = (DOCS / "reference" / "index.md").read_text()
     assert [command for command in COMMANDS if f"[jitckpt {command}](" not in index] == []
