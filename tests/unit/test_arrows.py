@@ -238,6 +238,31 @@ def test_every_include_between_native_rooms_is_in_the_table() -> None:
     TopologicalSorter({room: others.split() for room, others in NATIVE.items()}).prepare()
 
 
+def test_the_document_lists_the_rooms_from_the_top_of_the_house_down() -> None:
+    listed = _rooms_of_the_document()
+    assert {room for room in PYTHON if (ROOT / "jitckpt" / room).is_dir()} - {"decisions/transparent"} <= set(
+        listed
+    )
+    upwards = [
+        f"{room} -> {other}"
+        for room, others in PYTHON.items()
+        for other in others.split()
+        if room in listed and other in listed and listed.index(other) < listed.index(room)
+    ]
+    assert upwards == []
+
+
+def _rooms_of_the_document() -> list[str]:
+    text = (ROOT / "docs" / "how-it-works" / "architecture.md").read_text()
+    tree = text.partition("\njitckpt/ ")[2].partition("\nnative/ ")[0]
+    rooms: list[str] = []
+    outer = ""
+    for indent, name in re.findall(r"^( +)(\w+)/ ", tree, re.MULTILINE):
+        outer, room = (name, name) if len(indent) == 2 else (outer, f"{outer}/{name}")
+        rooms.append(room)
+    return rooms
+
+
 def test_an_include_names_its_room() -> None:
     generated = {
         "entry_points.cpp",
