@@ -9,8 +9,9 @@ from jitckpt.hosts.connections import Hosts
 from jitckpt.tiers import host_memory
 from jitckpt.tiers.decoding import NearPieces, OwnPieces, Pieces, decode
 from jitckpt.tiers.host_memory import SLOTS, HostMemory
-from jitckpt.tiers.parity import HeldParity, Member, ParityMemory, Piece, Stripe
+from jitckpt.tiers.parity import Member, ParityMemory, Piece, Stripe
 from jitckpt.tiers.parity_peers import PeerParity
+from jitckpt.wire.visits import HeldParity
 
 
 class ParityOfHosts:

@@ -20,6 +20,7 @@ from jitckpt.tiers import chunks, host_memory, shard
 from jitckpt.tiers.chunks import Sum, Window
 from jitckpt.tiers.host_memory import SLOTS
 from jitckpt.tiers.shard import CHUNK, Index, Seal
+from jitckpt.wire.visits import HeldParity
 
 
 @dataclass(frozen=True)
@@ -58,19 +59,6 @@ class Piece:
     stripe: Stripe
     member: Member
     keep: int
-
-
-@dataclass(frozen=True)
-class HeldParity:
-    """A whole parity that a host has."""
-
-    group: tuple[int, ...]
-    place: int
-    step: int
-    timeline: str
-    bytes: int
-    job: str
-    world_size: int
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,6 @@ As in peers.py: messages first, then native/memory_tier has the connection, and 
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import asdict
-from typing import Any
 
 from jitckpt._memory_tier import Pace
 from jitckpt.hosts import visiting
@@ -14,7 +12,6 @@ from jitckpt.tiers import chunks, parity, peers, shard
 from jitckpt.tiers.chunks import Sum, Window
 from jitckpt.tiers.host_memory import HostMemory
 from jitckpt.tiers.parity import (
-    HeldParity,
     Member,
     ParityIndex,
     ParityMemory,
@@ -25,7 +22,7 @@ from jitckpt.tiers.parity import (
 )
 from jitckpt.tiers.peers import ANSWER_SECONDS, PeerMemory, handed_over
 from jitckpt.wire import visits
-from jitckpt.wire.visits import Add, Done, Go, Index, There, WantCells, WantParities, WantParity
+from jitckpt.wire.visits import Add, Done, Go, HeldParity, Index, There, WantCells, WantParities, WantParity
 
 
 class PeerParity(PeerMemory):
@@ -70,13 +67,7 @@ class PeerParity(PeerMemory):
         async with self._visit() as (reader, writer):
             await self._send(writer, WantParities())
             said, _ = await self._answer(reader, visits.Parities)
-        return [
-            HeldParity(
-                *(tuple(one["group"]), one["place"], one["step"], one["timeline"]),
-                *(one["bytes"], one["job"], one["world_size"]),
-            )
-            for one in said.there
-        ]
+        return said.there
 
     async def _get_parity(
         self, stripe: Stripe, step: int, timeline: str, count: int, into: tuple[Sum, int, Window] | None
@@ -133,8 +124,7 @@ async def answer(
             writer.write(visiting.encode(Done()))
         case WantParities():
             held = await asyncio.to_thread(parities.has)
-            there: list[Any] = [asdict(one) for one in held]
-            writer.write(visiting.encode(visits.Parities(there)))
+            writer.write(visiting.encode(visits.Parities(held)))
         case WantParity(group, place, step, timeline, count):
             stripe = Stripe(tuple(group), place)
             seal, encoded, window = await asyncio.to_thread(parities.find, stripe, step, timeline)

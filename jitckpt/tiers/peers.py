@@ -10,8 +10,6 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
-from dataclasses import asdict
-from typing import Any
 
 from jitckpt._memory_tier import Pace
 from jitckpt.errors import SaveError
@@ -20,10 +18,10 @@ from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.link import LinkError
 from jitckpt.tiers import chunks, shard
 from jitckpt.tiers.host_memory import SLOTS, HostMemory
-from jitckpt.tiers.tier import Held, Shard, Taker, Tier
+from jitckpt.tiers.tier import Shard, Taker, Tier
 from jitckpt.wire import visits
 from jitckpt.wire.checked import Checked, Kind, ProtocolError
-from jitckpt.wire.visits import Add, Done, Go, Index, Put, Refused, Remake, There, WantShard
+from jitckpt.wire.visits import Add, Done, Go, HeldShard, Index, Put, Refused, Remake, There, WantShard
 
 VISIT = "memory"  # what an agent says that comes for this
 ANSWER_SECONDS = 30.0
@@ -58,7 +56,7 @@ class PeerMemory(Tier):
     def put(self, shard: Shard) -> None:
         asyncio.run(self._put(shard))
 
-    def has(self) -> Sequence[Held]:
+    def has(self) -> Sequence[HeldShard]:
         return asyncio.run(self._has())
 
     def get(self, rank: int, step: int, timeline: str, into: Taker) -> int:
@@ -85,17 +83,11 @@ class PeerMemory(Tier):
                 chunks.send(socket, one.window, index.digests, self._pace, self._patience, self._stop)
             await self._answer(reader, Done)
 
-    async def _has(self) -> Sequence[Held]:
+    async def _has(self) -> Sequence[HeldShard]:
         async with self._visit() as (reader, writer):
             await self._send(writer, visits.WantHeld())
             said, _ = await self._answer(reader, visits.Shards)
-        return [
-            Held(
-                *(one["rank"], one["step"], one["timeline"], one["bytes"]),
-                *(one["job"], one["world_size"], one["start"], tuple(one["members"])),
-            )
-            for one in said.there
-        ]
+        return said.there
 
     async def _get(self, rank: int, step: int, timeline: str, into: Taker) -> int:
         async with self._visit() as (reader, writer):
@@ -173,8 +165,7 @@ async def serve(
                 writer.write(visiting.encode(Done()))
             case visits.WantHeld():
                 held = await asyncio.to_thread(memory.has)
-                there: list[Any] = [asdict(one) for one in held]
-                writer.write(visiting.encode(visits.Shards(there)))
+                writer.write(visiting.encode(visits.Shards(list(held))))
             case WantShard(rank, step, timeline):
                 one = await asyncio.to_thread(memory.shard, rank, step, timeline)
                 index = shard.parse_index(one.index, one.seal)

@@ -5,9 +5,9 @@ what is in hosts' memory.
 """
 
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import Literal
 
-from jitckpt.wire.checked import Checked
+from jitckpt.wire.checked import Checked, CheckedPart
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,12 @@ class WantHeld(OfMemory):
     type = "want_held"
 
 
-class ShardThere(TypedDict):
-    """What there is of a whole shard, see tiers.tier.Held."""
+@dataclass(frozen=True)
+class HeldShard(CheckedPart):
+    """A whole shard that a tier has: whose, of which step, and of which start's minibatches.
+
+    members: the ranks among which it is cut, if so.
+    """
 
     rank: int
     step: int
@@ -134,8 +138,8 @@ class ShardThere(TypedDict):
     bytes: int
     job: str
     world_size: int
-    start: int
-    members: list[int]
+    start: int = 0  # its number
+    members: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -143,7 +147,7 @@ class Shards(Checked):
     """The answer to WantHeld."""
 
     type = "shards"
-    there: list[ShardThere]
+    there: list[HeldShard]
 
 
 @dataclass(frozen=True)
@@ -224,10 +228,11 @@ class WantParities(OfMemory):
     type = "want_parities"
 
 
-class ParityThere(TypedDict):
-    """What there is of a whole parity, see tiers.parity.HeldParity."""
+@dataclass(frozen=True)
+class HeldParity(CheckedPart):
+    """A whole parity that a host has."""
 
-    group: list[int]
+    group: tuple[int, ...]
     place: int
     step: int
     timeline: str
@@ -241,7 +246,7 @@ class Parities(Checked):
     """The answer to WantParities."""
 
     type = "parities"
-    there: list[ParityThere]
+    there: list[HeldParity]
 
 
 @dataclass(frozen=True)

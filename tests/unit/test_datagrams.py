@@ -9,7 +9,7 @@ import re
 import socket
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 import pytest
@@ -61,7 +61,7 @@ def nearly_of_a_kind(kinds: Mapping[str, type[Checked]]) -> st.SearchStrategy[by
     for kind in kinds.values():
         values = {one.name: values_for(checked.hints(kind)[one.name]) | json_values for one in fields(kind)}
         contents.append(st.fixed_dictionaries({"type": st.just(kind.type)}, optional=values))
-    as_json = st.one_of(contents).map(lambda content: json.dumps(content).encode())
+    as_json = st.one_of(contents).map(lambda content: json.dumps(content, default=asdict).encode())
     return as_json | st.binary(min_size=1, max_size=30)
 
 

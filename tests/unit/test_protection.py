@@ -38,7 +38,7 @@ from jitckpt.tiers.host_memory import (
 )
 from jitckpt.tiers.peers import PeerMemory
 from jitckpt.wire.agents import OF_MEMORY
-from jitckpt.wire.visits import Done, ShardThere
+from jitckpt.wire.visits import Done, HeldShard
 
 LIMIT = 60.0
 
@@ -493,7 +493,7 @@ def test_what_makes_no_sense_is_answered_with_why(agents: Agents) -> None:
         {"held": True},
         {"type": "shards", "there": None},
         {"type": "shards", "there": [{"rank": 0}]},
-        {"type": "shards", "there": [dict.fromkeys(ShardThere.__annotations__, 0)]},
+        {"type": "shards", "there": [dict.fromkeys(HeldShard.__annotations__, 0)]},
     ],
 )
 def test_an_answer_that_makes_no_sense_is_refused_in_a_sentence(
