@@ -66,7 +66,7 @@ from jitckpt.errors import (
 )
 from jitckpt.events import EventLog
 from jitckpt.hosts import connections, fetch, rendezvous
-from jitckpt.hosts.connections import Host, Hosts
+from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.coordinated import CoordinatedRendezvous
 from jitckpt.hosts.rendezvous_state import with_signature
 from jitckpt.hosts.signed import Signature
@@ -78,6 +78,7 @@ from jitckpt.saves.starts import Start
 from jitckpt.system import descriptor_limit, descriptor_reserve
 from jitckpt.system.disk_thread import waited_for
 from jitckpt.system.versions import versions
+from jitckpt.wire.hosts import Host
 
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # of schedulers, that the job will be ended soon
 MEETING_PAUSE = 0.1  # seconds before the hosts meet again where that has failed

@@ -45,7 +45,7 @@ from jitckpt.decisions.suspects import Suspects
 from jitckpt.errors import HostsError, NotNeeded
 from jitckpt.events import EventLog
 from jitckpt.hosts import connections, link, rendezvous
-from jitckpt.hosts.connections import PATIENCE, Arrived, Host, Hosts
+from jitckpt.hosts.connections import PATIENCE, Arrived, Hosts
 from jitckpt.hosts.link import LinkError
 from jitckpt.hosts.signed import Signature
 from jitckpt.hosts.standbys import Standby, announce, announced
@@ -54,6 +54,7 @@ from jitckpt.ring import local_state
 from jitckpt.system import descriptor_limit, descriptor_reserve
 from jitckpt.wire import agents
 from jitckpt.wire import environment as variables
+from jitckpt.wire.hosts import Host
 
 LOOK_SECONDS = 1.0  # between two looks whether the job is still there
 RESTORING_SECONDS = 120.0

@@ -20,11 +20,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from jitckpt.decisions.quorum import Past
 from jitckpt.hosts import link
 from jitckpt.hosts.link import LinkError
 from jitckpt.wire import agents
 from jitckpt.wire.checked import ProtocolError
+from jitckpt.wire.hosts import Host
 
 HEARTBEAT = 1.0  # seconds
 PATIENCE = 6  # times the seconds that a machine may be silent, for an agent on a machine that is not
@@ -32,30 +32,6 @@ MOST_STRANGERS = 256  # connections that have not proved yet that they belong he
 CROWD_PAUSES = (0.1, 0.5, 1.0)  # seconds between the tries to get in where there are many strangers
 # What the kernel says of a connection whose other end is silent.
 SILENT_ERRORS = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
-
-
-@dataclass(frozen=True)
-class Host:
-    """What an agent tells the others of itself; `restarts`: how often it has started its ranks anew."""
-
-    address: str
-    port: int
-    ranks: tuple[int, ...]
-    restarts: int
-    directory: str = ""  # for checkpoints, if it is known
-    worker_store: int = 0  # on the first host: the port of the workers' store
-    reserve: int = 0  # the port of a store that takes the place of the rendezvous' store if that is lost
-    has_store: bool = False  # the rendezvous' store is on this host
-    pasts: tuple[Past, ...] = ()  # what is known here of the starts before this one
-    agent: str = ""  # by which it is known as the same in all meetings
-    stuck: str = ""  # how the last starts have ended, if that was alike and without progress
-    domains: tuple[str, ...] = ()  # that may fail as a whole: one of each kind
-    memory: int = 0  # MiB that the memory tier may take; 0: there is none
-    memory_address: str = ""  # where it is visited for that, if not at `address`
-    memory_port: int = 0
-    starts: tuple[tuple[int, int], ...] = ()  # that it knows of, each with the step it has gone on from
-    free: int = 0  # of `restarts`: those that do not count, as hosts were lost or have come
-    job: str = ""  # whose the checkpoint directory is, if anybody has used that
 
 
 @dataclass(frozen=True)

@@ -27,14 +27,14 @@ from torch.distributed.elastic.rendezvous import (
 
 from jitckpt.console import say
 from jitckpt.decisions.meeting import Member, Start, next_start, stands_by
-from jitckpt.decisions.quorum import Past
 from jitckpt.errors import HostsError, NotNeeded
-from jitckpt.hosts.connections import Host, Hosts
+from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.coordination import Coordination, CoordinationError, Found, LeaseLost
 from jitckpt.hosts.job_store import JobStore
 from jitckpt.hosts.rendezvous import SAME, agree
 from jitckpt.hosts.signed import ForeignError, Signature
 from jitckpt.hosts.stores import NOT_NEEDED, Apart, StoreGone, too_many
+from jitckpt.wire.hosts import Host, Past
 
 LEAST_LEASE = 2.0  # seconds
 KEPT = 3  # how often within its time a lease is kept alive

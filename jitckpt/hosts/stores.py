@@ -41,9 +41,9 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
 from jitckpt.console import say
-from jitckpt.decisions.quorum import HEARD, STORE, Past, may_go_on
+from jitckpt.decisions.quorum import may_go_on
 from jitckpt.errors import HostsError, HostsMissing, JitckptError, NotNeeded
-from jitckpt.hosts.connections import Host, Hosts
+from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.rendezvous import (
     ANSWER_SECONDS,
     DEFAULT_PORT,
@@ -53,13 +53,14 @@ from jitckpt.hosts.rendezvous import (
     decline,
     is_own_address,
     join_timeout,
-    past_of,
     places,
 )
 from jitckpt.hosts.rendezvous_state import with_signature
 from jitckpt.hosts.signed import ForeignError, Signature, Store
 from jitckpt.hosts.standbys import Standby, announced
 from jitckpt.hosts.store_server import store_at
+from jitckpt.wire.checked import ProtocolError, part_of
+from jitckpt.wire.hosts import HEARD, STORE, Host, Past
 
 LOOK_SECONDS = 1.0
 REDIRECT_SECONDS = 2.0
@@ -401,7 +402,7 @@ class LastingRendezvous(RendezvousHandler):
         return self._parsed(key, client.get(key), parse) if client.check([key]) else None
 
     def _parsed(self, key: str, entry: bytes, parse: Callable[[Any], Value]) -> Value | None:
-        with suppress(ForeignError, KeyError, TypeError, ValueError):
+        with suppress(ForeignError, ProtocolError, KeyError, TypeError, ValueError):
             return parse(self.signature.read(key, entry))
         return None
 
@@ -674,7 +675,7 @@ def _told(start: Past, reserves: Sequence[Place]) -> dict[str, Any]:
 
 
 def _start(told: Any) -> tuple[Past, list[Place]]:
-    return past_of(told["start"]), [_place(place) for place in told["reserves"]]
+    return part_of(Past, told["start"], "start"), [_place(place) for place in told["reserves"]]
 
 
 def _place(told: Any) -> Place:

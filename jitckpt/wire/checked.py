@@ -53,20 +53,19 @@ def content_of(message: Checked) -> dict[str, Any]:
 
 def understood(kinds: Mapping[str, type[Kind]], content: object) -> Kind:
     """Return the message that came as this JSON value. Raises ProtocolError if it is none of these kinds."""
-    if not isinstance(content, dict):
-        raise ProtocolError(f"A message is not a JSON object but {type(content).__name__}.")
-    name = content.get("type")
+    name = _object(content, "message").get("type")
     kind = kinds.get(name) if isinstance(name, str) else None
     if kind is None:
         raise ProtocolError(f"A message has the unknown type {name!r:.80}; known are {', '.join(kinds)}.")
     return part_of(kind, content, f"message of type {kind.type}")
 
 
-def part_of(kind: type[Part], content: Mapping[str, Any], name: str) -> Part:
-    """Return what came as this JSON object. Raises ProtocolError if it is not of this kind.
+def part_of(kind: type[Part], content: object, name: str) -> Part:
+    """Return what came as this JSON value. Raises ProtocolError if it is not of this kind.
 
     name: what the user calls it.
     """
+    content = _object(content, name)
     told = {one.name: content[one.name] for one in fields(kind) if one.name in content}
     missing = [one.name for one in fields(kind) if one.name not in told and _is_required(one)]
     if missing:
@@ -127,6 +126,12 @@ _hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 
 def _is_required(one: Field[Any]) -> bool:
     return one.default is MISSING and one.default_factory is MISSING
+
+
+def _object(content: object, name: str) -> dict[str, Any]:
+    if isinstance(content, dict):
+        return content
+    raise ProtocolError(f"A {name} is not a JSON object but {type(content).__name__}.")
 
 
 class _UnfitError(Exception):

@@ -31,7 +31,7 @@ from jitckpt.encoding.tree_codec import encode
 from jitckpt.errors import SaveError
 from jitckpt.events import EventLog
 from jitckpt.hosts import connections, link
-from jitckpt.hosts.connections import Host, Hosts
+from jitckpt.hosts.connections import Hosts
 from jitckpt.ring import format as ring_format
 from jitckpt.ring import local_state
 from jitckpt.ring.recorder import Recorder
@@ -39,6 +39,7 @@ from jitckpt.ring.ring import Ring
 from jitckpt.ring.tail import Tail
 from jitckpt.saves.layout import Identity
 from jitckpt.wire import checked, protocol, proxy_messages
+from jitckpt.wire.hosts import Host
 
 COUNT = int(os.environ.get("JITCKPT_CONVERSATIONS", "50"))
 many = settings(

@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 
 from jitckpt.errors import JitckptError
 from jitckpt.hosts import connections, fetch, link, visiting
-from jitckpt.hosts.connections import Host, Hosts
+from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.fetch import Fetch, wanted
 from jitckpt.hosts.link import LinkError
 from jitckpt.saves import folders
 from jitckpt.saves.folders import SaveFolder
 from jitckpt.saves.layout import FileEntry, Identity, Kind, Metadata
+from jitckpt.wire.hosts import Host
 from jitckpt.wire.visits import End, Saves, WantSaves
 
 SECRET = b"what only this job's agents know"

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jitckpt.hosts import connections, link
-from jitckpt.hosts.connections import Arrived, Host, Hosts, Lost, Unclear
+from jitckpt.hosts.connections import Arrived, Hosts, Lost, Unclear
 from jitckpt.wire.agents import TakesIn, WantSave
+from jitckpt.wire.hosts import Host
 
 SECRET = b"what only this job's agents know"
 PATIENCE = 60.0

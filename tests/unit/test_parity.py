@@ -16,12 +16,12 @@ from jitckpt.decisions.decoding import decodable
 from jitckpt.decisions.redundancy import layout, survives
 from jitckpt.decisions.sources import NOBODY, Kind, Parity, Source, decide
 from jitckpt.errors import SaveError
-from jitckpt.hosts.connections import Host
 from jitckpt.reports import memory_inspection
 from jitckpt.saves.layout import Identity
 from jitckpt.tiers import host_memory, parity, shard
 from jitckpt.tiers.parity import Member, ParityMemory, Piece, Stripe
 from jitckpt.tiers.parity_peers import PeerParity
+from jitckpt.wire.hosts import Host
 
 HOSTS = 4
 # Chunks of the ranks' shards: unequal, one of them less than a chunk, one with a short end.

@@ -20,7 +20,7 @@ from jitckpt.decisions.memory_wanted import AUTO, Wanted
 from jitckpt.decisions.pace import unpacked
 from jitckpt.events import EventLog
 from jitckpt.hosts import connections, link, visiting
-from jitckpt.hosts.connections import Arrived, Host, Hosts
+from jitckpt.hosts.connections import Arrived, Hosts
 from jitckpt.hosts.link import LinkError
 from jitckpt.saves import folders
 from jitckpt.saves.layout import Identity
@@ -38,6 +38,7 @@ from jitckpt.tiers.host_memory import (
 )
 from jitckpt.tiers.peers import PeerMemory
 from jitckpt.wire.agents import OF_MEMORY
+from jitckpt.wire.hosts import Host
 from jitckpt.wire.visits import Done, HeldShard
 
 LIMIT = 60.0

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from jitckpt.agent.proxies import state_transfer
 from jitckpt.agent.proxies.state_transfer import PIECE, Ready, Transfers
 from jitckpt.hosts import connections, link, visiting
-from jitckpt.hosts.connections import Host, Hosts
+from jitckpt.hosts.connections import Hosts
+from jitckpt.wire.hosts import Host
 from jitckpt.wire.proxy_messages import HostCopy, Replay
 from jitckpt.wire.visits import CopyPiece
 

@@ -22,11 +22,12 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.launcher.api import LaunchConfig
 
-from jitckpt.decisions.quorum import STORE, Past, missing
+from jitckpt.decisions.quorum import missing
 from jitckpt.errors import HostsError, NotNeeded
 from jitckpt.hosts import connections, stores
-from jitckpt.hosts.connections import Host, Hosts
+from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.stores import Apart, LastingRendezvous, LastStart, Place, StoreGone, is_closed, within
+from jitckpt.wire.hosts import STORE, Host, Past
 
 HERE = "127.0.0.1"
 AGENTS: list[LastingRendezvous] = []  # of the test that runs

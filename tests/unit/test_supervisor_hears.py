@@ -20,9 +20,10 @@ from jitckpt.agent.supervisor import SAME_REQUEST_SECONDS, Reports, Supervisor
 from jitckpt.decisions.recovery import Outcome, Wait, decide
 from jitckpt.errors import SaveError
 from jitckpt.events import EventLog
-from jitckpt.hosts.connections import Arrived, Host, Lost, Unclear, heard
+from jitckpt.hosts.connections import Arrived, Lost, Unclear, heard
 from jitckpt.saves.starts import Superseded
 from jitckpt.wire import agents, protocol
+from jitckpt.wire.hosts import Host
 
 # Nobody who acts on what is heard.
 NOBODY = Reports(
