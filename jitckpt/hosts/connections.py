@@ -2,7 +2,7 @@
 
 A thread with an event loop of its own does the talking, so nobody who sends ever waits. The supervisor takes
 what arrives. A host is lost when its connection ends, or when its machine does not acknowledge for too long
-what was sent: an agent with nothing to say sends an empty message every second. Machines acknowledge however
+what was sent: an agent with nothing to say says every second that it lives. Machines acknowledge however
 busy their agents are: an agent whose machine does, and that itself says nothing, has more time.
 """
 
@@ -20,9 +20,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from jitckpt.console import say
 from jitckpt.hosts import link
 from jitckpt.hosts.link import LinkError
-from jitckpt.wire import agents
+from jitckpt.wire import agents, checked
 from jitckpt.wire.checked import ProtocolError
 from jitckpt.wire.hosts import Host
 
@@ -236,7 +237,7 @@ class Hosts:
         """
         beat = min(HEARTBEAT, self._silence)
         while True:
-            self._write(tuple(self._writers), link.encode({}))
+            self._write(tuple(self._writers), link.encode(agents.encode(agents.Alive())))
             await asyncio.sleep(beat)
             for host in self._writers.keys() - self._lost:
                 self._beats_missed[host] += 1
@@ -254,7 +255,7 @@ class Hosts:
         except LinkError as error:
             self._lose(host, _clause(str(error)))
             return
-        writer.write(link.encode({"host": self.index}))
+        writer.write(link.encode(agents.encode(agents.Calls(self.index))))
         await self._converse(host, reader, writer)
 
     async def _await_call(self, host: int) -> None:
@@ -285,7 +286,7 @@ class Hosts:
             place = (there.memory_address, there.memory_port)
         reader, writer = await self._reach(place)
         try:
-            writer.write(link.encode({"visit": what}))
+            writer.write(link.encode(agents.encode(agents.Visits(what))))
             yield reader, writer
         finally:
             writer.close()
@@ -334,10 +335,11 @@ class Hosts:
         milliseconds = max(1, int(self._silence * 1000))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
-    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> dict[str, Any]:
-        """Return what somebody says first who has proved to belong here. Raises LinkError and TimeoutError.
+    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> agents.FirstWords:
+        """Return what somebody says first who has proved to belong here.
 
-        Of those that have not, the one that has had the longest time makes room for the newest.
+        Raises LinkError, TimeoutError, and ProtocolError for what makes no sense. Of those that have not
+        proved it, the one that has had the longest time makes room for the newest.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -348,19 +350,19 @@ class Hosts:
             async with asyncio.timeout(self._patience):
                 await link.admit(reader, writer, self._secret)
                 header, _ = await link.receive(reader)
-                return header
+                return checked.understood(agents.FIRST_WORDS, header)
         finally:
             self._strangers.pop(task, None)
 
     async def _called(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            header = await self._admit(reader, writer)
-            host = header.get("host")
-            visit = self.answers.get(str(header.get("visit")))
-            if visit is not None:
-                await visit(reader, writer)
-            elif isinstance(host, int) and host in self._connected.keys() - self._writers.keys() - self._lost:
-                await self._converse(host, reader, writer)
+            match await self._admit(reader, writer):
+                case agents.Visits(what) if what in self.answers:
+                    await self.answers[what](reader, writer)
+                case agents.Calls(host) if host in self._connected.keys() - self._writers.keys() - self._lost:
+                    await self._converse(host, reader, writer)
+        except ProtocolError as error:
+            say(f"an agent that calls says what makes no sense, and is not heard: {error}")
         except (LinkError, OSError):
             pass  # a stranger, or one that has died: who belongs here and can't come is missed
         except asyncio.CancelledError:
@@ -379,7 +381,7 @@ class Hosts:
             while True:
                 header, data = await link.receive(reader)
                 self._beats_missed[host] = 0
-                if header and not self._hear(heard(host, header, data), writer):
+                if not self._hear(heard(host, header, data), writer):
                     return
         except LinkError as error:
             cause = error.__cause__
@@ -392,6 +394,8 @@ class Hosts:
     def _hear(self, said: Arrived | Unclear, writer: asyncio.StreamWriter) -> bool:
         """Act on what is for this module alone, and pass on the rest; False if nothing more comes here."""
         match said:
+            case Arrived(_, agents.Alive()):
+                pass
             case Arrived(_, agents.Receipt(number)):
                 writer.write(link.encode(agents.encode(agents.Received(number))))
             case Arrived(host, agents.Received(number)):

@@ -1,6 +1,7 @@
 """What the agents of one job tell each other, each a JSON object with raw bytes behind it (hosts/link.py).
 
-A link's own messages begin the list, then those between control threads, then those of the memory tier.
+What is said first on a link comes first, then a link's own messages, then those between control threads, then
+those of the memory tier.
 """
 
 from dataclasses import dataclass, field
@@ -12,8 +13,35 @@ from jitckpt.wire.checked import Checked
 Told = Literal["nothing", "kill", "terminate"]  # to a rank before it ended
 
 
+class FirstWords(Checked):
+    """What an agent says first that has called another one."""
+
+
+@dataclass(frozen=True)
+class Calls(FirstWords):
+    """It is this host's, and stays connected: Messages follow."""
+
+    type = "calls"
+    host: int
+
+
+@dataclass(frozen=True)
+class Visits(FirstWords):
+    """It comes for once, for what wire/visits.py has of this."""
+
+    type = "visits"
+    what: str
+
+
 class Message(Checked):
     """What an agent tells another one."""
+
+
+@dataclass(frozen=True)
+class Alive(Message):
+    """The agent lives; that is all."""
+
+    type = "alive"
 
 
 @dataclass(frozen=True)
@@ -275,9 +303,10 @@ class Safe(Message):
 OF_MEMORY = (Kept, SnapshotSkipped, NoSnapshots, ProtectionEnds, Allow, Safe)
 OfMemory = Kept | SnapshotSkipped | NoSnapshots | ProtectionEnds | Allow | Safe
 OF_PROXIES = (ProxySays, ProxyOrder, ProxyGone, RanksMoved, StepBarrier)
-KINDS = checked.by_type(
+FIRST_WORDS: dict[str, type[FirstWords]] = checked.by_type((Calls, Visits))
+KINDS: dict[str, type[Message]] = checked.by_type(
     (
-        *(Receipt, Received, TakesPlace, LastWords),
+        *(Alive, Receipt, Received, TakesPlace, LastWords),
         *(Said, Order, Stopped, Ended, Dying, Alarm, TakesIn, WantSave, StacksWanted, Stacks, RingPart),
         *OF_PROXIES,
         *OF_MEMORY,
@@ -285,7 +314,7 @@ KINDS = checked.by_type(
 )
 
 
-def encode(message: Message) -> dict[str, Any]:
+def encode(message: Message | FirstWords) -> dict[str, Any]:
     """Return the message as a link sends it."""
     return checked.content_of(message)
 

@@ -14,6 +14,7 @@ from jitckpt.wire import agents, checked, visits
 from jitckpt.wire.checked import Checked, ProtocolError
 
 KINDS: dict[str, type[Checked]] = {
+    **agents.FIRST_WORDS,
     **agents.KINDS,
     **checked.by_type(
         one

@@ -114,7 +114,8 @@ def test_an_agent_that_says_nothing_is_lost_at_last(meeting: Meeting) -> None:
     with socket.create_connection((a.all[0].address, a.all[0].port)) as silent:
         greeting = silent.recv(100)
         ours = bytes(32)
-        silent.sendall(ours + link._proof(SECRET, b"caller", greeting[8:], ours) + link.encode({"host": 1}))
+        proof = link._proof(SECRET, b"caller", greeting[8:], ours)
+        silent.sendall(ours + proof + link.encode({"type": "calls", "host": 1}))
         assert take(a) == Lost(1, "its agent has said nothing for 6 s")
 
 
@@ -187,7 +188,7 @@ def test_nonsense_from_another_host_ends_no_connection(meeting: Meeting) -> None
     a, b = meeting.meet(2)
 
     @settings(max_examples=50, deadline=None)
-    @given(st.sampled_from(["received", "receipt", "host", "visit"]), json_values, st.booleans())
+    @given(st.sampled_from(["received", "receipt", "alive", "calls", "visits"]), json_values, st.booleans())
     def say(key: str, value: Any, known: bool) -> None:
         b._in_loop(b._write, (0,), link.encode({"type": key, "number": value} if known else {key: value}))
         b.send(0, TakesIn("still here"))
@@ -199,6 +200,31 @@ def test_nonsense_from_another_host_ends_no_connection(meeting: Meeting) -> None
     has_it = threading.Event()
     a.confirm(1, has_it.set)
     assert has_it.wait(PATIENCE)
+
+
+@pytest.mark.parametrize(
+    ("header", "why"),
+    [
+        ({}, "A message has the unknown type None; known are calls, visits."),
+        ({"host": 1}, "A message has the unknown type None; known are calls, visits."),
+        ({"type": "calls", "host": [1]}, "In a message of type calls, host can't be [1]."),
+        ({"type": "visits", "what": {}}, "In a message of type visits, what can't be {}."),
+        ({"type": "visits"}, "A message of type visits lacks what."),
+    ],
+)
+def test_who_says_nonsense_first_is_not_heard(
+    meeting: Meeting, capsys: pytest.CaptureFixture[str], header: dict[str, Any], why: str
+) -> None:
+    a, b = meeting.meet(2)
+    with socket.create_connection((a.all[0].address, a.all[0].port), PATIENCE) as caller:
+        greeting = caller.recv(40, socket.MSG_WAITALL)
+        proof = link._proof(SECRET, b"caller", greeting[8:], bytes(32))
+        caller.sendall(bytes(32) + proof + link.encode(header))
+        assert len(caller.recv(32, socket.MSG_WAITALL)) == 32
+        assert caller.recv(1) == b""
+    b.send(0, TakesIn("still here"))
+    assert take(a) == Arrived(1, TakesIn("still here"))
+    assert f"an agent that calls says what makes no sense, and is not heard: {why}" in capsys.readouterr().err
 
 
 def test_strangers_and_impostors_change_nothing(meeting: Meeting) -> None:

@@ -91,7 +91,7 @@ def test_what_is_no_more_or_of_another_recovery_is_not_given(transfers: list[Tra
     assert "rank 0's state could not be fetched" in one_ready(transfers[1]).failed
     transfers[0].offer((0, 4), copy)
     transfers[1].begin(1, order_of(copy))
-    assert "There is a copy for recovery (0, 4), not for [0, 3]" in one_ready(transfers[1]).failed
+    assert "There is a copy for recovery (0, 4), not for (0, 3)" in one_ready(transfers[1]).failed
     with subprocess.Popen(["true"]) as ended:
         pass
     transfers[0].offer(RECOVERY, replace(copy, process=ended.pid))
