@@ -79,6 +79,7 @@ from jitckpt.system import descriptor_limit, descriptor_reserve
 from jitckpt.system.disk_thread import waited_for
 from jitckpt.system.versions import versions
 from jitckpt.wire.hosts import Host
+from jitckpt.wire.moves import JobFacts
 
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # of schedulers, that the job will be ended soon
 MEETING_PAUSE = 0.1  # seconds before the hosts meet again where that has failed
@@ -726,15 +727,11 @@ class Agent(LocalElasticAgent):
             take_in=take_in,
         )
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self) -> JobFacts | None:
         group: Any = self._worker_group
         if self._hosts is None:
-            return {}
-        return {
-            "run": self._run,
-            "restart": self._log.restart,
-            "workers_store": [group.master_addr, group.master_port],
-        }
+            return None
+        return JobFacts(self._run, self._log.restart, (group.master_addr, group.master_port))
 
     def _leave_out_devices(self, broken: frozenset[str], ranks: int) -> None:
         """Have the next start do without broken devices if others are free, and without suspects anyway."""

@@ -56,6 +56,7 @@ from jitckpt.system.resting_place import RestingPlace
 from jitckpt.wire import environment as variables
 from jitckpt.wire import protocol
 from jitckpt.wire.agents import WantSave
+from jitckpt.wire.moves import JobFacts
 from jitckpt.wire.protocol import Message
 
 HEARING_SECONDS = 0.5  # in which all hosts have heard what one says
@@ -91,7 +92,7 @@ class WorkerProcesses(PContext):
         memory: MemoryTier | None = None,
         standbys: Callable[[], list[Standby]] = list,
         taking_in: Callable[[Callable[[], str | None], Callable[[str], None]], TakingIn | None] = _nobody,
-        facts: Mapping[str, Any] = {},
+        facts: JobFacts | None = None,
         started: Start = Start(),  # noqa: B008
         shelf: Shelf | None = None,
         made_again: MadeAgain | None = None,
@@ -348,7 +349,9 @@ class WorkerProcesses(PContext):
     def _departure(self) -> dict[str, Any]:
         """Return what has all ranks of this host go on on another one, if there may be one."""
         secret = self._settings.secret
-        if self._mover is None or self._hosts is None or secret is None or not self._settings.move_broken:
+        if self._mover is None or self._hosts is None or self._facts is None or secret is None:
+            return {}
+        if not self._settings.move_broken:
             return {}
         departure = Departure(
             self._mover,

@@ -7,21 +7,9 @@ first host knows of all goes down again. So none tells more than FAN_OUT others,
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from jitckpt.wire.agents import Come
+
 FAN_OUT = 16
-
-
-@dataclass(frozen=True)
-class Come:
-    """What all ranks of some hosts have come to. The same as Together::Come of native/proxy/transport.
-
-    recovery_and_step: in one number, which only grows; 0: none, or they are of different recoveries.
-    whole_from: the first step before which all ranks make whole images again; 0: none is known. left: nobody
-    waits for the others any more.
-    """
-
-    recovery_and_step: int = 0
-    whole_from: int = 0
-    left: bool = False
 
 
 def merged(parts: Iterable[Come], step_bits: int) -> Come:
@@ -56,10 +44,10 @@ class Place:
     host: int
     hosts: int
     step_bits: int
-    own: Come = Come()
+    own: Come = field(default_factory=Come)
     below: Mapping[int, Come] = field(default_factory=dict)
-    told: Come = Come()
-    everywhere: Come = Come()
+    told: Come = field(default_factory=Come)
+    everywhere: Come = field(default_factory=Come)
 
     def here(self, come: Come) -> tuple["Place", Sequence[tuple[int, Come]]]:
         """Take in what this host's own ranks have come to; return whom to tell what."""

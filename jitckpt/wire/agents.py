@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from jitckpt.wire import checked
-from jitckpt.wire.checked import Checked
+from jitckpt.wire.checked import Checked, CheckedPart
 
 Told = Literal["nothing", "kill", "terminate"]  # to a rank before it ended
 
@@ -219,16 +219,28 @@ class RanksMoved(Message):
 
 
 @dataclass(frozen=True)
-class StepBarrier(Message):
-    """What the ranks behind this host, or all, have come to (decisions/step_tree.py)."""
+class Come(CheckedPart):
+    """What all ranks of some hosts have come to. The same as Together::Come of native/proxy/transport.
 
-    type = "step_barrier"
-    recovery_and_step: int
-    whole_from: int
-    left: bool
+    recovery_and_step: in one number, which only grows; 0: none, or they are of different recoveries.
+    whole_from: the first step before which all ranks make whole images again; 0: none is known. left: nobody
+    waits for the others any more.
+    """
+
+    recovery_and_step: int = 0
+    whole_from: int = 0
+    left: bool = False
 
     def problem(self) -> str | None:
         return None if min(self.recovery_and_step, self.whole_from) >= 0 else "it has a negative number"
+
+
+@dataclass(frozen=True)
+class StepsCome(Message):
+    """What the ranks behind this host, or all, have come to (decisions/step_tree.py)."""
+
+    type = "steps_come"
+    come: Come
 
 
 @dataclass(frozen=True)
@@ -302,7 +314,7 @@ class Safe(Message):
 
 OF_MEMORY = (Kept, SnapshotSkipped, NoSnapshots, ProtectionEnds, Allow, Safe)
 OfMemory = Kept | SnapshotSkipped | NoSnapshots | ProtectionEnds | Allow | Safe
-OF_PROXIES = (ProxySays, ProxyOrder, ProxyGone, RanksMoved, StepBarrier)
+OF_PROXIES = (ProxySays, ProxyOrder, ProxyGone, RanksMoved, StepsCome)
 FIRST_WORDS: dict[str, type[FirstWords]] = checked.by_type((Calls, Visits))
 KINDS: dict[str, type[Message]] = checked.by_type(
     (

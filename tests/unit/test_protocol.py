@@ -55,7 +55,9 @@ def values_for(hint: Any) -> st.SearchStrategy[Any]:
         return by_hint[hint]
     if is_typeddict(hint) or is_dataclass(hint):
         parts = {name: values_for(part) for name, part in get_type_hints(hint).items()}
-        return st.fixed_dictionaries(parts) if is_typeddict(hint) else st.builds(hint, **parts)
+        if is_typeddict(hint):
+            return st.fixed_dictionaries(parts)
+        return st.builds(hint, **parts).filter(lambda one: one.problem() is None)
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is list or arguments[1:] == (...,):
         return st.lists(values_for(arguments[0]), max_size=3).map(origin)

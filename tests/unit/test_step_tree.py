@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitckpt.decisions.step_tree import FAN_OUT, Come, Place, children, merged, parent
+from jitckpt.decisions.step_tree import FAN_OUT, Place, children, merged, parent
+from jitckpt.wire.agents import Come
 
 BITS = 40
 

@@ -263,7 +263,7 @@ class Proxies:
     def hear_host(self, arrived: Arrived) -> None:
         """Take in what another agent passes on. Raises KeyError or MessageError if it makes no sense."""
         match arrived.message:
-            case agents.StepBarrier() as said if self._messenger is not None:
+            case agents.StepsCome() as said if self._messenger is not None:
                 self._messenger.hear(arrived.host, said)
             case agents.ProxyGone(rank, why) if self._agreement is not None:
                 self._agreement.leave(rank, why, time.monotonic())

@@ -13,9 +13,11 @@ from collections.abc import Iterable
 from dataclasses import astuple
 
 from jitckpt._step_barrier import MAGIC, STEP_BITS, Memory
-from jitckpt.decisions.step_tree import Come, Place
+from jitckpt.decisions.step_tree import Place
 from jitckpt.hosts.connections import Hosts
 from jitckpt.wire import agents
+from jitckpt.wire.agents import Come
+from jitckpt.wire.moves import Steps
 
 HEAD_BYTES = 4096
 RANK_BYTES = 64
@@ -63,10 +65,10 @@ class Messenger:
         self._thread = threading.Thread(target=self._watch, name="jitckpt-steps", daemon=True)
         self._thread.start()
 
-    def hear(self, host: int, said: agents.StepBarrier) -> None:
+    def hear(self, host: int, said: agents.StepsCome) -> None:
         """Take in what another agent says. Raises KeyError if that has nothing to say here."""
         with self._lock:
-            self._take(*self._place.hear(host, Come(said.recovery_and_step, said.whole_from, said.left)))
+            self._take(*self._place.hear(host, said.come))
 
     @property
     def known(self) -> Place:
@@ -91,6 +93,17 @@ class Messenger:
     def _take(self, place: Place, said: Iterable[tuple[int, Come]]) -> None:
         before, self._place = self._place, place
         for host, come in said:
-            self._hosts.send(host, agents.StepBarrier(*astuple(come)))
+            self._hosts.send(host, agents.StepsCome(come))
         if place.everywhere != before.everywhere:
             self._memory.everywhere(*astuple(place.everywhere))
+
+
+def told_of(place: Place) -> Steps:
+    """Return what is told to the host that comes in this one's place."""
+    return Steps(place.own, place.told, place.everywhere, [*place.below.items()])
+
+
+def known_again(host: int, hosts: int, steps: Steps) -> Place:
+    """Return what a host has told of that this one is in the place of."""
+    below = dict(steps.below)
+    return Place(host, hosts, STEP_BITS, steps.own, below, steps.told, steps.everywhere)
