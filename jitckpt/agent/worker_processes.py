@@ -222,12 +222,7 @@ class WorkerProcesses(PContext):
             self._children.end_all()
             if self._control is not None:
                 self._control.close()
-            if self._barrier is not None:
-                self._barrier.close()
-            if self._relay is not None:
-                self._relay.close()
-            if self._resting_place is not None:
-                self._resting_place.close()
+            self._close_for_workers()
             raise
 
     def _begin_to_supervise(self) -> None:
@@ -585,12 +580,12 @@ class WorkerProcesses(PContext):
         for worker in self._workers.values():
             worker.close()
         self._children.end_all()
-        if self._barrier is not None:
-            self._barrier.close()
-        if self._relay is not None:
-            self._relay.close()
-        if self._resting_place is not None:
-            self._resting_place.close()
+        self._close_for_workers()
+
+    def _close_for_workers(self) -> None:
+        for one in (self._barrier, self._relay, self._resting_place):
+            if one is not None:
+                one.close()
 
 
 def _hold(directory: Path, run: str, log: EventLog) -> None:
