@@ -50,7 +50,7 @@ from jitckpt.agent.taking_in import TakingIn
 from jitckpt.agent.worker_processes import WorkerProcesses, signal_exception
 from jitckpt.console import say, show_size
 from jitckpt.decisions import elastic, quorum
-from jitckpt.decisions.elastic import Begun
+from jitckpt.decisions.elastic import StartBegun
 from jitckpt.decisions.recovery import SAME_ENDS, Outcome, brings_no_progress
 from jitckpt.decisions.sources import listed
 from jitckpt.decisions.suspects import NoDeviceError, Suspects, without
@@ -184,7 +184,7 @@ class Agent(LocalElasticAgent):
         self._goes_on_later = False  # the job was ended from outside
         self._meetings = 0  # in this round of the rendezvous, after the first
         self._free_restarts = 0  # that are not counted, as hosts were lost or have come
-        self._begun: list[Begun] = []  # the starts on several hosts
+        self._begun: list[StartBegun] = []  # the starts on several hosts
         self._takes_in = False  # the next start is made to take in hosts
         self._has_told_why = False  # the first start does not begin
 
@@ -532,7 +532,7 @@ class Agent(LocalElasticAgent):
         self._free_restarts = max(host.free for host in met)
         spec.max_restarts = self._config.max_restarts + self._free_restarts
         self._remaining_restarts = spec.max_restarts - max(host.restarts for host in met)
-        self._begun.append(Begun(time.monotonic(), len(met), self._takes_in))
+        self._begun.append(StartBegun(time.monotonic(), len(met), self._takes_in))
         self._takes_in = False
         self._tell_how_many(len(met))
 

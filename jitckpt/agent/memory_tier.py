@@ -246,7 +246,7 @@ class MemoryTier:
         hosts: Hosts,
         tiers: Mapping[int, PeerParity],
         held: Mapping[int, Sequence[HeldShard]],
-        decided: Callable[[], sources.Plan | None],
+        decided: Callable[[], sources.SourcePlan | None],
         failed: list[Source | Parity],
     ) -> int:
         """Get what this host's ranks need of the step that is decided on; return the step, 0 for none."""
@@ -281,7 +281,7 @@ class MemoryTier:
     def _wanted_here(
         self,
         hosts: Hosts,
-        plan: sources.Plan,
+        plan: sources.SourcePlan,
         held: Mapping[int, Sequence[HeldShard]],
         failed: Collection[Source | Parity],
     ) -> list[Source]:
@@ -478,7 +478,7 @@ def decide(
     failed: Collection[Source | Parity],
     parities: Mapping[int, Sequence[HeldParity]],
     newest: float = inf,
-) -> sources.Plan | None:
+) -> sources.SourcePlan | None:
     """Return where every rank's state comes from, of what all hosts have in memory; newest: of the steps."""
     ranks = [rank for host in hosts.all for rank in host.ranks]
     known = Starts(0, {number: step for host in hosts.all for number, step in host.starts})

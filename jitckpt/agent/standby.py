@@ -54,7 +54,7 @@ from jitckpt.system import descriptor_limit, descriptor_reserve
 from jitckpt.wire import agents
 from jitckpt.wire import environment as variables
 from jitckpt.wire.checked import ProtocolError
-from jitckpt.wire.moves import DumpedRank, File, FilePart, HandOver, Move, Restored, Taken, Whole
+from jitckpt.wire.moves import DumpedRank, HandOver, ImageFile, ImagePiece, Move, RanksRestored, Taken, Whole
 from jitckpt.wire.visits import Refused
 
 LOOK_SECONDS = 1.0  # between two looks whether the job is still there
@@ -205,7 +205,7 @@ class _Waiting:
                 barrier, relay = self._made_again(move, ranks, undo)
             except (CriuError, HostsError) as error:
                 raise LinkError(str(error)) from error
-            restored = Restored(self._links.getsockname()[1], time.monotonic() - begun)
+            restored = RanksRestored(self._links.getsockname()[1], time.monotonic() - begun)
             writer.write(visiting.encode(restored))
             last, _ = await visiting.hear(reader, HandOver)
             unheard = [
@@ -262,13 +262,13 @@ async def _receive_files(reader: asyncio.StreamReader, ranks: Mapping[int, _Rank
     size, begun = 0, time.monotonic()
     try:
         while True:
-            said, data = await visiting.hear(reader, Whole, File, FilePart)
+            said, data = await visiting.hear(reader, Whole, ImageFile, ImagePiece)
             match said:
-                case FilePart(rank, image, at, proof) if (rank, image) in files:
+                case ImagePiece(rank, image, at, proof) if (rank, image) in files:
                     if proof != checksum(data):
                         raise LinkError("A piece of an image came damaged.")
                     size += os.pwrite(files[rank, image], data, at)
-                case File(rank, image, whole) if rank in ranks and (rank, image) not in files:
+                case ImageFile(rank, image, whole) if rank in ranks and (rank, image) not in files:
                     one = ranks[rank]
                     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
                     file = os.open(image, flags, 0o600, dir_fd=one.folder) if image else os.dup(one.ring)

@@ -40,7 +40,7 @@ class Arrived:
     """A message from another host."""
 
     host: int
-    message: agents.Message
+    message: agents.AgentMessage
     data: bytes = b""
 
 
@@ -53,7 +53,7 @@ class Unclear:
 
 
 @dataclass(frozen=True)
-class Lost:
+class HostLost:
     """A host that will say nothing more, and why, as a sentence without its full stop."""
 
     host: int
@@ -102,7 +102,7 @@ class Hosts:
         self._numbers = itertools.count()
         self._beats_missed: dict[int, int] = {}
         self._receipts: dict[int, dict[int, Callable[[], None]]] = {host: {} for host in range(len(hosts))}
-        self._inbox: deque[Arrived | Unclear | Lost] = deque()
+        self._inbox: deque[Arrived | Unclear | HostLost] = deque()
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._lost: set[int] = set()
         self._connected = {host: threading.Event() for host in range(len(hosts)) if host != index}
@@ -141,7 +141,7 @@ class Hosts:
         """Return which host has this rank."""
         return next(number for number, host in enumerate(self.all) if rank in host.ranks)
 
-    def send(self, host: int, message: agents.Message, data: bytes = b"") -> None:
+    def send(self, host: int, message: agents.AgentMessage, data: bytes = b"") -> None:
         """Send a message, to a host that is lost in vain. Never waits. Raises LinkError if it is too long."""
         self._in_loop(self._write, (host,), link.encode(agents.encode(message), data))
 
@@ -149,7 +149,7 @@ class Hosts:
         """Call `received`, on another thread, once a host has all that was sent to it before, or is lost."""
         self._in_loop(self._ask_for_receipt, host, received)
 
-    def broadcast(self, message: agents.Message) -> None:
+    def broadcast(self, message: agents.AgentMessage) -> None:
         """Send a message to all other hosts."""
         self._in_loop(self._write, tuple(self._connected), link.encode(agents.encode(message)))
 
@@ -181,7 +181,7 @@ class Hosts:
         """The ranks of whose local states this host keeps copies."""
         return self.all[self.index - 1].ranks
 
-    def take(self) -> list[Arrived | Unclear | Lost]:
+    def take(self) -> list[Arrived | Unclear | HostLost]:
         """Return what has come since the last time, oldest first."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.wake)
@@ -430,7 +430,7 @@ class Hosts:
         if host not in self._lost:
             self._lost.add(host)
             self._connected[host].set()
-            self._put(Lost(host, reason))
+            self._put(HostLost(host, reason))
             for received in self._receipts.pop(host).values():
                 received()
 
@@ -442,7 +442,7 @@ class Hosts:
         self._receipts[host][number] = received
         self._write((host,), link.encode(agents.encode(agents.Receipt(number))))
 
-    def _put(self, what: Arrived | Unclear | Lost) -> None:
+    def _put(self, what: Arrived | Unclear | HostLost) -> None:
         self._inbox.append(what)
         os.eventfd_write(self.wake, 1)
 

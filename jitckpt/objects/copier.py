@@ -30,7 +30,7 @@ NICE = 10
 Say = Callable[[dict[str, object]], None]
 
 
-class Copier:
+class ObjectCopier:
     """Compares what is in a directory with what is in the store, and makes the store like it."""
 
     def __init__(
@@ -151,13 +151,15 @@ def main() -> None:
 
     threading.Thread(target=hear, daemon=True).start()
     problem, pause = "", LOOK_SECONDS
-    copier: Copier | None = None
+    copier: ObjectCopier | None = None
     while True:
         woken.clear()
         last = ended.is_set()
         try:
             if copier is None:
-                copier = Copier(ObjectSaves(Bucket(url)), Path(directory), int(keep), [*map(int, ranks)], say)
+                copier = ObjectCopier(
+                    ObjectSaves(Bucket(url)), Path(directory), int(keep), [*map(int, ranks)], say
+                )
             copier.begin(newest[0])
             copier.look()
             problem, pause = "", LOOK_SECONDS

@@ -21,7 +21,18 @@ from jitckpt.tiers.host_memory import SLOTS, HostMemory
 from jitckpt.tiers.tier import Shard, Taker, Tier
 from jitckpt.wire import visits
 from jitckpt.wire.checked import Checked, Kind, ProtocolError
-from jitckpt.wire.visits import Add, Done, Go, HeldShard, Index, Put, Refused, Remake, There, WantShard
+from jitckpt.wire.visits import (
+    Add,
+    Go,
+    HeldShard,
+    IndexComes,
+    Put,
+    Refused,
+    Remake,
+    There,
+    VisitDone,
+    WantShard,
+)
 
 VISIT = "memory"  # what an agent says that comes for this
 ANSWER_SECONDS = 30.0
@@ -76,12 +87,12 @@ class PeerMemory(Tier):
     async def _put(self, one: Shard) -> None:
         async with self._visit() as (reader, writer):
             await self._send(writer, Put(one.rank, one.slot, one.seal.encode().hex()))
-            await self._send(writer, Index(), one.index)
+            await self._send(writer, IndexComes(), one.index)
             await self._answer(reader, Go)
             index = shard.parse_index(one.index, one.seal)
             with chunks.of(index, self._hosts.name(self._host)), handed_over(writer) as socket:
                 chunks.send(socket, one.window, index.digests, self._pace, self._patience, self._stop)
-            await self._answer(reader, Done)
+            await self._answer(reader, VisitDone)
 
     async def _has(self) -> Sequence[HeldShard]:
         async with self._visit() as (reader, writer):
@@ -106,7 +117,7 @@ class PeerMemory(Tier):
     async def _drop(self, rank: int, step: int) -> None:
         async with self._visit() as (reader, writer):
             await self._send(writer, visits.Drop(rank, step))
-            await self._answer(reader, Done)
+            await self._answer(reader, VisitDone)
 
     async def _gathered(self) -> int | None:
         async with self._visit() as (reader, writer):
@@ -158,11 +169,11 @@ async def serve(
         match request:
             case Put(rank):
                 slot, seal = slot_and_seal(request)
-                _, encoded = await visiting.hear(reader, Index)
+                _, encoded = await visiting.hear(reader, IndexComes)
                 if (reason := may_put(rank)) is not None:
                     raise SaveError(reason)
                 await _take(memory.coming(rank, slot, seal, encoded), writer)
-                writer.write(visiting.encode(Done()))
+                writer.write(visiting.encode(VisitDone()))
             case visits.WantHeld():
                 held = await asyncio.to_thread(memory.has)
                 writer.write(visiting.encode(visits.Shards(list(held))))
@@ -180,7 +191,7 @@ async def serve(
                 return
             case visits.Drop(rank, step):
                 await asyncio.to_thread(memory.drop, rank, step)
-                writer.write(visiting.encode(Done()))
+                writer.write(visiting.encode(VisitDone()))
             case unknown:
                 if more is None or not await more(unknown, (reader, writer)):
                     raise SaveError(f"Nobody knows what {unknown!r:.200} asks for.")

@@ -38,7 +38,7 @@ ENDED_BY_THE_AGENT_ALONE = (
 PATIENCE = 10.0  # seconds for a client to send its request, and to take the answer
 
 
-class Told:
+class AgentTold:
     """What the agent has told so far."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> None:
     os.nice(NICENESS)
     for number in ENDED_BY_THE_AGENT_ALONE:
         signal.signal(number, signal.SIG_IGN)
-    told = Told()
+    told = AgentTold()
     if what == "spans":
         send_spans(told)
         return
@@ -80,7 +80,7 @@ def main(arguments: list[str]) -> None:
         serve_page(told.follower, listening, token=PAGE_TOKEN.get())
 
 
-def send_spans(told: Told) -> None:
+def send_spans(told: AgentTold) -> None:
     """Send a job's recoveries until it has ended."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
@@ -108,7 +108,7 @@ def send_spans(told: Told) -> None:
     told.listen(send_last)
 
 
-def serve_metrics(told: Told, listening: socket.socket) -> None:
+def serve_metrics(told: AgentTold, listening: socket.socket) -> None:
     """Answer scrapers for ever."""
     from jitckpt.web.metrics import app
 

@@ -1,7 +1,7 @@
 """What is said where all ranks of a host go on on one that stands by (migration/leaving.py, standby.py).
 
-The host that is left says Move, then each File with its FileParts, and Whole. Restored answers, or Refused as
-in visits. Then HandOver goes there, and Taken comes back. Bytes stand in hexadecimal digits.
+The host that is left says Move, then each ImageFile with its ImagePieces, and Whole. RanksRestored answers,
+or Refused as in visits. Then HandOver goes there, and Taken comes back. Bytes stand in hexadecimal digits.
 """
 
 from collections.abc import Iterable
@@ -101,7 +101,7 @@ class Move(Checked):
 
 
 @dataclass(frozen=True)
-class File(Checked):
+class ImageFile(Checked):
     """A file of a rank's images, and how long it is. image: its name; "": the rank's local state."""
 
     type = "file"
@@ -116,7 +116,7 @@ class File(Checked):
 
 
 @dataclass(frozen=True)
-class FilePart(Checked):
+class ImagePiece(Checked):
     """What stands at this place in such a file, behind this, with its checksum."""
 
     type = "file_part"
@@ -137,7 +137,7 @@ class Whole(Checked):
 
 
 @dataclass(frozen=True)
-class Restored(Checked):
+class RanksRestored(Checked):
     """The processes are there. port: where the other agents find this one. seconds: that it took."""
 
     type = "restored"
@@ -150,7 +150,7 @@ class Restored(Checked):
 
 @dataclass(frozen=True)
 class Steps(CheckedPart):
-    """What a host knows of all hosts' steps, see decisions.step_tree.Place."""
+    """What a host knows of all hosts' steps, see decisions.step_tree.TreePlace."""
 
     own: Come
     told: Come

@@ -46,14 +46,14 @@ class WantFile(Checked):
 
 
 @dataclass(frozen=True)
-class Piece(Checked):
+class SavePiece(Checked):
     """A part of the answer to WantFile, which is behind it."""
 
     type = "piece"
 
 
 @dataclass(frozen=True)
-class End(Checked):
+class EndOfFile(Checked):
     """The end of the answer to WantFile."""
 
     type = "end"
@@ -88,21 +88,21 @@ class Go(Checked):
 
 
 @dataclass(frozen=True)
-class Done(Checked):
+class VisitDone(Checked):
     """What was asked for is done."""
 
     type = "done"
 
 
 @dataclass(frozen=True)
-class Index(Checked):
+class IndexComes(Checked):
     """The index of what is to come, behind this."""
 
     type = "index"
 
 
 @dataclass(frozen=True)
-class Tail(Checked):
+class TailComes(Checked):
     """Tensors of a shard that were on the host, behind this."""
 
     type = "tail"
@@ -110,7 +110,10 @@ class Tail(Checked):
 
 @dataclass(frozen=True)
 class Put(OfMemory):
-    """Keep this rank's shard. Index follows; Go answers, the chunks go, Done answers. seal: in hex."""
+    """Keep this rank's shard. seal: in hex.
+
+    IndexComes follows; Go answers, the chunks go, VisitDone answers.
+    """
 
     type = "put"
     rank: int
@@ -171,7 +174,7 @@ class There(Checked):
 
 @dataclass(frozen=True)
 class Drop(OfMemory):
-    """Forget this shard. Done answers."""
+    """Forget this shard. VisitDone answers."""
 
     type = "drop"
     rank: int
@@ -263,7 +266,7 @@ class WantParity(OfMemory):
 
 @dataclass(frozen=True)
 class WantCells(OfMemory):
-    """Give chunks of this shard: Done answers; after Go they come."""
+    """Give chunks of this shard: VisitDone answers; after Go they come."""
 
     type = "want_cells"
     rank: int
@@ -277,8 +280,8 @@ class WantCells(OfMemory):
 class Remake(OfMemory):
     """Make a step of this rank's shard. digests: in hex, of what will be sent of it.
 
-    Index and Tail follow; Go answers, the chunks go, Done, Lacks or Differs answers. Lacks may come in the
-    place of Go.
+    IndexComes and TailComes follow; Go answers, the chunks go, VisitDone, Lacks or Differs answers. Lacks may
+    come in the place of Go.
     """
 
     type = "remake"

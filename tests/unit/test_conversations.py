@@ -94,7 +94,7 @@ class PlayedWorker:
 text = st.text(st.characters(exclude_categories=(), exclude_characters="/"), max_size=20)
 
 
-def said(cls: type[protocol.Message]) -> st.SearchStrategy[bytes]:
+def said(cls: type[protocol.WorkerMessage]) -> st.SearchStrategy[bytes]:
     """What is a message of this kind but for parts of it."""
     hints = checked.hints(cls)
     values = {f.name: values_for(hints[f.name]) | json_values | text for f in fields(cls)}
@@ -105,7 +105,7 @@ def said(cls: type[protocol.Message]) -> st.SearchStrategy[bytes]:
     )
 
 
-def right(cls: type[protocol.Message]) -> st.SearchStrategy[bytes]:
+def right(cls: type[protocol.WorkerMessage]) -> st.SearchStrategy[bytes]:
     """A message of this kind, all of it of the right types."""
     hints = checked.hints(cls)
     values = {f.name: values_for(hints[f.name]) for f in fields(cls)}

@@ -23,7 +23,17 @@ from jitckpt.ring import local_state
 from jitckpt.wire.agents import Come
 from jitckpt.wire.checked import Checked, content_of
 from jitckpt.wire.hosts import Host
-from jitckpt.wire.moves import DumpedRank, File, FilePart, HandOver, JobFacts, Move, Restored, Steps, Taken
+from jitckpt.wire.moves import (
+    DumpedRank,
+    HandOver,
+    ImageFile,
+    ImagePiece,
+    JobFacts,
+    Move,
+    RanksRestored,
+    Steps,
+    Taken,
+)
 from jitckpt.wire.visits import Refused
 
 SECRET = b"0123456789abcdef"
@@ -136,18 +146,18 @@ def test_what_a_host_that_is_left_sends_comes_whole(dumped: _Dumped, come: _Rank
     async def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         assert (await visiting.hear(reader, Move))[0] == MOVE
         await _receive_files(reader, {1: come})
-        writer.write(visiting.encode(Restored(4711, 0.5)))
+        writer.write(visiting.encode(RanksRestored(4711, 0.5)))
         assert (await visiting.hear(reader, HandOver))[0] == HAND_OVER
         writer.write(visiting.encode(Taken()))
 
-    async def say(standby: Standby) -> tuple[int, Restored]:
+    async def say(standby: Standby) -> tuple[int, RanksRestored]:
         made = leaving(standby, ring)
         _, reader, writer, size, restored = await made._send(MOVE, [dumped])
         await made._finish(reader, writer, HAND_OVER)
         return size, restored
 
     size, restored = asyncio.run(to(called, say))
-    assert (restored, size >= 28) == (Restored(4711, 0.5), True)
+    assert (restored, size >= 28) == (RanksRestored(4711, 0.5), True)
     there = {name: os.open(name, os.O_RDONLY, dir_fd=come.folder) for name in os.listdir(come.folder)}
     assert {name: os.fstat(file).st_size for name, file in there.items()} == {
         "core-7.img": 4,
@@ -204,13 +214,16 @@ def but(message: Checked, **fields: Any) -> dict[str, Any]:
         ([but(MOVE, ranks=[asdict(replace(RANK, pids=(1,)))])], "ranks can't be"),
         ([but(MOVE, ranks=[asdict(replace(RANK, sockets=()))])], "ranks can't be"),
         ([but(MOVE, ranks=[asdict(replace(RANK, said={"agent": ["0"]}))])], "ranks can't be"),
-        ([but(MOVE), but(File(0, "core", 5))], "File(rank=0, image='core', size=5) makes no sense here."),
-        ([but(MOVE), but(File(1, "../core", 5))], "'../core' is no name of an image"),
-        ([but(MOVE), but(FilePart(1, "core", 0, "00"))], "makes no sense here."),
-        ([but(MOVE), but(File(1, "core", 5)), but(File(1, "core", 5))], "makes no sense here."),
-        ([but(MOVE), but(File(1, "core", 5)), but(FilePart(1, "core", 0, "00"))], "came damaged."),
         (
-            [but(MOVE), but(File(1, "core", 5)), but(FilePart(1, "core", -1, "00"))],
+            [but(MOVE), but(ImageFile(0, "core", 5))],
+            "File(rank=0, image='core', size=5) makes no sense",
+        ),
+        ([but(MOVE), but(ImageFile(1, "../core", 5))], "'../core' is no name of an image"),
+        ([but(MOVE), but(ImagePiece(1, "core", 0, "00"))], "makes no sense here."),
+        ([but(MOVE), but(ImageFile(1, "core", 5)), but(ImageFile(1, "core", 5))], "makes no sense here."),
+        ([but(MOVE), but(ImageFile(1, "core", 5)), but(ImagePiece(1, "core", 0, "00"))], "came damaged."),
+        (
+            [but(MOVE), but(ImageFile(1, "core", 5)), but(ImagePiece(1, "core", -1, "00"))],
             "-1 is no place in",
         ),
         ([but(MOVE), {"whole": True}], "known are whole, file, file_part."),

@@ -16,7 +16,7 @@ from jitckpt.wire.protocol import (
     MAX_BYTES,
     CommunicatorPlace,
     InFlight,
-    Message,
+    WorkerMessage,
     decode,
     encode,
 )
@@ -70,7 +70,7 @@ def values_for(hint: Any) -> st.SearchStrategy[Any]:
     return by_origin[origin](*arguments)
 
 
-def messages() -> st.SearchStrategy[Message]:
+def messages() -> st.SearchStrategy[WorkerMessage]:
     return st.one_of(
         [
             st.builds(cls, **{f.name: values_for(get_type_hints(cls)[f.name]) for f in fields(cls)})
@@ -80,17 +80,17 @@ def messages() -> st.SearchStrategy[Message]:
 
 
 @given(messages())
-def test_what_was_encoded_is_decoded(message: Message) -> None:
+def test_what_was_encoded_is_decoded(message: WorkerMessage) -> None:
     assert decode(encode(message)) == message
 
 
 @given(messages())
-def test_the_type_comes_first_for_the_preloaded_library(message: Message) -> None:
+def test_the_type_comes_first_for_the_preloaded_library(message: WorkerMessage) -> None:
     assert encode(message).startswith(b'{"type":"' + message.type.encode() + b'"')
 
 
 @given(messages(), st.dictionaries(short_text.map(lambda name: "x" + name), json_values, max_size=3))
-def test_unknown_fields_are_ignored(message: Message, extra: dict[str, Any]) -> None:
+def test_unknown_fields_are_ignored(message: WorkerMessage, extra: dict[str, Any]) -> None:
     assert decode(json.dumps(extra | json.loads(encode(message))).encode()) == message
 
 
@@ -101,7 +101,7 @@ def test_anything_else_is_an_error_in_a_sentence(data: bytes) -> None:
 
 
 @given(messages(), st.data())
-def test_a_field_of_a_wrong_type_is_named(message: Message, data: st.DataObject) -> None:
+def test_a_field_of_a_wrong_type_is_named(message: WorkerMessage, data: st.DataObject) -> None:
     content = json.loads(encode(message))
     name = data.draw(st.sampled_from([name for name in content if name != "type"]))
     content[name] = {"not": "this"}
@@ -110,7 +110,7 @@ def test_a_field_of_a_wrong_type_is_named(message: Message, data: st.DataObject)
 
 
 @given(messages(), st.data())
-def test_a_missing_field_is_named(message: Message, data: st.DataObject) -> None:
+def test_a_missing_field_is_named(message: WorkerMessage, data: st.DataObject) -> None:
     content = json.loads(encode(message))
     name = data.draw(st.sampled_from([name for name in content if name != "type"]))
     del content[name]

@@ -10,7 +10,7 @@ from typing import Any
 
 from jitckpt.agent.migration import looked_at, snapshots
 from jitckpt.agent.migration.move import ATTEMPTS, LIMIT, end_what_is_left, inherited_outputs, lifeline_of
-from jitckpt.agent.migration.shelf import DamagedSnapshot, Snapshot, images_of
+from jitckpt.agent.migration.shelf import DamagedSnapshot, ProcessSnapshot, images_of
 from jitckpt.agent.migration.store_relay import StoreRelay
 from jitckpt.agent.migration.suspending import SLOWEST_DISK
 from jitckpt.agent.processes import children
@@ -95,7 +95,7 @@ class MadeAgain:
 
 
 def made_again(
-    found: Criu, snapshot: Snapshot, store: tuple[str, int], fired: Sequence[str], mark: str
+    found: Criu, snapshot: ProcessSnapshot, store: tuple[str, int], fired: Sequence[str], mark: str
 ) -> MadeAgain:
     """Make all processes of a snapshot again. store: a new one, for their job. mark: for CRIU's own.
 

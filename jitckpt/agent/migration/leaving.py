@@ -34,12 +34,12 @@ from jitckpt.wire.agents import ProxyOrder
 from jitckpt.wire.checked import Kind
 from jitckpt.wire.moves import (
     DumpedRank,
-    File,
-    FilePart,
     HandOver,
+    ImageFile,
+    ImagePiece,
     JobFacts,
     Move,
-    Restored,
+    RanksRestored,
     Taken,
     Unheard,
     Whole,
@@ -208,7 +208,7 @@ class Departure:
 
     async def _send(
         self, move: Move, dumped: Sequence[_Dumped]
-    ) -> tuple[Standby, asyncio.StreamReader, asyncio.StreamWriter, int, Restored]:
+    ) -> tuple[Standby, asyncio.StreamReader, asyncio.StreamWriter, int, RanksRestored]:
         standby, reader, writer = await self._connected()
         writer.write(visiting.encode(move))
         size = 0
@@ -227,7 +227,7 @@ class Departure:
             size += await _send_file(writer, one.rank, "", self._mover.worker(one.rank).ring_fd)
         writer.write(visiting.encode(Whole()))
         await writer.drain()
-        return standby, reader, writer, size, await _answer(reader, Restored)
+        return standby, reader, writer, size, await _answer(reader, RanksRestored)
 
     async def _finish(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, last: HandOver
@@ -251,7 +251,7 @@ async def _answer(reader: asyncio.StreamReader, kind: type[Kind]) -> Kind:
 async def _send_file(writer: asyncio.StreamWriter, rank: int, image: str, file: int) -> int:
     """Send what is written of a file; return how much that was."""
     size, at, sent = os.fstat(file).st_size, 0, 0
-    writer.write(visiting.encode(File(rank, image, size)))
+    writer.write(visiting.encode(ImageFile(rank, image, size)))
     while at < size:
         try:
             at = os.lseek(file, at, os.SEEK_DATA)
@@ -259,7 +259,7 @@ async def _send_file(writer: asyncio.StreamWriter, rank: int, image: str, file: 
             break
         end = min(os.lseek(file, at, os.SEEK_HOLE), at + PIECE)
         data = os.pread(file, end - at, at)
-        writer.write(visiting.encode(FilePart(rank, image, at, checksum(data)), data))
+        writer.write(visiting.encode(ImagePiece(rank, image, at, checksum(data)), data))
         await writer.drain()
         at, sent = at + len(data), sent + len(data)
     return sent

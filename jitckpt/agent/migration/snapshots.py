@@ -27,7 +27,7 @@ from jitckpt.bindings.criu import CriuError
 from jitckpt.console import show_size
 from jitckpt.decisions.belongings import Carried
 from jitckpt.decisions.transparent import suspension, validation
-from jitckpt.decisions.transparent.suspension import Refused
+from jitckpt.decisions.transparent.suspension import CannotSuspend
 from jitckpt.events import EventLog
 from jitckpt.system import network_lock
 from jitckpt.system.resting_place import RestingPlace
@@ -38,7 +38,7 @@ DUMPS = 4  # of a rank, of which one has to come between two words that it says
 PROVEN = ("validated", "state_stays", "state_in_images")  # events by which a minibatch is known to be valid
 
 
-class Snapshots:
+class ProcessSnapshots:
     """Of one start of the ranks, all on this host."""
 
     def __init__(
@@ -171,7 +171,7 @@ class Snapshots:
         reason = self._why_not()
         for _ in range(0 if reason else TRIES):
             step = suspension.meeting(self._place.steps)
-            if isinstance(step, Refused):
+            if isinstance(step, CannotSuspend):
                 reason = step.reason
                 break
             self._place.want(step)
