@@ -4,10 +4,9 @@ It inherits a socket that listens. On its standard input it is told the checkpoi
 is known; the end of that input is the end of the job, and of this process. Nobody waits for what it does.
 
 Arguments: what to serve (metrics, page, spans), the socket's descriptor (-1 for spans, which are sent);
-standard input: JSON objects, one a line.
+standard input: lines as wire/beside.py has them.
 """
 
-import json
 import os
 import signal
 import socket
@@ -19,7 +18,10 @@ from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import ServerHandler, WSGIRequestHandler, WSGIServer
 
+from jitckpt.console import say
 from jitckpt.reports.following import Follower
+from jitckpt.wire.beside import TO_SERVER, message_of
+from jitckpt.wire.checked import ProtocolError
 from jitckpt.wire.environment import PAGE_TOKEN
 
 SPANS_SECONDS = 2.0  # between two looks for recoveries that are over
@@ -52,10 +54,14 @@ class AgentTold:
 
     def listen(self, at_end: Callable[[], None] = lambda: None) -> None:
         """Hear the agent until it has ended; then end this process."""
-        for line in sys.stdin:
-            directory = Path(json.loads(line)["directory"])
+        for line in sys.stdin.buffer:
+            try:
+                directory = message_of(TO_SERVER, line)
+            except ProtocolError as error:
+                say(f"the agent tells who serves its job what makes no sense: {error}")
+                continue
             with self._lock:
-                self._follower = Follower(directory)
+                self._follower = Follower(Path(directory.path))
         at_end()
         os._exit(0)
 

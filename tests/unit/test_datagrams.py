@@ -22,13 +22,14 @@ from jitckpt.agent.processes.guardian import Guarded, listen
 from jitckpt.system import datagrams
 from jitckpt.tiers import host_memory
 from jitckpt.tiers.keeper import Keeper
-from jitckpt.wire import checked, commands, guardian, keeper, spares
+from jitckpt.wire import beside, checked, commands, guardian, keeper, spares
 from jitckpt.wire.checked import Checked, ProtocolError
 from jitckpt.wire.guardian import Forget, GuardWorker, Images, Locks, SavesItself
 from jitckpt.wire.keeper import Busy, Hold, Holds, HoldsNoMore, LetAllGo, LetGo
 
 KINDS: list[Mapping[str, type[Checked]]] = [
     guardian.KINDS,
+    *(beside.FROM_COPIER, beside.TO_SERVER),
     *(commands.TO_LAUNCHER, commands.FROM_LAUNCHER),
     *(keeper.TO_KEEPER, keeper.FROM_KEEPER),
     *(spares.TO_SPARE, spares.FROM_SPARE),

@@ -1,6 +1,5 @@
 """Copies of saves in an object store: a real server, reached through a door that lets faults in."""
 
-import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -156,7 +155,7 @@ def copier(
 ) -> tuple[ObjectCopier, list[str]]:
     said: list[str] = []
     saves = ObjectSaves(there, start)
-    return ObjectCopier(saves, root, keep, ranks, lambda one: said.append(json.dumps(one))), said
+    return ObjectCopier(saves, root, keep, ranks, lambda one: said.append(str(one))), said
 
 
 def steps(there: Bucket) -> set[tuple[int, int]]:
